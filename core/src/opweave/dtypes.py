@@ -1,0 +1,149 @@
+"""Element types: plain ones, and block-quantized ones in the public GGUF layout.
+
+A quantized type stores ``block`` consecutive elements of the last axis in ``itemsize`` bytes. Plain types are the
+case ``block == 1``, so one formula serves both: a row of ``n`` elements takes ``n // block * itemsize`` bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from opweave.errors import DTypeError, UnknownNameError
+
+__all__ = ["DTYPES", "DType", "DTypeLike", "as_dtype", "promote"]
+
+
+class DType:
+    """An element type. There is one object per type; compare with ``is`` or ``==``.
+
+    Attributes:
+        name: the short name, e.g. ``"f32"`` or ``"q4_0"``.
+        itemsize: bytes of one block (of one element for plain types).
+        block: elements in one block; 1 for plain types.
+        kind: ``"f"`` float, ``"i"`` signed, ``"u"`` unsigned, ``"b"`` bool, ``"q"`` quantized.
+        numpy: the NumPy type of plain types; ``uint8`` (raw bytes) for quantized ones.
+        rank: order in promotion.
+    """
+
+    __slots__ = ("block", "itemsize", "kind", "name", "numpy", "rank")
+
+    def __init__(self, name: str, kind: str, numpy: Any, rank: int, *, block: int = 1, itemsize: int = 0) -> None:
+        self.name: Final = name
+        self.kind: Final = kind
+        self.numpy: Final[np.dtype[Any]] = np.dtype(numpy)
+        self.rank: Final = rank
+        self.block: Final = block
+        self.itemsize: Final = itemsize or self.numpy.itemsize
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.block > 1
+
+    @property
+    def is_float(self) -> bool:
+        """True for plain floating-point types (f64 f32 f16 bf16)."""
+        return self.kind == "f"
+
+    @property
+    def is_integer(self) -> bool:
+        """True for signed and unsigned integers, not for bool."""
+        return self.kind in "iu"
+
+    @property
+    def is_half(self) -> bool:
+        """True for the two-byte floats, which compute in f32 and store rounded."""
+        return self.kind == "f" and self.itemsize == 2
+
+    def row_bytes(self, n: int) -> int:
+        """Bytes of ``n`` consecutive elements; raises `LayoutError`-worthy remainders to the caller's check."""
+        return n // self.block * self.itemsize
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return as_dtype, (self.name,)
+
+
+f64 = DType("f64", "f", np.float64, 103)
+f32 = DType("f32", "f", np.float32, 102)
+f16 = DType("f16", "f", np.float16, 101)
+bf16 = DType("bf16", "f", ml_dtypes.bfloat16, 101)
+i64 = DType("i64", "i", np.int64, 8)
+i32 = DType("i32", "i", np.int32, 4)
+i16 = DType("i16", "i", np.int16, 2)
+i8 = DType("i8", "i", np.int8, 1)
+u8 = DType("u8", "u", np.uint8, 1)
+bool_ = DType("bool", "b", np.bool_, 0)
+
+
+def _quantized(name: str, block: int, itemsize: int) -> DType:
+    return DType(name, "q", np.uint8, 100, block=block, itemsize=itemsize)
+
+
+q4_0 = _quantized("q4_0", 32, 18)
+q4_1 = _quantized("q4_1", 32, 20)
+q5_0 = _quantized("q5_0", 32, 22)
+q5_1 = _quantized("q5_1", 32, 24)
+q8_0 = _quantized("q8_0", 32, 34)
+q2_k = _quantized("q2_k", 256, 84)
+q3_k = _quantized("q3_k", 256, 110)
+q4_k = _quantized("q4_k", 256, 144)
+q5_k = _quantized("q5_k", 256, 176)
+q6_k = _quantized("q6_k", 256, 210)
+iq4_nl = _quantized("iq4_nl", 32, 18)
+mxfp4 = _quantized("mxfp4", 32, 17)
+
+_PLAIN = (f64, f32, f16, bf16, i64, i32, i16, i8, u8, bool_)
+_BLOCKS = (q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, mxfp4)
+
+DTYPES: Final[dict[str, DType]] = {t.name: t for t in (*_PLAIN, *_BLOCKS)}
+"""Every type by its short name."""
+
+_BY_NUMPY: Final = {t.numpy: t for t in _PLAIN}
+_LONG_NAMES: Final = {str(t.numpy): t for t in _PLAIN}
+
+DTypeLike = Any
+"""What `as_dtype` takes: a `DType`, a short or NumPy name, or anything that ``np.dtype`` takes."""
+
+
+def as_dtype(like: DTypeLike) -> DType:
+    """The `DType` for a `DType`, a name (``"f32"``, ``"float32"``, ``"q4_0"``) or a NumPy type.
+
+    Raises:
+        UnknownNameError: a name that is no type.
+        DTypeError: a NumPy type that opweave does not have (complex, strings, unsigned words).
+    """
+    if isinstance(like, DType):
+        return like
+    if isinstance(like, str):
+        found = DTYPES.get(like.lower()) or _LONG_NAMES.get(like.lower())
+        if found is None:
+            raise UnknownNameError("dtype", like, DTYPES)
+        return found
+    try:
+        plain = _BY_NUMPY.get(np.dtype(like))
+    except TypeError:
+        plain = None
+    if plain is None:
+        raise DTypeError(f"opweave has no dtype for {like!r}; it has {', '.join(t.name for t in _PLAIN)}")
+    return plain
+
+
+def promote(a: DType, b: DType) -> DType:
+    """The type in which ``a`` and ``b`` meet, by the rule of torch: a float wins over an integer, an integer over
+    bool, else the wider one; f16 with bf16 meet in f32, and u8 with i8 in i16.
+
+    Raises:
+        DTypeError: a quantized type takes part; such weights only enter ``linear``, ``expert_linear``, ``embedding``.
+    """
+    if a is b:
+        return a
+    if a.block > 1 or b.block > 1:
+        raise DTypeError(f"{a} and {b} do not promote: quantized types only enter linear, expert_linear and embedding")
+    if a.rank == b.rank:
+        return f32 if a.kind == "f" else i16
+    return a if a.rank > b.rank else b
