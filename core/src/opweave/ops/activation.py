@@ -1,0 +1,222 @@
+"""Activation functions, element by element."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+
+from opweave.dtypes import bool_, i32
+from opweave.ops.elementwise import elementwise
+from opweave.ops.operands import Array, as_number, builds, cast, floating, make, plain, wide
+from opweave.tensor import Tensor, node
+
+__all__ = [
+    "elu", "gelu", "gelu_quick", "gelu_tanh", "hardsigmoid", "hardswish", "leaky_relu", "relu", "sigmoid", "silu",
+    "softplus",
+]  # fmt: skip
+
+# --- ramps ----------------------------------------------------------------------------------------------------------
+
+RELU = elementwise("relu", lambda x: np.maximum(wide(x), 0), "max(x, 0)", family="activation")
+
+
+@builds(RELU)
+def relu(x: Any) -> Tensor:
+    """``max(x, 0)``; NaN stays NaN, integers stay integers, bool becomes i32.
+
+    Raises:
+        DTypeError: a quantized operand.
+    """
+    x = make("relu", x)
+    plain("relu", x)
+    return node(RELU, (cast(x, i32) if x.dtype is bool_ else x,), {})
+
+
+def _leaky_relu(x: Array, *, negative_slope: float) -> Array:
+    x = wide(x)
+    return np.where(x > 0, x, negative_slope * x)
+
+
+LEAKY_RELU = elementwise(
+    "leaky_relu", _leaky_relu, "x if x > 0, else negative_slope · x", family="activation", flops=2
+)  # fmt: skip
+
+
+@builds(LEAKY_RELU)
+def leaky_relu(x: Any, negative_slope: float = 0.01) -> Tensor:
+    """``x`` above zero, ``negative_slope * x`` below; integers become f32. With slope 0 it becomes `relu`.
+
+    Raises:
+        DTypeError: a quantized operand, or a slope that is no number.
+    """
+    x = floating("leaky_relu", x)
+    slope = as_number("leaky_relu", "negative_slope", negative_slope)
+    return node(LEAKY_RELU, (x,), {"negative_slope": slope}) if slope else relu(x)
+
+
+def _elu(x: Array, *, alpha: float) -> Array:
+    x = wide(x)
+    return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
+
+
+ELU = elementwise("elu", _elu, "x if x > 0, else α · (eˣ - 1)", family="activation", flops=4)
+
+
+@builds(ELU)
+def elu(x: Any, alpha: float = 1.0) -> Tensor:
+    """Exponential linear unit: ``x`` above zero, ``alpha * expm1(x)`` below; integers become f32.
+
+    Clevert, Unterthiner and Hochreiter, "Fast and Accurate Deep Network Learning by Exponential Linear Units", 2015.
+
+    Raises:
+        DTypeError: a quantized operand, or an alpha that is no number.
+    """
+    return node(ELU, (floating("elu", x),), {"alpha": as_number("elu", "alpha", alpha)})
+
+
+SOFTPLUS = elementwise(
+    "softplus", lambda x: np.logaddexp(wide(x), 0), "ln(1 + eˣ)", family="activation", flops=4
+)  # fmt: skip
+
+
+@builds(SOFTPLUS)
+def softplus(x: Any) -> Tensor:
+    """``log(1 + exp(x))`` without overflow, a smooth `relu`; integers become f32.
+
+    Raises:
+        DTypeError: a quantized operand.
+    """
+    return node(SOFTPLUS, (floating("softplus", x),), {})
+
+
+# --- sigmoids -------------------------------------------------------------------------------------------------------
+
+
+def _sigmoid(x: Array) -> Array:
+    result: Array = 1 / (1 + np.exp(-wide(x)))
+    return result
+
+
+SIGMOID = elementwise("sigmoid", _sigmoid, "1 / (1 + e⁻ˣ)", family="activation", flops=4)
+
+
+@builds(SIGMOID)
+def sigmoid(x: Any) -> Tensor:
+    """The logistic function; integers become f32. Raises `DTypeError` for quantized operands."""
+    return node(SIGMOID, (floating("sigmoid", x),), {})
+
+
+def _hardsigmoid(x: Array) -> Array:
+    return np.asarray(np.clip(wide(x) + 3, 0, 6) / 6)
+
+
+HARDSIGMOID = elementwise("hardsigmoid", _hardsigmoid, "min(max(x + 3, 0), 6) / 6", family="activation", flops=4)
+
+
+@builds(HARDSIGMOID)
+def hardsigmoid(x: Any) -> Tensor:
+    """`sigmoid` in three straight lines: 0 up to -3, 1 from 3 on; integers become f32. Raises as `sigmoid`."""
+    return node(HARDSIGMOID, (floating("hardsigmoid", x),), {})
+
+
+# --- units that weigh x by a function of x --------------------------------------------------------------------------
+
+_ERFC = np.frompyfunc(math.erfc, 1, 1)
+
+
+def gelu_of(x: Array) -> Array:
+    """The exact form, in float64."""
+    x = wide(x)
+    # The complement keeps its digits where 1 + erf(x / √2) would cancel.
+    result: Array = 0.5 * x * np.asarray(_ERFC(-x / math.sqrt(2)), np.float64)
+    return result
+
+
+GELU = elementwise("gelu", gelu_of, "x · (1 + erf(x / √2)) / 2", family="activation", flops=5)
+
+
+@builds(GELU)
+def gelu(x: Any) -> Tensor:
+    """Gaussian error linear unit in the exact (erf) form; integers become f32. Raises as `sigmoid`.
+
+    Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
+    """
+    return node(GELU, (floating("gelu", x),), {})
+
+
+def silu_of(x: Array, slope: float = 1.0) -> Array:
+    """``x * sigmoid(slope * x)``, in float64."""
+    x = wide(x)
+    result: Array = x / (1 + np.exp(-slope * x))
+    return result
+
+
+def gelu_tanh_of(x: Array) -> Array:
+    """The form with tanh, in float64."""
+    x = wide(x)
+    # (1 + tanh u) / 2 is the sigmoid of 2u, which keeps its digits far below zero.
+    result: Array = x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return result
+
+
+GELU_TANH = elementwise(
+    "gelu_tanh", gelu_tanh_of, "x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2", family="activation", flops=9
+)
+
+
+@builds(GELU_TANH)
+def gelu_tanh(x: Any) -> Tensor:
+    """`gelu` approximated by a hyperbolic tangent, torch's ``approximate="tanh"``; integers become f32.
+
+    The second form of Hendrycks and Gimpel. Raises as `sigmoid`.
+    """
+    return node(GELU_TANH, (floating("gelu_tanh", x),), {})
+
+
+QUICK: Final = 1.702
+"""The slope at which the sigmoid comes closest to the normal distribution."""
+
+
+def gelu_quick_of(x: Array) -> Array:
+    """The form with a sigmoid, in float64."""
+    return silu_of(x, QUICK)
+
+
+GELU_QUICK = elementwise("gelu_quick", gelu_quick_of, "x / (1 + e^(-1.702 x))", family="activation", flops=5)
+
+
+@builds(GELU_QUICK)
+def gelu_quick(x: Any) -> Tensor:
+    """`gelu` approximated by ``x * sigmoid(1.702 * x)``; integers become f32.
+
+    The third form of Hendrycks and Gimpel. Raises as `sigmoid`.
+    """
+    return node(GELU_QUICK, (floating("gelu_quick", x),), {})
+
+
+SILU = elementwise("silu", silu_of, "x / (1 + e⁻ˣ)", family="activation", flops=4)
+
+
+@builds(SILU)
+def silu(x: Any) -> Tensor:
+    """Sigmoid linear unit (swish): ``x * sigmoid(x)``; integers become f32. Raises as `sigmoid`."""
+    return node(SILU, (floating("silu", x),), {})
+
+
+def _hardswish(x: Array) -> Array:
+    result: Array = wide(x) * _hardsigmoid(x)
+    return result
+
+
+HARDSWISH = elementwise("hardswish", _hardswish, "x · min(max(x + 3, 0), 6) / 6", family="activation", flops=5)
+
+
+@builds(HARDSWISH)
+def hardswish(x: Any) -> Tensor:
+    """``x * hardsigmoid(x)``; integers become f32. Raises as `sigmoid`.
+
+    Howard et al., "Searching for MobileNetV3", 2019.
+    """
+    return node(HARDSWISH, (floating("hardswish", x),), {})

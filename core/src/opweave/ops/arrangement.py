@@ -1,0 +1,363 @@
+"""Elements in another order, more often, in a frame, or only those of a triangle or diagonal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from opweave.dtypes import DType
+from opweave.errors import ShapeError, UnknownNameError
+from opweave.layout import MAX_NDIM, Shape
+from opweave.opdef import OpDef, define_op
+from opweave.ops.movement import broadcast_to, diagonal, flatten, reshape
+from opweave.ops.operands import Array, as_axis, as_fill, as_integer, builds, make, plain
+from opweave.tensor import Tensor, node
+
+__all__ = ["PadMode", "diag", "diag_embed", "flip", "pad", "repeat", "roll", "tile", "tril", "triu"]
+
+
+# --- repeating ------------------------------------------------------------------------------------------------------
+
+
+def tile(x: Any, reps: int | Sequence[int]) -> Tensor:
+    """``x`` several times side by side along each axis, as NumPy's ``tile``.
+
+    Made of a broadcast view and a packed copy (without where only axes of length 1 grow): any device that packs runs
+    it.
+
+    Args:
+        x: any dtype.
+        reps: how often for each axis; for fewer numbers than axes, of the last axes, for more, axes are added in front.
+
+    Raises:
+        ShapeError: ``reps`` are no non-negative integers, or the result has more than 8 axes.
+        LayoutError: the transpose of a quantized matrix.
+    """
+    x = make("tile", x)
+    times = [as_integer("tile", "a number of repetitions", r) for r in (_as_list(reps))]
+    times = [1] * (x.ndim - len(times)) + times
+    if min(times, default=0) < 0 or len(times) > MAX_NDIM:
+        raise ShapeError(f"tile: at most {MAX_NDIM} numbers of repetitions, none negative, not {reps}; {x.describe()}")
+    return _multiply(reshape(x, (1,) * (len(times) - x.ndim) + x.shape), times, inner=False)
+
+
+def repeat(x: Any, repeats: int, axis: int | None = None) -> Tensor:
+    """Each element of ``x`` several times in a row along ``axis``, as NumPy's ``repeat``.
+
+    Made as `tile` is.
+
+    Args:
+        x: any dtype.
+        repeats: how often, the same for all elements.
+        axis: the axis that grows; ``None``: the flattened elements.
+
+    Raises:
+        ShapeError: ``repeats`` is no non-negative integer.
+        BoundsError: no such axis.
+        LayoutError: a quantized operand repeated along its last axis.
+    """
+    x = make("repeat", x)
+    count = as_integer("repeat", "the number of repetitions", repeats)
+    if count < 0:
+        raise ShapeError(f"repeat: {count} repetitions are less than none; the operand is {x.describe()}")
+    if axis is None:
+        x, axis = flatten(x), 0
+    times = [1] * x.ndim
+    times[as_axis("repeat", axis, x)] = count
+    return _multiply(x, times, inner=True)
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (tuple, list)) else [value]
+
+
+def _multiply(x: Tensor, times: Sequence[int], *, inner: bool) -> Tensor:
+    """``x`` with each axis as many times as long: each element of it (``inner``), or the whole, is repeated."""
+    shape = tuple([n * count for n, count in zip(x.shape, times, strict=True)])
+    once: list[int] = []  # the shape with an axis of 1 for each number of repetitions
+    grown: list[int] = []
+    for n, count in zip(x.shape, times, strict=True):
+        if n == 1 or count == 1:
+            once.append(n)
+            grown.append(n * count)
+        else:
+            once += (n, 1) if inner else (1, n)
+            grown += (n, count) if inner else (count, n)
+    if len(grown) <= MAX_NDIM:
+        return reshape(broadcast_to(reshape(x, tuple(once)), tuple(grown)), shape)
+    # More axes than there are: first one axis alone, the others merged around it.
+    axis, n, count = next((a, n, c) for a, (n, c) in enumerate(zip(x.shape, times, strict=True)) if n != 1 != c)
+    merged = reshape(x, (prod(x.shape[:axis]), n, prod(x.shape[axis + 1 :])))
+    longer = _multiply(merged, (1, count, 1), inner=inner)
+    rest = [1 if a == axis else c for a, c in enumerate(times)]
+    return _multiply(reshape(longer, (*x.shape[:axis], n * count, *x.shape[axis + 1 :])), rest, inner=inner)
+
+
+# --- order ----------------------------------------------------------------------------------------------------------
+
+
+def _kept(x: Tensor, **attrs: Any) -> tuple[Shape, DType]:
+    """The shape rule of operations that move elements within the shape."""
+    return x.shape, x.dtype
+
+
+FLIP = define_op(
+    OpDef(
+        "flip",
+        family="arrangement",
+        infer=_kept,
+        reference=lambda x, *, axes: np.flip(x, axes),
+        formula="y[..., i, ...] = x[..., n - 1 - i, ...] along each of axes",
+    )
+)
+
+
+@builds(FLIP)
+def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
+    """The elements in reverse order along ``axis``, along several, or (``None``) along all axes.
+
+    Raises:
+        BoundsError: no such axis.
+        ShapeError: an axis named twice.
+        DTypeError: a quantized operand.
+    """
+    x = make("flip", x)
+    plain("flip", x)
+    axes = list(range(x.ndim)) if axis is None else [as_axis("flip", a, x) for a in _as_list(axis)]
+    if len(set(axes)) < len(axes):
+        raise ShapeError(f"flip: axes {axis} name an axis twice; the operand is {x.describe()}")
+    # Along an axis of one element there is nothing to reverse.
+    turned = tuple(sorted(a for a in axes if x.shape[a] > 1))
+    return node(FLIP, (x,), {"axes": turned}) if turned else x
+
+
+ROLL = define_op(
+    OpDef(
+        "roll",
+        family="arrangement",
+        infer=_kept,
+        reference=lambda x, *, shifts: np.roll(x, shifts, tuple(range(x.ndim))),
+        formula="y[..., (i + shift) mod n, ...] = x[..., i, ...] along each axis",
+    )
+)
+
+
+@builds(ROLL)
+def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
+    """The elements shifted along an axis, those that leave it at the end coming back at its start.
+
+    The attribute ``shifts`` has one number for each axis, 0 .. n - 1.
+
+    Args:
+        x: any plain dtype.
+        shift: by how many places; negative ones shift towards the start.
+        axis: the axis, or one for each shift (shifts of one axis add up); ``None``: over the flattened elements.
+
+    Raises:
+        ShapeError: shifts that are no integers, or not as many as axes.
+        BoundsError: no such axis.
+        DTypeError: a quantized operand.
+    """
+    x = make("roll", x)
+    plain("roll", x)
+    if axis is None:
+        return reshape(roll(flatten(x), shift, 0), x.shape)
+    places, axes = _as_list(shift), [as_axis("roll", a, x) for a in _as_list(axis)]
+    if len(places) == 1:
+        places *= len(axes)
+    elif len(axes) == 1:
+        axes *= len(places)
+    if len(places) != len(axes):
+        raise ShapeError(f"roll: {len(places)} shifts for {len(axes)} axes; the operand is {x.describe()}")
+    total = [0] * x.ndim
+    for a, by in zip(axes, places, strict=True):
+        total[a] += as_integer("roll", "a shift", by)
+    shifts = tuple([by % n if n else 0 for by, n in zip(total, x.shape, strict=True)])
+    return node(ROLL, (x,), {"shifts": shifts}) if any(shifts) else x
+
+
+# --- frames ---------------------------------------------------------------------------------------------------------
+
+PadMode = Literal["constant", "edge", "reflect", "wrap"]
+"""What a frame is filled with: one value; the nearest element; the elements mirrored at the first and last one, which
+are not repeated; the elements from the other end."""
+
+Widths = tuple[tuple[int, int], ...]
+
+
+def _pad_infer(x: Tensor, *, widths: Widths, mode: PadMode, value: float) -> tuple[Shape, DType]:
+    return tuple([before + n + after for n, (before, after) in zip(x.shape, widths, strict=True)]), x.dtype
+
+
+def _pad(x: Array, *, widths: Widths, mode: PadMode, value: float) -> Array:
+    if mode == "constant":
+        return np.pad(x, widths, constant_values=x.dtype.type(value))
+    return np.pad(x, widths, mode)
+
+
+PAD = define_op(
+    OpDef(
+        "pad",
+        family="arrangement",
+        infer=_pad_infer,
+        reference=_pad,
+        formula="y[b : b + n] = x along each axis; value, the edge, the mirrored or the opposite elements around it",
+    )
+)
+
+
+@builds(PAD)
+def pad(x: Any, widths: Any, mode: PadMode = "constant", value: float = 0) -> Tensor:
+    """``x`` with a frame around it, as NumPy's ``pad``.
+
+    Args:
+        x: any plain dtype.
+        widths: elements before and after: a number or a pair ``(before, after)`` for all axes, or a pair for each axis.
+        mode: ``"constant"``: ``value``; ``"edge"``: the nearest element; ``"reflect"``: mirrored at the first and last
+            element, which are not repeated; ``"wrap"``: the elements from the other end.
+        value: fills a constant frame; converted to the dtype of ``x``.
+
+    Raises:
+        ShapeError: widths that are negative or do not fit the axes; a frame that asks for more elements than there are
+            (``"reflect"``: n - 1, ``"wrap"``: n, ``"edge"``: any number of at least one).
+        UnknownNameError: another mode.
+        DTypeError: a quantized operand, or a value that the dtype does not hold.
+    """
+    x = make("pad", x)
+    plain("pad", x)
+    if mode not in get_args(PadMode):
+        raise UnknownNameError("mode of pad", str(mode), get_args(PadMode))
+    pairs = _widths(widths, x)
+    fill = as_fill("pad", value, x.dtype) if mode == "constant" else 0
+    for axis, (n, pair) in enumerate(zip(x.shape, pairs, strict=True)):
+        widest = max(pair)
+        most = {"constant": widest, "edge": widest if n else 0, "reflect": max(n - 1, 0), "wrap": n}[mode]
+        if widest > most:
+            raise ShapeError(
+                f"pad: axis {axis} of length {n} has elements for a frame of {most} by {mode!r}, not of {widest}; "
+                f"the operand is {x.describe()}"
+            )
+    return node(PAD, (x,), {"widths": pairs, "mode": mode, "value": fill}) if any(map(any, pairs)) else x
+
+
+def _widths(widths: Any, x: Tensor) -> Widths:
+    """A pair for each axis."""
+    given = _as_list(widths)
+    if not any(isinstance(w, (tuple, list)) for w in given):
+        given = [given * 2 if len(given) == 1 else given]
+    if len(given) == 1:
+        given = given * x.ndim
+    pairs = [tuple([as_integer("pad", "a width", w) for w in _as_list(pair)]) for pair in given]
+    if len(pairs) != x.ndim or any(len(pair) != 2 or min(pair) < 0 for pair in pairs):
+        raise ShapeError(
+            f"pad: widths are a number, a pair, or a pair for each axis, none negative, not {widths!r}; "
+            f"the operand is {x.describe()}"
+        )
+    return tuple([(before, after) for before, after in pairs])
+
+
+# --- matrices -------------------------------------------------------------------------------------------------------
+
+
+def _define_triangle(name: str, reference: Callable[..., Array], formula: str) -> OpDef:
+    return define_op(
+        OpDef(
+            name, family="arrangement", infer=_kept, reference=lambda x, *, k: reference(x, k), inplace=(0,),
+            formula=formula,
+        )
+    )  # fmt: skip
+
+
+TRIL = _define_triangle("tril", np.tril, "y[..., i, j] = x[..., i, j] where j - i <= k, else 0")
+TRIU = _define_triangle("triu", np.triu, "y[..., i, j] = x[..., i, j] where j - i >= k, else 0")
+
+
+def _triangle(op: OpDef, x: Any, k: int) -> Tensor:
+    x = make(op.name, x)
+    plain(op.name, x)
+    if x.ndim < 2:
+        raise ShapeError(f"{op.name}: needs at least two axes; the operand is {x.describe()}")
+    return node(op, (x,), {"k": as_integer(op.name, "k", k)})
+
+
+@builds(TRIL)
+def tril(x: Any, k: int = 0) -> Tensor:
+    """The lower triangle of matrices (the last two axes); what lies above the diagonal is 0, also where it was NaN.
+
+    Args:
+        x: shape (..., n, m), any plain dtype.
+        k: the last diagonal to keep: 0 the main one, 1 the one above it, -1 the one below it.
+
+    Raises:
+        ShapeError: less than two axes, or ``k`` is no integer.
+        DTypeError: a quantized operand.
+    """
+    return _triangle(TRIL, x, k)
+
+
+@builds(TRIU)
+def triu(x: Any, k: int = 0) -> Tensor:
+    """The upper triangle of matrices, from diagonal ``k`` on. Else as `tril`."""
+    return _triangle(TRIU, x, k)
+
+
+def _diag_infer(x: Tensor, *, offset: int) -> tuple[Shape, DType]:
+    n = x.shape[-1] + abs(offset)
+    return (*x.shape[:-1], n, n), x.dtype
+
+
+def _diag_embed(x: Array, *, offset: int) -> Array:
+    n = x.shape[-1] + abs(offset)
+    out = np.zeros((*x.shape[:-1], n, n), x.dtype)
+    i = np.arange(x.shape[-1])
+    out[..., i + max(-offset, 0), i + max(offset, 0)] = x
+    return out
+
+
+DIAG_EMBED = define_op(
+    OpDef(
+        "diag_embed",
+        family="arrangement",
+        infer=_diag_infer,
+        reference=_diag_embed,
+        formula="y[..., i, i + offset] = x[..., i], else 0",
+    )
+)
+
+
+@builds(DIAG_EMBED)
+def diag_embed(x: Any, offset: int = 0) -> Tensor:
+    """Matrices with the rows of ``x`` on a diagonal and 0 elsewhere; torch's ``diag_embed``.
+
+    Args:
+        x: shape (..., n), any plain dtype.
+        offset: how many columns above the main diagonal; below it where negative.
+
+    Returns:
+        Shape (..., n + abs(offset), n + abs(offset)).
+
+    Raises:
+        ShapeError: no axis, more than 7, or ``offset`` is no integer.
+        DTypeError: a quantized operand.
+    """
+    x = make("diag_embed", x)
+    plain("diag_embed", x)
+    if not x.ndim or x.ndim >= MAX_NDIM:
+        raise ShapeError(f"diag_embed: needs 1 to {MAX_NDIM - 1} axes; the operand is {x.describe()}")
+    return node(DIAG_EMBED, (x,), {"offset": as_integer("diag_embed", "the offset", offset)})
+
+
+def diag(x: Any, k: int = 0) -> Tensor:
+    """Of a vector the matrix with it on diagonal ``k`` (`diag_embed`), of a matrix that diagonal; NumPy's ``diag``.
+
+    Raises:
+        ShapeError: neither one nor two axes, or ``k`` is no integer.
+        DTypeError: a quantized operand.
+    """
+    x = make("diag", x)
+    if x.ndim not in (1, 2):
+        raise ShapeError(f"diag: takes a vector or a matrix (else diag_embed, diagonal); the operand is {x.describe()}")
+    return diag_embed(x, k) if x.ndim == 1 else diagonal(x, k)

@@ -1,0 +1,181 @@
+"""Attention: rows of values mixed by how queries and keys agree."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any, Final
+
+import numpy as np
+
+from opweave.dtypes import DType
+from opweave.errors import DTypeError, ShapeError
+from opweave.layout import Shape
+from opweave.opdef import OpDef, define_op
+from opweave.ops.normalization import alibi_slopes
+from opweave.ops.operands import Array, as_number, broadcast_to, builds, cast, floating, make, plain, promoted, wide
+from opweave.tensor import Tensor, node
+
+__all__ = ["attention"]
+
+
+def _attention_infer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *rest: Tensor,
+    scale: float,
+    causal: bool,
+    max_bias: float,
+    soft_cap: float,
+    masked: bool,
+) -> tuple[Shape, DType]:
+    if (
+        not q.ndim == k.ndim == v.ndim == 4
+        or k.shape[:3] != v.shape[:3]
+        or q.shape[0] != k.shape[0]
+        or q.shape[3] != k.shape[3]
+        or not k.shape[1]
+        or q.shape[1] % k.shape[1]
+    ):
+        raise ShapeError(
+            "attention: needs q (batch, heads, tokens, size), k (batch, groups, keys, size) and v (batch, groups, "
+            f"keys, out), the heads a multiple of the groups, not {q.describe()}, {k.describe()} and {v.describe()}"
+        )
+    scores = (*q.shape[:3], k.shape[2])
+    if masked and rest[0].shape != scores:
+        raise ShapeError(f"attention: the mask must have the shape {scores} of the scores; got {rest[0].describe()}")
+    if len(rest) > masked and rest[-1].shape != (q.shape[1],):
+        raise ShapeError(f"attention: needs ({q.shape[1]},) sinks, one a head, not {rest[-1].describe()}")
+    if not k.shape[2]:
+        raise ShapeError(f"attention: there are no keys to choose from: {k.describe()}")
+    return (*q.shape[:3], v.shape[3]), q.dtype
+
+
+def _attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *rest: Array,
+    scale: float,
+    causal: bool,
+    max_bias: float,
+    soft_cap: float,
+    masked: bool,
+) -> Array:
+    heads, tokens, keys = q.shape[1], q.shape[2], k.shape[2]
+    repeats = heads // k.shape[1]
+    k, v = np.repeat(wide(k), repeats, 1), np.repeat(wide(v), repeats, 1)
+    scores = np.matmul(wide(q), k.swapaxes(-1, -2)) * scale
+    if soft_cap:
+        scores = soft_cap * np.tanh(scores / soft_cap)
+    if masked:
+        scores = scores + alibi_slopes(heads, max_bias)[:, None, None] * wide(rest[0])
+    if causal:
+        last = np.arange(keys - tokens, keys)[:, None]
+        scores = np.where(np.arange(keys) > last, -np.inf, scores)
+    top = scores.max(-1, keepdims=True)
+    sinks = wide(rest[-1])[:, None, None] if len(rest) > masked else None
+    if sinks is not None:
+        top = np.maximum(top, sinks)
+    powers = np.exp(scores - top)
+    total = powers.sum(-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks - top)
+    result: Array = np.matmul(powers / total, v)
+    return result
+
+
+ATTENTION: Final = define_op(
+    OpDef(
+        "attention",
+        family="attention",
+        infer=_attention_infer,
+        reference=_attention,
+        flops=lambda out: 2 * (out.srcs[0].size + out.size) * out.srcs[1].shape[2],
+        formula="softmax(cap(scale · q kᵀ) + slope · mask) v, cap(s) = soft_cap · tanh(s / soft_cap)",
+    )
+)
+
+
+@builds(ATTENTION)
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    max_bias: float = 0.0,
+    soft_cap: float = 0.0,
+    sinks: Any = None,
+) -> Tensor:
+    """Scaled dot-product attention (Vaswani et al., "Attention Is All You Need", 2017, section 3.2), with groups of
+    heads that share keys and values (Ainslie et al., "GQA", 2023).
+
+    q, k, v and the sinks are promoted to one float dtype.
+
+    Args:
+        q: queries, shape (batch, heads, tokens, size).
+        k: keys, shape (batch, groups, keys, size); ``heads`` is a multiple of ``groups``, and the first
+            heads / groups heads read the first group.
+        v: values, shape (batch, groups, keys, out).
+        mask: added to the scores; broadcasts to (batch, heads, tokens, keys), of a float type: 0 keeps, -inf hides.
+        scale: multiplies the products, 1 / √size by default.
+        causal: the last query sees all keys and each one before it one less. (torch's ``is_causal`` counts from the
+            first query, which is the same where there are as many queries as keys.) A query that sees no key gives NaN.
+        max_bias: if not 0, ALiBi: the mask, which then holds minus the distances, is multiplied by a slope for each
+            head (`opweave.ops.normalization.alibi_slopes`, as in `softmax`).
+        soft_cap: if not 0, scores s become soft_cap · tanh(s / soft_cap) before the mask is added (Gemma Team,
+            "Gemma 2", 2024).
+        sinks: shape (heads,): a score for each head that takes part in the sum of its softmax, without a value (Xiao et
+            al., "Efficient Streaming Language Models with Attention Sinks", 2023; learned as in gpt-oss).
+
+    Nodes tell by the attribute ``masked`` whether the fourth source is a mask; sinks are the last source.
+
+    Returns:
+        Shape (batch, heads, tokens, out).
+
+    Raises:
+        ShapeError: shapes that do not fit, ``max_bias`` without a mask.
+        DTypeError: a quantized operand, a mask that is not of a float type, options that are no numbers.
+    """
+    operands = [make("attention", x) for x in (q, k, v)]
+    if sinks is not None:
+        operands.append(make("attention", sinks))
+    floats = tuple([floating("attention", x) for x in promoted("attention", *operands)])
+    query, key, value = floats[:3]
+    bias, cap = as_number("attention", "max_bias", max_bias), as_number("attention", "soft_cap", soft_cap)
+    if bias < 0 or cap < 0:
+        raise DTypeError(f"attention: max_bias and soft_cap are not negative; got {max_bias!r} and {soft_cap!r}")
+    if scale is None:
+        scale = 1.0 / sqrt(query.shape[-1]) if query.ndim and query.shape[-1] else 1.0
+    attrs = {
+        "scale": as_number("attention", "scale", scale),
+        "causal": bool(causal),
+        "max_bias": bias,
+        "soft_cap": cap,
+        "masked": mask is not None,
+    }
+    srcs: tuple[Tensor, ...] = (query, key, value)
+    if mask is not None:
+        srcs = (*srcs, _mask(mask, query, key))
+    elif bias:
+        raise ShapeError("attention: max_bias multiplies a mask that holds minus the distances, and there is no mask")
+    return node(ATTENTION, (*srcs, *floats[3:]), attrs)
+
+
+def _mask(mask: Any, q: Tensor, k: Tensor) -> Tensor:
+    m = make("attention", mask)
+    plain("attention", m)
+    if not m.dtype.is_float:
+        raise DTypeError(
+            f"attention: the mask is added, so it is of a float type: 0 keeps and -inf hides; got {m.describe()}"
+        )
+    try:
+        return broadcast_to(cast(m, q.dtype), (*q.shape[:3], *k.shape[2:3]))
+    except ShapeError:
+        raise ShapeError(
+            f"attention: the mask {m.describe()} does not broadcast to (batch, heads, tokens, keys) of "
+            f"{q.describe()} and {k.describe()}"
+        ) from None

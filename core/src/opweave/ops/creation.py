@@ -1,0 +1,124 @@
+"""Values out of nothing: nodes without sources."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from opweave.dtypes import DType, DTypeLike, as_dtype, bool_, f32, i64
+from opweave.errors import DTypeError, OpweaveError, ShapeError
+from opweave.layout import Shape, check_shape
+from opweave.opdef import OpDef, define_op, flops_per_element
+from opweave.ops.operands import Array, Number, as_fill, builds, is_number
+from opweave.tensor import Tensor, node
+
+__all__ = ["arange", "full"]
+
+
+def _plain_dtype(op: str, dtype: DTypeLike) -> DType:
+    result = as_dtype(dtype)
+    if result.is_quantized:
+        raise DTypeError(f"{op}: a node cannot produce {result}; take a plain dtype")
+    return result
+
+
+def _full_infer(*, shape: Shape, value: Number, dtype: DType) -> tuple[Shape, DType]:
+    return shape, dtype
+
+
+FULL = define_op(
+    OpDef(
+        "full",
+        family="creation",
+        infer=_full_infer,
+        reference=lambda *, shape, value, dtype: np.full(shape, value, dtype.numpy),
+        flops=flops_per_element(0),
+        formula="value",
+    )
+)
+
+
+@builds(FULL)
+def full(shape: Any, value: Number, dtype: DTypeLike | None = None) -> Tensor:
+    """One number everywhere, in memory of its own. (Without: ``ow.constant(value).broadcast_to(shape)``.)
+
+    Args:
+        shape: lengths of up to 8 axes.
+        value: the number.
+        dtype: any plain one; by default bool for bools, i64 for integers, f32 for other numbers.
+
+    Raises:
+        ShapeError: no shape.
+        DTypeError: no number, one that ``dtype`` does not hold, or a quantized dtype.
+    """
+    if dtype is None:
+        # A value that is no Python number (an array without axes, say) says its kind by converting.
+        dtype = bool_ if isinstance(value, (bool, np.bool_)) else i64 if hasattr(value, "__index__") else f32
+    made = _plain_dtype("full", dtype)
+    try:
+        target = check_shape(shape, made)
+    except OpweaveError as error:
+        raise type(error)(f"full: {error}") from None
+    return node(FULL, (), {"shape": target, "value": as_fill("full", value, made), "dtype": made})
+
+
+def _arange_infer(*, start: Number, step: Number, count: int, dtype: DType) -> tuple[Shape, DType]:
+    return (count,), dtype
+
+
+def _arange(*, start: Number, step: Number, count: int, dtype: DType) -> Array:
+    places = np.arange(count, dtype=np.float64 if dtype.is_float else np.int64)
+    return np.add(np.multiply(places, step), start)
+
+
+ARANGE = define_op(
+    OpDef(
+        "arange",
+        family="creation",
+        infer=_arange_infer,
+        reference=_arange,
+        flops=flops_per_element(2),
+        formula="y[i] = start + i · step",
+    )
+)
+
+
+@builds(ARANGE)
+def arange(start: Number, stop: Number | None = None, step: Number = 1, dtype: DTypeLike | None = None) -> Tensor:
+    """Evenly spaced numbers from ``start`` up to but without ``stop``, as NumPy's ``arange``.
+
+    The attributes are ``start``, ``step``, ``count`` and ``dtype``; elements are computed in f64 (floats) or i64.
+
+    Args:
+        start: the first number; given alone, it is ``stop`` and the first number is 0.
+        stop: where they end.
+        step: from one to the next; may be negative.
+        dtype: by default i64 where all numbers are integers, else f32.
+
+    Returns:
+        Shape (max(0, ceil((stop - start) / step)),).
+
+    Raises:
+        ShapeError: a step of 0, or more numbers than there are.
+        DTypeError: something that is no number, numbers that ``dtype`` does not hold, bool or a quantized dtype.
+    """
+    if stop is None:
+        start, stop = 0, start
+    for number in (start, stop, step):
+        if not is_number(number) or isinstance(number, bool) or number != number or abs(number) == float("inf"):
+            raise DTypeError(f"arange: takes finite Python numbers, not {number!r:.60}")
+    if not step:
+        raise ShapeError("arange: the step is 0")
+    whole = all(isinstance(number, int) for number in (start, stop, step))
+    made = _plain_dtype("arange", (i64 if whole else f32) if dtype is None else dtype)
+    if made is bool_:
+        raise DTypeError("arange: bool has no arithmetic; take an integer dtype")
+    count = max(0, -((start - stop) // step) if whole else ceil((stop - start) / step))
+    if count >= 1 << 63:
+        raise ShapeError(f"arange: {count} elements are more than there are addresses")
+    first, by = as_fill("arange", start, made), as_fill("arange", step, i64 if made.is_integer else made)
+    if count and made.is_integer:
+        as_fill("arange", first + (count - 1) * by, made)
+    return node(ARANGE, (), {"start": first, "step": by, "count": int(count), "dtype": made})

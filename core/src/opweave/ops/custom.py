@@ -1,0 +1,80 @@
+"""A Python function as a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from opweave.dtypes import DType, as_dtype
+from opweave.errors import DTypeError, ShapeError
+from opweave.layout import Shape, check_shape
+from opweave.opdef import OpDef, define_op
+from opweave.ops.operands import Array, builds, make, plain
+from opweave.tensor import Tensor, node
+
+__all__ = ["custom"]
+
+
+def _infer(*srcs: Tensor, fn: Callable[..., Any], shape: Shape, dtype: DType) -> tuple[Shape, DType]:
+    return shape, dtype
+
+
+def _reference(*arrays: Array, fn: Callable[..., Any], shape: Shape, dtype: DType) -> Array:
+    views = [a.view() for a in arrays]
+    for view in views:
+        # A function that writes into its sources would change tensors that others read.
+        view.flags.writeable = False
+    result = np.asarray(fn(*views))
+    if result.shape != shape:
+        raise ShapeError(f"custom: {_name(fn)} returned shape {result.shape}, not {shape} as promised by like=")
+    if result.dtype.kind in "cOSUMm":
+        raise DTypeError(f"custom: {_name(fn)} returned {result.dtype}, which does not become {dtype}")
+    return result
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__qualname__", None) or repr(fn)
+
+
+CUSTOM = define_op(
+    OpDef("custom", family="custom", infer=_infer, reference=_reference, formula="fn(*srcs)"),
+)
+
+
+@builds(CUSTOM)
+def custom(fn: Callable[..., Any], *srcs: Any, like: Any) -> Tensor:
+    """The value of a Python function of arrays; it runs on ``host``, within the graph.
+
+    ``fn`` gets the sources as read-only NumPy arrays (bf16 as ``ml_dtypes.bfloat16``), valid only during the call, and
+    returns an array, which is converted to the promised dtype. It has to be a pure function: nodes with equal ``fn``
+    and sources are one node.
+
+    Args:
+        fn: called as ``fn(*arrays)``.
+        srcs: its sources.
+        like: shape and dtype of the result: a tensor, or a pair ``(shape, dtype)``.
+
+    Raises:
+        DTypeError: ``fn`` is not callable or not hashable, quantized sources or result.
+        ShapeError: ``like`` is neither a tensor nor a pair; when it runs, a result of another shape.
+    """
+    if not callable(fn):
+        raise DTypeError(f"custom: the function comes first, and {type(fn).__name__} is not callable")
+    try:
+        hash(fn)
+    except TypeError:
+        raise DTypeError(f"custom: {_name(fn)} is not hashable; wrap it in a function") from None
+    tensors = tuple([make("custom", s) for s in srcs])
+    plain("custom", *tensors)
+    if isinstance(like, Tensor):
+        shape, dtype = like.shape, like.dtype
+    elif isinstance(like, tuple) and len(like) == 2:
+        dtype = as_dtype(like[1])
+        shape = check_shape(like[0], dtype)
+    else:
+        raise ShapeError(f"custom: like is a tensor or a pair (shape, dtype), not {like!r}")
+    if dtype.is_quantized:
+        raise DTypeError(f"custom: a node cannot produce {dtype}; like= takes a plain dtype")
+    return node(CUSTOM, tensors, {"fn": fn, "shape": shape, "dtype": dtype})

@@ -1,0 +1,154 @@
+"""Mixtures of experts: each row is multiplied by the weights, and shifted by the bias, of the experts it is sent to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from opweave.dtypes import DType, bool_, f32, i32, i64
+from opweave.errors import DTypeError, ShapeError
+from opweave.layout import Shape
+from opweave.opdef import OpDef, define_op, flops_per_element
+from opweave.ops.blocks import dequantize
+from opweave.ops.indexing import check_ids
+from opweave.ops.movement import expand_dims
+from opweave.ops.operands import Array, builds, cast, make, plain, promoted, rows, wide
+from opweave.tensor import Tensor, node
+
+__all__ = ["add_expert", "expert_linear"]
+
+
+def _expert_ids(op: str, value: Any) -> Tensor:
+    ids = make(op, value)
+    if ids.dtype is not i32 and ids.dtype is not i64:
+        raise DTypeError(f"{op}: ids of experts are i32 or i64; cast them; the ids are {ids.describe()}")
+    return ids
+
+
+# --- expert_linear --------------------------------------------------------------------------------------------------
+
+
+def _expert_linear_infer(x: Tensor, w: Tensor, ids: Tensor, *, blocks: DType | None = None) -> tuple[Shape, DType]:
+    fits = x.ndim == 3 and w.ndim == 3 and ids.ndim == 2
+    if not fits or x.shape[0] != ids.shape[0] or x.shape[1] not in (1, ids.shape[1]) or x.shape[2] != w.shape[2]:
+        raise ShapeError(
+            "expert_linear: needs x (tokens, in) or (tokens, used, in), w (experts, out, in) and ids (tokens, used), "
+            f"not {x.describe()}, {w.describe()} and {ids.describe()}"
+        )
+    return (*ids.shape, w.shape[1]), x.dtype
+
+
+def _expert_linear(x: Array, w: Array, ids: Array, *, blocks: DType | None = None) -> Array:
+    check_ids("expert_linear", ids, w.shape[0])
+    x = np.broadcast_to(wide(x), (*ids.shape, x.shape[2]))
+    result = np.zeros((*ids.shape, w.shape[1]), x.dtype)
+    for expert in np.unique(ids):
+        some = ids == expert
+        weights = wide(w[expert]) if blocks is None else dequantize(w[expert], blocks).astype(np.float64)
+        result[some] = np.matmul(x[some], weights.T)
+    return result
+
+
+EXPERT_LINEAR = define_op(
+    OpDef(
+        "expert_linear",
+        family="experts",
+        infer=_expert_linear_infer,
+        reference=_expert_linear,
+        indices=(2,),
+        flops=lambda out: 2 * out.size * out.srcs[0].shape[-1],
+        formula="y[t, u, o] = Σᵢ x[t, u, i] · w[ids[t, u], o, i]",
+    )
+)
+
+
+@builds(EXPERT_LINEAR)
+def expert_linear(x: Any, w: Any, ids: Any) -> Tensor:
+    """`linear` with weights chosen for each row: rows of tokens multiplied by the experts that they are routed to.
+
+    Args:
+        x: shape (tokens, in), each row for all experts of its token; or (tokens, used, in), a row for each.
+        w: shape (experts, out, in). Plain, then promoted with ``x``; or quantized, then ``x`` is a float type and
+            stays it.
+        ids: i32 or i64, shape (tokens, used), each 0 .. experts - 1; others are a `BoundsError` when they are read by
+            the reference.
+
+    Nodes have an ``x`` of three axes, the middle one ``used`` or 1. Those with a quantized ``w`` carry its type as the
+    attribute ``blocks``; the others have no attributes.
+
+    Returns:
+        Shape (tokens, used, out).
+
+    Raises:
+        ShapeError: shapes that do not fit.
+        DTypeError: a quantized ``x``, ids of another dtype, only bool operands.
+        LayoutError: ``w`` shows columns of quantized blocks.
+    """
+    x, w, i = make("expert_linear", x), make("expert_linear", w), _expert_ids("expert_linear", ids)
+    rows("expert_linear", w)
+    plain("expert_linear", x)
+    attrs: dict[str, Any] = {}
+    if w.dtype.is_quantized:
+        attrs["blocks"] = w.dtype
+        x = x if x.dtype.is_float else cast(x, f32)
+    else:
+        x, w = promoted("expert_linear", x, w)
+        if x.dtype is bool_:
+            raise DTypeError(f"expert_linear: bool has no arithmetic; cast first; the rows are {x.describe()}")
+    return node(EXPERT_LINEAR, (expand_dims(x, 1) if x.ndim == 2 else x, w, i), attrs)
+
+
+# --- add_expert -----------------------------------------------------------------------------------------------------
+
+
+def _add_expert_infer(x: Tensor, table: Tensor, ids: Tensor) -> tuple[Shape, DType]:
+    if table.ndim != 2 or x.shape != (*ids.shape, table.shape[1]) or x.dtype is not table.dtype:
+        raise ShapeError(
+            "add_expert: needs x (..., n), a table (experts, n) and ids (...), not "
+            f"{x.describe()}, {table.describe()} and {ids.describe()}"
+        )
+    return x.shape, x.dtype
+
+
+def _add_expert(x: Array, table: Array, ids: Array) -> Array:
+    check_ids("add_expert", ids, table.shape[0])
+    return np.add(wide(x), wide(table[ids]))
+
+
+ADD_EXPERT = define_op(
+    OpDef(
+        "add_expert",
+        family="experts",
+        infer=_add_expert_infer,
+        reference=_add_expert,
+        inplace=(0,),
+        indices=(2,),
+        flops=flops_per_element(1),
+        formula="y[t, u, n] = x[t, u, n] + table[ids[t, u], n]",
+    )
+)
+
+
+@builds(ADD_EXPERT)
+def add_expert(x: Any, table: Any, ids: Any) -> Tensor:
+    """Add to each row the row of ``table`` that its id names: the bias of the expert that made it.
+
+    Args:
+        x: shape (..., n), e.g. (tokens, used, n).
+        table: shape (experts, n), promoted with ``x``.
+        ids: i32 or i64, shape (...), each 0 .. experts - 1; others are a `BoundsError` when they are read by the
+            reference.
+
+    Returns:
+        The shape of ``x``.
+
+    Raises:
+        ShapeError: shapes that do not fit.
+        DTypeError: quantized or two bool operands, ids of another dtype.
+    """
+    i = _expert_ids("add_expert", ids)
+    x, t = promoted("add_expert", make("add_expert", x), make("add_expert", table))
+    if x.dtype is bool_:
+        raise DTypeError(f"add_expert: bool has no arithmetic; cast first; the rows are {x.describe()}")
+    return node(ADD_EXPERT, (x, t, i), {})

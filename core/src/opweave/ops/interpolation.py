@@ -1,0 +1,161 @@
+"""Resampling of images and other grids to another size."""
+
+from __future__ import annotations
+
+from math import floor, isfinite
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from opweave.dtypes import DType
+from opweave.errors import DTypeError, ShapeError
+from opweave.layout import Shape
+from opweave.opdef import OpDef, define_op
+from opweave.ops.operands import Array, as_number, builds, floating, make, plain, wide
+from opweave.ops.windows import as_lengths
+from opweave.tensor import Tensor, node
+
+__all__ = ["axis_taps", "interpolate"]
+
+Mode = Literal["nearest", "linear", "bilinear", "trilinear", "bicubic"]
+Factors = tuple[float, ...] | None
+
+_RANKS: Final = {"nearest": (1, 2, 3), "linear": (1,), "bilinear": (2,), "trilinear": (3,), "bicubic": (2,)}
+
+
+def axis_taps(length: int, size: int, factor: float, kind: str, align_corners: bool) -> tuple[Array, Array]:
+    """Which elements of an axis of ``length`` make each of ``size`` ones, and with which weights.
+
+    The axis lies in a coordinate in which element i is at i. Sample j is taken at j · step with aligned corners, step =
+    (length − 1) / (size − 1); else at (j + ½) · step − ½, step = 1 / factor; the nearest one is element ⌊j · step⌋.
+
+    Args:
+        length, size: of the axis before and after.
+        factor: how many times longer it is said to be, 0: size / length.
+        kind: ``"nearest"``, ``"linear"`` or ``"cubic"`` (Keys, "Cubic convolution interpolation for digital image
+            processing", 1981, with a = −¾, as torch and OpenCV have it).
+        align_corners: the first and last samples are the first and last elements.
+
+    Returns:
+        i64 and f64, both (taps, size); 1, 2 or 4 taps. Places outside of the axis are moved to its ends.
+    """
+    j = np.arange(size)
+    if kind == "nearest":
+        # In whole numbers where possible: j · (1 / 49) for j = 49 is less than 1.
+        place = np.floor(j / factor).astype(np.int64) if factor else j * length // size
+        return np.minimum(place, length - 1)[None], np.ones((1, size))
+    if align_corners:
+        at = j * ((length - 1) / (size - 1)) if size > 1 else np.zeros(size)
+    else:
+        at = (j + 0.5) * (1 / factor if factor else length / size) - 0.5
+    if kind == "linear":
+        at = np.maximum(at, 0.0)
+        low = np.minimum(np.floor(at), length - 1)
+        t = at - low
+        places, weights = low + np.arange(2)[:, None], np.stack([1 - t, t])
+    else:
+        low = np.floor(at)
+        distance = np.abs(at - low - np.arange(-1, 3)[:, None])
+        places, weights = low + np.arange(-1, 3)[:, None], _cubic(distance)
+    return np.clip(places, 0, length - 1).astype(np.int64), weights
+
+
+def _cubic(d: Array) -> Array:
+    a = -0.75
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((d - 5) * d + 8) * d * a - 4 * a
+    return np.where(d <= 1, near, far)
+
+
+def _interpolate_infer(
+    x: Tensor, *, size: Shape, scale_factor: Factors, mode: str, align_corners: bool
+) -> tuple[Shape, DType]:
+    if x.ndim != len(size) + 2 or len(size) not in _RANKS[mode]:
+        raise ShapeError(
+            f"interpolate: {mode} needs (batch, channels) and {' or '.join(map(str, _RANKS[mode]))} more axes and a "
+            f"size for each of these, not {size} for {x.describe()}"
+        )
+    if min(size) < 1 or min(x.shape[2:]) < 1:
+        raise ShapeError(f"interpolate: axes to resample must not be empty: {size} from {x.describe()}")
+    return (*x.shape[:2], *size), x.dtype
+
+
+def tap_kind(mode: str) -> str:
+    """What `axis_taps` calls the mode."""
+    return {"nearest": "nearest", "bicubic": "cubic"}.get(mode, "linear")
+
+
+def _interpolate(x: Array, *, size: Shape, scale_factor: Factors, mode: str, align_corners: bool) -> Array:
+    y = x if mode == "nearest" else wide(x)
+    for axis, n in enumerate(size, 2):
+        factor = scale_factor[axis - 2] if scale_factor else 0.0
+        places, weights = axis_taps(x.shape[axis], n, factor, tap_kind(mode), align_corners)
+        if mode == "nearest":
+            y = y.take(places[0], axis)
+            continue
+        shape = (-1, *[1] * (x.ndim - 1 - axis))
+        y = np.sum([y.take(p, axis) * w.reshape(shape) for p, w in zip(places, weights, strict=True)], 0)
+    return y
+
+
+INTERPOLATE: Final = define_op(
+    OpDef(
+        "interpolate",
+        family="interpolation",
+        infer=_interpolate_infer,
+        reference=_interpolate,
+        flops=lambda out: out.size * (0 if out.attrs["mode"] == "nearest" else 4 * (out.ndim - 2)),
+        formula="y[n, c, j] = Σ_t weight_t(j) · x[n, c, place_t(j)], axis by axis",
+    )
+)
+
+
+@builds(INTERPOLATE)
+def interpolate(
+    x: Any, size: Any = None, scale_factor: Any = None, mode: Mode = "nearest", align_corners: bool | None = None
+) -> Tensor:
+    """``x`` resampled to another size, as ``torch.nn.functional.interpolate`` (without its smoothing ``antialias``).
+
+    Args:
+        x: shape (batch, channels, *spatial): one to three spatial axes for ``nearest``, one for ``linear``, two for
+            ``bilinear`` and ``bicubic``, three for ``trilinear``. ``nearest`` takes any plain dtype, integers become
+            f32 in the others.
+        size: of the spatial axes, one integer or one for each; or
+        scale_factor: how many times longer they get (rounded down), one number or one for each, which then also
+            decides where samples are taken.
+        mode: how elements are mixed.
+        align_corners: the corners of both grids are the same points, else their outer borders are; not for ``nearest``.
+
+    Nodes carry ``size`` in any case, and ``scale_factor`` or ``None``.
+
+    Raises:
+        ShapeError: neither or both of size and scale_factor, another number of axes, empty axes, no such mode.
+        DTypeError: a factor that is no positive number, a quantized operand.
+    """
+    y = make("interpolate", x)
+    plain("interpolate", y)
+    if mode not in _RANKS:
+        raise ShapeError(f"interpolate: there is no mode {mode!r}; there are: {', '.join(_RANKS)}")
+    if (size is None) == (scale_factor is None):
+        raise ShapeError(f"interpolate: needs either size or scale_factor; the operand is {y.describe()}")
+    if mode == "nearest" and align_corners is not None:
+        raise ShapeError("interpolate: align_corners is no option of the mode nearest")
+    rank = y.ndim - 2
+    if rank < 1:
+        raise ShapeError(f"interpolate: needs (batch, channels) and at least one more axis, not {y.describe()}")
+    factors: Factors = None
+    if size is None:
+        factors = _factors(scale_factor, rank)
+        lengths = tuple([floor(n * f) for n, f in zip(y.shape[2:], factors, strict=True)])
+    else:
+        lengths = as_lengths("interpolate", "size", size, rank)
+    attrs = {"size": lengths, "scale_factor": factors, "mode": mode, "align_corners": bool(align_corners)}
+    return node(INTERPOLATE, (y if mode == "nearest" else floating("interpolate", y),), attrs)
+
+
+def _factors(value: Any, rank: int) -> tuple[float, ...]:
+    values = value if isinstance(value, (tuple, list)) else (value,) * rank
+    factors = tuple([as_number("interpolate", "scale_factor", f) for f in values])
+    if len(factors) != rank or not all(isfinite(f) and f > 0 for f in factors):
+        raise DTypeError(f"interpolate: scale_factor is a positive number, or {rank} of them, not {value!r}")
+    return factors

@@ -1,0 +1,196 @@
+"""Products of matrices."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from opweave.dtypes import DType, bool_, f32
+from opweave.errors import DTypeError, ShapeError
+from opweave.layout import Shape, broadcast_shapes, is_dense, reshape_strides
+from opweave.opdef import OpDef, define_op
+from opweave.ops.blocks import dequantize
+from opweave.ops.elementwise import mul
+from opweave.ops.movement import expand_dims, reshape, transpose
+from opweave.ops.operands import (
+    Array,
+    broadcast_to,
+    builds,
+    cast,
+    make,
+    plain,
+    promoted,
+    rows,
+    shows_columns_of_blocks,
+    wide,
+)
+from opweave.tensor import Tensor, node
+
+__all__ = ["linear", "matmul", "outer"]
+
+
+def _matmul_infer(a: Tensor, b: Tensor) -> tuple[Shape, DType]:
+    if a.ndim < 2 or b.ndim < 2 or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2] or a.dtype is not b.dtype:
+        raise ShapeError(
+            f"matmul: needs (..., m, k) and (..., k, n) of one dtype, the leading axes equal, not {a.describe()} and "
+            f"{b.describe()}"
+        )
+    return (*a.shape[:-1], b.shape[-1]), a.dtype
+
+
+MATMUL = define_op(
+    OpDef(
+        "matmul",
+        family="matmul",
+        infer=_matmul_infer,
+        reference=lambda a, b: np.matmul(wide(a), wide(b)),
+        flops=lambda out: 2 * out.size * out.srcs[0].shape[-1],
+        formula="c[m, n] = Σₖ a[m, k] · b[k, n]",
+    )
+)
+
+
+@builds(MATMUL)
+def matmul(a: Any, b: Any) -> Tensor:
+    """The matrix product of the last two axes, leading axes broadcast: NumPy's ``matmul``, vectors included.
+
+    ``matmul(x, w.T)`` with a packed matrix ``w`` becomes ``linear(x, w)``, the form that devices are fast at and the
+    only one in which quantized weights multiply. The nodes themselves are simpler than the function: both operands of
+    one dtype, with at least two axes, the leading ones equal (broadcast with stride 0).
+
+    Raises:
+        ShapeError: inner lengths differ, leading axes do not broadcast, or an operand has no axes.
+        DTypeError: a quantized operand other than ``w.T``, or two bool ones.
+    """
+    x = make("matmul", a)
+    y = make("matmul", b)
+    if not x.ndim or not y.ndim:
+        raise ShapeError(f"matmul: a number is no matrix, multiply with *; got {x.describe()} and {y.describe()}")
+    if x.shape[-1] != y.shape[-2 if y.ndim > 1 else -1]:
+        which = "second last" if y.ndim > 1 else "only"
+        raise ShapeError(
+            f"matmul: the last axis of the left operand must be as long as the {which} axis of the right one; "
+            f"got {x.describe()} and {y.describe()}"
+        )
+    if _is_transposed_matrix(y):
+        return linear(x, transpose(y))
+    x, y = promoted("matmul", x, y)
+    if x.dtype is bool_:
+        raise DTypeError(f"matmul: bool has no arithmetic; cast first; got {x.describe()} and {y.describe()}")
+    if x.ndim == 1:
+        result = matmul(reshape(x, (1, -1)), y)
+        return reshape(result, (*result.shape[:-2], *result.shape[-1:])) if y.ndim > 1 else reshape(result, ())
+    if y.ndim == 1:
+        result = matmul(x, reshape(y, (-1, 1)))
+        return reshape(result, result.shape[:-1])
+    if x.ndim > 2 and y.ndim == 2:
+        # One large product instead of many small ones, where the rows of x follow each other evenly.
+        merged = (prod(x.shape[:-1]), x.shape[-1])
+        if reshape_strides(x.shape, x.strides, merged, x.dtype) is not None:
+            return reshape(node(MATMUL, (reshape(x, merged), y), {}), (*x.shape[:-1], y.shape[-1]))
+    if x.shape[:-2] != y.shape[:-2]:
+        try:
+            batch = broadcast_shapes(x.shape[:-2], y.shape[:-2])
+        except ShapeError as error:
+            raise ShapeError(f"matmul: leading axes: {error}; got {x.describe()} and {y.describe()}") from None
+        x, y = broadcast_to(x, (*batch, *x.shape[-2:])), broadcast_to(y, (*batch, *y.shape[-2:]))
+    return node(MATMUL, (x, y), {})
+
+
+def _is_transposed_matrix(y: Tensor) -> bool:
+    """Whether ``y`` shows a packed matrix with its two axes exchanged."""
+    if y.ndim != 2 or y.op is None or y.op.name != "transpose":
+        return False
+    return shows_columns_of_blocks(y) or (not y.is_dense and is_dense(y.shape[::-1], y.strides[::-1], y.dtype))
+
+
+def _linear_infer(x: Tensor, w: Tensor, b: Tensor | None = None, *, blocks: DType | None = None) -> tuple[Shape, DType]:
+    if w.ndim != 2 or x.ndim < 2 or x.shape[-1] != w.shape[1]:
+        raise ShapeError(f"linear: needs x (..., in) and w (out, in), not {x.describe()} and {w.describe()}")
+    if b is not None and b.shape != w.shape[:1]:
+        raise ShapeError(f"linear: the bias must have shape ({w.shape[0]},), one number a row of w; got {b.describe()}")
+    return (*x.shape[:-1], w.shape[0]), x.dtype
+
+
+def _linear(x: Array, w: Array, b: Array | None = None, *, blocks: DType | None = None) -> Array:
+    weights = wide(w) if blocks is None else dequantize(w, blocks).astype(np.float64)
+    result: Array = np.matmul(wide(x), weights.T)
+    return result if b is None else result + wide(b)
+
+
+LINEAR = define_op(
+    OpDef(
+        "linear",
+        family="matmul",
+        infer=_linear_infer,
+        reference=_linear,
+        flops=lambda out: 2 * out.size * out.srcs[0].shape[-1],
+        formula="y[..., o] = Σᵢ x[..., i] · w[o, i] + b[o]",
+    )
+)
+
+
+@builds(LINEAR)
+def linear(x: Any, w: Any, b: Any = None) -> Tensor:
+    """``x @ w.T + b``: the product with weights as checkpoints store them.
+
+    Args:
+        x: shape (..., in).
+        w: shape (out, in). Plain, then promoted with ``x``; or quantized, then ``x`` is a float type and stays it.
+        b: shape (out,), or ``None``.
+
+    Nodes have an ``x`` of at least two axes. Those with a quantized ``w`` carry its type as the attribute ``blocks``;
+    the others have no attributes.
+
+    Returns:
+        Shape (..., out).
+
+    Raises:
+        ShapeError: shapes that do not fit.
+        DTypeError: quantized ``x`` or ``b``, only bool operands.
+        LayoutError: ``w`` is the transpose of a quantized matrix.
+    """
+    x, w = make("linear", x), make("linear", w)
+    rows("linear", x, w)
+    if x.ndim == 1:
+        return reshape(linear(reshape(x, (1, -1)), w, b), (-1,))
+    bias = None if b is None else make("linear", b)
+    attrs: dict[str, Any] = {}
+    if w.dtype.is_quantized:
+        plain("linear", x)
+        attrs["blocks"] = w.dtype
+        x = x if x.dtype.is_float else cast(x, f32)
+        if bias is not None:
+            plain("linear", bias)
+            bias = cast(bias, x.dtype)
+        return node(LINEAR, (x, w) if bias is None else (x, w, bias), attrs)
+    if bias is None:
+        x, w = promoted("linear", x, w)
+    else:
+        x, w, bias = promoted("linear", x, w, bias)
+    if x.dtype is bool_:
+        raise DTypeError(f"linear: bool has no arithmetic; cast first; got {x.describe()} and {w.describe()}")
+    return node(LINEAR, (x, w) if bias is None else (x, w, bias), attrs)
+
+
+def outer(a: Any, b: Any) -> Tensor:
+    """All products of an element of ``a`` and one of ``b``: ``a[:, None] * b``, which is the node that it makes.
+
+    Args:
+        a: shape (m,).
+        b: shape (n,), promoted with ``a``.
+
+    Returns:
+        Shape (m, n).
+
+    Raises:
+        ShapeError: an operand that is no vector.
+        DTypeError: quantized or two bool operands.
+    """
+    x, y = make("outer", a), make("outer", b)
+    if x.ndim != 1 or y.ndim != 1:
+        raise ShapeError(f"outer: needs two vectors, flatten what is none; got {x.describe()} and {y.describe()}")
+    plain("outer", x, y)
+    return mul(expand_dims(x, 1), y)

@@ -1,0 +1,433 @@
+"""Normalizations: softmax and its kin, layer, root-mean-square, group and Euclidean normalization."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from opweave.dtypes import DType
+from opweave.errors import DTypeError, ShapeError
+from opweave.layout import Shape
+from opweave.opdef import Infer, OpDef, define_op, flops_per_element
+from opweave.ops.elementwise import add
+from opweave.ops.movement import broadcast_to, reshape, swapaxes
+from opweave.ops.operands import Array, as_axis, as_number, builds, cast, floating, make, plain, promoted, wide
+from opweave.tensor import Tensor, constant, node
+
+__all__ = ["alibi_slopes", "group_norm", "l2_norm", "layer_norm", "log_softmax", "rms_norm", "softmax"]
+
+
+# --- softmax --------------------------------------------------------------------------------------------------------
+
+
+def _softmax_infer(x: Tensor, mask: Tensor | None = None, *, scale: float) -> tuple[Shape, DType]:
+    if not x.ndim:
+        raise ShapeError(f"softmax: a number has no axis to normalise over; the operand is {x.describe()}")
+    if mask is not None and (mask.shape != x.shape or mask.dtype is not x.dtype):
+        raise ShapeError(f"softmax: the mask must have shape and dtype of x: {x.describe()} and {mask.describe()}")
+    return x.shape, x.dtype
+
+
+def _softmax(x: Array, mask: Array | None = None, *, scale: float) -> Array:
+    logits = wide(x) * scale
+    if mask is not None:
+        logits = logits + wide(mask)
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    result: Array = powers / powers.sum(-1, keepdims=True)
+    return result
+
+
+def alibi_slopes(heads: int, max_bias: float) -> Array:
+    """The factor of each head's bias, shape (heads,), f64: Press, Smith and Lewis, "Train Short, Test Long: Attention
+    with Linear Biases Enables Input Length Extrapolation", 2022, whose ``max_bias`` is 8.
+
+    For a power of two it is the geometric sequence that starts at, and proceeds by, 2^(-max_bias / heads). Other
+    numbers take that of the next lower power of two, n, then every other member of the sequence for 2 n. All are 1
+    where ``max_bias`` is 0.
+    """
+    n = 1 << (heads.bit_length() - 1)
+    first = -max_bias / n * np.arange(1, n + 1)
+    between = -max_bias / (2 * n) * np.arange(1, 2 * (heads - n), 2)
+    slopes: Array = np.exp2(np.concatenate([first, between]))
+    return slopes
+
+
+SOFTMAX = define_op(
+    OpDef(
+        "softmax",
+        family="normalization",
+        infer=_softmax_infer,
+        reference=_softmax,
+        inplace=(0,),
+        flops=flops_per_element(5),
+        formula="eᶻ / Σ eᶻ over the last axis, z = scale · x + mask",
+    )
+)
+
+
+def _head_softmax_infer(
+    x: Tensor, sinks: Tensor, mask: Tensor | None = None, *, scale: float, max_bias: float
+) -> tuple[Shape, DType]:
+    _softmax_infer(x, mask, scale=scale)
+    if x.ndim < 3 or sinks.shape != (x.shape[-3],) or sinks.dtype is not x.dtype:
+        raise ShapeError(
+            f"softmax: sinks are one logit for each head of x (..., heads, queries, keys), of its dtype: "
+            f"{x.describe()} and {sinks.describe()}"
+        )
+    return x.shape, x.dtype
+
+
+def _head_softmax(x: Array, sinks: Array, mask: Array | None = None, *, scale: float, max_bias: float) -> Array:
+    logits = wide(x) * scale
+    if mask is not None:
+        logits = logits + wide(mask) * alibi_slopes(len(sinks), max_bias)[:, None, None]
+    extra = wide(sinks)[:, None, None]
+    top = np.maximum(logits.max(-1, keepdims=True), extra)
+    powers = np.exp(logits - top)
+    result: Array = powers / (powers.sum(-1, keepdims=True) + np.exp(extra - top))
+    return result
+
+
+HEAD_SOFTMAX = define_op(
+    OpDef(
+        "head_softmax",
+        family="normalization",
+        infer=_head_softmax_infer,
+        reference=_head_softmax,
+        inplace=(0,),
+        flops=flops_per_element(6),
+        formula="eᶻ / (e^sink[h] + Σ eᶻ) over the last axis, z = scale · x + slope[h] · mask, h along axis -3",
+    )
+)
+
+
+@builds(SOFTMAX)
+def softmax(
+    x: Any, axis: int = -1, mask: Any = None, scale: float = 1.0, *, max_bias: float = 0.0, sinks: Any = None
+) -> Tensor:
+    """``exp(z) / sum(exp(z))`` along ``axis``, with ``z = scale * x + mask``; integers become f32.
+
+    The node always works along the last axis; other axes are brought there, and back, by views. With ``max_bias`` or
+    ``sinks`` it is a ``head_softmax`` over operands ``(x, sinks)`` or ``(x, sinks, mask)``, where absent sinks are
+    -inf; ``x`` then has shape (..., heads, queries, keys).
+
+    Args:
+        x: at least one axis.
+        axis: along which the result sums to 1.
+        mask: added to the scaled ``x``, to whose shape it broadcasts and whose dtype it takes: 0 keeps, -inf hides.
+            Where everything is hidden the result is NaN.
+        scale: a number.
+        max_bias: if not 0, the mask of each head is multiplied by the head's slope (`alibi_slopes`, ALiBi): the mask
+            then holds what grows with distance, e.g. ``-(query - key)``, and -inf still hides. Heads are axis -3.
+        sinks: shape (heads,), one logit for each head, in the dtype of ``x``. It takes part in the denominator only,
+            as a key that catches attention and has no value; so rows sum to less than 1, and to 0 where everything is
+            hidden.
+
+    Raises:
+        BoundsError: no such axis.
+        ShapeError: the mask does not broadcast to the shape of ``x``; heads without an axis -3, or not as many as
+            sinks; heads and an ``axis`` other than the last one; ``max_bias`` without a mask.
+        DTypeError: a quantized operand, a mask or sinks that are not of a float type.
+    """
+    x = make("softmax", x)
+    axis = as_axis("softmax", axis, x)
+    x = floating("softmax", x)
+    factor, bias = as_number("softmax", "scale", scale), as_number("softmax", "max_bias", max_bias)
+    m = None if mask is None else _mask(mask, x)
+    if bias or sinks is not None:
+        if axis != x.ndim - 1:
+            raise ShapeError(f"softmax: with max_bias or sinks the axis is the last one; the operand is {x.describe()}")
+        return _of_heads(x, m, factor, bias, sinks)
+    srcs: tuple[Tensor, ...] = (x,) if m is None else (x, m)
+    last = x.ndim - 1
+    if axis != last:
+        srcs = tuple([swapaxes(s, axis, last) for s in srcs])
+    result = node(SOFTMAX, srcs, {"scale": factor})
+    return result if axis == last else swapaxes(result, axis, last)
+
+
+def _of_heads(x: Tensor, mask: Tensor | None, scale: float, max_bias: float, sinks: Any) -> Tensor:
+    if x.ndim < 3:
+        raise ShapeError(
+            f"softmax: max_bias and sinks need x of shape (..., heads, queries, keys); the operand is {x.describe()}"
+        )
+    if max_bias and mask is None:
+        raise ShapeError(f"softmax: max_bias scales the mask, and there is none; the operand is {x.describe()}")
+    extra = broadcast_to(constant(-np.inf, x.dtype), x.shape[-3:-2]) if sinks is None else _logits("sinks", sinks, x)
+    srcs = (x, extra) if mask is None else (x, extra, mask)
+    return node(HEAD_SOFTMAX, srcs, {"scale": scale, "max_bias": max_bias})
+
+
+def _logits(what: str, value: Any, x: Tensor) -> Tensor:
+    """Something that is added to logits, in their dtype."""
+    y = make("softmax", value)
+    plain("softmax", y)
+    if not y.dtype.is_float:
+        raise DTypeError(
+            f"softmax: the {what} must be of a float type, as it is added: 0 keeps, -inf hides; it is {y.describe()}"
+        )
+    return cast(y, x.dtype)
+
+
+def _mask(value: Any, x: Tensor) -> Tensor:
+    # Converted before it is repeated, where it is smaller.
+    value = make("softmax", value)
+    try:
+        return broadcast_to(_logits("mask", value, x), x.shape)
+    except ShapeError:
+        raise ShapeError(
+            f"softmax: the mask {value.describe()} does not broadcast to the shape of {x.describe()}"
+        ) from None
+
+
+def _log_softmax(x: Array) -> Array:
+    x = wide(x)
+    x = x - x.max(-1, keepdims=True)
+    result: Array = x - np.log(np.exp(x).sum(-1, keepdims=True))
+    return result
+
+
+def _last_axis_infer(name: str) -> Infer:
+    def infer(x: Tensor, **attrs: Any) -> tuple[Shape, DType]:
+        if not x.ndim:
+            raise ShapeError(f"{name}: a number has no axis to normalise over; the operand is {x.describe()}")
+        return x.shape, x.dtype
+
+    return infer
+
+
+def _along(op: OpDef, x: Any, axis: Any, attrs: dict[str, Any]) -> Tensor:
+    """The node along the last axis; another axis is brought there, and back, by views."""
+    x = make(op.name, x)
+    axis, last = as_axis(op.name, axis, x), x.ndim - 1
+    x = floating(op.name, x)
+    if axis == last:
+        return node(op, (x,), attrs)
+    return swapaxes(node(op, (swapaxes(x, axis, last),), attrs), axis, last)
+
+
+LOG_SOFTMAX = define_op(
+    OpDef(
+        "log_softmax",
+        family="normalization",
+        infer=_last_axis_infer("log_softmax"),
+        reference=_log_softmax,
+        inplace=(0,),
+        flops=flops_per_element(5),
+        formula="x − ln Σ eˣ over the last axis",
+    )
+)
+
+
+@builds(LOG_SOFTMAX)
+def log_softmax(x: Any, axis: int = -1) -> Tensor:
+    """The logarithm of `softmax` along ``axis``, exact also where that would be 0; integers become f32.
+
+    Raises:
+        BoundsError: no such axis.
+        DTypeError: a quantized operand.
+    """
+    return _along(LOG_SOFTMAX, x, axis, {})
+
+
+# --- layer and RMS normalization ------------------------------------------------------------------------------------
+
+
+def _norm_infer(name: str) -> Infer:
+    def infer(x: Tensor, *parameters: Tensor, eps: float) -> tuple[Shape, DType]:
+        if not x.ndim:
+            raise ShapeError(f"{name}: a number has no last axis to normalise over; the operand is {x.describe()}")
+        for p in parameters:
+            if p.shape != x.shape[-1:] or p.dtype is not x.dtype:
+                raise ShapeError(
+                    f"{name}: weight and bias must have shape ({x.shape[-1]},), the last axis of x: {x.describe()} "
+                    f"and {p.describe()}"
+                )
+        return x.shape, x.dtype
+
+    return infer
+
+
+def _norm(op: OpDef, x: Any, weight: Any, bias: Any, eps: float) -> Tensor:
+    x = floating(op.name, x)
+    parameters = [make(op.name, p) for p in (weight, bias) if p is not None]
+    srcs = promoted(op.name, x, *parameters)
+    return node(op, srcs, {"eps": as_number(op.name, "eps", eps)})
+
+
+def _layer_norm(x: Array, weight: Array | None = None, bias: Array | None = None, *, eps: float) -> Array:
+    x = wide(x)
+    centered = x - x.mean(-1, keepdims=True)
+    y: Array = centered / np.sqrt(np.square(centered).mean(-1, keepdims=True) + eps)
+    if weight is not None:
+        y = y * wide(weight)
+    return y if bias is None else y + wide(bias)
+
+
+LAYER_NORM = define_op(
+    OpDef(
+        "layer_norm",
+        family="normalization",
+        infer=_norm_infer("layer_norm"),
+        reference=_layer_norm,
+        inplace=(0,),
+        flops=flops_per_element(8),
+        formula="(x − mean x) / √(var x + eps) · weight + bias over the last axis",
+    )
+)
+
+
+@builds(LAYER_NORM)
+def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    """Layer normalization over the last axis; operands are promoted to one float dtype.
+
+    Ba, Kiros and Hinton, "Layer Normalization", 2016; the variance is the population's (divided by n).
+
+    Args:
+        x: shape (..., n).
+        weight, bias: shape (n,), or ``None``.
+        eps: added to the variance.
+
+    Raises:
+        ShapeError: shapes that do not fit.
+        DTypeError: a quantized operand.
+    """
+    if weight is None and bias is not None:
+        y = layer_norm(x, eps=eps)
+        b = make("layer_norm", bias)
+        if b.shape != y.shape[-1:]:
+            raise ShapeError(f"layer_norm: the bias must have shape ({y.shape[-1]},); got {b.describe()}")
+        return add(y, b)
+    return _norm(LAYER_NORM, x, weight, bias, eps)
+
+
+def _rms_norm(x: Array, weight: Array | None = None, *, eps: float) -> Array:
+    x = wide(x)
+    y: Array = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + eps)
+    return y if weight is None else y * wide(weight)
+
+
+RMS_NORM = define_op(
+    OpDef(
+        "rms_norm",
+        family="normalization",
+        infer=_norm_infer("rms_norm"),
+        reference=_rms_norm,
+        inplace=(0,),
+        flops=flops_per_element(5),
+        formula="x / √(mean x² + eps) · weight over the last axis",
+    )
+)
+
+
+@builds(RMS_NORM)
+def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6) -> Tensor:
+    """Root-mean-square normalization over the last axis; operands are promoted to one float dtype.
+
+    Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019. Shapes and errors as `layer_norm`.
+    """
+    return _norm(RMS_NORM, x, weight, None, eps)
+
+
+# --- group and Euclidean normalization ------------------------------------------------------------------------------
+
+
+def _group_norm_infer(x: Tensor, *parameters: Tensor, groups: int, eps: float) -> tuple[Shape, DType]:
+    if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
+        raise ShapeError(
+            f"group_norm: needs x (n, channels, ...) whose channels make {groups} equal groups, not {x.describe()}"
+        )
+    for p in parameters:
+        if p.shape != x.shape[1:2] or p.dtype is not x.dtype:
+            raise ShapeError(
+                f"group_norm: weight and bias must have shape ({x.shape[1]},), the channels of x: {x.describe()} and "
+                f"{p.describe()}"
+            )
+    return x.shape, x.dtype
+
+
+def _group_norm(x: Array, weight: Array | None = None, bias: Array | None = None, *, groups: int, eps: float) -> Array:
+    n, channels, *rest = x.shape
+    grouped = wide(x).reshape(n, groups, -1)
+    y: Array = _layer_norm(grouped, eps=eps).reshape(x.shape)
+    each = (channels, *[1] * len(rest))
+    if weight is not None:
+        y = y * wide(weight).reshape(each)
+    return y if bias is None else y + wide(bias).reshape(each)
+
+
+GROUP_NORM = define_op(
+    OpDef(
+        "group_norm",
+        family="normalization",
+        infer=_group_norm_infer,
+        reference=_group_norm,
+        inplace=(0,),
+        flops=flops_per_element(8),
+        formula="(x − mean x) / √(var x + eps) · weight + bias over all elements of a group of channels (axis 1)",
+    )
+)
+
+
+@builds(GROUP_NORM)
+def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    """Normalization over groups of channels; operands are promoted to one float dtype.
+
+    Wu and He, "Group Normalization", 2018. One group is layer normalization over all but the first axis; as many groups
+    as channels are instance normalization. The variance is the population's.
+
+    Args:
+        x: shape (n, channels, ...).
+        groups: a divisor of the number of channels; each group is consecutive ones.
+        weight, bias: shape (channels,), or ``None``.
+        eps: added to the variance.
+
+    Raises:
+        ShapeError: shapes that do not fit, groups that do not divide the channels.
+        DTypeError: a quantized operand.
+    """
+    if not isinstance(groups, int) or isinstance(groups, bool):
+        raise ShapeError(f"group_norm: groups is a number of groups, not {groups!r}")
+    x = floating("group_norm", x)
+    if weight is None and bias is not None:
+        y = group_norm(x, groups, eps=eps)
+        b = make("group_norm", bias)
+        if b.shape != y.shape[1:2]:
+            raise ShapeError(f"group_norm: the bias must have shape ({y.shape[1]},); got {b.describe()}")
+        return add(y, reshape(b, (*b.shape, *[1] * (y.ndim - 2))))
+    parameters = [make("group_norm", p) for p in (weight, bias) if p is not None]
+    srcs = promoted("group_norm", x, *parameters)
+    return node(GROUP_NORM, srcs, {"groups": groups, "eps": as_number("group_norm", "eps", eps)})
+
+
+def _l2_norm(x: Array, *, eps: float) -> Array:
+    x = wide(x)
+    result: Array = x / np.maximum(np.sqrt(np.square(x).sum(-1, keepdims=True)), eps)
+    return result
+
+
+L2_NORM = define_op(
+    OpDef(
+        "l2_norm",
+        family="normalization",
+        infer=_last_axis_infer("l2_norm"),
+        reference=_l2_norm,
+        inplace=(0,),
+        flops=flops_per_element(4),
+        formula="x / max(√Σ x², eps) over the last axis",
+    )
+)
+
+
+@builds(L2_NORM)
+def l2_norm(x: Any, axis: int = -1, eps: float = 1e-12) -> Tensor:
+    """``x`` divided by its Euclidean norm along ``axis``, or by ``eps`` where that is larger; torch's ``normalize``.
+
+    Integers become f32.
+
+    Raises:
+        BoundsError: no such axis.
+        DTypeError: a quantized operand, an ``eps`` that is no number.
+    """
+    return _along(L2_NORM, x, axis, {"eps": as_number("l2_norm", "eps", eps)})

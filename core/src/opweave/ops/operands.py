@@ -1,0 +1,227 @@
+"""What the builders share: making operands of what callers pass, and refusing what does not fit, by name and place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import index as as_index
+from typing import Any, TypeVar
+
+import numpy as np
+
+from opweave import opdef
+from opweave.dtypes import DType, bool_, f32, i64, promote
+from opweave.errors import BoundsError, DTypeError, LayoutError, OpweaveError, ShapeError
+from opweave.layout import broadcast_shapes, normalize_axis
+from opweave.opdef import OpDef
+from opweave.tensor import Tensor, as_tensor, constant, shows_columns_of_blocks
+
+__all__ = [
+    "Array", "Number", "as_axis", "as_fill", "as_integer", "as_number", "broadcast_to", "builds", "cast", "explain",
+    "floating", "is_number", "make", "pair", "plain", "promoted", "rows", "shows_columns_of_blocks", "wide",
+]  # fmt: skip
+
+Array = np.ndarray[Any, Any]
+Number = bool | int | float
+F = TypeVar("F", bound=Callable[..., Any])
+E = TypeVar("E", bound=OpweaveError)
+
+
+def builds(op: OpDef) -> Callable[[F], F]:
+    """Decorator: the function is the public builder of ``op``."""
+
+    def register(function: F) -> F:
+        op.build = function
+        return function
+
+    return register
+
+
+def wide(x: Array) -> Array:
+    """The array as references compute with it: float64 for floats, integers as they are."""
+    return x if x.dtype.kind in "iub" else np.asarray(x, np.float64)
+
+
+# --- messages -------------------------------------------------------------------------------------------------------
+
+
+def explain(error: OpweaveError, op: str, *operands: Tensor) -> OpweaveError:
+    """The same error with the operation and its operands named."""
+    if isinstance(error, (ShapeError, DTypeError, LayoutError, BoundsError)):
+        return type(error)(f"{op}: {error}; {_named(operands)}")
+    return error
+
+
+def _named(operands: tuple[Tensor, ...]) -> str:
+    if len(operands) == 1:
+        return f"the operand is {operands[0].describe()}"
+    return "the operands are " + " and ".join(t.describe() for t in operands)
+
+
+def rows(op: str, *operands: Tensor) -> None:
+    """Refuse the transpose of a quantized matrix: its blocks do not lie along the last axis.
+
+    Raises:
+        LayoutError: an operand is such a view.
+    """
+    for x in operands:
+        if shows_columns_of_blocks(x):
+            raise LayoutError(
+                f"{op}: the transpose of a quantized matrix only serves as the right operand of matmul "
+                f"(x @ w.T, which is linear(x, w)); {_named((x,))}"
+            )
+
+
+def plain(op: str, *operands: Tensor) -> None:
+    """Refuse quantized operands.
+
+    Raises:
+        DTypeError: an operand is quantized (`LayoutError`: and transposed).
+    """
+    for x in operands:
+        if x.dtype.block > 1:
+            rows(op, x)
+            raise DTypeError(
+                f"{op} does not take {x.dtype}: quantized tensors enter linear and embedding, views and copy; "
+                f"decode the weights before they become a tensor, or use linear(x, w); {_named((x,))}"
+            )
+
+
+# --- operands -------------------------------------------------------------------------------------------------------
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a bare Python number, which takes the dtype of the tensor it meets."""
+    return isinstance(value, (bool, int, float))
+
+
+def as_number(op: str, what: str, value: Any) -> float:
+    """``value`` as a Python float, for attributes.
+
+    Raises:
+        DTypeError: it is no number.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, OpweaveError):
+        raise DTypeError(f"{op}: {what} is a number, not {value!r:.60}") from None
+
+
+def as_integer(op: str, what: str, value: Any) -> int:
+    """``value`` as a Python int, for attributes.
+
+    Raises:
+        ShapeError: it is no integer.
+    """
+    try:
+        return int(as_index(value))
+    except TypeError:
+        raise ShapeError(f"{op}: {what} is an integer, not {value!r:.60}") from None
+
+
+def as_fill(op: str, value: Any, dtype: DType) -> Number:
+    """``value`` as the Python number that fills a tensor of ``dtype``.
+
+    Raises:
+        DTypeError: it is no number, or none that ``dtype`` holds.
+    """
+    if dtype.is_float:
+        return as_number(op, "the value", value)
+    try:
+        number = int(as_index(value))
+    except TypeError:
+        raise DTypeError(f"{op}: {value!r:.60} does not fit into {dtype}") from None
+    if dtype is bool_:
+        return bool(number)
+    limits = np.iinfo(dtype.numpy)
+    if not limits.min <= number <= limits.max:
+        raise DTypeError(f"{op}: {number} does not fit into {dtype}")
+    return number
+
+
+def as_axis(op: str, axis: Any, x: Tensor) -> int:
+    """``axis`` of ``x`` as a non-negative index.
+
+    Raises:
+        BoundsError: outside of the axes of ``x``.
+        ShapeError: it is no integer.
+    """
+    try:
+        return normalize_axis(axis, x.ndim)
+    except OpweaveError as error:
+        raise explain(error, op, x) from None
+    except TypeError:
+        raise ShapeError(f"{op}: an axis is an integer, not {axis!r}; {_named((x,))}") from None
+
+
+def make(op: str, value: Any, like: Tensor | None = None) -> Tensor:
+    """``value`` as a tensor; a bare Python number takes the dtype of ``like`` where that can hold it.
+
+    Raises:
+        DTypeError: it is no array of numbers, or an integer that the dtype of ``like`` does not hold.
+    """
+    if isinstance(value, Tensor):
+        return value
+    if like is not None and isinstance(value, int) and not isinstance(value, bool):
+        if like.dtype is bool_:
+            return constant(value, i64)
+        if like.dtype.is_integer:
+            limits = np.iinfo(like.dtype.numpy)
+            if not limits.min <= value <= limits.max:
+                raise DTypeError(f"{op}: {value} does not fit into {like.dtype}; cast first; {_named((like,))}")
+    try:
+        with np.errstate(over="ignore"):  # a number that a half type cannot hold is infinity there
+            return as_tensor(value, like if like is None or like.dtype.block == 1 else None)
+    except DTypeError as error:
+        raise DTypeError(f"{op}: {error}") from None
+    except OverflowError:
+        raise DTypeError(f"{op}: {value!r} does not fit into 64 bits") from None
+
+
+def cast(x: Tensor, dtype: DType) -> Tensor:
+    """``x`` in another type; itself if it has it."""
+    return x if x.dtype is dtype else opdef.build("cast", x, dtype)
+
+
+def broadcast_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``x`` seen in a larger shape; itself if it has it."""
+    return x if x.shape == shape else opdef.build("broadcast_to", x, shape)
+
+
+def floating(op: str, value: Any) -> Tensor:
+    """An operand of a function on real numbers: integers and bools become f32."""
+    x = make(op, value)
+    plain(op, x)
+    return x if x.dtype.is_float else cast(x, f32)
+
+
+def promoted(op: str, *operands: Tensor) -> tuple[Tensor, ...]:
+    """The operands in the type in which they meet.
+
+    Raises:
+        DTypeError: a quantized operand.
+    """
+    plain(op, *operands)
+    common = operands[0].dtype
+    for x in operands[1:]:
+        common = promote(common, x.dtype)
+    return tuple([cast(x, common) for x in operands])
+
+
+def pair(op: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
+    """Two operands of one dtype and one shape: promoted, and broadcast as views.
+
+    Raises:
+        ShapeError: the shapes do not broadcast.
+        DTypeError: a quantized operand, or something that is no array of numbers.
+    """
+    x = make(op, a, b if isinstance(b, Tensor) else None)
+    y = make(op, b, x)
+    if x.dtype is not y.dtype or x.dtype.block > 1:
+        x, y = promoted(op, x, y)
+    if x.shape != y.shape:
+        try:
+            shape = broadcast_shapes(x.shape, y.shape)
+        except ShapeError as error:
+            raise ShapeError(f"{op}: {error}; reshape one of them; {_named((x, y))}") from None
+        x, y = broadcast_to(x, shape), broadcast_to(y, shape)
+    return x, y

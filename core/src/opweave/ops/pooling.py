@@ -1,0 +1,251 @@
+"""Pooling: the largest element or the mean of each window."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from opweave.dtypes import DType
+from opweave.errors import ShapeError
+from opweave.layout import Shape
+from opweave.opdef import Infer, OpDef, define_op
+from opweave.ops.operands import Array, builds, floating, make, plain, wide
+from opweave.ops.windows import as_lengths, batched, fitting, windows_of
+from opweave.tensor import Tensor, node
+
+__all__ = ["avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d"]
+
+
+def _places(n: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
+    extent = dilation * (kernel - 1) + 1
+    if not ceil_mode:
+        return fitting(n + 2 * padding, kernel, stride, dilation)
+    count = -(-(n + 2 * padding - extent) // stride) + 1
+    # The last window has to begin inside of the input or the padding before it.
+    return count - 1 if (count - 1) * stride >= n + padding else count
+
+
+def _pool_infer(op: str, rank: int) -> Infer:
+    def infer(
+        x: Tensor,
+        *,
+        kernel_size: Shape,
+        stride: Shape,
+        padding: Shape,
+        dilation: Shape,
+        ceil_mode: bool,
+        **averaging: Any,
+    ) -> tuple[Shape, DType]:
+        if x.ndim != rank + 2:
+            raise ShapeError(f"{op}: needs (batch, channels) and {rank} more axes, not {x.describe()}")
+        for p, k in zip(padding, kernel_size, strict=True):
+            if 2 * p > k:
+                raise ShapeError(f"{op}: padding {p} must be at most half of the window of {k}; {x.describe()}")
+        sizes = zip(x.shape[2:], kernel_size, stride, padding, dilation, strict=True)
+        places = tuple([_places(*axis, ceil_mode) for axis in sizes])
+        if min(places) < 1:
+            raise ShapeError(f"{op}: no window of {kernel_size} fits into {x.describe()} with padding {padding}")
+        return (*x.shape[:2], *places), x.dtype
+
+    return infer
+
+
+def _padded_windows(
+    x: Array, fill: Any, kernel: Shape, stride: Shape, padding: Shape, dilation: Shape, ceil_mode: bool
+) -> Array:
+    """All windows, also those that run over the end, as far as there are places for them."""
+    pads, places = [(0, 0), (0, 0)], []
+    for n, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True):
+        places.append(_places(n, k, s, p, d, ceil_mode))
+        pads.append((p, max(p, (places[-1] - 1) * s + d * (k - 1) + 1 - n - p)))
+    views = windows_of(np.pad(x, pads, constant_values=fill), kernel, stride, dilation)
+    return views[(slice(None), slice(None), *[slice(n) for n in places])]
+
+
+# --- the largest ----------------------------------------------------------------------------------------------------
+
+
+def _max_pool(
+    x: Array, *, kernel_size: Shape, stride: Shape, padding: Shape, dilation: Shape, ceil_mode: bool
+) -> Array:
+    lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
+    views = _padded_windows(x, lowest, kernel_size, stride, padding, dilation, ceil_mode)
+    result: Array = views.max(tuple(range(-len(kernel_size), 0)))
+    return result
+
+
+def _define_max_pool(op: str, rank: int) -> OpDef:
+    return define_op(
+        OpDef(
+            op,
+            family="pooling",
+            infer=_pool_infer(op, rank),
+            reference=_max_pool,
+            flops=lambda out: out.size * prod(out.attrs["kernel_size"]),
+            formula="y[n, c, i] = max_k x[n, c, stride · i + dilation · k − padding]",
+        )
+    )
+
+
+MAX_POOL1D: Final = _define_max_pool("max_pool1d", 1)
+MAX_POOL2D: Final = _define_max_pool("max_pool2d", 2)
+
+
+def _sizes(op: str, rank: int, kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> dict[str, Any]:
+    kernel = as_lengths(op, "kernel_size", kernel_size, rank)
+    return {
+        "kernel_size": kernel,
+        "stride": kernel if stride is None else as_lengths(op, "stride", stride, rank),
+        "padding": as_lengths(op, "padding", padding, rank, 0),
+        "dilation": as_lengths(op, "dilation", dilation, rank),
+    }
+
+
+def _build_max_pool(
+    op: OpDef, rank: int, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> Tensor:
+    attrs = {**_sizes(op.name, rank, kernel, stride, padding, dilation), "ceil_mode": bool(ceil_mode)}
+    y = make(op.name, x)
+    plain(op.name, y)
+    y = y if y.dtype.is_integer else floating(op.name, y)
+    return batched(op.name, y, rank, lambda z: node(op, (z,), attrs))
+
+
+@builds(MAX_POOL1D)
+def max_pool1d(
+    x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Tensor:
+    """The largest element of each window of one axis, as ``torch.nn.functional.max_pool1d``; see `max_pool2d`.
+
+    Shapes: (batch, channels, length) or (channels, length).
+    """
+    return _build_max_pool(MAX_POOL1D, 1, x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+@builds(MAX_POOL2D)
+def max_pool2d(
+    x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Tensor:
+    """The largest element of each window of two axes, as ``torch.nn.functional.max_pool2d``; a NaN wins.
+
+    Args:
+        x: shape (batch, channels, height, width), or without a batch; floats or integers.
+        kernel_size: of the windows; here and below one integer or one for each axis.
+        stride: steps between windows, ``kernel_size`` by default.
+        padding: elements on both sides that never win, at most half a window.
+        dilation: distance between the elements of a window.
+        ceil_mode: also windows that run over the end, if they begin before it.
+
+    Raises:
+        ShapeError: no window fits, too much padding, another number of axes, arguments that are no such integers.
+        DTypeError: a quantized operand.
+    """
+    return _build_max_pool(MAX_POOL2D, 2, x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+# --- the mean -------------------------------------------------------------------------------------------------------
+
+
+def window_counts(n: int, places: int, kernel: int, stride: int, padding: int, include_pad: bool) -> Array:
+    """How many elements of each window of one axis are counted: those in the input, or with the padding."""
+    first = np.arange(places) * stride - padding
+    last = np.minimum(first + kernel, n + padding)
+    counted: Array = last - first if include_pad else np.minimum(last, n) - np.maximum(first, 0)
+    return counted
+
+
+def _avg_pool(
+    x: Array,
+    *,
+    kernel_size: Shape,
+    stride: Shape,
+    padding: Shape,
+    dilation: Shape,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int,
+) -> Array:
+    views = _padded_windows(wide(x), 0.0, kernel_size, stride, padding, dilation, ceil_mode)
+    rank = len(kernel_size)
+    total: Array = views.sum(tuple(range(-rank, 0)))
+    if divisor:
+        return total / divisor
+    for axis, (n, k, s, p) in enumerate(zip(x.shape[2:], kernel_size, stride, padding, strict=True)):
+        counts = window_counts(n, total.shape[2 + axis], k, s, p, count_include_pad)
+        total = total / counts.reshape(-1, *[1] * (rank - 1 - axis))
+    return total
+
+
+def _define_avg_pool(op: str, rank: int) -> OpDef:
+    return define_op(
+        OpDef(
+            op,
+            family="pooling",
+            infer=_pool_infer(op, rank),
+            reference=_avg_pool,
+            flops=lambda out: out.size * (prod(out.attrs["kernel_size"]) + 1),
+            formula="y[n, c, i] = Σ_k x[n, c, stride · i + k − padding] / count",
+        )
+    )
+
+
+AVG_POOL1D: Final = _define_avg_pool("avg_pool1d", 1)
+AVG_POOL2D: Final = _define_avg_pool("avg_pool2d", 2)
+
+
+def _build_avg_pool(
+    op: OpDef, rank: int, x: Any, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, include: bool, divisor: Any
+) -> Tensor:
+    attrs = _sizes(op.name, rank, kernel, stride, padding, 1)
+    attrs["ceil_mode"], attrs["count_include_pad"] = bool(ceil_mode), bool(include)
+    attrs["divisor"] = 0 if divisor is None else as_lengths(op.name, "divisor_override", divisor, 1)[0]
+    return batched(op.name, floating(op.name, x), rank, lambda z: node(op, (z,), attrs))
+
+
+@builds(AVG_POOL1D)
+def avg_pool1d(
+    x: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    """The mean of each window of one axis, as ``torch.nn.functional.avg_pool1d``; see `avg_pool2d`.
+
+    Shapes: (batch, channels, length) or (channels, length).
+    """
+    return _build_avg_pool(AVG_POOL1D, 1, x, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
+
+
+@builds(AVG_POOL2D)
+def avg_pool2d(
+    x: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """The mean of each window of two axes, as ``torch.nn.functional.avg_pool2d``; integers become f32.
+
+    Args:
+        x: shape (batch, channels, height, width), or without a batch.
+        kernel_size: of the windows; here and below one integer or one for each axis.
+        stride: steps between windows, ``kernel_size`` by default.
+        padding: zeros on both sides, at most half a window.
+        ceil_mode: also windows that run over the end, if they begin before it; what lies beyond the padding is never
+            counted.
+        count_include_pad: the padding counts as elements of the mean.
+        divisor_override: divide by this number instead. On nodes ``divisor``, 0 for none.
+
+    Raises:
+        ShapeError: no window fits, too much padding, another number of axes, arguments that are no such integers.
+        DTypeError: a quantized operand.
+    """
+    return _build_avg_pool(
+        AVG_POOL2D, 2, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+    )

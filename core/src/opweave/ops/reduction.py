@@ -1,0 +1,290 @@
+"""Reductions over axes, and counting. The nodes drop the reduced axes; ``keepdims`` is a view of the result."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from opweave.dtypes import DType, f32, i64
+from opweave.errors import OpweaveError, ShapeError
+from opweave.layout import Shape, normalize_axes
+from opweave.opdef import OpDef, define_op
+from opweave.ops.movement import reshape
+from opweave.ops.operands import Array, as_axis, as_number, builds, cast, explain, make, pair, plain, wide
+from opweave.tensor import Tensor, node
+
+__all__ = ["argmax", "count_equal", "max", "mean", "min", "prod", "sum", "var"]
+
+Axes = int | Sequence[int] | None
+
+
+def _reduced(x: Tensor, *, axes: tuple[int, ...]) -> tuple[Shape, DType]:
+    return tuple([n for i, n in enumerate(x.shape) if i not in axes]), x.dtype
+
+
+def _operand(op: str, value: Any) -> Tensor:
+    x = make(op, value)
+    plain(op, x)
+    return x
+
+
+def _count(x: Array | Tensor, axes: tuple[int, ...]) -> int:
+    return math.prod([x.shape[a] for a in axes])
+
+
+def _reduce(op: OpDef, x: Tensor, axis: Axes, keepdims: bool, dtype: DType, **attrs: Any) -> Tensor:
+    try:
+        axes = normalize_axes(tuple(axis) if isinstance(axis, list) else axis, x.ndim)  # type: ignore[arg-type]
+    except OpweaveError as error:
+        raise explain(error, op.name, x) from None
+    except TypeError:
+        raise ShapeError(
+            f"{op.name}: axis is an integer, a tuple of them or None, not {axis!r}; the operand is {x.describe()}"
+        ) from None
+    if op in (MAX, MIN) and any(x.shape[a] == 0 for a in axes):
+        raise ShapeError(
+            f"{op.name}: of no elements there is none; axes {axes} of the operand {x.describe()} are empty"
+        )
+    source = cast(x, dtype)
+    result = node(op, (source,), {"axes": axes, **attrs}) if axes or op is VAR else source
+    return reshape(result, tuple([1 if i in axes else n for i, n in enumerate(x.shape)])) if keepdims else result
+
+
+def _source_flops(out: Tensor) -> int:
+    return out.srcs[0].size
+
+
+SUM = define_op(
+    OpDef(
+        "sum",
+        family="reduction",
+        infer=_reduced,
+        reference=lambda x, *, axes: np.sum(wide(x), axes),
+        flops=_source_flops,
+        formula="Σ x over axes",
+    )
+)
+
+
+@builds(SUM)
+def sum(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """The sum over one, several or (by default) all axes; 0 over no elements.
+
+    Integers and bools add up in i64 and return it; f16 and bf16 accumulate in f32 and return their own type.
+
+    Raises:
+        BoundsError: no such axis.
+        ShapeError: an axis named twice.
+        DTypeError: a quantized operand.
+    """
+    x = _operand("sum", x)
+    return _reduce(SUM, x, axis, keepdims, x.dtype if x.dtype.is_float else i64)
+
+
+PROD = define_op(
+    OpDef(
+        "prod",
+        family="reduction",
+        infer=_reduced,
+        reference=lambda x, *, axes: np.prod(wide(x), axes),
+        flops=_source_flops,
+        formula="Π x over axes",
+    )
+)
+
+
+@builds(PROD)
+def prod(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """The product over one, several or (by default) all axes; 1 over no elements. Types and errors as `sum`."""
+    x = _operand("prod", x)
+    return _reduce(PROD, x, axis, keepdims, x.dtype if x.dtype.is_float else i64)
+
+
+def _mean(x: Array, *, axes: tuple[int, ...]) -> Array:
+    # Not np.mean: of no elements it warns, where devices quietly give NaN.
+    result: Array = np.sum(wide(x), axes) / np.float64(_count(x, axes))
+    return result
+
+
+MEAN = define_op(
+    OpDef(
+        "mean",
+        family="reduction",
+        infer=_reduced,
+        reference=_mean,
+        flops=_source_flops,
+        formula="Σ x / n over axes",
+    )
+)
+
+
+@builds(MEAN)
+def mean(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """The mean over one, several or (by default) all axes; NaN over no elements, f32 of integers. Raises as `sum`."""
+    x = _operand("mean", x)
+    return _reduce(MEAN, x, axis, keepdims, x.dtype if x.dtype.is_float else f32)
+
+
+def _var_infer(x: Tensor, *, axes: tuple[int, ...], correction: float) -> tuple[Shape, DType]:
+    return _reduced(x, axes=axes)
+
+
+def _var(x: Array, *, axes: tuple[int, ...], correction: float) -> Array:
+    x = wide(x)
+    n = _count(x, axes)
+    centered = x - np.sum(x, axes, keepdims=True) / np.float64(n)
+    result: Array = np.sum(np.square(centered), axes) / np.float64(builtins.max(n - correction, 0.0))
+    return result
+
+
+VAR = define_op(
+    OpDef(
+        "var",
+        family="reduction",
+        infer=_var_infer,
+        reference=_var,
+        flops=lambda out: 4 * out.srcs[0].size,
+        formula="Σ (x − mean x)² / (n − correction) over axes",
+    )
+)
+
+
+@builds(VAR)
+def var(x: Any, axis: Axes = None, correction: float = 1.0, keepdims: bool = False) -> Tensor:
+    """The variance over one, several or (by default) all axes; f32 of integers.
+
+    Args:
+        x: any shape.
+        axis: as for `sum`.
+        correction: taken off the number of elements n before dividing: 1 is Bessel's, the estimate from a sample (as in
+            torch, other than in NumPy); 0 gives the variance of a whole population. Where n - correction is not
+            positive the result is NaN, or infinite if the elements differ.
+        keepdims: keep the axes, with length 1.
+
+    Raises:
+        BoundsError: no such axis.
+        ShapeError: an axis named twice.
+        DTypeError: a quantized operand, or a correction that is no number.
+    """
+    x = _operand("var", x)
+    dtype = x.dtype if x.dtype.is_float else f32
+    return _reduce(VAR, x, axis, keepdims, dtype, correction=as_number("var", "correction", correction))
+
+
+MAX = define_op(
+    OpDef(
+        "max",
+        family="reduction",
+        infer=_reduced,
+        reference=lambda x, *, axes: np.max(wide(x), axes),
+        flops=_source_flops,
+        formula="max x over axes",
+    )
+)
+
+
+@builds(MAX)
+def max(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """The largest element over one, several or (by default) all axes; NaN where there is one.
+
+    Raises:
+        BoundsError: no such axis.
+        ShapeError: an axis named twice, or one of length 0.
+        DTypeError: a quantized operand.
+    """
+    x = _operand("max", x)
+    return _reduce(MAX, x, axis, keepdims, x.dtype)
+
+
+MIN = define_op(
+    OpDef(
+        "min",
+        family="reduction",
+        infer=_reduced,
+        reference=lambda x, *, axes: np.min(wide(x), axes),
+        flops=_source_flops,
+        formula="min x over axes",
+    )
+)
+
+
+@builds(MIN)
+def min(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """The smallest element over one, several or (by default) all axes; NaN where there is one. Raises as `max`."""
+    x = _operand("min", x)
+    return _reduce(MIN, x, axis, keepdims, x.dtype)
+
+
+def _argmax_infer(x: Tensor, *, axis: int) -> tuple[Shape, DType]:
+    return (*x.shape[:axis], *x.shape[axis + 1 :]), i64
+
+
+ARGMAX = define_op(
+    OpDef(
+        "argmax",
+        family="reduction",
+        infer=_argmax_infer,
+        reference=lambda x, *, axis: np.argmax(wide(x), axis),
+        index_out=True,
+        flops=_source_flops,
+        formula="the lowest i with x[i] = max x along axis",
+    )
+)
+
+
+@builds(ARGMAX)
+def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Where along ``axis`` (by default, in the flattened tensor) the largest element is, as i64.
+
+    The lowest index among equals; NaN counts as the largest, as in NumPy.
+
+    Raises:
+        BoundsError: no such axis.
+        ShapeError: it has length 0.
+        DTypeError: a quantized operand.
+    """
+    x = _operand("argmax", x)
+    flat = x if axis is not None else reshape(x, (x.size,))
+    at = as_axis("argmax", 0 if axis is None else axis, flat)
+    if not flat.shape[at]:
+        raise ShapeError(f"argmax: of no elements none is the largest; the operand is {x.describe()}")
+    result = node(ARGMAX, (flat,), {"axis": at})
+    if not keepdims:
+        return result
+    return reshape(result, (1,) * x.ndim if axis is None else (*x.shape[:at], 1, *x.shape[at + 1 :]))
+
+
+def _count_equal_infer(a: Tensor, b: Tensor) -> tuple[Shape, DType]:
+    if a.shape != b.shape or a.dtype is not b.dtype:
+        raise ShapeError(f"count_equal: operands must have one shape and dtype: {a.describe()} and {b.describe()}")
+    return (), i64
+
+
+COUNT_EQUAL = define_op(
+    OpDef(
+        "count_equal",
+        family="reduction",
+        infer=_count_equal_infer,
+        reference=lambda a, b: np.count_nonzero(wide(a) == wide(b)),
+        index_out=True,
+        flops=_source_flops,
+        formula="the number of places where a = b",
+    )
+)
+
+
+@builds(COUNT_EQUAL)
+def count_equal(a: Any, b: Any) -> Tensor:
+    """At how many places two tensors are equal, as an i64 without axes: e.g. how many predictions are right.
+
+    The operands are promoted and broadcast. NaN equals nothing.
+
+    Raises:
+        ShapeError: the shapes do not broadcast.
+        DTypeError: a quantized operand.
+    """
+    return node(COUNT_EQUAL, pair("count_equal", a, b), {})

@@ -1,0 +1,279 @@
+"""Positions: as rotations of pairs of elements, and as waves."""
+
+from __future__ import annotations
+
+from math import ceil, floor, log, pi
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from opweave.dtypes import DType, i32, i64
+from opweave.errors import DTypeError, ShapeError
+from opweave.layout import Shape
+from opweave.opdef import OpDef, define_op, flops_per_element
+from opweave.ops.operands import Array, as_number, broadcast_to, builds, cast, floating, make, plain, wide
+from opweave.ops.windows import as_lengths
+from opweave.tensor import Tensor, node
+
+__all__ = ["rope", "rope_frequencies", "timestep_embedding"]
+
+Pairing = Literal["adjacent", "half"]
+
+
+# --- rotary position embedding --------------------------------------------------------------------------------------
+
+
+def rope_frequencies(
+    dims: int,
+    *,
+    base: float,
+    scale: float = 1.0,
+    ext_factor: float = 0.0,
+    attn_factor: float = 1.0,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    original_context: int = 0,
+    factors: Array | None = None,
+) -> tuple[Array, float]:
+    """The angle by which one position turns each pair, and the factor by which lengths grow.
+
+    Pair i of dims / 2 turns by base^(−2i / dims), divided by its entry of ``factors``. ``scale`` multiplies all of
+    these ("position interpolation"); by YaRN, as far as ``ext_factor`` says, only those which turn slowly: pairs that
+    make more than ``beta_fast`` turns over the original context keep their angle, those with less than ``beta_slow``
+    get the scaled one, in between it goes over linearly in i. Lengths then grow by 1 + 0.1 · ln(1 / scale), and by
+    ``attn_factor``.
+
+    Returns:
+        f64 of shape (dims / 2,), and a number.
+    """
+    half = dims // 2
+    angles = base ** (np.arange(half) * (-2.0 / dims))
+    if factors is not None:
+        angles = angles / wide(factors)
+    turned, magnitude = angles * scale, attn_factor
+    if ext_factor:
+        low = max(0, floor(_pair_with_turns(beta_fast, dims, base, original_context)))
+        high = min(dims - 1, ceil(_pair_with_turns(beta_slow, dims, base, original_context)))
+        ramp = np.clip((np.arange(half) - low) / max(0.001, high - low), 0.0, 1.0)
+        kept = (1.0 - ramp) * ext_factor
+        turned = turned * (1.0 - kept) + angles * kept
+        magnitude *= 1.0 + 0.1 * log(1.0 / scale)
+    return turned, magnitude
+
+
+def _pair_with_turns(turns: float, dims: int, base: float, context: int) -> float:
+    """The (fractional) pair that makes ``turns`` turns over ``context`` positions."""
+    return dims * log(context / (turns * 2.0 * pi)) / (2.0 * log(base))
+
+
+def pair_slices(pairing: str, dims: int) -> tuple[slice, slice]:
+    """Where the first and the second elements of the pairs lie on the last axis."""
+    if pairing == "adjacent":
+        return slice(0, dims, 2), slice(1, dims, 2)
+    return slice(0, dims // 2), slice(dims // 2, dims)
+
+
+def pair_positions(positions: Array, sections: tuple[int, ...]) -> Array:
+    """The position of each pair, or, without sections, one for all of them: (..., tokens, pairs or 1)."""
+    if not sections:
+        return positions[..., None]
+    return np.moveaxis(np.repeat(positions, sections, 0), 0, -1)
+
+
+def _rope_infer(
+    x: Tensor,
+    positions: Tensor,
+    factors: Tensor | None = None,
+    *,
+    dims: int,
+    sections: tuple[int, ...],
+    **options: Any,
+) -> tuple[Shape, DType]:
+    if x.ndim < 2 or dims > x.shape[-1]:
+        raise ShapeError(f"rope: needs x (..., tokens, size) of at least {dims} elements a token, not {x.describe()}")
+    want = (*([len(sections)] if sections else []), *x.shape[:-1])
+    if positions.shape != want:
+        raise ShapeError(f"rope: needs positions of shape {want} for {x.describe()}, not {positions.describe()}")
+    if factors is not None and factors.shape != (dims // 2,):
+        raise ShapeError(f"rope: needs ({dims // 2},) frequency factors, one a pair, not {factors.describe()}")
+    return x.shape, x.dtype
+
+
+def _rope(
+    x: Array,
+    positions: Array,
+    factors: Array | None = None,
+    *,
+    pairing: str,
+    dims: int,
+    sections: tuple[int, ...],
+    **frequencies: Any,
+) -> Array:
+    per_position, magnitude = rope_frequencies(dims, factors=factors, **frequencies)
+    angles = pair_positions(positions, sections) * per_position
+    cos, sin = np.cos(angles) * magnitude, np.sin(angles) * magnitude
+    first, second = pair_slices(pairing, dims)
+    y = np.array(wide(x))
+    a, b = y[..., first].copy(), y[..., second].copy()
+    y[..., first] = a * cos - b * sin
+    y[..., second] = a * sin + b * cos
+    return y
+
+
+ROPE: Final = define_op(
+    OpDef(
+        "rope",
+        family="rope",
+        infer=_rope_infer,
+        reference=_rope,
+        inplace=(0,),
+        indices=(1,),
+        flops=flops_per_element(3),
+        formula="(a, b) → (a cos φ − b sin φ, a sin φ + b cos φ), φ = position · scale · base^(−2i / dims)",
+    )
+)
+
+
+@builds(ROPE)
+def rope(
+    x: Any,
+    positions: Any,
+    factors: Any = None,
+    *,
+    pairing: Pairing = "adjacent",
+    base: float = 10000.0,
+    dims: int | None = None,
+    sections: Any = (),
+    scale: float = 1.0,
+    ext_factor: float = 0.0,
+    attn_factor: float = 1.0,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    original_context: int = 0,
+) -> Tensor:
+    """Rotary position embedding: pairs of elements of each token turn by angles that grow with its position.
+
+    Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021. Longer contexts: Peng et al.,
+    "YaRN: Efficient Context Window Extension of Large Language Models", 2023, by the four arguments from ``ext_factor``
+    on and ``original_context``. Several positions for each token, of which parts of the frequencies take one each: Wang
+    et al., "Qwen2-VL", 2024, section 2.1.
+
+    Args:
+        x: shape (..., tokens, size), as `attention` takes it; integers become f32.
+        positions: i32 or i64, broadcasts to (..., tokens): (tokens,), or (batch, 1, tokens) for one of their own for
+            each batch. With sections there is an axis of their number in front: (sections, tokens).
+        factors: divides the angles, one number a pair: shape (dims / 2,), or ``None``.
+        pairing: which elements make a pair: ``"adjacent"`` ones, 2i and 2i + 1; or those of the first and the second
+            ``"half"``, i and i + dims / 2.
+        base: pair i turns by base^(−2i / dims) a position.
+        dims: even number of elements that turn, all by default; the others stay.
+        sections: number of pairs that take their angle from the first, second, ... row of positions; together dims / 2.
+        scale: multiplies all angles: the length of the context seen in training divided by the one now.
+        ext_factor: how far YaRN's choice by frequency replaces that, 0 .. 1.
+        attn_factor: multiplies the result, besides YaRN's own 1 + 0.1 · ln(1 / scale).
+        beta_fast, beta_slow: pairs that turn more often than this over the original context are not scaled; less often,
+            wholly.
+        original_context: tokens of the context seen in training; needed where ``ext_factor`` is not 0.
+
+    Raises:
+        ShapeError: shapes that do not fit, odd ``dims``, sections that do not add up, no such pairing.
+        DTypeError: positions of another dtype, options that are no such numbers, a quantized operand.
+    """
+    y = floating("rope", x)
+    at = make("rope", positions)
+    if at.dtype is not i32 and at.dtype is not i64:
+        raise DTypeError(f"rope: positions are i32 or i64, not {at.describe()}")
+    if pairing not in ("adjacent", "half"):
+        raise ShapeError(f"rope: there is no pairing {pairing!r}; there are: adjacent, half")
+    (turned,) = as_lengths("rope", "dims", (y.shape[-1] if y.ndim else 0) if dims is None else dims, 1, 2)
+    if turned % 2:
+        raise ShapeError(f"rope: dims is even, two a pair, not {turned}; the operand is {y.describe()}")
+    parts = as_lengths("rope", "sections", sections, len(sections), 0) if sections else ()
+    if parts and sum(parts) != turned // 2:
+        raise ShapeError(f"rope: sections {parts} do not add up to {turned // 2} pairs; the operand is {y.describe()}")
+    attrs: dict[str, Any] = {"pairing": pairing, "dims": turned, "sections": parts}
+    numbers = {"base": base, "scale": scale, "ext_factor": ext_factor, "attn_factor": attn_factor}
+    numbers |= {"beta_fast": beta_fast, "beta_slow": beta_slow}
+    for name, value in numbers.items():
+        attrs[name] = as_number("rope", name, value)
+        if name not in ("ext_factor", "attn_factor") and attrs[name] <= 0:
+            raise DTypeError(f"rope: {name} is a positive number, not {value!r}")
+    (attrs["original_context"],) = as_lengths(
+        "rope", "original_context", original_context, 1, 1 if attrs["ext_factor"] else 0
+    )
+    if y.ndim < 2:
+        raise ShapeError(f"rope: needs x (..., tokens, size), not {y.describe()}")
+    srcs = (y, _spread_positions(at, y, parts))
+    if factors is None:
+        return node(ROPE, srcs, attrs)
+    f = make("rope", factors)
+    plain("rope", f)
+    return node(ROPE, (*srcs, cast(f, y.dtype)), attrs)
+
+
+def _spread_positions(at: Tensor, x: Tensor, sections: tuple[int, ...]) -> Tensor:
+    try:
+        if not sections:
+            return broadcast_to(at, x.shape[:-1])
+        if at.ndim and at.shape[0] == len(sections) and at.ndim <= x.ndim:
+            between = (1,) * (x.ndim - at.ndim)
+            return broadcast_to(at.reshape(len(sections), *between, *at.shape[1:]), (len(sections), *x.shape[:-1]))
+    except ShapeError:
+        pass
+    kind = f"one row for each of {len(sections)} sections, each broadcast" if sections else "broadcast"
+    raise ShapeError(f"rope: positions are {kind} to {x.shape[:-1]} of {x.describe()}, not {at.describe()}")
+
+
+# --- waves ----------------------------------------------------------------------------------------------------------
+
+
+def _timestep_infer(t: Tensor, *, dim: int, max_period: float) -> tuple[Shape, DType]:
+    if t.ndim != 1:
+        raise ShapeError(f"timestep_embedding: needs timesteps (n,), not {t.describe()}")
+    return (t.shape[0], dim), t.dtype
+
+
+def _timestep_embedding(t: Array, *, dim: int, max_period: float) -> Array:
+    half = dim // 2
+    angles = wide(t)[:, None] * max_period ** -(np.arange(half) / half)
+    return np.concatenate([np.cos(angles), np.sin(angles), np.zeros((len(t), dim % 2))], -1)
+
+
+TIMESTEP_EMBEDDING: Final = define_op(
+    OpDef(
+        "timestep_embedding",
+        family="rope",
+        infer=_timestep_infer,
+        reference=_timestep_embedding,
+        flops=flops_per_element(2),
+        formula="cos(t · max_period^(−i / h)) for i < h = dim // 2, then the sines, then 0 where dim is odd",
+    )
+)
+
+
+@builds(TIMESTEP_EMBEDDING)
+def timestep_embedding(timesteps: Any, dim: int, max_period: float = 10000.0) -> Tensor:
+    """Cosines and sines of a time at frequencies from 1 down to almost 1 / max_period: how diffusion models are told
+    the time.
+
+    Vaswani et al., "Attention Is All You Need", 2017, section 3.5, in the order that Dhariwal and Nichol, "Diffusion
+    Models Beat GANs on Image Synthesis", 2021, use: all cosines first.
+
+    Args:
+        timesteps: shape (n,); integers become f32.
+        dim: length of the result's rows, at least 2; an odd one ends with a 0.
+        max_period: a number of at least 1.
+
+    Returns:
+        Shape (n, dim).
+
+    Raises:
+        ShapeError: timesteps of another number of axes, no such ``dim``.
+        DTypeError: a period that is no such number, a quantized operand.
+    """
+    (length,) = as_lengths("timestep_embedding", "dim", dim, 1, 2)
+    period = as_number("timestep_embedding", "max_period", max_period)
+    if not period >= 1:
+        raise DTypeError(f"timestep_embedding: max_period is a number of at least 1, not {max_period!r}")
+    t = floating("timestep_embedding", timesteps)
+    return node(TIMESTEP_EMBEDDING, (t,), {"dim": length, "max_period": period})

@@ -1,0 +1,58 @@
+"""Floats to whole numbers, which stay floats. Integers and bools are whole already: they come back as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from opweave.opdef import OpDef
+from opweave.ops.elementwise import elementwise
+from opweave.ops.operands import builds, make, plain, wide
+from opweave.tensor import Tensor, node
+
+__all__ = ["ceil", "floor", "round", "trunc"]
+
+
+def _whole(op: OpDef, value: Any) -> Tensor:
+    x = make(op.name, value)
+    plain(op.name, x)
+    return node(op, (x,), {}) if x.dtype.is_float else x
+
+
+FLOOR = elementwise("floor", lambda x: np.floor(wide(x)), "⌊x⌋", family="rounding")
+
+
+@builds(FLOOR)
+def floor(x: Any) -> Tensor:
+    """The largest whole number that is not above ``x``. Raises `DTypeError` for quantized operands."""
+    return _whole(FLOOR, x)
+
+
+CEIL = elementwise("ceil", lambda x: np.ceil(wide(x)), "⌈x⌉", family="rounding")
+
+
+@builds(CEIL)
+def ceil(x: Any) -> Tensor:
+    """The smallest whole number that is not below ``x``. Raises as `floor`."""
+    return _whole(CEIL, x)
+
+
+ROUND = elementwise(
+    "round", lambda x: np.rint(wide(x)), "the nearest whole number, the even one of two", family="rounding"
+)
+
+
+@builds(ROUND)
+def round(x: Any) -> Tensor:
+    """The nearest whole number; of two equally near ones the even one, as NumPy and torch do it. Raises as `floor`."""
+    return _whole(ROUND, x)
+
+
+TRUNC = elementwise("trunc", lambda x: np.trunc(wide(x)), "x without its fraction", family="rounding")
+
+
+@builds(TRUNC)
+def trunc(x: Any) -> Tensor:
+    """``x`` without its fraction: the nearest whole number towards zero. Raises as `floor`."""
+    return _whole(TRUNC, x)

@@ -1,0 +1,170 @@
+"""Choosing element by element: the smaller or larger of two, one of two by a condition, bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from opweave.dtypes import DType, bool_, f32, i32
+from opweave.errors import DTypeError, ShapeError
+from opweave.layout import Shape, broadcast_shapes
+from opweave.opdef import OpDef, define_op
+from opweave.ops.elementwise import elementwise, same
+from opweave.ops.operands import (
+    Array,
+    Number,
+    as_number,
+    broadcast_to,
+    builds,
+    cast,
+    explain,
+    is_number,
+    make,
+    pair,
+    plain,
+    wide,
+)
+from opweave.tensor import Tensor, node
+
+__all__ = ["clamp", "maximum", "minimum", "step", "where"]
+
+# --- by size --------------------------------------------------------------------------------------------------------
+
+MINIMUM = elementwise(
+    "minimum", lambda a, b: np.minimum(wide(a), wide(b)), "min(a, b)", family="selection", sources=2
+)  # fmt: skip
+
+
+@builds(MINIMUM)
+def minimum(a: Any, b: Any) -> Tensor:
+    """The smaller of two elements, broadcast and promoted; NaN where either is NaN. False is less than True.
+
+    A float tensor and a bare number become `clamp`.
+
+    Raises:
+        ShapeError: the shapes do not broadcast.
+        DTypeError: a quantized operand.
+    """
+    if isinstance(a, Tensor) and is_number(b) and a.dtype.is_float:
+        return clamp(a, max=b)
+    if isinstance(b, Tensor) and is_number(a) and b.dtype.is_float:
+        return clamp(b, max=a)
+    return node(MINIMUM, pair("minimum", a, b), {})
+
+
+MAXIMUM = elementwise(
+    "maximum", lambda a, b: np.maximum(wide(a), wide(b)), "max(a, b)", family="selection", sources=2
+)  # fmt: skip
+
+
+@builds(MAXIMUM)
+def maximum(a: Any, b: Any) -> Tensor:
+    """The larger of two elements, broadcast and promoted; NaN where either is NaN. Otherwise as `minimum`."""
+    if isinstance(a, Tensor) and is_number(b) and a.dtype.is_float:
+        return clamp(a, min=b)
+    if isinstance(b, Tensor) and is_number(a) and b.dtype.is_float:
+        return clamp(b, min=a)
+    return node(MAXIMUM, pair("maximum", a, b), {})
+
+
+def _clamp(x: Array, *, min: Number, max: Number) -> Array:
+    return np.asarray(np.minimum(np.maximum(wide(x), min), max))
+
+
+CLAMP = elementwise("clamp", _clamp, "min(max(x, least), largest)", family="selection", flops=2)
+
+
+@builds(CLAMP)
+def clamp(x: Any, min: Any = None, max: Any = None) -> Tensor:
+    """``x`` between two bounds; NaN stays NaN. Where the bounds cross, ``max`` holds, as in NumPy and torch.
+
+    Args:
+        x: any numbers. Integers stay integers between integer bounds, and become f32 where one is a float.
+        min, max: numbers, or tensors that broadcast with ``x`` (then made of `maximum` and `minimum`); ``None``: none.
+
+    Raises:
+        ShapeError: tensors that do not broadcast.
+        DTypeError: a quantized or bool operand, a bound that is no number, or an integer that the dtype does not hold.
+    """
+    y: Tensor = make("clamp", x)
+    plain("clamp", y)
+    if y.dtype is bool_:
+        raise DTypeError(f"clamp: bool has no bounds; cast first; the operand is {y.describe()}")
+    bounds = [b for b in (min, max) if b is not None]
+    if not all(map(is_number, bounds)):
+        y = y if min is None else maximum(y, min)
+        return y if max is None else minimum(y, max)
+    if not bounds:
+        return y
+    if y.dtype.is_integer and all(isinstance(b, int) for b in bounds):
+        for b in bounds:
+            make("clamp", b, y)  # which refuses what does not fit
+        limits = np.iinfo(y.dtype.numpy)
+        least: Number = limits.min if min is None else int(min)
+        largest: Number = limits.max if max is None else int(max)
+    else:
+        y = y if y.dtype.is_float else cast(y, f32)
+        least = as_number("clamp", "min", -np.inf if min is None else min)
+        largest = as_number("clamp", "max", np.inf if max is None else max)
+    return node(CLAMP, (y,), {"min": least, "max": largest})
+
+
+STEP = elementwise("step", lambda x: np.greater(wide(x), 0), "1 if x > 0, else 0", family="selection")
+
+
+@builds(STEP)
+def step(x: Any) -> Tensor:
+    """1 where ``x`` is above zero, else 0, also for NaN; of the dtype of ``x``, bool becomes i32.
+
+    Raises:
+        DTypeError: a quantized operand.
+    """
+    x = make("step", x)
+    plain("step", x)
+    return node(STEP, (cast(x, i32) if x.dtype is bool_ else x,), {})
+
+
+# --- by a condition -------------------------------------------------------------------------------------------------
+
+
+def _where_infer(condition: Tensor, a: Tensor, b: Tensor) -> tuple[Shape, DType]:
+    if condition.dtype is not bool_ or condition.shape != a.shape:
+        raise ShapeError(f"the condition is bool and of the others' shape: {condition.describe()} and {a.describe()}")
+    return same(a, b)
+
+
+WHERE = define_op(
+    OpDef(
+        "where",
+        family="selection",
+        infer=_where_infer,
+        reference=lambda condition, a, b: np.where(condition, a, b),
+        inplace=(1, 2),
+        pointwise=True,
+        formula="a where the condition holds, else b",
+    )
+)
+
+
+@builds(WHERE)
+def where(condition: Any, a: Any, b: Any) -> Tensor:
+    """The elements of ``a`` where ``condition`` holds and those of ``b`` elsewhere; NumPy's ``where``.
+
+    Args:
+        condition: bool; of other types everything but zero holds.
+        a, b: promoted; all three broadcast.
+
+    Raises:
+        ShapeError: the shapes do not broadcast.
+        DTypeError: a quantized operand.
+    """
+    c = make("where", condition)
+    plain("where", c)
+    c = cast(c, bool_)
+    x, y = pair("where", a, b)
+    try:
+        shape = broadcast_shapes(c.shape, x.shape)
+    except ShapeError as error:
+        raise explain(error, "where", c, x) from None
+    return node(WHERE, (broadcast_to(c, shape), broadcast_to(x, shape), broadcast_to(y, shape)), {})

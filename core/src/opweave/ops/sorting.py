@@ -1,0 +1,153 @@
+"""Orders and running sums along an axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from opweave.dtypes import DType, i64
+from opweave.errors import BoundsError, ShapeError
+from opweave.layout import Shape
+from opweave.opdef import OpDef, define_op, flops_per_element
+from opweave.ops.indexing import take_along_axis
+from opweave.ops.operands import Array, as_axis, builds, cast, make, plain, wide
+from opweave.tensor import Tensor, node
+
+__all__ = ["argsort", "cumsum", "top_k"]
+
+
+def _on_axis(op: str, value: Any, axis: Any) -> tuple[Tensor, int]:
+    x = make(op, value)
+    plain(op, x)
+    return x, as_axis(op, axis, x)
+
+
+# --- cumsum ---------------------------------------------------------------------------------------------------------
+
+CUMSUM = define_op(
+    OpDef(
+        "cumsum",
+        family="sorting",
+        infer=lambda x, *, axis: (x.shape, x.dtype),
+        reference=lambda x, *, axis: np.cumsum(wide(x), axis),
+        flops=flops_per_element(1),
+        formula="y[i] = Σ x[j] over j ≤ i along axis",
+    )
+)
+
+
+@builds(CUMSUM)
+def cumsum(x: Any, axis: int = -1) -> Tensor:
+    """The running sum along ``axis``, each element included in its own.
+
+    Integers and bools add up in i64 and return it; half types are summed in f32 or wider and rounded once.
+
+    Raises:
+        BoundsError: no such axis.
+        DTypeError: a quantized operand.
+    """
+    x, at = _on_axis("cumsum", x, axis)
+    return node(CUMSUM, (x if x.dtype.is_float else cast(x, i64),), {"axis": at})
+
+
+# --- orders ---------------------------------------------------------------------------------------------------------
+
+
+def _order(x: Array, axis: int, descending: bool) -> Array:
+    """Indices that sort ``x``; equals stay in order of their indices, NaN counts as the largest."""
+    values = wide(x)
+    if not descending:
+        return np.argsort(values, axis, kind="stable")
+    # Sorted backwards as a whole, equals would change places: so their places are turned around beforehand.
+    backwards = np.argsort(np.flip(values, axis), axis, kind="stable")
+    result: Array = x.shape[axis] - 1 - np.flip(backwards, axis)
+    return result
+
+
+def _argsort_infer(x: Tensor, *, axis: int, descending: bool, stable: bool) -> tuple[Shape, DType]:
+    return x.shape, i64
+
+
+ARGSORT = define_op(
+    OpDef(
+        "argsort",
+        family="sorting",
+        infer=_argsort_infer,
+        reference=lambda x, *, axis, descending, stable: _order(x, axis, descending),
+        index_out=True,
+        flops=lambda out: out.size * out.srcs[0].shape[out.attrs["axis"]].bit_length(),
+        formula="i with x[i[0]] ≤ x[i[1]] ≤ … along axis (≥ if descending)",
+    )
+)
+
+
+@builds(ARGSORT)
+def argsort(x: Any, axis: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
+    """The indices, as i64, that sort ``x`` along ``axis``: ``take_along_axis(x, argsort(x), -1)`` is sorted.
+
+    NaN counts as the largest, as in NumPy and torch.
+
+    Args:
+        x: at least one axis.
+        axis: along which to sort.
+        descending: the largest first.
+        stable: equal elements (0 and -0, NaN and NaN are equal) keep their order, also where descending. Otherwise
+            their order is open, which may be faster.
+
+    Raises:
+        BoundsError: no such axis.
+        DTypeError: a quantized operand.
+    """
+    x, at = _on_axis("argsort", x, axis)
+    return node(ARGSORT, (x,), {"axis": at, "descending": bool(descending), "stable": bool(stable)})
+
+
+def _top_k_infer(x: Tensor, *, k: int, axis: int) -> tuple[Shape, DType]:
+    return (*x.shape[:axis], k, *x.shape[axis + 1 :]), i64
+
+
+def _top_k(x: Array, *, k: int, axis: int) -> Array:
+    return np.take(_order(x, axis, True), range(k), axis)
+
+
+TOP_K = define_op(
+    OpDef(
+        "top_k",
+        family="sorting",
+        infer=_top_k_infer,
+        reference=_top_k,
+        index_out=True,
+        flops=lambda out: out.srcs[0].size,
+        formula="the first k of a stable descending argsort along axis",
+    )
+)
+
+
+@builds(TOP_K)
+def top_k(x: Any, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
+    """The ``k`` largest elements along ``axis``, the largest first, and where they are.
+
+    Among equals the lower index comes first; NaN counts as the largest. Two nodes: ``top_k`` finds the indices, and
+    `take_along_axis` picks the values.
+
+    Args:
+        x: at least one axis.
+        k: 0 .. length of the axis.
+        axis: along which to choose.
+
+    Returns:
+        Values, of the dtype of ``x``, and indices, i64; both of the shape of ``x`` but for ``k`` along ``axis``.
+
+    Raises:
+        BoundsError: no such axis, or ``k`` is not within its length.
+        DTypeError: a quantized operand.
+        ShapeError: ``k`` is no integer.
+    """
+    x, at = _on_axis("top_k", x, axis)
+    if not isinstance(k, int) or isinstance(k, bool):
+        raise ShapeError(f"top_k: k is a number of elements, not {k!r}")
+    if not 0 <= k <= x.shape[at]:
+        raise BoundsError(f"top_k: k = {k} is outside of 0 .. {x.shape[at]}, axis {at} of the operand {x.describe()}")
+    indices = node(TOP_K, (x,), {"k": k, "axis": at})
+    return take_along_axis(x, indices, at), indices

@@ -1,0 +1,231 @@
+"""State-space models: the causal short convolution and the selective scan of Mamba.
+
+Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023. Shapes and names are those of its
+code: channels before tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from opweave.dtypes import DType
+from opweave.errors import ShapeError
+from opweave.layout import Shape
+from opweave.opdef import OpDef, define_op
+from opweave.ops.activation import silu
+from opweave.ops.elementwise import add, mul
+from opweave.ops.movement import concat, reshape
+from opweave.ops.operands import Array, broadcast_to, builds, floating, make, promoted, wide
+from opweave.tensor import Tensor, node
+
+__all__ = ["causal_conv1d", "selective_scan"]
+
+
+def _floats(op: str, *values: Any) -> tuple[Tensor, ...]:
+    return tuple([floating(op, x) for x in promoted(op, *[make(op, v) for v in values])])
+
+
+# --- causal convolution ---------------------------------------------------------------------------------------------
+
+
+def _conv_infer(x: Tensor, w: Tensor, *rest: Tensor, biased: bool) -> tuple[Shape, DType]:
+    if x.ndim != 3 or w.ndim != 2 or w.shape[0] != x.shape[1] or not w.shape[1]:
+        raise ShapeError(
+            "causal_conv1d: needs x (batch, channels, tokens) and weights (channels, k), not "
+            f"{x.describe()} and {w.describe()}"
+        )
+    if biased and rest[0].shape != w.shape[:1]:
+        raise ShapeError(f"causal_conv1d: the bias must have shape ({w.shape[0]},); got {rest[0].describe()}")
+    before = (*x.shape[:2], w.shape[1] - 1)
+    if len(rest) > biased and rest[-1].shape != before:
+        raise ShapeError(f"causal_conv1d: the elements before must have shape {before}; got {rest[-1].describe()}")
+    return x.shape, x.dtype
+
+
+def _causal_conv1d(x: Array, w: Array, *rest: Array, biased: bool) -> Array:
+    tokens, taps = x.shape[2], w.shape[1]
+    before = wide(rest[-1]) if len(rest) > biased else np.zeros((*x.shape[:2], taps - 1))
+    line = np.concatenate([before, wide(x)], -1)
+    y = np.zeros(x.shape)
+    for j in range(taps):
+        y += wide(w)[:, j, None] * line[..., j : j + tokens]
+    return y + wide(rest[0])[:, None] if biased else y
+
+
+CAUSAL_CONV1D: Final = define_op(
+    OpDef(
+        "causal_conv1d",
+        family="state_space",
+        infer=_conv_infer,
+        reference=_causal_conv1d,
+        flops=lambda out: 2 * out.size * out.srcs[1].shape[1],
+        formula="y[b, c, t] = Σⱼ w[c, j] · x[b, c, t + j − (k − 1)] + bias[c]; what lies before x is the state, or 0",
+    )
+)
+
+
+@builds(CAUSAL_CONV1D)
+def causal_conv1d(
+    x: Any, weight: Any, bias: Any = None, *, initial_states: Any = None, return_final_states: bool = False
+) -> Any:
+    """A short convolution over the tokens, channel by channel, in which no token sees a later one.
+
+    Operands are promoted to one float dtype.
+
+    Args:
+        x: shape (batch, channels, tokens).
+        weight: shape (channels, k); the last column meets the token itself.
+        bias: shape (channels,), or ``None``.
+        initial_states: the k − 1 elements before ``x``, shape (batch, channels, k − 1); ``None``: zeros.
+        return_final_states: also return the last k − 1 elements of the line, for the tokens that follow.
+
+    Nodes tell by the attribute ``biased`` whether the third source is a bias; what lies before is the last source.
+
+    Returns:
+        Shape (batch, channels, tokens); or a tuple of this and the final states, (batch, channels, k − 1).
+
+    Raises:
+        ShapeError: shapes that do not fit.
+        DTypeError: a quantized operand.
+    """
+    given = [v for v in (bias, initial_states) if v is not None]
+    srcs = _floats("causal_conv1d", x, weight, *given)
+    y = node(CAUSAL_CONV1D, srcs, {"biased": bias is not None})
+    if not return_final_states:
+        return y
+    line, kept = srcs[0], srcs[1].shape[1] - 1
+    if line.shape[2] < kept:
+        before = broadcast_to(make("causal_conv1d", 0, line), (*line.shape[:2], kept))
+        line = concat([before if initial_states is None else srcs[-1], line], 2)
+    return y, line[..., line.shape[2] - kept :]
+
+
+# --- selective scan -------------------------------------------------------------------------------------------------
+
+
+def _scan_infer(
+    u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, *rest: Tensor, softplus: bool, skip: bool, last: bool
+) -> tuple[Shape, DType]:
+    if (
+        u.ndim != 3
+        or delta.shape != u.shape
+        or a.ndim != 2
+        or a.shape[0] != u.shape[1]
+        or not a.shape[1]
+        or b.ndim != 4
+        or b.shape != (u.shape[0], b.shape[1], a.shape[1], u.shape[2])
+        or not b.shape[1]
+        or u.shape[1] % b.shape[1]
+        or c.shape != b.shape
+    ):
+        raise ShapeError(
+            "selective_scan: needs u and delta (batch, channels, tokens), A (channels, n), B and C (batch, groups, n, "
+            f"tokens), not {', '.join([x.describe() for x in (u, delta, a, b, c)])}"
+        )
+    if skip and rest[0].shape != a.shape[:1]:
+        raise ShapeError(f"selective_scan: D must have shape ({a.shape[0]},), one a channel; got {rest[0].describe()}")
+    state = (u.shape[0], *a.shape)
+    if len(rest) > skip and rest[-1].shape != state:
+        raise ShapeError(f"selective_scan: the state must have shape {state}; got {rest[-1].describe()}")
+    return ((u.size + u.shape[0] * a.size,) if last else u.shape), u.dtype
+
+
+def _selective_scan(
+    u: Array, delta: Array, a: Array, b: Array, c: Array, *rest: Array, softplus: bool, skip: bool, last: bool
+) -> Array:
+    batch, channels, tokens = u.shape
+    u, a = wide(u), wide(a)
+    repeats = channels // b.shape[1]
+    b, c = np.repeat(wide(b), repeats, 1), np.repeat(wide(c), repeats, 1)
+    steps = np.logaddexp(0.0, wide(delta)) if softplus else wide(delta)
+    h = np.array(wide(rest[-1])) if len(rest) > skip else np.zeros((batch, *a.shape))
+    y = np.empty(u.shape)
+    for t in range(tokens):
+        step = steps[:, :, t, None]
+        h = np.exp(step * a) * h + step * b[..., t] * u[:, :, t, None]
+        y[:, :, t] = (h * c[..., t]).sum(-1)
+    if skip:
+        y += wide(rest[0])[:, None] * u
+    return np.concatenate([y.reshape(-1), h.reshape(-1)]) if last else y
+
+
+SELECTIVE_SCAN: Final = define_op(
+    OpDef(
+        "selective_scan",
+        family="state_space",
+        infer=_scan_infer,
+        reference=_selective_scan,
+        flops=lambda out: 8 * out.srcs[0].size * out.srcs[2].shape[1],
+        formula="hₜ = exp(Δₜ A) hₜ₋₁ + Δₜ Bₜ uₜ, yₜ = Cₜ hₜ + D uₜ",
+    )
+)
+
+
+@builds(SELECTIVE_SCAN)
+def selective_scan(
+    u: Any,
+    delta: Any,
+    A: Any,  # noqa: N803 - the paper's names, and those of its code
+    B: Any,  # noqa: N803
+    C: Any,  # noqa: N803
+    D: Any = None,  # noqa: N803
+    z: Any = None,
+    delta_bias: Any = None,
+    delta_softplus: bool = False,
+    *,
+    state: Any = None,
+    return_last_state: bool = False,
+) -> Any:
+    """The recurrence of a selective state-space model over the tokens, section 3 of the Mamba paper.
+
+    A state h of n numbers for each channel: h = exp(delta · A) · h + delta · B · u, and y = C · h + D · u. Operands are
+    promoted to one float dtype.
+
+    Args:
+        u: input, shape (batch, channels, tokens).
+        delta: step sizes, the shape of ``u``.
+        A: shape (channels, n), negative in models. Where heads share one number, as in Mamba-2, broadcast it.
+        B, C: shape (batch, n, tokens), or (batch, groups, n, tokens) with each group serving as many channels.
+        D: shape (channels,), or ``None`` for 0.
+        z: gate, the shape of ``u``: the result is multiplied by silu(z).
+        delta_bias: shape (channels,), added to ``delta``.
+        delta_softplus: the step size is softplus(delta + delta_bias), log(1 + eˣ).
+        state: h before the first token, shape (batch, channels, n); ``None``: zeros.
+        return_last_state: also return h after the last token.
+
+    Nodes have B and C of four axes, tell by the attribute ``skip`` whether the sixth source is D, and by ``last``
+    whether the output is y alone, or y and then the last state in one row of numbers. A state is the last source.
+
+    Returns:
+        y, the shape of ``u``; or a tuple of y and the last state, (batch, channels, n).
+
+    Raises:
+        ShapeError: shapes that do not fit.
+        DTypeError: a quantized operand.
+    """
+    steps = make("selective_scan", delta)
+    if delta_bias is not None:
+        bias = make("selective_scan", delta_bias)
+        if bias.ndim != 1:
+            raise ShapeError(f"selective_scan: delta_bias must have shape (channels,); got {bias.describe()}")
+        steps = add(steps, reshape(bias, (-1, 1)))
+    b, c = [_grouped(make("selective_scan", m)) for m in (B, C)]
+    given = [v for v in (D, state) if v is not None]
+    srcs = _floats("selective_scan", u, steps, A, b, c, *given)
+    attrs = {"softplus": bool(delta_softplus), "skip": D is not None, "last": bool(return_last_state)}
+    result = node(SELECTIVE_SCAN, srcs, attrs)
+    x, a = srcs[0], srcs[2]
+    y = reshape(result[: x.size], x.shape) if return_last_state else result
+    h = reshape(result[x.size :], (x.shape[0], *a.shape)) if return_last_state else None
+    if z is not None:
+        gate = make("selective_scan", z)
+        if gate.shape != y.shape:
+            raise ShapeError(f"selective_scan: z must have the shape of u: {x.describe()} and {gate.describe()}")
+        y = mul(y, silu(gate))
+    return y if h is None else (y, h)
+
+
+def _grouped(x: Tensor) -> Tensor:
+    return reshape(x, (x.shape[0], 1, *x.shape[1:])) if x.ndim == 3 else x

@@ -1,0 +1,61 @@
+"""Windows that slide over the last axes: arguments that are one number or one for each axis, and how many fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import index as as_index
+from typing import Any
+
+import numpy as np
+
+from opweave.errors import ShapeError
+from opweave.layout import Shape
+from opweave.ops.movement import reshape
+from opweave.ops.operands import Array
+from opweave.tensor import Tensor
+
+__all__ = ["as_lengths", "batched", "fitting", "windows_of"]
+
+
+def as_lengths(op: str, what: str, value: Any, rank: int, least: int = 1) -> tuple[int, ...]:
+    """``value``, one integer or one for each of ``rank`` axes, as a tuple.
+
+    Raises:
+        ShapeError: not integers, another number of them, or one below ``least``.
+    """
+    try:
+        numbers = tuple(map(as_index, value)) if isinstance(value, (tuple, list)) else (as_index(value),) * rank
+    except TypeError:
+        numbers = ()
+    if len(numbers) != rank or min(numbers) < least:
+        raise ShapeError(f"{op}: {what} is an integer of at least {least}, or {rank} of them, not {value!r}")
+    return numbers
+
+
+def fitting(length: int, kernel: int, stride: int, dilation: int) -> int:
+    """How many windows fit into ``length`` (padding included) elements; 0 or less: not one."""
+    return (length - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def windows_of(x: Array, kernel: Shape, stride: Shape, dilation: Shape) -> Array:
+    """Every window of the last axes, as a view: (..., *places, *kernel)."""
+    rank = len(kernel)
+    extent = tuple([d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)])
+    views: Array = np.lib.stride_tricks.sliding_window_view(x, extent, tuple(range(-rank, 0)))
+    picked: Any = (..., *[slice(None, None, step) for step in (*stride, *dilation)])
+    result: Array = views[picked]
+    return result
+
+
+def batched(op: str, x: Tensor, rank: int, apply: Callable[[Tensor], Tensor]) -> Tensor:
+    """``apply`` on ``x`` of shape (batch, channels, *spatial); without a batch it gets one, which is dropped again.
+
+    Raises:
+        ShapeError: another number of axes.
+    """
+    if x.ndim == rank + 2:
+        return apply(x)
+    if x.ndim != rank + 1:
+        raise ShapeError(f"{op}: needs (batch, channels) or (channels,) and {rank} more axes, not {x.describe()}")
+    y = apply(reshape(x, (1, *x.shape)))
+    return reshape(y, y.shape[1:])
