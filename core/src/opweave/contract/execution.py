@@ -1,0 +1,607 @@
+"""Where steps run: a queue of work (`Stream`), steps compiled for it (`Plan`), marks on its timeline (`Event`).
+
+An author subclasses `Stream` only for a device that works asynchronously, fuses steps or compiles them together. `Plan`
+and `Event` are finished classes around what the author's hooks return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import length_hint
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Final
+
+from opweave.contract.buffer import Buffer
+from opweave.contract.fusing import check_fusion
+from opweave.contract.space import Usage, as_bytes
+from opweave.contract.step import Arg, Call, Group, Step
+from opweave.dtypes import u8
+from opweave.errors import ExecutionError, LifetimeError, OpweaveError, UnsupportedOpError
+
+if TYPE_CHECKING:
+    from opweave.contract.device import Device
+
+__all__ = ["Event", "Plan", "StepError", "Stream"]
+
+
+class Epoch:
+    """A stretch of a stream's timeline until `Stream.recover`, with the failure that ended it, if one did.
+
+    Attributes:
+        first: the first mark that the failure concerns.
+        failure: what was raised.
+    """
+
+    __slots__ = ("failure", "first")
+
+    def __init__(self) -> None:
+        self.first = 0
+        self.failure: BaseException | None = None
+
+
+class Event:
+    """A mark on a stream's timeline. Made by `Stream.record`.
+
+    A mark of a failed stream is failed, also after the stream has recovered: waiting for it raises what the stream
+    raised, it never hangs. A failure that comes to light while waiting concerns every mark that was not known to be
+    reached. All methods may be called from any thread.
+    """
+
+    __slots__ = ("__weakref__", "_epoch", "_handle", "sequence", "stream")
+
+    def __init__(self, stream: Stream, sequence: int, handle: Any) -> None:
+        self.stream: Final = stream
+        self.sequence: Final = sequence
+        self._epoch: Final = stream._epoch
+        self._handle = handle
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the work before this mark failed, or ``None``."""
+        epoch = self._epoch
+        return epoch.failure if epoch.first <= self.sequence else None
+
+    @property
+    def done(self) -> bool:
+        """Whether everything before the mark is complete (or has failed), without waiting."""
+        stream = self.stream
+        if self.sequence <= stream._reached or self.failure is not None:
+            return True
+        try:
+            reached = stream._query(self._handle)
+        except Exception as error:
+            stream._fail(error, self.sequence)
+            return True
+        if reached:
+            stream._reach(self.sequence)
+        return reached
+
+    def synchronize(self) -> None:
+        """Wait on the host until the work before the mark is complete; raises its failure."""
+        self._raise()
+        stream = self.stream
+        if self.sequence > stream._reached:
+            with stream._noting_failure():
+                stream._join(self._handle)
+            stream._reach(self.sequence)
+        self._raise()
+
+    def _raise(self) -> None:
+        failure = self.failure
+        if failure is not None:
+            raise ExecutionError(
+                f"work on {self.stream!r} before this event failed: {failure}", device=self.stream.device.name
+            ) from failure
+
+    def __repr__(self) -> str:
+        reached = self.sequence <= self.stream._reached
+        state = "failed" if self.failure else "done" if reached else "pending"
+        return f"<Event {self.sequence} of {self.stream.device.name}, {state}>"
+
+
+class Plan:
+    """Steps compiled for one stream, to be run many times. Made by `Stream.compile`.
+
+    Args:
+        buffers: what the calls use; freeing one of them ends the plan.
+
+    Attributes:
+        stream: where it runs.
+        size: number of groups; one call each unless the stream compiled several into one.
+    """
+
+    __slots__ = ("__weakref__", "_busy", "_calls", "_ended", "size", "stream")
+
+    def __init__(self, stream: Stream, calls: Sequence[Call], size: int, buffers: Iterable[Buffer] = ()) -> None:
+        self.stream: Final = stream
+        self.size: Final = size
+        self._calls: list[Call] | None = list(calls)
+        self._ended = "its stream was closed"
+        self._busy = stream._busy
+        for buffer in buffers:
+            buffer._note(self)
+
+    def run(self) -> None:
+        """Submit every step in order; on a synchronous stream they are done when it returns.
+
+        Raises:
+            ExecutionError: a call failed; ``__cause__`` is what it raised and ``.step`` the failing group's index.
+            LifetimeError: the plan or its stream was closed, a buffer of it was freed, or another thread is submitting
+                to the stream.
+        """
+        calls, stream = self._calls, self.stream
+        if calls is None or stream._closed:
+            raise LifetimeError(f"{self!r} cannot run: {self._ended}")
+        if not self._busy.acquire(blocking=False):
+            raise stream._taken()
+        rest = iter(calls)
+        try:
+            stream._run(rest)
+        except BaseException as error:
+            index = len(calls) - length_hint(rest) - 1
+            stream._fail(error)
+            if isinstance(error, Exception):
+                raise StepError(index if len(calls) == self.size and index >= 0 else None, error) from error
+            raise
+        finally:
+            self._busy.release()
+
+    def close(self) -> None:
+        """Forget the calls, after the stream is done with them. Closing twice does nothing.
+
+        Work that failed is not raised here but stays on the stream.
+        """
+        if self._calls is not None:
+            self.stream.settle()
+            self._calls, self._ended = None, "it was closed"
+
+    def _orphan(self, buffer: Buffer) -> None:
+        """Memory that the calls use is gone."""
+        if self._calls is not None:
+            self._calls, self._ended = None, f"{buffer!r} was freed"
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __repr__(self) -> str:
+        return f"<Plan of {self.size} groups on {self.stream.device.name}>"
+
+
+class StepError(ExecutionError):
+    """A call of a plan failed.
+
+    Attributes:
+        step: index of the failing group in the plan, ``None`` where the stream compiled several into one call.
+        error: what the call raised.
+    """
+
+    def __init__(self, step: int | None, error: Exception) -> None:
+        self.step, self.error = step, error
+        super().__init__(f"{type(error).__name__}: {error}")
+
+
+class Stream:
+    """An ordered queue of work on a device. Made by ``device.open()``.
+
+    The base class is a synchronous stream: work is done when the call returns. An asynchronous device overrides
+    ``_synchronize`` and what it can do besides; what is overridden is what it can.
+
+    Threads: one thread at a time submits (``compile run record wait upload download copy_from``); a second one is
+    refused. ``synchronize settle abort failure`` and all of `Event` may be called from any thread meanwhile, so an
+    author's ``_synchronize _join _query _abort`` are called from any thread.
+
+    Failures: a call that fails, and work that turns out to have failed, make the stream failed. Its marks from there on
+    are failed, and `synchronize` raises until `recover`.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Stream:
+        # State lives here so that authors need not call super().__init__.
+        self = super().__new__(cls)
+        self._busy = RLock()
+        self._closed = False
+        self._sequence = 0
+        self._reached = 0
+        self._epoch = Epoch()
+        self._pending = []
+        return self
+
+    _busy: RLock
+    _closed: bool
+    _sequence: int  # of the last mark
+    _reached: int  # the last mark that is known to be complete
+    _epoch: Epoch
+    _pending: list[Any]  # what queued transfers need alive
+
+    def __init__(self, device: Device) -> None:
+        self.device: Final = device
+
+    # --- what it can do ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_async(self) -> bool:
+        """Whether work may still be under way when a call returns."""
+        return type(self)._synchronize is not Stream._synchronize
+
+    @property
+    def has_events(self) -> bool:
+        """Whether other streams can wait for a mark without the host."""
+        return type(self)._record is not Stream._record
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def transferring(self) -> bool:
+        """Whether transfers were queued that are not known to be done."""
+        return bool(self._pending)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What made the stream fail since the last `recover`, or ``None``."""
+        return self._epoch.failure
+
+    def __repr__(self) -> str:
+        return f"<Stream of {self.device.name}{', closed' if self._closed else ''}>"
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Queued transfers may still read and write arrays that nobody else keeps alive.
+        try:
+            self.close()
+        except Exception:
+            self._closed = True
+
+    # --- work -------------------------------------------------------------------------------------------------------
+
+    def fuse(self, steps: Sequence[Step]) -> list[Group]:
+        """The steps, grouped in the order in which they will run; see `_fuse`.
+
+        Raises:
+            Broken: the author's ``_fuse`` lost, repeated or invented a step, or put one before what it depends on.
+        """
+        groups = list(self._fuse(steps))
+        if type(self)._fuse is not Stream._fuse:
+            check_fusion(self, steps, groups)
+        return groups
+
+    def compile(self, groups: Sequence[Group | Step]) -> Plan:
+        """Compile bound steps into a plan.
+
+        Raises:
+            UnsupportedOpError: a step that the device does not support, named with the reason.
+            LifetimeError: the stream is closed, or an operand is unbound, freed, or in memory that the device cannot
+                reach.
+            BoundsError: an operand that reaches out of its buffer.
+            HazardError: a result in read-only memory.
+        """
+        ready: Sequence[Group] = [Group((g,)) if isinstance(g, Step) else g for g in groups]
+        buffers = self._check_operands(ready)
+        if self.device.has_own_rules:
+            # A kernel table refuses what it does not run when it binds; it does not know rules beside it.
+            self._check_supported([step for group in ready for step in group.steps])
+        with self._turn(submits=False):
+            return Plan(self, self._compile(ready), len(ready), buffers)
+
+    def run(self, steps: Sequence[Step]) -> None:
+        """Check, compile and run steps once. Steps whose result has no elements are left out.
+
+        Raises:
+            UnsupportedOpError: a step that the device does not support, named with the reason.
+            LifetimeError, BoundsError, HazardError: as `compile`.
+            ExecutionError: as `Plan.run`.
+        """
+        steps = [step for step in steps if 0 not in step.out.shape]
+        self._check_supported(steps)
+        groups = self.fuse(steps)
+        need = max([group.workspace for group in groups], default=0)
+        if not need:
+            self.compile(groups).run()
+            return
+        with self.device.alloc(need, Usage.COMPUTE) as scratch:  # freed when the work is done
+            args = [Arg(scratch, 0, u8, (g.workspace,), (1,)) if g.workspace else None for g in groups]
+            self.compile([g._replace(scratch=arg) for g, arg in zip(groups, args, strict=True)]).run()
+
+    def synchronize(self) -> None:
+        """Wait until everything submitted is done.
+
+        Raises:
+            ExecutionError: something failed since the last `recover`.
+        """
+        known = self._epoch.failure
+        self.settle()
+        failure = self._epoch.failure
+        if failure is not None:
+            when = "failed" if known is None else "failed before"
+            raise ExecutionError(f"work on {self.device.name} {when}: {failure}", device=self.device.name) from failure
+
+    def settle(self) -> None:
+        """Wait until nothing submitted is under way any more. Failures are noted (`failure`), not raised."""
+        if self._closed or not self.is_async:
+            return
+        mark = self._sequence
+        # Swapped out before waiting: a transfer that another thread queues meanwhile stays in the new list.
+        done, self._pending = self._pending, []
+        try:
+            self._synchronize()
+        except Exception as error:
+            self._pending[:0] = done
+            self._fail(error, self._reached + 1)
+        else:
+            self._reach(mark)
+
+    def record(self) -> Event:
+        """A mark after everything submitted so far."""
+        with self._turn():
+            self._sequence += 1
+            if self.is_async:
+                return Event(self, self._sequence, self._record())
+            event = Event(self, self._sequence, None)
+            self._reach(self._sequence)
+            return event
+
+    def wait(self, event: Event) -> None:
+        """Let later work of this stream wait for ``event``; raises at once if the event has failed.
+
+        Streams that cannot wait for each other's marks wait on the host.
+        """
+        self._check_open()
+        event._raise()
+        if event.stream is self or event.done:
+            event._raise()
+            return
+        if type(self)._wait is not Stream._wait and type(event.stream) is type(self):
+            with self._turn():
+                if self._wait(event._handle):
+                    return
+        event.synchronize()
+
+    def upload(self, buffer: Buffer, offset: int, data: Any) -> None:
+        """Write bytes in stream order. The array is kept alive until done; do not change it before `synchronize`."""
+        view = as_bytes(data)
+        buffer.check(offset, len(view), write=True)
+        self._check_reach(buffer)
+        with self._turn():
+            if type(self)._upload is not Stream._upload and self._owns(buffer):
+                self._upload(buffer, offset, view)
+                self._keep(view, buffer)
+                return
+        self.settle()
+        buffer.upload(offset, view)
+
+    def download(self, buffer: Buffer, offset: int, out: Any) -> None:
+        """Read bytes in stream order into ``out``, which is complete after `synchronize`."""
+        view = as_bytes(out, writable=True)
+        buffer.check(offset, len(view))
+        self._check_reach(buffer)
+        with self._turn():
+            if type(self)._download is not Stream._download and self._owns(buffer):
+                self._download(buffer, offset, view)
+                self._keep(view, buffer)
+                return
+        self.settle()
+        buffer.download(offset, view)
+
+    def copy_from(self, dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size: int) -> bool:
+        """Copy bytes from another buffer into one of this stream's device in stream order, without the host.
+
+        The caller has the source's producer done, or this stream wait for it. Both buffers are kept until done.
+
+        Returns:
+            Whether it could; if not, nothing was queued.
+        """
+        dst.check(dst_offset, size, write=True)
+        src.check(src_offset, size)
+        self._check_reach(dst)
+        if type(self)._copy_from is Stream._copy_from or not (self._owns(dst) and src.type.is_raw):
+            self._check_open()
+            return False
+        with self._turn():
+            if size and not self._copy_from(dst, dst_offset, src, src_offset, size):
+                return False
+            self._keep(dst, src)
+            return True
+
+    def abort(self) -> None:
+        """Ask running work to end early, from any thread. Does nothing where the device cannot."""
+        self._abort()
+
+    def recover(self) -> None:
+        """Forget the failure that is known: what is submitted from here on is judged anew. Failed marks stay failed.
+
+        Waits for queued work first; if some of it fails only then, that is a failure of its own and stays.
+        """
+        past, self._epoch = self._epoch, Epoch()
+        self.settle()
+        late = self._epoch
+        if late.failure is not None:
+            # It concerns marks on either side.
+            past.first = late.first if past.failure is None else min(past.first, late.first)
+            past.failure = past.failure or late.failure
+
+    def close(self) -> None:
+        """Finish and give the stream back; its plans can no longer be run. Closing twice does nothing.
+
+        Raises:
+            ExecutionError: work failed that nobody had been told about. The stream is closed all the same.
+        """
+        if self._closed:
+            return
+        told = self._epoch.failure is not None
+        try:
+            if told:
+                self.settle()
+            else:
+                self.synchronize()
+        finally:
+            self._closed = True
+            self.device._streams.discard(self)
+            self._close()
+            self._pending.clear()
+
+    # --- checks -----------------------------------------------------------------------------------------------------
+
+    def _check_supported(self, steps: Iterable[Step]) -> None:
+        for step in steps:
+            why = self.device.why_not(step)
+            if why is not None:
+                raise UnsupportedOpError(f"{self.device.name} does not run {step.op}", {self.device.name: why})
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LifetimeError(f"{self!r} was closed")
+
+    def _check_reach(self, buffer: Buffer) -> None:
+        if not self.device.reaches(buffer.space):
+            raise LifetimeError(f"{self.device.name} cannot reach {buffer!r} in {buffer.space!r}")
+
+    def _owns(self, buffer: Buffer) -> bool:
+        """Whether the author's hooks know this buffer: plain memory of the device itself."""
+        return buffer.device is self.device and buffer.type.is_raw
+
+    def _keep(self, *what: object) -> None:
+        # Only after queueing: `settle` relies on everything in the list being queued.
+        if self.is_async:
+            self._pending.append(what)
+
+    def _check_operands(self, groups: Sequence[Group]) -> set[Buffer]:
+        """The buffers of bound steps, checked. Inside a group of several, values may live without memory."""
+        buffers: set[Buffer] = set()
+        seen: set[int] = set()  # args that were checked; plans of many steps share most of them
+        for group in groups:
+            steps = group.steps
+            inner: set[int] = set()
+            for step in steps:
+                out = step.out
+                for arg in step.srcs:
+                    if id(arg) not in seen and not (arg.buffer is None and arg.value in inner):
+                        buffers.add(self._check_arg(step, arg))
+                        seen.add(id(arg))
+                if out.buffer is None and len(steps) > 1 and out.value >= 0:
+                    inner.add(out.value)
+                elif id(out) not in seen or (out.buffer is not None and out.buffer.readonly):
+                    buffers.add(self._check_arg(step, out, write=True))
+                    seen.add(id(out))
+            if group.workspace:
+                scratch = group.scratch
+                if scratch is None or scratch.span < group.workspace:
+                    raise LifetimeError(f"{steps[0].op} needs {group.workspace:,} bytes of workspace (Group.scratch)")
+                buffers.add(self._check_arg(steps[0], scratch, write=True))
+        return buffers
+
+    def _check_arg(self, step: Step, arg: Arg, write: bool = False) -> Buffer:
+        buffer = arg.buffer
+        if buffer is None:
+            raise LifetimeError(f"an operand of {step.op} {step.label!r} has no memory: {arg!r}")
+        buffer.check(arg.offset, arg.span, write=write)
+        self._check_reach(buffer)
+        return buffer
+
+    def _taken(self) -> LifetimeError:
+        return LifetimeError(f"another thread is submitting to {self!r}; one thread at a time submits to a stream")
+
+    def _fail(self, error: BaseException, first: int = 0) -> None:
+        """Note a failure that concerns marks from ``first`` on (default: those that are recorded from now on)."""
+        epoch = self._epoch
+        if epoch.failure is None:
+            epoch.first = first or self._sequence + 1
+            epoch.failure = error
+        elif first:
+            epoch.first = min(epoch.first, first)
+
+    def _reach(self, mark: int) -> None:
+        self._reached = max(self._reached, mark)
+
+    @contextmanager
+    def _turn(self, *, submits: bool = True) -> Iterator[None]:
+        """The turn to submit: of one thread, on an open stream. A submission that fails is noted."""
+        self._check_open()
+        if not self._busy.acquire(blocking=False):
+            raise self._taken()
+        try:
+            yield
+        except Exception as error:
+            if not submits:
+                raise
+            self._fail(error)
+            if isinstance(error, OpweaveError):
+                raise
+            raise ExecutionError(f"{self.device.name} failed: {error}", device=self.device.name) from error
+        finally:
+            self._busy.release()
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            # Nobody knows which work it was: it concerns every mark that was not seen complete.
+            self._fail(error, self._reached + 1)
+            if isinstance(error, OpweaveError):
+                raise
+            raise ExecutionError(f"work on {self.device.name} failed: {error}", device=self.device.name) from error
+
+    # --- what an author may override --------------------------------------------------------------------------------
+
+    def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
+        """Group a split's steps before memory is planned. Default: one group a step, with its kernel's workspace.
+
+        Returns the given steps in groups, in an order that keeps every read and write of one value (``Arg.value``) as
+        it was; `pointwise_groups` finds the simplest ones. A value that only its own group uses gets no memory: its
+        args stay unbound.
+        """
+        return [Group((step,), self.device._workspace(step)) for step in steps]
+
+    def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
+        """One call for each group (or fewer, where a device compiles several into one)."""
+        return [self._bind(group) for group in groups]
+
+    def _bind(self, group: Group) -> Call:
+        """The call for one group. Default: the kernel of its only step."""
+        return self.device.kernels.bind(self, group)
+
+    def _run(self, calls: Iterator[Call]) -> None:
+        """Make a plan's calls in order. Override it for what has to hold while they run: a current context, a mode."""
+        for call in calls:
+            call()
+
+    def _synchronize(self) -> None:
+        """Wait until all submitted work is done. Overriding it makes the stream asynchronous."""
+
+    def _record(self) -> Any:
+        """A handle of a mark here; default: none, and waiting for the mark waits for the stream."""
+        return None
+
+    def _wait(self, handle: Any) -> bool:
+        """Wait, in the stream, for a mark of another stream of this class; ``False`` if that is not possible."""
+        return False
+
+    def _join(self, handle: Any) -> None:
+        """Wait, on the host, for a mark of this stream."""
+        self._synchronize()
+
+    def _query(self, handle: Any) -> bool:
+        """Whether a mark of this stream is reached, without waiting."""
+        return False
+
+    def _upload(self, buffer: Buffer, offset: int, data: memoryview) -> None:
+        raise NotImplementedError
+
+    def _download(self, buffer: Buffer, offset: int, out: memoryview) -> None:
+        raise NotImplementedError
+
+    def _copy_from(self, dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size: int) -> bool:
+        """Copy into this device's memory from any buffer, in stream order; ``False``: not possible from there."""
+        return False
+
+    def _abort(self) -> None:
+        """End running work early."""
+
+    def _close(self) -> None:
+        """Give the driver's queue back."""

@@ -1,0 +1,254 @@
+"""Kinds of memory: `BufferType`.
+
+An author implements memory with four methods of `Device` (``_alloc _free _upload _download``) and subclasses
+`BufferType` only for special memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Final
+
+from opweave.contract.buffer import Buffer, MultiBuffer
+from opweave.contract.space import Handle, MemorySpace, Usage, round_up
+from opweave.errors import AllocationError, BoundsError, Broken
+from opweave.events import EVENTS
+
+if TYPE_CHECKING:
+    from opweave.contract.device import Device
+    from opweave.tensor import Tensor
+
+__all__ = ["BOUNCE_BYTES", "BufferType", "copy_by_host", "fill_by_upload"]
+
+
+class BufferType:
+    """A kind of memory of a device. The base class is the device's ordinary memory.
+
+    Subclass it for special memory (pinned, split over devices, repacked weights) and override the underscored methods
+    that differ; what is not overridden goes to the device's own.
+
+    - Pinned host memory: ``space=HOST_SPACE``, ``_alloc`` and ``_free``; handles are arrays, buffer-protocol objects or
+      addresses.
+    - Repacked or split memory: ``_init``, ``_upload`` and ``_download`` of whole tensors, ``alloc_size``. Overriding
+      ``_init`` says that the bytes are not simply those that were uploaded: nothing reads or writes them past
+      ``_upload`` and ``_download``.
+
+    Attributes:
+        device: whose memory it is.
+        name: e.g. ``"cpu"`` or ``"cpu.repacked"``.
+        space: where the addresses are valid.
+        alignment: bytes; every tensor begins at a multiple of it.
+        max_size: the largest single buffer in bytes, or ``None``.
+        usages: the usages it is for; the scheduler places only such data there.
+    """
+
+    usages: frozenset[Usage] = frozenset(Usage)
+
+    def __init__(
+        self,
+        device: Device,
+        name: str = "",
+        *,
+        space: MemorySpace | None = None,
+        alignment: int | None = None,
+        max_size: int | None = None,
+    ) -> None:
+        self.device: Final = device
+        self._name: Final = name
+        self.space: Final = space or device.space
+        self.alignment: Final = alignment or device.alignment
+        self.max_size: Final = max_size if max_size is not None else device.max_buffer_size
+
+    def __repr__(self) -> str:
+        return f"<BufferType {self.name}>"
+
+    @property
+    def name(self) -> str:
+        return self._name or self.device.name
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether tensors lie there as they were uploaded; not so in memory that overrides ``_init``."""
+        return type(self)._init is BufferType._init
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the process can read and write tensors there directly."""
+        return self.space.host and self.is_raw
+
+    @property
+    def can_map(self) -> bool:
+        """Whether parts of it can be shown to the host as bytes; see `mapped`."""
+        own = type(self)
+        if own._map is not BufferType._map:
+            return True
+        plain = own._alloc is BufferType._alloc and own._upload is BufferType._upload and self.is_raw
+        return plain and self.device.caps.map
+
+    def alloc_size(self, tensor: Tensor) -> int:
+        """Bytes that ``tensor`` takes here, padding included. Defaults to its packed size."""
+        return tensor.nbytes
+
+    def alloc(self, size: int, usage: Usage = Usage.ANY) -> Buffer:
+        """A buffer of ``size`` bytes with undefined contents.
+
+        Raises:
+            AllocationError: no memory, or more than ``max_size`` (see `alloc_chunked`).
+            Broken: the author's ``_alloc`` returned an address that is not aligned.
+        """
+        if size < 0:
+            raise BoundsError(f"cannot allocate {size} bytes")
+        self._check_max(size)
+        start = perf_counter_ns() if EVENTS.listening else 0
+        try:
+            handle = self._alloc(max(size, 1), usage)
+        except MemoryError as error:
+            if isinstance(error, AllocationError):
+                raise
+            raise self._no_room(size, str(error)) from error
+        if handle is None:
+            raise self._no_room(size, "its _alloc returned None")
+        buffer = Buffer(self, handle, size, usage)
+        if buffer.address is not None and buffer.address % self.alignment:
+            buffer.free()
+            raise Broken(
+                f"{self.name}: _alloc returned {buffer.address}, which is no address aligned to {self.alignment}",
+                remedy="align it; if handles are integers but no addresses, override _address to return None",
+            )
+        if EVENTS.listening:
+            EVENTS.emit("alloc", self.name, start, perf_counter_ns(), bytes=size, usage=usage.value)
+        return buffer
+
+    def alloc_chunked(self, sizes: Sequence[int], usage: Usage = Usage.ANY) -> tuple[MultiBuffer, list[int]]:
+        """Room for pieces of the given sizes in as few buffers as ``max_size`` allows.
+
+        Returns:
+            The buffers as one, and each piece's offset into it; no piece lies across two buffers.
+
+        Raises:
+            AllocationError: no memory, or a single piece exceeds ``max_size``. Nothing stays allocated.
+        """
+        chunks: list[int] = [0]
+        places: list[tuple[int, int]] = []
+        for size in sizes:
+            if size < 0:
+                raise BoundsError(f"cannot allocate {size} bytes")
+            self._check_max(size)
+            at = round_up(chunks[-1], self.alignment)
+            if self.max_size is not None and chunks[-1] and at + size > self.max_size:
+                chunks.append(0)
+                at = 0
+            places.append((len(chunks) - 1, at))
+            chunks[-1] = at + size
+        buffers: list[Buffer] = []
+        try:
+            for chunk in chunks:
+                buffers.append(self.alloc(chunk, usage))  # noqa: PERF401 - freed on failure
+        except BaseException:
+            for buffer in buffers:
+                buffer.free()
+            raise
+        whole = MultiBuffer(buffers)
+        return whole, [whole.starts[chunk] + at for chunk, at in places]
+
+    def _check_max(self, size: int) -> None:
+        if self.max_size is not None and size > self.max_size:
+            raise self._no_room(size, f"one buffer has at most {self.max_size:,} bytes")
+
+    def _no_room(self, size: int, why: str) -> AllocationError:
+        try:
+            free, total = self.device.mem_info()
+        except Exception:
+            free = total = 0  # what it cannot tell must not hide what went wrong
+        if self.name != self.device.name:
+            why = f"{why} ({self.name})" if why else self.name
+        return AllocationError(self.device.name, size, free if total else None, why)
+
+    # --- what a subclass may override -------------------------------------------------------------------------------
+
+    def _alloc(self, size: int, usage: Usage) -> Handle:
+        return self.device._alloc(size, usage)
+
+    def _free(self, mem: Handle) -> None:
+        self.device._free(mem)
+
+    def _upload(self, mem: Handle, offset: int, data: memoryview) -> None:
+        self.device._upload(mem, offset, data)
+
+    def _download(self, mem: Handle, offset: int, out: memoryview) -> None:
+        self.device._download(mem, offset, out)
+
+    # The device's own ways to fill, copy and map know its own memory only: where a subclass moves bytes differently,
+    # these go by its `_upload` and `_download`.
+
+    def _fill(self, mem: Handle, offset: int, size: int, value: int) -> None:
+        if type(self)._upload is BufferType._upload or not self.is_raw:
+            self.device._fill(mem, offset, size, value)
+        else:
+            fill_by_upload(self._upload, mem, offset, size, value)
+
+    def _copy(self, dst: Handle, dst_offset: int, src: Handle, src_offset: int, size: int) -> None:
+        """Copy within this kind of memory, as if by way of a scratch copy: ranges of one buffer may overlap."""
+        own = type(self)
+        if own._upload is BufferType._upload and own._download is BufferType._download:
+            self.device._copy(dst, dst_offset, src, src_offset, size)
+        else:
+            piece = BOUNCE_BYTES if self.is_raw else size
+            copy_by_host(self._upload, self._download, dst, dst_offset, src, src_offset, size, piece)
+
+    def _map(self, mem: Handle, offset: int, size: int) -> memoryview:
+        """Bytes of the buffer as host memory until ``_unmap``. Optional; overriding it is the capability."""
+        return self.device._map(mem, offset, size)
+
+    def _unmap(self, mem: Handle, view: memoryview) -> None:
+        self.device._unmap(mem, view)
+
+    def _address(self, mem: Handle) -> int | None:
+        return self.device._address(mem)
+
+    def _init(self, mem: Handle, offset: int, tensor: Tensor) -> Any:
+        """Prepare ``tensor`` at ``offset``; what it returns travels in ``Arg.handle``. Optional.
+
+        Comes before the tensor's upload. Overriding it makes the memory one of whole tensors: ``_upload`` and
+        ``_download`` are then called with the offset and the packed bytes of a tensor that was prepared.
+        """
+        return None
+
+    def _reset(self, mem: Handle) -> None:
+        """Forget what ``_init`` made. Optional."""
+
+
+# --- the slow ways, which any memory has ----------------------------------------------------------------------------
+
+BOUNCE_BYTES: Final = 8 << 20
+"""Size of the pieces in which bytes go through the host."""
+
+
+def fill_by_upload(
+    upload: Callable[[Handle, int, memoryview], None], mem: Handle, offset: int, size: int, value: int
+) -> None:
+    """Set bytes to ``value`` by uploading pieces of it."""
+    piece = memoryview(bytes((value,)) * min(size, BOUNCE_BYTES))
+    for at in range(0, size, BOUNCE_BYTES):
+        upload(mem, offset + at, piece[: size - at])
+
+
+def copy_by_host(
+    upload: Callable[[Handle, int, memoryview], None],
+    download: Callable[[Handle, int, memoryview], None],
+    dst: Handle,
+    dst_offset: int,
+    src: Handle,
+    src_offset: int,
+    size: int,
+    piece: int = BOUNCE_BYTES,
+) -> None:
+    """Copy bytes by downloading and uploading pieces. Ranges of one memory may overlap."""
+    scratch = memoryview(bytearray(min(size, piece)))
+    places = range(0, size, piece)
+    # Backwards where the target lies behind the source: no piece is overwritten before it was read.
+    for at in reversed(places) if dst_offset > src_offset else places:
+        part = scratch[: size - at]
+        download(src, src_offset + at, part)
+        upload(dst, dst_offset + at, part)

@@ -1,0 +1,94 @@
+"""Where memory is: spaces of addresses, what memory is for, and waiting for work that may touch it."""
+
+from __future__ import annotations
+
+import enum
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
+
+import numpy as np
+
+from opweave.errors import LayoutError
+
+if TYPE_CHECKING:
+    from opweave.contract.execution import Stream
+
+__all__ = ["HOST_SPACE", "Handle", "MemorySpace", "Usage", "add_queue", "as_bytes", "round_up", "settle"]
+
+Handle = Any
+"""Whatever the author's ``_alloc`` returned: an address, an object of the driver, an array."""
+
+
+class Usage(enum.Enum):
+    """What a buffer is for; devices may choose a kind of memory by it, the scheduler reads it."""
+
+    ANY = "any"
+    WEIGHTS = "weights"
+    COMPUTE = "compute"
+
+
+class MemorySpace:
+    """A set of addresses. Two devices share memory when both can reach one space.
+
+    Attributes:
+        name: for people; spaces are compared by identity.
+        host: the process itself can read and write there.
+    """
+
+    __slots__ = ("__weakref__", "host", "name")
+
+    def __init__(self, name: str, *, host: bool = False) -> None:
+        self.name: Final = name
+        self.host: Final = host
+
+    def __repr__(self) -> str:
+        return f"<MemorySpace {self.name}>"
+
+
+HOST_SPACE: Final = MemorySpace("host", host=True)
+"""The memory of this process."""
+
+
+def round_up(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+def as_bytes(data: Any, *, writable: bool = False) -> memoryview:
+    """The bytes of any contiguous buffer-protocol object as a flat memoryview.
+
+    Raises:
+        LayoutError: it shows no bytes, they do not lie in one piece, or may not be written.
+    """
+    if isinstance(data, np.ndarray):
+        if not data.flags.c_contiguous or (writable and not data.flags.writeable):
+            raise LayoutError(f"needs a C-contiguous{', writable' * writable} array, not strides {data.strides}")
+        return data.reshape(-1).view(np.uint8).data
+    try:
+        view = memoryview(data)
+    except TypeError:
+        raise LayoutError(f"needs an array or another object with a buffer, not {type(data).__name__}") from None
+    if not view.c_contiguous or (writable and view.readonly):
+        raise LayoutError(f"needs a contiguous{', writable' * writable} buffer, not {type(data).__name__}")
+    return view.cast("B")
+
+
+_QUEUES: Final[WeakSet[Stream]] = WeakSet()
+_QUEUES_LOCK: Final = RLock()  # reentrant: a collection while it is held may free buffers, which asks for it again
+
+
+def add_queue(stream: Stream) -> None:
+    """Note an asynchronous stream, so that no memory is given back under its work."""
+    with _QUEUES_LOCK:
+        _QUEUES.add(stream)
+
+
+def settle(space: MemorySpace) -> None:
+    """Wait for all queued work that may touch ``space``. Failures stay on their streams, for their owners to see."""
+    if not _QUEUES:
+        return
+    with _QUEUES_LOCK:
+        queues = list(_QUEUES)
+    for stream in queues:
+        if not stream.closed and (stream.transferring or stream.device.reaches(space)):
+            stream.settle()

@@ -1,0 +1,157 @@
+"""The built-in backend ``host``: the memory of this process, and a device that runs the references.
+
+It is the last resort of a scheduler: whatever has a definition runs here, slowly and right.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from opweave.contract.device import Backend, Device, Kind
+from opweave.contract.execution import Stream
+from opweave.contract.space import HOST_SPACE, MemorySpace, Usage
+from opweave.kernels import Kernel, KernelTable
+from opweave.opdef import OPS
+
+if TYPE_CHECKING:
+    from opweave.contract.step import Arg, Call, Group, Step
+
+__all__ = ["HostBackend", "HostDevice", "HostMemory", "host_memory_info"]
+
+
+CHECKED_BYTES: Final = 256 << 20
+"""From this size on an allocation is held against the memory that is left."""
+
+
+def host_memory_info() -> tuple[int, int]:
+    """Available and total bytes of the machine's memory; ``(0, 0)`` where the system does not tell."""
+    try:
+        page, total = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+        free = os.sysconf("SC_AVPHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0, 0
+    return _meminfo().get("MemAvailable", page * free), page * total
+
+
+def _meminfo() -> dict[str, int]:
+    """Linux's own account in bytes; empty elsewhere."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+    except OSError:
+        return {}
+
+
+class HostMemory(Device):
+    """A device whose buffers are arrays of this process. Base of ``host`` and of backends that compute there."""
+
+    space: MemorySpace = HOST_SPACE
+
+    def mem_info(self) -> tuple[int, int]:
+        return host_memory_info()
+
+    def _alloc(self, size: int, usage: Usage) -> np.ndarray[Any, Any]:
+        if size >= CHECKED_BYTES:
+            # Systems promise more than there is, and end the process when it is used.
+            known = _meminfo()
+            if known and size > known.get("MemAvailable", size) + known.get("SwapFree", 0):
+                raise MemoryError("more than the machine has left")
+        # np.empty promises 16 bytes; over-allocate and step forward to the alignment.
+        try:
+            raw = np.empty(size + self.alignment, np.uint8)
+        except ValueError as error:
+            raise MemoryError(str(error)) from None  # more than there are addresses
+        skip = -raw.__array_interface__["data"][0] % self.alignment
+        return raw[skip : skip + size]
+
+    def _upload(self, mem: np.ndarray[Any, Any], offset: int, data: memoryview) -> None:
+        mem[offset : offset + len(data)] = data
+
+    def _download(self, mem: np.ndarray[Any, Any], offset: int, out: memoryview) -> None:
+        out[:] = mem.data[offset : offset + len(out)]
+
+    def _fill(self, mem: np.ndarray[Any, Any], offset: int, size: int, value: int) -> None:
+        mem[offset : offset + size] = value
+
+    def _copy(
+        self, dst: np.ndarray[Any, Any], dst_offset: int, src: np.ndarray[Any, Any], src_offset: int, size: int
+    ) -> None:
+        dst[dst_offset : dst_offset + size] = src[src_offset : src_offset + size]
+
+    def _import_host(self, data: memoryview) -> np.ndarray[Any, Any]:
+        return np.frombuffer(data, np.uint8)
+
+    def _map(self, mem: np.ndarray[Any, Any], offset: int, size: int) -> memoryview:
+        return mem.data[offset : offset + size]
+
+    def _unmap(self, mem: np.ndarray[Any, Any], view: memoryview) -> None:
+        view.release()
+
+
+class _References(KernelTable):
+    """Every definition in the table of operations, as kernels that call the reference."""
+
+    def ops(self) -> set[str]:
+        return {name for name, op in OPS.items() if not op.is_view}
+
+    def candidates(self, op: str) -> list[Kernel]:
+        known = OPS.get(op)
+        return [_REFERENCE] if known is not None and not known.is_view else []
+
+
+def _bind_reference(stream: Stream, op: str, out: Arg, *srcs: Arg, **attrs: Any) -> Call:
+    definition = OPS[op]
+    reference, target, arrays = definition.reference, out.view, [s.view for s in srcs]
+    if definition.writes:
+        return lambda: reference(target, *arrays, **attrs)
+
+    def call() -> None:
+        # Float64 results that a narrower output cannot hold become infinities, as every device does it: no warning.
+        with np.errstate(all="ignore"):
+            np.copyto(target, reference(*arrays, **attrs), casting="unsafe")
+
+    return call
+
+
+class HostDevice(HostMemory):
+    """Runs the reference of any op on any layout, in the memory of this process."""
+
+    kind = Kind.HOST
+    description = "NumPy references"
+    kernels: KernelTable = _References("f32", "strided")
+
+    def _why_not(self, step: Step) -> str | None:
+        return None if self.kernels.candidates(step.op) else f"no definition of {step.op}"
+
+    def _inplace(self, step: Step) -> bool:
+        # A reference returns a new array before anything is written.
+        return True
+
+    def _workspace(self, step: Step) -> int:
+        return 0
+
+    def _open(self, **params: Any) -> Stream:
+        return _HostStream(self) if not params else super()._open(**params)
+
+
+class _HostStream(Stream):
+    def _bind(self, group: Group) -> Call:
+        step = group.steps[0]
+        return _bind_reference(self, step.op, step.out, *step.srcs, **step.attrs)
+
+
+_REFERENCE: Final = Kernel(_bind_reference, frozenset(), frozenset(), "strided", True, None, None)
+
+
+class HostBackend(Backend):
+    """The core's own backend, always there and always last."""
+
+    name = "host"
+    priority = -1000
+
+    def devices(self) -> Sequence[Device]:
+        return (HostDevice(),)

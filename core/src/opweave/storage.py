@@ -1,0 +1,217 @@
+"""Reading, writing and copying between any two places: directly, by way of the host, or bounced in pieces.
+
+Everything here is complete when it returns. `bind_copy` decides the way beforehand and gives a call without arguments,
+which is what programs run at the seams between devices.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from opweave.contract.buffer import Buffer, mapped
+from opweave.contract.execution import Stream
+from opweave.contract.memory import BOUNCE_BYTES
+from opweave.contract.step import Arg
+from opweave.errors import DTypeError, LifetimeError, ShapeError
+from opweave.events import EVENTS
+from opweave.layout import dense_strides
+from opweave.tensor import Tensor, constant
+
+if TYPE_CHECKING:
+    from opweave.contract.step import Call
+    from opweave.dtypes import DType
+    from opweave.layout import Shape
+
+__all__ = ["array_shape", "bind_copy", "bind_read", "bind_write", "copy", "copy_bytes", "from_dlpack", "read", "write"]
+
+
+def array_shape(shape: Shape, dtype: DType) -> Shape:
+    """The shape of the host array of a tensor: of quantized ones the last axis counts bytes."""
+    return (*shape[:-1], dtype.row_bytes(shape[-1])) if dtype.block > 1 else shape
+
+
+def copy_bytes(dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size: int) -> None:
+    """Copy ``size`` bytes between any two buffers.
+
+    Within one kind of memory the device copies; where one side is addressable (host memory, or mapped) the bytes move
+    once; between two opaque memories they bounce through the host in pieces. Ranges of one buffer may overlap. Memory
+    of whole tensors (repacked, split) gives and takes packed tensors: there a range is that of a tensor.
+
+    Raises:
+        BoundsError, LifetimeError: a range or a buffer is not valid.
+        HazardError: the target is read-only.
+    """
+    dst.check(dst_offset, size, write=True)
+    src.check(src_offset, size)
+    if not size:
+        return
+    start = perf_counter_ns() if EVENTS.listening else 0
+    if dst.type is src.type:
+        dst.type._copy(dst.handle, dst_offset, src.handle, src_offset, size)
+    elif src.is_host:
+        dst.upload(dst_offset, src.host_bytes(src_offset, size))
+    elif dst.is_host:
+        src.download(src_offset, dst.host_bytes(dst_offset, size))
+    elif dst.type.can_map:
+        with mapped(dst, dst_offset, size, write=True) as view:
+            src.download(src_offset, view)
+    elif src.type.can_map:
+        with mapped(src, src_offset, size) as view:
+            dst.upload(dst_offset, view)
+    else:
+        step = min(size, BOUNCE_BYTES) if dst.type.is_raw and src.type.is_raw else size
+        piece = np.empty(step, np.uint8)
+        for at in range(0, size, step):
+            part = piece[: size - at]
+            src.download(src_offset + at, part)
+            dst.upload(dst_offset + at, part)
+    if EVENTS.listening:
+        EVENTS.emit("copy", f"{src.name} -> {dst.name}", start, perf_counter_ns(), bytes=size)
+
+
+def read(arg: Arg) -> np.ndarray[Any, Any]:
+    """A new dense array with the operand's values (raw bytes for quantized types).
+
+    Raises:
+        BoundsError, LifetimeError: the operand does not lie in a living buffer.
+    """
+    buffer = _memory(arg)
+    shape = array_shape(arg.shape, arg.dtype)
+    if not arg.size:
+        return np.empty(shape, arg.dtype.numpy)
+    if buffer.is_host:
+        buffer.check(arg.offset, arg.span)
+        return np.array(arg.view, order="C", copy=True)
+    if arg.is_dense:
+        out = np.empty(shape, arg.dtype.numpy)
+        buffer.download(arg.offset, out)
+        return out
+    raw = buffer.read(arg.offset, arg.span)
+    strides = (*arg.strides[:-1], 1) if arg.dtype.block > 1 else arg.strides
+    return np.array(np.ndarray(shape, arg.dtype.numpy, raw, 0, strides), order="C", copy=True)
+
+
+def write(arg: Arg, array: np.ndarray[Any, Any]) -> None:
+    """Set the operand to the values of an array of its dtype and shape.
+
+    Raises:
+        ShapeError, DTypeError: the array does not fit.
+        BoundsError, LifetimeError, HazardError: the operand does not lie in a living buffer that may be written.
+    """
+    buffer = _memory(arg)
+    if array.shape != array_shape(arg.shape, arg.dtype):
+        raise ShapeError(f"an array of shape {array.shape} does not fit {arg!r}")
+    if array.dtype != arg.dtype.numpy:
+        raise DTypeError(f"an array of {array.dtype} does not fit {arg!r}")
+    if not arg.size:
+        return
+    if buffer.is_host:
+        buffer.check(arg.offset, arg.span, write=True)
+        np.copyto(arg.view, array)
+    elif arg.is_dense:
+        buffer.upload(arg.offset, np.ascontiguousarray(array))
+    else:
+        with mapped(buffer, arg.offset, arg.span, write=True) as raw:
+            strides = (*arg.strides[:-1], 1) if arg.dtype.block > 1 else arg.strides
+            np.copyto(np.ndarray(array.shape, arg.dtype.numpy, raw, 0, strides), array)
+
+
+def copy(dst: Arg, src: Arg) -> None:
+    """Copy values between any two operands of one shape and dtype, whatever their layouts and memories."""
+    if dst.shape != src.shape or dst.dtype is not src.dtype:
+        raise ShapeError(f"cannot copy {src!r} to {dst!r}: shapes and dtypes must be equal")
+    to, of = _memory(dst), _memory(src)
+    to.check(dst.offset, dst.span, write=True)
+    of.check(src.offset, src.span)
+    if dst.is_dense and src.is_dense:
+        copy_bytes(to, dst.offset, of, src.offset, src.nbytes)
+    elif to.is_host and of.is_host:
+        np.copyto(dst.view, src.view)
+    else:
+        write(dst, read(src))
+
+
+# --- decided beforehand ---------------------------------------------------------------------------------------------
+
+
+def bind_copy(dst: Arg, dst_stream: Stream, src: Arg) -> Call:
+    """The call that copies ``src``, whose producer is done, to ``dst`` in the order of ``dst_stream``."""
+    to, of = _memory(dst), _memory(src)
+    dense = dst.is_dense and src.is_dense
+    if to.is_host and of.is_host and not dst_stream.is_async:
+        return partial(np.copyto, dst.view, src.view)
+    if dense and of.is_host:
+        return partial(dst_stream.upload, to, dst.offset, of.host_bytes(src.offset, src.nbytes))
+    if dst_stream.is_async:
+        direct = dense and type(dst_stream)._copy_from is not Stream._copy_from
+
+        def ordered() -> None:
+            if direct and dst_stream.copy_from(to, dst.offset, of, src.offset, src.nbytes):
+                return
+            dst_stream.synchronize()
+            copy(dst, src)
+
+        return ordered
+    if dense and to.is_host:
+        return partial(of.download, src.offset, to.host_bytes(dst.offset, dst.nbytes))
+    return partial(copy, dst, src)
+
+
+def bind_write(dst: Arg, stream: Stream) -> tuple[np.ndarray[Any, Any] | None, Any]:
+    """How fed arrays get to ``dst``: either the array to copy into, or a call that takes a dense array."""
+    buffer, offset, dense = _memory(dst), dst.offset, dst.is_dense
+    if buffer.is_host:
+        return dst.view, None
+
+    def upload(array: np.ndarray[Any, Any]) -> None:
+        # Blocking: the caller may overwrite the array as soon as the run has returned or failed.
+        stream.synchronize()
+        if dense:
+            buffer.upload(offset, np.ascontiguousarray(array))
+        else:
+            write(dst, array)
+
+    return None, upload
+
+
+def bind_read(src: Arg, stream: Stream | None) -> Call:
+    """The call that gives a new array with the values of ``src``."""
+    if _memory(src).is_host and (stream is None or not stream.is_async) and src.is_dense:
+        return src.view.copy
+
+    def fetch() -> np.ndarray[Any, Any]:
+        if stream is not None:
+            stream.synchronize()
+        return read(src)
+
+    return fetch
+
+
+def _memory(arg: Arg) -> Buffer:
+    if arg.buffer is None:
+        raise LifetimeError(f"{arg!r} has no memory yet")
+    return arg.buffer
+
+
+def dense_arg(buffer: Buffer, offset: int, dtype: DType, shape: Shape, value: int = -1, handle: Any = None) -> Arg:
+    """An operand that lies row-major at ``offset``."""
+    return Arg(buffer, offset, dtype, shape, dense_strides(shape, dtype), handle, value)
+
+
+def from_dlpack(array: Any) -> Tensor:
+    """A constant over the memory of another library's host array, without copying (DLPack).
+
+    Raises:
+        DTypeError: it is not on the host, or has a dtype that opweave does not have.
+    """
+    try:
+        view = np.from_dlpack(array)
+    except (TypeError, AttributeError, BufferError, RuntimeError) as error:
+        raise DTypeError(f"cannot take {type(array).__name__} by DLPack: {error}") from None
+    view = view.view()
+    view.flags.writeable = False
+    return constant(view, name="dlpack")
