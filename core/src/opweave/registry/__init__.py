@@ -1,0 +1,57 @@
+"""Finding, loading, naming and unloading backends.
+
+The functions here ask the `Registry` of the process, ``REGISTRY``; their documentation is that of its methods.
+"""
+
+from typing import Any, Final
+
+from opweave.registry.hooks import hookimpl, hookspec
+from opweave.registry.records import PluginRecord, State
+from opweave.registry.registry import Registry
+
+__all__ = [
+    "REGISTRY",
+    "PluginRecord",
+    "Registry",
+    "State",
+    "backend",
+    "backends",
+    "best_device",
+    "default_devices",
+    "device",
+    "devices",
+    "hookimpl",
+    "hookspec",
+    "load",
+    "load_all",
+    "load_all_from_path",
+    "open_device",
+    "plugins",
+    "program_built",
+    "register",
+    "register_device",
+    "unload",
+]
+
+REGISTRY: Final = Registry()
+"""The registry of the process. It reads nothing until it is asked."""
+
+backend = REGISTRY.backend
+backends = REGISTRY.backends
+best_device = REGISTRY.best_device
+default_devices = REGISTRY.default_devices
+device = REGISTRY.device
+devices = REGISTRY.devices
+load = REGISTRY.load
+load_all = REGISTRY.load_all
+load_all_from_path = REGISTRY.load_all_from_path
+open_device = REGISTRY.open_device
+plugins = REGISTRY.plugins
+register = REGISTRY.register
+register_device = REGISTRY.register_device
+unload = REGISTRY.unload
+
+
+def program_built(program: Any) -> None:
+    """Tell the plugins that a scheduler has built ``program``; one that fails becomes a `RuntimeWarning`."""
+    REGISTRY.hooks.notify("opweave_program_built", program=program)

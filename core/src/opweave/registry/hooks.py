@@ -1,0 +1,117 @@
+"""Hooks: what a plugin may do beyond giving a backend.
+
+A plugin whose entry point is a module marks functions of it with `hookimpl`::
+
+    import opweave
+
+    @opweave.hookimpl
+    def opweave_backends():
+        return [AcmeBackend()]
+
+The hooks are described in `opweave.registry.hookspecs`. pluggy keeps them; it is imported with the first module.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, overload
+
+from opweave.errors import Broken
+
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    from pluggy import PluginManager
+
+    F = TypeVar("F", bound=Callable[..., Any])
+
+__all__ = ["PROJECT", "Hooks", "hookimpl", "hookspec"]
+
+PROJECT = "opweave"
+
+
+@overload
+def hookimpl(function: F, /) -> F: ...
+@overload
+def hookimpl(*, tryfirst: bool = ..., trylast: bool = ..., optionalhook: bool = ...) -> Callable[[F], F]: ...
+def hookimpl(function: Any = None, /, **options: Any) -> Any:
+    """Mark a function of a plugin's module as the implementation of the hook with its name.
+
+    Args:
+        options: ``tryfirst``, ``trylast``, ``optionalhook``, as in pluggy.
+    """
+    from pluggy import HookimplMarker
+
+    return HookimplMarker(PROJECT)(function, **options)
+
+
+@overload
+def hookspec(function: F, /) -> F: ...
+@overload
+def hookspec(*, firstresult: bool = ..., historic: bool = ...) -> Callable[[F], F]: ...
+def hookspec(function: Any = None, /, **options: Any) -> Any:
+    """Mark a function as the description of a hook, as in pluggy."""
+    from pluggy import HookspecMarker
+
+    return HookspecMarker(PROJECT)(function, **options)
+
+
+class Hooks:
+    """The hooks of the modules registered with one registry. Every module is called by itself, so that one that fails
+    does not keep the others from being called."""
+
+    def __init__(self) -> None:
+        self._manager: PluginManager | None = None
+
+    def register(self, module: ModuleType, plugin: str) -> bool:
+        """Enter the hooks of ``module`` under the plugin's name; whether it has any.
+
+        Raises:
+            Broken: it implements a hook that does not exist, or takes arguments that the hook does not have.
+        """
+        from pluggy import PluginManager, PluginValidationError
+
+        if self._manager is None:
+            from opweave.registry import hookspecs
+
+            self._manager = PluginManager(PROJECT)
+            self._manager.add_hookspecs(hookspecs)
+        try:
+            self._manager.register(module, plugin)
+            self._manager.check_pending()
+        except PluginValidationError as error:
+            self.unregister(module)
+            raise Broken(" ".join(str(error).split())) from error
+        if not self._manager.get_hookcallers(module):
+            self.unregister(module)
+            return False
+        return True
+
+    def unregister(self, module: object) -> None:
+        """Forget the hooks of ``module``."""
+        if self._manager is not None and self._manager.is_registered(module):
+            self._manager.unregister(module)
+
+    def call(self, module: object, hook: str, **arguments: Any) -> list[Any]:
+        """What the implementations of ``hook`` in one module return."""
+        if self._manager is None:
+            return []
+        others = [other for other in self._manager.get_plugins() if other is not module]
+        results: list[Any] = self._manager.subset_hook_caller(hook, others)(**arguments)
+        return results
+
+    def implementers(self, hook: str) -> Iterator[tuple[str, object]]:
+        """Name and module of every plugin that implements ``hook``, in pluggy's order of calling."""
+        if self._manager is not None:
+            for implementation in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
+                yield implementation.plugin_name, implementation.plugin
+
+    def notify(self, hook: str, **arguments: Any) -> None:
+        """Call ``hook`` in every module; one that fails becomes a `RuntimeWarning`."""
+        for plugin, module in self.implementers(hook):
+            try:
+                self.call(module, hook, **arguments)
+            except Exception as error:
+                warnings.warn(f"{hook} of plugin {plugin!r} failed: {error!r}", RuntimeWarning, stacklevel=3)

@@ -1,0 +1,166 @@
+"""What is known about a plugin: its `State`, the `PluginRecord` shown to people, and the registry's own `Plugin`."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from opweave.errors import Broken, Incompatible, NameConflict, PluginError, Unavailable
+
+if TYPE_CHECKING:
+    from opweave.contract.device import Backend, Device
+    from opweave.opdef import OpDef
+
+__all__ = ["Family", "Plugin", "PluginRecord", "State"]
+
+
+class State(enum.Enum):
+    """How far a plugin has come."""
+
+    DISCOVERED = "discovered"
+    """Its metadata was read; nothing was imported."""
+    DISABLED = "disabled"
+    """A setting excludes it; it is not imported."""
+    INCOMPATIBLE = "incompatible"
+    """It asks for another version of opweave; it is not imported."""
+    BROKEN = "broken"
+    """Its code failed, or what it returned makes no sense."""
+    UNAVAILABLE = "unavailable"
+    """It is sound, but the hardware, driver or library it needs is not here."""
+    READY = "ready"
+    """Its devices are there."""
+
+
+class PluginRecord(NamedTuple):
+    """What is known about one plugin at one moment.
+
+    Attributes:
+        name: the entry point's name, which begins the names of its devices.
+        distribution, version: the package that carries it; ``""`` for files and for what a program registered.
+        state: how far it has come.
+        value: what the entry point names (``"opweave_acme:Acme"``), or the path of the file.
+        devices: names of its devices.
+        error: why it is not ready, ``""`` if it is. A ready plugin may name backends of its own that are missing.
+        remedy: what the reader can do about it.
+        traceback: the innermost frames of the failure as text, ``""`` where no code failed.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    state: State
+    value: str
+    devices: tuple[str, ...] = ()
+    error: str = ""
+    remedy: str = ""
+    traceback: str = ""
+
+
+class Family(NamedTuple):
+    """A backend and the devices it gave. ``rank``: place in ``OPWEAVE_BACKENDS``, lower is preferred."""
+
+    backend: Backend
+    devices: list[Device]
+    rank: int
+
+
+class Plugin:
+    """A plugin as the registry keeps it, from discovery to unloading.
+
+    Attributes:
+        name, distribution, version, value: as in `PluginRecord`.
+        requires: the distribution's ``Requires-Dist`` lines.
+        packages: top-level import names that belong to it.
+        origin: the folder or file it was found in.
+        fetch: imports it and gives its value; ``None`` where there is nothing to import.
+        families, ops, module: what it brought, once ready.
+        loading: its code is running right now.
+        tried: its code was run; what failed then may be tried again.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        value: str,
+        fetch: Callable[[], object] | None = None,
+        *,
+        distribution: str = "",
+        version: str = "",
+        requires: Sequence[str] = (),
+        packages: frozenset[str] = frozenset(),
+        origin: str = "",
+    ) -> None:
+        self.name, self.value, self.fetch = name, value, fetch
+        self.distribution, self.version, self.requires = distribution, version, requires
+        self.packages, self.origin = packages, origin
+        self.state = State.DISCOVERED
+        self.families: list[Family] = []
+        self.ops: list[OpDef] = []
+        self.module: object = None
+        self.loading = self.tried = False
+        self._error: PluginError | None = None
+        self._cause: BaseException | None = None
+        self._traceback = ""
+
+    @property
+    def label(self) -> str:
+        """Where it comes from, for messages."""
+        return " ".join(part for part in (self.distribution, self.version) if part) or self.value
+
+    @property
+    def claims_name(self) -> bool:
+        """Whether its name is its own: plugins that are never imported, or have lost it to another, claim nothing."""
+        lost = isinstance(self._error, NameConflict)
+        return not lost and self.state not in (State.DISABLED, State.INCOMPATIBLE)
+
+    def ready(self, families: Sequence[Family], missing: Sequence[PluginError] = ()) -> None:
+        """Its devices are there, ``missing`` being backends of it that are unavailable."""
+        self.state = State.READY
+        self.families = list(families)
+        self._cause, self._traceback = None, ""
+        message, remedy = "; ".join(e.message for e in missing), "; ".join(e.remedy for e in missing if e.remedy)
+        self._error = Unavailable(message, remedy=remedy) if missing else None
+
+    def fail(
+        self, error: PluginError, cause: BaseException | None = None, *, traceback: str = "", state: State | None = None
+    ) -> None:
+        """It cannot be used, because of ``error``."""
+        self.state = state or _STATES.get(type(error), State.BROKEN)
+        self._error, self._cause, self._traceback = error, cause, traceback
+
+    def reset(self) -> None:
+        """Back to discovered."""
+        self.state = State.DISCOVERED
+        self.families, self.ops, self.module = [], [], None
+        self._error, self._cause, self._traceback = None, None, ""
+
+    def failure(self) -> PluginError:
+        """Why it is not ready, as a new exception that names the plugin, its distribution, version and a remedy."""
+        known = self._error or Broken("its devices were asked for while it is being loaded")
+        error = type(known)(
+            known.message, remedy=known.remedy, plugin=self.name, distribution=self.distribution, version=self.version
+        )
+        error.__cause__ = self._cause
+        return error
+
+    def record(self) -> PluginRecord:
+        return PluginRecord(
+            self.name,
+            self.distribution,
+            self.version,
+            self.state,
+            self.value,
+            tuple(device.name for family in self.families for device in family.devices),
+            self._error.message if self._error else "",
+            self._error.remedy if self._error else "",
+            self._traceback,
+        )
+
+
+_STATES = {
+    Unavailable: State.UNAVAILABLE,
+    Incompatible: State.INCOMPATIBLE,
+    Broken: State.BROKEN,
+    NameConflict: State.BROKEN,
+}
