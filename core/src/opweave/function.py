@@ -1,0 +1,207 @@
+"""`compile`: the comfortable way in. Turns a Python function over tensors, or tensors, into something that is called
+with arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, overload
+
+import numpy as np
+
+from opweave import registry
+from opweave.dtypes import as_dtype
+from opweave.errors import SchedulerError, ShapeError
+from opweave.graph import Graph
+from opweave.scheduler import Program, Scheduler
+from opweave.scheduler.program import Outputs
+from opweave.scheduler.scheduler import Where
+from opweave.tensor import Tensor, constant, host_array, input
+
+__all__ = ["Function", "compile"]
+
+TRACES_KEPT: Final = 64
+
+
+class Function:
+    """A compiled function. Made by `compile`.
+
+    Called with arrays it gives arrays. The first call with new shapes and dtypes traces and builds a program; all
+    programs share the scheduler's memory.
+
+    Attributes:
+        scheduler: what runs it.
+    """
+
+    def __init__(
+        self,
+        target: Callable[..., Any] | Outputs,
+        devices: Where | Sequence[Where] | Scheduler | None,
+        max_shapes: Mapping[str, Sequence[int]] | None,
+    ) -> None:
+        self._target: Final = target
+        self.scheduler: Final = (
+            devices
+            if isinstance(devices, Scheduler)
+            else Scheduler(list(registry.default_devices()) if devices is None else devices)
+        )
+        self._max_shapes: Final = {k: tuple(v) for k, v in (max_shapes or {}).items()}
+        self._reserved = not self._max_shapes
+        self._programs: dict[Any, Program] = {}
+        self._signature: Any = None
+        if callable(target):
+            import inspect
+
+            self._signature = inspect.signature(target)
+            self.__doc__ = target.__doc__
+            self.__wrapped__ = target
+            unknown = set(self._max_shapes) - set(self._signature.parameters)
+            self.__name__ = getattr(target, "__name__", "function")
+        else:
+            tensors = tuple(target.values()) if isinstance(target, Mapping) else target
+            leaves = Graph(tensors).leaves
+            self._inputs = [t.name for t in leaves if t.leaf is not None and t.leaf.kind == "input"]
+            unknown = set(self._max_shapes)
+            self.__name__ = "outputs"
+        if unknown:
+            raise SchedulerError(f"max_shapes names {', '.join(sorted(unknown))}, which are no parameters to trace")
+
+    def __repr__(self) -> str:
+        return f"<Function {self.__name__} on {', '.join(d.name for d in self.scheduler.devices)}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run with arrays; numbers and sequences are converted. Parameters that are neither stay as they are."""
+        program, feeds = self._prepare(args, kwargs)
+        return program.run(feeds)
+
+    def program(self, *args: Any, **kwargs: Any) -> Program:
+        """The program that a call with such arguments runs."""
+        return self._prepare(args, kwargs)[0]
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """`Program.explain` of the program that a call with such arguments runs."""
+        return self.program(*args, **kwargs).explain()
+
+    def close(self) -> None:
+        """Close the scheduler and all programs."""
+        self._programs.clear()
+        self.scheduler.close()
+
+    # --- preparing --------------------------------------------------------------------------------------------------
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, dict[str, Any]]:
+        if self._signature is None:
+            return self._prepare_outputs(args, kwargs)
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arrays: dict[str, Any] = {}
+        key = []
+        for name, value in bound.arguments.items():
+            array = _as_array(value)
+            if array is None:
+                key.append((name, value))
+            else:
+                arrays[name] = array
+                key.append((name, (array.shape, array.dtype)))
+        if not self._reserved:
+            self._reserve(bound, arrays)
+        signature = tuple(key)
+        try:
+            program = self._programs.get(signature)
+        except TypeError:
+            raise SchedulerError(f"{self!r}: parameters that are no arrays must be hashable") from None
+        if program is None or program._closed:
+            shapes = {name: (a.shape, a.dtype) for name, a in arrays.items()}
+            while len(self._programs) >= TRACES_KEPT:
+                del self._programs[next(iter(self._programs))]
+            program = self._programs[signature] = self._trace(bound, shapes)
+        return program, {n: arrays[n] for n in program.inputs}
+
+    def _prepare_outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, dict[str, Any]]:
+        if len(args) > len(self._inputs):
+            names = ", ".join(self._inputs)
+            raise SchedulerError(f"{self!r} takes {len(self._inputs)} arrays ({names}), not {len(args)}")
+        program = self._programs.get(None)
+        if program is None or program._closed:
+            program = self._programs[None] = self.scheduler.build(self._target)  # type: ignore[arg-type]
+        return program, dict(zip(self._inputs, args, strict=False)) | kwargs
+
+    def _trace(self, bound: Any, shapes: Mapping[str, tuple[tuple[int, ...], Any]]) -> Program:
+        arguments = dict(bound.arguments)
+        for name, (shape, dtype) in shapes.items():
+            arguments[name] = input(name, shape, as_dtype(dtype))
+        traced = type(bound)(self._signature, arguments)
+        result = self._target(*traced.args, **traced.kwargs)  # type: ignore[operator]
+        return self.scheduler.build(_outputs(result, self))
+
+    def _reserve(self, bound: Any, arrays: Mapping[str, Any]) -> None:
+        """Trace once with the largest shapes, so that later programs fit into that memory."""
+        shapes = {}
+        for name, array in arrays.items():
+            most = self._max_shapes.get(name, array.shape)
+            if len(most) != array.ndim:
+                raise ShapeError(f"max_shapes[{name!r}] has {len(most)} axes, the array {array.ndim}")
+            shapes[name] = (most, array.dtype)
+        self._trace(bound, shapes)
+        self._reserved = True
+
+
+def _as_array(value: Any) -> Any:
+    """Arrays, numbers in arrays and sequences of numbers become arrays; anything else is passed on as it is."""
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, (list, np.generic)):
+        return host_array(value, copy=False)
+    return None
+
+
+def _outputs(result: Any, function: Function) -> Outputs:
+    def check(value: Any) -> Tensor:
+        if isinstance(value, (int, float, np.ndarray)):
+            return constant(value)
+        if not isinstance(value, Tensor):
+            raise SchedulerError(f"{function!r} must return tensors, not {type(value).__name__}")
+        return value
+
+    if isinstance(result, Mapping):
+        return {str(k): check(v) for k, v in result.items()}
+    if isinstance(result, (tuple, list)):
+        return tuple(check(v) for v in result)
+    return check(result)
+
+
+@overload
+def compile(
+    target: Callable[..., Any] | Outputs,
+    *,
+    devices: Where | Sequence[Where] | Scheduler | None = ...,
+    max_shapes: Mapping[str, Sequence[int]] | None = ...,
+) -> Function: ...
+@overload
+def compile(
+    *,
+    devices: Where | Sequence[Where] | Scheduler | None = ...,
+    max_shapes: Mapping[str, Sequence[int]] | None = ...,
+) -> Callable[[Callable[..., Any]], Function]: ...
+def compile(
+    target: Any = None,
+    *,
+    devices: Where | Sequence[Where] | Scheduler | None = None,
+    max_shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Any:
+    """Make a function over tensors, or tensors, callable with arrays. Also a decorator.
+
+    Args:
+        target: a function that takes tensors and returns a tensor, a tuple or a dict of them; or such outputs
+            themselves, which are then called with arrays in the order of their inputs, or by name.
+        devices: where it may run, earlier ones preferred; a scheduler to share; ``None``: `default_devices`.
+        max_shapes: parameter -> the largest shape that will come; memory for it is taken at the first call, and
+            smaller shapes then allocate nothing.
+
+    A function is traced once for each combination of input shapes, dtypes and other arguments.
+
+    Raises:
+        SchedulerError, UnknownNameError: devices or parameters that do not exist.
+    """
+    if target is None:
+        return lambda function: Function(function, devices, max_shapes)
+    return Function(target, devices, max_shapes)

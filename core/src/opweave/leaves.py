@@ -1,0 +1,359 @@
+"""Leaves with memory of their own: `weights` that are read, `state` that nodes write.
+
+Both may be placed on a device by name; unplaced ones go where the first program wants them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from opweave import registry
+from opweave.contract.buffer import Buffer, MultiBuffer
+from opweave.contract.device import Device
+from opweave.contract.space import Usage
+from opweave.contract.step import Arg
+from opweave.dtypes import DType, DTypeLike, as_dtype, f32
+from opweave.errors import (
+    AllocationError,
+    DTypeError,
+    ExecutionError,
+    SchedulerError,
+    ShapeError,
+    UnknownNameError,
+    UnsupportedOpError,
+)
+from opweave.layout import check_shape, nbytes
+from opweave.storage import array_shape, dense_arg, read, write
+from opweave.tensor import Leaf, Location, Placement, Spec, Tensor, host_array, new_leaf
+
+__all__ = ["Blocks", "Weights", "place", "read_leaf", "state", "upload", "weights", "write_state"]
+
+Where = str | Device | None
+
+
+class Blocks(NamedTuple):
+    """A quantized array: raw bytes in the GGUF layout of ``dtype`` (or its name), and the shape in elements."""
+
+    data: np.ndarray[Any, Any]
+    shape: tuple[int, ...]
+    dtype: DTypeLike
+
+
+class Weights(Mapping[str, Tensor]):
+    """Read-only tensors by name, which share buffers. Made by `weights`.
+
+    Attributes:
+        buffers: what the placed ones lie in, one (perhaps chunked) per device.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+        self.buffers: list[Buffer | MultiBuffer] = []
+
+    def __getitem__(self, name: str) -> Tensor:
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise UnknownNameError("weight", str(name), self._tensors) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self._tensors.values())
+
+    def __repr__(self) -> str:
+        return f"<Weights: {len(self)} tensors, {self.nbytes:,} bytes>"
+
+
+def weights(arrays: Mapping[str, Any], device: Where | Mapping[str, Where] = None) -> Weights:
+    """Read-only leaves for a model's parameters.
+
+    Args:
+        arrays: name -> array, `Blocks` (quantized), or `Spec` (shape and dtype only, to plan without bytes). Arrays are
+            used as they lie, not copied, and must not be changed afterwards.
+        device: where they are kept: a device or its name for all, or glob patterns -> device (first match wins, the
+            rest is unplaced). Unplaced weights are uploaded once to wherever programs use them; on devices that share
+            the host's memory they are used in place.
+
+    Raises:
+        UnknownNameError: no such device, or a pattern that matches no name.
+        DTypeError, LayoutError: a type opweave does not have; rows that are no whole blocks.
+        AllocationError: a device has no room; nothing stays allocated.
+    """
+    group, token = Weights({}), object()
+    for name, value in arrays.items():
+        group._tensors[str(name)] = _weight(str(name), value, token)
+    placement = device if isinstance(device, Mapping) else {"*": device}
+    by_device: dict[Device, list[Tensor]] = {}
+    matched: set[str] = set()
+    targets = {pattern: _resolve(where) for pattern, where in placement.items()}
+    for name, tensor in group._tensors.items():
+        for pattern, target in targets.items():
+            if fnmatchcase(name, pattern):
+                matched.add(pattern)
+                if target is not None:
+                    by_device.setdefault(target, []).append(tensor)
+                break
+    if isinstance(device, Mapping):
+        for pattern in targets:
+            if pattern not in matched and not any(fnmatchcase(name, pattern) for name in group):
+                raise UnknownNameError("weight", pattern, group, "It is a pattern of device=, and matches none.")
+    try:
+        for target, tensors in by_device.items():
+            group.buffers += upload(tensors, target)
+    except BaseException:
+        for buffer in group.buffers:
+            buffer.free()
+        raise
+    return group
+
+
+def _weight(name: str, value: Any, group: object) -> Tensor:
+    if isinstance(value, Tensor):
+        raise DTypeError(f"weight {name!r} is already a tensor; weights are made of arrays")
+    if isinstance(value, Spec):
+        dtype = as_dtype(value.dtype)
+        return new_leaf(Leaf("weight", name, group=group), check_shape(value.shape, dtype), dtype)
+    if isinstance(value, Blocks):
+        dtype = as_dtype(value.dtype)
+        shape = check_shape(value.shape, dtype)
+        data = np.ascontiguousarray(value.data)
+        if data.dtype != np.uint8 or data.size != nbytes(shape, dtype):
+            raise ShapeError(
+                f"weight {name!r}: {dtype}{list(shape)} takes {nbytes(shape, dtype):,} bytes, "
+                f"not {data.size:,} of {data.dtype}"
+            )
+        return new_leaf(Leaf("weight", name, data.reshape(array_shape(shape, dtype)), group=group), shape, dtype)
+    array = host_array(value, copy=False)
+    dtype = as_dtype(array.dtype)
+    return new_leaf(Leaf("weight", name, array, group=group), check_shape(array.shape, dtype), dtype)
+
+
+def _resolve(where: Where) -> Device | None:
+    if where is not None and not isinstance(where, (str, Device)):
+        raise SchedulerError(f"a place is a device or its name, not {where!r}")
+    return registry.device(where) if isinstance(where, str) else where
+
+
+def upload(tensors: Sequence[Tensor], device: Device, *, copies: bool = False) -> list[Buffer | MultiBuffer]:
+    """Give read-only leaves memory on ``device``: their placement, or with ``copies`` a further copy there.
+
+    In host memory the arrays are used where they lie; elsewhere they share one (chunked) buffer.
+
+    Raises:
+        SchedulerError: a leaf without bytes.
+        AllocationError: no room; nothing stays allocated.
+    """
+    arrays = []
+    for tensor in tensors:
+        leaf = tensor.leaf
+        assert leaf is not None
+        if leaf.data is None:
+            raise SchedulerError(f"{tensor.describe()} has no bytes; it can be planned with, not placed or run")
+        arrays.append(leaf.data)
+    buffers: list[Buffer | MultiBuffer] = []
+    places: dict[Tensor, Location] = {}
+    try:
+        if device.default_buffer_type.is_host and device.caps.import_host:
+            _import(tensors, arrays, device, buffers, places)
+        left = [(t, a) for t, a in zip(tensors, arrays, strict=True) if t not in places]
+        if left:
+            _upload(left, device, buffers, places)
+    except BaseException:
+        for buffer in buffers:
+            buffer.free()
+        raise
+    for tensor, where in places.items():
+        assert tensor.leaf is not None
+        if copies:
+            tensor.leaf.copies[device.space] = where
+        else:
+            tensor.leaf.placement = where
+            tensor.leaf.device = device.name
+    return buffers
+
+
+def _import(
+    tensors: Sequence[Tensor],
+    arrays: Sequence[np.ndarray[Any, Any]],
+    device: Device,
+    buffers: list[Buffer | MultiBuffer],
+    places: dict[Tensor, Location],
+) -> None:
+    """Use arrays where they lie, as far as the device takes them."""
+    for tensor, array in zip(tensors, arrays, strict=True):
+        try:
+            buffer = device.import_host(array)
+        except (UnsupportedOpError, AllocationError):
+            continue  # badly aligned for it, or larger than its largest buffer: it gets a copy
+        assert isinstance(buffer, Buffer)
+        buffer.usage = Usage.WEIGHTS
+        buffers.append(buffer)
+        places[tensor] = Location(buffer, 0)
+
+
+def _upload(
+    pairs: Sequence[tuple[Tensor, np.ndarray[Any, Any]]],
+    device: Device,
+    buffers: list[Buffer | MultiBuffer],
+    places: dict[Tensor, Location],
+) -> None:
+    """Copy arrays into one buffer, chunked if it must be."""
+    kind = device.default_buffer_type
+    whole, offsets = kind.alloc_chunked([kind.alloc_size(tensor) for tensor, _ in pairs], Usage.WEIGHTS)
+    buffers.append(whole)
+    for (tensor, array), offset in zip(pairs, offsets, strict=True):
+        part, local = whole.locate(offset, kind.alloc_size(tensor))
+        handle = part.init(tensor, local).handle
+        part.upload(local, array)
+        places[tensor] = Location(part, local, handle)
+
+
+def state(
+    name: str, shape: int | Sequence[int], dtype: DTypeLike = f32, *, device: Where = None, fill: float = 0
+) -> Tensor:
+    """A leaf that nodes may write: a cache, an accumulator. Its contents stay from run to run.
+
+    Args:
+        name: unique within a graph.
+        shape, dtype: of the whole.
+        device: a device or its name; ``None``: placed by the first program that uses it.
+        fill: initial value of every element.
+
+    Raises:
+        UnknownNameError: no such device.
+        DTypeError: a quantized dtype, or a ``fill`` that the dtype does not hold.
+        AllocationError: the device has no room.
+    """
+    dtype = as_dtype(dtype)
+    if dtype.block > 1:
+        raise DTypeError(f"state {name!r}: nodes cannot write {dtype}; take a plain type")
+    shape = check_shape(shape if isinstance(shape, int) else tuple(shape), dtype)
+    target = _resolve(device)
+    _converted(f"the fill of state {name!r}", fill, dtype)
+    tensor = new_leaf(Leaf("state", name, fill=fill), shape, dtype)
+    if target is not None:
+        place_state(tensor, target)
+    return tensor
+
+
+def place_state(tensor: Tensor, device: Device) -> None:
+    """Give a state its memory, filled with its initial value."""
+    leaf = tensor.leaf
+    assert leaf is not None
+    buffer = device.alloc(device.default_buffer_type.alloc_size(tensor))
+    try:
+        handle = buffer.init(tensor, 0).handle
+        if leaf.data is not None:
+            buffer.upload(0, leaf.data)
+        elif leaf.fill == 0:
+            buffer.clear()
+        else:
+            buffer.upload(0, np.full(tensor.shape, leaf.fill, tensor.dtype.numpy))
+    except BaseException:
+        buffer.free()
+        raise
+    leaf.data = None
+    leaf.placement = Location(buffer, 0, handle)
+    leaf.device = device.name
+
+
+def place(tensor: Tensor, buffer: Buffer, offset: int = 0) -> Placement:
+    """Place a tensor by hand, for tools. The bytes that lie there are its values.
+
+    A weight, constant or state without memory is placed for good. For a computed tensor the result is given to
+    ``Scheduler.build(..., placements=[...])``.
+
+    Raises:
+        SchedulerError: a view, an input, or a leaf that has memory already.
+        BoundsError, LifetimeError: it does not fit there, the offset is not aligned, or the buffer was freed.
+    """
+    leaf = tensor.leaf
+    if tensor.is_view or tensor.memory is not tensor or (leaf is not None and leaf.kind == "input"):
+        raise SchedulerError(f"{tensor.describe()} cannot be placed; place the tensor that owns the memory")
+    if leaf is not None and leaf.placement is not None:
+        raise SchedulerError(f"{tensor.describe()} already lies in {leaf.placement.buffer!r}")
+    made = buffer.init(tensor, offset)
+    if leaf is not None:
+        leaf.placement = Location(buffer, offset, made.handle)
+        leaf.device = buffer.device.name
+    return made
+
+
+def read_leaf(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """The present values of a state, weight or constant, or of a view of one, as a new array.
+
+    Raises:
+        SchedulerError: the tensor has no values outside of a run, or no bytes.
+        ExecutionError: a failed run left the state half written, or queued work of its device failed.
+    """
+    owner = tensor.memory
+    leaf = owner.leaf
+    if leaf is None or leaf.kind == "input":
+        raise SchedulerError(f"{tensor.describe()} has no values outside of a run; make it an output")
+    if leaf.damaged:
+        raise ExecutionError(leaf.damaged, states=(leaf.name,))
+    shape = array_shape(tensor.shape, tensor.dtype)
+    if 0 in shape:
+        return np.empty(shape, tensor.dtype.numpy)
+    if leaf.placement is not None:
+        buffer, offset, _ = leaf.placement
+        buffer.device.synchronize()
+        if buffer.type.is_raw:
+            return read(Arg(buffer, offset + tensor.offset, tensor.dtype, tensor.shape, tensor.strides))
+        values = read(dense_arg(buffer, offset, owner.dtype, owner.shape))
+    elif leaf.data is not None:
+        values = leaf.data
+    elif leaf.kind == "state":
+        values = np.full(owner.shape, leaf.fill, owner.dtype.numpy)
+    else:
+        raise SchedulerError(f"{tensor.describe()} has no bytes; it can be planned with, not read")
+    strides = (*tensor.strides[:-1], 1) if tensor.dtype.block > 1 else tensor.strides
+    return np.array(np.ndarray(shape, values.dtype, np.ascontiguousarray(values), tensor.offset, strides), copy=True)
+
+
+def write_state(tensor: Tensor, values: Any) -> None:
+    """Set a state, whole; this also mends one that a failed run left half written.
+
+    Raises:
+        SchedulerError: the tensor is no state.
+        ShapeError, DTypeError: values that do not fit. Floats are rounded to a float dtype, not cut to an integer one.
+    """
+    leaf = tensor.leaf
+    if leaf is None or leaf.kind != "state":
+        raise SchedulerError(f"{tensor.describe()} is no state; only states are written from outside")
+    array = _converted(tensor.describe(), values, tensor.dtype)
+    if array.shape != tensor.shape:
+        raise ShapeError(f"values of shape {array.shape} do not fit {tensor.describe()}")
+    if leaf.placement is None:
+        leaf.data = np.array(array, copy=True)
+    else:
+        leaf.placement.buffer.device.synchronize()
+        write(dense_arg(leaf.placement.buffer, leaf.placement.offset, tensor.dtype, tensor.shape), array)
+    leaf.damaged = ""
+
+
+def _converted(what: str, values: Any, dtype: DType) -> np.ndarray[Any, Any]:
+    """``values`` in ``dtype``; refused where that loses more than a rounding."""
+    array = host_array(values, copy=False)
+    if array.dtype == dtype.numpy:
+        return array
+    if as_dtype(array.dtype).is_float and not dtype.is_float and not isinstance(values, float):
+        raise DTypeError(f"{what}: {dtype} does not take floating-point values; convert them with array.astype(...)")
+    with np.errstate(all="ignore"):
+        result = array.astype(dtype.numpy)
+    if not dtype.is_float and not np.array_equal(result, array):
+        raise DTypeError(f"{what}: {dtype} does not hold such values")
+    return result

@@ -1,0 +1,8 @@
+"""One graph over many devices: `assign` (which device, why), `split` (seams), `memory` (where), `program` (running)."""
+
+from opweave.scheduler.assign import CAUSES
+from opweave.scheduler.program import MemoryUse, Program
+from opweave.scheduler.scheduler import PlannedGraph, Scheduler
+from opweave.scheduler.split import Copy, Split
+
+__all__ = ["CAUSES", "Copy", "MemoryUse", "PlannedGraph", "Program", "Scheduler", "Split"]

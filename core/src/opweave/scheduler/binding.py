@@ -1,0 +1,385 @@
+"""Binding: places get their memory, operands their addresses, splits their plans.
+
+Everything that can be decided before running is decided here; what is left is a list of calls without arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from opweave.contract.buffer import Buffer
+from opweave.contract.execution import Plan, Stream
+from opweave.contract.space import HOST_SPACE, round_up
+from opweave.contract.step import Arg, Call, Group, Step
+from opweave.dtypes import u8
+from opweave.leaves import place_state, upload
+from opweave.scheduler.actions import Action, Feed
+from opweave.scheduler.memory import Block, Lifetimes, lifetimes, plan_chunks
+from opweave.scheduler.split import Copy, Item, Operand, Partition, Split
+from opweave.storage import array_shape, bind_copy, bind_read, bind_write
+from opweave.tensor import Location, Placement, Tensor
+
+if TYPE_CHECKING:
+    from opweave.contract.device import Device
+    from opweave.contract.space import MemorySpace
+    from opweave.scheduler.arena import Arena
+    from opweave.scheduler.lanes import Lane
+
+__all__ = ["Binder"]
+
+
+class Binder:
+    """Gives places their memory, binds operands, compiles plans, and lists the calls of a run.
+
+    Attributes:
+        calls, actions: the run list, and what each of its calls is.
+        plans: the compiled plans among them.
+        planned: lane index -> bytes of temporaries.
+        scratch: (split, group) -> workspace.
+    """
+
+    def __init__(self, partition: Partition, arenas: Sequence[Arena], host: Device) -> None:
+        self.partition: Final = partition
+        self.lanes: Final = partition.assignment.lanes
+        self.arenas: Final = arenas
+        self.host: Final = host
+        self.calls: list[Call] = []
+        self.actions: list[Action] = []
+        self.plans: list[Plan] = []
+        n = len(self.partition.sizes)
+        self.buffers: list[Buffer | None] = [None] * n
+        self.offsets: list[int] = [0] * n
+        self.handles: dict[int, Any] = {}
+        self.args: list[Arg | None] = [None] * n
+        self.bound: list[Operand | None] = [None] * n  # what `args` was made of
+        self.windows: dict[tuple[int, int], Arg] = {}  # buffer and offset -> what was bound there last
+        self.planned: dict[int, int] = {}
+        self.scratch: dict[tuple[int, int], Arg] = {}
+        # Lanes with work that may not be done: the memory that it may touch, and the splits that it is of.
+        self.busy: dict[int, set[MemorySpace]] = {}
+        self.pending: dict[int, list[Split]] = {}
+
+    def bind(self) -> None:
+        splits = self.partition.splits
+        fused = [self._fuse(split) for split in splits]
+        groupings = [None if f is None else [g[0] for g in f] for f in fused]
+        lives = lifetimes(self.partition, groupings)
+        self.scratch = self._plan_memory(lives, fused)
+        self._own_places()
+        for split, groups in zip(splits, fused, strict=True):
+            self._add_split(split, groups)
+        self._wait_for(set(self.busy), splits[-1] if splits else None)
+
+    # --- fusing -----------------------------------------------------------------------------------------------------
+
+    def _fuse(self, split: Split) -> list[tuple[list[int], int]] | None:
+        """Item indices and workspace of each group; ``None`` where the stream does not fuse."""
+        stream = split.lane.stream
+        if type(stream)._fuse is Stream._fuse:
+            return None
+        steps = []
+        for item in split.items:
+            live = self.last_reader.get(item.out.place, -1) > split.index or self.partition.arenas[item.out.place] < 0
+            steps.append(_step(item, _unbound(item.out), tuple(map(_unbound, item.srcs)), live))
+        index_of = {id(step): i for i, step in enumerate(steps)}
+        return [([index_of[id(step)] for step in group.steps], group.workspace) for group in stream.fuse(steps)]
+
+    @cached_property
+    def last_reader(self) -> dict[int, int]:
+        """Place -> index of the last split that reads it; one past the last split for what the program hands out."""
+        last: dict[int, int] = {}
+        for split in self.partition.splits:
+            for copy in split.copies:
+                last[copy.src.place] = split.index
+            for item in split.items:
+                for source in item.srcs:
+                    last[source.place] = split.index
+            for copy in split.write_backs:
+                last[copy.src.place] = split.index + 1
+        end = len(self.partition.splits)
+        return last | {o.place: end for o in self.partition.outputs if o is not None}
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+
+    def _plan_memory(
+        self, lives: Lifetimes, fused: Sequence[list[tuple[list[int], int]] | None]
+    ) -> dict[tuple[int, int], Arg]:
+        """Offsets for all temporaries; returns the workspace of (split, group)."""
+        partition, (birth, death, alias, times) = self.partition, lives
+        internal = self._internal_places(fused)
+        arenas, sizes = partition.arenas, partition.sizes
+        last = list(death)
+        members: list[list[int]] = [[] for _ in self.lanes]
+        for place, target in enumerate(alias):
+            if target != place:
+                # What takes over a place begins when that one ends.
+                last[target] = max(last[target], death[place])
+            elif arenas[place] >= 0 and birth[place] >= 0 and place not in internal:
+                members[arenas[place]].append(place)
+        wanted = self._workspaces(times, fused)
+        scratch: dict[tuple[int, int], Arg] = {}
+        for lane, places in zip(self.lanes, members, strict=True):
+            spaces = [w for w in wanted if w[0] == lane.index]
+            if not places and not spaces:
+                continue
+            blocks = [tuple.__new__(Block, (sizes[p], birth[p], last[p])) for p in places]
+            blocks += [Block(size, moment, moment) for _, _, size, moment in spaces]
+            kind, arena_memory = lane.buffer_type, self.arenas[lane.index]
+            plan = plan_chunks(blocks, kind.alignment, arena_memory.capacities, kind.max_size)
+            arena_memory.grow(plan.sizes)
+            chunks = arena_memory.chunks
+            self.planned[lane.index] = _planned_bytes(blocks, plan.chunks, plan.offsets, kind.alignment)
+            buffers, offsets = self.buffers, self.offsets
+            for place, chunk, offset in zip(places, plan.chunks, plan.offsets, strict=False):
+                buffers[place] = chunks[chunk]
+                offsets[place] = offset
+            for i, (_, key, size, _) in enumerate(spaces, len(places)):
+                scratch[key] = Arg(chunks[plan.chunks[i]], plan.offsets[i], u8, (size,), (1,))
+        for place, target in enumerate(alias):
+            if target != place:
+                self.buffers[place], self.offsets[place] = self.buffers[target], self.offsets[target]
+        return scratch
+
+    def _internal_places(self, fused: Sequence[list[tuple[list[int], int]] | None]) -> set[int]:
+        """Places that live only inside one fused group: they get no memory."""
+        result: set[int] = set()
+        if all(f is None for f in fused):
+            return result
+        readers: dict[int, set[tuple[int, int]]] = {}
+        makers: dict[int, tuple[int, int]] = {}
+        for split, groups in zip(self.partition.splits, fused, strict=True):
+            for copy in (*split.copies, *split.write_backs):
+                readers.setdefault(copy.src.place, set()).add((-1, -1))
+            for g, (indices, _) in enumerate(groups or [([i], 0) for i in range(len(split.items))]):
+                for index in indices:
+                    item = split.items[index]
+                    if groups is not None and len(indices) > 1 and self.partition.arenas[item.out.place] >= 0:
+                        makers[item.out.place] = (split.index, g)
+                    for source in item.srcs:
+                        readers.setdefault(source.place, set()).add((split.index, g))
+        kept = {o.place for o in self.partition.outputs if o is not None}
+        for place, group in makers.items():
+            if place not in kept and readers.get(place, set()) == {group}:
+                result.add(place)
+        return result
+
+    def _workspaces(
+        self, times: Sequence[int], fused: Sequence[list[tuple[list[int], int]] | None]
+    ) -> list[tuple[int, tuple[int, int], int, int]]:
+        """(lane, (split, group), bytes, moment) of every workspace."""
+        wanted = []
+        for split, groups, start in zip(self.partition.splits, fused, times, strict=True):
+            if groups is None:
+                for g, item in enumerate(split.items):
+                    if item[4].workspace:
+                        wanted.append((split.lane.index, (split.index, g), item[4].workspace, start + 1 + g))
+            else:
+                for g, (_, size) in enumerate(groups):
+                    if size:
+                        wanted.append((split.lane.index, (split.index, g), size, start + 1 + g))
+        return wanted
+
+    def _own_places(self) -> None:
+        """Memory of leaves: placed states and weights, and read-only leaves where they are wanted."""
+        missing: dict[tuple[Device, int], list[Tensor]] = {}
+        lanes = self.lanes
+        for tensor, space in self.partition.owners.values():
+            leaf = tensor.leaf
+            if 0 in tensor.shape or leaf is None or leaf.placement is not None or space in leaf.copies:
+                continue
+            if leaf.kind == "state":
+                place_state(tensor, lanes[self.partition.assignment.lane_of[tensor]].device)
+                continue
+            device = next((x.device for x in lanes if x.device.space is space), None)
+            if device is None or (space is HOST_SPACE and not device.caps.import_host):
+                device = self.host
+            # Weights of one mapping share buffers, and so do all constants (whose group is None).
+            missing.setdefault((device, id(leaf.group)), []).append(tensor)
+        for (device, _), tensors in missing.items():
+            upload(tensors, device, copies=True)
+        for index, (tensor, space) in self.partition.owners.items():
+            if 0 in tensor.shape:
+                self.buffers[index] = self.host.alloc(1)
+                continue
+            made: Placement | Location | None = self.partition.placed.get(tensor)
+            if made is None:
+                assert tensor.leaf is not None
+                made = tensor.leaf.placement or tensor.leaf.copies[space]
+            self.buffers[index], self.offsets[index] = made.buffer, made.offset
+            if made.handle is not None:
+                self.handles[index] = made.handle
+
+    # --- operands ---------------------------------------------------------------------------------------------------
+
+    def _arg(self, operand: Operand) -> Arg:
+        place, offset, dtype, shape, strides = operand
+        known = self.args[place]
+        if known is not None and (self.bound[place] is operand or self.bound[place] == operand):
+            return known
+        offset += self.offsets[place]
+        buffer = self.buffers[place]
+        arg = Arg(buffer, offset, dtype, shape, strides, self.handles.get(place), place)
+        if self.partition.arenas[place] >= 0:
+            # Values that take turns in one window share its array: fewer arrays stay in the processor's cache.
+            at = (id(buffer), offset)
+            twin = self.windows.get(at)
+            if twin is not None and twin.dtype is dtype and twin.shape == shape and twin.strides == strides:
+                arg._view = twin._view
+            else:
+                self.windows[at] = arg
+        if known is None:
+            self.args[place], self.bound[place] = arg, operand
+        return arg
+
+    # --- the run list -----------------------------------------------------------------------------------------------
+
+    def _add(self, call: Call, action: Action) -> None:
+        self.calls.append(call)
+        self.actions.append(action)
+
+    def _wait_for(self, lanes: set[int], split: Split | None) -> None:
+        for index in sorted(lanes):
+            if index in self.busy and split is not None:
+                del self.busy[index]
+                lane = self.lanes[index]
+                pending = tuple(self.pending.pop(index, ()))
+                self._add(lane.stream.synchronize, Action("sync", lane, split, pending=pending))
+
+    def _add_split(self, split: Split, groups: list[tuple[list[int], int]] | None) -> None:
+        for copy in split.copies:
+            self._add_copy(copy, split, split.lane)
+        lane = split.lane
+        reach = {lane.space, lane.device.space, *lane.device.shared_spaces}
+        self._wait_for({i for i, touched in self.busy.items() if i != lane.index and touched & reach}, split)
+        if split.items:
+            plan = self._compile(split, groups)
+            self.plans.append(plan)
+            of_group = None if groups is None else tuple(tuple(g[0]) for g in groups)
+            self._add(plan.run, Action("plan", lane, split, items=of_group))
+            if lane.stream.is_async:
+                self.busy.setdefault(lane.index, set()).update(reach)
+                self.pending.setdefault(lane.index, []).append(split)
+        for copy in split.write_backs:
+            self._add_copy(copy, split, self._lane_of(copy.dst.place, lane))
+
+    def _lane_of(self, place: int, default: Lane) -> Lane:
+        """The lane whose stream works on a place's memory."""
+        arena = self.partition.arenas[place]
+        if arena >= 0:
+            return self.lanes[arena]
+        buffer = self.buffers[place]
+        assert buffer is not None
+        for lane in self.lanes:
+            if lane.device is buffer.device:
+                return lane
+        return default
+
+    def _add_copy(self, copy: Copy, split: Split, lane: Lane) -> None:
+        src, dst = self._arg(copy.src), self._arg(copy.dst)
+        assert src.buffer is not None
+        assert dst.buffer is not None
+        # Whoever may still write the source or touch the target, other than in the order of the target's own stream.
+        spaces = {src.buffer.space, dst.buffer.space}
+        others = {i for i, touched in self.busy.items() if touched & spaces and i != lane.index}
+        if lane.index in self.busy and src.buffer.space in self.busy[lane.index] and not src.buffer.is_host:
+            others.add(lane.index)
+        self._wait_for(others, split)
+        if lane.stream.is_async and not src.buffer.is_host and dst.buffer.device is not lane.device:
+            self._wait_for({lane.index}, split)
+        self._add(bind_copy(dst, lane.stream, src), Action("copy", lane, split, copy))
+        if lane.stream.is_async:
+            self.busy.setdefault(lane.index, set()).update(spaces)
+
+    def _compile(self, split: Split, groups: list[tuple[list[int], int]] | None) -> Plan:
+        stream = split.lane.stream
+        arg = self._arg
+        calls: list[Call]
+        if groups is None and type(stream)._compile is Stream._compile and type(stream)._bind is Stream._bind:
+            # The short way for streams that call kernels one by one: no steps are made.
+            calls = []
+            for g, item in enumerate(split.items):
+                op, node, out, srcs, verdict = item
+                kernel = verdict.kernel
+                attrs = node.attrs if node is not None else {}
+                args = [arg(s) for s in srcs]
+                if kernel is None:
+                    step = _step(item, arg(out), tuple(args), True)
+                    calls.append(stream._bind(Group((step,), verdict.workspace, self.scratch.get((split.index, g)))))
+                elif kernel.workspace is None:
+                    calls.append(kernel.factory(stream, op, arg(out), *args, **attrs))
+                else:
+                    space = self.scratch.get((split.index, g))
+                    calls.append(kernel.factory(stream, op, arg(out), *args, workspace=space, **attrs))
+            return Plan(stream, calls, len(calls), self._leaf_buffers(split))
+        ready = []
+        for g, (indices, size) in enumerate(
+            groups if groups is not None else [([i], item.verdict.workspace) for i, item in enumerate(split.items)]
+        ):
+            steps = tuple(
+                [
+                    _step(split.items[i], arg(split.items[i].out), tuple(map(arg, split.items[i].srcs)), True)
+                    for i in indices
+                ]
+            )
+            ready.append(Group(steps, size, self.scratch.get((split.index, g))))
+        return stream.compile(ready)
+
+    def _leaf_buffers(self, split: Split) -> set[Buffer]:
+        """The buffers of leaves that a split uses, which their owner may free while the program lives."""
+        arenas = self.partition.arenas
+        places = {s[0] for item in split.items for s in (item[2], *item[3]) if arenas[s[0]] < 0}
+        return {buffer for place in places if (buffer := self.buffers[place]) is not None}
+
+    # --- in and out -------------------------------------------------------------------------------------------------
+
+    def feeds(self) -> dict[str, Feed]:
+        result: dict[str, Feed] = {}
+        for tensor in self.partition.graph.leaves:
+            if tensor.leaf is None or tensor.leaf.kind != "input":
+                continue
+            shape = array_shape(tensor.shape, tensor.dtype)
+            place = self.partition.inputs.get(tensor)
+            if place is None:
+                result[tensor.name] = Feed(tensor, shape, tensor.dtype.numpy, None, None)
+                continue
+            arg = self._arg(Operand(place, 0, tensor.dtype, tensor.shape, tensor.strides))
+            lane = self.lanes[self.partition.arenas[place]]
+            view, upload = bind_write(arg, lane.stream)
+            result[tensor.name] = Feed(tensor, shape, tensor.dtype.numpy, view, upload)
+        return result
+
+    def fetchers(self) -> list[Call]:
+        result: list[Call] = []
+        for output, operand in zip(self.partition.graph.outputs, self.partition.outputs, strict=True):
+            if operand is None:
+                empty = np.empty(array_shape(output.shape, output.dtype), output.dtype.numpy)
+                result.append(empty.copy)
+                continue
+            lane = self._lane_of(operand.place, self.lanes[-1])
+            result.append(bind_read(self._arg(operand), lane.stream))
+        return result
+
+
+def _unbound(operand: Operand) -> Arg:
+    return Arg(None, operand.offset, operand.dtype, operand.shape, operand.strides, None, operand.place)
+
+
+def _step(item: Item, out: Arg, srcs: tuple[Arg, ...], live: bool) -> Step:
+    node = item.node
+    return Step(
+        item.op, out, srcs, node.attrs if node is not None else {}, live, node.name if node is not None else "pack"
+    )
+
+
+def _planned_bytes(blocks: Sequence[Block], chunks: Sequence[int], offsets: Sequence[int], alignment: int) -> int:
+    """Bytes of the chunks up to the end of the last block in each: what this program needs of the arena."""
+    ends: dict[int, int] = {}
+    for (size, _, _), chunk, offset in zip(blocks, chunks, offsets, strict=True):
+        end = offset + size
+        if end > ends.get(chunk, 0):
+            ends[chunk] = end
+    return sum([round_up(end, alignment) for end in ends.values()])

@@ -1,0 +1,322 @@
+"""`Program`: a graph that was placed, planned and compiled, to be run many times.
+
+Everything that can be decided is decided when it is built; `run` feeds, calls, and fetches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from operator import length_hint
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from opweave.contract.buffer import Buffer
+from opweave.contract.step import Call
+from opweave.errors import DTypeError, ExecutionError, LifetimeError, SchedulerError, ShapeError, UnknownNameError
+from opweave.events import EVENTS
+from opweave.leaves import read_leaf, write_state
+from opweave.scheduler.actions import Action, Feed, settle_failure
+from opweave.scheduler.binding import Binder
+from opweave.scheduler.explain import explain
+from opweave.scheduler.split import Partition, Split
+from opweave.tensor import Tensor
+
+if TYPE_CHECKING:
+    from opweave.contract.device import Device
+    from opweave.scheduler.scheduler import Scheduler
+
+__all__ = ["MemoryMap", "MemoryUse", "Program", "Region"]
+
+Array = np.ndarray[Any, Any]
+Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+
+
+class MemoryUse(NamedTuple):
+    """Bytes of a program on one device."""
+
+    temporaries: int
+    weights: int
+    states: int
+
+
+class Region(NamedTuple):
+    """``size`` bytes from ``offset`` on in ``buffer``."""
+
+    buffer: Buffer
+    offset: int
+    size: int
+
+
+class MemoryMap(NamedTuple):
+    """Where the values of a program lie, for tools that show or check it. Places are those of ``Program.partition``.
+
+    Attributes:
+        places: place -> its bytes. Values that live only inside a fused group have none.
+        workspaces: (index of the split, index of the group in it) -> the group's scratch memory.
+        groups: for every split its groups, each the indices of the items that run as one.
+    """
+
+    places: dict[int, Region]
+    workspaces: dict[tuple[int, int], Region]
+    groups: list[list[list[int]]]
+
+
+class Program:
+    """Made by `Scheduler.build`. Thread-safe: runs of one scheduler's programs take turns.
+
+    Attributes:
+        partition: the graph as it was cut.
+    """
+
+    def __init__(self, scheduler: Scheduler, partition: Partition, outputs: Outputs) -> None:
+        self._scheduler: Final = scheduler
+        self.partition: Final = partition
+        self._form: Final = outputs
+        self._closed = False
+        self._lanes: Final = partition.assignment.lanes
+        self._written: dict[str, Array] = {}
+        self._ran = False
+        binder = Binder(partition, scheduler._arenas, scheduler._host)
+        binder.bind()
+        self._calls: Final = binder.calls
+        self._actions: Final = binder.actions
+        self._plans: Final = binder.plans
+        self._planned: Final = binder.planned
+        self._buffers: Final = binder.buffers
+        self._offsets: Final = binder.offsets
+        self._scratch: Final = binder.scratch
+        self._feeds: Final = binder.feeds()
+        self._fetchers: Final = binder.fetchers()
+        self._states: Final = [t for t in partition.graph.leaves if t.leaf is not None and t.leaf.kind == "state"]
+
+    def __repr__(self) -> str:
+        nodes, splits = len(self.partition.graph.nodes), len(self.partition.splits)
+        return f"<Program of {nodes} nodes in {splits} splits{', closed' if self._closed else ''}>"
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    def run(self, feeds: Mapping[Any, Any] | None = None, /, **named: Any) -> Any:
+        """Run once.
+
+        Args:
+            feeds: input tensor or name -> array of its shape and dtype (numbers and sequences are converted).
+            named: the same by keyword.
+
+        Returns:
+            New arrays in the form of the outputs that the program was built for: one array, a tuple, or a dict.
+
+        Raises:
+            ShapeError, DTypeError, UnknownNameError, SchedulerError: feeds that do not fit, before anything runs.
+            ExecutionError: a node failed; names it, its device, and states that may be half written. Those refuse to
+                be read until they are written anew; everything else can be used again.
+            LifetimeError: the program or its scheduler was closed.
+        """
+        scheduler = self._scheduler
+        with scheduler._lock:
+            if scheduler._running:
+                raise SchedulerError("a program cannot be run from within a run of its own scheduler")
+            if self._closed:
+                raise LifetimeError(f"{self!r} was closed")
+            scheduler._running = True
+            try:
+                for state in self._states:
+                    if state.leaf.damaged:  # type: ignore[union-attr]
+                        raise ExecutionError(state.leaf.damaged, states=(state.name,))  # type: ignore[union-attr]
+                self._feed(feeds, named)
+                scheduler._last = self
+                self._ran = False
+                calls = self._told_calls() if EVENTS.listening else self._calls
+                rest = iter(calls)
+                try:
+                    for call in rest:
+                        call()
+                except BaseException as error:
+                    action = self._actions[len(calls) - length_hint(rest) - 1]
+                    failure = settle_failure(action, error, self._lanes, self.partition.splits)
+                    raise failure from failure.__cause__
+                self._ran = True
+                return self._fetch()
+            finally:
+                scheduler._running = False
+
+    def _told_calls(self) -> list[Call]:
+        """The calls of a run, each of which tells the sink what it was and how long it took."""
+
+        def told(call: Call, action: Action) -> None:
+            start = perf_counter_ns()
+            call()
+            name = action.copy.tensor.name if action.copy else f"split {action.split.index}"
+            data = {"bytes": action.copy.nbytes, "cause": action.copy.cause} if action.copy else {}
+            EVENTS.emit(action.kind, name, start, perf_counter_ns(), device=action.lane.name, **data)
+
+        return [partial(told, *pair) for pair in zip(self._calls, self._actions, strict=True)]
+
+    def _feed(self, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> None:
+        given: dict[str, Any] = {}
+        for key, value in (feeds or {}).items():
+            given[key.name if isinstance(key, Tensor) else key] = value
+        given.update(named)
+        ready: list[tuple[Feed, Array]] = []
+        for name, feed in self._feeds.items():
+            value = given.pop(name, None)
+            if value is None:
+                value = self._written.get(name)
+                if value is None:
+                    raise SchedulerError(f"no value for {feed.tensor.describe()}: run({{{name!r}: array}})")
+            if type(value) is not np.ndarray or value.shape != feed.shape or value.dtype != feed.dtype:
+                value = _fit(feed, value)
+            ready.append((feed, value))
+        if given:
+            name = str(next(iter(given)))
+            raise UnknownNameError("input of this program", name, self._feeds)
+        # Everything was checked; only now is anything changed.
+        for feed, value in ready:
+            if feed.view is not None:
+                np.copyto(feed.view, value)
+            elif feed.upload is not None:
+                feed.upload(value)
+
+    def _fetch(self) -> Any:
+        arrays = [fetch() for fetch in self._fetchers]
+        form = self._form
+        if isinstance(form, Tensor):
+            return arrays[0]
+        if isinstance(form, Mapping):
+            return dict(zip(form, arrays, strict=True))
+        return tuple(arrays)
+
+    # --- values between runs ----------------------------------------------------------------------------------------
+
+    def write(self, tensor: Tensor | str, values: Any) -> None:
+        """Set a state, or an input for all later runs that do not feed it.
+
+        Raises:
+            ShapeError, DTypeError: values that do not fit.
+            SchedulerError: neither an input nor a state of this program.
+        """
+        leaf = self._leaf(tensor)
+        if leaf.leaf is not None and leaf.leaf.kind == "state":
+            with self._scheduler._lock:
+                write_state(leaf, values)
+        else:
+            feed = self._feeds[leaf.name]
+            self._written[leaf.name] = np.array(_fit(feed, values), copy=True)
+
+    def read(self, tensor: Tensor | str) -> Array:
+        """The present value of a state, weight or constant, or of an output after the last run, as a new array.
+
+        Raises:
+            SchedulerError: a value that is not kept; make it an output.
+        """
+        if isinstance(tensor, Tensor) and tensor in self.partition.graph.outputs:
+            with self._scheduler._lock:
+                if not self._ran or self._scheduler._last is not self:
+                    raise SchedulerError(f"{tensor.describe()} has no value: run the program first, and read it "
+                                         "before another program of its scheduler runs")  # fmt: skip
+                return self._fetchers[self.partition.graph.outputs.index(tensor)]()  # type: ignore[no-any-return]
+        leaf = self._leaf(tensor) if isinstance(tensor, str) else tensor
+        with self._scheduler._lock:
+            return read_leaf(leaf)
+
+    def _leaf(self, tensor: Tensor | str) -> Tensor:
+        leaves = {t.name: t for t in self.partition.graph.leaves if t.leaf and t.leaf.kind in ("input", "state")}
+        name = tensor if isinstance(tensor, str) else tensor.name
+        found = leaves.get(name)
+        if found is None or (isinstance(tensor, Tensor) and tensor is not found):
+            raise UnknownNameError("input or state of this program", name, leaves)
+        return found
+
+    # --- what it is -------------------------------------------------------------------------------------------------
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """What has to be fed, by name."""
+        return {name: feed.tensor for name, feed in self._feeds.items()}
+
+    @property
+    def splits(self) -> list[Split]:
+        """The splits in the order they run."""
+        return self.partition.splits
+
+    @property
+    def n_copies(self) -> int:
+        """Copies between memories that each run makes."""
+        return len(self.partition.copies)
+
+    @property
+    def memory(self) -> dict[str, MemoryUse]:
+        """Bytes by device: planned temporaries, weights and states that the program uses there."""
+        result = {lane.name: [self._planned.get(lane.index, 0), 0, 0] for lane in self._lanes}
+        for index, (tensor, space) in self.partition.owners.items():
+            for lane in self._lanes if tensor.leaf is not None else ():
+                if lane.device.reaches(space):
+                    column = 2 if tensor.leaf is not None and tensor.leaf.kind == "state" else 1
+                    result[lane.name][column] += self.partition.sizes[index]
+                    break
+        return {name: MemoryUse(*columns) for name, columns in result.items()}
+
+    def memory_map(self) -> MemoryMap:
+        """Where every value lies, and which steps run as one."""
+        sizes = self.partition.sizes
+        places = {p: Region(b, self._offsets[p], sizes[p]) for p, b in enumerate(self._buffers) if b is not None}
+        scratch = {key: Region(arg.buffer, arg.offset, arg.size) for key, arg in self._scratch.items() if arg.buffer}
+        groups = [[[i] for i in range(len(split.items))] for split in self.splits]
+        for action in self._actions:
+            if action.items is not None:
+                groups[action.split.index] = [list(indices) for indices in action.items]
+        return MemoryMap(places, scratch, groups)
+
+    def device_of(self, tensor: Tensor) -> Device:
+        """The device on which a node runs or a leaf lies.
+
+        Raises:
+            SchedulerError: the tensor is not in this program.
+        """
+        return device_of(self.partition, tensor)
+
+    def explain(self) -> str:
+        """Which node runs where and why, what is copied, and what memory it takes, as text."""
+        return explain(self.partition, self.memory)
+
+    def close(self) -> None:
+        """Give up the compiled plans. Closing twice does nothing."""
+        with self._scheduler._lock:
+            if not self._closed:
+                self._closed = True
+                self._scheduler._forget(self)
+                for plan in self._plans:
+                    plan.close()
+                self._calls.clear()
+
+
+def device_of(partition: Partition, tensor: Tensor) -> Device:
+    lane = partition.assignment.lane_of.get(tensor)
+    if lane is None and tensor.base is not None:
+        lane = partition.assignment.lane_of.get(tensor.base)
+    if lane is None:
+        raise SchedulerError(f"{tensor.describe()} is not in this program, or lies on none of its devices")
+    return partition.assignment.lanes[lane].device
+
+
+def _fit(feed: Feed, value: Any) -> Array:
+    """``value`` as an array for ``feed``; arrays must have the dtype, Python numbers are converted."""
+    if isinstance(value, Tensor):
+        raise DTypeError(f"{feed.tensor.describe()} is fed with arrays, not with tensors")
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise DTypeError(f"cannot feed {feed.tensor.describe()} with {type(value).__name__}: {error}") from None
+    if array.dtype != feed.dtype:
+        if hasattr(value, "dtype") or array.dtype.kind not in "bif":
+            raise DTypeError(
+                f"{feed.tensor.describe()} takes {feed.dtype}, not {array.dtype}; convert with array.astype(...)"
+            )
+        if feed.dtype.kind in "iub" and array.dtype.kind == "f":
+            raise DTypeError(f"{feed.tensor.describe()} takes {feed.dtype}, not floating-point numbers")
+        array = array.astype(feed.dtype)
+    if array.shape != feed.shape:
+        raise ShapeError(f"{feed.tensor.describe()} takes shape {feed.shape}, not {array.shape}")
+    return array

@@ -1,0 +1,320 @@
+"""`Scheduler`: runs one graph over several devices."""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import RLock
+from time import perf_counter_ns
+from typing import Any, Final
+
+from opweave import registry
+from opweave.contract.device import Device
+from opweave.contract.execution import Stream
+from opweave.contract.memory import BufferType
+from opweave.errors import HazardError, LifetimeError, SchedulerError
+from opweave.events import EVENTS
+from opweave.graph import Graph
+from opweave.host import HostDevice
+from opweave.scheduler.arena import Arena
+from opweave.scheduler.assign import assign
+from opweave.scheduler.explain import explain
+from opweave.scheduler.lanes import Lane
+from opweave.scheduler.program import Outputs, Program, device_of
+from opweave.scheduler.split import Copy, Partition, Split, partition
+from opweave.tensor import Placement, Tensor
+
+__all__ = ["PlannedGraph", "Scheduler"]
+
+Where = Device | Stream | str
+
+PROGRAMS_KEPT: Final = 64
+"""How many programs a scheduler remembers, so that building the same outputs again costs nothing."""
+
+
+class PlannedGraph:
+    """A graph that was placed and cut, without memory. Made by `Scheduler.split`."""
+
+    def __init__(self, parts: Partition) -> None:
+        self.partition: Final = parts
+
+    @property
+    def splits(self) -> list[Split]:
+        return self.partition.splits
+
+    @property
+    def copies(self) -> list[Copy]:
+        return self.partition.copies
+
+    @property
+    def n_copies(self) -> int:
+        return len(self.partition.copies)
+
+    def device_of(self, tensor: Tensor) -> Device:
+        """The device on which a node would run or a leaf would lie."""
+        return device_of(self.partition, tensor)
+
+    def cause_of(self, tensor: Tensor) -> str:
+        """Why it was placed there: a key of ``opweave.scheduler.CAUSES``."""
+        return self.partition.assignment.causes[tensor]
+
+    def explain(self) -> str:
+        return explain(self.partition)
+
+
+class Scheduler:
+    """Places each operation on a device that supports it, copies across the seams, plans the memory, says why.
+
+    Args:
+        devices: devices, streams or names, earlier ones preferred. Streams that it opens itself are closed with it.
+        op_offload: a device may bring weights from host memory for operations that it runs much faster.
+        buffer_types: device or its name -> the kind of memory for its temporaries, where not its ordinary one.
+
+    Raises:
+        SchedulerError: no devices, one named twice, or a buffer type that its device cannot reach.
+        UnknownNameError, PluginError: a name that is no device, or one of a plugin that failed.
+    """
+
+    def __init__(
+        self,
+        devices: Where | Sequence[Where],
+        *,
+        op_offload: bool = True,
+        buffer_types: Mapping[Device | str, BufferType] | None = None,
+    ) -> None:
+        given = [devices] if isinstance(devices, (Device, Stream, str)) else list(devices)
+        if not given:
+            raise SchedulerError("a scheduler needs at least one device")
+        kinds = {k if isinstance(k, str) else k.name: v for k, v in (buffer_types or {}).items()}
+        resolved = [registry.device(d) if isinstance(d, str) else d for d in given]
+        names = [d.name if isinstance(d, Device) else d.device.name for d in resolved if isinstance(d, Device)]
+        if len(set(names)) != len(names):
+            raise SchedulerError(f"a device is named twice: {', '.join(names)}; give two streams of it instead")
+        self._lock: Final = RLock()
+        self._running = False
+        self._closed = False
+        self._last: Program | None = None
+        self._pins: dict[Tensor, int] = {}
+        self._programs: OrderedDict[Any, Program] = OrderedDict()
+        self._host: Final = HostDevice()
+        self._lanes: Final[list[Lane]] = []
+        try:
+            for index, item in enumerate(resolved):
+                stream = item if isinstance(item, Stream) else item.open()
+                kind = kinds.pop(stream.device.name, None)
+                self._lanes.append(Lane(index, stream, kind, owned=stream is not item))
+            if kinds:
+                raise SchedulerError(f"buffer types for devices that are not here: {', '.join(kinds)}")
+        except BaseException:
+            self._close_streams()
+            raise
+        self._op_offload: Final = op_offload
+        self._arenas: Final = [Arena(lane) for lane in self._lanes]
+
+    def __repr__(self) -> str:
+        return f"<Scheduler over {', '.join(lane.name for lane in self._lanes)}>"
+
+    def __enter__(self) -> Scheduler:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """In order of priority."""
+        return tuple(lane.device for lane in self._lanes)
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """One for each device, in the same order."""
+        return tuple(lane.stream for lane in self._lanes)
+
+    def buffer_type(self, device: Where) -> BufferType:
+        """The kind of memory that temporaries of a device lie in."""
+        return self._lanes[self._index(device)].buffer_type
+
+    def buffer_size(self, device: Where) -> int:
+        """Bytes that are allocated for temporaries on a device."""
+        return self._arenas[self._index(device)].nbytes
+
+    # --- building ---------------------------------------------------------------------------------------------------
+
+    def pin(self, tensor: Tensor, device: Where | None) -> None:
+        """Let a node run on one device from the next build on; ``None`` lifts the pin."""
+        with self._lock:
+            self._pins.pop(tensor, None)
+            if device is not None:
+                self._pins.update(self._resolve_pins({tensor: device}))
+
+    def build(
+        self,
+        outputs: Outputs,
+        pins: Mapping[Tensor, Where] | None = None,
+        placements: Iterable[Placement] = (),
+    ) -> Program:
+        """A program that computes ``outputs``: a tensor, a sequence or a mapping of tensors.
+
+        Asking for the same outputs again gives the same program.
+
+        Args:
+            pins: computed tensor -> the device that must run it.
+            placements: memory for computed tensors that the caller decided (`opweave.place`).
+
+        Raises:
+            UnsupportedOpError: a node that no device runs, with every device's reason.
+            HazardError: reads and writes of one state that have no order.
+            AllocationError: a device has no room.
+            SchedulerError: pins to devices that are not here, leaves without bytes.
+        """
+        with self._lock:
+            self._check_open()
+            tensors, form = _form(outputs)
+            pinned = {**self._pins, **self._resolve_pins(pins or {})}
+            placed = _check_placements(placements)
+            key = (form, tensors, tuple(pinned.items()), tuple(placed.values()))
+            known = self._programs.get(key)
+            if known is not None:
+                self._programs.move_to_end(key)
+                return known
+            start = perf_counter_ns()
+            with _without_gc():
+                program = Program(self, self._partition(tensors, pinned, placed), outputs)
+            if EVENTS.listening:
+                EVENTS.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
+            registry.program_built(program)
+            self._programs[key] = program
+            while len(self._programs) > PROGRAMS_KEPT:
+                self._programs.popitem(last=False)
+            return program
+
+    def split(self, outputs: Outputs, pins: Mapping[Tensor, Where] | None = None) -> PlannedGraph:
+        """Place and cut without taking memory; leaves need no bytes."""
+        with self._lock:
+            self._check_open()
+            tensors, _ = _form(outputs)
+            return PlannedGraph(self._partition(tensors, {**self._pins, **self._resolve_pins(pins or {})}, {}))
+
+    def reserve(self, *outputs: Outputs) -> dict[str, int]:
+        """Take memory for the largest graphs that will come, so that later builds allocate nothing.
+
+        Returns:
+            Bytes allocated for temporaries by device.
+
+        Raises:
+            AllocationError: a device has no room.
+        """
+        for output in outputs:
+            self.build(output)
+        return {lane.name: arena.nbytes for lane, arena in zip(self._lanes, self._arenas, strict=True)}
+
+    def _partition(
+        self, tensors: tuple[Tensor, ...], pins: Mapping[Tensor, int], placed: Mapping[Tensor, Placement]
+    ) -> Partition:
+        graph = Graph(tensors)
+        return partition(graph, assign(graph, self._lanes, pins, self._op_offload, placed), placed)
+
+    def _resolve_pins(self, pins: Mapping[Tensor, Where]) -> dict[Tensor, int]:
+        resolved = {}
+        for tensor, where in pins.items():
+            if not isinstance(tensor, Tensor) or tensor.root.op is None:
+                raise SchedulerError(f"only computed tensors are pinned, not {tensor!r}; place leaves when making them")
+            resolved[tensor.root] = self._index(where)
+        return resolved
+
+    def _index(self, where: Where) -> int:
+        name = where if isinstance(where, str) else where.name if isinstance(where, Device) else where.device.name
+        for lane in self._lanes:
+            if where is lane.device or where is lane.stream:
+                return lane.index
+        if isinstance(where, str):
+            wanted = name.lower()
+            for lane in self._lanes:
+                if lane.name.lower() == wanted or lane.name.lower().split(":")[0] == wanted:
+                    return lane.index
+        raise SchedulerError(f"{name!r} is not a device of {self!r}")
+
+    # --- end --------------------------------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Wait for all streams."""
+        for lane in self._lanes:
+            lane.stream.synchronize()
+
+    def reset(self) -> None:
+        """Close all programs, lift all pins and give their memory back; the scheduler can be used again."""
+        with self._lock:
+            for program in list(self._programs.values()):
+                program.close()
+            self._programs.clear()
+            self._pins.clear()
+            for arena in self._arenas:
+                arena.free()
+
+    def close(self) -> None:
+        """Close programs and the streams that it opened, and free its memory. Closing twice does nothing."""
+        with self._lock:
+            if not self._closed:
+                self.reset()
+                self._closed = True
+                self._close_streams()
+
+    def _close_streams(self) -> None:
+        for lane in self._lanes:
+            if lane.owned:
+                lane.stream.close()
+
+    def _forget(self, program: Program) -> None:
+        for key, known in list(self._programs.items()):
+            if known is program:
+                del self._programs[key]
+        if self._last is program:
+            self._last = None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LifetimeError(f"{self!r} was closed")
+
+
+def _check_placements(placements: Iterable[Placement]) -> dict[Tensor, Placement]:
+    """Placements of computed tensors, checked against each other."""
+    placed: dict[Tensor, Placement] = {}
+    for made in placements:
+        if made.tensor.op is None or made.tensor.memory is not made.tensor:
+            raise SchedulerError(f"{made.tensor.describe()} is not a computed tensor with memory of its own")
+        made.buffer.check(made.offset, made.buffer.type.alloc_size(made.tensor))
+        for other in placed.values():
+            apart = (
+                made.offset + made.tensor.nbytes <= other.offset or other.offset + other.tensor.nbytes <= made.offset
+            )
+            if other.buffer is made.buffer and not apart:
+                raise HazardError(f"{made.tensor.describe()} is placed over {other.tensor.describe()}")
+        placed[made.tensor] = made
+    return placed
+
+
+def _form(outputs: Outputs) -> tuple[tuple[Tensor, ...], Any]:
+    """The output tensors, and a hashable word for the form in which results are returned."""
+    if isinstance(outputs, Tensor):
+        return (outputs,), "one"
+    if isinstance(outputs, Mapping):
+        return tuple(outputs.values()), tuple(outputs)
+    return tuple(outputs), "many"
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """Building makes many objects that stay and no garbage: no collection looks at them on the way."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            if not gc.get_freeze_count():
+                # There and back, objects arrive in the oldest generation without having been walked through.
+                gc.freeze()
+                gc.unfreeze()
+            gc.enable()
