@@ -1,0 +1,119 @@
+"""What a case is: an operation, the operands it is tried with, and how the node is built from them.
+
+A case says nothing about devices. A device that refuses a case is not wrong; one that accepts it has to get it right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple
+
+from opweave.dtypes import as_dtype
+from opweave.layout import Shape
+from opweave.tensor import Leaf, Tensor, input, new_leaf
+
+__all__ = [
+    "FLOATS", "INTS", "LAYOUTS", "SIZES", "STRIDED", "Case", "Layout", "Operand", "Values", "case", "with_options",
+]  # fmt: skip
+
+Layout = Literal["contiguous", "offset", "rows", "sliced", "transposed", "broadcast"]
+"""How an operand lies in its leaf: ``contiguous`` is the leaf itself; ``offset`` a packed window that begins inside of
+it; ``rows`` a window whose rows are packed but have gaps between them; ``sliced`` a window with gaps along every axis,
+``transposed`` the transpose of the leaf; ``broadcast`` a leaf whose first axis of length 1 is repeated."""
+
+Values = Literal["normal", "positive", "negative", "special", "ties", "halves", "ids", "mask"]
+"""What a leaf is filled with: ``normal`` values around 0; ``positive`` and ``negative`` ones; ``special``: normal ones
+with NaN, infinities and zeros among them; ``ties``: few different values; ``halves``: multiples of 1/2; ``ids``:
+distinct integers below ``high`` as far as there are enough; ``mask``: 0 and -inf, never -inf alone in a row."""
+
+
+class Operand(NamedTuple):
+    """One operand of a case.
+
+    Attributes:
+        shape, dtype: as the operation sees it.
+        layout: how it lies in its leaf.
+        values: what the leaf is filled with.
+        high: for ids, the number of rows that they choose from.
+        state: the leaf is a state, which the node writes.
+    """
+
+    shape: Shape
+    dtype: str = "f32"
+    layout: Layout = "contiguous"
+    values: Values = "normal"
+    high: int = 0
+    state: bool = False
+
+    def tensor(self, name: str) -> Tensor:
+        """The operand over a new leaf named ``name``."""
+        shape = self.shape
+        match self.layout:
+            case "contiguous":
+                return self._leaf(name, shape)
+            case "offset":
+                return self._leaf(name, (shape[0] + 2, *shape[1:]))[1:-1]
+            case "rows":
+                return self._leaf(name, (2 * shape[0] + 1, *shape[1:]))[1::2]
+            case "sliced":
+                root = self._leaf(name, (*[n + 2 for n in shape[:-1]], 2 * shape[-1] + 1))
+                return root[(*[slice(1, n + 1) for n in shape[:-1]], slice(1, None, 2))]
+            case "transposed":
+                return self._leaf(name, shape[::-1]).T
+            case "broadcast":
+                return self._leaf(name, (1, *shape[1:])).broadcast_to(shape)
+
+    def _leaf(self, name: str, shape: Shape) -> Tensor:
+        if self.state:
+            return new_leaf(Leaf("state", name), shape, as_dtype(self.dtype))
+        return input(name, shape, self.dtype)
+
+
+class Case(NamedTuple):
+    """An operation on operands.
+
+    Attributes:
+        op: its name.
+        id: unique; op, dtypes, layouts and shape in short.
+        operands: what it is tried on.
+        build: makes the node of the operand tensors; exactly one node of its graph is no view.
+    """
+
+    op: str
+    id: str
+    operands: tuple[Operand, ...]
+    build: Callable[..., Tensor]
+
+    def __str__(self) -> str:
+        return self.id
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The operands over new leaves ``x0``, ``x1``, ..."""
+        return tuple([operand.tensor(f"x{i}") for i, operand in enumerate(self.operands)])
+
+
+FLOATS: Final = ("f32", "f16", "bf16")
+INTS: Final = ("i32", "i64", "i16", "i8", "u8")
+SIZES: Final[tuple[Shape, ...]] = ((1,), (7,), (64,), (1025,), (), (3, 5), (16, 128), (2, 3, 33), (2, 3, 4, 5))
+"""One element, odd, powers of two and beside them, no axis and several."""
+LAYOUTS: Final[tuple[Layout, ...]] = ("offset", "rows", "sliced", "transposed", "broadcast")
+STRIDED: Final[tuple[Shape, ...]] = ((5, 17), (2, 3, 8))
+
+
+def _short(shape: Shape) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def case(op: str, build: Callable[..., Tensor], *operands: Operand, tag: str = "") -> Case:
+    """A case whose id tells op, dtypes, layouts, shapes and kinds of values."""
+    parts = [op, *dict.fromkeys(o.dtype for o in operands)]
+    if any(o.layout != "contiguous" for o in operands):
+        parts.append("+".join(o.layout for o in operands))
+    special = [v for v in dict.fromkeys(o.values for o in operands) if v in ("special", "ties", "halves", "mask")]
+    parts += [",".join(_short(o.shape) for o in operands), *special, tag]
+    return Case(op, "-".join(filter(None, parts)), operands, build)
+
+
+def with_options(function: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
+    """A builder with some of its arguments given."""
+    return lambda *tensors: function(*tensors, **options)

@@ -1,0 +1,73 @@
+"""Every case, by family as in ``opweave.ops``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from opweave.conformance.case import Case
+from opweave.conformance.cases import (
+    activation,
+    arrangement,
+    attention,
+    convolution,
+    creation,
+    custom,
+    derived,
+    elementwise,
+    experts,
+    gated,
+    indexing,
+    interpolation,
+    matmul,
+    movement,
+    normalization,
+    pooling,
+    reduction,
+    rope,
+    rounding,
+    selection,
+    sorting,
+    state_space,
+)
+
+__all__ = ["CASES", "cases_for"]
+
+FAMILIES: Final = (
+    elementwise,
+    activation,
+    gated,
+    rounding,
+    selection,
+    creation,
+    movement,
+    arrangement,
+    reduction,
+    sorting,
+    normalization,
+    matmul,
+    experts,
+    indexing,
+    attention,
+    convolution,
+    interpolation,
+    pooling,
+    rope,
+    state_space,
+    custom,
+)
+
+
+def _all() -> tuple[Case, ...]:
+    cases = [case for family in FAMILIES for case in family.cases()]
+    cases += derived.derived(cases)
+    assert len({case.id for case in cases}) == len(cases), "two cases share an id"
+    return tuple(cases)
+
+
+CASES: Final = _all()
+"""Every case; use them as ``@pytest.mark.parametrize("case", CASES, ids=str)``."""
+
+
+def cases_for(*names: str) -> list[Case]:
+    """The cases of the named operations."""
+    return [case for case in CASES if case.op in names]

@@ -1,0 +1,81 @@
+"""Cases of convolutions, transposed ones, and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from opweave import ops
+from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case, with_options
+from opweave.layout import Shape
+
+Form = tuple[Shape, Shape, dict[str, Any]]
+
+ONE: Final[tuple[Form, ...]] = (
+    ((1, 1, 1), (1, 1, 1), {}),
+    ((2, 3, 17), (4, 3, 3), {}),
+    ((1, 4, 33), (6, 2, 5), {"stride": 2, "padding": 3, "dilation": 2, "groups": 2}),
+    ((1, 5, 64), (5, 1, 4), {"padding": "same", "groups": 5}),
+)
+TWO: Final[tuple[Form, ...]] = (
+    ((1, 1, 1, 1), (3, 1, 1, 1), {}),
+    ((2, 3, 8, 9), (4, 3, 3, 3), {}),
+    ((2, 3, 8, 9), (4, 3, 3, 3), {"padding": 1}),
+    ((1, 3, 9, 12), (5, 3, 2, 3), {"stride": (2, 3), "padding": (1, 2)}),
+    ((1, 2, 11, 10), (3, 2, 3, 2), {"dilation": (2, 3), "padding": (3, 0)}),
+    ((1, 6, 7, 7), (4, 3, 3, 3), {"groups": 2, "padding": "same"}),
+    ((2, 5, 7, 6), (5, 1, 3, 3), {"groups": 5, "padding": 1}),
+    ((1, 3, 9, 9), (6, 1, 3, 3), {"groups": 3, "stride": 2, "padding": 1}),
+    ((2, 8, 5, 5), (6, 8, 1, 1), {}),
+    ((1, 8, 5, 6), (6, 4, 1, 1), {"groups": 2, "stride": 2}),
+    ((1, 2, 3, 3), (2, 2, 5, 5), {"padding": 4}),
+    ((1, 4, 130, 67), (3, 4, 3, 3), {"padding": 1}),
+)
+THREE: Final[tuple[Form, ...]] = (
+    ((1, 2, 4, 5, 6), (3, 2, 2, 3, 3), {}),
+    ((1, 4, 5, 4, 6), (4, 2, 3, 2, 2), {"stride": (2, 1, 2), "padding": (1, 0, 1), "dilation": (1, 2, 1), "groups": 2}),
+)
+TRANSPOSED: Final[tuple[Form, ...]] = (
+    ((1, 1, 1, 1), (1, 2, 1, 1), {}),
+    ((2, 3, 5, 6), (3, 4, 3, 3), {}),
+    ((1, 3, 5, 6), (3, 4, 3, 2), {"stride": 2, "padding": 1, "output_padding": (1, 0)}),
+    ((1, 4, 4, 3), (4, 3, 2, 3), {"stride": (3, 1), "padding": (0, 2), "dilation": (2, 3), "groups": 2}),
+    ((1, 2, 40, 70), (2, 20, 4, 4), {"stride": 2, "padding": 1}),
+)
+
+
+def _convolutions(op: str, forms: tuple[Form, ...], dtype: str) -> Iterator[Case]:
+    build = getattr(ops, op)
+    for shape, kernel, options in forms:
+        channels = kernel[1] * options.get("groups", 1) if "transpose" in op else kernel[0]
+        x, w = Operand(shape, dtype), Operand(kernel, dtype)
+        tag = "-".join(f"{name}{value}".replace(" ", "") for name, value in options.items())
+        yield case(op, with_options(build, **options), x, w, tag=tag)
+        yield case(op, with_options(build, **options), x, w, Operand((channels,), dtype), tag=tag)
+
+
+def cases() -> Iterator[Case]:
+    for dtype in FLOATS:
+        yield from _convolutions("conv1d", ONE, dtype)
+        yield from _convolutions("conv2d", TWO, dtype)
+        yield from _convolutions("conv3d", THREE, dtype)
+        yield from _convolutions("conv_transpose1d", tuple([(x[:-1], w[:-1], {}) for x, w, _ in TRANSPOSED]), dtype)
+        yield from _convolutions("conv_transpose2d", TRANSPOSED, dtype)
+        for layout in LAYOUTS:
+            x, w = Operand((3, 4, 5, 6), dtype), Operand((4, 2, 3, 3), dtype)
+            laid = Operand(x.shape, dtype, layout), Operand(w.shape, dtype, layout)
+            grouped = with_options(ops.conv2d, groups=2, padding=1)
+            yield case("conv2d", grouped, laid[0], w)
+            yield case("conv2d", grouped, x, laid[1], tag="weight")
+            depthwise = with_options(ops.conv2d, groups=4, padding=1)
+            yield case("conv2d", depthwise, laid[0], Operand((4, 1, 3, 3), dtype, layout))
+            yield case("conv2d", ops.conv2d, laid[0], Operand((2, 4, 1, 1), dtype), Operand((2,), dtype, layout))
+            yield case("conv_transpose2d", ops.conv_transpose2d, laid[0], Operand((4, 2, 3, 3), dtype, layout))
+    for dtype in (*FLOATS, "i32", "u8", "bool"):
+        for shape, kernel, options in ((ONE[1]), (ONE[2]), (TWO[0]), (TWO[3]), (TWO[4]), (THREE[0])):
+            given = {k: v for k, v in options.items() if k != "groups"}
+            build = with_options(ops.im2col, kernel_size=kernel[2:], **given)
+            yield case("im2col", build, Operand(shape, dtype), tag="x".join(map(str, kernel[2:])))
+        for layout in LAYOUTS:
+            build = with_options(ops.im2col, kernel_size=2, padding=1)
+            yield case("im2col", build, Operand((3, 4, 5, 6), dtype, layout))

@@ -1,0 +1,134 @@
+"""Cases that every operation gets, made from the ones that its family has.
+
+Sizes: lengths around powers of two, where kernels change from whole tiles to remainders, and more than 2¹⁶ rows, where
+launch grids and 16-bit counters end. Aliasing: sources that are one value, sources that overlap, and writers whose
+source lies in the state that they write; what else a scheduler may let share memory is tried with every case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
+from typing import Final
+
+from opweave import ops
+from opweave.conformance.case import Case, Operand, case
+from opweave.errors import OpweaveError
+from opweave.layout import Shape
+from opweave.opdef import OPS
+from opweave.tensor import Tensor
+
+__all__ = ["derived"]
+
+LENGTHS: Final = (2, 15, 16, 17, 31, 32, 33, 127, 128, 129, 255, 257, 512, 1023, 4097)
+MANY_ROWS: Final = (1 << 16) + 65
+
+
+def derived(cases: Iterable[Case]) -> Iterator[Case]:
+    """Further cases of the operations in ``cases``. Cases of one operation stand in the order that its family wants:
+    the first one that fits is the one that others are made from."""
+    by_op: dict[str, list[Case]] = {}
+    for known in cases:
+        by_op.setdefault(known.op, []).append(known)
+    yield from _products()
+    for known_cases in by_op.values():
+        plain = [c for c in known_cases if _is_plain(c)]
+        yield from _sizes(plain)
+        yield from _aliases(plain)
+        yield from _within_the_state(plain)
+
+
+def _is_plain(candidate: Case) -> bool:
+    """Whether it is one of f32, indices and masks beside, packed and with ordinary values."""
+    types = {o.dtype for o in candidate.operands}
+    packed = all(o.layout == "contiguous" and o.values in ("normal", "positive", "ids") for o in candidate.operands)
+    return packed and "f32" in types and types <= {"f32", "bool", "i32", "i64"}
+
+
+# --- sizes ----------------------------------------------------------------------------------------------------------
+
+
+def _sizes(plain: list[Case]) -> Iterator[Case]:
+    """The first case on 3 rows of 5, on rows of other lengths and on many rows."""
+    for template in plain:
+        if template.operands[0].shape == (3, 5) and not template.operands[0].state:
+            break
+    else:
+        return
+    for rows, columns in (*((3, n) for n in LENGTHS), (MANY_ROWS, 3)):
+        operands = tuple([o._replace(shape=_resized(o.shape, rows, columns)) for o in template.operands])
+        sized = case(template.op, template.build, *operands, tag="sized")
+        try:
+            sized.build(*sized.tensors())
+        except OpweaveError:
+            continue  # its options belong to the template's own size
+        yield sized
+
+
+def _resized(shape: Shape, rows: int, columns: int) -> Shape:
+    return tuple([{3: rows, 5: columns}.get(n, n) for n in shape])
+
+
+def _products() -> Iterator[Case]:
+    """Products and gathered rows, whose shapes have more to them than rows and columns."""
+    for n in LENGTHS:
+        yield case("matmul", ops.matmul, Operand((3, n)), Operand((n, 4)), tag="sized")
+        yield case("matmul", ops.matmul, Operand((n, 5)), Operand((5, 3)), tag="sized")
+        yield case("linear", ops.linear, Operand((3, n)), Operand((4, n)), tag="sized")
+        yield case("linear", ops.linear, Operand((3, 5)), Operand((n, 5)), Operand((n,)), tag="sized")
+    yield case("matmul", ops.matmul, Operand((MANY_ROWS, 3)), Operand((3, 2)), tag="sized")
+    yield case("linear", ops.linear, Operand((MANY_ROWS, 3)), Operand((2, 3)), tag="sized")
+    yield case("linear", ops.linear, Operand((2, 3)), Operand((MANY_ROWS, 3)), tag="sized")
+    ids = Operand((MANY_ROWS,), "i64", values="ids", high=MANY_ROWS)
+    yield case("embedding", ops.embedding, Operand((MANY_ROWS, 3)), ids, tag="sized")
+    state = Operand((MANY_ROWS, 3), state=True)
+    yield case("index_copy", ops.index_copy, state, ids, Operand((MANY_ROWS, 3)), tag="sized")
+
+
+# --- aliasing -------------------------------------------------------------------------------------------------------
+
+
+def _aliases(plain: list[Case]) -> Iterator[Case]:
+    """The largest case with two equal operands: both are one value, or overlap."""
+    fitting = [(c, pair) for c in plain if (pair := _equal_pair(c.operands)) is not None]
+    if not fitting:
+        return
+    template, (i, j) = max(fitting, key=lambda found: prod(found[0].operands[found[1][0]].shape))
+    operands, build = template.operands, template.build
+    shape = operands[i].shape
+
+    rest = operands[:j] + operands[j + 1 :]
+    yield case(template.op, lambda *xs: build(*xs[:j], xs[i], *xs[j:]), *rest, tag="same")
+
+    longer = operands[i]._replace(shape=(shape[0] + 1, *shape[1:]))
+    rest = (*operands[:i], longer, *operands[i + 1 : j], *operands[j + 1 :])
+    yield case(
+        template.op, lambda *xs: build(*xs[:i], xs[i][:-1], *xs[i + 1 : j], xs[i][1:], *xs[j:]), *rest, tag="overlap"
+    )
+
+
+def _equal_pair(operands: tuple[Operand, ...]) -> tuple[int, int] | None:
+    for i, a in enumerate(operands):
+        for j in range(i + 1, len(operands)):
+            if a == operands[j] and a.shape and not a.state and a.values != "ids":
+                return i, j
+    return None
+
+
+def _within_the_state(plain: list[Case]) -> Iterator[Case]:
+    """A writer whose source is another part of the state that it writes."""
+    for template in plain:
+        state, build = template.operands[0], template.build
+        if not (OPS[template.op].writes and state.state and len(state.shape) > 1):
+            continue
+        for k, source in enumerate(template.operands[1:], 1):
+            if source.dtype == state.dtype and len(source.shape) > 1 and source.shape[1:] == state.shape[1:]:
+                whole = state._replace(shape=(state.shape[0] + source.shape[0], *state.shape[1:]))
+                others = (*template.operands[1:k], *template.operands[k + 1 :])
+                yield case(template.op, _sharing(build, state.shape[0], k - 1), whole, *others, tag="within")
+                return
+
+
+def _sharing(build: Callable[..., Tensor], n: int, k: int) -> Callable[..., Tensor]:
+    """A builder whose state is the first ``n`` rows of its first operand, and whose source ``k`` the rest of it."""
+    return lambda x, *xs: build(x[:n], *xs[:k], x[n:], *xs[k:])

@@ -1,0 +1,17 @@
+"""Cases of rounding to whole numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from opweave import ops
+from opweave.conformance.case import FLOATS, Case, Operand, case
+from opweave.conformance.cases.elementwise import elementwise
+
+
+def cases() -> Iterator[Case]:
+    for name in ("floor", "ceil", "round", "trunc"):
+        function = getattr(ops, name)
+        yield from elementwise(name, function, 1, FLOATS)
+        for dtype in FLOATS:
+            yield case(name, function, Operand((129,), dtype, values="halves"))

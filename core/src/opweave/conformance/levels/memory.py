@@ -1,0 +1,280 @@
+"""Level 1, first part: getting memory and giving it back, and kinds of memory."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from opweave.conformance.checklist import Checklist, Subject, expect, expect_equal, expect_raises, inapplicable
+from opweave.contract.buffer import Buffer, MultiBuffer
+from opweave.contract.memory import BufferType
+from opweave.contract.space import Usage
+from opweave.contract.step import Arg, Step
+from opweave.dtypes import f32
+from opweave.errors import LifetimeError
+from opweave.ops import contiguous
+from opweave.tensor import input as leaf
+
+__all__ = ["CHECKS", "noise"]
+
+memory = Checklist(1, "memory")
+CHECKS = memory.checks
+
+SIZES: Final = (0, 1, 2, 3, 7, 63, 64, 65, 255, 4096, 4097, 1 << 20)
+BIG: Final = 64 << 20
+
+
+def noise(subject: Subject, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Random bytes."""
+    return subject.rng.integers(0, 256, size, np.uint8)
+
+
+def _largest(subject: Subject, want: int) -> int:
+    """``want`` bytes, or what one buffer can have and the device has left."""
+    free, total = subject.device.mem_info()
+    limit = subject.device.max_buffer_size or want
+    return max(min(want, limit, free // 4 if total else want), 1)
+
+
+# --- getting and giving back ----------------------------------------------------------------------------------------
+
+
+@memory("sizes")
+def _(subject: Subject) -> None:
+    """Buffers of 0, of 1 and of odd sizes hold what they are given, at aligned addresses, and do not overlap."""
+    limit = subject.device.max_buffer_size
+    buffers = [subject.device.alloc(n) for n in SIZES if limit is None or n <= limit]
+    try:
+        values = [noise(subject, b.size) for b in buffers]
+        for buffer, n, value in zip(buffers, SIZES, values, strict=False):
+            expect(buffer.size == n, f"a buffer of {n} bytes says it has {buffer.size}")
+            _expect_aligned(buffer)
+            buffer.upload(0, value)
+        for buffer, value in zip(buffers, values, strict=True):
+            expect_equal(buffer.read(), value, f"a buffer of {buffer.size} bytes beside others")
+        _expect_apart(buffers)
+    finally:
+        _free(buffers)
+
+
+@memory("alignment")
+def _(subject: Subject) -> None:
+    """Addresses, where memory has them, are multiples of the alignment, whatever was allocated before."""
+    buffers = [subject.device.alloc(n) for n in range(1, 66)]
+    try:
+        if all(b.address is None for b in buffers):
+            inapplicable("its memory has no addresses")
+        for buffer in buffers:
+            _expect_aligned(buffer)
+    finally:
+        _free(buffers)
+
+
+def _expect_aligned(buffer: Buffer) -> None:
+    at, need = buffer.address, buffer.type.alignment
+    expect(at is None or at % need == 0, f"{buffer!r} lies at {at}, which is no multiple of {need}")
+
+
+def _expect_apart(buffers: list[Buffer]) -> None:
+    ranges = sorted((b.address, b.size) for b in buffers if b.address is not None and b.size)
+    for (a, size), (b, _) in pairwise(ranges):
+        expect(a + size <= b, f"two buffers overlap: {size} bytes at {a}, and one at {b}")
+
+
+def _free(buffers: list[Buffer]) -> None:
+    for buffer in buffers:
+        buffer.free()
+
+
+@memory("big")
+def _(subject: Subject) -> None:
+    """A buffer of 64 MiB (or the largest there is) can be written and read at both ends and in the middle."""
+    size = _largest(subject, BIG)
+    with subject.device.alloc(size) as buffer:
+        piece = noise(subject, min(4099, size))
+        for at in (0, (size - piece.size) // 2 | 1, size - piece.size):
+            at = min(at, size - piece.size)
+            buffer.upload(at, piece)
+            expect_equal(buffer.read(at, piece.size), piece, f"byte {at:,} of a buffer of {size:,}")
+
+
+@memory("many")
+def _(subject: Subject) -> None:
+    """A thousand small buffers keep their values."""
+    values = noise(subject, 1000 * 16).reshape(1000, 16)
+    buffers = [subject.device.alloc(16) for _ in values]
+    try:
+        for buffer, value in zip(buffers, values, strict=True):
+            buffer.upload(0, value)
+        for i, (buffer, value) in enumerate(zip(buffers, values, strict=True)):
+            expect_equal(buffer.read(), value, f"buffer {i} of 1000")
+    finally:
+        _free(buffers)
+
+
+@memory("reuse")
+def _(subject: Subject) -> None:
+    """Memory that was given back and comes again belongs to one buffer, and disturbs none that stayed."""
+    device = subject.device
+    kept: list[Buffer] = []
+    values: list[np.ndarray[Any, Any]] = []
+    try:
+        for _ in range(4):
+            fresh = [device.alloc(256) for _ in range(8)]
+            _free(fresh[::2])
+            kept += fresh[1::2]
+            again = [device.alloc(256) for _ in range(6)]
+            kept += again
+            for buffer in kept[len(values) :]:
+                values.append(noise(subject, 256))
+                buffer.upload(0, values[-1])
+        for i, (buffer, value) in enumerate(zip(kept, values, strict=True)):
+            expect_equal(buffer.read(), value, f"buffer {i} after others were freed")
+    finally:
+        _free(kept)
+
+
+@memory("freed")
+def _(subject: Subject) -> None:
+    """A freed buffer is refused everywhere with a LifetimeError; freeing it twice does nothing."""
+    device = subject.device
+    buffer, other = device.alloc(64), device.alloc(64)
+    value = noise(subject, 64)
+    other.upload(0, value)
+    buffer.free()
+    buffer.free()
+    expect(buffer.freed, "a freed buffer does not say so")
+    again = device.alloc(64)
+    try:
+        for what, use in {
+            "uploading to": lambda: buffer.upload(0, value),
+            "downloading from": lambda: buffer.read(0, 1),
+            "filling": lambda: buffer.fill(0, 0, 1),
+        }.items():
+            expect_raises(LifetimeError, f"{what} a freed buffer", use)
+        with device.open() as stream:
+            arg, source = (Arg(b, 0, f32, (4,), (4,)) for b in (buffer, other))
+            step = Step("copy", source, (arg,), {})
+            expect_raises(LifetimeError, "compiling with a freed buffer", lambda: stream.compile([step]))
+            expect_raises(LifetimeError, "a queued upload to a freed buffer", lambda: stream.upload(buffer, 0, value))
+        buffer.free()
+        expect_equal(other.read(), value, "another buffer after one was freed twice")
+    finally:
+        _free([other, again])
+
+
+@memory("survival")
+def _(subject: Subject) -> None:
+    """Values stay when streams come and go and other memory is used."""
+    device = subject.device
+    value = noise(subject, 1000)
+    with device.alloc(1000) as buffer:
+        buffer.upload(0, value)
+        for _ in range(3):
+            device.open().close()
+            with device.alloc(1000) as other:
+                other.fill(0xFF)
+        expect_equal(buffer.read(), value, "a buffer that nobody touched")
+
+
+@memory("threads")
+def _(subject: Subject) -> None:
+    """Buffers may be made, used and freed in several threads at once."""
+    values = noise(subject, 4 * 512).reshape(4, 512)
+
+    def work(value: np.ndarray[Any, Any]) -> bool:
+        same = True
+        for _ in range(25):
+            with subject.device.alloc(512) as buffer:
+                buffer.upload(0, value)
+                same = same and bytes(buffer.read()) == value.tobytes()
+        return same
+
+    with ThreadPoolExecutor(4) as pool:
+        expect(all(pool.map(work, values)), "buffers of different threads disturb each other")
+
+
+@memory("chunks")
+def _(subject: Subject) -> None:
+    """Pieces that do not fit one buffer lie in several, each at an aligned place, and keep their values."""
+    kind = BufferType(subject.device, "chunks", max_size=1024)
+    sizes = [1, 1000, 24, 1024, 0, 513, 511]
+    if subject.device.max_buffer_size is not None and subject.device.max_buffer_size < 1024:
+        inapplicable("its largest buffer is smaller than the pieces")
+    whole, offsets = kind.alloc_chunked(sizes)
+    with whole:
+        expect(isinstance(whole, MultiBuffer) and len(whole.buffers) > 2, f"{sum(sizes)} bytes became {whole!r}")
+        values = [noise(subject, n) for n in sizes]
+        places = [whole.locate(at, n) for at, n in zip(offsets, sizes, strict=True)]
+        for (buffer, at), value in zip(places, values, strict=True):
+            expect(at % kind.alignment == 0, f"a piece lies at {at}, which is no multiple of {kind.alignment}")
+            buffer.upload(at, value)
+        for (buffer, at), value in zip(places, values, strict=True):
+            expect_equal(buffer.read(at, value.size), value, f"a piece of {value.size} bytes in {whole!r}")
+
+
+# --- kinds ----------------------------------------------------------------------------------------------------------
+
+
+@memory("usage")
+def _(subject: Subject) -> None:
+    """Buffers of every usage work alike, and the usage can be changed."""
+    for usage in Usage:
+        with subject.device.alloc(100, usage) as buffer:
+            expect(buffer.usage is usage, f"a buffer for {usage} says {buffer.usage}")
+            value = noise(subject, 100)
+            buffer.upload(0, value)
+            for other in Usage:
+                buffer.usage = other
+                expect_equal(buffer.read(), value, f"a buffer for {usage} that became one for {other}")
+
+
+@memory("buffer-types")
+def _(subject: Subject) -> None:
+    """Every kind of memory has a name of its own, a sane alignment, and gives tensors back as it got them."""
+    kinds = list(subject.device.buffer_types)
+    expect(
+        kinds and kinds[0] is subject.device.default_buffer_type, "the first of buffer_types is not the ordinary one"
+    )
+    names = [kind.name for kind in kinds]
+    expect(len(set(names)) == len(names), f"two kinds of memory have one name: {names}")
+    tensors = [contiguous(leaf(f"t{i}", shape)) for i, shape in enumerate([(1,), (3, 5), (64, 33)])]
+    for kind in kinds:
+        n = kind.alignment
+        expect(n > 0 and n & (n - 1) == 0, f"{kind.name}: the alignment {n} is no power of two")
+        for tensor in tensors:
+            size = kind.alloc_size(tensor)
+            expect(size >= tensor.nbytes, f"{kind.name}: alloc_size gives {size} bytes for {tensor.nbytes}")
+            with kind.alloc(size, next(iter(kind.usages))) as buffer:
+                _expect_aligned(buffer)
+                value = subject.rng.standard_normal(tensor.shape).astype(np.float32)
+                for _ in range(2):
+                    buffer.init(tensor, 0)
+                    buffer.upload(0, value)
+                    got = np.empty_like(value)
+                    buffer.download(0, got)
+                    expect_equal(got.tobytes(), value.tobytes(), f"{kind.name}: a tensor of {tensor.shape}")
+                    buffer.reset()
+
+
+@memory("host-buffer-type")
+def _(subject: Subject) -> None:
+    """Host memory for transfers can be addressed by the process and goes to the device and back."""
+    kind, device = subject.device.host_buffer_type, subject.device
+    if kind is None:
+        inapplicable("it has no host memory of its own")
+    expect(kind.is_host, f"{kind.name} is no host memory")
+    value = noise(subject, 1001)
+    with kind.alloc(1001) as staged, device.alloc(1001) as there, device.open() as stream:
+        view = np.frombuffer(staged.host_bytes(0, 1001), np.uint8)
+        view[:] = value
+        stream.upload(there, 0, staged.host_bytes(0, 1001))
+        stream.synchronize()
+        view[:] = 0
+        stream.download(there, 0, staged.host_bytes(0, 1001))
+        stream.synchronize()
+        expect_equal(view, value, f"bytes that went from {kind.name} to the device and back")
+        del view

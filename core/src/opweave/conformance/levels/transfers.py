@@ -1,0 +1,287 @@
+"""Level 1, second part: moving bytes into, out of and within memory, to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from opweave.conformance.checklist import (
+    Checklist,
+    Inapplicable,
+    Subject,
+    expect,
+    expect_equal,
+    expect_raises,
+    inapplicable,
+)
+from opweave.conformance.levels.memory import noise
+from opweave.contract.buffer import Buffer, MultiBuffer, mapped
+from opweave.errors import BoundsError, HazardError, LayoutError, UnsupportedOpError
+from opweave.host import HostDevice
+from opweave.storage import copy_bytes
+
+__all__ = ["CHECKS"]
+
+transfers = Checklist(1, "memory")
+CHECKS = transfers.checks
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+TOTAL: Final = 5000
+RANGES: Final = (
+    (0, TOTAL), (0, 1), (1, 1), (TOTAL - 1, 1), (3, 5), (64, 64), (63, 66), (1, TOTAL - 1), (0, TOTAL - 1),
+    (128, 4096), (129, 4097), (7, 1000), (TOTAL - 13, 13),
+)  # fmt: skip
+"""Offsets and sizes, aligned and not."""
+
+
+def _filled(subject: Subject) -> tuple[Buffer, Bytes]:
+    """A buffer of random bytes, and what it holds."""
+    value = noise(subject, TOTAL)
+    buffer = subject.device.alloc(TOTAL)
+    buffer.upload(0, value)
+    return buffer, value
+
+
+@transfers("upload")
+def _(subject: Subject) -> None:
+    """An upload writes its range at any offset and of any size, and not a byte beside it."""
+    buffer, want = _filled(subject)
+    with buffer:
+        for at, size in RANGES:
+            piece = noise(subject, size)
+            want[at : at + size] = piece
+            buffer.upload(at, piece)
+            expect_equal(buffer.read(), want, f"after an upload of {size} bytes at {at}")
+
+
+@transfers("download")
+def _(subject: Subject) -> None:
+    """A download reads its range at any offset and of any size, into exactly its array."""
+    buffer, want = _filled(subject)
+    with buffer:
+        for at, size in RANGES:
+            out = np.full(size + 16, 0xA5, np.uint8)
+            buffer.download(at, out[8 : 8 + size])
+            expect_equal(out[8 : 8 + size].copy(), want[at : at + size], f"a download of {size} bytes at {at}")
+            expect((out[:8] == 0xA5).all() and (out[8 + size :] == 0xA5).all(), "a download writes beside its array")
+        expect_equal(buffer.read(), want, "the buffer after downloads")
+
+
+@transfers("empty-ranges")
+def _(subject: Subject) -> None:
+    """Ranges of no bytes are allowed anywhere, at the end too, and change nothing."""
+    buffer, want = _filled(subject)
+    with buffer:
+        for at in (0, 17, TOTAL):
+            buffer.upload(at, b"")
+            buffer.fill(1, at, 0)
+            expect(buffer.read(at, 0).size == 0, "a download of no bytes gives some")
+            copy_bytes(buffer, at, buffer, 0, 0)
+        expect_equal(buffer.read(), want, "the buffer after ranges of no bytes")
+
+
+@transfers("fill")
+def _(subject: Subject) -> None:
+    """A fill sets its range to the byte, at any offset and of any size, and not a byte beside it."""
+    buffer, want = _filled(subject)
+    with buffer:
+        for i, (at, size) in enumerate(RANGES):
+            value = (0, 1, 0xA5, 255, 128)[i % 5]
+            buffer.fill(value, at, size)
+            want[at : at + size] = value
+            expect_equal(buffer.read(), want, f"after filling {size} bytes at {at} with {value}")
+        buffer.clear()
+        expect_equal(buffer.read(), np.zeros(TOTAL, np.uint8), "after clearing")
+        expect_raises(BoundsError, "filling with 256", lambda: buffer.fill(256))
+
+
+@transfers("copy")
+def _(subject: Subject) -> None:
+    """A copy between two buffers moves its range from any offset to any other, and not a byte beside it."""
+    (source, values), (target, want) = _filled(subject), _filled(subject)
+    with source, target:
+        for (at, size), (to, _) in zip(RANGES, reversed(RANGES), strict=True):
+            to = min(to, TOTAL - size)
+            copy_bytes(target, to, source, at, size)
+            want[to : to + size] = values[at : at + size]
+            expect_equal(target.read(), want, f"after a copy of {size} bytes from {at} to {to}")
+        expect_equal(source.read(), values, "the source of copies")
+
+
+@transfers("copy-within")
+def _(subject: Subject) -> None:
+    """A copy within a buffer is right, also where the ranges overlap, forward and backward."""
+    buffer, want = _filled(subject)
+    with buffer:
+        for to, at, size in ((0, 2500, 2500), (2501, 1, 2000), (1, 0, 4999), (0, 1, 4999), (100, 163, 777), (9, 9, 99)):
+            copy_bytes(buffer, to, buffer, at, size)
+            want[to : to + size] = want[at : at + size].copy()
+            expect_equal(buffer.read(), want, f"after a copy of {size} bytes from {at} to {to} in one buffer")
+
+
+@transfers("copy-host")
+def _(subject: Subject) -> None:
+    """Copies from and to host memory move their range, at odd offsets too."""
+    values = noise(subject, TOTAL)
+    with HostDevice().alloc(TOTAL) as host, subject.device.alloc(TOTAL) as buffer:
+        host.upload(0, values)
+        buffer.fill(0)
+        copy_bytes(buffer, 33, host, 7, 4001)
+        want = np.zeros(TOTAL, np.uint8)
+        want[33 : 33 + 4001] = values[7 : 7 + 4001]
+        expect_equal(buffer.read(), want, "after a copy from the host")
+        copy_bytes(host, 1, buffer, 30, 4100)
+        values[1:4101] = want[30:4130]
+        expect_equal(host.read(), values, "after a copy to the host")
+
+
+@transfers("bounds")
+def _(subject: Subject) -> None:
+    """Ranges outside of a buffer are refused with a BoundsError and nothing is written."""
+    buffer, want = _filled(subject)
+    with buffer:
+        for at, size in ((TOTAL, 1), (TOTAL - 1, 2), (-1, 1), (0, TOTAL + 1), (1 << 40, 1)):
+            data, out = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+            for what, use in (
+                ("an upload", lambda at=at, data=data: buffer.upload(at, data)),
+                ("a download", lambda at=at, out=out: buffer.download(at, out)),
+                ("a fill", lambda at=at, size=size: buffer.fill(0, at, size)),
+                ("a copy", lambda at=at, size=size: copy_bytes(buffer, at, buffer, 0, size)),
+            ):
+                expect_raises(BoundsError, f"{what} of {size} bytes at {at} of {TOTAL}", use)
+        expect_equal(buffer.read(), want, "after ranges that were refused")
+
+
+@transfers("layout-of-arrays")
+def _(subject: Subject) -> None:
+    """Host arrays with gaps, and read-only ones to download into, are refused with a LayoutError."""
+    with subject.device.alloc(64) as buffer:
+        frozen = np.zeros(8, np.uint8)
+        frozen.flags.writeable = False
+        expect_raises(LayoutError, "uploading an array with gaps", lambda: buffer.upload(0, np.zeros(8, np.uint8)[::2]))
+        expect_raises(LayoutError, "downloading into a read-only array", lambda: buffer.download(0, frozen))
+
+
+@transfers("stream-transfers")
+def _(subject: Subject) -> None:
+    """Transfers of a stream happen in its order; nothing has to wait in between."""
+    buffer, want = _filled(subject)
+    with buffer, subject.device.open() as stream:
+        early, late = np.zeros(TOTAL, np.uint8), np.zeros(TOTAL, np.uint8)
+        stream.download(buffer, 0, early)
+        pieces = [noise(subject, 100) for _ in range(3)]
+        for i, piece in enumerate(pieces):
+            stream.upload(buffer, 50 * i + 1, piece)
+        stream.download(buffer, 0, late)
+        stream.synchronize()
+        expect_equal(early, want, "a download that was queued before uploads")
+        for i, piece in enumerate(pieces):
+            want[50 * i + 1 : 50 * i + 101] = piece
+        expect_equal(late, want, "a download that was queued after uploads")
+
+
+@transfers("stream-keeps-arrays")
+def _(subject: Subject) -> None:
+    """A queued upload takes its bytes from its array though nobody else holds it any more."""
+    with subject.device.alloc(1 << 16) as buffer, subject.device.open() as stream:
+        want = np.concatenate([np.full(1 << 12, i, np.uint8) for i in range(16)])
+        for i in range(16):
+            stream.upload(buffer, i << 12, np.full(1 << 12, i, np.uint8))
+        stream.synchronize()
+        expect_equal(buffer.read(), want, "after uploads of arrays that were let go")
+
+
+# --- host memory in place -------------------------------------------------------------------------------------------
+
+
+def _aligned(subject: Subject, size: int) -> Bytes:
+    """A host array that begins at the device's alignment."""
+    n = max(subject.device.alignment, 64)
+    raw = noise(subject, size + n)
+    skip = -raw.__array_interface__["data"][0] % n
+    return raw[skip : skip + size]
+
+
+def _imported(subject: Subject, data: Any, **options: Any) -> Buffer | MultiBuffer:
+    """The buffer over ``data``; a device may refuse bytes that its driver does not take."""
+    try:
+        return subject.device.import_host(data, **options)
+    except UnsupportedOpError as error:
+        raise Inapplicable(f"it does not take these bytes: {error}") from None
+
+
+@transfers("import")
+def _(subject: Subject) -> None:
+    """Imported host memory is the array's own: changes show on either side, and it outlives the buffer."""
+    if not subject.device.caps.import_host:
+        error = expect_raises(
+            UnsupportedOpError, "importing", lambda: subject.device.import_host(np.zeros(64, np.uint8))
+        )
+        inapplicable(str(error).splitlines()[0])
+    array = _aligned(subject, 4096)
+    want = array.copy()
+    buffer = _imported(subject, array)
+    assert isinstance(buffer, Buffer)
+    with buffer:
+        expect_equal(buffer.read(), want, "an imported array")
+        array[100:200] = want[100:200] = 7
+        expect_equal(buffer.read(), want, "an imported array that the host changed")
+        buffer.upload(31, np.full(33, 9, np.uint8))
+        want[31:64] = 9
+        expect_equal(array.copy(), want, "an array after an upload to the buffer over it")
+    expect_equal(array.copy(), want, "an array after its buffer was freed")
+
+
+@transfers("import-readonly")
+def _(subject: Subject) -> None:
+    """Read-only host memory can be read and not written, or is refused with an UnsupportedOpError."""
+    if not subject.device.caps.import_host:
+        inapplicable("it cannot use host memory in place")
+    array = _aligned(subject, 4096)
+    want = array.copy()
+    array.flags.writeable = False
+    buffer = _imported(subject, array)
+    assert isinstance(buffer, Buffer)
+    with buffer:
+        expect(buffer.readonly, "a buffer over a read-only array does not say so")
+        expect_equal(buffer.read(), want, "a read-only array")
+        expect_raises(HazardError, "an upload to a read-only buffer", lambda: buffer.upload(0, b"x"))
+        expect_raises(HazardError, "a fill of a read-only buffer", buffer.clear)
+
+
+@transfers("import-odd")
+def _(subject: Subject) -> None:
+    """Host memory at an odd address and of an odd size is used rightly, or refused with an UnsupportedOpError."""
+    if not subject.device.caps.import_host:
+        inapplicable("it cannot use host memory in place")
+    array = _aligned(subject, 4096)[1:1000]
+    want = array.copy()
+    buffer = _imported(subject, array)
+    assert isinstance(buffer, Buffer)
+    with buffer:
+        expect_equal(buffer.read(), want, "an array at an odd address")
+        expect_equal(buffer.read(17, 100), want[17:117], "a part of an array at an odd address")
+
+
+@transfers("map")
+def _(subject: Subject) -> None:
+    """Mapped memory shows its bytes at any offset, and what is written there is there afterwards."""
+    if not subject.device.caps.map:
+        inapplicable("it does not map its memory")
+    for buffer, want in _two(subject):
+        with buffer:
+            for at, size in RANGES:
+                with mapped(buffer, at, size) as view:
+                    expect_equal(bytes(view), want[at : at + size], f"{size} mapped bytes at {at}")
+                piece = noise(subject, size)
+                with mapped(buffer, at, size, write=True) as view:
+                    view[:] = piece.data
+                want[at : at + size] = piece
+                expect_equal(buffer.read(), want, f"after writing {size} mapped bytes at {at}")
+
+
+def _two(subject: Subject) -> Iterator[tuple[Buffer, Bytes]]:
+    for _ in range(2):
+        yield _filled(subject)

@@ -1,0 +1,81 @@
+"""The suite under pytest::
+
+    pytest --pyargs opweave.conformance -p opweave.conformance.plugin --opweave-backend NAME
+
+Options are those of the command ``opweave conformance``, each with ``opweave-`` before it. Whatever selects tests in
+pytest (``-k``, node ids) works too; a run from which tests were left out does not complain about unmatched patterns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+
+from opweave.conformance.expectations import Expectations
+from opweave.conformance.suite import Suite
+from opweave.errors import OpweaveError
+
+__all__ = ["SUITE"]
+
+SUITE: Final = pytest.StashKey[Suite]()
+_SELECTED: Final = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("opweave", "conformance of a backend of opweave")
+    group.addoption("--opweave-backend", metavar="NAME", help="the backend or device to examine")
+    group.addoption("--opweave-level", metavar="N", type=int, action="append", default=[], help="only this level (0-2)")
+    group.addoption("--opweave-only", metavar="PATTERN", action="append", default=[], help="only checks that match")
+    group.addoption("--opweave-seed", metavar="N", type=int, default=0, help="of all random values (default 0)")
+    group.addoption("--opweave-config", metavar="FILE", help="default: conformance.toml in the current directory")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    name = config.getoption("--opweave-backend")
+    if not name:
+        return
+    file = config.getoption("--opweave-config")
+    try:
+        config.stash[SUITE] = Suite(
+            name,
+            levels=config.getoption("--opweave-level"),
+            only=config.getoption("--opweave-only"),
+            seed=config.getoption("--opweave-seed"),
+            expectations=Expectations.read(file),
+            config=file or "",
+        )
+    except OpweaveError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    suite = config.stash.get(SUITE, None)
+    if suite is None:
+        return []
+    devices = ", ".join(device.name for device in suite.devices)
+    return [f"opweave conformance: {suite.name} ({devices}), {len(suite.items)} checks, seed {suite.seed}"]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    session.config.stash[_SELECTED] = sum("conformance_item" in getattr(i, "fixturenames", ()) for i in session.items)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and _problems(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for problem in _problems(config):
+        terminalreporter.write_line(f"opweave conformance: {problem}", red=True)
+
+
+def _problems(config: pytest.Config) -> Sequence[str]:
+    suite = config.stash.get(SUITE, None)
+    if suite is None or config.option.collectonly:
+        return ()
+    left_out = config.stash.get(_SELECTED, 0) < len(suite.items)
+    return suite.problems(filtered=left_out)

@@ -1,0 +1,103 @@
+"""What a run says, in numbers: the matrix, the failures, what to write next; and all of it as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from opweave.conformance.levels import LEVELS
+from opweave.dtypes import DTYPES
+
+if TYPE_CHECKING:
+    from opweave.conformance.suite import Outcome, Suite
+
+__all__ = ["Cell", "Refusal", "as_json", "failures", "matrix", "refusals", "totals"]
+
+
+class Cell(NamedTuple):
+    """How many cases of an operation and type passed, were refused and failed. Known failures count as refused."""
+
+    passed: int = 0
+    refused: int = 0
+    failed: int = 0
+
+
+class Refusal(NamedTuple):
+    """An operation of which cases are refused without ``conformance.toml`` saying so.
+
+    Attributes:
+        refused, cases: how many, and of how many.
+        reason: the one given most often.
+    """
+
+    op: str
+    refused: int
+    cases: int
+    reason: str
+
+
+def totals(outcomes: Iterable[Outcome]) -> Counter[str]:
+    """How many outcomes there are of each status."""
+    return Counter(o.status for o in outcomes)
+
+
+def failures(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    return [o for o in outcomes if o.status == "failed"]
+
+
+def matrix(outcomes: Iterable[Outcome]) -> dict[str, dict[str, Cell]]:
+    """Cells by operation and type, types in the order of `DTYPES`."""
+    rows: dict[str, dict[str, Cell]] = {}
+    for o in outcomes:
+        if not o.op:
+            continue
+        row = rows.setdefault(o.op, {})
+        old = row.get(o.dtype, Cell())
+        kind = o.status if o.status in ("passed", "failed") else "refused"
+        row[o.dtype] = old._replace(**{kind: getattr(old, kind) + 1})
+    order = {name: i for i, name in enumerate(DTYPES)}
+    return {op: dict(sorted(row.items(), key=lambda cell: order[cell[0]])) for op, row in rows.items()}
+
+
+def refusals(outcomes: Iterable[Outcome]) -> list[Refusal]:
+    """What to write next: operations that are refused altogether first, then those with most refused cases."""
+    cases: Counter[str] = Counter()
+    reasons: dict[str, Counter[str]] = {}
+    for o in outcomes:
+        if o.op:
+            cases[o.op] += 1
+            if o.status == "refused":
+                reasons.setdefault(o.op, Counter())[o.reason] += 1
+    found = [Refusal(op, sum(why.values()), cases[op], why.most_common(1)[0][0]) for op, why in reasons.items()]
+    return sorted(found, key=lambda r: (r.refused < r.cases, -r.refused, r.op))
+
+
+def as_json(suite: Suite, version: str | None, filtered: bool | None = None) -> dict[str, Any]:
+    """The run as one JSON document."""
+    problems = suite.problems(filtered)
+    counts = totals(suite.outcomes)
+    return {
+        "opweave": version,
+        "name": suite.name,
+        "backend": suite.backend.name,
+        "distribution": suite.record.distribution or None,
+        "version": suite.record.version or None,
+        "devices": [device.name for device in suite.devices],
+        "levels": {str(level): LEVELS[level] for level in suite.levels},
+        "seed": suite.seed,
+        "ok": not counts["failed"] and not problems,
+        "totals": dict(counts),
+        "problems": problems,
+        "next": [refusal._asdict() for refusal in refusals(suite.outcomes)],
+        "results": [_result(o) for o in suite.outcomes],
+    }
+
+
+def _result(o: Outcome) -> dict[str, Any]:
+    row = o._asdict()
+    for name in ("nmse", "error"):
+        # JSON knows no NaN and no infinity.
+        row[name] = row[name] if math.isfinite(row[name]) else None
+    return row

@@ -1,0 +1,169 @@
+"""`Suite`: the checks of one backend, to be performed one by one by the command or by pytest, and what came of them."""
+
+from __future__ import annotations
+
+import shlex
+import warnings
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from opweave import registry
+from opweave.conformance.checklist import Answer, Check, Status, subject_for
+from opweave.conformance.expectations import Expectations
+from opweave.conformance.levels import CHECKS, LEVELS
+from opweave.errors import UnknownNameError
+from opweave.registry.naming import key
+
+if TYPE_CHECKING:
+    from opweave.contract.device import Device
+    from opweave.registry.registry import Registry
+
+__all__ = ["Item", "Outcome", "Suite"]
+
+
+class Item(NamedTuple):
+    """A check, the device that is asked, and a name: the check's id, after the device's name if there are several."""
+
+    check: Check
+    device: Device
+    name: str
+
+
+class Outcome(NamedTuple):
+    """What came of an item.
+
+    Attributes:
+        name: the item's.
+        id, level, op, dtype: of its check.
+        device: name of the device that was asked.
+        status, reason: as they count, ``conformance.toml`` considered.
+        nmse, error: normalised mean square error and largest error of a case, NaN where nothing was computed.
+        repeat: the command that performs this item alone.
+    """
+
+    name: str
+    id: str
+    level: int
+    op: str
+    dtype: str
+    device: str
+    status: Status
+    reason: str
+    nmse: float
+    error: float
+    repeat: str
+
+
+class Suite:
+    """The checks of a backend or of one of its devices.
+
+    Args:
+        name: a backend's name, which means all its devices, or a device's.
+        levels: of which levels; default: all.
+        only: patterns of ids; a check that matches none is left out.
+        seed: of all random values. Each check draws its own, so that it gives the same alone.
+        expectations: what is known to be refused or to fail.
+        config: the file that they were read from, for the command that repeats a check.
+        using: where the backend is looked for; default: the registry of the process.
+
+    Attributes:
+        items: what is to be done.
+        outcomes: what was done.
+
+    Raises:
+        UnknownNameError: no such backend, device or level.
+        PluginError: the backend's plugin cannot be used.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        levels: Sequence[int] = (),
+        only: Sequence[str] = (),
+        seed: int = 0,
+        expectations: Expectations | None = None,
+        config: str = "",
+        using: Registry | None = None,
+    ) -> None:
+        found = using or registry.REGISTRY
+        for level in levels:
+            if level not in LEVELS:
+                raise UnknownNameError("level", str(level), [str(n) for n in LEVELS])
+        self.name: Final = name
+        self.seed: Final = seed
+        self.expectations: Final = expectations or Expectations()
+        self.backend: Final = found.backend(name.partition(":")[0])
+        record = next(
+            r for r in found.plugins() if any(key(d.partition(":")[0]) == key(self.backend.name) for d in r.devices)
+        )
+        mine = [found.device(d) for d in record.devices if key(d.partition(":")[0]) == key(self.backend.name)]
+        self.record: Final = record._replace(devices=tuple(d.name for d in mine))
+        self.devices: Final = tuple([found.device(name)] if ":" in name else mine)
+        self.levels: Final = tuple(sorted(set(levels))) or tuple(LEVELS)
+        self.only: Final = tuple(only)
+        self._config = config
+        self.items: Final = self._select()
+        self.outcomes: Final[list[Outcome]] = []
+
+    @property
+    def filtered(self) -> bool:
+        """Whether checks were left out on purpose."""
+        return bool(self.only) or self.levels != tuple(LEVELS) or ":" in self.name
+
+    def _select(self) -> list[Item]:
+        several = len(self.devices) > 1
+        items: list[Item] = []
+        for check in CHECKS:
+            if check.level not in self.levels:
+                continue
+            if self.only and not any(fnmatchcase(check.id, pattern) for pattern in self.only):
+                continue
+            for device in self.devices if check.per_device else self.devices[:1]:
+                name = f"{device.name}/{check.id}" if several and check.per_device else check.id
+                items.append(Item(check, device, name))
+        return items
+
+    def perform(self, item: Item) -> Outcome:
+        """Perform one check and note its outcome."""
+        check, device = item.check, item.device
+        subject = subject_for(check.id, self.record, self.backend, self.devices, device, self.seed)
+        with warnings.catch_warnings():
+            # What a device warns about is for people; a runner that makes errors of warnings must not judge otherwise.
+            warnings.simplefilter("ignore")
+            answer = check.perform(subject)
+        answer = self.expectations.judge((check.id, f"{device.name}/{check.id}"), answer)
+        outcome = self._outcome(item, answer)
+        self.outcomes.append(outcome)
+        return outcome
+
+    def _outcome(self, item: Item, answer: Answer) -> Outcome:
+        check, device = item.check, item.device
+        target = device.name if check.per_device else self.name
+        words = ["opweave", "conformance", target, "--only", check.id, "--seed", str(self.seed)]
+        if self._config:
+            words += ["--config", self._config]
+        return Outcome(
+            item.name, check.id, check.level, check.op, check.dtype, device.name, answer.status, answer.reason,
+            answer.nmse, answer.error, shlex.join(words),
+        )  # fmt: skip
+
+    def problems(self, filtered: bool | None = None) -> list[str]:
+        """What is wrong with the run as a whole, once everything was performed.
+
+        Args:
+            filtered: whether checks were left out by the caller too.
+        """
+        found: list[str] = []
+        if not any(o.status in ("passed", "failed", "xfailed") for o in self.outcomes):
+            count = len(self.outcomes)
+            found.append(f"nothing was run: {f'all {count} checks are refused' if count else 'no check is selected'}")
+        elif 2 in self.levels and not (self.filtered if filtered is None else filtered or self.filtered):
+            for device in self.devices:
+                cases = [o for o in self.outcomes if o.op and o.device == device.name]
+                if not any(o.status in ("passed", "failed", "xfailed") for o in cases):
+                    found.append(f"{device.name} ran none of the {len(cases)} cases")
+        if not (self.filtered if filtered is None else filtered or self.filtered):
+            found += [f"the pattern {p!r} matches nothing; remove it" for p in self.expectations.unmatched()]
+        return found

@@ -1,0 +1,25 @@
+"""Collected by ``pytest --pyargs opweave.conformance``: one test for each check of the suite, see `plugin`."""
+
+from __future__ import annotations
+
+import pytest
+
+from opweave.conformance.plugin import SUITE
+from opweave.conformance.suite import Item
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    suite = metafunc.config.stash.get(SUITE, None)
+    if suite is None:
+        raise pytest.UsageError("say which backend: -p opweave.conformance.plugin --opweave-backend NAME")
+    metafunc.parametrize("conformance_item", suite.items, ids=[item.name for item in suite.items])
+
+
+def test_conformance(conformance_item: Item, pytestconfig: pytest.Config) -> None:
+    outcome = pytestconfig.stash[SUITE].perform(conformance_item)
+    if outcome.status in ("refused", "skipped", "unsupported"):
+        pytest.skip(outcome.reason)
+    if outcome.status == "xfailed":
+        pytest.xfail(outcome.reason)
+    if outcome.status == "failed":
+        pytest.fail(f"{outcome.reason}\nrepeat: {outcome.repeat}", pytrace=False)

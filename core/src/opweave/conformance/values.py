@@ -1,0 +1,68 @@
+"""What the leaves of a case are filled with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from opweave.conformance.case import Operand
+from opweave.dtypes import DType
+
+__all__ = ["make_values"]
+
+Array = np.ndarray[Any, Any]
+
+
+def make_values(rng: np.random.Generator, operand: Operand, shape: Sequence[int], dtype: DType) -> Array:
+    """Values for the leaf of ``operand``."""
+    size = prod(shape)
+    if dtype.is_quantized:
+        return _make_blocks(rng, shape, dtype)
+    if operand.values == "ids":
+        base = rng.permutation(max(operand.high, 1))
+        return np.resize(base, size).reshape(shape).astype(dtype.numpy)
+    if dtype.kind == "b":
+        return rng.integers(0, 2, shape).astype(np.bool_)
+    if dtype.is_integer:
+        # Within i8, and not negative for u8: a cast between any two integer types keeps them.
+        low = 0 if dtype.kind == "u" or operand.values == "positive" else -100
+        return rng.integers(low, 3 if operand.values == "ties" else 100, shape).astype(dtype.numpy)
+    values = rng.standard_normal(shape)
+    if operand.values == "ties":
+        values = rng.integers(-1, 3, shape).astype(np.float64)
+    if operand.values == "halves":
+        values = rng.integers(-9, 10, shape) / 2
+    if operand.values == "positive":
+        values = np.abs(values) + 0.125
+    elif operand.values == "negative":
+        values = -np.abs(values) - 0.125
+    elif operand.values == "mask":
+        hidden = rng.random(shape) < 0.3
+        if shape:
+            hidden[..., 0] = False
+        values = np.where(hidden, -np.inf, 0.0)
+    elif operand.values == "special":
+        flat = values.reshape(-1)
+        flat[rng.permutation(size)[: size // 4]] = np.resize([np.nan, np.inf, -np.inf, 0.0, -0.0], size // 4)
+    return values.astype(dtype.numpy)
+
+
+_SCALES: Final = {
+    "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "iq4_nl": (0,),
+    "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
+}  # fmt: skip
+"""Where in a block its f16 scales lie."""
+
+
+def _make_blocks(rng: np.random.Generator, shape: Sequence[int], dtype: DType) -> Array:
+    """Random bytes as blocks, their scales set to moderate numbers; any other bytes are valid."""
+    count = prod(shape) // dtype.block
+    raw = rng.integers(0, 256, (count, dtype.itemsize), np.uint8)
+    for at in _SCALES.get(dtype.name, ()):
+        raw[:, at : at + 2] = (rng.standard_normal((count, 1)) * 0.01).astype(np.float16).view(np.uint8)
+    if dtype.name == "mxfp4":
+        raw[:, 0] = rng.integers(120, 128, count)
+    return raw.reshape(*shape[:-1], dtype.row_bytes(shape[-1]))
