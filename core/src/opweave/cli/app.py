@@ -1,0 +1,105 @@
+"""The command line itself."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from opweave.cli.conformance import run_conformance
+from opweave.cli.devices import show_devices
+from opweave.cli.extensions import add_plugin_commands
+from opweave.cli.plugins import show_plugins
+from opweave.errors import OpweaveError
+from opweave.registry.compatibility import core_version
+from opweave.registry.records import State
+
+__all__ = ["build_app", "main"]
+
+_COMMANDS = ("conformance", "devices", "plugins")
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def build_app() -> typer.Typer:
+    """The built-in commands."""
+    app = typer.Typer(
+        name="opweave",
+        help="One compute graph over many devices.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_options)
+    app.command("devices")(_devices)
+    app.command("plugins")(_plugins)
+    app.command("conformance")(_conformance)
+    return app
+
+
+def main() -> None:
+    """Run the command that ``sys.argv`` names. Exits with 0, 1 for an error, 2 for a wrong call."""
+    app = build_app()
+    arguments = sys.argv[1:]
+    command = next((argument for argument in arguments if not argument.startswith("-")), None)
+    # Plugins are asked only where a command of theirs may be meant: none of them can break the built-in ones.
+    if command not in _COMMANDS and "--version" not in arguments:
+        add_plugin_commands(app, _COMMANDS)
+    try:
+        app()
+    except OpweaveError as error:
+        notes = getattr(error, "__notes__", ())
+        print("\n".join([f"error: {error}", *notes]), file=sys.stderr)
+        sys.exit(1)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"opweave {core_version() or '(not installed)'}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def _devices(
+    as_json: _Json = False,
+    features: Annotated[bool, typer.Option("--features", help="Show what the drivers tell about each device.")] = False,
+) -> None:
+    """List the devices found, the preferred first."""
+    show_devices(as_json=as_json, features=features)
+
+
+def _plugins(
+    as_json: _Json = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail if a plugin is broken or incompatible.")] = False,
+) -> None:
+    """List the backends installed, with cause and remedy where one cannot be used."""
+    records = show_plugins(as_json=as_json)
+    if strict and any(record.state in (State.BROKEN, State.INCOMPATIBLE) for record in records):
+        raise typer.Exit(1)
+
+
+def _conformance(
+    name: Annotated[str, typer.Argument(help="A backend, which means all its devices, or a device.")],
+    level: Annotated[
+        list[int] | None,
+        typer.Option("--level", help="Only this level (0 hygiene, 1 memory, 2 operations); repeatable."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="PATTERN", help="Only checks whose id matches; repeatable.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all random values.")] = 0,
+    as_json: _Json = False,
+    config: Annotated[
+        str | None, typer.Option("--config", metavar="FILE", help="Default: conformance.toml in this directory.")
+    ] = None,
+) -> None:
+    """Check that a backend keeps its word: what it says about itself, its memory, and every kernel."""
+    if not run_conformance(name, levels=level or (), only=only or (), seed=seed, as_json=as_json, config=config):
+        raise typer.Exit(1)

@@ -1,0 +1,170 @@
+"""``opweave conformance``: whether a backend keeps its word, check by check."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from opweave.cli.output import print_json, quiet_stdout
+from opweave.registry.compatibility import core_version
+
+if TYPE_CHECKING:
+    from opweave.conformance.report import Cell
+    from opweave.conformance.suite import Suite
+
+__all__ = ["run_conformance"]
+
+SHOWN_FAILURES = 50
+
+
+def run_conformance(
+    name: str, *, levels: Sequence[int], only: Sequence[str], seed: int, as_json: bool, config: str | None
+) -> bool:
+    """Examine a backend and print what came of it; whether everything is right.
+
+    Raises:
+        UnknownNameError, PluginError: there is no such backend, or it cannot be used.
+        ConfigError: ``conformance.toml`` makes no sense.
+    """
+    # The cases take time to make, and only this command needs them.
+    from opweave.conformance.expectations import Expectations
+    from opweave.conformance.report import as_json as document
+    from opweave.conformance.report import totals
+    from opweave.conformance.suite import Suite
+
+    start = perf_counter()
+    expectations = Expectations.read(config)
+    with quiet_stdout():
+        suite = Suite(name, levels=levels, only=only, seed=seed, expectations=expectations, config=config or "")
+        _perform(suite, quiet=as_json)
+    if as_json:
+        print_json(document(suite, core_version()))
+    else:
+        _print(suite, perf_counter() - start)
+    return not totals(suite.outcomes)["failed"] and not suite.problems()
+
+
+def _perform(suite: Suite, *, quiet: bool) -> None:
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+        redirect_stdout=False,
+    )
+    with bar:
+        task = bar.add_task(suite.name, total=len(suite.items))
+        failed = 0
+        for item in suite.items:
+            failed += suite.perform(item).status == "failed"
+            bar.update(task, advance=1, description=f"{suite.name}: {failed} failed" if failed else suite.name)
+
+
+# --- printing -------------------------------------------------------------------------------------------------------
+
+
+def _print(suite: Suite, seconds: float) -> None:
+    from opweave.conformance.levels import LEVELS
+    from opweave.conformance.report import failures, matrix, refusals, totals
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    devices = ", ".join(f"{d.name} ({d.description})" if d.description else d.name for d in suite.devices)
+    console.print(Text(f"{suite.name}: {devices}"))
+    for level in suite.levels:
+        if level < 2:
+            counts = totals(o for o in suite.outcomes if o.level == level)
+            console.print(_counted(f"level {level}, {LEVELS[level]}: ", dict(counts)))
+    cells = matrix(suite.outcomes)
+    if cells:
+        console.print()
+        _print_matrix(console, cells)
+    _print_next(console, refusals(suite.outcomes))
+    failed = failures(suite.outcomes)
+    if failed:
+        console.print()
+        console.print(Text("Failures", "bold"))
+    for o in failed[:SHOWN_FAILURES]:
+        console.print(Text(o.name, "red"))
+        for line in o.reason.splitlines():
+            console.print(Text(f"    {line}"))
+        # Never wrapped: it is there to be copied.
+        console.print(Text(f"    {o.repeat}", "dim"), soft_wrap=True)
+    if len(failed) > SHOWN_FAILURES:
+        console.print(Text(f"... and {len(failed) - SHOWN_FAILURES} more; --only PATTERN or --json shows them", "red"))
+    console.print()
+    for problem in suite.problems():
+        console.print(Text(problem, "red"))
+    console.print(_counted("", dict(totals(suite.outcomes))), Text(f"in {seconds:.1f} s, seed {suite.seed}"))
+
+
+_COLOURS = {"passed": "green", "failed": "bold red", "xfailed": "yellow"}
+
+
+def _counted(head: str, counts: dict[str, int]) -> Text:
+    text = Text(head)
+    order = ("passed", "refused", "unsupported", "skipped", "xfailed", "failed")
+    parts = [(f"{counts[status]} {status}", _COLOURS.get(status, "")) for status in order if counts.get(status)]
+    for i, (part, colour) in enumerate(parts or [("nothing was run", "bold red")]):
+        text.append(", " if i else "").append(part, colour)
+    return text
+
+
+def _print_matrix(console: Console, rows: dict[str, dict[str, Cell]]) -> None:
+    """Operations by types; in several tables where the terminal is too narrow for one."""
+    from opweave.dtypes import DTYPES
+
+    console.print(Text("Cases by operation and type: passed, r refused, F failed", "bold"))
+    columns = [name for name in DTYPES if any(name in row for row in rows.values())]
+    texts = {op: {t: _cell(row[t]) for t in columns if t in row} for op, row in rows.items()}
+    widths = {t: max(len(t), *(row[t].cell_len for row in texts.values() if t in row)) for t in columns}
+    left = max(map(len, rows))
+    while columns:
+        room = console.width - left
+        shown: list[str] = []
+        while columns and (not shown or room >= widths[columns[0]] + 2):
+            room -= widths[columns[0]] + 2
+            shown.append(columns.pop(0))
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column("", no_wrap=True)
+        for t in shown:
+            table.add_column(t, no_wrap=True, justify="right")
+        for op, row in texts.items():
+            if any(t in row for t in shown):
+                table.add_row(Text(op), *[row.get(t, Text("")) for t in shown])
+        console.print(table)
+
+
+def _cell(cell: Cell) -> Text:
+    text = Text()
+    for n, mark, colour in ((cell.passed, "", "green"), (cell.refused, "r", "dim"), (cell.failed, "F", "bold red")):
+        if n:
+            text.append(" " if text else "").append(f"{n}{mark}", colour)
+    return text
+
+
+def _print_next(console: Console, found: Sequence[object]) -> None:
+    from opweave.conformance.report import Refusal
+
+    if not found:
+        return
+    console.print()
+    console.print(Text("Refused: what to write next", "bold"))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(overflow="fold")
+    for refusal in found:
+        assert isinstance(refusal, Refusal)
+        count = "all" if refusal.refused == refusal.cases else f"{refusal.refused} of {refusal.cases}"
+        table.add_row(Text(refusal.op), Text(count), Text(refusal.reason.splitlines()[0], "dim"))
+    console.print(table)

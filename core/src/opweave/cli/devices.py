@@ -1,0 +1,107 @@
+"""``opweave devices``: what there is to compute on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.text import Text
+
+from opweave import registry
+from opweave.cli.output import Row, human_bytes, print_json, print_rows, quiet_stdout
+from opweave.registry.compatibility import core_version
+
+if TYPE_CHECKING:
+    from opweave.contract.device import Device
+
+__all__ = ["show_devices"]
+
+
+class _Shown(NamedTuple):
+    """A device as it is shown. A question that its driver answers with an error leaves ``None`` and a problem."""
+
+    device: Device
+    order: int | None
+    memory: tuple[int, int] | None
+    shares: list[str]
+    features: Mapping[str, Any] | None
+    problems: list[str]
+
+
+def show_devices(*, as_json: bool, features: bool) -> None:
+    """Print every device in the order of preference.
+
+    Raises:
+        PluginError, UnknownNameError: one that ``OPWEAVE_BACKENDS`` lists failed.
+    """
+    with quiet_stdout():
+        devices = registry.REGISTRY.devices()
+        order = {id(device): i for i, device in enumerate(registry.REGISTRY.default_devices(), 1)}
+        shown = [_ask(device, devices, order.get(id(device)), features) for device in devices]
+    if as_json:
+        print_json({"opweave": core_version(), "devices": [_as_json(s) for s in shown]})
+        return
+    unused = any(s.order is None for s in shown)
+    footer = "-: not used by default, its hardware is used through another device" if unused else ""
+    header = ["", "device", "kind", "memory free / total", "shares memory with"]
+    print_rows(header, [_as_row(s) for s in shown], indent=3, footer=footer)
+
+
+def _ask(device: Device, devices: Sequence[Device], order: int | None, features: bool) -> _Shown:
+    problems: list[str] = []
+
+    def ask(what: str, question: Any) -> Any:
+        try:
+            return question()
+        except Exception as error:
+            problems.append(f"{what}: {type(error).__name__}: {error}")
+            return None
+
+    memory = ask("memory", device.mem_info)
+    found = ask("features", lambda: dict(device.features())) if features else None
+    shares = [d.name for d in devices if d is not device and (d.reaches(device.space) or device.reaches(d.space))]
+    return _Shown(device, order, memory, shares, found, problems)
+
+
+def _as_json(shown: _Shown) -> dict[str, Any]:
+    device = shown.device
+    return {
+        "name": device.name,
+        "backend": device.backend.name if device.backend else None,
+        "kind": device.kind.value,
+        "description": device.description,
+        "hardware_id": device.hardware_id,
+        "default_order": shown.order,
+        "memory_free": shown.memory[0] if shown.memory else None,
+        "memory_total": shown.memory[1] if shown.memory else None,
+        "memory_space": device.space.name,
+        "shares_memory_with": shown.shares,
+        "capabilities": device.caps._asdict(),
+        "features": dict(shown.features) if shown.features is not None else None,
+        "problems": shown.problems,
+    }
+
+
+def _as_row(shown: _Shown) -> Row:
+    device = shown.device
+    order = "-" if shown.order is None else str(shown.order)
+    # A device that does not know its memory says (0, 0).
+    known = shown.memory is not None and shown.memory[1] > 0
+    free, total = (human_bytes(n) for n in shown.memory) if known and shown.memory else ("?", "?")
+    able = " ".join(name for name, can in device.caps._asdict().items() if can)
+    details = [("", Text(str(device.description), "dim"))] if device.description else []
+    details.append(("can", Text(able or "the minimum")))
+    details += [(str(name), Text(_words(value))) for name, value in (shown.features or {}).items()]
+    details += [("problem", Text(problem, "red")) for problem in shown.problems]
+    cells = [
+        Text(order, "dim"),
+        Text(device.name, "bold cyan"),
+        Text(device.kind.value),
+        Text(f"{free} / {total}" if known else "?"),
+        Text(", ".join(shown.shares) or "-"),
+    ]
+    return Row(cells, details)
+
+
+def _words(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple, set, frozenset)) else str(value)

@@ -1,0 +1,81 @@
+"""Writing to people (`print_rows`) and to programs (`print_json`)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["Row", "human_bytes", "print_json", "print_rows", "quiet_stdout"]
+
+_GAP = 2  # between columns
+
+
+class Row(NamedTuple):
+    """A line of a table, and lines of their own below it: a label (or none) and a text, shown in full."""
+
+    cells: Sequence[Text]
+    details: Sequence[tuple[str, Text]]
+
+
+def print_rows(header: Sequence[str], rows: Sequence[Row], *, indent: int, footer: str = "") -> None:
+    """Print a table, details ``indent`` columns from the left. Nothing is cut: the last column and details wrap."""
+    console, wide = _console(), _console()
+    titles = [Text(title, "bold") for title in header]
+    widths = [max(cells[i].cell_len for cells in (titles, *(row.cells for row in rows))) for i in range(len(header))]
+    # On a narrower terminal than that, its own line breaks are better than cut names.
+    wide.width = max(console.width, sum(widths[:-1]) + _GAP * len(widths) + min(widths[-1], 16))
+    label_width = max((len(label) for row in rows for label, _ in row.details), default=0)
+    wide.print(_line(titles, widths))
+    for row in rows:
+        wide.print(_line(row.cells, widths))
+        for label, text in row.details:
+            labelled = [Text(label, "dim"), text] if label else [text]
+            console.print(_line([Text(), *labelled], [indent - _GAP, label_width]))
+    if footer:
+        console.print()
+        console.print(Text(footer, "dim"))
+
+
+def _console() -> Console:
+    return Console(markup=False, highlight=False, emoji=False)
+
+
+def _line(cells: Sequence[Text], widths: Sequence[int]) -> Table:
+    line = Table.grid(padding=(0, _GAP, 0, 0))
+    for width in widths[: len(cells) - 1]:
+        line.add_column(width=width, no_wrap=True)
+    line.add_column(overflow="fold")
+    line.add_row(*cells)
+    return line
+
+
+def human_bytes(n: int) -> str:
+    """Bytes for people: ``"7.62 GiB"``. Three digits, binary units."""
+    if n < 1000:
+        return f"{n} B"
+    units = ["KiB", "MiB", "GiB", "TiB", "PiB"]
+    size, unit = n / 1024, 0
+    while size >= 999.5 and unit < len(units) - 1:
+        size, unit = size / 1024, unit + 1
+    digits = 2 if size < 9.995 else 1 if size < 99.95 else 0
+    return f"{size:.{digits}f} {units[unit]}"
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Print one JSON document. Values that JSON does not know are written as text."""
+    json.dump(document, sys.stdout, indent=2, default=str)
+    sys.stdout.write("\n")
+
+
+@contextmanager
+def quiet_stdout() -> Iterator[None]:
+    """While plugins' code runs: what it prints goes to standard error, for standard output is the answer's alone."""
+    with redirect_stdout(sys.stderr):
+        yield
