@@ -1,0 +1,56 @@
+"""`CpuBackend`: what the plugin registers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from opweave.contract import Backend, Device
+from opweave.errors import Broken
+from opweave_cpu.device import CpuDevice, IsolatedCpuDevice
+from opweave_cpu.hardware import blas_features, instruction_sets
+from opweave_cpu.threads import THREADS, check_threads
+
+__all__ = ["DEVICES_VARIABLE", "CpuBackend"]
+
+DEVICES_VARIABLE: Final = "OPWEAVE_CPU_DEVICES"
+
+
+class CpuBackend(Backend):
+    """One device, ``cpu``; or several with memories of their own, where ``OPWEAVE_CPU_DEVICES`` asks for them."""
+
+    def devices(self) -> Sequence[Device]:
+        """``cpu``, or ``cpu:0 ... cpu:N-1`` where ``OPWEAVE_CPU_DEVICES=N`` with N of at least 2.
+
+        Raises:
+            Broken: the variable holds no positive whole number.
+        """
+        count = _count(os.environ.get(DEVICES_VARIABLE, "").strip() or "1")
+        if count == 1:
+            return (CpuDevice(),)
+        return tuple(IsolatedCpuDevice(number) for number in range(count))
+
+    def set_threads(self, n: int | None) -> None:
+        """Use ``n`` threads in streams that were opened without ``threads``; ``None``: as many as there are cores.
+
+        Holds for products from the next run on, for shared passes in plans compiled from now on. BLAS has one limit
+        for the whole process: other users of NumPy get it too.
+
+        Raises:
+            PluginError: ``n`` is no positive whole number.
+        """
+        THREADS.default = None if n is None else check_threads(n)
+
+    def features(self) -> Mapping[str, Any]:
+        """BLAS, its threads and the CPU's instruction sets."""
+        return {**blas_features(), "instructions": instruction_sets()}
+
+
+def _count(text: str) -> int:
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    raise Broken(
+        f"{DEVICES_VARIABLE}={text!r} is no number of devices",
+        remedy=f"unset {DEVICES_VARIABLE}, or set it to a whole number: 2 shows cpu:0 and cpu:1",
+    )

@@ -1,0 +1,78 @@
+"""`CpuDevice`: the processor and the memory of this process, and the stream that runs kernels on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from opweave.contract import Call, Device, Kind, MemorySpace, Stream
+from opweave.host import HostMemory
+from opweave_cpu.hardware import blas_features, cpu_name, instruction_sets
+from opweave_cpu.kernels import KERNELS
+from opweave_cpu.threads import THREADS, check_threads
+
+__all__ = ["CpuDevice", "CpuStream", "IsolatedCpuDevice"]
+
+
+class CpuStream(Stream):
+    """Runs kernels in the calling thread; big ones share their work with the threads of the process.
+
+    Args:
+        threads: how many threads its work uses, ``None``: what the backend's ``set_threads`` says. The limit of BLAS
+            belongs to the process: it is set when a run begins and differs from the last one.
+    """
+
+    def __init__(self, device: Device, threads: int | None = None) -> None:
+        super().__init__(device)
+        self._threads = threads
+
+    @property
+    def threads(self) -> int:
+        """How many threads its work uses."""
+        return self._threads or THREADS.default or THREADS.cores
+
+    def _run(self, calls: Iterator[Call]) -> None:
+        THREADS.limit_blas(self._threads or THREADS.default)
+        # Overflow gives infinities and 0/0 NaN on every device; NumPy alone would warn.
+        with np.errstate(all="ignore"):
+            for call in calls:
+                call()
+
+
+class CpuDevice(HostMemory):
+    """The CPU, computing in host memory. ``device.open(threads=2)`` limits the threads of a stream."""
+
+    kind = Kind.CPU
+    kernels = KERNELS
+
+    def __init__(self) -> None:
+        self.description = cpu_name()
+
+    def features(self) -> Mapping[str, Any]:
+        return {**blas_features(), "instructions": instruction_sets()}
+
+    def _open(self, *, threads: int | str | None = None, **params: Any) -> Stream:
+        if params:
+            return super()._open(**params)  # which refuses what nobody knows
+        return CpuStream(self, None if threads is None else check_threads(threads))
+
+
+class IsolatedCpuDevice(CpuDevice):
+    """A CPU device that plays a card: its memory is a space of its own, which neither the host nor another device
+    reaches. For testing code for several devices on any machine.
+
+    Args:
+        number: the part of its name after the colon.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.id = str(number)
+        self.space = MemorySpace(f"cpu:{number}")
+
+    # What is not overridden is no capability: host memory neither goes in nor comes out without a copy.
+    _import_host = Device._import_host
+    _map = Device._map
+    _unmap = Device._unmap

@@ -1,0 +1,59 @@
+"""What is known about the CPU and the libraries that compute on it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+__all__ = ["blas_features", "cpu_name", "instruction_sets"]
+
+# Those that say how fast vector code can be; names as Linux spells them.
+_TELLING = (
+    "sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16",
+    "avx512_fp16", "amx_int8", "amx_bf16",
+    "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2",
+)  # fmt: skip
+
+
+@cache
+def _first_cpu() -> Mapping[str, str]:
+    """The fields of the first processor in ``/proc/cpuinfo``; nothing where there is no such file."""
+    fields: dict[str, str] = {}
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if not line.strip():
+                    break
+                key, _, value = line.partition(":")
+                fields[key.strip()] = value.strip()
+    except OSError:
+        pass
+    return fields
+
+
+def cpu_name() -> str:
+    """The model's name, else the architecture's."""
+    return _first_cpu().get("model name") or platform.processor() or platform.machine() or "CPU"
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Vector instruction sets of the CPU, where the system tells them."""
+    fields = _first_cpu()
+    have = set((fields.get("flags") or fields.get("Features") or "").split())
+    return tuple(name for name in _TELLING if name in have)
+
+
+def blas_features() -> dict[str, Any]:
+    """NumPy's version; name, version and threads of the BLAS libraries in the process."""
+    from threadpoolctl import threadpool_info
+
+    features: dict[str, Any] = {"numpy": np.__version__}
+    libraries = [info for info in threadpool_info() if info["user_api"] == "blas"]
+    if libraries:
+        features["blas"] = " ".join(f"{info['internal_api']} {info.get('version') or ''}".strip() for info in libraries)
+        features["blas_threads"] = max(info["num_threads"] for info in libraries)
+    return features

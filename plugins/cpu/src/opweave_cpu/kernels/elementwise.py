@@ -1,0 +1,169 @@
+"""Arithmetic, elementary functions and conversion, element by element: one preset call each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, Final
+
+import numpy as np
+
+from opweave.contract import Arg, Call, Step, Stream
+from opweave.dtypes import DType
+from opweave_cpu.hardware import instruction_sets
+from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, PLAIN
+from opweave_cpu.tiles import (
+    SPREAD_PASS,
+    Array,
+    Body,
+    bind_tiled,
+    compute_dtype,
+    constant,
+    copy_call,
+    spread_pass,
+    tiled_workspace,
+)
+
+_UFUNCS: Final[dict[str, Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "pow": np.power,
+    "neg": np.negative,
+    "abs": np.absolute,
+    "sign": np.sign,
+    "square": np.square,
+    "reciprocal": np.reciprocal,
+    "sqrt": np.sqrt,
+    "exp": np.exp,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log1p": np.log1p,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+}
+_WIDE: Final = "f64 f32"
+_HALF: Final = "f16 bf16"
+_WHOLE: Final = "i64 i32 i16 i8 u8"
+_FUNCTIONS: Final = ("exp", "expm1", "log", "log1p", "sin", "cos", "tanh")
+
+
+def one_pass(stream: Stream, ufunc: Callable[..., Any], out: Arg, *srcs: Arg) -> Call:
+    """The call ``ufunc(*srcs, out=out)``."""
+    target = out.view
+    if target.nbytes >= SPREAD_PASS:
+        return spread_pass(stream, ufunc, target, [x.view for x in srcs])
+    return partial(ufunc, *(x.view for x in srcs), out=target)
+
+
+def one_pass_of_halves(stream: Stream, ufunc: Callable[..., Any], out: Arg, *srcs: Arg, workspace: Arg | None) -> Call:
+    """The same through f32: most of NumPy's own loops over half types convert one element at a time, and call the C
+    library for each where they need it. Workspace: `tiled_workspace`."""
+    views = [x.view for x in srcs]
+    return bind_tiled(stream, _body(ufunc), out.view, views, compute_dtype(out.dtype), workspace)
+
+
+@cache
+def _body(ufunc: Callable[..., Any]) -> Body:
+    def body(out: Array, *srcs: Array) -> None:
+        ufunc(*srcs, out=out)
+
+    return body
+
+
+@KERNELS("add", "sub", "mul", dtypes=NUMBERS, inplace=True)
+@KERNELS("div", dtypes=FLOATS, inplace=True)
+@KERNELS("pow", dtypes=_WIDE, inplace=True)
+def binary(stream: Stream, op: str, out: Arg, a: Arg, b: Arg) -> Call:
+    target = out.view
+    if target.nbytes >= SPREAD_PASS:
+        return spread_pass(stream, _UFUNCS[op], target, [a.view, b.view])
+    return partial(_UFUNCS[op], a.view, b.view, target)
+
+
+@cache
+def _lacks_vectors_of_halves() -> bool:
+    return "avx512bw" not in instruction_sets()
+
+
+def _needs_vectors_of_halves(step: Step) -> str | None:
+    return "on this processor NumPy computes f16 one by one" if _lacks_vectors_of_halves() else None
+
+
+@KERNELS("neg", "abs", "sign", "square", dtypes=NUMBERS, inplace=True)
+@KERNELS("reciprocal", dtypes=FLOATS, inplace=True)
+@KERNELS("sqrt", *_FUNCTIONS, dtypes=_WIDE, inplace=True)
+@KERNELS(*_FUNCTIONS, dtypes="f16", inplace=True, when=_needs_vectors_of_halves)
+def unary(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
+    target = out.view
+    if target.nbytes >= SPREAD_PASS:
+        return spread_pass(stream, _UFUNCS[op], target, [x.view])
+    return partial(_UFUNCS[op], x.view, target)
+
+
+@KERNELS("sqrt", "pow", *_FUNCTIONS, dtypes=_HALF, inplace=True, workspace=tiled_workspace)
+def of_halves(stream: Stream, op: str, out: Arg, *srcs: Arg, workspace: Arg | None) -> Call:
+    return one_pass_of_halves(stream, _UFUNCS[op], out, *srcs, workspace=workspace)
+
+
+def _rsqrt(out: Array, x: Array) -> None:
+    np.sqrt(x, out)
+    np.reciprocal(out, out)
+
+
+@KERNELS("rsqrt", inplace=True, workspace=tiled_workspace)
+def rsqrt(stream: Stream, op: str, out: Arg, x: Arg, workspace: Arg | None) -> Call:
+    return bind_tiled(stream, _rsqrt, out.view, [x.view], compute_dtype(out.dtype), workspace)
+
+
+@cache
+def _whole_pow(dtype: DType) -> Body:
+    """Powers of integers; NumPy refuses negative exponents. There the base becomes 0, unless it is 1 or -1, and the
+    exponent a positive one that is odd where it was odd."""
+    zero, one, largest = constant(0, dtype), constant(1, dtype), constant(np.iinfo(dtype.numpy).max, dtype)
+
+    def body(out: Array, a: Array, b: Array, base: Array, extra: Array) -> None:
+        np.less(b, zero, extra)
+        np.absolute(a, base)
+        np.not_equal(base, one, base)
+        np.multiply(base, extra, base)
+        np.subtract(one, base, base)
+        np.multiply(base, a, base)
+        np.add(extra, extra, extra)
+        np.bitwise_and(b, largest, out)  # without its sign
+        np.bitwise_or(out, extra, extra)  # at least 2 where it was negative
+        np.power(base, extra, out)
+
+    return body
+
+
+def _whole_pow_workspace(step: Step) -> int:
+    return tiled_workspace(step, 2)
+
+
+@KERNELS("pow", dtypes=_WHOLE, inplace=True, workspace=_whole_pow_workspace)
+def whole_pow(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, workspace: Arg | None) -> Call:
+    return bind_tiled(stream, _whole_pow(out.dtype), out.view, [a.view, b.view], out.dtype, workspace, 2)
+
+
+@KERNELS("scale", dtypes=FLOATS, inplace=True, workspace=tiled_workspace)
+def scale(
+    stream: Stream, op: str, out: Arg, x: Arg, *, scale: float, bias: float, workspace: Arg | None = None
+) -> Call:
+    dtype = compute_dtype(out.dtype)
+    factor, offset = constant(scale, dtype), constant(bias, dtype)
+    if dtype is out.dtype and (bias == 0 or scale == 1):
+        return partial(np.add, x.view, offset, out.view) if bias else partial(np.multiply, x.view, factor, out.view)
+
+    def body(out: Array, x: Array) -> None:
+        np.multiply(x, factor, out)
+        np.add(out, offset, out)
+
+    return bind_tiled(stream, body, out.view, [x.view], dtype, workspace)
+
+
+@KERNELS("cast", dtypes=PLAIN)
+def cast(stream: Stream, op: str, out: Arg, x: Arg, *, dtype: DType) -> Call:
+    return copy_call(stream, out.view, x.view)

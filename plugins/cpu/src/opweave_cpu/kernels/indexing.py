@@ -1,0 +1,232 @@
+"""Elements picked and added up by index, regions replaced, and states written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from opweave.contract import Arg, Call, Step, Stream
+from opweave.dtypes import DType, as_dtype
+from opweave.errors import BoundsError
+from opweave.ops.blocks import dequantize
+from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN, QUANTIZED
+from opweave_cpu.tiles import (
+    SPREAD_PASS,
+    TILE,
+    Array,
+    compute_dtype,
+    copy_call,
+    in_turn,
+    padded,
+    scratch_array,
+    spread_pass,
+    tile_cuts,
+)
+
+_PLACE: Final = np.dtype(np.intp)
+_I64: Final = as_dtype("i64")
+_UNSIGNED: Final = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+
+
+def _as_unsigned(ids: Array) -> Array:
+    """The same bytes, in which a negative index is a huge one: one comparison finds both ways of being outside."""
+    return ids.view(_UNSIGNED[ids.itemsize])
+
+
+def check_ids(ids: Array, unsigned: Array, length: int, op: str) -> None:
+    """Raises `BoundsError` naming the first index outside of ``0 .. length - 1``."""
+    if np.maximum.reduce(unsigned, None) >= length:
+        place = tuple(int(i) for i in np.argwhere(unsigned >= length)[0])
+        raise BoundsError(f"{op}: index {ids[place]} at {list(place)} is outside of 0 .. {length - 1}")
+
+
+def _needs_packed_output(step: Step) -> str | None:
+    return None if step.out.is_dense else "the output is not dense"
+
+
+def _rows_per_tile(out: Arg, ids: Arg) -> int:
+    return max(1, TILE * ids.size // out.nbytes)
+
+
+@KERNELS("embedding", dtypes=PLAIN, when=_needs_packed_output)
+def embedding(stream: Stream, op: str, out: Arg, table: Arg, ids: Arg) -> Call:
+    rows, picks = table.view, ids.view
+    check = partial(check_ids, picks, _as_unsigned(picks), table.shape[0], op)
+    if rows.flags.c_contiguous:
+        return partial(_take, check, rows, picks, out.view)
+    # Of a table with gaps `take` would make a dense copy first.
+    target = out.view.reshape(ids.size, *table.shape[1:])
+    return partial(_pick, check, rows, picks, target, _rows_per_tile(out, ids), None)
+
+
+@KERNELS("embedding", dtypes=[as_dtype("f32"), *QUANTIZED], when=_needs_packed_output)
+def embedding_of_blocks(stream: Stream, op: str, out: Arg, table: Arg, ids: Arg, *, blocks: DType) -> Call:
+    picks = ids.view
+    check = partial(check_ids, picks, _as_unsigned(picks), table.shape[0], op)
+    target = out.view.reshape(ids.size, *table.shape[1:])
+    return partial(_pick, check, table.view, picks, target, _rows_per_tile(out, ids), blocks)
+
+
+def _take(check: Call, rows: Array, ids: Array, out: Array) -> None:
+    check()
+    # In any mode but "raise" NumPy writes straight into `out`; the ids are checked.
+    rows.take(ids, 0, out, "clip")
+
+
+def _pick(check: Call, rows: Array, ids: Array, out: Array, tile: int, blocks: DType | None) -> None:
+    """``tile`` rows at a time, so that what is picked before it is decoded or stored stays small."""
+    check()
+    places = ids.reshape(-1)
+    for first in range(0, len(places), tile):
+        some = slice(first, first + tile)
+        picked = rows[places[some]]
+        out[some] = picked if blocks is None else dequantize(picked, blocks)
+
+
+def _lines(step: Step) -> bool:
+    """Whether `take_along_axis` can count elements in one line: all dense, along the last axis."""
+    return step.attrs["axis"] == len(step.out.shape) - 1 and all(a.is_dense for a in (step.out, *step.srcs))
+
+
+def _ids_per_tile(ids: int) -> int:
+    return min(ids, TILE // _PLACE.itemsize)
+
+
+def _places_workspace(step: Step) -> int:
+    return _ids_per_tile(step.out.size) * _PLACE.itemsize if _lines(step) else 0
+
+
+@KERNELS("take_along_axis", dtypes=PLAIN, workspace=_places_workspace)
+def take_along_axis(stream: Stream, op: str, out: Arg, x: Arg, ids: Arg, *, axis: int, workspace: Arg | None) -> Call:
+    picks = ids.view
+    check = partial(check_ids, picks, _as_unsigned(picks), x.shape[axis], op)
+    if workspace is not None:
+        places = scratch_array(workspace, _ids_per_tile(ids.size), _I64)
+        n, m = x.shape[-1], ids.shape[-1]
+        return partial(_take_lines, check, x.view.reshape(-1, n), picks.reshape(-1, m), out.view.reshape(-1, m), places)
+    pieces, target, source = [], out.view, x.view
+    for cut in tile_cuts(out.shape, TILE // _PLACE.itemsize, keep_last=False):
+        # What is picked may come from anywhere along the axis.
+        whole = (*cut[:axis], slice(None), *cut[axis + 1 :]) if len(cut) > axis and cut[0] is not ... else cut
+        pieces.append((source[whole], picks[cut], target[cut]))
+    return partial(_take_pieces, check, axis, pieces)
+
+
+def _take_lines(check: Call, x: Array, ids: Array, out: Array, places: Array) -> None:
+    check()
+    lines, n = x.shape
+    m = ids.shape[1]
+    if m > len(places):
+        for line in range(lines):
+            for first in range(0, m, len(places)):
+                some = slice(first, first + len(places))
+                x[line].take(ids[line, some], 0, out[line, some], "clip")
+        return
+    step = len(places) // m
+    starts = np.arange(0, step * n, n).reshape(-1, 1)
+    for first in range(0, lines, step):
+        some = slice(first, first + step)
+        picked = ids[some]
+        at = places[: picked.size].reshape(picked.shape)
+        np.add(picked, starts[: len(picked)], at)
+        x[some].reshape(-1).take(at, 0, out[some], "clip")
+
+
+def _take_pieces(check: Call, axis: int, pieces: Sequence[tuple[Array, Array, Array]]) -> None:
+    check()
+    for source, ids, out in pieces:
+        out[...] = np.take_along_axis(source, ids, axis)
+
+
+def _rows_per_place_tile(rows: int, row: int) -> int:
+    return min(rows, max(1, TILE // (_PLACE.itemsize * row)))
+
+
+def _sum_workspace(step: Step) -> int:
+    ids, rows = step.srcs
+    row = rows.size // ids.size
+    dtype = compute_dtype(rows.dtype)
+    total = padded(step.out.size * dtype.itemsize) if dtype is not rows.dtype else 0
+    return total + _rows_per_place_tile(ids.size, row) * row * _PLACE.itemsize
+
+
+@KERNELS("index_add", dtypes=NUMBERS, when=_needs_packed_output, workspace=_sum_workspace)
+def index_add(stream: Stream, op: str, out: Arg, ids: Arg, rows: Arg, *, n: int, workspace: Arg) -> Call:
+    picks, target = ids.view, out.view.reshape(-1)
+    check = partial(check_ids, picks, _as_unsigned(picks), n, op)
+    dtype = compute_dtype(rows.dtype)
+    row = rows.size // ids.size
+    converts = dtype is not rows.dtype
+    total = scratch_array(workspace, out.size, dtype) if converts else target
+    count = _rows_per_place_tile(ids.size, row)
+    places = scratch_array(workspace, count * row, _I64, padded(total.nbytes) if converts else 0).reshape(count, row)
+    return partial(_add_rows, check, _lists_of_rows(picks, rows.view), target, total, places)
+
+
+def _lists_of_rows(ids: Array, rows: Array) -> list[tuple[Array, Array]]:
+    """The ids with their rows, both with one axis of them: one pair, or several where strides do not merge the axes."""
+    axes = ids.ndim
+    if axes < 2 or (ids.flags.c_contiguous and rows.flags.c_contiguous):
+        rest = rows.shape[axes:]
+        return [(ids.reshape(-1), rows.reshape(ids.size, *rest))]
+    return [pair for i, r in zip(ids, rows, strict=True) for pair in _lists_of_rows(i, r)]
+
+
+def _add_rows(check: Call, lists: Sequence[tuple[Array, Array]], out: Array, total: Array, places: Array) -> None:
+    check()
+    total[...] = 0
+    count, row = places.shape
+    along = np.arange(row)
+    for ids, rows in lists:
+        for first in range(0, len(ids), count):
+            some = ids[first : first + count]
+            at = places[: len(some)]
+            np.multiply(some.reshape(-1, 1), row, at)
+            np.add(at, along, at)
+            # One line of numbers to one line of places is what `np.add.at` is fast at.
+            values = rows[first : first + count].reshape(-1)
+            np.add.at(total, at.reshape(-1), values.astype(total.dtype, copy=False))
+    if total is not out:
+        np.copyto(out, total, "unsafe")
+
+
+@KERNELS("set_region", dtypes=PLAIN, inplace=True)
+@KERNELS("add_region", dtypes=NUMBERS, inplace=True)
+def region(stream: Stream, op: str, out: Arg, x: Arg, value: Arg, *, offsets: tuple[int, ...]) -> Call:
+    target = out.view
+    window = target[tuple([slice(at, at + n) for at, n in zip(offsets, value.shape, strict=True)])]
+    write = copy_call(stream, window, value.view) if op == "set_region" else _add_call(stream, window, value.view)
+    if x.buffer is out.buffer and x.offset == out.offset:
+        return write
+    return in_turn([copy_call(stream, target, x.view), write])
+
+
+def _add_call(stream: Stream, out: Array, value: Array) -> Call:
+    if out.nbytes >= SPREAD_PASS:
+        return spread_pass(stream, np.add, out, [out, value])
+    return partial(np.add, out, value, out)
+
+
+@KERNELS("index_copy", dtypes=PLAIN)
+def index_copy(stream: Stream, op: str, out: Arg, ids: Arg, rows: Arg) -> Call:
+    picks = ids.view
+    check = partial(check_ids, picks, _as_unsigned(picks), out.shape[0], op)
+    return partial(_put_rows, check, out.view, picks, rows.view)
+
+
+def _put_rows(check: Call, out: Array, ids: Array, rows: Array) -> None:
+    check()
+    out[ids] = rows
+
+
+@KERNELS("assign", dtypes=PLAIN)
+def assign(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
+    return copy_call(stream, out.view, x.view)
+
+
+@KERNELS("accumulate", dtypes=NUMBERS)
+def accumulate(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
+    return _add_call(stream, out.view, x.view)

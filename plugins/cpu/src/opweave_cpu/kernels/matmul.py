@@ -1,0 +1,156 @@
+"""Products, by BLAS. Operands that BLAS cannot read as they lie, and half types, are packed into scratch memory."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+from typing import Final
+
+import numpy as np
+
+from opweave.contract import Arg, Call, Step, Stream
+from opweave.dtypes import DType, as_dtype
+from opweave.ops.blocks import dequantize
+from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
+from opweave_cpu.tiles import Array, Scratch, compute_dtype, in_turn, padded
+
+WEIGHT_TILE: Final = 1 << 20
+"""Bytes of converted weight rows at a time: what one product reads while it is in the second-level cache."""
+
+
+def _is_matrix(arg: Arg) -> bool:
+    """Whether the last two axes lie as BLAS reads a matrix or a transposed one."""
+    if len(arg.shape) < 2 or not arg.dtype.is_float:
+        return True  # one row; or integers, for which there is no BLAS
+    m, n = arg.shape[-2:]
+    down, across = arg.strides[-2:]
+    item = arg.dtype.itemsize
+    rows = across == item and down % item == 0 and down >= n * item
+    columns = down == item and across % item == 0 and across >= m * item
+    return rows or columns
+
+
+def must_pack(arg: Arg, dtype: DType) -> bool:
+    """Whether BLAS cannot read the operand as it lies."""
+    return arg.dtype is not dtype or not _is_matrix(arg)
+
+
+# --- matmul ---------------------------------------------------------------------------------------------------------
+
+
+def _packed_shape(arg: Arg) -> tuple[int, ...]:
+    """The shape to pack: a matrix that is repeated along leading axes is packed once."""
+    repeats = [stride == 0 for stride in arg.strides[:-2]]
+    return (*(1 if again else n for n, again in zip(arg.shape[:-2], repeats, strict=True)), *arg.shape[-2:])
+
+
+def _matmul_workspace(step: Step) -> int:
+    dtype = compute_dtype(step.out.dtype)
+    sizes = [prod(_packed_shape(arg)) for arg in step.srcs if must_pack(arg, dtype)]
+    if step.out.dtype is not dtype:
+        sizes.append(step.out.size)
+    return sum(padded(size * dtype.itemsize) for size in sizes)
+
+
+@KERNELS("matmul", dtypes=NUMBERS, workspace=_matmul_workspace)
+def matmul(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, workspace: Arg | None) -> Call:
+    if workspace is None:
+        return product_call(a.view, b.view, out.view)
+    dtype = compute_dtype(out.dtype)
+    scratch = Scratch(workspace)
+    calls: list[Call] = []
+
+    def operand(arg: Arg) -> Array:
+        if not must_pack(arg, dtype):
+            return arg.view
+        packed = scratch.take(_packed_shape(arg), dtype)
+        once = tuple(slice(n) for n in packed.shape)
+        calls.append(partial(np.copyto, packed, arg.view[once]))
+        return packed
+
+    left, right = operand(a), operand(b)
+    result = out.view if out.dtype is dtype else scratch.take(out.shape, dtype)
+    calls.append(product_call(left, right, result))
+    if out.dtype is not dtype:
+        calls.append(partial(np.copyto, out.view, result, "unsafe"))
+    return in_turn(calls)
+
+
+def product_call(a: Array, b: Array, out: Array) -> Call:
+    """The call ``out = a @ b``."""
+    if a.ndim == 2 and out.flags.c_contiguous:
+        return partial(a.dot, b, out)  # the same product as np.matmul, found in half the time
+    return partial(np.matmul, a, b, out)
+
+
+# --- linear ---------------------------------------------------------------------------------------------------------
+
+
+def _is_plain(x: Arg, w: Arg, out: Arg) -> bool:
+    dtype = out.dtype
+    return not dtype.is_half and x.is_dense and out.is_dense and not must_pack(x, dtype) and not must_pack(w, dtype)
+
+
+def weight_rows(w: Arg, dtype: DType) -> int:
+    """Rows of the weights that are converted at a time; not so few that the product becomes one of vectors."""
+    outputs, inputs = w.shape[-2:]
+    return min(outputs, max(16, WEIGHT_TILE // (inputs * dtype.itemsize)))
+
+
+def _linear_workspace(step: Step) -> int:
+    x, w, *_ = step.srcs
+    if _is_plain(x, w, step.out):
+        return 0
+    dtype = compute_dtype(step.out.dtype)
+    rows, tile = x.size // x.shape[-1], weight_rows(w, dtype)
+    weights = 0 if w.dtype.is_quantized else tile * w.shape[1]
+    return sum(padded(size * dtype.itemsize) for size in (x.size, weights, rows * tile))
+
+
+@KERNELS("linear", dtypes=NUMBERS, workspace=_linear_workspace)
+def linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, workspace: Arg | None) -> Call:
+    if workspace is not None:  # nothing plain asks for one
+        return _linear_by_tiles(out, x, w, b, None, workspace)
+    target = out.view.reshape(-1, w.shape[0])
+    call = product_call(x.view.reshape(-1, w.shape[1]), w.view.T, target)
+    return call if b is None else in_turn([call, partial(np.add, target, b.view, target)])
+
+
+@KERNELS("linear", dtypes=[*map(as_dtype, FLOATS.split()), *QUANTIZED], workspace=_linear_workspace)
+def linear_of_blocks(
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: DType, workspace: Arg | None
+) -> Call:
+    return _linear_by_tiles(out, x, w, b, blocks, workspace)
+
+
+def _linear_by_tiles(out: Arg, x: Arg, w: Arg, b: Arg | None, blocks: DType | None, workspace: Arg | None) -> Call:
+    """Some rows of the weights at a time: converted or decoded, multiplied, rounded into their columns of ``out``."""
+    dtype = compute_dtype(out.dtype)
+    scratch = Scratch(workspace)
+    outputs, inputs = w.shape
+    rows, tile = x.size // inputs, weight_rows(w, dtype)
+    packed = scratch.take(x.shape, dtype)
+    results = scratch.take((rows * tile,), dtype)
+    weights = None if blocks else scratch.take((tile * inputs,), dtype)
+    left, target, stored = packed.reshape(-1, inputs), out.view, w.view
+    bias = None if b is None else b.view
+    calls: list[Call] = [partial(np.copyto, packed, x.view)]
+    for first in range(0, outputs, tile):
+        piece = slice(first, min(first + tile, outputs))
+        n = piece.stop - piece.start
+        result = results[: rows * n].reshape(rows, n)
+        if weights is None:
+            assert blocks is not None
+            calls.append(partial(_decode_and_multiply, left, stored[piece], blocks, result))
+        else:
+            some = weights[: n * inputs].reshape(n, inputs)
+            calls += [partial(np.copyto, some, stored[piece]), product_call(left, some.T, result)]
+        if bias is not None:
+            calls.append(partial(np.add, result, bias[piece], result))
+        columns = target[..., piece]
+        calls.append(partial(np.copyto, columns, result.reshape(columns.shape), "unsafe"))
+    return in_turn(calls)
+
+
+def _decode_and_multiply(x: Array, stored: Array, blocks: DType, out: Array) -> None:
+    np.matmul(x, dequantize(stored, blocks).T, out)

@@ -1,0 +1,256 @@
+"""Softmax and norms, in tiles of whole rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from opweave.contract import Arg, Call, Step, Stream
+from opweave.dtypes import DType
+from opweave.ops.normalization import alibi_slopes
+from opweave_cpu.kernels.table import KERNELS
+from opweave_cpu.tiles import (
+    Array,
+    Scratch,
+    at_once,
+    bind_tiled,
+    compute_dtype,
+    constant,
+    lanes,
+    most_lanes,
+    padded,
+    repeated,
+    row_sums,
+    tile_cuts,
+    tile_rows,
+    tiled_workspace,
+)
+
+
+def _workspace(step: Step) -> int:
+    return tiled_workspace(step, stats=1, by_rows=True)
+
+
+@KERNELS("softmax", inplace=True, workspace=_workspace)
+def softmax(
+    stream: Stream, op: str, out: Arg, x: Arg, mask: Arg | None = None, *, scale: float, workspace: Arg | None
+) -> Call:
+    dtype = compute_dtype(out.dtype)
+    factor = None if scale == 1 else constant(scale, dtype)
+    add = row_sums(out.shape[-1], dtype.numpy)
+
+    def body(out: Array, x: Array, *rest: Array) -> None:
+        if factor is not None:
+            x = np.multiply(x, factor, out)
+        if mask is not None:
+            x = np.add(x, rest[0], out)
+        stat = rest[-1]
+        np.maximum.reduce(x, axis=-1, out=stat, keepdims=True)
+        np.subtract(x, stat, out)
+        np.exp(out, out)
+        add(out, stat)
+        np.divide(out, stat, out)
+
+    srcs = [x.view] if mask is None else [x.view, mask.view]
+    return bind_tiled(stream, body, out.view, srcs, dtype, workspace, stats=1, by_rows=True)
+
+
+def _heads_workspace(step: Step) -> int:
+    return tiled_workspace(step, scratch=int(step.attrs["max_bias"] != 0), stats=2, by_rows=True)
+
+
+@KERNELS("head_softmax", inplace=True, workspace=_heads_workspace)
+def head_softmax(
+    stream: Stream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    sinks: Arg,
+    mask: Arg | None = None,
+    *,
+    scale: float,
+    max_bias: float,
+    workspace: Arg | None,
+) -> Call:
+    dtype = compute_dtype(out.dtype)
+    factor, heads = constant(scale, dtype), out.shape[-3]
+    add = row_sums(out.shape[-1], dtype.numpy)
+    sloped = max_bias != 0
+    slopes = alibi_slopes(heads, max_bias).astype(dtype.numpy).reshape(heads, 1, 1)
+
+    def body(out: Array, x: Array, sinks: Array, *rest: Array) -> None:
+        top, total = rest[-2:]
+        extra = sinks[..., :1]
+        np.multiply(x, factor, out)
+        if sloped:
+            np.multiply(rest[0], rest[1][..., :1], rest[2])
+            np.add(out, rest[2], out)
+        elif mask is not None:
+            np.add(out, rest[0], out)
+        np.maximum.reduce(out, axis=-1, out=top, keepdims=True)
+        np.maximum(top, extra, out=top)
+        np.subtract(out, top, out)
+        np.exp(out, out)
+        add(out, total)
+        np.subtract(extra, top, top)
+        np.exp(top, top)
+        np.add(total, top, total)
+        np.divide(out, total, out)
+
+    each = Arg(sinks.buffer, sinks.offset, sinks.dtype, (heads, 1, 1), (sinks.strides[0], 0, 0))
+    srcs = [x.view, repeated(each, out.shape)]
+    if mask is not None:
+        srcs.append(mask.view)
+    if sloped:
+        srcs.append(np.broadcast_to(slopes, out.shape))
+    return bind_tiled(stream, body, out.view, srcs, dtype, workspace, scratch=int(sloped), stats=2, by_rows=True)
+
+
+def _log_workspace(step: Step) -> int:
+    return tiled_workspace(step, scratch=1, stats=1, by_rows=True)
+
+
+@KERNELS("log_softmax", inplace=True, workspace=_log_workspace)
+def log_softmax(stream: Stream, op: str, out: Arg, x: Arg, *, workspace: Arg | None) -> Call:
+    dtype = compute_dtype(out.dtype)
+    add = row_sums(out.shape[-1], dtype.numpy)
+
+    def body(out: Array, x: Array, powers: Array, stat: Array) -> None:
+        np.maximum.reduce(x, axis=-1, out=stat, keepdims=True)
+        np.subtract(x, stat, out)
+        np.exp(out, powers)
+        add(powers, stat)
+        np.log(stat, stat)
+        np.subtract(out, stat, out)
+
+    return bind_tiled(stream, body, out.view, [x.view], dtype, workspace, scratch=1, stats=1, by_rows=True)
+
+
+@KERNELS("l2_norm", inplace=True, workspace=_workspace)
+def l2_norm(stream: Stream, op: str, out: Arg, x: Arg, *, eps: float, workspace: Arg | None) -> Call:
+    dtype = compute_dtype(out.dtype)
+    smallest = constant(eps, dtype)
+
+    def body(out: Array, x: Array, stat: Array) -> None:
+        np.vecdot(x, x, stat[..., 0])
+        np.sqrt(stat, stat)
+        np.maximum(stat, smallest, out=stat)
+        np.divide(x, stat, out)
+
+    return bind_tiled(stream, body, out.view, [x.view], dtype, workspace, stats=1, by_rows=True)
+
+
+@KERNELS("layer_norm", "rms_norm", inplace=True, workspace=_workspace)
+def norm(stream: Stream, op: str, out: Arg, x: Arg, *parameters: Arg, eps: float, workspace: Arg | None) -> Call:
+    """``parameters`` are a weight, or a weight and a bias, or nothing."""
+    dtype = compute_dtype(out.dtype)
+    count, epsilon = constant(x.shape[-1], dtype), constant(eps, dtype)
+    centred, add = op == "layer_norm", row_sums(x.shape[-1], dtype.numpy)
+
+    def body(out: Array, x: Array, *rest: Array) -> None:
+        stat = rest[-1]
+        if centred:
+            add(x, stat)
+            np.divide(stat, count, stat)
+            x = np.subtract(x, stat, out)
+        np.vecdot(x, x, stat[..., 0])
+        np.divide(stat, count, stat)
+        np.add(stat, epsilon, stat)
+        np.sqrt(stat, stat)
+        np.divide(x, stat, out)
+        if parameters:
+            np.multiply(out, rest[0], out)
+        if len(parameters) > 1:
+            np.add(out, rest[1], out)
+
+    srcs = [x.view, *(repeated(p, out.shape) for p in parameters)]
+    return bind_tiled(stream, body, out.view, srcs, dtype, workspace, stats=1, by_rows=True)
+
+
+# --- groups of channels ---------------------------------------------------------------------------------------------
+
+
+def _group_row(out: Arg, groups: int) -> int:
+    return out.size // (out.shape[0] * groups)
+
+
+def _group_lane(out: Arg, groups: int, dtype: DType) -> int:
+    """Scratch bytes of one thread: two numbers a group, and the groups of a tile where ``out`` is not to work in."""
+    row = _group_row(out, groups)
+    rows = tile_rows(out.size, row, dtype)
+    work = 0 if out.is_dense and out.dtype is dtype else padded(rows * row * dtype.itemsize)
+    return padded(rows * dtype.itemsize) + work
+
+
+def _group_workspace(step: Step) -> int:
+    dtype = compute_dtype(step.out.dtype)
+    return _group_lane(step.out, step.attrs["groups"], dtype) * most_lanes(step.out.size, dtype)
+
+
+@KERNELS("group_norm", inplace=True, workspace=_group_workspace)
+def group_norm(
+    stream: Stream, op: str, out: Arg, x: Arg, *parameters: Arg, groups: int, eps: float, workspace: Arg | None
+) -> Call:
+    """``parameters`` are a weight, or a weight and a bias, or nothing."""
+    dtype = compute_dtype(out.dtype)
+    n, channels, *rest = out.shape
+    shape = (n, groups, channels // groups, *rest)
+    row = _group_row(out, groups)
+    rows = tile_rows(out.size, row, dtype)
+    target, source = (_in_groups(arg, shape) for arg in (out, x))
+    each = []
+    for p in parameters:
+        strides = (0, channels // groups * p.strides[0], p.strides[0], *[0] * len(rest))
+        assert p.buffer is not None
+        each.append(p.buffer.view(p.offset, p.dtype, (*shape[:3], *[1] * len(rest)), strides))
+    works_in_place = out.is_dense and out.dtype is dtype
+    cuts = tile_cuts((n, groups), rows, keep_last=False)
+    count = min(lanes(stream), most_lanes(out.size, dtype), len(cuts))
+    scratch, jobs = Scratch(workspace), []
+    numbers = constant(1 / row, dtype), constant(eps, dtype)
+    for i in range(count):
+        stat = scratch.take((rows,), dtype)
+        room = None if works_in_place else scratch.take((rows * row,), dtype)
+        pieces = []
+        for cut in cuts[len(cuts) * i // count : len(cuts) * (i + 1) // count]:
+            some = target[cut]
+            work = some if room is None else room[: some.size].reshape(some.shape)
+            marks = stat[: some.size // row].reshape(*some.shape[:2], *[1] * (some.ndim - 2))
+            pieces.append((some, source[cut], work, marks, [e[cut] for e in each]))
+        jobs.append(partial(_norm_groups, pieces, *numbers))
+    return at_once(jobs)
+
+
+def _in_groups(arg: Arg, shape: tuple[int, ...]) -> Array:
+    """``arg`` with its channels, axis 1, as groups of them."""
+    assert arg.buffer is not None
+    first, second, *rest = arg.strides
+    return arg.buffer.view(arg.offset, arg.dtype, shape, (first, shape[2] * second, second, *rest))
+
+
+def _norm_groups(
+    pieces: Sequence[tuple[Array, Array, Array, Array, list[Array]]], per_count: Array, epsilon: Array
+) -> None:
+    for out, x, work, stat, parameters in pieces:
+        flat = work.reshape(*work.shape[:2], -1)
+        marks = stat.reshape(*stat.shape[:2], 1)
+        if work is not out:
+            np.copyto(work, x)
+            np.add.reduce(flat, -1, None, marks, keepdims=True)
+        else:
+            np.add.reduce(x, tuple(range(2, x.ndim)), None, stat, keepdims=True)
+        np.multiply(stat, per_count, stat)
+        np.subtract(x if work is out else work, stat, work)
+        np.vecdot(flat, flat, marks[..., 0])
+        np.multiply(stat, per_count, stat)
+        np.add(stat, epsilon, stat)
+        np.sqrt(stat, stat)
+        np.divide(work, stat, work)
+        if parameters:
+            np.multiply(work, parameters[0], work)
+        if len(parameters) > 1:
+            np.add(work, parameters[1], work)
+        if work is not out:
+            np.copyto(out, work, "unsafe")

@@ -1,0 +1,374 @@
+"""Reductions over axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from math import prod
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from opweave.contract import Arg, Call, Step, Stream
+from opweave.dtypes import as_dtype
+from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, PLAIN
+from opweave_cpu.tiles import (
+    LONGEST_ROW,
+    SPREAD_PASS,
+    TILE,
+    Array,
+    Scratch,
+    at_once,
+    compute_dtype,
+    in_turn,
+    lanes,
+    most_lanes,
+    padded,
+    row_sums,
+    tile_cuts,
+    tile_rows,
+)
+
+RUN: Final = 128
+"""The longest running sum in f32, whose rounding errors grow with its length. (NumPy adds pairwise, from blocks of this
+length, but along the innermost axis only.)"""
+
+NARROW: Final = 1 << 12
+"""Bytes: rows shorter than this are added many at a time, since a pass over one takes little longer than calling it."""
+
+FEW: Final = 64
+"""So many partial sums are added up in f32 too."""
+
+BLAS_ROWS: Final = 1 << 18
+"""Elements up to which BLAS adds up rows in one call: beyond, it wakes threads, which takes longer than the sums."""
+
+_F32: Final = as_dtype("f32")
+_F64: Final = as_dtype("f64")
+
+
+# --- how operands lie -----------------------------------------------------------------------------------------------
+
+
+class _Dim(NamedTuple):
+    """An axis, or several that are one in memory; ``target`` is the output's stride, ``None`` where it is reduced."""
+
+    n: int
+    stride: int
+    target: int | None
+
+    def joins(self, inner: _Dim) -> bool:
+        if self.stride != inner.n * inner.stride:
+            return False
+        if self.target is None or inner.target is None:
+            return self.target is inner.target
+        return self.target == inner.n * inner.target
+
+
+def _dims(x: Arg, out: Arg, axes: Sequence[int]) -> list[_Dim]:
+    """The axes of ``x`` longer than 1, merged where they are one; those that are kept in the order of the output."""
+    targets = iter(out.strides)
+    dims: list[_Dim] = []
+    for axis, (n, stride) in enumerate(zip(x.shape, x.strides, strict=True)):
+        dim = _Dim(n, stride, None if axis in axes else next(targets))
+        if n == 1:
+            continue
+        if dims and dims[-1].joins(dim):
+            dims[-1] = _Dim(dims[-1].n * n, stride, dim.target)
+        else:
+            dims.append(dim)
+    return dims
+
+
+def _show(arg: Arg, shape: Sequence[int], strides: Sequence[int]) -> Array:
+    assert arg.buffer is not None
+    return arg.buffer.view(arg.offset, arg.dtype, tuple(shape), tuple(strides))
+
+
+def _views(x: Arg, out: Arg, dims: Sequence[_Dim]) -> tuple[Array, Array, tuple[int, ...]]:
+    """``x`` and ``out`` with merged axes, and which of them are reduced."""
+    kept = [(d.n, d.target) for d in dims if d.target is not None]
+    source = _show(x, [d.n for d in dims], [d.stride for d in dims])
+    target = _show(out, [n for n, _ in kept], [stride for _, stride in kept])
+    return source, target, tuple([i for i, d in enumerate(dims) if d.target is None])
+
+
+def _pieces(n: int, count: int) -> list[slice]:
+    edges = [n * i // count for i in range(count + 1)]
+    return [slice(a, b) for a, b in pairwise(edges) if a < b]
+
+
+def _at(axis: int, piece: slice) -> tuple[slice, ...]:
+    return (*[slice(None)] * axis, piece)
+
+
+def _reduce(stream: Stream, ufunc: Any, x: Array, axes: tuple[int, ...], out: Array) -> Call:
+    """The call that reduces ``x``, computing in the type of ``out``; in threads where it is big."""
+    dtype = None if x.dtype == out.dtype else out.dtype
+    if ufunc is np.add and axes == (x.ndim - 1,) and dtype is None and x.dtype.kind == "f":
+        return _sum_rows(stream, x, out)
+    count = lanes(stream) if x.nbytes >= SPREAD_PASS else 1
+    whole = partial(ufunc.reduce, x, axes, dtype, out)
+    if count == 1:
+        return whole
+    kept = [i for i in range(x.ndim) if i not in axes]
+    if not kept:
+        pieces = _pieces(len(x), count)
+        partials = np.empty(len(pieces), out.dtype)
+        jobs = [partial(ufunc.reduce, x[p], axes, dtype, partials[i : i + 1].reshape(())) for i, p in enumerate(pieces)]
+        return in_turn([at_once(jobs), partial(ufunc.reduce, partials, 0, None, out)])
+    # The outermost axis that there is enough of: its pieces lie far apart.
+    axis = next((i for i in kept if x.shape[i] >= count), None)
+    if axis is None:
+        return whole
+    place, pieces = kept.index(axis), _pieces(x.shape[axis], count)
+    return at_once([partial(ufunc.reduce, x[_at(axis, p)], axes, dtype, out[_at(place, p)]) for p in pieces])
+
+
+def _sum_rows(stream: Stream, x: Array, out: Array) -> Call:
+    """The call that adds up along the last axis."""
+    n = x.shape[-1]
+    packed = x.ndim == 2 and x.strides[1] == x.itemsize and x.strides[0] >= n * x.itemsize
+    if packed and n <= LONGEST_ROW and x.size <= BLAS_ROWS:
+        return partial(np.matmul, x, np.ones(n, x.dtype), out)
+    add = row_sums(n, x.dtype)
+    count = lanes(stream) if x.nbytes >= SPREAD_PASS and x.ndim > 1 else 1
+    ends = out[..., None]
+    return at_once(
+        [partial(add, x[p], ends[p]) for p in _pieces(len(x), count)] if count > 1 else [partial(add, x, ends)]
+    )
+
+
+# --- sums -----------------------------------------------------------------------------------------------------------
+
+
+class _Split(NamedTuple):
+    """A sum in two stages, so that no running sum becomes long.
+
+    Attributes:
+        axis: the reduced one that is split.
+        run: how many of its elements are added up in the first stage.
+        blocks: how many partial sums that makes, without the last one of the ``rest``.
+        rest: elements left over.
+        far: elements added up in the first stage lie ``blocks`` apart, so that passes are long; else side by side.
+    """
+
+    axis: int
+    run: int
+    blocks: int
+    rest: int
+    far: bool
+
+    @property
+    def partials(self) -> int:
+        return self.blocks + (self.rest > 0)
+
+
+def _split(dims: Sequence[_Dim]) -> _Split | None:
+    """How to split a sum in f32, ``None`` where NumPy's own is accurate."""
+    if not dims:
+        return None
+    inner = min(range(len(dims)), key=lambda i: abs(dims[i].stride))
+    loose = [i for i, d in enumerate(dims) if d.target is None and i != inner]
+    length = prod([dims[i].n for i in loose])
+    if length <= RUN:
+        return None
+    axis = max(loose, key=lambda i: dims[i].n)
+    n = dims[axis].n
+    run = min(n, max(2, RUN * n // length))
+    passed = prod([d.n for d in dims[axis + 1 :]])
+    return _Split(axis, run, n // run, n % run, 4 * passed < NARROW)
+
+
+def _total_workspace(step: Step) -> int:
+    dtype = compute_dtype(step.out.dtype)
+    size = step.out.size
+    work = 0 if dtype is step.out.dtype else padded(size * dtype.itemsize)
+    split = _split(_dims(step.srcs[0], step.out, step.attrs["axes"])) if dtype is _F32 else None
+    if split is None:
+        return work
+    wide = padded(size * _F64.itemsize) if split.partials > FEW else 0
+    return work + wide + padded(size * split.partials * _F32.itemsize)
+
+
+def sum_calls(stream: Stream, x: Arg, out: Arg, axes: tuple[int, ...], scratch: Scratch) -> tuple[list[Call], Array]:
+    """The calls that add up ``x``, and the array that then holds the sums, in the type to compute in: ``out`` itself if
+    it has that, else a piece of scratch memory of its shape."""
+    dtype = compute_dtype(out.dtype)
+    dims = _dims(x, out, axes)
+    source, target, reduced = _views(x, out, dims)
+    sums = target if dtype is out.dtype else scratch.take(target.shape, dtype)
+    split = _split(dims) if dtype is _F32 else None
+    if split is None:
+        return [_reduce(stream, np.add, source, reduced, sums)], sums
+    axis, shape, strides = split.axis, list(source.shape), list(source.strides)
+    step = strides[axis]
+    if split.far:
+        shape[axis : axis + 1], strides[axis : axis + 1] = [split.run, split.blocks], [split.blocks * step, step]
+    else:
+        shape[axis : axis + 1], strides[axis : axis + 1] = [split.blocks, split.run], [split.run * step, step]
+    first = axis if split.far else axis + 1
+    inner = tuple([first if i == axis else i + (i > axis) for i in reduced])
+    place = axis - sum(i < axis for i in reduced)
+    partials = scratch.take((*sums.shape[:place], split.partials, *sums.shape[place:]), _F32)
+    whole = _at(place, slice(0, split.blocks))
+    calls = [_reduce(stream, np.add, _show(x, shape, strides), inner, partials[whole])]
+    if split.rest:
+        left = source[_at(axis, slice(source.shape[axis] - split.rest, None))]
+        last = np.moveaxis(partials, place, 0)[-1]
+        calls.append(_reduce(stream, np.add, left, reduced, last))
+    if split.partials <= FEW:
+        calls.append(partial(np.add.reduce, partials, place, None, sums))
+    else:
+        wide = scratch.take(sums.shape, _F64)
+        calls += [partial(np.add.reduce, partials, place, wide.dtype, wide), partial(np.copyto, sums, wide, "unsafe")]
+    return calls, sums
+
+
+@KERNELS("sum", "mean", dtypes=NUMBERS, workspace=_total_workspace)
+def total(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...], workspace: Arg | None) -> Call:
+    calls, sums = sum_calls(stream, x, out, axes, Scratch(workspace))
+    if op == "mean":
+        calls.append(partial(np.divide, sums, np.array(x.size // out.size, sums.dtype), sums))
+    if compute_dtype(out.dtype) is not out.dtype:
+        calls.append(_store(out, sums))
+    return in_turn(calls)
+
+
+def _store(out: Arg, values: Array) -> Call:
+    """The call that rounds values of the output's size into it."""
+    return partial(np.copyto, out.view, values.reshape(out.shape), "unsafe")
+
+
+# --- variances ------------------------------------------------------------------------------------------------------
+
+
+def _var_workspace(step: Step) -> int:
+    dtype = compute_dtype(step.out.dtype)
+    x, size = step.srcs[0], step.out.size
+    means = 0 if dtype is step.out.dtype else padded(size * dtype.itemsize)
+    tile = padded(tile_rows(x.size, 1, dtype) * dtype.itemsize)
+    lane = tile + 2 * padded(size * _F64.itemsize)
+    return max(_total_workspace(step), means) + lane * most_lanes(x.size, dtype)
+
+
+@KERNELS("var", dtypes=FLOATS, workspace=_var_workspace)
+def variance(
+    stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...], correction: float, workspace: Arg | None
+) -> Call:
+    """The means, then the squares of what differs from them, a tile at a time."""
+    dtype = compute_dtype(out.dtype)
+    scratch = Scratch(workspace)
+    calls, means = sum_calls(stream, x, out, axes, scratch)
+    n = x.size // out.size
+    calls.append(partial(np.divide, means, np.array(n, means.dtype), means))
+    source, _, reduced = _views(x, out, _dims(x, out, axes))
+    kept = [1 if i in reduced else length for i, length in enumerate(source.shape)]
+    centers = means.reshape(kept)
+    elements = tile_rows(x.size, 1, dtype)
+    cuts = tile_cuts(source.shape, elements, keep_last=False) if source.ndim else [(...,)]
+    jobs, sums = [], []
+    for piece in _pieces(len(cuts), min(lanes(stream), most_lanes(x.size, dtype))):
+        tile, part = scratch.take((elements,), dtype), scratch.take((out.size,), _F64)
+        sums.append(scratch.take(kept, _F64))
+        jobs.append(partial(_add_squares, source, centers, reduced, sums[-1], part, tile, cuts[piece]))
+    calls.append(at_once(jobs))
+    calls += [partial(np.add, sums[0], other, sums[0]) for other in sums[1:]]
+    calls.append(partial(np.divide, sums[0], np.array(max(n - correction, 0.0)), sums[0]))
+    calls.append(_store(out, sums[0]))
+    return in_turn(calls)
+
+
+def _add_squares(
+    x: Array, centers: Array, axes: tuple[int, ...], sums: Array, part: Array, tile: Array, cuts: Sequence[Any]
+) -> None:
+    sums[...] = 0
+    for cut in cuts:
+        some = x[cut]
+        window = cut if cut == (...,) else tuple([slice(None) if i in axes else s for i, s in enumerate(cut)])
+        into = sums[window]
+        squares = tile[: some.size].reshape(some.shape)
+        np.subtract(some, centers[window], squares)
+        np.multiply(squares, squares, squares)
+        # Along the last axis NumPy adds pairwise.
+        dtype = squares.dtype if x.ndim - 1 in axes or some.size <= RUN * into.size else sums.dtype
+        result = part.view(dtype)[: into.size].reshape(into.shape)
+        np.add.reduce(squares, axes, dtype, result, keepdims=True)
+        np.add(into, result, into)
+
+
+# --- the others -----------------------------------------------------------------------------------------------------
+
+
+@KERNELS("max", "min", dtypes=PLAIN)
+def extremum(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...]) -> Call:
+    source, target, reduced = _views(x, out, _dims(x, out, axes))
+    return _reduce(stream, np.maximum if op == "max" else np.minimum, source, reduced, target)
+
+
+def _prod_workspace(step: Step) -> int:
+    dtype = compute_dtype(step.out.dtype)
+    return 0 if dtype is step.out.dtype else step.out.size * dtype.itemsize
+
+
+@KERNELS("prod", dtypes=NUMBERS, workspace=_prod_workspace)
+def product(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...], workspace: Arg | None) -> Call:
+    source, target, reduced = _views(x, out, _dims(x, out, axes))
+    if workspace is None:
+        return _reduce(stream, np.multiply, source, reduced, target)
+    products = Scratch(workspace).take(target.shape, compute_dtype(out.dtype))
+    return in_turn([_reduce(stream, np.multiply, source, reduced, products), _store(out, products)])
+
+
+@KERNELS("argmax", dtypes=PLAIN)
+def argmax(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int) -> Call:
+    values, places = x.view.swapaxes(axis, -1), np.expand_dims(out.view, axis).swapaxes(axis, -1)[..., 0]
+    # NumPy packs what does not lie in rows: cut, so that it packs no more than a tile.
+    rows = tile_rows(x.size, x.shape[axis], x.dtype)
+    cuts = [(...,)] if values.flags.c_contiguous else tile_cuts(values.shape, rows, keep_last=True)
+    return partial(_argmax, [(values[cut], places[cut]) for cut in cuts])
+
+
+def _argmax(pieces: list[tuple[Array, Array]]) -> None:
+    for values, places in pieces:
+        places[...] = values.argmax(-1)
+
+
+def _count_workspace(step: Step) -> int:
+    size = step.srcs[0].size
+    return padded(min(size, TILE)) * _count_lanes(step.srcs[0])
+
+
+def _count_lanes(x: Arg) -> int:
+    return most_lanes(x.size, x.dtype)
+
+
+@KERNELS("count_equal", dtypes=PLAIN, workspace=_count_workspace)
+def count_equal(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, workspace: Arg | None) -> Call:
+    left, right = a.view, b.view
+    if left.flags.c_contiguous and right.flags.c_contiguous:
+        left, right = left.reshape(-1), right.reshape(-1)
+    cuts = tile_cuts(left.shape, TILE, keep_last=False) if left.ndim else [(...,)]
+    pieces = [(left[cut], right[cut]) for cut in cuts]
+    scratch, jobs = Scratch(workspace), []
+    target = out.view
+    spans = _pieces(len(pieces), min(lanes(stream), _count_lanes(a)))
+    counts = [0] * len(spans)
+    for lane, span in enumerate(spans):
+        mask = scratch.take((min(a.size, TILE),), as_dtype("bool"))
+        jobs.append(partial(_count, pieces[span], mask, counts, lane))
+    return partial(_count_all, at_once(jobs), counts, target)
+
+
+def _count(pieces: Sequence[tuple[Array, Array]], mask: Array, counts: list[int], lane: int) -> None:
+    total = 0
+    for a, b in pieces:
+        same = mask[: a.size].reshape(a.shape)
+        np.equal(a, b, same)
+        total += int(np.count_nonzero(same))
+    counts[lane] = total
+
+
+def _count_all(count: Call, counts: list[int], out: Array) -> None:
+    count()
+    out[...] = sum(counts)

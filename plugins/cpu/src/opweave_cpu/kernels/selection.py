@@ -1,0 +1,106 @@
+"""Choosing element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from opweave.contract import Arg, Call, Step, Stream
+from opweave.dtypes import DType, as_dtype
+from opweave_cpu.kernels.elementwise import one_pass, one_pass_of_halves
+from opweave_cpu.kernels.table import KERNELS, PLAIN
+from opweave_cpu.tiles import Array, bind_tiled, constant, tiled_workspace
+
+_UFUNCS: Final[dict[str, Any]] = {"minimum": np.minimum, "maximum": np.maximum}
+_NOT_HALF: Final = "f64 f32 i64 i32 i16 i8 u8"
+_HALF: Final = "f16 bf16"
+_F32: Final = as_dtype("f32")
+
+
+@KERNELS("minimum", "maximum", dtypes=f"{_NOT_HALF} bool", inplace=True)
+def extreme(stream: Stream, op: str, out: Arg, a: Arg, b: Arg) -> Call:
+    return one_pass(stream, _UFUNCS[op], out, a, b)
+
+
+@KERNELS("minimum", "maximum", dtypes=_HALF, inplace=True, workspace=tiled_workspace)
+def extreme_of_halves(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, workspace: Arg | None) -> Call:
+    return one_pass_of_halves(stream, _UFUNCS[op], out, a, b, workspace=workspace)
+
+
+def _clip(x: Array, out: Array, least: Array, largest: Array) -> None:
+    np.clip(x, least, largest, out)
+
+
+def _raise(x: Array, out: Array, least: Array) -> None:
+    np.maximum(x, least, out=out)
+
+
+def _lower(x: Array, out: Array, largest: Array) -> None:
+    np.minimum(x, largest, out=out)
+
+
+def _clamping(least: float, largest: float, dtype: DType, wide: DType) -> Callable[..., None]:
+    """The pass for bounds of ``dtype``, over elements of ``wide``; a bound that holds for every element costs none."""
+    low, high = (constant(constant(bound, dtype).item(), wide) for bound in (least, largest))
+    if largest == np.inf:
+        return partial(_raise, least=low)
+    if least == -np.inf:
+        return partial(_lower, largest=high)
+    return partial(_clip, least=low, largest=high)
+
+
+@KERNELS("clamp", dtypes=_NOT_HALF, inplace=True)
+def clamp(stream: Stream, op: str, out: Arg, x: Arg, *, min: float, max: float) -> Call:
+    return one_pass(stream, _clamping(min, max, out.dtype, out.dtype), out, x)
+
+
+@KERNELS("clamp", dtypes=_HALF, inplace=True, workspace=tiled_workspace)
+def clamp_of_halves(
+    stream: Stream, op: str, out: Arg, x: Arg, *, min: float, max: float, workspace: Arg | None
+) -> Call:
+    return one_pass_of_halves(stream, _clamping(min, max, out.dtype, _F32), out, x, workspace=workspace)
+
+
+def _is_positive(x: Array, out: Array) -> None:
+    np.greater(x, 0, out)
+
+
+@KERNELS("step", dtypes=_NOT_HALF, inplace=True)
+def step(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
+    return one_pass(stream, _is_positive, out, x)
+
+
+@KERNELS("step", dtypes=_HALF, inplace=True, workspace=tiled_workspace)
+def step_of_halves(stream: Stream, op: str, out: Arg, x: Arg, workspace: Arg | None) -> Call:
+    return one_pass_of_halves(stream, _is_positive, out, x, workspace=workspace)
+
+
+# --- where ----------------------------------------------------------------------------------------------------------
+
+_BITS: Final = {size: as_dtype(f"i{8 * size}") for size in (1, 2, 4, 8)}
+
+
+def _choose(out: Array, a: Array, b: Array, condition: Array, mask: Array, either: Array) -> None:
+    """b xor (a xor b) where the condition holds, on integers: many times faster than NumPy's copy under a mask, and it
+    reads what it needs before it writes."""
+    np.copyto(mask, condition)
+    np.negative(mask, mask)
+    np.bitwise_xor(a, b, either)
+    np.bitwise_and(either, mask, mask)
+    np.bitwise_xor(b, mask, out)
+
+
+def _where_workspace(step: Step) -> int:
+    out = step.out
+    as_bits = Arg(None, 0, _BITS[out.dtype.itemsize], out.shape, out.strides)
+    return tiled_workspace(Step(step.op, as_bits, step.srcs, step.attrs), 2)
+
+
+@KERNELS("where", dtypes=PLAIN, inplace=True, workspace=_where_workspace)
+def where(stream: Stream, op: str, out: Arg, condition: Arg, a: Arg, b: Arg, workspace: Arg | None) -> Call:
+    bits = _BITS[out.dtype.itemsize]
+    target, *srcs = (x.view.view(bits.numpy) for x in (out, a, b))
+    return bind_tiled(stream, _choose, target, [*srcs, condition.view], bits, workspace, 2)

@@ -1,0 +1,180 @@
+"""State-space models: short causal convolutions, and the selective scan in chunks of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from opweave.contract import Arg, Call, Step, Stream
+from opweave_cpu.kernels.table import FLOATS, KERNELS
+from opweave_cpu.lanes import Cut, Rooms, bind_lanes, cuts_of, lane_count
+from opweave_cpu.tiles import TILE, Array, compute_dtype, constant
+
+# --- causal convolution ---------------------------------------------------------------------------------------------
+
+
+def _conv_jobs(out: Arg) -> list[tuple[int, Cut]]:
+    elements = TILE // compute_dtype(out.dtype).itemsize
+    return cuts_of(out.shape[0], out.shape[1:2], max(1, elements // out.shape[2]))
+
+
+def _conv_rooms(out: Arg, w: Arg) -> Rooms:
+    dtype, jobs = compute_dtype(out.dtype), _conv_jobs(out)
+    tile = max(cut.stop - cut.start for _, (cut,) in jobs) * out.shape[2]
+    half = out.dtype.is_half
+    shared = [(w.size, dtype)] if half else []
+    return Rooms(lane_count(len(jobs), out.size * w.shape[1]), [(tile, dtype)] * (1 + half), shared)
+
+
+def _conv_workspace(step: Step) -> int:
+    return _conv_rooms(step.out, step.srcs[1]).nbytes
+
+
+@KERNELS("causal_conv1d", dtypes=FLOATS, workspace=_conv_workspace)
+def causal_conv1d(
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, *rest: Arg, biased: bool, workspace: Arg | None
+) -> Call:
+    source, weights, target = x.view, w.view, out.view
+    rooms = _conv_rooms(out, w)
+    wide = rooms.shared(workspace)
+    if wide:
+        # The product of two half types is rounded to one.
+        weights = wide[0].reshape(w.shape)
+    bias = rest[0].view if biased else None
+    state = rest[-1].view if len(rest) > biased else None
+    tokens, before = x.shape[2], w.shape[1] - 1
+
+    def run(jobs: Sequence[tuple[int, Cut]], rooms: list[Array]) -> None:
+        for n, (channels,) in jobs:
+            result, inputs = target[n, channels], source[n, channels]
+            part = rooms[0][: result.size].reshape(result.shape)
+            total = rooms[1][: result.size].reshape(result.shape) if len(rooms) > 1 else result
+            total[...] = 0 if bias is None else bias[channels, None]
+            for j in range(before + 1):
+                factors, late = weights[channels, j : j + 1], before - j
+                if late < tokens:
+                    piece, sum_ = part[:, late:], total[:, late:]
+                    np.multiply(inputs[:, : tokens - late], factors, piece)
+                    np.add(sum_, piece, sum_)
+                if state is not None and late:
+                    count = min(late, tokens)
+                    piece, sum_ = part[:, :count], total[:, :count]
+                    np.multiply(state[n, channels, j : j + count], factors, piece)
+                    np.add(sum_, piece, sum_)
+            if total is not result:
+                np.copyto(result, total, "unsafe")
+
+    call = bind_lanes(stream, _conv_jobs(out), rooms, workspace, run)
+    return partial(_convert_first, weights, w.view, call) if wide else call
+
+
+def _convert_first(weights: Array, stored: Array, call: Call) -> None:
+    np.copyto(weights, stored)
+    call()
+
+
+# --- selective scan -------------------------------------------------------------------------------------------------
+
+STATES: Final = 1 << 13
+"""Numbers of the state that one pass steps on: as long as several calls of a pass."""
+
+CHUNK: Final = 1 << 17
+"""Elements of a chunk: the numbers of the state of so many tokens."""
+
+
+class _Scan:
+    """How a scan is cut: some channels of one group at a time, and for these some tokens at a time."""
+
+    def __init__(self, u: Arg, a: Arg, b: Arg) -> None:
+        self.dtype = compute_dtype(u.dtype)
+        batch, channels, tokens = u.shape
+        n, groups = a.shape[1], b.shape[1]
+        each = channels // groups
+        some = min(each, max(1, STATES // n))
+        self.tokens = min(tokens, max(1, CHUNK // (some * n)))
+        self.jobs = [
+            (i, g, slice(g * each + c, g * each + min(c + some, each)))
+            for i in range(batch)
+            for g in range(groups)
+            for c in range(0, each, some)
+        ]
+        chunk, rows, columns = self.tokens * some * n, self.tokens * some, self.tokens * n
+        sizes = [chunk, chunk, rows, rows, rows, columns, columns, some * n, some * n]
+        lanes = lane_count(len(self.jobs), 8 * u.size * n)
+        self.rooms = Rooms(lanes, [(size, self.dtype) for size in sizes])
+
+
+def _scan_workspace(step: Step) -> int:
+    u, _, a, b, *_ = step.srcs
+    return _Scan(u, a, b).rooms.nbytes
+
+
+@KERNELS("selective_scan", dtypes=FLOATS, workspace=_scan_workspace)
+def selective_scan(
+    stream: Stream,
+    op: str,
+    out: Arg,
+    u: Arg,
+    delta: Arg,
+    a: Arg,
+    b: Arg,
+    c: Arg,
+    *rest: Arg,
+    softplus: bool,
+    skip: bool,
+    last: bool,
+    workspace: Arg | None,
+) -> Call:
+    plan = _Scan(u, a, b)
+    inputs, deltas, rates, reads, writes = u.view, delta.view, a.view, b.view, c.view
+    through = rest[0].view if skip else None
+    state = rest[-1].view if len(rest) > skip else None
+    size, flat = u.size, out.view.reshape(-1)
+    results = flat[:size].reshape(u.shape)
+    states = flat[size:].reshape(u.shape[0], *a.shape) if last else None
+    tokens, n = u.shape[2], a.shape[1]
+    zero = constant(0, plan.dtype)
+
+    def run(jobs: Sequence[tuple[int, int, slice]], rooms: list[Array]) -> None:
+        for i, g, channels in jobs:
+            some = channels.stop - channels.start
+            rate, h = [room[: some * n].reshape(some, n) for room in rooms[7:]]
+            np.copyto(rate, rates[channels])
+            if state is None:
+                h.fill(0)
+            else:
+                np.copyto(h, state[i, channels])
+            for first in range(0, tokens, plan.tokens):
+                ts = slice(first, min(first + plan.tokens, tokens))
+                count = ts.stop - first
+                decay, hs = [room[: count * some * n].reshape(count, some, n) for room in rooms[:2]]
+                step, x, y = [room[: count * some].reshape(count, some) for room in rooms[2:5]]
+                read, write = [room[: count * n].reshape(count, n) for room in rooms[5:7]]
+                np.copyto(step, deltas[i, channels, ts].T)
+                if softplus:
+                    np.logaddexp(step, zero, step)
+                np.copyto(x, inputs[i, channels, ts].T)
+                np.copyto(read, reads[i, g, :, ts].T)
+                np.copyto(write, writes[i, g, :, ts].T)
+                np.multiply(step[:, :, None], rate, decay)
+                np.exp(decay, decay)
+                np.multiply(x, step, y)
+                np.multiply(y[:, :, None], read[:, None], hs)
+                before: Any = h
+                for now, factor in zip(hs, decay, strict=True):
+                    np.multiply(factor, before, factor)
+                    np.add(now, factor, now)
+                    before = now
+                np.copyto(h, before)
+                np.matmul(hs, write[:, :, None], y[:, :, None])
+                if through is not None:
+                    np.multiply(x, through[channels], x)
+                    np.add(y, x, y)
+                np.copyto(results[i, channels, ts], y.T, "unsafe")
+            if states is not None:
+                np.copyto(states[i, channels], h, "unsafe")
+
+    return bind_lanes(stream, plan.jobs, plan.rooms, workspace, run)

@@ -1,0 +1,113 @@
+"""Threads: the limit of BLAS, and the workers among which big passes are spread."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import Any, Final
+
+import numpy as np
+
+from opweave.errors import PluginError
+
+__all__ = ["THREADS", "Threads", "check_threads"]
+
+
+def check_threads(n: object) -> int:
+    """``n`` as a positive int; raises `PluginError`. Digits are accepted too: parameters may come out of a name."""
+    try:
+        count = int(n) if isinstance(n, str) else n.__index__()  # type: ignore[attr-defined]
+    except (AttributeError, ValueError):
+        count = 0
+    if count < 1 or isinstance(n, bool):
+        raise PluginError(f"threads must be a positive whole number, not {n!r}")
+    return int(count)
+
+
+def _cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def _ignore_floating_point_errors() -> None:
+    # Each thread has an error state of its own, and NumPy's default is to warn.
+    np.seterr(all="ignore")
+
+
+class Threads:
+    """The threads of this process that compute.
+
+    Attributes:
+        cores: processors that the process may use.
+        default: threads of streams that were opened without ``threads``; ``None``: all cores, and BLAS as it was found.
+    """
+
+    def __init__(self) -> None:
+        self.cores: Final = _cores()
+        self.default: int | None = None
+        self._blas_limit: int | None = None
+        self._blas_found: list[tuple[Any, int]] = []
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = Lock()
+
+    def limit_blas(self, n: int | None) -> None:
+        """Let BLAS use ``n`` threads, ``None``: as many as it was found with. Costs nothing while ``n`` is the same."""
+        if n != self._blas_limit:
+            self._set_blas(n)
+
+    def _set_blas(self, n: int | None) -> None:
+        with self._lock:
+            if not self._blas_found:
+                from threadpoolctl import ThreadpoolController
+
+                libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+                self._blas_found = [(library, library.num_threads) for library in libraries]
+            for library, found in self._blas_found:
+                library.set_num_threads(found if n is None else n)
+            self._blas_limit = n
+
+    def spread(self, jobs: Sequence[Callable[[], Any]]) -> None:
+        """Do all jobs, the first one in this thread and the others in workers; raises the first error.
+
+        Returns when every job has ended, also after an error.
+        """
+        pool = self._pool or self._start()
+        others = [pool.submit(job) for job in jobs[1:]]
+        try:
+            jobs[0]()
+        finally:
+            errors = [other.exception() for other in others]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def spread_products(self, jobs: Sequence[Callable[[], Any]]) -> None:
+        """`spread` with one thread of BLAS for each job: with more of them the jobs would wait for each other in it."""
+        before = self._blas_limit
+        self.limit_blas(1)
+        try:
+            self.spread(jobs)
+        finally:
+            self.limit_blas(before)
+
+    def _start(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._pool is None:
+                workers = max(1, self.cores - 1)
+                self._pool = ThreadPoolExecutor(workers, "opweave-cpu", _ignore_floating_point_errors)
+            return self._pool
+
+    def _after_fork(self) -> None:
+        # Threads do not survive a fork: a child that submitted to the parent's workers would wait for ever.
+        self._pool = None
+        self._lock = Lock()
+
+
+THREADS: Final = Threads()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=THREADS._after_fork)

@@ -1,0 +1,326 @@
+"""Work in tiles: several passes over a piece that stays in the cache, pieces spread over threads.
+
+A kernel of several passes is a *body*: a function ``body(out, *srcs, *scratch, *stats)`` that makes a few ufunc calls
+into ``out`` and its scratch arrays. Its ``out`` may be its first source. `bind_tiled` gives the call that applies it to
+whole operands. For half types a body sees f32, and each result is rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from itertools import product
+from math import copysign, prod
+from typing import Any, Final
+
+import numpy as np
+
+from opweave.contract import Arg, Call, Step, Stream
+from opweave.dtypes import DType, as_dtype
+from opweave_cpu.threads import THREADS
+
+__all__ = [
+    "LONGEST_ROW", "SPREAD", "SPREAD_PASS", "TILE", "Array", "Body", "Scratch", "at_once", "bind_tiled",
+    "compute_dtype", "constant", "copy_call", "in_turn", "lanes", "most_lanes", "padded", "repeated", "row_sums",
+    "scratch_array", "spread_pass", "tile_cuts", "tile_rows", "tiled_workspace",
+]  # fmt: skip
+
+Array = np.ndarray[Any, Any]
+Body = Callable[..., Any]
+Cut = tuple[Any, ...]
+
+TILE: Final = 1 << 18
+"""Bytes of one operand's tile: a few of them fit the second-level cache, and a pass over one takes many times as long
+as calling it."""
+
+SHARED_TILE: Final = 1 << 19
+"""The same where several threads work: between passes they queue for the interpreter, so passes have to be longer."""
+
+SPREAD: Final = 1 << 22
+"""Bytes of output from which on several passes are spread over threads: waking one costs as much as a smaller piece."""
+
+SPREAD_PASS: Final = 1 << 23
+"""The same for a single pass."""
+
+MOST_LANES: Final = 8
+"""More threads than this would mostly queue for the interpreter."""
+
+_ALIGN: Final = 64
+_F32: Final = as_dtype("f32")
+
+
+def compute_dtype(dtype: DType) -> DType:
+    """f32 for half types, else the type itself."""
+    return _F32 if dtype.is_half else dtype
+
+
+def constant(value: float, dtype: DType) -> Array:
+    """A number as an array without axes, which costs a ufunc call half as much as a Python float. Shared: not to be
+    written. What ``dtype`` cannot hold becomes infinite without a warning."""
+    return _constant(value, copysign(1, value), dtype)  # 0.0 and -0.0 are equal, and not the same
+
+
+@lru_cache(maxsize=1024)
+def _constant(value: float, sign: float, dtype: DType) -> Array:
+    with np.errstate(all="ignore"):
+        return np.array(value, dtype.numpy)
+
+
+def repeated(arg: Arg, shape: Sequence[int]) -> Array:
+    """The operand as an array of ``shape``, by NumPy's rule of broadcasting."""
+    lead = len(shape) - len(arg.shape)
+    strides = [0 if n == 1 else stride for n, stride in zip(arg.shape, arg.strides, strict=True)]
+    assert arg.buffer is not None
+    return arg.buffer.view(arg.offset, arg.dtype, tuple(shape), (0,) * lead + tuple(strides))
+
+
+LONGEST_ROW: Final = 1 << 13
+"""The longest row that BLAS adds up: it keeps a few dozen running sums."""
+
+
+def row_sums(n: int, dtype: Any) -> Callable[[Array, Array], Any]:
+    """``add(x, out)``: the sums along a last axis of ``n`` elements of a NumPy float type, into a last axis of 1."""
+    if n > LONGEST_ROW:
+        return _add_pairwise
+    return partial(_add_by_dot, np.ones(n, dtype))
+
+
+def _add_pairwise(x: Array, out: Array) -> None:
+    np.add.reduce(x, axis=-1, out=out, keepdims=True)
+
+
+def _add_by_dot(ones: Array, x: Array, out: Array) -> None:
+    # The product with ones is as accurate as NumPy's sum, and three times as fast.
+    np.vecdot(x, ones, out[..., 0])
+
+
+def scratch_array(workspace: Arg | None, elements: int, dtype: DType, offset: int = 0) -> Array:
+    """A flat array over the workspace, ``offset`` bytes from its start."""
+    assert workspace is not None
+    assert workspace.buffer is not None
+    return np.ndarray((elements,), dtype.numpy, workspace.buffer.handle, workspace.offset + offset)
+
+
+class Scratch:
+    """Hands out pieces of a workspace, one after the other; ``padded`` bytes each."""
+
+    def __init__(self, workspace: Arg | None) -> None:
+        self._workspace = workspace
+        self._at = 0
+
+    def take(self, shape: Sequence[int], dtype: DType) -> Array:
+        """The next piece as an array."""
+        array = scratch_array(self._workspace, prod(shape), dtype, self._at)
+        self._at += padded(array.nbytes)
+        return array.reshape(tuple(shape))
+
+
+def at_once(jobs: Sequence[Call]) -> Call:
+    """One call that does all of ``jobs``, each in a thread of its own."""
+    return jobs[0] if len(jobs) == 1 else partial(THREADS.spread, jobs)
+
+
+def in_turn(calls: Sequence[Call]) -> Call:
+    """One call that makes all of ``calls``."""
+    return calls[0] if len(calls) == 1 else partial(_call_all, tuple(calls))
+
+
+def _call_all(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
+
+
+# --- one pass -------------------------------------------------------------------------------------------------------
+
+
+def spread_pass(stream: Stream, ufunc: Callable[..., Any], out: Array, srcs: Sequence[Array]) -> Call:
+    """The call ``ufunc(*srcs, out=out)`` in one piece for each thread of the stream."""
+    count = lanes(stream)
+    if out.ndim > 1 and _all_dense(out, *srcs):
+        out, srcs = out.reshape(-1), [s.reshape(-1) for s in srcs]
+    if count < 2 or not out.ndim or len(out) < count:
+        return partial(ufunc, *srcs, out=out)
+    edges = [len(out) * i // count for i in range(count + 1)]
+    pieces = [slice(edges[i], edges[i + 1]) for i in range(count)]
+    return partial(THREADS.spread, [partial(ufunc, *(s[p] for s in srcs), out=out[p]) for p in pieces])
+
+
+def copy_call(stream: Stream, out: Array, x: Array) -> Call:
+    """The call that copies ``x`` to ``out``, converting where the types differ."""
+    if out.nbytes >= SPREAD_PASS:
+        return spread_pass(stream, _copy, out, [x])
+    return partial(np.copyto, out, x, "unsafe")
+
+
+def _copy(x: Array, out: Array) -> None:
+    np.copyto(out, x, "unsafe")
+
+
+def lanes(stream: Stream) -> int:
+    """How many threads share big work of the stream."""
+    return min(getattr(stream, "threads", 1), THREADS.cores, MOST_LANES)
+
+
+def _all_dense(*arrays: Array) -> bool:
+    return all(a.flags.c_contiguous for a in arrays)
+
+
+# --- several passes -------------------------------------------------------------------------------------------------
+
+
+def tiled_workspace(step: Step, scratch: int = 0, stats: int = 0, *, by_rows: bool = False) -> int:
+    """Scratch bytes of a kernel that `bind_tiled` binds with equal arguments."""
+    out = step.out
+    dtype = compute_dtype(out.dtype)
+    row = out.shape[-1] if by_rows else 1
+    rows = tile_rows(out.size, row, dtype)
+    lane = _lane_bytes(scratch + out.dtype.is_half, stats, rows, row, dtype)
+    return lane * most_lanes(out.size, dtype)
+
+
+def tile_rows(size: int, row: int, dtype: DType) -> int:
+    """Rows of the largest tile: as many as fit, at least one."""
+    tile = SHARED_TILE if size * dtype.itemsize >= SPREAD else TILE
+    return min(size // row, max(1, tile // (dtype.itemsize * row)))
+
+
+def most_lanes(size: int, dtype: DType) -> int:
+    """Threads that may share the passes over an output of ``size`` elements, computed in ``dtype``."""
+    return min(THREADS.cores, MOST_LANES) if size * dtype.itemsize >= SPREAD else 1
+
+
+def _lane_bytes(scratch: int, stats: int, rows: int, row: int, dtype: DType) -> int:
+    return scratch * padded(rows * row * dtype.itemsize) + stats * padded(rows * dtype.itemsize)
+
+
+def padded(nbytes: int) -> int:
+    """Bytes up to the next aligned place."""
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+def bind_tiled(
+    stream: Stream,
+    body: Body,
+    out: Array,
+    srcs: Sequence[Array],
+    dtype: DType,
+    workspace: Arg | None,
+    scratch: int = 0,
+    stats: int = 0,
+    *,
+    by_rows: bool = False,
+) -> Call:
+    """The call that applies ``body`` to operands of one shape (axes may be repeated by stride 0).
+
+    Args:
+        dtype: in which ``body`` computes. If ``out`` has another type, ``body`` works on a converted copy.
+        workspace: at least `tiled_workspace` bytes.
+        scratch: how many arrays of the tile's shape ``body`` gets behind its sources.
+        stats: how many arrays of one element a row it gets behind those, of the tile's shape but for a last axis of 1.
+        by_rows: a tile holds whole rows (of the last axis), because ``body`` reduces over them.
+    """
+    size = out.size
+    row = out.shape[-1] if by_rows else 1
+    rows = tile_rows(size, row, dtype)
+    convert = out.dtype != dtype.numpy
+    arrays = scratch + convert
+    if rows * row == size:
+        return _one_tile(body, out, srcs, workspace, arrays, stats, dtype, convert)
+    if out.ndim > 1 and _all_dense(out, *srcs):
+        shape = (-1, row) if by_rows else (-1,)
+        out, srcs = out.reshape(shape), [s.reshape(shape) for s in srcs]
+    cuts = tile_cuts(out.shape, rows, keep_last=by_rows)
+    count = min(lanes(stream), most_lanes(size, dtype), len(cuts))
+    edges = [len(cuts) * i // count for i in range(count + 1)]
+    bytes_per_lane = _lane_bytes(arrays, stats, rows, row, dtype)
+    jobs = []
+    for i in range(count):
+        room, marks = _lane(workspace, i * bytes_per_lane, arrays, stats, rows, row, dtype)
+        jobs.append(partial(_run_tiles, body, out, srcs, room, marks, convert, cuts[edges[i] : edges[i + 1]]))
+    return jobs[0] if count == 1 else partial(THREADS.spread, jobs)
+
+
+def _one_tile(
+    body: Body,
+    out: Array,
+    srcs: Sequence[Array],
+    workspace: Arg | None,
+    scratch: int,
+    stats: int,
+    dtype: DType,
+    convert: bool,
+) -> Call:
+    """The call of ``body`` on operands that are one tile, as most are in small graphs."""
+    if not scratch and not stats:
+        return partial(body, out, *srcs)
+    assert workspace is not None
+    assert workspace.buffer is not None
+    at, handle, arrays = workspace.offset, workspace.buffer.handle, []
+    for shape in [out.shape] * scratch + [(*out.shape[:-1], 1)] * stats:
+        arrays.append(np.ndarray(shape, dtype.numpy, handle, at))
+        at += padded(arrays[-1].nbytes)
+    if convert:
+        return partial(_convert_and_run, body, out, *srcs, *arrays[1:], work=arrays[0])
+    return partial(body, out, *srcs, *arrays)
+
+
+def _lane(
+    workspace: Arg | None, at: int, scratch: int, stats: int, rows: int, row: int, dtype: DType
+) -> tuple[list[Array], list[Array]]:
+    """The scratch arrays of one thread, flat: those of a tile's size, and those of one element a row."""
+    room, marks = [], []
+    for _ in range(scratch):
+        room.append(scratch_array(workspace, rows * row, dtype, at))
+        at += padded(rows * row * dtype.itemsize)
+    for _ in range(stats):
+        marks.append(scratch_array(workspace, rows, dtype, at))
+        at += padded(rows * dtype.itemsize)
+    return room, marks
+
+
+def _tile_call(
+    body: Body, out: Array, srcs: Sequence[Array], room: Sequence[Array], marks: Sequence[Array], convert: bool
+) -> Call:
+    """The call of ``body`` on one tile, in scratch arrays of its shape."""
+    size, shape = out.size, out.shape
+    arrays = [t[:size].reshape(shape) for t in room]  # the last tile may be smaller
+    if marks:
+        arrays += [t[: size // shape[-1]].reshape(*shape[:-1], 1) for t in marks]
+    if convert:
+        return partial(_convert_and_run, body, out, *srcs, *arrays[1:], work=arrays[0])
+    return partial(body, out, *srcs, *arrays)
+
+
+def _convert_and_run(body: Body, out: Array, x: Array, *rest: Array, work: Array) -> None:
+    work[...] = x
+    body(work, work, *rest)
+    out[...] = work
+
+
+def _run_tiles(
+    body: Body,
+    out: Array,
+    srcs: Sequence[Array],
+    room: Sequence[Array],
+    marks: Sequence[Array],
+    convert: bool,
+    cuts: Sequence[Cut],
+) -> None:
+    for cut in cuts:
+        _tile_call(body, out[cut], [s[cut] for s in srcs], room, marks, convert)()
+
+
+def tile_cuts(shape: Sequence[int], rows: int, *, keep_last: bool) -> list[Cut]:
+    """Windows of at most ``rows`` rows that cover ``shape``. A row is a last axis that is kept, else an element."""
+    axis = len(shape) - keep_last
+    if prod(shape[:axis]) <= rows:
+        return [(...,)]  # not (): that would make a scalar of an array without axes
+    # Axes that fit as a whole are kept; the one before them is cut, and those before that are walked one by one.
+    inner = 1
+    while inner * shape[axis - 1] <= rows:
+        axis -= 1
+        inner *= shape[axis]
+    step = max(1, rows // inner)
+    pieces = [slice(i, i + step) for i in range(0, shape[axis - 1], step)]
+    outer = [[slice(i, i + 1) for i in range(n)] for n in shape[: axis - 1]]
+    return list(product(*outer, pieces))
