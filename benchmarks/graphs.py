@@ -1,0 +1,174 @@
+"""What planning is measured on: chains, diamonds, U's and transformers of any number of nodes, one device and three.
+
+Leaves are new in each call, so that nothing is remembered from one call to the next. Values have ``rows`` rows and
+``columns`` columns of f32; ``place`` says on which device the weights of each part of the graph lie.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+import opweave as ow
+from opweave_cpu.device import IsolatedCpuDevice
+
+__all__ = ["GRAPHS", "Built", "Place", "chain", "configurations", "diamond", "transformer", "u"]
+
+Place = Callable[[float], Any]
+"""How far into the graph (0 .. 1) -> the device for weights there, or ``None``."""
+
+_NAMES: Final = count()
+
+
+def _nowhere(share: float) -> None:
+    return None
+
+
+def configurations() -> dict[int, tuple[list[ow.Device], Place]]:
+    """Number of devices -> the devices and where weights lie.
+
+    One is ``cpu``, with weights that are placed nowhere; three are CPU devices with separate memories, with a third of
+    the weights on each.
+    """
+    os.environ.pop("OPWEAVE_CPU_DEVICES", None)  # or `cpu` would be three devices already
+    one = [ow.device("cpu")]
+    three = [ow.register_device(IsolatedCpuDevice(n), "cpu") for n in range(3)]
+    return {1: (one, _nowhere), 3: (three, lambda share: three[int(share * 3)])}
+
+
+class Built(NamedTuple):
+    """A graph to be planned.
+
+    Attributes:
+        output: what is computed.
+        again: makes the same output again by the same calls over the same leaves.
+        feeds: input name -> array.
+    """
+
+    output: ow.Tensor
+    again: Callable[[], ow.Tensor]
+    feeds: dict[str, np.ndarray[Any, Any]]
+
+
+def _input(shape: tuple[int, ...]) -> tuple[ow.Tensor, dict[str, np.ndarray[Any, Any]]]:
+    x = ow.input(f"x{next(_NAMES)}", shape)
+    return x, {x.name: np.full(shape, 0.5, np.float32)}
+
+
+def _weights(arrays: Sequence[np.ndarray[Any, Any]], place: Place) -> list[ow.Tensor]:
+    """One leaf for each array, the k-th of n on ``place(k / n)``."""
+    where: dict[Any, dict[str, np.ndarray[Any, Any]]] = {}
+    for k, array in enumerate(arrays):
+        where.setdefault(place(k / len(arrays)), {})[str(k)] = array
+    leaves: dict[str, ow.Tensor] = {}
+    for device, group in where.items():
+        leaves.update(ow.weights(group, device=device))
+    return [leaves[str(k)] for k in range(len(arrays))]
+
+
+def chain(nodes: int, rows: int = 4, columns: int = 4, place: Place = _nowhere) -> Built:
+    """``x + w + w + ...``; the weights are those of tenths of the chain."""
+    x, feeds = _input((rows, columns))
+    weights = _weights([np.full((rows, columns), 1e-3, np.float32)] * 10, place)
+
+    def build() -> ow.Tensor:
+        h = x
+        for i in range(nodes):
+            h = h + weights[i * len(weights) // nodes]
+        return h
+
+    return Built(build(), build, feeds)
+
+
+def diamond(nodes: int, rows: int = 4, columns: int = 4, place: Place = _nowhere) -> Built:
+    """Each value is read by two branches of one and two nodes that meet again."""
+    x, feeds = _input((rows, columns))
+    weights = _weights([np.full((rows, columns), 1e-3, np.float32)] * 10, place)
+    blocks = max(1, nodes // 4)
+
+    def build() -> ow.Tensor:
+        h = x
+        for i in range(blocks):
+            w = weights[i * len(weights) // blocks]
+            h = ow.relu(h) + ow.tanh(h * w)
+        return h
+
+    return Built(build(), build, feeds)
+
+
+def u(nodes: int, rows: int = 4, columns: int = 8, place: Place = _nowhere) -> Built:
+    """A U with skips: each block on the way down is kept for the block of its level on the way up.
+
+    Four levels; each has half the columns of the level above it. A block down is ``silu(linear)`` (2 nodes), a block up
+    ``silu(linear(concat(h, skip)))`` (3 nodes), as in diffusion models.
+    """
+    x, feeds = _input((rows, columns))
+    levels = [max(1, columns >> k) for k in range(4)]
+    per_level = max(1, nodes // 20)
+    widths = [level for level in levels for _ in range(per_level)]
+    before = [columns, *widths]
+    down = [np.full((n, m), 1e-2, np.float32) for m, n in zip(before[:-1], widths, strict=True)]
+    up = [
+        np.full((m, n + w), 1e-2, np.float32)
+        for m, n, w in zip(reversed(before[:-1]), reversed(before[1:]), reversed(widths), strict=True)
+    ]
+    weights = _weights(_shared(down + up), place)
+
+    def build() -> ow.Tensor:
+        h, skips = x, []
+        for w in weights[: len(down)]:
+            h = ow.silu(ow.linear(h, w))
+            skips.append(h)
+        for w in weights[len(down) :]:
+            h = ow.silu(ow.linear(ow.concat([h, skips.pop()], axis=-1), w))
+        return h
+
+    return Built(build(), build, feeds)
+
+
+def transformer(nodes: int, rows: int = 4, columns: int = 16, heads: int = 2, place: Place = _nowhere) -> Built:
+    """Decoder layers as in today's language models: RMS norms, attention, a gated MLP; 25 nodes, 8 of them views."""
+    x, feeds = _input((rows, columns))
+    layers, hidden, head = max(1, nodes // 25), 2 * columns, columns // heads
+    square = np.full((columns, columns), 1e-2, np.float32)
+    tall, wide = np.full((hidden, columns), 1e-2, np.float32), np.full((columns, hidden), 1e-2, np.float32)
+    norm = np.ones(columns, np.float32)
+    layer = [norm, square, square, square, square, norm, tall, tall, wide]
+    weights = _weights(_shared(layer * layers), place)
+
+    def split(h: ow.Tensor) -> ow.Tensor:
+        return h.reshape(rows, heads, head).transpose(1, 0, 2)
+
+    def build() -> ow.Tensor:
+        h = x
+        for i in range(layers):
+            n1, wq, wk, wv, wo, n2, wg, wu, wd = weights[9 * i : 9 * i + 9]
+            y = ow.rms_norm(h, n1)
+            q, k, v = (split(ow.linear(y, w)) for w in (wq, wk, wv))
+            scores = ow.softmax(q @ k.swapaxes(1, 2), scale=head**-0.5)
+            mixed = (scores @ v).transpose(1, 0, 2).contiguous().reshape(rows, columns)
+            h = h + ow.linear(mixed, wo)
+            y = ow.rms_norm(h, n2)
+            h = h + ow.linear(ow.silu(ow.linear(y, wg)) * ow.linear(y, wu), wd)
+        return h
+
+    return Built(build(), build, feeds)
+
+
+def _shared(arrays: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+    """The same arrays, one for each shape: a hundred thousand leaves need no bytes of their own to be planned with."""
+    one: dict[tuple[int, ...], np.ndarray[Any, Any]] = {}
+    return [one.setdefault(a.shape, a) for a in arrays]
+
+
+GRAPHS: Final[dict[str, Callable[..., Built]]] = {
+    "chain": chain,
+    "diamond": diamond,
+    "u": u,
+    "transformer": transformer,
+}
+"""Name -> ``(nodes, rows, columns, place=...)``."""
