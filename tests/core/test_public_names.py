@@ -1,0 +1,76 @@
+"""The public names, frozen: adding or removing one is a decision, made here."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+import pytest
+
+import opweave
+import opweave.contract
+
+NAMES = """
+    DTYPES
+    AllocationError Arg Backend Blocks BoundsError Broken Buffer BufferType Cancelled DType DTypeError Device
+    DeviceLostError ExecutionError Function Graph Group HazardError Incompatible KernelTable Kind LayoutError
+    LifetimeError MemorySpace NameConflict OpDef OpweaveError Placement PluginError PluginRecord Program Registry
+    Scheduler SchedulerError ShapeError Spec Step Stream Tensor Unavailable UnknownNameError UnsupportedOpError Usage
+    Weights
+    abs accumulate add add_expert add_region arange argmax argsort as_dtype assign attention avg_pool1d avg_pool2d
+    backend backends best_device broadcast_to cast causal_conv1d ceil clamp compile concat constant contiguous conv1d
+    conv2d conv3d conv_transpose1d conv_transpose2d copy cos count_equal cumsum custom default_devices define_op device
+    devices diag diag_embed diagonal div elu embedding exp expand_dims expert_linear expm1 flatten flip floor
+    from_dlpack full geglu gelu gelu_quick gelu_tanh group_norm hardsigmoid hardswish hookimpl im2col index_add
+    index_copy input interpolate l2_norm layer_norm leaky_relu linear load load_all load_all_from_path log log1p
+    log_softmax matmul max max_pool1d max_pool2d maximum mean min minimum mul neg open_device outer pad place plugins
+    pow prod read reciprocal register register_device reglu relu repeat reshape rms_norm roll rope round rsqrt scale
+    selective_scan set_region sigmoid sign silu sin softmax softplus split sqrt square squeeze state step sub sum
+    swapaxes swiglu swiglu_oai take_along_axis tanh tile timestep_embedding top_k transpose tril triu trunc unload var
+    weights where write
+""".split()  # noqa: SIM905 - sixty lines shorter
+
+CONTRACT_NAMES = """
+    HOST_SPACE
+    AbortCallback Arg Backend Buffer BufferType Call Caps Device DeviceProps Event Features Group Kind MemorySpace
+    MultiBuffer Plan SetThreads SplitBuffers Step StepError Stream Usage
+    mapped pointwise_groups
+""".split()  # noqa: SIM905
+
+MODULES = [(opweave, NAMES), (opweave.contract, CONTRACT_NAMES)]
+
+
+@pytest.mark.parametrize(("module", "names"), MODULES, ids=lambda v: getattr(v, "__name__", ""))
+def test_the_public_names_are_these(module: ModuleType, names: list[str]):
+    assert list(module.__all__) == names, "constants first, then classes, then functions; each in order of the alphabet"
+    missing = [name for name in names if not hasattr(module, name)]
+    assert not missing
+
+
+def test_no_public_name_is_also_a_module():
+    # `opweave.scale` the function would hide `opweave.scale` the module, or the other way round, by order of import.
+    modules = {info.name for info in pkgutil.iter_modules(opweave.__path__)}
+    assert {"tensor", "registry"} <= modules
+    assert not modules & set(opweave.__all__)
+    for name in opweave.__all__:
+        assert not isinstance(getattr(opweave, name), ModuleType)
+
+
+def test_names_of_the_contract_mean_one_thing():
+    for name in set(opweave.__all__) & set(opweave.contract.__all__):
+        assert getattr(opweave, name) is getattr(opweave.contract, name)
+
+
+@pytest.mark.parametrize("room", ["errors", "dtypes", "kernels", "host", "storage", "conformance"])
+def test_modules_for_authors_say_what_is_public(room: str):
+    module = importlib.import_module(f"opweave.{room}")
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+    assert not [name for name in module.__all__ if name.startswith("_")]
+
+
+def test_every_public_function_and_class_is_documented():
+    for name in opweave.__all__:
+        value = getattr(opweave, name)
+        if callable(value):
+            assert value.__doc__, name

@@ -1,0 +1,117 @@
+"""How many threads work, and that work in several threads is the same work."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info
+
+from opweave.errors import PluginError
+from opweave_cpu import CpuBackend, CpuDevice
+from opweave_cpu.device import CpuStream
+from opweave_cpu.threads import THREADS
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    yield
+    THREADS.default = None
+    THREADS.limit_blas(None)
+
+
+def blas_threads() -> int:
+    return max(info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas")
+
+
+def run_nothing(stream: CpuStream) -> None:
+    stream.compile([]).run()
+
+
+def test_a_stream_limits_blas_while_it_runs(device: CpuDevice) -> None:
+    found = blas_threads()
+    run_nothing(device.open(threads=1))  # type: ignore[arg-type]
+    assert blas_threads() == 1
+    run_nothing(device.open())  # type: ignore[arg-type]
+    assert blas_threads() == found
+
+
+def test_backend_sets_the_threads_of_streams_without_their_own(device: CpuDevice) -> None:
+    plain, own = device.open(), device.open(threads=2)
+    assert isinstance(plain, CpuStream)
+    assert isinstance(own, CpuStream)
+    CpuBackend().set_threads(1)
+    assert (plain.threads, own.threads) == (1, 2)
+    run_nothing(plain)
+    assert blas_threads() == 1
+    CpuBackend().set_threads(None)
+    assert plain.threads == THREADS.cores
+
+
+def test_parameters_may_come_out_of_a_name(device: CpuDevice) -> None:
+    stream = device.open(threads="2")
+    assert isinstance(stream, CpuStream)
+    assert stream.threads == 2
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.5, "many", True])
+def test_bad_numbers_of_threads_are_refused(device: CpuDevice, threads: Any) -> None:
+    with pytest.raises(PluginError, match="positive whole number"):
+        device.open(threads=threads)
+    with pytest.raises(PluginError, match="positive whole number"):
+        CpuBackend().set_threads(threads)
+
+
+def test_unknown_parameters_are_refused(device: CpuDevice) -> None:
+    with pytest.raises(TypeError, match="colour"):
+        device.open(colour="red")
+
+
+@pytest.mark.parametrize("op", ["add", "relu", "exp"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_big_passes_give_the_same_in_any_number_of_threads(
+    device: CpuDevice, apply: Callable[..., Array], monkeypatch: pytest.MonkeyPatch, op: str, dtype: Any
+) -> None:
+    monkeypatch.setattr(THREADS, "cores", 3)
+    x = np.random.default_rng(0).standard_normal((2100, 2101)).astype(dtype)
+    srcs = [x, x] if op == "add" else [x]
+    one, three = (apply(op, x, *srcs, stream=device.open(threads=n)) for n in (1, 3))
+    np.testing.assert_array_equal(one, three)
+
+
+def test_an_error_in_a_worker_reaches_the_caller_after_all_have_ended() -> None:
+    ended = []
+
+    def fail() -> None:
+        raise ValueError("here")
+
+    with pytest.raises(ValueError, match="here"):
+        THREADS.spread([lambda: ended.append(0), fail, lambda: ended.append(2)])
+    assert ended == [0, 2]
+
+
+def test_workers_do_not_warn() -> None:
+    x, out = np.zeros(4, np.float32), np.empty(4, np.float32)
+    with np.errstate(all="ignore"):
+        THREADS.spread([lambda: None, lambda: np.divide(x, x, out)])
+    assert np.isnan(out).all()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_computes_with_workers_of_its_own() -> None:
+    code = """
+import os
+from opweave_cpu.threads import THREADS
+THREADS.spread([lambda: None] * 2)
+if (child := os.fork()) == 0:
+    THREADS.spread([lambda: None] * 2)
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.strip() == "7"

@@ -1,0 +1,97 @@
+"""What kernels do where the reference and other devices could differ: sizes of products, ties, indices out of range."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from opweave.contract import Arg, Step
+from opweave.dtypes import as_dtype
+
+
+def bound(device, array):
+    """An operand with the values of ``array``, behind 256 bytes of something else."""
+    buffer = device.alloc(256 + array.nbytes)
+    buffer.upload(256, np.ascontiguousarray(array))
+    return Arg(buffer, 256, as_dtype(array.dtype), array.shape, array.strides)
+
+
+def read(arg):
+    return arg.buffer.read(arg.offset).view(arg.dtype.numpy)[: arg.size].reshape(arg.shape)
+
+
+def run(stream, op, out, *arrays, **attrs):
+    target = bound(stream.device, out)
+    stream.run([Step(op, target, tuple(bound(stream.device, a) for a in arrays), attrs)])
+    stream.synchronize()
+    return read(target)
+
+
+def floats(*shape):
+    return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("tiled", [False, True], ids=["panel", "tile"])
+@pytest.mark.parametrize(
+    ("m", "k", "n"), [(1, 1, 1), (5, 1, 17), (5, 300, 16), (127, 257, 33), (129, 513, 65), (520, 40, 20)]
+)
+def test_products_of_odd_sizes(stream, monkeypatch, tiled, m, k, n):
+    monkeypatch.setattr(stream.target, "tuning", stream.target.tuning._replace(tiled=tiled))
+    a, b = floats(m, k), floats(k, n)
+    got = run(stream, "matmul", np.zeros((m, n), np.float32), a, b)
+    np.testing.assert_allclose(got, a.astype(np.float64) @ b, rtol=1e-4, atol=1e-4)
+    bias = floats(n)
+    got = run(stream, "linear", np.zeros((m, n), np.float32), a, np.ascontiguousarray(b.T), bias)
+    np.testing.assert_allclose(got, a.astype(np.float64) @ b + bias, rtol=1e-4, atol=1e-4)
+
+
+def test_a_long_sum_keeps_small_addends(stream):
+    x = np.full(1 << 22, 0.1, np.float32)
+    got = run(stream, "sum", np.zeros((), np.float32), x, axes=(0,))
+    assert got == pytest.approx(x.astype(np.float64).sum(), rel=2e-5)
+
+
+def test_max_propagates_nan(stream):
+    x = floats(4, 100)
+    x[1, 50] = x[2, 99] = np.nan
+    got = run(stream, "max", np.zeros(4, np.float32), x, axes=(1,))
+    np.testing.assert_array_equal(got, x.max(1))
+
+
+def test_argmax_takes_the_first_of_equals_and_nan_as_the_largest(stream):
+    x = np.array([[1, 3, 3, 2], [np.inf, np.nan, np.nan, 0], [-np.inf] * 4], np.float32)
+    got = run(stream, "argmax", np.zeros(3, np.int64), x, axis=1)
+    assert got.tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_embedding_gives_zeros_for_rows_that_do_not_exist(stream, index):
+    table = floats(5, 7)
+    got = run(stream, "embedding", np.ones((4, 7), np.float32), table, np.array([4, -1, 5, 0], index))
+    np.testing.assert_array_equal(got[[0, 3]], table[[4, 0]])
+    assert not got[[1, 2]].any()
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_index_copy_leaves_out_rows_that_do_not_exist(stream, index):
+    state, rows = floats(5, 7), floats(4, 7) + 10
+    got = run(stream, "index_copy", state, np.array([4, -1, 5, 0], index), rows)
+    state[[4, 0]] = rows[[0, 3]]
+    np.testing.assert_array_equal(got, state)
+
+
+def test_of_equal_indices_the_last_row_is_kept(stream):
+    rows = floats(300, 3)
+    got = run(stream, "index_copy", np.zeros((2, 3), np.float32), np.ones(300, np.int64), rows)
+    np.testing.assert_array_equal(got, [[0, 0, 0], rows[-1]])
+
+
+def test_softmax_of_large_logits(stream):
+    x = np.array([[1e4, 1e4 - 1, -1e4]], np.float32)
+    got = run(stream, "softmax", np.zeros((1, 3), np.float32), x, scale=1.0)
+    np.testing.assert_allclose(got, [[1 / (1 + np.exp(-1)), np.exp(-1) / (1 + np.exp(-1)), 0]], rtol=1e-6)
+
+
+def test_an_unsupported_dtype_is_refused_by_name(device):
+    half = Arg(None, 0, as_dtype("f16"), (4,), (2,))
+    assert device.why_not(Step("add", half, (half, half), {})) == "the output is f16, not f32"
