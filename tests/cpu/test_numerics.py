@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import opweave as ow
 from opweave.contract import Arg, Step
 from opweave.dtypes import as_dtype
 from opweave.errors import BoundsError
@@ -274,3 +275,12 @@ def test_nothing_is_written_where_an_index_is_outside(device: CpuDevice) -> None
     with pytest.raises(Exception, match="index -1"):
         device.open().run([step])
     assert not state.read().any()
+
+
+@pytest.mark.parametrize("shape", [(300, 700), (3, 257, 401), (2048, 1100)], ids=str)
+@pytest.mark.parametrize("dtype", ["f32", "u8", "f64"])
+def test_big_transposing_copies_move_every_element(shape, dtype):
+    x = np.arange(np.prod(shape)).reshape(shape).astype(ow.as_dtype(dtype).numpy)
+    tensor = ow.input("x", shape, dtype)
+    run = ow.compile(ow.contiguous(tensor.transpose()), devices=["cpu"])
+    np.testing.assert_array_equal(run(x), x.T)

@@ -37,6 +37,12 @@ length, but along the innermost axis only.)"""
 NARROW: Final = 1 << 12
 """Bytes: rows shorter than this are added many at a time, since a pass over one takes little longer than calling it."""
 
+COLUMNS_PASS: Final = 4 * SPREAD_PASS
+"""Bytes from which reductions of columns are spread over threads."""
+
+FEW_BYTES: Final = 1 << 18
+"""Partial results up to this size are kept beside a call, one for each thread."""
+
 FEW: Final = 64
 """So many partial sums are added up in f32 too."""
 
@@ -119,8 +125,16 @@ def _reduce(stream: Stream, ufunc: Any, x: Array, axes: tuple[int, ...], out: Ar
         return in_turn([at_once(jobs), partial(ufunc.reduce, partials, 0, None, out)])
     # The outermost axis that there is enough of: its pieces lie far apart.
     axis = next((i for i in kept if x.shape[i] >= count), None)
-    if axis is None:
-        return whole
+    far = max(axes, key=lambda i: x.strides[i])
+    if axis is None or x.strides[axis] < x.strides[far]:
+        # Columns: pieces of their rows would be short. What is reduced is cut instead, and reduced once more; NumPy's
+        # one pass over rows is so fast that this pays only beyond what caches hold.
+        if x.shape[far] < count or count * out.nbytes > FEW_BYTES or x.nbytes < COLUMNS_PASS:
+            return whole
+        pieces = _pieces(x.shape[far], count)
+        halves = np.empty((len(pieces), *out.shape), out.dtype)
+        jobs = [partial(ufunc.reduce, x[_at(far, p)], axes, dtype, halves[i, ...]) for i, p in enumerate(pieces)]
+        return in_turn([at_once(jobs), partial(ufunc.reduce, halves, 0, None, out)])
     place, pieces = kept.index(axis), _pieces(x.shape[axis], count)
     return at_once([partial(ufunc.reduce, x[_at(axis, p)], axes, dtype, out[_at(place, p)]) for p in pieces])
 
