@@ -58,7 +58,7 @@ class DType:
         return self.kind == "f" and self.itemsize == 2
 
     def row_bytes(self, n: int) -> int:
-        """Bytes of ``n`` consecutive elements; raises `LayoutError`-worthy remainders to the caller's check."""
+        """Bytes of ``n`` consecutive elements; ``n`` is a multiple of the block."""
         return n // self.block * self.itemsize
 
     def __repr__(self) -> str:

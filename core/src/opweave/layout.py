@@ -248,13 +248,9 @@ def slice_window(shape: Shape, strides: Strides, offset: int, key: Any, dtype: D
         if not -length <= i < length:
             raise BoundsError(f"index {i} is out of range for axis {axis - 1} of length {length}")
         offset += i % length * stride
-    if dtype.block > 1 and key_ends_with_new_axis(keys):
+    if dtype.block > 1 and keys and keys[-1] is None:
         raise LayoutError(f"a new last axis would cut the blocks of {dtype}")
     return tuple(out_shape), tuple(out_strides), offset
-
-
-def key_ends_with_new_axis(keys: list[Any]) -> bool:
-    return bool(keys) and keys[-1] is None
 
 
 _BYTE: Final = DType("byte", "u", "u1", 0)

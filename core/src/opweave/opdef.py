@@ -5,7 +5,7 @@ The tensor's operators dispatch into this table by name, which is how ``tensor.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave.errors import UnknownNameError
@@ -121,6 +121,3 @@ def build(name: str, *args: Any, **kwargs: Any) -> Tensor:
     if builder is None:
         raise UnknownNameError("builder for the operation", name, [n for n, op in OPS.items() if op.build])
     return builder(*args, **kwargs)
-
-
-Attrs = Mapping[str, Any]

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from opweave.contract import Arg, Call, Stream
 from opweave.dtypes import DType
 from opweave_cpu.threads import THREADS
-from opweave_cpu.tiles import MOST_LANES, Array, padded, scratch_array, tile_cuts
+from opweave_cpu.tiles import MOST_LANES, Array, padded, scratch_array, shares, tile_cuts
 
 __all__ = [
     "Cut", "Room", "Rooms", "at", "bind_lanes", "cuts_of", "full_cuts", "is_blas_matrix", "lane_count", "overlap",
@@ -71,8 +71,7 @@ def bind_lanes(
 ) -> Call:
     """The call that has ``run(some jobs, the arrays of the lane)`` do all of them."""
     count = min(getattr(stream, "threads", 1), rooms.lanes, len(jobs))
-    edges = [len(jobs) * i // count for i in range(count + 1)]
-    lanes = [partial(run, jobs[edges[i] : edges[i + 1]], rooms.own(workspace, i)) for i in range(count)]
+    lanes = [partial(run, jobs[mine], rooms.own(workspace, i)) for i, mine in enumerate(shares(len(jobs), count))]
     return lanes[0] if count == 1 else partial(THREADS.spread_products, lanes)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from itertools import product
+from itertools import pairwise, product
 from math import copysign, prod
 from typing import Any, Final
 
@@ -115,6 +115,12 @@ class Scratch:
         return array.reshape(tuple(shape))
 
 
+def shares(n: int, count: int) -> list[slice]:
+    """``range(n)`` cut into ``count`` pieces of nearly one length, without empty ones."""
+    edges = [n * i // count for i in range(count + 1)]
+    return [slice(a, b) for a, b in pairwise(edges) if a < b]
+
+
 def at_once(jobs: Sequence[Call]) -> Call:
     """One call that does all of ``jobs``, each in a thread of its own."""
     return jobs[0] if len(jobs) == 1 else partial(THREADS.spread, jobs)
@@ -140,9 +146,7 @@ def spread_pass(stream: Stream, ufunc: Callable[..., Any], out: Array, srcs: Seq
         out, srcs = out.reshape(-1), [s.reshape(-1) for s in srcs]
     if count < 2 or not out.ndim or len(out) < count:
         return partial(ufunc, *srcs, out=out)
-    edges = [len(out) * i // count for i in range(count + 1)]
-    pieces = [slice(edges[i], edges[i + 1]) for i in range(count)]
-    return partial(THREADS.spread, [partial(ufunc, *(s[p] for s in srcs), out=out[p]) for p in pieces])
+    return at_once([partial(ufunc, *(s[p] for s in srcs), out=out[p]) for p in shares(len(out), count)])
 
 
 def copy_call(stream: Stream, out: Array, x: Array) -> Call:
@@ -231,13 +235,12 @@ def bind_tiled(
         out, srcs = out.reshape(shape), [s.reshape(shape) for s in srcs]
     cuts = tile_cuts(out.shape, rows, keep_last=by_rows)
     count = min(lanes(stream), most_lanes(size, dtype), len(cuts))
-    edges = [len(cuts) * i // count for i in range(count + 1)]
     bytes_per_lane = _lane_bytes(arrays, stats, rows, row, dtype)
     jobs = []
-    for i in range(count):
+    for i, mine in enumerate(shares(len(cuts), count)):
         room, marks = _lane(workspace, i * bytes_per_lane, arrays, stats, rows, row, dtype)
-        jobs.append(partial(_run_tiles, body, out, srcs, room, marks, convert, cuts[edges[i] : edges[i + 1]]))
-    return jobs[0] if count == 1 else partial(THREADS.spread, jobs)
+        jobs.append(partial(_run_tiles, body, out, srcs, room, marks, convert, cuts[mine]))
+    return at_once(jobs)
 
 
 def _one_tile(

@@ -23,6 +23,7 @@ from opweave_cpu.tiles import (
     padded,
     repeated,
     row_sums,
+    shares,
     tile_cuts,
     tile_rows,
     tiled_workspace,
@@ -210,11 +211,11 @@ def group_norm(
     count = min(lanes(stream), most_lanes(out.size, dtype), len(cuts))
     scratch, jobs = Scratch(workspace), []
     numbers = constant(1 / row, dtype), constant(eps, dtype)
-    for i in range(count):
+    for mine in shares(len(cuts), count):
         stat = scratch.take((rows,), dtype)
         room = None if works_in_place else scratch.take((rows * row,), dtype)
         pieces = []
-        for cut in cuts[len(cuts) * i // count : len(cuts) * (i + 1) // count]:
+        for cut in cuts[mine]:
             some = target[cut]
             work = some if room is None else room[: some.size].reshape(some.shape)
             marks = stat[: some.size // row].reshape(*some.shape[:2], *[1] * (some.ndim - 2))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +25,7 @@ from opweave_cpu.tiles import (
     most_lanes,
     padded,
     row_sums,
+    shares,
     tile_cuts,
     tile_rows,
 )
@@ -99,11 +99,6 @@ def _views(x: Arg, out: Arg, dims: Sequence[_Dim]) -> tuple[Array, Array, tuple[
     return source, target, tuple([i for i, d in enumerate(dims) if d.target is None])
 
 
-def _pieces(n: int, count: int) -> list[slice]:
-    edges = [n * i // count for i in range(count + 1)]
-    return [slice(a, b) for a, b in pairwise(edges) if a < b]
-
-
 def _at(axis: int, piece: slice) -> tuple[slice, ...]:
     return (*[slice(None)] * axis, piece)
 
@@ -119,7 +114,7 @@ def _reduce(stream: Stream, ufunc: Any, x: Array, axes: tuple[int, ...], out: Ar
         return whole
     kept = [i for i in range(x.ndim) if i not in axes]
     if not kept:
-        pieces = _pieces(len(x), count)
+        pieces = shares(len(x), count)
         partials = np.empty(len(pieces), out.dtype)
         jobs = [partial(ufunc.reduce, x[p], axes, dtype, partials[i : i + 1].reshape(())) for i, p in enumerate(pieces)]
         return in_turn([at_once(jobs), partial(ufunc.reduce, partials, 0, None, out)])
@@ -131,11 +126,11 @@ def _reduce(stream: Stream, ufunc: Any, x: Array, axes: tuple[int, ...], out: Ar
         # one pass over rows is so fast that this pays only beyond what caches hold.
         if x.shape[far] < count or count * out.nbytes > FEW_BYTES or x.nbytes < COLUMNS_PASS:
             return whole
-        pieces = _pieces(x.shape[far], count)
+        pieces = shares(x.shape[far], count)
         halves = np.empty((len(pieces), *out.shape), out.dtype)
         jobs = [partial(ufunc.reduce, x[_at(far, p)], axes, dtype, halves[i, ...]) for i, p in enumerate(pieces)]
         return in_turn([at_once(jobs), partial(ufunc.reduce, halves, 0, None, out)])
-    place, pieces = kept.index(axis), _pieces(x.shape[axis], count)
+    place, pieces = kept.index(axis), shares(x.shape[axis], count)
     return at_once([partial(ufunc.reduce, x[_at(axis, p)], axes, dtype, out[_at(place, p)]) for p in pieces])
 
 
@@ -149,7 +144,7 @@ def _sum_rows(stream: Stream, x: Array, out: Array) -> Call:
     count = lanes(stream) if x.nbytes >= SPREAD_PASS and x.ndim > 1 else 1
     ends = out[..., None]
     return at_once(
-        [partial(add, x[p], ends[p]) for p in _pieces(len(x), count)] if count > 1 else [partial(add, x, ends)]
+        [partial(add, x[p], ends[p]) for p in shares(len(x), count)] if count > 1 else [partial(add, x, ends)]
     )
 
 
@@ -282,7 +277,7 @@ def variance(
     elements = tile_rows(x.size, 1, dtype)
     cuts = tile_cuts(source.shape, elements, keep_last=False) if source.ndim else [(...,)]
     jobs, sums = [], []
-    for piece in _pieces(len(cuts), min(lanes(stream), most_lanes(x.size, dtype))):
+    for piece in shares(len(cuts), min(lanes(stream), most_lanes(x.size, dtype))):
         tile, part = scratch.take((elements,), dtype), scratch.take((out.size,), _F64)
         sums.append(scratch.take(kept, _F64))
         jobs.append(partial(_add_squares, source, centers, reduced, sums[-1], part, tile, cuts[piece]))
@@ -366,7 +361,7 @@ def count_equal(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, workspace:
     pieces = [(left[cut], right[cut]) for cut in cuts]
     scratch, jobs = Scratch(workspace), []
     target = out.view
-    spans = _pieces(len(pieces), min(lanes(stream), _count_lanes(a)))
+    spans = shares(len(pieces), min(lanes(stream), _count_lanes(a)))
     counts = [0] * len(spans)
     for lane, span in enumerate(spans):
         mask = scratch.take((min(a.size, TILE),), as_dtype("bool"))

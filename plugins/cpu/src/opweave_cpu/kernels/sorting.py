@@ -28,6 +28,7 @@ from opweave_cpu.tiles import (
     lanes,
     most_lanes,
     padded,
+    shares,
     tile_cuts,
     tile_rows,
     tiled_workspace,
@@ -90,11 +91,10 @@ def _bind_packed(
     cuts = tile_cuts(values.shape, rows, keep_last=True)
     count = min(lanes(stream), most_lanes(x.size, _F64), len(cuts))
     scratch, jobs = Scratch(workspace), []
-    for i in range(count):
-        mine = cuts[len(cuts) * i // count : len(cuts) * (i + 1) // count]
+    for mine in shares(len(cuts), count):
         packed = scratch.take((rows * n,), _F64).view(np.uint64)
         keys = scratch.take((rows * n,), _F32 if x.dtype.is_float else _I32)
-        jobs.append(partial(_sort_packed, [(values[c], places[c]) for c in mine], packed, keys, descending, k))
+        jobs.append(partial(_sort_packed, [(values[c], places[c]) for c in cuts[mine]], packed, keys, descending, k))
     return at_once(jobs)
 
 
@@ -264,7 +264,7 @@ def _spread_rows(stream: Stream, ufunc: Any, x: Array, out: Array, *others: Arra
     n = out.shape[axis] if out.ndim > 1 else 1
     if count == 1:
         return partial(ufunc, x, *others, out=out)
-    cuts = [(*[slice(None)] * axis, slice(n * i // count, n * (i + 1) // count)) for i in range(count)]
+    cuts = [(*[slice(None)] * axis, mine) for mine in shares(n, count)]
     return at_once([partial(ufunc, x[c], *[o[c] for o in others], out=out[c]) for c in cuts])
 
 
