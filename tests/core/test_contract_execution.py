@@ -13,6 +13,7 @@ import weakref
 import numpy as np
 import pytest
 
+import opweave as ow
 from opweave.contract import Arg, Event, Group, Plan, Step, StepError, Stream, pointwise_groups
 from opweave.dtypes import f32, u8
 from opweave.errors import (
@@ -706,6 +707,33 @@ def test_marks_are_waited_for_in_any_thread(device):
         assert seen == [True] * 4
 
 
+def test_what_a_driver_raises_is_told_as_the_author_says():
+    class Telling(Stream):
+        def _translate(self, error):
+            return ow.DeviceLostError(f"lost: {error}") if isinstance(error, Boom) else error
+
+    class Variant(Failing):
+        stream_class = Telling
+
+        def _open(self, **params):
+            return Telling(self)
+
+    device = Variant()
+    a, b, out = three(device)
+    stream = device.open()
+    with pytest.raises(StepError, match="DeviceLostError: lost: planted") as caught:
+        stream.compile([Step("add", out, (a, b), {}), Step("exp", out, (a,), {})]).run()
+    assert caught.value.step == 1
+    assert isinstance(caught.value.error, ow.DeviceLostError)
+    assert isinstance(caught.value.error.__cause__, Boom)
+    assert caught.value.__cause__ is stream.failure is caught.value.error
+    stream.recover()
+    with pytest.raises(StepError) as caught, device.open() as other:
+        Plan(other, [lambda: 1 / 0], 1).run()
+    assert isinstance(caught.value.error, ZeroDivisionError)
+    assert caught.value.error.__cause__ is None
+
+
 def test_aborting_comes_from_any_thread():
     class Endless(Stream):
         def _run(self, calls):
@@ -721,13 +749,22 @@ def test_aborting_comes_from_any_thread():
 
     with Variant().open() as stream:
         plan = stream.compile([])
-        thread = threading.Thread(target=plan.run)
+        raised: list[BaseException] = []
+
+        def run():
+            try:
+                plan.run()
+            except ow.Cancelled as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=run)
         thread.start()
         while not hasattr(stream, "end"):
             time.sleep(0.001)
         stream.abort()
         thread.join(10)
         assert not thread.is_alive()
+        assert len(raised) == 1, "what was ended did not end by itself"
     with HostDevice().open() as stream:
         stream.abort()
 

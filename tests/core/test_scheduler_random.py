@@ -8,12 +8,15 @@ random. A failure prints the seed that repeats it.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 import opweave as ow
+from opweave.contract import Stream
 from opweave.host import HostDevice
 from tests.core.devices import BASIC, Plain, Separate
 from tests.core.evaluate import evaluate
@@ -115,39 +118,65 @@ def random_devices(rng: random.Random) -> list[ow.Device]:
     return [*devices, HostDevice()]
 
 
-def run_case(seed: int, make_devices: Callable[[random.Random], list[ow.Device]] = random_devices) -> str:
+def run_case(
+    seed: int,
+    make_devices: Callable[[random.Random], list[ow.Device]] = random_devices,
+    *,
+    parallel: bool | int = False,
+    runs: int = 2,
+) -> str:
+    """Build one random program and compare runs of it, one after the other or submitted all at once."""
     rng = random.Random(seed)
     case = Case(rng)
     devices = make_devices(rng)
     if not case.outputs:
         return "empty"
-    scheduler = ow.Scheduler(devices)
     reachable = set(ow.Graph(case.outputs).nodes) if not _hazard(case.outputs) else set()
     if not reachable:
         return "hazard"
-    pins = {}
-    for node in case.nodes:
-        device = rng.choice(devices)
-        lane = scheduler._lanes[devices.index(device)]
-        if node in reachable and rng.random() < 0.3:
-            assert node.signature is not None
-            if lane.verdict(node.signature).reason is None:
-                pins[node] = device
-    program = scheduler.build(case.outputs, pins)
-    known: dict[ow.Tensor, np.ndarray] = {}
-    for _ in range(2):
-        results = program.run({name: case.feeds[name] for name in program.inputs})
-        known = {}
-        expected = [evaluate(t, case.leaves, known) for t in case.outputs]
-        for tensor, got, want in zip(case.outputs, results, expected, strict=True):
-            np.testing.assert_array_equal(got, want, err_msg=f"seed {seed}: {tensor.describe()}\n{program.explain()}")
-        # The second run begins with what the first one left in the states.
+    with ow.Scheduler(devices, parallel=parallel) as scheduler:
+        pins = {}
+        for node in case.nodes:
+            device = rng.choice(devices)
+            lane = scheduler._lanes[devices.index(device)]
+            if node in reachable and rng.random() < 0.3:
+                assert node.signature is not None
+                if lane.verdict(node.signature).reason is None:
+                    pins[node] = device
+        program = scheduler.build(case.outputs, pins)
+        values = np.random.default_rng(seed)
+        expected = []
+        under_way = []
+        for _ in range(runs):
+            feeds = {name: values.integers(-4, 5, (N, N)).astype(np.float32) for name in case.feeds}
+            case.leaves.update({x: feeds[x.name] for x in case.leaves if x.name in feeds})
+            known: dict[ow.Tensor, np.ndarray] = {}
+            expected.append([evaluate(t, case.leaves, known) for t in case.outputs])
+            given = {name: feeds[name].copy() for name in program.inputs}
+            if parallel:
+                under_way.append(program.submit(given))
+                for array in given.values():
+                    array.fill(np.nan)  # the caller may reuse what it has fed
+            else:
+                _compare(case, program.run(given), expected[-1], f"seed {seed}", program)
+            # The next run begins with what this one leaves in the states.
+            for state in case.states:
+                versions = [t for t in case.outputs if t.memory is state]
+                if versions:
+                    case.leaves[state] = known[versions[-1]]
+                    if not parallel:
+                        np.testing.assert_array_equal(ow.read(state), known[versions[-1]], err_msg=f"seed {seed}")
+        for number, (future, wanted) in enumerate(zip(under_way, expected, strict=False)):
+            _compare(case, future.result(30), wanted, f"seed {seed}, run {number}", program)
         for state in case.states:
-            versions = [t for t in case.outputs if t.memory is state]
-            if versions:
-                case.leaves[state] = known[versions[-1]]
-                np.testing.assert_array_equal(ow.read(state), known[versions[-1]], err_msg=f"seed {seed}")
+            if any(t.memory is state for t in case.outputs):
+                np.testing.assert_array_equal(program.read(state), case.leaves[state], err_msg=f"seed {seed}")
     return "checked"
+
+
+def _compare(case: Case, results: Any, expected: list[np.ndarray], what: str, program: ow.Program) -> None:
+    for tensor, got, want in zip(case.outputs, results, expected, strict=True):
+        np.testing.assert_array_equal(got, want, err_msg=f"{what}: {tensor.describe()}\n{program.explain()}")
 
 
 def _hazard(outputs: list[ow.Tensor]) -> bool:
@@ -162,3 +191,43 @@ def _hazard(outputs: list[ow.Tensor]) -> bool:
 def test_random_graphs_over_random_devices_equal_the_references(block):
     seen = [run_case(block * (CASES // 10) + i) for i in range(CASES // 10)]
     assert seen.count("checked") >= len(seen) // 2, "most random graphs must be legal for the test to mean something"
+
+
+class Dawdling(Stream):
+    """Takes its time before every plan, another one each time."""
+
+    def _run(self, calls: Iterator[Any]) -> None:
+        device: Any = self.device
+        time.sleep(device.rng.choice((0.0, 0.0, 0.0005, 0.002)))
+        super()._run(calls)
+
+
+class Slow(Separate):
+    stream_class = Dawdling
+    rng: random.Random
+
+
+class SlowPlain(Plain):
+    stream_class = Dawdling
+    rng: random.Random
+
+
+def slow_devices(rng: random.Random) -> list[ow.Device]:
+    devices: list[Any] = []
+    for i in range(rng.randint(1, 3)):
+        ops = [op for op in BASIC if rng.random() < 0.8]
+        if rng.random() < 0.7:
+            devices.append(Slow(f"d{i}", ops, layout=rng.choice(["strided", "dense", "rows"])))
+        else:
+            devices.append(SlowPlain(f"d{i}", ops))
+        devices[-1].rng = random.Random(rng.random())
+    return [*devices, HostDevice()]
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_runs_that_overlap_give_what_they_give_one_after_the_other(block):
+    seen = [
+        run_case(700_000 + block * 10 + i, slow_devices, parallel=random.Random(block + i).choice([1, 2, 3]), runs=6)
+        for i in range(10)
+    ]
+    assert seen.count("checked") >= len(seen) // 2

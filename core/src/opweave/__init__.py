@@ -5,6 +5,7 @@
 """
 
 from opweave.contract import Arg, Backend, Buffer, BufferType, Device, Group, Kind, MemorySpace, Step, Stream, Usage
+from opweave.dlpack import from_dlpack
 from opweave.dtypes import DTYPES, DType, as_dtype
 from opweave.errors import (
     AllocationError,
@@ -171,7 +172,6 @@ from opweave.registry import (
     unload,
 )
 from opweave.scheduler import Program, Scheduler
-from opweave.storage import from_dlpack
 from opweave.tensor import Placement, Spec, Tensor, constant, input
 
 __version__ = "0.1.0"

@@ -6,6 +6,7 @@ which is what programs run at the seams between devices.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -16,17 +17,17 @@ from opweave.contract.buffer import Buffer, mapped
 from opweave.contract.execution import Stream
 from opweave.contract.memory import BOUNCE_BYTES
 from opweave.contract.step import Arg
+from opweave.contract.worker import WorkerStream
 from opweave.errors import DTypeError, LifetimeError, ShapeError
 from opweave.events import EVENTS
 from opweave.layout import dense_strides
-from opweave.tensor import Tensor, constant
 
 if TYPE_CHECKING:
     from opweave.contract.step import Call
     from opweave.dtypes import DType
     from opweave.layout import Shape
 
-__all__ = ["array_shape", "bind_copy", "bind_read", "bind_write", "copy", "copy_bytes", "from_dlpack", "read", "write"]
+__all__ = ["array_shape", "bind_copy", "bind_read", "bind_write", "copy", "copy_bytes", "read", "write"]
 
 
 def array_shape(shape: Shape, dtype: DType) -> Shape:
@@ -138,57 +139,76 @@ def copy(dst: Arg, src: Arg) -> None:
 # --- decided beforehand ---------------------------------------------------------------------------------------------
 
 
-def bind_copy(dst: Arg, dst_stream: Stream, src: Arg) -> Call:
-    """The call that copies ``src``, whose producer is done, to ``dst`` in the order of ``dst_stream``."""
+def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
+    """The call that copies ``src``, whose producer is done or which ``stream`` waits for, to ``dst``.
+
+    Returns:
+        The call, and whether it queues the copy on ``stream`` (that of the target's device). If not, it is made by the
+        calling thread, complete when the call returns; both sides must be ready by then.
+    """
+    if isinstance(stream, WorkerStream):
+        call, queued = bind_copy(dst, stream.inner, src)
+        return partial(stream.call, call if queued else _settled(stream.inner, call)), True
     to, of = _memory(dst), _memory(src)
     dense = dst.is_dense and src.is_dense
-    if to.is_host and of.is_host and not dst_stream.is_async:
-        return partial(np.copyto, dst.view, src.view)
-    if dense and of.is_host:
-        return partial(dst_stream.upload, to, dst.offset, of.host_bytes(src.offset, src.nbytes))
-    if dst_stream.is_async:
-        direct = dense and type(dst_stream)._copy_from is not Stream._copy_from
+    if not stream.is_async:
+        if to.is_host and of.is_host:
+            return partial(np.copyto, dst.view, src.view), False
+        if dense and of.is_host:
+            return partial(stream.upload, to, dst.offset, of.host_bytes(src.offset, src.nbytes)), False
+        if dense and to.is_host:
+            return partial(of.download, src.offset, to.host_bytes(dst.offset, dst.nbytes)), False
+        return partial(copy, dst, src), False
+    if dense and of.is_host and stream.queues_uploads(to):
+        return partial(stream.upload, to, dst.offset, of.host_bytes(src.offset, src.nbytes)), True
+    if dense and stream.queues_copies(to, of):
 
-        def ordered() -> None:
-            if direct and dst_stream.copy_from(to, dst.offset, of, src.offset, src.nbytes):
-                return
-            dst_stream.synchronize()
-            copy(dst, src)
+        def direct() -> None:
+            if not stream.copy_from(to, dst.offset, of, src.offset, src.nbytes):
+                # Settled, the stream has also waited for the source.
+                stream.synchronize()
+                copy(dst, src)
 
-        return ordered
-    if dense and to.is_host:
-        return partial(of.download, src.offset, to.host_bytes(dst.offset, dst.nbytes))
-    return partial(copy, dst, src)
+        return direct, True
+    return partial(copy, dst, src), False
 
 
-def bind_write(dst: Arg, stream: Stream) -> tuple[np.ndarray[Any, Any] | None, Any]:
-    """How fed arrays get to ``dst``: either the array to copy into, or a call that takes a dense array."""
-    buffer, offset, dense = _memory(dst), dst.offset, dst.is_dense
+def bind_write(dst: Arg, stream: Stream) -> tuple[np.ndarray[Any, Any] | None, Any, bool]:
+    """How fed arrays get to ``dst``: the array to copy into, or a call that takes an array of its shape and dtype.
+
+    The last result says whether the call queues the copy on ``stream`` and may read the array after it has returned.
+    """
+    buffer = _memory(dst)
+    if isinstance(stream, WorkerStream):
+        view, put, queued = bind_write(dst, stream.inner)
+        job = partial(np.copyto, view) if view is not None else put
+        if not queued:
+            job = _settled(stream.inner, job)
+        return None, lambda array: stream.call(partial(job, array)), True
+    if dst.is_dense and stream.queues_uploads(buffer):
+        return None, lambda array: stream.upload(buffer, dst.offset, np.ascontiguousarray(array)), True
     if buffer.is_host:
-        return dst.view, None
+        return dst.view, None, False
+    return None, partial(write, dst), False
 
-    def upload(array: np.ndarray[Any, Any]) -> None:
-        # Blocking: the caller may overwrite the array as soon as the run has returned or failed.
+
+def _settled(stream: Stream, call: Callable[..., Any]) -> Callable[..., Any]:
+    """``call``, made once ``stream`` has nothing under way."""
+    if not stream.is_async:
+        return call
+
+    def settled(*args: Any) -> Any:
         stream.synchronize()
-        if dense:
-            buffer.upload(offset, np.ascontiguousarray(array))
-        else:
-            write(dst, array)
+        return call(*args)
 
-    return None, upload
+    return settled
 
 
-def bind_read(src: Arg, stream: Stream | None) -> Call:
-    """The call that gives a new array with the values of ``src``."""
-    if _memory(src).is_host and (stream is None or not stream.is_async) and src.is_dense:
+def bind_read(src: Arg) -> Call:
+    """The call that gives a new array with the values of ``src``, which must be ready by then."""
+    if _memory(src).is_host and src.is_dense:
         return src.view.copy
-
-    def fetch() -> np.ndarray[Any, Any]:
-        if stream is not None:
-            stream.synchronize()
-        return read(src)
-
-    return fetch
+    return partial(read, src)
 
 
 def _memory(arg: Arg) -> Buffer:
@@ -200,18 +220,3 @@ def _memory(arg: Arg) -> Buffer:
 def dense_arg(buffer: Buffer, offset: int, dtype: DType, shape: Shape, value: int = -1, handle: Any = None) -> Arg:
     """An operand that lies row-major at ``offset``."""
     return Arg(buffer, offset, dtype, shape, dense_strides(shape, dtype), handle, value)
-
-
-def from_dlpack(array: Any) -> Tensor:
-    """A constant over the memory of another library's host array, without copying (DLPack).
-
-    Raises:
-        DTypeError: it is not on the host, or has a dtype that opweave does not have.
-    """
-    try:
-        view = np.from_dlpack(array)
-    except (TypeError, AttributeError, BufferError, RuntimeError) as error:
-        raise DTypeError(f"cannot take {type(array).__name__} by DLPack: {error}") from None
-    view = view.view()
-    view.flags.writeable = False
-    return constant(view, name="dlpack")

@@ -17,6 +17,7 @@ from opweave.contract.fusing import pointwise_groups
 from opweave.contract.memory import BufferType
 from opweave.contract.space import HOST_SPACE, MemorySpace, Usage
 from opweave.contract.step import Arg, Call, Group, Step
+from opweave.contract.worker import WorkerStream
 
 __all__ = [
     "HOST_SPACE",
@@ -42,6 +43,7 @@ __all__ = [
     "StepError",
     "Stream",
     "Usage",
+    "WorkerStream",
     "mapped",
     "pointwise_groups",
 ]

@@ -9,13 +9,14 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
+from threading import Thread
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from weakref import WeakSet
 
 import numpy as np
 
-from opweave.contract.space import Handle, Usage, as_bytes, settle
+from opweave.contract.space import WORKING, Handle, Usage, as_bytes, settle
 from opweave.dtypes import u8
 from opweave.errors import BoundsError, HazardError, LayoutError, LifetimeError
 from opweave.events import EVENTS
@@ -199,6 +200,34 @@ class Buffer:
     def _opaque(self) -> LayoutError:
         return LayoutError(f"{self!r} cannot be addressed by the process; download it")
 
+    def exported(self, offset: int, dtype: DType, shape: Shape, strides: Strides) -> Any:
+        """A part of the memory as an object with ``__dlpack__`` and ``__dlpack_device__``, which keeps it alive.
+
+        Raises:
+            LifetimeError, BoundsError: the range is not valid.
+            BufferError: the memory, or the dtype, cannot be shown to other libraries.
+        """
+        self.check(offset, span(shape, strides, dtype))
+        if dtype.block > 1:
+            raise BufferError(f"DLPack has no {dtype}")
+        if not self.type.is_raw:
+            raise BufferError(f"{self!r} does not hold tensors as they were uploaded")
+        if not self.is_host:
+            return self.device._export_dlpack(self.handle, offset, dtype, shape, strides)
+        try:
+            memoryview(self.handle)
+        except TypeError:  # an address, which nothing keeps alive
+            raise BufferError(f"{self!r} is no array; download it") from None
+        return self.view(offset, dtype, shape, strides)
+
+    def __dlpack__(self, **params: Any) -> Any:
+        """The bytes for another library's ``from_dlpack``, without copying; see `exported`."""
+        return self.exported(0, u8, (self.size,), (1,)).__dlpack__(**params)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        kind, number = self.exported(0, u8, (self.size,), (1,)).__dlpack_device__()
+        return int(kind), int(number)
+
     def init(self, tensor: Tensor, offset: int) -> Placement:
         """Place ``tensor`` at ``offset``; special memory prepares it here, so it comes before the upload.
 
@@ -251,7 +280,11 @@ class Buffer:
         if getattr(self, "_freed", True):
             return
         try:
-            self.free()
+            if WORKING.active:
+                # A collection in the middle of somebody's work: a thread that can wait frees it.
+                Thread(target=self.free, name="opweave free", daemon=True).start()
+            else:
+                self.free()
         except Exception:
             self._freed = True
 

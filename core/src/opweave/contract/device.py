@@ -18,12 +18,16 @@ from opweave.contract.buffer import Buffer, MultiBuffer
 from opweave.contract.execution import Stream
 from opweave.contract.memory import BufferType, copy_by_host, fill_by_upload
 from opweave.contract.space import MemorySpace, Usage, add_queue, as_bytes
+from opweave.contract.worker import WorkerStream
 from opweave.errors import AllocationError, Broken, UnsupportedOpError
+from opweave.layout import nbytes
 
 if TYPE_CHECKING:
     from opweave.contract.space import Handle
     from opweave.contract.step import Step
+    from opweave.dtypes import DType
     from opweave.kernels import KernelTable
+    from opweave.layout import Shape, Strides
 
 WINDOWS_PER_BUFFER: Final = 16
 """Windows over one mapping begin at least a 16th of the largest buffer apart."""
@@ -89,6 +93,7 @@ class Device:
         max_buffer_size: the largest single allocation in bytes, ``None``: no limit.
         space: the memory space of ordinary buffers; ``None``: a space of its own.
         shared_spaces: further spaces that the device can address.
+        dlpack_device: its type and number in DLPack, where it gives and takes arrays in its memory.
         stream_class: the class of its streams. ``open(**params)`` makes ``stream_class(device, **params)``.
 
     Threads: buffers may be made and freed in any thread; each is used by one thread at a time, in an order that the
@@ -105,6 +110,7 @@ class Device:
     max_buffer_size: int | None = None
     space: MemorySpace
     shared_spaces: tuple[MemorySpace, ...] = ()
+    dlpack_device: tuple[int, int] | None = None
     stream_class: type[Stream] = Stream
 
     backend: Backend | None
@@ -238,14 +244,34 @@ class Device:
         # The view is kept and not just its object: a mapping with an exported view cannot be closed.
         return Buffer(self.default_buffer_type, handle, len(view), owner=view, readonly=view.readonly)
 
+    def import_dlpack(self, array: Any) -> tuple[Buffer, DType, Shape]:
+        """A read-only buffer over another library's dense array in this device's memory; dtype and shape of the array.
+
+        Raises:
+            UnsupportedOpError: the device does not take arrays of others, or not this one as it lies.
+            DTypeError: a dtype that opweave does not have.
+        """
+        handle, dtype, shape = self._import_dlpack(array)
+        size = nbytes(shape, dtype)
+        return Buffer(self.default_buffer_type, handle, size, owner=array, readonly=True), dtype, shape
+
     # --- work -------------------------------------------------------------------------------------------------------
 
-    def open(self, **params: Any) -> Stream:
-        """A new stream. ``params`` are the device's own, e.g. ``threads=2``.
+    def open(self, *, worker: bool | str = False, **params: Any) -> Stream:
+        """A new stream.
+
+        Args:
+            worker: let a thread work it off (`WorkerStream`), so that also a synchronous device runs beside the caller.
+            params: the device's own, e.g. ``threads=2``.
 
         Raises:
             TypeError: parameters that the device does not take.
         """
+        if str(worker).lower() not in ("", "0", "false"):
+            stream: Stream = WorkerStream(self.open(**params))
+            self._streams.add(stream)
+            add_queue(stream)
+            return stream
         try:
             stream = self._open(**params)
         except TypeError as error:
@@ -254,7 +280,8 @@ class Device:
             raise
         if not isinstance(stream, Stream):
             raise Broken(f"{type(self).__name__}._open must return a Stream, not {stream!r}")
-        if _abilities(type(stream)) != _abilities(self.stream_class):
+        # Whether steps are fused may be a choice of the caller's; the scheduler asks the stream itself.
+        if _abilities(type(stream))[:2] != _abilities(self.stream_class)[:2]:
             raise Broken(
                 f"{type(self).__name__}._open returned a {type(stream).__name__}, which can do other things than "
                 f"stream_class = {self.stream_class.__name__}",
@@ -346,6 +373,16 @@ class Device:
         copied instead.
         """
         raise NotImplementedError
+
+    def _import_dlpack(self, array: Any) -> tuple[Handle, DType, Shape]:
+        """A handle over another library's dense array in this device's memory, which lives until ``_free``; its dtype
+        and shape. The array's device is ``dlpack_device``."""
+        raise UnsupportedOpError(f"{self.name} takes no arrays of other libraries")
+
+    def _export_dlpack(self, mem: Handle, offset: int, dtype: DType, shape: Shape, strides: Strides) -> Any:
+        """An object with ``__dlpack__`` and ``__dlpack_device__`` over a part of this device's memory, which it keeps
+        alive. Raises ``BufferError`` where that is not possible."""
+        raise BufferError(f"{self.name} shows its memory to no other library")
 
     def _map(self, mem: Handle, offset: int, size: int) -> memoryview:
         """Device memory as host bytes until ``_unmap``."""

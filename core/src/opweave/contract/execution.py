@@ -6,6 +6,7 @@ and `Event` are finished classes around what the author's hooks return.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import length_hint
@@ -17,7 +18,7 @@ from opweave.contract.fusing import check_fusion
 from opweave.contract.space import Usage, as_bytes
 from opweave.contract.step import Arg, Call, Group, Step
 from opweave.dtypes import u8
-from opweave.errors import ExecutionError, LifetimeError, OpweaveError, UnsupportedOpError
+from opweave.errors import Cancelled, ExecutionError, LifetimeError, OpweaveError, UnsupportedOpError
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
@@ -126,7 +127,8 @@ class Plan:
         """Submit every step in order; on a synchronous stream they are done when it returns.
 
         Raises:
-            ExecutionError: a call failed; ``__cause__`` is what it raised and ``.step`` the failing group's index.
+            StepError: a call failed; ``__cause__`` is what it raised and ``.step`` the failing group's index.
+            Cancelled: `Stream.abort` was called meanwhile.
             LifetimeError: the plan or its stream was closed, a buffer of it was freed, or another thread is submitting
                 to the stream.
         """
@@ -135,15 +137,8 @@ class Plan:
             raise LifetimeError(f"{self!r} cannot run: {self._ended}")
         if not self._busy.acquire(blocking=False):
             raise stream._taken()
-        rest = iter(calls)
         try:
-            stream._run(rest)
-        except BaseException as error:
-            index = len(calls) - length_hint(rest) - 1
-            stream._fail(error)
-            if isinstance(error, Exception):
-                raise StepError(index if len(calls) == self.size and index >= 0 else None, error) from error
-            raise
+            stream._launch(self, calls)
         finally:
             self._busy.release()
 
@@ -174,10 +169,11 @@ class StepError(ExecutionError):
     Attributes:
         step: index of the failing group in the plan, ``None`` where the stream compiled several into one call.
         error: what the call raised.
+        plan: the plan.
     """
 
-    def __init__(self, step: int | None, error: Exception) -> None:
-        self.step, self.error = step, error
+    def __init__(self, step: int | None, error: Exception, plan: Plan | None = None) -> None:
+        self.step, self.error, self.plan = step, error, plan
         super().__init__(f"{type(error).__name__}: {error}")
 
 
@@ -204,7 +200,12 @@ class Stream:
         self._reached = 0
         self._epoch = Epoch()
         self._pending = []
+        self._running = None
+        self._cut = False
         return self
+
+    has_thread = False
+    """Whether its work runs on a thread of this process; see `WorkerStream`."""
 
     _busy: RLock
     _closed: bool
@@ -212,6 +213,8 @@ class Stream:
     _reached: int  # the last mark that is known to be complete
     _epoch: Epoch
     _pending: list[Any]  # what queued transfers need alive
+    _running: Any  # the iterator over the calls of the plan that is being submitted
+    _cut: bool  # `abort` ended it
 
     def __init__(self, device: Device) -> None:
         self.device: Final = device
@@ -231,6 +234,14 @@ class Stream:
     @property
     def closed(self) -> bool:
         return self._closed
+
+    def queues_uploads(self, buffer: Buffer) -> bool:
+        """Whether `upload` to ``buffer`` only queues; if not it waits for the stream and then writes."""
+        return type(self)._upload is not Stream._upload and self._owns(buffer)
+
+    def queues_copies(self, dst: Buffer, src: Buffer) -> bool:
+        """Whether `copy_from` may work between these two, without the host."""
+        return type(self)._copy_from is not Stream._copy_from and self._owns(dst) and src.type.is_raw
 
     @property
     def transferring(self) -> bool:
@@ -368,7 +379,7 @@ class Stream:
         buffer.check(offset, len(view), write=True)
         self._check_reach(buffer)
         with self._turn():
-            if type(self)._upload is not Stream._upload and self._owns(buffer):
+            if self.queues_uploads(buffer):
                 self._upload(buffer, offset, view)
                 self._keep(view, buffer)
                 return
@@ -399,7 +410,7 @@ class Stream:
         dst.check(dst_offset, size, write=True)
         src.check(src_offset, size)
         self._check_reach(dst)
-        if type(self)._copy_from is Stream._copy_from or not (self._owns(dst) and src.type.is_raw):
+        if not self.queues_copies(dst, src):
             self._check_open()
             return False
         with self._turn():
@@ -409,7 +420,13 @@ class Stream:
             return True
 
     def abort(self) -> None:
-        """Ask running work to end early, from any thread. Does nothing where the device cannot."""
+        """End running work early, from any thread: the plan that is being submitted raises `Cancelled` after its
+        present step. What an asynchronous device has taken is ended where the device can."""
+        rest = self._running
+        if rest is not None:
+            # Asking a flag before each call would cost more than many a call; an iterator that is at its end is free.
+            self._cut = True
+            rest.__setstate__(sys.maxsize)
         self._abort()
 
     def recover(self) -> None:
@@ -506,6 +523,28 @@ class Stream:
     def _taken(self) -> LifetimeError:
         return LifetimeError(f"another thread is submitting to {self!r}; one thread at a time submits to a stream")
 
+    def _launch(self, plan: Plan, calls: list[Call]) -> None:
+        """Make the calls of a plan, whose turn it is."""
+        self._cut = False
+        rest = self._running = iter(calls)
+        try:
+            self._run(rest)
+            if self._cut:
+                raise Cancelled(f"the plan on {self.device.name} was ended by abort()")
+        except BaseException as error:
+            index = len(calls) - length_hint(rest) - 1
+            if not isinstance(error, Exception) or isinstance(error, Cancelled):
+                self._fail(error)
+                raise
+            told = self._translate(error)
+            if told is not error:
+                told.__cause__ = error
+            self._fail(told)
+            known = len(calls) == plan.size and index >= 0 and not self._cut
+            raise StepError(index if known else None, told, plan) from told
+        finally:
+            self._running = None
+
     def _fail(self, error: BaseException, first: int = 0) -> None:
         """Note a failure that concerns marks from ``first`` on (default: those that are recorded from now on)."""
         epoch = self._epoch
@@ -570,6 +609,13 @@ class Stream:
         """Make a plan's calls in order. Override it for what has to hold while they run: a current context, a mode."""
         for call in calls:
             call()
+
+    def _translate(self, error: Exception) -> Exception:
+        """What a plan's call raised, as it is told: a driver's status code as `DeviceLostError`, say. Default: as it is.
+
+        ``error`` becomes the ``__cause__`` of what this returns.
+        """
+        return error
 
     def _synchronize(self) -> None:
         """Wait until all submitted work is done. Overriding it makes the stream asynchronous."""

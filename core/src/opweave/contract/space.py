@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from threading import RLock
+from threading import RLock, local
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
@@ -83,6 +83,15 @@ def add_queue(stream: Stream) -> None:
         _QUEUES.add(stream)
 
 
+class Working(local):
+    """Whether this thread is that of a `WorkerStream`. Such a thread must not wait for others: they may wait for it."""
+
+    active = False
+
+
+WORKING: Final = Working()
+
+
 def settle(space: MemorySpace) -> None:
     """Wait for all queued work that may touch ``space``. Failures stay on their streams, for their owners to see."""
     if not _QUEUES:
@@ -90,5 +99,7 @@ def settle(space: MemorySpace) -> None:
     with _QUEUES_LOCK:
         queues = list(_QUEUES)
     for stream in queues:
+        if WORKING.active and stream.has_thread:
+            continue
         if not stream.closed and (stream.transferring or stream.device.reaches(space)):
             stream.settle()

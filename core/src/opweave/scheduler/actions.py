@@ -2,58 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from opweave.contract.execution import StepError
-from opweave.errors import Cancelled, ExecutionError, LifetimeError, OpweaveError
+from opweave.errors import Cancelled, ExecutionError, LifetimeError
 
 if TYPE_CHECKING:
+    from opweave.contract.execution import Plan
+    from opweave.contract.worker import WorkerStream
     from opweave.scheduler.lanes import Lane
     from opweave.scheduler.split import Copy, Split
     from opweave.tensor import Tensor
 
-__all__ = ["Action", "Feed", "settle_failure"]
+__all__ = ["Action", "Feed", "Fetch", "settle_failure"]
 
 Array = np.ndarray[Any, Any]
 
 
 class Feed(NamedTuple):
-    """How an input gets its values: an array to copy into, or a call that takes a dense array; neither if unread."""
+    """How an input gets its values: an array to copy into, or a call that takes an array; neither if unread.
+
+    Where the call only queues the copy (``queued``), the array is read after it has returned.
+    """
 
     tensor: Tensor
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     view: Array | None
-    upload: Callable[[Array], None] | None
+    put: Callable[[Array], None] | None
+    queued: bool
+
+
+class Fetch(NamedTuple):
+    """How an output is brought back: a call that gives a new array, to be made in the order of ``stream`` if there is
+    one, else by the thread that wants it, after the run."""
+
+    read: Callable[[], Array]
+    stream: WorkerStream | None
 
 
 class Action(NamedTuple):
     """What a call of the run list is, for messages and traces.
 
     Attributes:
-        kind: running a plan, making a copy, waiting for a lane's stream.
-        lane: whose stream does it.
+        kind: running a plan, making a copy, waiting for a lane's stream, marking a point of it.
+        lane: whose stream does it, or is waited for.
         split: to which split it belongs.
         copy: the copy, of copies.
         items: of plans, the items of each fused group; ``None``: one each.
-        pending: of waits, the splits whose work may still be under way.
+        plan: the plan.
     """
 
-    kind: Literal["plan", "copy", "sync"]
+    kind: Literal["plan", "copy", "sync", "mark"]
     lane: Lane
     split: Split
     copy: Copy | None = None
     items: tuple[tuple[int, ...], ...] | None = None
-    pending: tuple[Split, ...] = ()
+    plan: Plan | None = None
 
 
 def settle_failure(
-    action: Action, error: BaseException, lanes: Sequence[Lane], splits: Sequence[Split]
+    error: BaseException,
+    action: Action | None,
+    actions: Iterable[Action],
+    lanes: Sequence[Lane],
+    splits: Sequence[Split],
 ) -> BaseException:
-    """Leave everything usable after ``action`` failed: finish the other streams, mark half-written states.
+    """Leave everything usable after a run failed: finish all streams, mark half-written states.
+
+    Args:
+        error: what was raised.
+        action: which call raised it, ``None``: it came to light while waiting for the end.
+        actions: everything that was to run, to find out whose work it was that failed.
+        splits: those that may have been under way.
 
     Returns:
         What to raise: an error that names the node, its device and those states. What is no ``Exception`` (an
@@ -61,48 +85,78 @@ def settle_failure(
         stays what it is.
     """
     unfinished = _finish(lanes)
-    cause = error.error if isinstance(error, StepError) else error
-    node = action.copy.tensor if action.copy is not None else None
+    step = _failed_step(error)
+    if step is not None:
+        action = next((a for a in actions if a.plan is step.plan and step.plan is not None), action)
+    cause = step.error if step is not None else error
+    while isinstance(cause, ExecutionError) and isinstance(cause.__cause__, Exception):
+        cause = cause.__cause__  # a stream said so of its queued work: that is why
+    ended = _ended_on_purpose(error)
+    node: Tensor | None = None
     writers: list[Tensor] = []
-    if action.kind == "plan":
+    if action is not None and action.copy is not None:
+        node = action.copy.tensor
+        writers += [node] if action.copy.cause == "write-back" else []
+    elif action is not None and action.kind == "plan":
         first, last = 0, len(action.split.items)
-        if isinstance(error, StepError) and error.step is not None:
-            group = (error.step,) if action.items is None else action.items[error.step]
+        if step is not None and step.step is not None:
+            group = (step.step,) if action.items is None else action.items[step.step]
             first, last = group[0], group[-1] + 1
             node = action.split.items[first].node
-        writers = _written(action.split, first, last)
-    elif action.kind == "copy" and action.copy is not None and action.copy.cause == "write-back":
-        writers = [action.copy.tensor]
-    for split in action.pending:
-        writers += _written(split, 0, len(split.items))
-    for split in splits[: action.split.index + 1]:
+        writers += _written(action.split, first, last)
+    for split in splits:
         if split.lane in unfinished:
             writers += _written(split, 0, len(split.items))
     states = {w.memory.name: w.memory for w in writers if w.state is not None}
-    what = node.describe() if node is not None else f"split {action.split.index}"
-    message = f"{action.kind} of {what} failed on {action.lane.name}: {type(cause).__name__}: {cause}"
+    device = action.lane.name if action is not None else unfinished[0].name if unfinished else ""
+    what = node.describe() if node is not None else f"split {action.split.index}" if action is not None else "the run"
+    kind = f"{action.kind} of " if action is not None else ""
+    where = f" on {device}" if device else ""
+    message = f"{kind}{what} failed{where}: {type(cause).__name__}: {cause}"
     for state in states.values():
         assert state.leaf is not None
         state.leaf.damaged = f"state {state.name!r} may be half written ({message}); write it anew to use it"
-    if not isinstance(cause, Exception) or isinstance(cause, (Cancelled, LifetimeError)):
-        return cause
+    if ended is not None:
+        return ended
     if states:
         message += f"; half written: {', '.join(states)}"
-    result = ExecutionError(message, node=what, device=action.lane.name, states=states)
+    result = ExecutionError(message, node=what, device=device, states=states)
     result.__cause__ = cause
     return result
 
 
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    at: BaseException | None = error
+    while at is not None:
+        yield at
+        at = at.__cause__
+
+
+def _failed_step(error: BaseException) -> StepError | None:
+    """The failure of a step that was the reason, perhaps on another stream than the one that told of it."""
+    found = None
+    for reason in _chain(error):
+        if isinstance(reason, StepError):
+            found = reason
+    return found
+
+
+def _ended_on_purpose(error: BaseException) -> BaseException | None:
+    for reason in _chain(error):
+        if not isinstance(reason, Exception) or isinstance(reason, (Cancelled, LifetimeError)):
+            return reason
+    return None
+
+
 def _finish(lanes: Sequence[Lane]) -> list[Lane]:
-    """Wait for all streams; gives those whose queued work failed too, beside the failure that is known."""
+    """Wait for all streams; gives those whose queued work failed."""
     failed = []
     for lane in lanes:
-        lane.stream.recover()
-        try:
-            lane.stream.synchronize()
-        except OpweaveError:
+        stream = lane.stream
+        stream.settle()
+        if stream.is_async and stream.failure is not None:
             failed.append(lane)
-        lane.stream.recover()
+        stream.recover()
     return failed
 
 

@@ -20,11 +20,12 @@ class Arena:
     Streams never share an arena, so none of them reuses bytes that another may still be reading.
     """
 
-    __slots__ = ("chunks", "lane")
+    __slots__ = ("allocated", "chunks", "lane")
 
     def __init__(self, lane: Lane) -> None:
         self.lane: Final = lane
         self.chunks: list[Buffer] = []
+        self.allocated = 0  # bytes taken so far, those given back included
 
     @property
     def capacities(self) -> list[int]:
@@ -49,6 +50,7 @@ class Arena:
                 buffer.free()
             raise
         self.chunks += added
+        self.allocated += sum(buffer.size for buffer in added)
 
     def free(self) -> None:
         for chunk in self.chunks:

@@ -1,6 +1,7 @@
 """Binding: places get their memory, operands their addresses, splits their plans.
 
-Everything that can be decided before running is decided here; what is left is a list of calls without arguments.
+With several slots, runs may be under way at once: what more than one queue touches (inputs, and values at the seams
+between devices) then has memory of its own in each slot, and every slot has plans of its own.
 """
 
 from __future__ import annotations
@@ -9,47 +10,38 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from opweave.contract.buffer import Buffer
 from opweave.contract.execution import Plan, Stream
 from opweave.contract.space import HOST_SPACE, round_up
 from opweave.contract.step import Arg, Call, Group, Step
 from opweave.dtypes import u8
 from opweave.leaves import place_state, upload
-from opweave.scheduler.actions import Action, Feed
 from opweave.scheduler.memory import Block, Lifetimes, lifetimes, plan_chunks
-from opweave.scheduler.split import Copy, Item, Operand, Partition, Split
-from opweave.storage import array_shape, bind_copy, bind_read, bind_write
+from opweave.scheduler.split import END, Item, Operand, Partition, Split
 from opweave.tensor import Location, Placement, Tensor
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
-    from opweave.contract.space import MemorySpace
     from opweave.scheduler.arena import Arena
-    from opweave.scheduler.lanes import Lane
 
 __all__ = ["Binder"]
 
 
 class Binder:
-    """Gives places their memory, binds operands, compiles plans, and lists the calls of a run.
+    """Gives places their memory, binds operands, compiles plans: for one slot after the other (`select`).
 
     Attributes:
-        calls, actions: the run list, and what each of its calls is.
-        plans: the compiled plans among them.
+        slots: how many runs may be under way at once.
         planned: lane index -> bytes of temporaries.
-        scratch: (split, group) -> workspace.
+        scratch: (split, group) -> workspace; the same in every slot.
     """
 
-    def __init__(self, partition: Partition, arenas: Sequence[Arena], host: Device) -> None:
+    def __init__(self, partition: Partition, arenas: Sequence[Arena], host: Device, slots: int = 1) -> None:
         self.partition: Final = partition
         self.lanes: Final = partition.assignment.lanes
         self.arenas: Final = arenas
         self.host: Final = host
-        self.calls: list[Call] = []
-        self.actions: list[Action] = []
-        self.plans: list[Plan] = []
+        self.slots: Final = slots
         n = len(self.partition.sizes)
         self.buffers: list[Buffer | None] = [None] * n
         self.offsets: list[int] = [0] * n
@@ -58,21 +50,19 @@ class Binder:
         self.bound: list[Operand | None] = [None] * n  # what `args` was made of
         self.windows: dict[tuple[int, int], Arg] = {}  # buffer and offset -> what was bound there last
         self.planned: dict[int, int] = {}
-        self.scratch: dict[tuple[int, int], Arg] = {}
-        # Lanes with work that may not be done: the memory that it may touch, and the splits that it is of.
-        self.busy: dict[int, set[MemorySpace]] = {}
-        self.pending: dict[int, list[Split]] = {}
-
-    def bind(self) -> None:
-        splits = self.partition.splits
-        fused = [self._fuse(split) for split in splits]
-        groupings = [None if f is None else [g[0] for g in f] for f in fused]
-        lives = lifetimes(self.partition, groupings)
-        self.scratch = self._plan_memory(lives, fused)
+        self.moves: list[dict[int, tuple[Buffer, int]]] = [{} for _ in range(slots)]  # what lies elsewhere in a slot
+        self.fused: Final = [self._fuse(split) for split in partition.splits]
+        groupings = [None if f is None else [g[0] for g in f] for f in self.fused]
+        self.scratch: Final = self._plan_memory(lifetimes(partition, groupings), self.fused)
         self._own_places()
-        for split, groups in zip(splits, fused, strict=True):
-            self._add_split(split, groups)
-        self._wait_for(set(self.busy), splits[-1] if splits else None)
+
+    def select(self, slot: int) -> None:
+        """Let operands be bound and plans compiled for ``slot`` from here on."""
+        for place, (buffer, offset) in self.moves[slot].items():
+            self.buffers[place], self.offsets[place] = buffer, offset
+        n = len(self.args)
+        self.args, self.bound = [None] * n, [None] * n
+        self.windows.clear()
 
     # --- fusing -----------------------------------------------------------------------------------------------------
 
@@ -120,13 +110,18 @@ class Binder:
                 last[target] = max(last[target], death[place])
             elif arenas[place] >= 0 and birth[place] >= 0 and place not in internal:
                 members[arenas[place]].append(place)
+        shared = {alias[place] for place in self._shared_places()} if self.slots > 1 else set()
         wanted = self._workspaces(times, fused)
         scratch: dict[tuple[int, int], Arg] = {}
         for lane, places in zip(self.lanes, members, strict=True):
             spaces = [w for w in wanted if w[0] == lane.index]
             if not places and not spaces:
                 continue
+            # Runs overlap: what other queues touch has its memory to itself all the time, in every slot.
+            seams = [p for p in places if p in shared] * self.slots
+            places = [p for p in places if p not in shared]
             blocks = [tuple.__new__(Block, (sizes[p], birth[p], last[p])) for p in places]
+            blocks += [Block(sizes[p], 0, END) for p in seams]
             blocks += [Block(size, moment, moment) for _, _, size, moment in spaces]
             kind, arena_memory = lane.buffer_type, self.arenas[lane.index]
             plan = plan_chunks(blocks, kind.alignment, arena_memory.capacities, kind.max_size)
@@ -137,12 +132,30 @@ class Binder:
             for place, chunk, offset in zip(places, plan.chunks, plan.offsets, strict=False):
                 buffers[place] = chunks[chunk]
                 offsets[place] = offset
-            for i, (_, key, size, _) in enumerate(spaces, len(places)):
+            each = len(seams) // self.slots
+            for i, (place, at) in enumerate(zip(seams, range(len(places), len(places) + len(seams)), strict=True)):
+                self.moves[i // each][place] = (chunks[plan.chunks[at]], plan.offsets[at])
+            for i, (_, key, size, _) in enumerate(spaces, len(places) + len(seams)):
                 scratch[key] = Arg(chunks[plan.chunks[i]], plan.offsets[i], u8, (size,), (1,))
         for place, target in enumerate(alias):
             if target != place:
                 self.buffers[place], self.offsets[place] = self.buffers[target], self.offsets[target]
+                for moves in self.moves:
+                    if target in moves:
+                        moves[place] = moves[target]
         return scratch
+
+    def _shared_places(self) -> set[int]:
+        """Inputs, and temporaries that more than one lane touches."""
+        arenas = self.partition.arenas
+        shared = set(self.partition.inputs.values())
+        for split in self.partition.splits:
+            lane = split.lane.index
+            for copy in (*split.copies, *split.write_backs):
+                shared.update(p for p in (copy.src.place, copy.dst.place) if arenas[p] >= 0 and arenas[p] != lane)
+            for item in split.items:
+                shared.update(s.place for s in (item.out, *item.srcs) if arenas[s.place] not in (-1, lane))
+        return shared
 
     def _internal_places(self, fused: Sequence[list[tuple[list[int], int]] | None]) -> set[int]:
         """Places that live only inside one fused group: they get no memory."""
@@ -215,7 +228,8 @@ class Binder:
 
     # --- operands ---------------------------------------------------------------------------------------------------
 
-    def _arg(self, operand: Operand) -> Arg:
+    def arg(self, operand: Operand) -> Arg:
+        """The operand where it lies in the selected slot."""
         place, offset, dtype, shape, strides = operand
         known = self.args[place]
         if known is not None and (self.bound[place] is operand or self.bound[place] == operand):
@@ -235,68 +249,13 @@ class Binder:
             self.args[place], self.bound[place] = arg, operand
         return arg
 
-    # --- the run list -----------------------------------------------------------------------------------------------
+    # --- plans ------------------------------------------------------------------------------------------------------
 
-    def _add(self, call: Call, action: Action) -> None:
-        self.calls.append(call)
-        self.actions.append(action)
-
-    def _wait_for(self, lanes: set[int], split: Split | None) -> None:
-        for index in sorted(lanes):
-            if index in self.busy and split is not None:
-                del self.busy[index]
-                lane = self.lanes[index]
-                pending = tuple(self.pending.pop(index, ()))
-                self._add(lane.stream.synchronize, Action("sync", lane, split, pending=pending))
-
-    def _add_split(self, split: Split, groups: list[tuple[list[int], int]] | None) -> None:
-        for copy in split.copies:
-            self._add_copy(copy, split, split.lane)
-        lane = split.lane
-        reach = {lane.space, lane.device.space, *lane.device.shared_spaces}
-        self._wait_for({i for i, touched in self.busy.items() if i != lane.index and touched & reach}, split)
-        if split.items:
-            plan = self._compile(split, groups)
-            self.plans.append(plan)
-            of_group = None if groups is None else tuple(tuple(g[0]) for g in groups)
-            self._add(plan.run, Action("plan", lane, split, items=of_group))
-            if lane.stream.is_async:
-                self.busy.setdefault(lane.index, set()).update(reach)
-                self.pending.setdefault(lane.index, []).append(split)
-        for copy in split.write_backs:
-            self._add_copy(copy, split, self._lane_of(copy.dst.place, lane))
-
-    def _lane_of(self, place: int, default: Lane) -> Lane:
-        """The lane whose stream works on a place's memory."""
-        arena = self.partition.arenas[place]
-        if arena >= 0:
-            return self.lanes[arena]
-        buffer = self.buffers[place]
-        assert buffer is not None
-        for lane in self.lanes:
-            if lane.device is buffer.device:
-                return lane
-        return default
-
-    def _add_copy(self, copy: Copy, split: Split, lane: Lane) -> None:
-        src, dst = self._arg(copy.src), self._arg(copy.dst)
-        assert src.buffer is not None
-        assert dst.buffer is not None
-        # Whoever may still write the source or touch the target, other than in the order of the target's own stream.
-        spaces = {src.buffer.space, dst.buffer.space}
-        others = {i for i, touched in self.busy.items() if touched & spaces and i != lane.index}
-        if lane.index in self.busy and src.buffer.space in self.busy[lane.index] and not src.buffer.is_host:
-            others.add(lane.index)
-        self._wait_for(others, split)
-        if lane.stream.is_async and not src.buffer.is_host and dst.buffer.device is not lane.device:
-            self._wait_for({lane.index}, split)
-        self._add(bind_copy(dst, lane.stream, src), Action("copy", lane, split, copy))
-        if lane.stream.is_async:
-            self.busy.setdefault(lane.index, set()).update(spaces)
-
-    def _compile(self, split: Split, groups: list[tuple[list[int], int]] | None) -> Plan:
+    def compile(self, split: Split) -> Plan:
+        """The steps of a split as a plan of its lane's stream."""
+        groups = self.fused[split.index]
         stream = split.lane.stream
-        arg = self._arg
+        arg = self.arg
         calls: list[Call]
         if groups is None and type(stream)._compile is Stream._compile and type(stream)._bind is Stream._bind:
             # The short way for streams that call kernels one by one: no steps are made.
@@ -333,35 +292,6 @@ class Binder:
         arenas = self.partition.arenas
         places = {s[0] for item in split.items for s in (item[2], *item[3]) if arenas[s[0]] < 0}
         return {buffer for place in places if (buffer := self.buffers[place]) is not None}
-
-    # --- in and out -------------------------------------------------------------------------------------------------
-
-    def feeds(self) -> dict[str, Feed]:
-        result: dict[str, Feed] = {}
-        for tensor in self.partition.graph.leaves:
-            if tensor.leaf is None or tensor.leaf.kind != "input":
-                continue
-            shape = array_shape(tensor.shape, tensor.dtype)
-            place = self.partition.inputs.get(tensor)
-            if place is None:
-                result[tensor.name] = Feed(tensor, shape, tensor.dtype.numpy, None, None)
-                continue
-            arg = self._arg(Operand(place, 0, tensor.dtype, tensor.shape, tensor.strides))
-            lane = self.lanes[self.partition.arenas[place]]
-            view, upload = bind_write(arg, lane.stream)
-            result[tensor.name] = Feed(tensor, shape, tensor.dtype.numpy, view, upload)
-        return result
-
-    def fetchers(self) -> list[Call]:
-        result: list[Call] = []
-        for output, operand in zip(self.partition.graph.outputs, self.partition.outputs, strict=True):
-            if operand is None:
-                empty = np.empty(array_shape(output.shape, output.dtype), output.dtype.numpy)
-                result.append(empty.copy)
-                continue
-            lane = self._lane_of(operand.place, self.lanes[-1])
-            result.append(bind_read(self._arg(operand), lane.stream))
-        return result
 
 
 def _unbound(operand: Operand) -> Arg:

@@ -1,14 +1,14 @@
 """The memory plan: life times of places, in-place reuse, and offsets in as few bytes as possible.
 
-Two plans are made and the better one is taken: a best-fit that walks through time and, where that one wastes memory,
-one that places the largest first. Offsets lie in chunks, because a device's buffers have a largest size and
+The first plan is a best-fit that walks through time; where it wastes memory, others are tried that place the largest
+first, or what is in the way for longest. Offsets lie in chunks, because a device's buffers have a largest size and
 because memory that a program uses is never moved: when a later program needs more, a chunk is appended.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from opweave.contract.space import round_up
@@ -17,7 +17,7 @@ from opweave.scheduler.split import END, Item, Partition
 __all__ = ["Block", "ChunkPlan", "Lifetimes", "lifetimes", "plan_chunks"]
 
 MEETINGS_LIMIT: Final = 16
-"""The largest-first plan is tried where blocks meet on average at most this many others: that is what it costs."""
+"""Further plans are tried where blocks meet on average at most this many others: that is what they cost."""
 
 _CHUNK: Final = 1 << 48  # chunks lie this far apart in the planner's own addresses
 
@@ -167,9 +167,12 @@ def plan_chunks(
     """
     best, bound, meetings = _best_fit(blocks, alignment, (), max_size)
     if best.nbytes > bound * 1.01 and len(best.sizes) == 1 and meetings <= MEETINGS_LIMIT * len(blocks):
-        other = _largest_first(blocks, alignment)
-        if other.nbytes < best.nbytes:
-            best = other
+        for order in (_by_size, _by_area, _by_life):
+            other = _in_order(blocks, alignment, order)
+            if other.nbytes < best.nbytes:
+                best = other
+            if best.nbytes <= bound * 1.01:
+                break
     if not capacities:
         return best
     # What is planned as if nothing existed fits wherever it fitted before: building again takes no further memory.
@@ -268,11 +271,24 @@ def _best_fit(
     return ChunkPlan([a // _CHUNK for a in address], [a % _CHUNK for a in address], sizes), most, meetings
 
 
-def _largest_first(blocks: Sequence[Block], alignment: int) -> ChunkPlan:
-    """Place the largest block first, each at the lowest gap between the placed blocks that live at the same time."""
+def _by_size(block: Block) -> tuple[int, int]:
+    return -block.size, block.birth
+
+
+def _by_area(block: Block) -> tuple[int, int]:
+    """By bytes times moments: what is in the way for longest comes first."""
+    return -block.size * (block.death - block.birth + 1), block.birth
+
+
+def _by_life(block: Block) -> tuple[int, int]:
+    return block.birth - block.death, -block.size
+
+
+def _in_order(blocks: Sequence[Block], alignment: int, order_of: Callable[[Block], tuple[int, int]]) -> ChunkPlan:
+    """Place one block after the other, each in the smallest gap between the placed ones that live at the same time."""
     n = len(blocks)
     rounded = [round_up(b.size, alignment) for b in blocks]
-    order = sorted(range(n), key=lambda i: (-rounded[i], blocks[i].birth))
+    order = sorted(range(n), key=lambda i: order_of(blocks[i]))
     rank = [0] * n
     for k, i in enumerate(order):
         rank[i] = k

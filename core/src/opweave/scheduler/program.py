@@ -5,9 +5,11 @@ Everything that can be decided is decided when it is built; `run` feeds, calls, 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import length_hint
+from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -15,16 +17,29 @@ import numpy as np
 
 from opweave.contract.buffer import Buffer
 from opweave.contract.step import Call
-from opweave.errors import DTypeError, ExecutionError, LifetimeError, SchedulerError, ShapeError, UnknownNameError
+from opweave.errors import (
+    AllocationError,
+    Cancelled,
+    DTypeError,
+    ExecutionError,
+    LifetimeError,
+    SchedulerError,
+    ShapeError,
+    UnknownNameError,
+)
 from opweave.events import EVENTS
 from opweave.leaves import read_leaf, write_state
-from opweave.scheduler.actions import Action, Feed, settle_failure
+from opweave.scheduler.actions import Action, Feed
 from opweave.scheduler.binding import Binder
 from opweave.scheduler.explain import explain
+from opweave.scheduler.runlist import RunList, run_lists
+from opweave.scheduler.running import Run
 from opweave.scheduler.split import Partition, Split
 from opweave.tensor import Tensor
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from opweave.contract.device import Device
     from opweave.scheduler.scheduler import Scheduler
 
@@ -78,18 +93,16 @@ class Program:
         self._closed = False
         self._lanes: Final = partition.assignment.lanes
         self._written: dict[str, Array] = {}
-        self._ran = False
-        binder = Binder(partition, scheduler._arenas, scheduler._host)
-        binder.bind()
-        self._calls: Final = binder.calls
-        self._actions: Final = binder.actions
-        self._plans: Final = binder.plans
+        self._latest: RunList | None = None  # of the last run, if it was a good one
+        binder = _bind(partition, scheduler)
+        self._lists: Final = run_lists(binder, overlapping=scheduler.parallel)
+        self._turn = 0
         self._planned: Final = binder.planned
         self._buffers: Final = binder.buffers
         self._offsets: Final = binder.offsets
         self._scratch: Final = binder.scratch
-        self._feeds: Final = binder.feeds()
-        self._fetchers: Final = binder.fetchers()
+        self._feeds: Final = self._lists[0].feeds
+        self._copied: Final = sum(copy.nbytes for copy in partition.copies)
         self._states: Final = [t for t in partition.graph.leaves if t.leaf is not None and t.leaf.kind == "state"]
 
     def __repr__(self) -> str:
@@ -112,37 +125,95 @@ class Program:
             ShapeError, DTypeError, UnknownNameError, SchedulerError: feeds that do not fit, before anything runs.
             ExecutionError: a node failed; names it, its device, and states that may be half written. Those refuse to
                 be read until they are written anew; everything else can be used again.
+            Cancelled: `Scheduler.cancel` was called meanwhile.
             LifetimeError: the program or its scheduler was closed.
         """
         scheduler = self._scheduler
+        if scheduler._queued:
+            return self.submit(feeds, **named).result()  # behind what was submitted before
         with scheduler._lock:
-            if scheduler._running:
-                raise SchedulerError("a program cannot be run from within a run of its own scheduler")
-            if self._closed:
-                raise LifetimeError(f"{self!r} was closed")
-            scheduler._running = True
-            try:
-                for state in self._states:
-                    if state.leaf.damaged:  # type: ignore[union-attr]
-                        raise ExecutionError(state.leaf.damaged, states=(state.name,))  # type: ignore[union-attr]
-                self._feed(feeds, named)
-                scheduler._last = self
-                self._ran = False
-                calls = self._told_calls() if EVENTS.listening else self._calls
-                rest = iter(calls)
-                try:
-                    for call in rest:
-                        call()
-                except BaseException as error:
-                    action = self._actions[len(calls) - length_hint(rest) - 1]
-                    failure = settle_failure(action, error, self._lanes, self.partition.splits)
-                    raise failure from failure.__cause__
-                self._ran = True
-                return self._fetch()
-            finally:
-                scheduler._running = False
+            run = self._begin(self._fitting(feeds, named), snapshot=False)
+            if not scheduler.parallel:
+                return self._ended(run)
+        return self._ended(run)
 
-    def _told_calls(self) -> list[Call]:
+    def submit(self, feeds: Mapping[Any, Any] | None = None, /, **named: Any) -> Future[Any]:
+        """Run once, beside the caller; runs end in the order in which they were submitted.
+
+        Fed arrays may be overwritten when this returns, except those of inputs that were made with ``borrowed=True``.
+        With ``Scheduler(parallel=True)`` successive runs overlap; at most twice as many as there are slots are under
+        way, and a further one waits here.
+
+        Returns:
+            A future whose ``result()`` is what `run` returns or raises. (``asyncio.wrap_future`` makes it awaitable.)
+
+        Raises:
+            ShapeError, DTypeError, UnknownNameError, SchedulerError, LifetimeError: as `run`, at once.
+        """
+        scheduler = self._scheduler
+        scheduler._check_caller()
+        if scheduler.parallel:
+            with scheduler._lock:
+                run = self._begin(self._fitting(feeds, named), snapshot=True)
+                return scheduler._executor.submit(self._ended, run)
+        ready = [(feed, _kept(feed, value)) for feed, value in self._fitting(feeds, named)]
+        return scheduler._enqueue(self._run_queued, ready)
+
+    def _run_queued(self, ready: list[tuple[Feed, Array]]) -> Any:
+        scheduler = self._scheduler
+        with scheduler._lock:
+            return self._ended(self._begin(ready, snapshot=False))
+
+    def _ended(self, run: Run) -> Any:
+        if not run.ended:
+            self._scheduler._conclude(run)
+        return self._formed(run.arrays())
+
+    def _begin(self, ready: list[tuple[Feed, Array]], *, snapshot: bool) -> Run:
+        """Feed, and make or queue the calls. The caller holds the scheduler's lock."""
+        scheduler = self._scheduler
+        scheduler._check_caller()
+        if self._closed:
+            raise LifetimeError(f"{self!r} was closed")
+        for state in self._states:
+            if state.leaf.damaged:  # type: ignore[union-attr]
+                raise ExecutionError(state.leaf.damaged, states=(state.name,))  # type: ignore[union-attr]
+        if scheduler._flying:
+            scheduler._make_room()
+        listed = self._lists[self._turn]
+        self._turn = (self._turn + 1) % len(self._lists)
+        run = Run(self, listed)
+        calls = self._told_calls(listed) if EVENTS.listening else listed.calls
+        self._latest = None
+        scheduler._runner = get_ident()
+        scheduler._runs[0] += 1
+        scheduler._runs[1] += self._copied
+        scheduler._cut = False
+        rest = iter(calls)
+        begun = False
+        try:
+            if scheduler._last is not self:
+                scheduler._switch(self, listed)
+            run.feed(ready, snapshot=snapshot)
+            begun = True
+            scheduler._rest = rest
+            for call in rest:
+                call()
+            if scheduler._cut:
+                raise Cancelled("the run was ended by cancel()")
+            run.close()
+        except BaseException as error:
+            index = len(calls) - length_hint(rest) - 1
+            action = listed.actions[index] if begun and index >= 0 else None
+            failure = scheduler._settle(run, error, action)
+            raise failure from failure.__cause__
+        finally:
+            scheduler._runner = 0
+            scheduler._rest = None
+        scheduler._note(run)
+        return run
+
+    def _told_calls(self, listed: RunList) -> list[Call]:
         """The calls of a run, each of which tells the sink what it was and how long it took."""
 
         def told(call: Call, action: Action) -> None:
@@ -152,15 +223,17 @@ class Program:
             data = {"bytes": action.copy.nbytes, "cause": action.copy.cause} if action.copy else {}
             EVENTS.emit(action.kind, name, start, perf_counter_ns(), device=action.lane.name, **data)
 
-        return [partial(told, *pair) for pair in zip(self._calls, self._actions, strict=True)]
+        pairs = zip(listed.calls, listed.actions, strict=True)
+        return [call if action.kind == "mark" else partial(told, call, action) for call, action in pairs]
 
-    def _feed(self, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> None:
+    def _fitting(self, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> list[tuple[Feed, Array]]:
+        """A value for every input, checked."""
         given: dict[str, Any] = {}
         for key, value in (feeds or {}).items():
             given[key.name if isinstance(key, Tensor) else key] = value
         given.update(named)
         ready: list[tuple[Feed, Array]] = []
-        for name, feed in self._feeds.items():
+        for name, feed in self._lists[self._turn].feeds.items():
             value = given.pop(name, None)
             if value is None:
                 value = self._written.get(name)
@@ -172,15 +245,9 @@ class Program:
         if given:
             name = str(next(iter(given)))
             raise UnknownNameError("input of this program", name, self._feeds)
-        # Everything was checked; only now is anything changed.
-        for feed, value in ready:
-            if feed.view is not None:
-                np.copyto(feed.view, value)
-            elif feed.upload is not None:
-                feed.upload(value)
+        return ready
 
-    def _fetch(self) -> Any:
-        arrays = [fetch() for fetch in self._fetchers]
+    def _formed(self, arrays: list[Array]) -> Any:
         form = self._form
         if isinstance(form, Tensor):
             return arrays[0]
@@ -199,7 +266,7 @@ class Program:
         """
         leaf = self._leaf(tensor)
         if leaf.leaf is not None and leaf.leaf.kind == "state":
-            with self._scheduler._lock:
+            with self._scheduler._quiet():
                 write_state(leaf, values)
         else:
             feed = self._feeds[leaf.name]
@@ -212,13 +279,13 @@ class Program:
             SchedulerError: a value that is not kept; make it an output.
         """
         if isinstance(tensor, Tensor) and tensor in self.partition.graph.outputs:
-            with self._scheduler._lock:
-                if not self._ran or self._scheduler._last is not self:
+            with self._scheduler._quiet():
+                if self._latest is None or self._scheduler._last is not self:
                     raise SchedulerError(f"{tensor.describe()} has no value: run the program first, and read it "
                                          "before another program of its scheduler runs")  # fmt: skip
-                return self._fetchers[self.partition.graph.outputs.index(tensor)]()  # type: ignore[no-any-return]
+                return self._latest.fetches[self.partition.graph.outputs.index(tensor)].read()
         leaf = self._leaf(tensor) if isinstance(tensor, str) else tensor
-        with self._scheduler._lock:
+        with self._scheduler._quiet():
             return read_leaf(leaf)
 
     def _leaf(self, tensor: Tensor | str) -> Tensor:
@@ -228,6 +295,11 @@ class Program:
         if found is None or (isinstance(tensor, Tensor) and tensor is not found):
             raise UnknownNameError("input or state of this program", name, leaves)
         return found
+
+    def _forget_marks(self) -> None:
+        """Nothing is under way any more, and marks of the past may be failed ones."""
+        for listed in self._lists:
+            listed.marks[:] = [None] * len(listed.marks)
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
@@ -247,6 +319,11 @@ class Program:
         return len(self.partition.copies)
 
     @property
+    def slots(self) -> int:
+        """How many runs have memory of their own for what passes between devices, so that they overlap."""
+        return len(self._lists)
+
+    @property
     def memory(self) -> dict[str, MemoryUse]:
         """Bytes by device: planned temporaries, weights and states that the program uses there."""
         result = {lane.name: [self._planned.get(lane.index, 0), 0, 0] for lane in self._lanes}
@@ -264,7 +341,7 @@ class Program:
         places = {p: Region(b, self._offsets[p], sizes[p]) for p, b in enumerate(self._buffers) if b is not None}
         scratch = {key: Region(arg.buffer, arg.offset, arg.size) for key, arg in self._scratch.items() if arg.buffer}
         groups = [[[i] for i in range(len(split.items))] for split in self.splits]
-        for action in self._actions:
+        for action in self._lists[0].actions:
             if action.items is not None:
                 groups[action.split.index] = [list(indices) for indices in action.items]
         return MemoryMap(places, scratch, groups)
@@ -283,13 +360,27 @@ class Program:
 
     def close(self) -> None:
         """Give up the compiled plans. Closing twice does nothing."""
-        with self._scheduler._lock:
+        with self._scheduler._quiet():
             if not self._closed:
                 self._closed = True
+                self._latest = None
                 self._scheduler._forget(self)
-                for plan in self._plans:
-                    plan.close()
-                self._calls.clear()
+                for listed in self._lists:
+                    for plan in listed.plans:
+                        plan.close()
+                    listed.calls.clear()
+
+
+def _bind(partition: Partition, scheduler: Scheduler) -> Binder:
+    """Memory and operands for as many slots as the scheduler wants, or for one where there is too little memory."""
+    slots = scheduler.n_slots
+    if slots > 1:
+        try:
+            return Binder(partition, scheduler._arenas, scheduler._host, slots)
+        except AllocationError as error:
+            warnings.warn(f"too little memory for {slots} slots, so that runs will not overlap: {error}",
+                          RuntimeWarning, stacklevel=4)  # fmt: skip
+    return Binder(partition, scheduler._arenas, scheduler._host)
 
 
 def device_of(partition: Partition, tensor: Tensor) -> Device:
@@ -299,6 +390,12 @@ def device_of(partition: Partition, tensor: Tensor) -> Device:
     if lane is None:
         raise SchedulerError(f"{tensor.describe()} is not in this program, or lies on none of its devices")
     return partition.assignment.lanes[lane].device
+
+
+def _kept(feed: Feed, value: Array) -> Array:
+    """``value``, or a copy of it where the caller may overwrite it."""
+    leaf = feed.tensor.leaf
+    return value if leaf is not None and leaf.borrowed else np.array(value, copy=True)
 
 
 def _fit(feed: Feed, value: Any) -> Array:

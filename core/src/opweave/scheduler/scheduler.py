@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import gc
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from threading import RLock
+from threading import Lock, RLock, get_ident
 from time import perf_counter_ns
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakSet
 
 from opweave import registry
 from opweave.contract.device import Device
 from opweave.contract.execution import Stream
 from opweave.contract.memory import BufferType
+from opweave.contract.space import WORKING
+from opweave.contract.worker import WorkerStream
 from opweave.errors import HazardError, LifetimeError, SchedulerError
 from opweave.events import EVENTS
 from opweave.graph import Graph
 from opweave.host import HostDevice
+from opweave.scheduler.actions import settle_failure
 from opweave.scheduler.arena import Arena
 from opweave.scheduler.assign import assign
 from opweave.scheduler.explain import explain
@@ -26,12 +31,36 @@ from opweave.scheduler.program import Outputs, Program, device_of
 from opweave.scheduler.split import Copy, Partition, Split, partition
 from opweave.tensor import Placement, Tensor
 
-__all__ = ["PlannedGraph", "Scheduler"]
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    from opweave.scheduler.actions import Action
+    from opweave.scheduler.runlist import RunList
+    from opweave.scheduler.running import Run
+
+__all__ = ["PlannedGraph", "Scheduler", "Stats"]
 
 Where = Device | Stream | str
 
 PROGRAMS_KEPT: Final = 64
 """How many programs a scheduler remembers, so that building the same outputs again costs nothing."""
+
+
+class Stats(NamedTuple):
+    """What a scheduler has done since it was made.
+
+    Attributes:
+        built, reused: programs that were built, and builds that gave one that was there.
+        runs: runs that began.
+        copied: bytes that they copied between memories.
+        allocated: bytes taken for temporaries.
+    """
+
+    built: int
+    reused: int
+    runs: int
+    copied: int
+    allocated: int
 
 
 class PlannedGraph:
@@ -69,6 +98,9 @@ class Scheduler:
 
     Args:
         devices: devices, streams or names, earlier ones preferred. Streams that it opens itself are closed with it.
+        parallel: let successive runs of a program overlap, each device working on another one (`Program.submit`).
+            Every device gets a thread, inputs and values at the seams get memory for several runs. ``True``: as many
+            slots as there are devices (2 to 4), a number: so many.
         op_offload: a device may bring weights from host memory for operations that it runs much faster.
         buffer_types: device or its name -> the kind of memory for its temporaries, where not its ordinary one.
 
@@ -81,6 +113,7 @@ class Scheduler:
         self,
         devices: Where | Sequence[Where],
         *,
+        parallel: bool | int = False,
         op_offload: bool = True,
         buffer_types: Mapping[Device | str, BufferType] | None = None,
     ) -> None:
@@ -93,7 +126,16 @@ class Scheduler:
         if len(set(names)) != len(names):
             raise SchedulerError(f"a device is named twice: {', '.join(names)}; give two streams of it instead")
         self._lock: Final = RLock()
-        self._running = False
+        self._runner = 0  # the thread that is in a run
+        self._rest: Any = None  # the iterator over the calls of the run that is being submitted
+        self._cut = False  # `cancel` ended it
+        self._counting: Final = Lock()
+        self._queued = 0  # runs that were submitted and have not ended
+        self._flying: Final[deque[Run]] = deque()
+        self._pool: ThreadPoolExecutor | None = None
+        self._alive: Final[WeakSet[Program]] = WeakSet()
+        self._builds = [0, 0]
+        self._runs = [0, 0]
         self._closed = False
         self._last: Program | None = None
         self._pins: dict[Tensor, int] = {}
@@ -102,7 +144,10 @@ class Scheduler:
         self._lanes: Final[list[Lane]] = []
         try:
             for index, item in enumerate(resolved):
-                stream = item if isinstance(item, Stream) else item.open()
+                stream = item if isinstance(item, Stream) else item.open(worker=True) if parallel else item.open()
+                if parallel and not isinstance(stream, WorkerStream):
+                    raise SchedulerError(f"{stream!r} has no thread of its own, which parallel=True needs: "
+                                         "give the device, or device.open(worker=True)")  # fmt: skip
                 kind = kinds.pop(stream.device.name, None)
                 self._lanes.append(Lane(index, stream, kind, owned=stream is not item))
             if kinds:
@@ -111,6 +156,10 @@ class Scheduler:
             self._close_streams()
             raise
         self._op_offload: Final = op_offload
+        self.parallel: Final = bool(parallel)
+        self.n_slots: Final = (
+            1 if not parallel else min(max(len(self._lanes), 2), 4) if parallel is True else int(parallel)
+        )
         self._arenas: Final = [Arena(lane) for lane in self._lanes]
 
     def __repr__(self) -> str:
@@ -178,6 +227,7 @@ class Scheduler:
             known = self._programs.get(key)
             if known is not None:
                 self._programs.move_to_end(key)
+                self._builds[1] += 1
                 return known
             start = perf_counter_ns()
             with _without_gc():
@@ -186,6 +236,8 @@ class Scheduler:
                 EVENTS.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
             registry.program_built(program)
             self._programs[key] = program
+            self._alive.add(program)
+            self._builds[0] += 1
             while len(self._programs) > PROGRAMS_KEPT:
                 self._programs.popitem(last=False)
             return program
@@ -236,16 +288,155 @@ class Scheduler:
                     return lane.index
         raise SchedulerError(f"{name!r} is not a device of {self!r}")
 
-    # --- end --------------------------------------------------------------------------------------------------------
+    # --- runs -------------------------------------------------------------------------------------------------------
+
+    @property
+    def stats(self) -> Stats:
+        """What was built, run, allocated and copied so far."""
+        built, reused = self._builds
+        runs, copied = self._runs
+        return Stats(built, reused, runs, copied, sum(arena.allocated for arena in self._arenas))
 
     def synchronize(self) -> None:
-        """Wait for all streams."""
-        for lane in self._lanes:
-            lane.stream.synchronize()
+        """Wait until all submitted runs have ended and all streams are done.
+
+        Runs that failed raise from their futures and not here.
+        """
+        with self._quiet():
+            for lane in self._lanes:
+                lane.stream.synchronize()
+
+    def cancel(self) -> None:
+        """End the runs that are under way, from any thread; they raise `Cancelled`.
+
+        A plan ends after its present step, where the device can; states that it writes may be half written.
+        """
+        self._cut = True
+        rest = self._rest
+        if rest is not None:
+            rest.__setstate__(sys.maxsize)
+        if rest is not None or self._flying:
+            for lane in self._lanes:
+                lane.stream.abort()
+
+    def _check_caller(self) -> None:
+        """Whether this thread may run something now: not from within a run."""
+        inside = WORKING.active and any(isinstance(s, WorkerStream) and s.is_current for s in self.streams)
+        if inside or self._runner == get_ident():
+            raise SchedulerError("a program cannot be run from within a run of its own scheduler")
+
+    @property
+    def _executor(self) -> ThreadPoolExecutor:
+        """One thread: what is given to it ends in order."""
+        self._check_open()
+        if self._pool is None:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._pool = ThreadPoolExecutor(1, "opweave runs")
+        return self._pool
+
+    def _enqueue(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Have the thread of the runs do something, behind what it was given before."""
+        with self._counting:
+            self._queued += 1
+        future = self._executor.submit(work, *args)
+        future.add_done_callback(self._dequeue)
+        return future
+
+    def _dequeue(self, future: Future[Any]) -> None:
+        with self._counting:
+            self._queued -= 1
+
+    def _make_room(self) -> None:
+        """Wait until one more run may be under way."""
+        while len(self._flying) > (2 * self.n_slots - 1 if self.parallel else 0):
+            self._conclude(self._flying[0])
+
+    def _switch(self, program: Program, listed: RunList) -> None:
+        """Have the streams wait for runs of another program: their memory lies over each other."""
+        for run in self._flying:
+            for end in run.ends:
+                for stream in listed.streams:
+                    stream.wait(end)
+        self._last = program
+
+    def _note(self, run: Run) -> None:
+        """All of a run was submitted."""
+        if run.ends:
+            self._flying.append(run)
+        else:
+            run.ended = True
+            run.program._latest = run.listed
+
+    def _conclude(self, run: Run) -> None:
+        """Wait for a run, and for those before it. Its failure is noted on it, not raised."""
+        for other in [*self._flying]:
+            if run.ended:
+                return
+            error: BaseException | None = None
+            try:
+                other.wait()
+            except Exception as failure:
+                error = failure
+            with self._lock:
+                if not other.ended:
+                    if error is not None:
+                        self._settle(other, error, None)
+                    else:
+                        other.ended = True
+                        other.program._latest = other.listed
+                        self._flying.remove(other)
+            if other is run:
+                return
+
+    def _settle(self, run: Run, error: BaseException, action: Action | None) -> BaseException:
+        """Leave everything usable after a run failed, and those that were under way with it; gives what to raise."""
+        failed = []
+        for other in [*self._flying, run]:
+            if other.ended or other in failed:
+                continue
+            if other is not run:
+                try:
+                    other.wait()
+                except Exception:
+                    failed.append(other)
+                else:
+                    other.ended = True
+            else:
+                failed.append(run)
+        splits: list[Split] = []
+        for other in failed:
+            own = other.program.partition.splits
+            splits += own if other is not run or action is None else own[: action.split.index + 1]
+        actions = [a for other in failed for a in other.listed.actions]
+        reason = settle_failure(error, action, actions, self._lanes, splits)
+        for other in failed:
+            if other is failed[0]:
+                other.fail(reason)
+            else:
+                other.fail_with(reason)
+        self._flying.clear()
+        for program in self._alive:
+            program._forget_marks()
+        assert run.error is not None
+        return run.error
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """A ``with`` block in which nothing is under way, after everything that was submitted before."""
+        pool = self._pool
+        if self._queued and pool is not None and self._runner != get_ident():
+            pool.submit(int).result()
+        with self._lock:
+            while self._flying:
+                self._conclude(self._flying[0])
+            yield
+
+    # --- end --------------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Close all programs, lift all pins and give their memory back; the scheduler can be used again."""
-        with self._lock:
+        with self._quiet():
             for program in list(self._programs.values()):
                 program.close()
             self._programs.clear()
@@ -254,7 +445,13 @@ class Scheduler:
                 arena.free()
 
     def close(self) -> None:
-        """Close programs and the streams that it opened, and free its memory. Closing twice does nothing."""
+        """Close programs and the streams that it opened, and free its memory, after submitted runs have ended.
+
+        Closing twice does nothing.
+        """
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
         with self._lock:
             if not self._closed:
                 self.reset()

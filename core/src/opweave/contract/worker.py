@@ -1,0 +1,205 @@
+"""`WorkerStream`: a thread that works off another stream's work, so that any device can run beside the caller."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final
+
+from opweave.contract.execution import Stream
+from opweave.contract.space import WORKING
+from opweave.errors import Cancelled, LifetimeError
+
+if TYPE_CHECKING:
+    from opweave.contract.buffer import Buffer
+    from opweave.contract.execution import Event, Plan
+    from opweave.contract.step import Call, Group, Step
+
+__all__ = ["WorkerStream"]
+
+
+class Mark:
+    """A place in a worker's queue: reached once everything before it was worked off or dropped."""
+
+    __slots__ = ("error", "event", "reached", "sequence")
+
+    def __init__(self, sequence: int) -> None:
+        self.sequence: Final = sequence
+        self.reached: Final = threading.Event()
+        self.error: BaseException | None = None
+        self.event: Event | None = None  # where the inner stream is asynchronous too: its own mark
+
+
+class WorkerStream(Stream):
+    """Runs the work of another stream on a thread of its own. Made by ``device.open(worker=True)``.
+
+    Submitting only queues; the thread submits to the inner stream and waits for other streams' marks, of whatever
+    class. Behind a failure queued work is dropped until `synchronize` has told of it.
+
+    Args:
+        inner: what does the work. It belongs to the worker from now on.
+    """
+
+    has_thread = True
+
+    def __init__(self, inner: Stream) -> None:
+        if isinstance(inner, WorkerStream):
+            raise LifetimeError(f"{inner!r} already has a thread of its own")
+        super().__init__(inner.device)
+        self.inner: Final = inner
+        self._broken: BaseException | None = None
+        self._told = False
+        self._left = 0  # jobs that are queued or being done
+        self._counting: Final = threading.Lock()
+        self._queue: Final[SimpleQueue[Callable[[], None] | None]] = SimpleQueue()
+        # A daemon: work that nobody waits for does not keep the process. Reference-free: streams close when dropped.
+        self._thread: Final = threading.Thread(
+            target=_work_off, args=(self._queue,), name=f"opweave {inner.device.name}", daemon=True
+        )
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<WorkerStream of {self.device.name}{', closed' if self._closed else ''}>"
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is the worker's own thread."""
+        return threading.current_thread() is self._thread
+
+    def call(self, work: Callable[[], Any]) -> None:
+        """Queue any function; it is called on the thread, in stream order."""
+        with self._turn():
+            self._put(work)
+
+    def wait(self, event: Event) -> None:
+        """Let later work wait for ``event``, which may be of a stream of any class; raises at once if it has failed."""
+        self._check_open()
+        event._raise()
+        if event.stream is not self and not event.done:
+            self.call(partial(self._await, event))
+        event._raise()
+
+    def _await(self, event: Event) -> None:
+        handle = event._handle
+        if isinstance(handle, Mark):
+            handle.reached.wait()
+            if handle.error is not None:
+                event.synchronize()  # which raises
+            if handle.event is not None:
+                self.inner.wait(handle.event)
+        else:
+            self.inner.wait(event)
+
+    # --- the queue --------------------------------------------------------------------------------------------------
+
+    def _put(self, work: Callable[[], Any]) -> None:
+        with self._counting:
+            self._left += 1
+        self._queue.put(partial(self._do, work))
+
+    def _do(self, work: Callable[[], Any]) -> None:
+        try:
+            if self._broken is None:
+                work()
+        except BaseException as error:  # an interrupt too is the submitter's to hear of
+            self._break(error)
+        finally:
+            with self._counting:
+                self._left -= 1
+
+    def _break(self, error: BaseException) -> None:
+        if self._broken is None:
+            self._told = False
+            self._broken = error
+
+    def _launch(self, plan: Plan, calls: list[Call]) -> None:
+        self._put(partial(self.inner._launch, plan, calls))
+
+    def _owns(self, buffer: Buffer) -> bool:
+        return True  # the inner stream takes whatever its device reaches
+
+    # --- what a stream can do ---------------------------------------------------------------------------------------
+
+    def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
+        return self.inner._fuse(steps)
+
+    def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
+        return self.inner._compile(groups)
+
+    def _upload(self, buffer: Buffer, offset: int, data: memoryview) -> None:
+        self._put(partial(self.inner.upload, buffer, offset, data))
+
+    def _download(self, buffer: Buffer, offset: int, out: memoryview) -> None:
+        self._put(partial(self.inner.download, buffer, offset, out))
+
+    def _record(self) -> Mark:
+        mark = Mark(self._sequence)
+        self._queue.put(partial(self._arrive, mark))
+        return mark
+
+    def _arrive(self, mark: Mark) -> None:
+        # Reached also behind a failure: nobody hangs.
+        mark.error = self._broken
+        if mark.error is None:
+            if not self.inner.is_async:
+                self._reach(mark.sequence)  # a later failure does not concern it, whether somebody asked or not
+            else:
+                try:
+                    mark.event = self.inner.record()
+                except Exception as error:
+                    self._break(error)
+                    mark.error = error
+        mark.reached.set()
+
+    def _join(self, handle: Mark) -> None:
+        handle.reached.wait()
+        if handle.error is not None:
+            self._told = True
+            raise handle.error
+        if handle.event is not None:
+            handle.event.synchronize()
+
+    def _query(self, handle: Mark) -> bool:
+        if not handle.reached.is_set():
+            return False
+        if handle.error is not None:
+            self._told = True
+            raise handle.error
+        return handle.event is None or handle.event.done
+
+    def _synchronize(self) -> None:
+        if self.is_current:
+            return  # it cannot wait for itself; everything before is done
+        mark = self._record()
+        mark.reached.wait()
+        try:
+            if mark.error is None and mark.event is not None:
+                mark.event.synchronize()
+        finally:
+            if mark.error is not None or self.inner.failure is not None:
+                self.inner.recover()
+                self._broken = None
+        if mark.error is not None and not self._told:
+            self._told = True
+            raise mark.error
+
+    def _abort(self) -> None:
+        with self._counting:
+            if self._left:
+                self._break(Cancelled(f"queued work of {self.device.name} was ended by abort()"))
+        self.inner.abort()
+
+    def _close(self) -> None:
+        self._queue.put(None)
+        if not self.is_current:
+            self._thread.join()
+        self.inner.close()
+
+
+def _work_off(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+    WORKING.active = True
+    while (job := queue.get()) is not None:
+        job()
+        del job  # what it holds may be the last reference to its stream

@@ -1,0 +1,117 @@
+"""DLPack: arrays of other libraries as leaves. Arrays of ours are NumPy's, which speak it themselves; leaves that have
+memory do too (`Tensor.__dlpack__`)."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from opweave import registry
+from opweave.contract.space import Usage
+from opweave.errors import DTypeError, Unavailable
+from opweave.tensor import Leaf, Location, Tensor, constant, new_leaf
+
+__all__ = ["from_dlpack"]
+
+HOST_TYPES: Final = frozenset({1, 3, 11, 13})
+"""Types of DLPack devices whose memory the process reads: the CPU's, pinned for CUDA and ROCm, managed by CUDA."""
+
+BFLOAT: Final = 4
+
+
+def from_dlpack(array: Any, *, name: str = "dlpack") -> Tensor:
+    """A read-only leaf over the memory of another library's array.
+
+    Host arrays become constants that use the memory where it lies; it must not be changed while programs use it. Arrays
+    that are not dense are copied. Arrays in the memory of a device become weights there, if a backend shows that device
+    and takes its arrays.
+
+    Args:
+        array: anything with ``__dlpack__`` and ``__dlpack_device__``: of NumPy, PyTorch, JAX, CuPy, ...
+        name: the leaf's.
+
+    Raises:
+        DTypeError: it does not speak DLPack, or has a dtype that opweave does not have.
+        Unavailable: it lies on a device that no backend here shows.
+        UnsupportedOpError: the device does not take it as it lies.
+    """
+    try:
+        kind, number = (int(part) for part in array.__dlpack_device__())
+    except (TypeError, AttributeError, BufferError, ValueError) as error:
+        raise DTypeError(f"cannot take {type(array).__name__} by DLPack: {error}") from None
+    if kind in HOST_TYPES:
+        view = _host_view(array)
+        view.flags.writeable = False
+        return constant(view, name=name)
+    for device in registry.devices():
+        if device.dlpack_device == (kind, number):
+            buffer, dtype, shape = device.import_dlpack(array)
+            buffer.usage = Usage.WEIGHTS
+            leaf = Leaf("weight", name)
+            leaf.placement, leaf.device = Location(buffer, 0), device.name
+            return new_leaf(leaf, shape, dtype)
+    raise Unavailable(
+        f"no backend here shows the device of this {type(array).__name__} (DLPack device {kind}, {number})",
+        remedy="install the backend of that device, e.g. opweave-torch, or bring the array to the host first",
+    )
+
+
+def _host_view(array: Any) -> np.ndarray[Any, Any]:
+    """The array's memory, as an array that may be marked read-only without marking the original."""
+    try:
+        return np.from_dlpack(array).view()
+    except (TypeError, AttributeError, BufferError, RuntimeError, ValueError) as error:
+        try:
+            return _bf16_view(array)
+        except (TypeError, AttributeError, BufferError, RuntimeError, ValueError):
+            raise DTypeError(f"cannot take {type(array).__name__} by DLPack: {error}") from None
+
+
+# --- bf16, which NumPy's own reader does not know ---------------------------------------------------------------------
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _DLTensor(ctypes.Structure):
+    """The structure of the standard, https://dmlc.github.io/dlpack/latest/c_api.html."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),  # in elements; NULL: dense
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+def _bf16_view(array: Any) -> np.ndarray[Any, Any]:
+    capsule = array.__dlpack__()
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    found = _DLTensor.from_address(pointer(capsule, b"dltensor"))
+    if (found.dtype.code, found.dtype.bits, found.dtype.lanes) != (BFLOAT, 16, 1):
+        raise BufferError("not bf16")
+    dtype = np.dtype(ml_dtypes.bfloat16)
+    shape = tuple(found.shape[: found.ndim])
+    if not found.data or 0 in shape:
+        return np.empty(shape, dtype)
+    steps = None if not found.strides else tuple(step * dtype.itemsize for step in found.strides[: found.ndim])
+    if steps is not None and min(steps, default=0) < 0:
+        raise BufferError("negative strides")
+    span = dtype.itemsize * int(np.prod(shape)) if steps is None else dtype.itemsize
+    if steps is not None:
+        span += sum((length - 1) * step for length, step in zip(shape, steps, strict=True))
+    window = (ctypes.c_uint8 * span).from_address(found.data + found.byte_offset)
+    window.capsule = capsule  # type: ignore[attr-defined]  # which releases the memory when it goes
+    return np.ndarray(shape, dtype, window, 0, steps)

@@ -1,0 +1,94 @@
+"""`Run`: one run of a program, from feeding to the results, perhaps beside others that are under way."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from opweave.errors import Cancelled, ExecutionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from opweave.contract.execution import Event
+    from opweave.scheduler.actions import Feed
+    from opweave.scheduler.program import Program
+    from opweave.scheduler.runlist import RunList
+
+__all__ = ["Run"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Run:
+    """A run under way.
+
+    Attributes:
+        program: whose run it is.
+        error: why it failed, once that is known.
+        ended: whether it is known to have ended, well or not.
+        ends: marks of all its streams, behind everything.
+    """
+
+    __slots__ = ("_arrays", "ended", "ends", "error", "listed", "program")
+
+    def __init__(self, program: Program, listed: RunList) -> None:
+        self.program: Final = program
+        self.listed: Final = listed
+        self.error: BaseException | None = None
+        self.ended = False
+        self._arrays: Final[list[Any]] = [None] * len(listed.fetches)
+        self.ends: list[Event] = []
+
+    def feed(self, ready: list[tuple[Feed, Array]], *, snapshot: bool) -> None:
+        """Set the inputs. With ``snapshot`` the arrays may be overwritten when this returns."""
+        for wait in self.listed.before:
+            wait()
+        for feed, value in ready:
+            if feed.view is not None:
+                np.copyto(feed.view, value)
+            elif feed.put is not None:
+                leaf = feed.tensor.leaf
+                own = snapshot and feed.queued and not (leaf is not None and leaf.borrowed)
+                feed.put(np.array(value, copy=True) if own else value)
+
+    def close(self) -> None:
+        """Queue what follows the calls: fetching, and the marks by which the end is known."""
+        if not self.listed.streams:
+            return
+        for i, fetch in enumerate(self.listed.fetches):
+            if fetch.stream is not None:
+                fetch.stream.call(partial(_store, self._arrays, i, fetch.read))
+        self.ends = [stream.record() for stream in self.listed.streams]
+
+    def wait(self) -> None:
+        """Wait for the end; raises what a stream failed with."""
+        for end in self.ends:
+            end.synchronize()
+
+    def arrays(self) -> list[Any]:
+        """The outputs of a run that has ended."""
+        if self.error is not None:
+            raise self.error
+        for i, fetch in enumerate(self.listed.fetches):
+            if fetch.stream is None:
+                self._arrays[i] = fetch.read()
+        return self._arrays
+
+    def fail(self, error: BaseException) -> None:
+        self.error, self.ended = error, True
+
+    def fail_with(self, other: BaseException) -> None:
+        """End, because a run under way at the same time failed."""
+        if isinstance(other, Cancelled):
+            self.fail(other)
+            return
+        error = ExecutionError(f"this run was under way when another one failed: {other}")
+        error.__cause__ = other
+        self.fail(error)
+
+
+def _store(arrays: list[Any], index: int, read: Callable[[], Any]) -> None:
+    arrays[index] = read()
