@@ -242,7 +242,7 @@ def state(
         raise DTypeError(f"state {name!r}: nodes cannot write {dtype}; take a plain type")
     shape = check_shape(shape if isinstance(shape, int) else tuple(shape), dtype)
     target = _resolve(device)
-    _converted(f"the fill of state {name!r}", fill, dtype)
+    _values_for(f"the fill of state {name!r}", fill, dtype)
     tensor = new_leaf(Leaf("state", name, fill=fill), shape, dtype)
     if target is not None:
         place_state(tensor, target)
@@ -268,6 +268,32 @@ def place_state(tensor: Tensor, device: Device) -> None:
     leaf.data = None
     leaf.placement = Location(buffer, 0, handle)
     leaf.device = device.name
+
+
+def withdraw(tensor: Tensor, device: Device) -> None:
+    """Take a leaf off a device that may be lost: what is there is forgotten, what the host knows stays.
+
+    Read-only leaves are unplaced again. A state keeps its value if the device can still be read; if not it is damaged
+    and refuses reads until it is written.
+
+    Raises:
+        SchedulerError: a read-only leaf whose only bytes were there.
+    """
+    leaf = tensor.leaf
+    assert leaf is not None
+    leaf.copies.pop(device.space, None)
+    if leaf.placement is None or leaf.placement.buffer.device is not device:
+        return
+    values = leaf.data
+    if leaf.kind == "state" or values is None:
+        try:
+            values = None if leaf.damaged else read_leaf(tensor)
+        except Exception as error:  # whatever the driver of a lost device raises
+            reason = f"{tensor.describe()} was on {device.name}, which can no longer be read: {error}"
+            if leaf.kind != "state":
+                raise SchedulerError(reason) from error
+            leaf.damaged = f"{reason}; write it anew to use it"
+    leaf.placement, leaf.device, leaf.data = None, None, values
 
 
 def place(tensor: Tensor, buffer: Buffer, offset: int = 0) -> Placement:
@@ -334,7 +360,7 @@ def write_state(tensor: Tensor, values: Any) -> None:
     leaf = tensor.leaf
     if leaf is None or leaf.kind != "state":
         raise SchedulerError(f"{tensor.describe()} is no state; only states are written from outside")
-    array = _converted(tensor.describe(), values, tensor.dtype)
+    array = _values_for(tensor.describe(), values, tensor.dtype)
     if array.shape != tensor.shape:
         raise ShapeError(f"values of shape {array.shape} do not fit {tensor.describe()}")
     if leaf.placement is None:
@@ -345,15 +371,9 @@ def write_state(tensor: Tensor, values: Any) -> None:
     leaf.damaged = ""
 
 
-def _converted(what: str, values: Any, dtype: DType) -> np.ndarray[Any, Any]:
-    """``values`` in ``dtype``; refused where that loses more than a rounding."""
-    array = host_array(values, copy=False)
-    if array.dtype == dtype.numpy:
-        return array
-    if as_dtype(array.dtype).is_float and not dtype.is_float and not isinstance(values, float):
-        raise DTypeError(f"{what}: {dtype} does not take floating-point values; convert them with array.astype(...)")
-    with np.errstate(all="ignore"):
-        result = array.astype(dtype.numpy)
-    if not dtype.is_float and not np.array_equal(result, array):
-        raise DTypeError(f"{what}: {dtype} does not hold such values")
-    return result
+def _values_for(what: str, values: Any, dtype: DType) -> np.ndarray[Any, Any]:
+    """`host_array`, whose errors say what the values are for."""
+    try:
+        return host_array(values, dtype, copy=False)
+    except DTypeError as error:
+        raise DTypeError(f"{what}: {error}") from None

@@ -42,6 +42,8 @@ class OpDef:
         is_view: the node only shows its source's bytes otherwise; it never reaches a backend.
         indices: positions of sources that hold indices (i32 or i64); the rest is data.
         index_out: the output holds indices.
+        selects: ``(table, ids)``, two sources: of the table only those rows along its first axis are read that the ids
+            name. Where a table is brought from the host for each run, the others stay there.
         pointwise: each output element depends on the source elements at the same place only.
         flops: floating-point operations for an output tensor.
         formula: the op in one line of mathematics, for documentation.
@@ -49,7 +51,7 @@ class OpDef:
 
     __slots__ = (
         "build", "family", "flops", "formula", "index_out", "indices", "infer", "inplace", "is_view", "name",
-        "pointwise", "reference", "writes",
+        "pointwise", "reference", "selects", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +66,7 @@ class OpDef:
         is_view: bool = False,
         indices: tuple[int, ...] = (),
         index_out: bool = False,
+        selects: tuple[int, int] | None = None,
         pointwise: bool = False,
         flops: Callable[[Tensor], int] | None = None,
         formula: str = "",
@@ -77,6 +80,7 @@ class OpDef:
         self.is_view: Final = is_view
         self.indices: Final = indices
         self.index_out: Final = index_out
+        self.selects: Final = selects
         self.pointwise: Final = pointwise
         self.flops: Final = flops or flops_per_element(1 if pointwise else 0)
         self.formula: Final = formula

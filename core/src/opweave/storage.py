@@ -27,7 +27,17 @@ if TYPE_CHECKING:
     from opweave.dtypes import DType
     from opweave.layout import Shape
 
-__all__ = ["array_shape", "bind_copy", "bind_read", "bind_write", "copy", "copy_bytes", "read", "write"]
+__all__ = [
+    "array_shape",
+    "bind_copy",
+    "bind_read",
+    "bind_selected_copy",
+    "bind_write",
+    "copy",
+    "copy_bytes",
+    "read",
+    "write",
+]
 
 
 def array_shape(shape: Shape, dtype: DType) -> Shape:
@@ -171,6 +181,28 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
 
         return direct, True
     return partial(copy, dst, src), False
+
+
+def bind_selected_copy(dst: Arg, stream: Stream, src: Arg, ids: Arg) -> tuple[Call, bool]:
+    """As `bind_copy`, of only those rows along the first axis that ``ids`` name when the call is made.
+
+    Both sides are dense. The other rows of ``dst`` stay as they are.
+    """
+    if isinstance(stream, WorkerStream):
+        return partial(stream.call, _settled(stream.inner, bind_selected_copy(dst, stream.inner, src, ids)[0])), True
+    to, of, count = _memory(dst), _memory(src), dst.shape[0]
+    row = dst.nbytes // count
+
+    def copy_rows() -> None:
+        wanted = np.unique(read(ids))
+        wanted = wanted[(wanted >= 0) & (wanted < count)]
+        # Neighbours in one piece.
+        for piece in np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1):
+            if piece.size:
+                start = int(piece[0]) * row
+                copy_bytes(to, dst.offset + start, of, src.offset + start, piece.size * row)
+
+    return copy_rows, False
 
 
 def bind_write(dst: Arg, stream: Stream) -> tuple[np.ndarray[Any, Any] | None, Any, bool]:

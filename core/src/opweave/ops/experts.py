@@ -57,6 +57,7 @@ EXPERT_LINEAR = define_op(
         infer=_expert_linear_infer,
         reference=_expert_linear,
         indices=(2,),
+        selects=(1, 2),
         flops=lambda out: 2 * out.size * out.srcs[0].shape[-1],
         formula="y[t, u, o] = Σᵢ x[t, u, i] · w[ids[t, u], o, i]",
     )
@@ -124,6 +125,7 @@ ADD_EXPERT = define_op(
         reference=_add_expert,
         inplace=(0,),
         indices=(2,),
+        selects=(1, 2),
         flops=flops_per_element(1),
         formula="y[t, u, n] = x[t, u, n] + table[ids[t, u], n]",
     )

@@ -58,6 +58,7 @@ EMBEDDING = define_op(
         infer=_embedding_infer,
         reference=_embedding,
         indices=(1,),
+        selects=(0, 1),
         flops=flops_per_element(0),
         formula="y[i, ...] = table[ids[i], ...]",
     )

@@ -34,34 +34,40 @@ class Feed(NamedTuple):
     view: Array | None
     put: Callable[[Array], None] | None
     queued: bool
+    lane: Lane | None
 
 
 class Fetch(NamedTuple):
     """How an output is brought back: a call that gives a new array, to be made in the order of ``stream`` if there is
     one, else by the thread that wants it, after the run."""
 
+    tensor: Tensor
     read: Callable[[], Array]
     stream: WorkerStream | None
+    lane: Lane | None
 
 
 class Action(NamedTuple):
     """What a call of the run list is, for messages and traces.
 
     Attributes:
-        kind: running a plan, making a copy, waiting for a lane's stream, marking a point of it.
+        kind: feeding an input, running a plan, making a copy, waiting for a lane's stream, marking a point of it,
+            showing a value to an observer.
         lane: whose stream does it, or is waited for.
         split: to which split it belongs.
         copy: the copy, of copies.
         items: of plans, the items of each fused group; ``None``: one each.
         plan: the plan.
+        tensor: of feeds, the input.
     """
 
-    kind: Literal["plan", "copy", "sync", "mark"]
+    kind: Literal["plan", "copy", "sync", "mark", "observe", "feed"]
     lane: Lane
-    split: Split
+    split: Split | None
     copy: Copy | None = None
     items: tuple[tuple[int, ...], ...] | None = None
     plan: Plan | None = None
+    tensor: Tensor | None = None
 
 
 def settle_failure(
@@ -92,12 +98,12 @@ def settle_failure(
     while isinstance(cause, ExecutionError) and isinstance(cause.__cause__, Exception):
         cause = cause.__cause__  # a stream said so of its queued work: that is why
     ended = _ended_on_purpose(error)
-    node: Tensor | None = None
+    node = action.tensor if action is not None else None
     writers: list[Tensor] = []
     if action is not None and action.copy is not None:
         node = action.copy.tensor
         writers += [node] if action.copy.cause == "write-back" else []
-    elif action is not None and action.kind == "plan":
+    elif action is not None and action.kind == "plan" and action.split is not None:
         first, last = 0, len(action.split.items)
         if step is not None and step.step is not None:
             group = (step.step,) if action.items is None else action.items[step.step]
@@ -109,7 +115,9 @@ def settle_failure(
             writers += _written(split, 0, len(split.items))
     states = {w.memory.name: w.memory for w in writers if w.state is not None}
     device = action.lane.name if action is not None else unfinished[0].name if unfinished else ""
-    what = node.describe() if node is not None else f"split {action.split.index}" if action is not None else "the run"
+    what = node.describe() if node is not None else "the run"
+    if node is None and action is not None and action.split is not None:
+        what = f"split {action.split.index}"
     kind = f"{action.kind} of " if action is not None else ""
     where = f" on {device}" if device else ""
     message = f"{kind}{what} failed{where}: {type(cause).__name__}: {cause}"
@@ -118,6 +126,8 @@ def settle_failure(
         state.leaf.damaged = f"state {state.name!r} may be half written ({message}); write it anew to use it"
     if ended is not None:
         return ended
+    if action is not None and action.kind == "observe":
+        return error  # the observer's own
     if states:
         message += f"; half written: {', '.join(states)}"
     result = ExecutionError(message, node=what, device=device, states=states)
@@ -152,11 +162,11 @@ def _finish(lanes: Sequence[Lane]) -> list[Lane]:
     """Wait for all streams; gives those whose queued work failed."""
     failed = []
     for lane in lanes:
-        stream = lane.stream
-        stream.settle()
-        if stream.is_async and stream.failure is not None:
-            failed.append(lane)
-        stream.recover()
+        for stream in lane.streams:
+            stream.settle()
+            if stream.is_async and stream.failure is not None:
+                failed.append(lane)
+            stream.recover()
     return failed
 
 

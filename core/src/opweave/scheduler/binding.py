@@ -6,7 +6,7 @@ between devices) then has memory of its own in each slot, and every slot has pla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,11 +32,20 @@ class Binder:
 
     Attributes:
         slots: how many runs may be under way at once.
+        show: what is called with each observed node and the call that gives its value.
         planned: lane index -> bytes of temporaries.
         scratch: (split, group) -> workspace; the same in every slot.
     """
 
-    def __init__(self, partition: Partition, arenas: Sequence[Arena], host: Device, slots: int = 1) -> None:
+    def __init__(
+        self,
+        partition: Partition,
+        arenas: Sequence[Arena],
+        host: Device,
+        slots: int = 1,
+        show: Callable[[Tensor, Call], None] | None = None,
+    ) -> None:
+        self.show: Final = show
         self.partition: Final = partition
         self.lanes: Final = partition.assignment.lanes
         self.arenas: Final = arenas
@@ -53,7 +62,11 @@ class Binder:
         self.moves: list[dict[int, tuple[Buffer, int]]] = [{} for _ in range(slots)]  # what lies elsewhere in a slot
         self.fused: Final = [self._fuse(split) for split in partition.splits]
         groupings = [None if f is None else [g[0] for g in f] for f in self.fused]
-        self.scratch: Final = self._plan_memory(lifetimes(partition, groupings), self.fused)
+        for split in partition.splits:
+            if any(copy.cause == "stream" for copy in split.copies):
+                split.lane.open_copier()
+        ahead = {lane.index for lane in self.lanes if lane.copier is not None}
+        self.scratch: Final = self._plan_memory(lifetimes(partition, groupings, ahead), self.fused)
         self._own_places()
 
     def select(self, slot: int) -> None:
@@ -85,11 +98,15 @@ class Binder:
         for split in self.partition.splits:
             for copy in split.copies:
                 last[copy.src.place] = split.index
+                if copy.ids is not None:
+                    last[copy.ids.place] = split.index
             for item in split.items:
                 for source in item.srcs:
                     last[source.place] = split.index
             for copy in split.write_backs:
                 last[copy.src.place] = split.index + 1
+            if split.observed is not None:
+                last[split.observed[1].place] = split.index + 1
         end = len(self.partition.splits)
         return last | {o.place: end for o in self.partition.outputs if o is not None}
 
@@ -152,7 +169,8 @@ class Binder:
         for split in self.partition.splits:
             lane = split.lane.index
             for copy in (*split.copies, *split.write_backs):
-                shared.update(p for p in (copy.src.place, copy.dst.place) if arenas[p] >= 0 and arenas[p] != lane)
+                places = (copy.src.place, copy.dst.place) if copy.ids is None else (copy.src.place, copy.ids.place)
+                shared.update(p for p in places if arenas[p] >= 0 and arenas[p] != lane)
             for item in split.items:
                 shared.update(s.place for s in (item.out, *item.srcs) if arenas[s.place] not in (-1, lane))
         return shared
@@ -167,6 +185,10 @@ class Binder:
         for split, groups in zip(self.partition.splits, fused, strict=True):
             for copy in (*split.copies, *split.write_backs):
                 readers.setdefault(copy.src.place, set()).add((-1, -1))
+                if copy.ids is not None:
+                    readers.setdefault(copy.ids.place, set()).add((-1, -1))
+            if split.observed is not None:
+                readers.setdefault(split.observed[1].place, set()).add((-1, -1))
             for g, (indices, _) in enumerate(groups or [([i], 0) for i in range(len(split.items))]):
                 for index in indices:
                     item = split.items[index]

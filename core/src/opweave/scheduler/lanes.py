@@ -71,9 +71,10 @@ class Lane:
         device, stream: where it runs.
         buffer_type: what its temporaries lie in.
         owned: the scheduler opened the stream and closes it.
+        copier: a second stream of an asynchronous device, for copies beside its steps (`open_copier`).
     """
 
-    __slots__ = ("buffer_type", "device", "index", "name", "owned", "space", "stream")
+    __slots__ = ("buffer_type", "copier", "device", "index", "name", "owned", "space", "stream")
 
     def __init__(self, index: int, stream: Stream, buffer_type: BufferType | None, owned: bool) -> None:
         self.index: Final = index
@@ -83,11 +84,29 @@ class Lane:
         self.buffer_type: Final = buffer_type or stream.device.default_buffer_type
         self.space: Final = self.buffer_type.space
         self.owned: Final = owned
+        self.copier: Stream | None = None
         if not self.device.reaches(self.space):
             raise SchedulerError(f"{self.name} cannot reach the memory of {self.buffer_type!r}")
 
     def __repr__(self) -> str:
         return f"<Lane {self.index}: {self.name}>"
+
+    @property
+    def streams(self) -> list[Stream]:
+        return [self.stream] if self.copier is None else [self.stream, self.copier]
+
+    def open_copier(self) -> None:
+        """Have copies run beside steps, where the device is asynchronous and its streams wait for each other."""
+        if self.copier is None and self.stream.is_async and self.stream.has_events:
+            self.copier = self.device.open(worker=self.stream.has_thread)
+
+    def close(self) -> None:
+        """Close the streams that were opened for the scheduler."""
+        if self.copier is not None:
+            self.copier.close()
+            self.copier = None
+        if self.owned:
+            self.stream.close()
 
     def verdict(self, signature: Signature) -> Verdict:
         """What the device says of nodes with a signature; remembered on it."""

@@ -8,7 +8,7 @@ because memory that a program uses is never moved: when a later program needs mo
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from opweave.contract.space import round_up
@@ -36,11 +36,14 @@ class Lifetimes(NamedTuple):
     times: list[int]
 
 
-def lifetimes(partition: Partition, groups: Sequence[Sequence[Sequence[int]] | None]) -> Lifetimes:
+def lifetimes(
+    partition: Partition, groups: Sequence[Sequence[Sequence[int]] | None], ahead: Collection[int] = ()
+) -> Lifetimes:
     """Life times of all places.
 
     Args:
         groups: for each split the item indices of its fused groups, ``None``: every item stands alone.
+        ahead: lanes that bring the weights of a split while the one before it runs, so that both need their memory.
     """
     n = len(partition.sizes)
     birth = [-1] * n
@@ -51,15 +54,20 @@ def lifetimes(partition: Partition, groups: Sequence[Sequence[Sequence[int]] | N
         birth[place] = death[place] = 0
     # A place's first mention is its writer: sources are written before they are read.
     steps: list[tuple[int, Item]] = []
+    started: dict[int, int] = {}  # lane -> when its last split started
     for split, grouping in zip(partition.splits, groups, strict=True):
         moment += 1
         times.append(moment)
         for copy in split.copies:
             death[copy.src.place] = moment
+            if copy.ids is not None:
+                death[copy.ids.place] = moment
             dst = copy.dst.place
             if birth[dst] < 0:
-                birth[dst] = moment
+                early = copy.cause == "stream" and split.lane.index in ahead
+                birth[dst] = started.get(split.lane.index, moment) if early else moment
             death[dst] = moment
+        started[split.lane.index] = moment
         if grouping is None:
             for item in split.items:
                 moment += 1
@@ -87,6 +95,8 @@ def lifetimes(partition: Partition, groups: Sequence[Sequence[Sequence[int]] | N
         moment += 1
         for copy in split.write_backs:
             death[copy.src.place] = moment
+        if split.observed is not None:
+            death[split.observed[1].place] = moment
     for output in partition.outputs:
         if output is not None:
             death[output.place] = END

@@ -6,7 +6,8 @@ Everything that can be decided is decided when it is built; `run` feeds, calls, 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from operator import length_hint
 from threading import get_ident
@@ -86,15 +87,24 @@ class Program:
         partition: the graph as it was cut.
     """
 
-    def __init__(self, scheduler: Scheduler, partition: Partition, outputs: Outputs) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        partition: Partition,
+        outputs: Outputs,
+        pins: Mapping[Tensor, int],
+        show: Callable[[Tensor, Call], None] | None = None,
+    ) -> None:
         self._scheduler: Final = scheduler
+        self._pins: Final = pins
+        self._watching: Program | None = None  # the same with observers, while there are any
         self.partition: Final = partition
         self._form: Final = outputs
         self._closed = False
         self._lanes: Final = partition.assignment.lanes
-        self._written: dict[str, Array] = {}
+        self._written: dict[str, Array] = {}  # fed to runs that do not say otherwise
         self._latest: RunList | None = None  # of the last run, if it was a good one
-        binder = _bind(partition, scheduler)
+        binder = _bind(partition, scheduler, show)
         self._lists: Final = run_lists(binder, overlapping=scheduler.parallel)
         self._turn = 0
         self._planned: Final = binder.planned
@@ -103,6 +113,7 @@ class Program:
         self._scratch: Final = binder.scratch
         self._feeds: Final = self._lists[0].feeds
         self._copied: Final = sum(copy.nbytes for copy in partition.copies)
+        scheduler._alive.add(self)
         self._states: Final = [t for t in partition.graph.leaves if t.leaf is not None and t.leaf.kind == "state"]
 
     def __repr__(self) -> str:
@@ -128,6 +139,8 @@ class Program:
             Cancelled: `Scheduler.cancel` was called meanwhile.
             LifetimeError: the program or its scheduler was closed.
         """
+        if self._watching is not None:
+            return self._watching.run(feeds, **named)
         scheduler = self._scheduler
         if scheduler._queued:
             return self.submit(feeds, **named).result()  # behind what was submitted before
@@ -150,6 +163,8 @@ class Program:
         Raises:
             ShapeError, DTypeError, UnknownNameError, SchedulerError, LifetimeError: as `run`, at once.
         """
+        if self._watching is not None:
+            return self._watching.submit(feeds, **named)
         scheduler = self._scheduler
         scheduler._check_caller()
         if scheduler.parallel:
@@ -205,6 +220,8 @@ class Program:
         except BaseException as error:
             index = len(calls) - length_hint(rest) - 1
             action = listed.actions[index] if begun and index >= 0 else None
+            if run.feeding is not None and run.feeding.lane is not None:
+                action = Action("feed", run.feeding.lane, None, tensor=run.feeding.tensor)
             failure = scheduler._settle(run, error, action)
             raise failure from failure.__cause__
         finally:
@@ -219,7 +236,7 @@ class Program:
         def told(call: Call, action: Action) -> None:
             start = perf_counter_ns()
             call()
-            name = action.copy.tensor.name if action.copy else f"split {action.split.index}"
+            name = action.copy.tensor.name if action.copy else f"split {action.split.index if action.split else '?'}"
             data = {"bytes": action.copy.nbytes, "cause": action.copy.cause} if action.copy else {}
             EVENTS.emit(action.kind, name, start, perf_counter_ns(), device=action.lane.name, **data)
 
@@ -278,6 +295,8 @@ class Program:
         Raises:
             SchedulerError: a value that is not kept; make it an output.
         """
+        if self._watching is not None:
+            return self._watching.read(tensor)
         if isinstance(tensor, Tensor) and tensor in self.partition.graph.outputs:
             with self._scheduler._quiet():
                 if self._latest is None or self._scheduler._last is not self:
@@ -295,6 +314,57 @@ class Program:
         if found is None or (isinstance(tensor, Tensor) and tensor is not found):
             raise UnknownNameError("input or state of this program", name, leaves)
         return found
+
+    # --- looking on -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def observe(
+        self,
+        callback: Callable[[Tensor, Array], object],
+        nodes: Iterable[Tensor] | Callable[[Tensor], bool] | None = None,
+    ) -> Iterator[None]:
+        """A ``with`` block in which runs of this program show computed values, in the order in which they are made.
+
+        Between two observed nodes everything runs as usual, fused too. The values are bit for bit those of a run that
+        nobody looks at, but for devices that round differently when they fuse.
+
+        Args:
+            callback: called with the node and its value, a new array; ``False`` ends the run (`Cancelled`), and what it
+                raises ends the run and comes out of it.
+            nodes: which ones, or a function that says so for each; ``None``: all.
+
+        Raises:
+            SchedulerError: nodes that this program does not compute, or somebody is observing it already.
+        """
+        computed = {item.node: None for split in self.splits for item in split.items if item.node is not None}
+        if self._watching is not None:
+            raise SchedulerError(f"{self!r} is being observed already")
+        if nodes is None:
+            observed = set(computed)
+        elif callable(nodes):
+            observed = {node for node in computed if nodes(node)}
+        else:
+            observed = {node.root for node in nodes}
+            for node in observed - set(computed):
+                raise SchedulerError(f"{node.describe()} is not computed by this program")
+
+        def show(node: Tensor, read: Call) -> None:
+            if callback(node, read()) is False:
+                raise Cancelled(f"the run was ended by the observer of {node.describe()}")
+
+        scheduler = self._scheduler
+        with scheduler._lock:
+            if self._closed:
+                raise LifetimeError(f"{self!r} was closed")
+            cut = scheduler._partition(self.partition.graph.outputs, self._pins, self.partition.placed, observed)
+            watching = Program(scheduler, cut, self._form, self._pins, show)
+            watching._written = self._written
+            self._watching = watching
+        try:
+            yield
+        finally:
+            self._watching = None
+            watching.close()
 
     def _forget_marks(self) -> None:
         """Nothing is under way any more, and marks of the past may be failed ones."""
@@ -342,7 +412,7 @@ class Program:
         scratch = {key: Region(arg.buffer, arg.offset, arg.size) for key, arg in self._scratch.items() if arg.buffer}
         groups = [[[i] for i in range(len(split.items))] for split in self.splits]
         for action in self._lists[0].actions:
-            if action.items is not None:
+            if action.items is not None and action.split is not None:
                 groups[action.split.index] = [list(indices) for indices in action.items]
         return MemoryMap(places, scratch, groups)
 
@@ -371,16 +441,16 @@ class Program:
                     listed.calls.clear()
 
 
-def _bind(partition: Partition, scheduler: Scheduler) -> Binder:
+def _bind(partition: Partition, scheduler: Scheduler, show: Callable[[Tensor, Call], None] | None) -> Binder:
     """Memory and operands for as many slots as the scheduler wants, or for one where there is too little memory."""
-    slots = scheduler.n_slots
+    slots = 1 if show is not None else scheduler.n_slots
     if slots > 1:
         try:
             return Binder(partition, scheduler._arenas, scheduler._host, slots)
         except AllocationError as error:
             warnings.warn(f"too little memory for {slots} slots, so that runs will not overlap: {error}",
                           RuntimeWarning, stacklevel=4)  # fmt: skip
-    return Binder(partition, scheduler._arenas, scheduler._host)
+    return Binder(partition, scheduler._arenas, scheduler._host, show=show)
 
 
 def device_of(partition: Partition, tensor: Tensor) -> Device:

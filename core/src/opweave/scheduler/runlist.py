@@ -15,7 +15,7 @@ from opweave.contract.worker import WorkerStream
 from opweave.scheduler.actions import Action, Feed, Fetch
 from opweave.scheduler.order import HOST_QUEUE, Access, Act, Need, find_waits
 from opweave.scheduler.split import Operand
-from opweave.storage import array_shape, bind_copy, bind_read, bind_write
+from opweave.storage import array_shape, bind_copy, bind_read, bind_selected_copy, bind_write
 
 if TYPE_CHECKING:
     from opweave.contract.execution import Event, Plan, Stream
@@ -69,7 +69,7 @@ def run_lists(binder: Binder, overlapping: bool) -> list[RunList]:
     lists = [_Lister(binder, slot) for slot in range(binder.slots)]
     orders: list[list[list[Need]]]
     if any(lane.stream.is_async for lane in binder.lanes):
-        orders = find_waits([[e.act for e in made.entries] for made in lists], len(binder.lanes), overlapping)
+        orders = find_waits([[e.act for e in made.entries] for made in lists], 2 * len(binder.lanes), overlapping)
     else:
         orders = [[[] for _ in made.entries] for made in lists]
     marked: list[set[int]] = [set() for _ in lists]
@@ -155,12 +155,12 @@ class _Lister:
                 continue
             shape = array_shape(tensor.shape, tensor.dtype)
             place = self.partition.inputs.get(tensor)
-            feed = Feed(tensor, shape, tensor.dtype.numpy, None, None, False)
+            feed = Feed(tensor, shape, tensor.dtype.numpy, None, None, False, None)
             if place is not None:
                 arg = self.binder.arg(Operand(place, 0, tensor.dtype, tensor.shape, tensor.strides))
                 lane = self.lanes[self.partition.arenas[place]]
                 view, put, queued = bind_write(arg, lane.stream)
-                feed = feed._replace(view=view, put=put, queued=queued)
+                feed = feed._replace(view=view, put=put, queued=queued, lane=lane)
                 self._add(lane.index if queued else HOST_QUEUE, (), (place,), None, None)
             self.result.feeds[tensor.name] = feed
 
@@ -184,22 +184,42 @@ class _Lister:
             self._add(self._queue(lane), reads, writes, plan.run, action, scratch)
         for copy in split.write_backs:
             self._add_copy(copy, split, self._lane_of(copy.dst.place, lane))
+        if split.observed is not None:
+            node, operand = split.observed
+            assert self.binder.show is not None
+            look = partial(self.binder.show, node, bind_read(self.binder.arg(operand)))
+            self._add(HOST_QUEUE, (operand.place,), (), look, Action("observe", lane, split))
 
     def _add_copy(self, copy: Copy, split: Split, lane: Lane) -> None:
-        call, queued = bind_copy(self.binder.arg(copy.dst), lane.stream, self.binder.arg(copy.src))
-        queue = lane.index if queued else HOST_QUEUE
-        self._add(queue, (copy.src.place,), (copy.dst.place,), call, Action("copy", lane, split, copy))
+        beside = copy.cause == "stream" and lane.copier is not None
+        stream = lane.copier if beside and lane.copier is not None else lane.stream
+        dst, src = self.binder.arg(copy.dst), self.binder.arg(copy.src)
+        reads: tuple[int, ...] = (copy.src.place,)
+        if copy.ids is None:
+            call, queued = bind_copy(dst, stream, src)
+        else:
+            call, queued = bind_selected_copy(dst, stream, src, self.binder.arg(copy.ids))
+            reads = (copy.src.place, copy.ids.place)
+        queue = HOST_QUEUE if not queued else lane.index + len(self.lanes) if beside else lane.index
+        self._add(queue, reads, (copy.dst.place,), call, Action("copy", lane, split, copy))
+
+    def _stream(self, queue: int) -> Stream:
+        """Queues are the lanes' streams in order, and then their copiers."""
+        lane = self.lanes[queue % len(self.lanes)]
+        stream = lane.copier if queue >= len(self.lanes) else lane.stream
+        assert stream is not None
+        return stream
 
     def _add_fetches(self) -> None:
         for output, operand in zip(self.partition.graph.outputs, self.partition.outputs, strict=True):
             if operand is None:
                 empty = np.empty(array_shape(output.shape, output.dtype), output.dtype.numpy)
-                self.result.fetches.append(Fetch(empty.copy, None))
+                self.result.fetches.append(Fetch(output, empty.copy, None, None))
                 continue
             lane = self._lane_of(operand.place, self.lanes[-1])
             stream = lane.stream
             queued = stream if isinstance(stream, WorkerStream) else None
-            self.result.fetches.append(Fetch(bind_read(self.binder.arg(operand)), queued))
+            self.result.fetches.append(Fetch(output, bind_read(self.binder.arg(operand)), queued, lane))
             if queued is not None:
                 self._add(lane.index, (operand.place,), (), None, None)
 
@@ -209,7 +229,7 @@ class _Lister:
         """Put what was made in a row, with waits before and marks behind."""
         result, marks = self.result, self.result.marks
         queues = {entry.act.queue for entry in self.entries} - {HOST_QUEUE}
-        result.streams += [self.lanes[queue].stream for queue in sorted(queues)]
+        result.streams += [self._stream(queue) for queue in sorted(queues)]
         calls, actions = result.calls, result.actions
         body = range(self.n_feeds, len(self.entries))
         for index in range(self.n_feeds):
@@ -218,8 +238,7 @@ class _Lister:
         fed = [i for i in range(self.n_feeds) if i in marked]
         splits = self.partition.splits
         for index in fed:
-            lane = self.lanes[self.entries[index].act.queue]
-            self._mark(lane, index, marks, splits[0])
+            self._mark(self.entries[index].act.queue, index, marks, splits[0])
         for index in body:
             act, call, action = self.entries[index]
             last = action.split if action is not None else splits[-1] if splits else None
@@ -232,20 +251,20 @@ class _Lister:
                 calls.append(call)
                 actions.append(action)
             if index in marked and last is not None:
-                self._mark(self.lanes[act.queue], index, marks, last)
+                self._mark(act.queue, index, marks, last)
 
-    def _mark(self, lane: Lane, index: int, marks: Marks, split: Split) -> None:
-        self.result.calls.append(partial(_mark, lane.stream, marks, index))
-        self.result.actions.append(Action("mark", lane, split))
+    def _mark(self, queue: int, index: int, marks: Marks, split: Split) -> None:
+        self.result.calls.append(partial(_mark, self._stream(queue), marks, index))
+        self.result.actions.append(Action("mark", self.lanes[queue % len(self.lanes)], split))
 
     def _wait(self, queue: int, need: Need, lists: list[_Lister]) -> tuple[Call, Lane]:
         """A wait for a mark, and the lane that it is of."""
         slot, index = need
         marks = lists[slot].result.marks
-        lane = self.lanes[lists[slot].entries[index].act.queue]
+        lane = self.lanes[lists[slot].entries[index].act.queue % len(self.lanes)]
         if queue == HOST_QUEUE:
             return partial(_wait_here, marks, index), lane
-        return partial(_wait_in, self.lanes[queue].stream, marks, index), lane
+        return partial(_wait_in, self._stream(queue), marks, index), lane
 
 
 def _bytes_of(buffer: Any, offset: int, size: int, write: bool) -> Access:

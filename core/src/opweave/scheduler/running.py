@@ -27,18 +27,20 @@ class Run:
 
     Attributes:
         program: whose run it is.
+        feeding: the input that is being set just now.
         error: why it failed, once that is known.
         ended: whether it is known to have ended, well or not.
         ends: marks of all its streams, behind everything.
     """
 
-    __slots__ = ("_arrays", "ended", "ends", "error", "listed", "program")
+    __slots__ = ("_arrays", "ended", "ends", "error", "feeding", "listed", "program")
 
     def __init__(self, program: Program, listed: RunList) -> None:
         self.program: Final = program
         self.listed: Final = listed
         self.error: BaseException | None = None
         self.ended = False
+        self.feeding: Feed | None = None
         self._arrays: Final[list[Any]] = [None] * len(listed.fetches)
         self.ends: list[Event] = []
 
@@ -47,12 +49,14 @@ class Run:
         for wait in self.listed.before:
             wait()
         for feed, value in ready:
+            self.feeding = feed
             if feed.view is not None:
                 np.copyto(feed.view, value)
             elif feed.put is not None:
                 leaf = feed.tensor.leaf
                 own = snapshot and feed.queued and not (leaf is not None and leaf.borrowed)
                 feed.put(np.array(value, copy=True) if own else value)
+        self.feeding = None
 
     def close(self) -> None:
         """Queue what follows the calls: fetching, and the marks by which the end is known."""
@@ -74,7 +78,13 @@ class Run:
             raise self.error
         for i, fetch in enumerate(self.listed.fetches):
             if fetch.stream is None:
-                self._arrays[i] = fetch.read()
+                try:
+                    self._arrays[i] = fetch.read()
+                except Exception as error:
+                    device = fetch.lane.name if fetch.lane is not None else ""
+                    what = fetch.tensor.describe()
+                    message = f"fetching {what} failed on {device}: {type(error).__name__}: {error}"
+                    raise ExecutionError(message, node=what, device=device) from error
         return self._arrays
 
     def fail(self, error: BaseException) -> None:

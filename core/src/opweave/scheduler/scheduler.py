@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock, RLock, get_ident
 from time import perf_counter_ns
@@ -18,10 +18,11 @@ from opweave.contract.execution import Stream
 from opweave.contract.memory import BufferType
 from opweave.contract.space import WORKING
 from opweave.contract.worker import WorkerStream
-from opweave.errors import HazardError, LifetimeError, SchedulerError
+from opweave.errors import HazardError, LifetimeError, OpweaveError, SchedulerError
 from opweave.events import EVENTS
 from opweave.graph import Graph
 from opweave.host import HostDevice
+from opweave.leaves import withdraw
 from opweave.scheduler.actions import settle_failure
 from opweave.scheduler.arena import Arena
 from opweave.scheduler.assign import assign
@@ -156,6 +157,7 @@ class Scheduler:
             self._close_streams()
             raise
         self._op_offload: Final = op_offload
+        self._buffer_types: Final = dict(buffer_types or {})
         self.parallel: Final = bool(parallel)
         self.n_slots: Final = (
             1 if not parallel else min(max(len(self._lanes), 2), 4) if parallel is True else int(parallel)
@@ -231,12 +233,11 @@ class Scheduler:
                 return known
             start = perf_counter_ns()
             with _without_gc():
-                program = Program(self, self._partition(tensors, pinned, placed), outputs)
+                program = Program(self, self._partition(tensors, pinned, placed), outputs, pinned)
             if EVENTS.listening:
                 EVENTS.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
             registry.program_built(program)
             self._programs[key] = program
-            self._alive.add(program)
             self._builds[0] += 1
             while len(self._programs) > PROGRAMS_KEPT:
                 self._programs.popitem(last=False)
@@ -263,10 +264,14 @@ class Scheduler:
         return {lane.name: arena.nbytes for lane, arena in zip(self._lanes, self._arenas, strict=True)}
 
     def _partition(
-        self, tensors: tuple[Tensor, ...], pins: Mapping[Tensor, int], placed: Mapping[Tensor, Placement]
+        self,
+        tensors: tuple[Tensor, ...],
+        pins: Mapping[Tensor, int],
+        placed: Mapping[Tensor, Placement],
+        observed: Collection[Tensor] = (),
     ) -> Partition:
         graph = Graph(tensors)
-        return partition(graph, assign(graph, self._lanes, pins, self._op_offload, placed), placed)
+        return partition(graph, assign(graph, self._lanes, pins, self._op_offload, placed), placed, observed)
 
     def _resolve_pins(self, pins: Mapping[Tensor, Where]) -> dict[Tensor, int]:
         resolved = {}
@@ -304,7 +309,8 @@ class Scheduler:
         """
         with self._quiet():
             for lane in self._lanes:
-                lane.stream.synchronize()
+                for stream in lane.streams:
+                    stream.synchronize()
 
     def cancel(self) -> None:
         """End the runs that are under way, from any thread; they raise `Cancelled`.
@@ -317,7 +323,8 @@ class Scheduler:
             rest.__setstate__(sys.maxsize)
         if rest is not None or self._flying:
             for lane in self._lanes:
-                lane.stream.abort()
+                for stream in lane.streams:
+                    stream.abort()
 
     def _check_caller(self) -> None:
         """Whether this thread may run something now: not from within a run."""
@@ -407,7 +414,9 @@ class Scheduler:
         splits: list[Split] = []
         for other in failed:
             own = other.program.partition.splits
-            splits += own if other is not run or action is None else own[: action.split.index + 1]
+            splits += (
+                own if other is not run or action is None or action.split is None else own[: action.split.index + 1]
+            )
         actions = [a for other in failed for a in other.listed.actions]
         reason = settle_failure(error, action, actions, self._lanes, splits)
         for other in failed:
@@ -444,6 +453,40 @@ class Scheduler:
             for arena in self._arenas:
                 arena.free()
 
+    def without(self, device: Where) -> Scheduler:
+        """A scheduler over the other devices, for going on when one is lost. This one is closed.
+
+        Leaves that lie on the device are taken from it: weights go back to the host arrays that they were made of, and
+        from there to wherever new programs want them. States keep their values where the device can still be read; if
+        not, they refuse reads until they are written anew. Graphs stay as they are: build their outputs again.
+
+        Args:
+            device: one of this scheduler, e.g. ``error.device`` of an `ExecutionError`.
+
+        Raises:
+            SchedulerError: not a device of this scheduler, or the only one; weights whose only copy is lost.
+        """
+        lost = self._lanes[self._index(device)]
+        rest = [lane for lane in self._lanes if lane is not lost]
+        if not rest:
+            raise SchedulerError(f"{lost.name} is the only device of {self!r}")
+        with self._quiet():
+            leaves = {t: None for program in list(self._alive) for t in program.partition.graph.leaves}
+            for tensor in leaves:
+                withdraw(tensor, lost.device)
+            try:
+                self.close()
+            except OpweaveError:
+                # A lost device may refuse to be closed in order; there is nothing left to save on it.
+                self._closed = True
+        kinds = {k: v for k, v in self._buffer_types.items() if (k if isinstance(k, str) else k.name) != lost.name}
+        return Scheduler(
+            [lane.device if lane.owned else lane.stream for lane in rest],
+            parallel=self.n_slots if self.parallel else False,
+            op_offload=self._op_offload,
+            buffer_types=kinds,
+        )
+
     def close(self) -> None:
         """Close programs and the streams that it opened, and free its memory, after submitted runs have ended.
 
@@ -460,8 +503,7 @@ class Scheduler:
 
     def _close_streams(self) -> None:
         for lane in self._lanes:
-            if lane.owned:
-                lane.stream.close()
+            lane.close()
 
     def _forget(self, program: Program) -> None:
         for key, known in list(self._programs.items()):

@@ -6,7 +6,7 @@ where places lie, `program.py` binds them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -55,12 +55,14 @@ class Copy(NamedTuple):
     ``cause`` is ``"seam"`` (another device's value), ``"pack"`` (the device's kernels need dense operands),
     ``"stream"`` (a weight brought from the host for this split), ``"region"`` and ``"write-back"`` (a state whose
     device does not run the node that writes it).
+    ``ids`` names the rows along the first axis that are wanted at all; ``None``: everything.
     """
 
     tensor: Tensor
     src: Operand
     dst: Operand
     cause: str
+    ids: Operand | None = None
 
     @property
     def nbytes(self) -> int:
@@ -68,9 +70,14 @@ class Copy(NamedTuple):
 
 
 class Split:
-    """Consecutive steps on one lane."""
+    """Consecutive steps on one lane.
 
-    __slots__ = ("copies", "index", "items", "lane", "write_backs")
+    Attributes:
+        copies, write_backs: made before the steps, and after them.
+        observed: the node whose value somebody looks at after all that, with the place where it lies.
+    """
+
+    __slots__ = ("copies", "index", "items", "lane", "observed", "write_backs")
 
     def __init__(self, index: int, lane: Lane) -> None:
         self.index: Final = index
@@ -78,6 +85,7 @@ class Split:
         self.copies: list[Copy] = []
         self.items: list[Item] = []
         self.write_backs: list[Copy] = []
+        self.observed: tuple[Tensor, Operand] | None = None
 
     @property
     def nodes(self) -> list[Tensor]:
@@ -135,15 +143,19 @@ class Partition:
 
 
 def partition(
-    graph: Graph, assignment: Assignment, placed: Mapping[Tensor, Placement] = MappingProxyType({})
+    graph: Graph,
+    assignment: Assignment,
+    placed: Mapping[Tensor, Placement] = MappingProxyType({}),
+    observed: Collection[Tensor] = (),
 ) -> Partition:
-    """Cut ``graph`` at every change of device, and find what must be copied where."""
-    return _Cutter(Partition(graph, assignment, placed)).run()
+    """Cut ``graph`` at every change of device and after every observed node, and find what must be copied where."""
+    return _Cutter(Partition(graph, assignment, placed), observed).run()
 
 
 class _Cutter:
-    def __init__(self, result: Partition) -> None:
+    def __init__(self, result: Partition, observed: Collection[Tensor]) -> None:
         assignment = result.assignment
+        self.observed: Final = observed
         self.lanes: Final = assignment.lanes
         self.lane_of: Final = assignment.lane_of
         self.streamed: Final = assignment.streamed
@@ -169,12 +181,14 @@ class _Cutter:
         current = -1
         split: Split | None = None
         items: list[Item] = []
-        new, special = tuple.__new__, result.assignment.special
+        new, special, observed = tuple.__new__, result.assignment.special, self.observed
         for node in result.graph.nodes:
             if node.base is not None or 0 in node.shape:
                 continue
             at = lane_of[node]
             lane, seen = lanes[at], self.seen[at]
+            if observed and split is not None and self._look(split):
+                current = -1
             if at != current or split is None or (items and node in self.streamed):
                 split = self._open(lane)
                 items = split.items
@@ -219,6 +233,8 @@ class _Cutter:
             names.append(node)
             out = home[node] = new(Operand, (index, 0, node.dtype, node.shape, node.strides))
             items.append(new(Item, (op.name, node, out, tuple(operands), verdict)))
+        if observed and split is not None:
+            self._look(split)
         for output in result.graph.outputs:
             result.outputs.append(self._output(output))
         for leaf_tensor in result.graph.leaves:
@@ -227,6 +243,13 @@ class _Cutter:
             if leaf.kind == "input" and leaf_tensor not in result.inputs and 0 not in leaf_tensor.shape:
                 self._leaf(leaf_tensor, leaf, lanes[lane_of[leaf_tensor]])
         return result
+
+    def _look(self, split: Split) -> bool:
+        """Note the observed node that ``split`` ends with, if it does."""
+        node = split.items[-1].node if split.items else None
+        if split.observed is None and node is not None and node in self.observed:
+            split.observed = (node, self.home[node])
+        return split.observed is not None
 
     def _open(self, lane: Lane) -> Split:
         for key in self.passing:
@@ -310,10 +333,9 @@ class _Cutter:
             place = self.result.place(source.root, nbytes(once, dtype), lane.index)
             copied = Operand(place, 0, dtype, once, dense_strides(once, dtype))
             streamed = node in self.streamed and source.root.leaf is not None
-            split.copies.append(
-                Copy(source, Operand(operand.place, offset, dtype, once, strides), copied,
-                     "stream" if streamed else "seam")
-            )  # fmt: skip
+            whole = Operand(operand.place, offset, dtype, once, strides)
+            ids = self._selected(source, node, lane) if streamed and dense else None
+            split.copies.append(Copy(source, whole, copied, "stream" if streamed else "seam", ids))
             self.copied[key] = copied
             self.made_in[place] = -1
             if streamed:
@@ -322,6 +344,14 @@ class _Cutter:
         return Operand(
             copied.place, 0, dtype, shape, tuple([0 if s == 0 else p for p, s in zip(packed, strides, strict=True)])
         )
+
+    def _selected(self, source: Tensor, node: Tensor, lane: Lane) -> Operand | None:
+        """The ids that name the only rows of ``source`` that ``node`` reads, wherever they lie."""
+        selects = node.op.selects if node.op is not None else None
+        if selects is None or node.srcs[selects[0]] is not source or node.srcs.count(source) > 1:
+            return None
+        ids = node.srcs[selects[1]]
+        return Operand(self._home(ids.root, lane), ids.offset, ids.dtype, ids.shape, ids.strides)
 
     def _pack(self, source: Tensor, operand: Operand, lane: Lane, split: Split) -> tuple[Operand, Split]:
         """A dense copy of a window on the lane itself: by its own kernel if it has one, else through the host."""
