@@ -10,6 +10,7 @@ from opweave.host import HostDevice
 from opweave.leaves import place, upload
 from opweave.opdef import OpDef
 from opweave.tensor import node
+from tests.core.async_device import AsyncDevice
 
 
 def position(graph, tensor):
@@ -211,3 +212,11 @@ def test_the_transpose_of_a_quantized_matrix_is_no_output_and_no_source():
     x = ow.input("x", (2, 64))
     assert [t.name for t in Graph([x @ w.T, w]).nodes] == ["linear"]
     Graph(ow.input("w3", (2, 4, 64), "q8_0").swapaxes(0, 1))
+
+
+def test_leaves_in_memory_without_addresses_never_lie_over_each_other():
+    # Their buffers are Python objects, many of which lie side by side; the bytes are somewhere else.
+    device = AsyncDevice()
+    states = [ow.state(f"s{i}", (64, 64), device=device) for i in range(20)]
+    written = [ow.assign(s, ow.input("x", (64, 64))) for s in states]
+    assert len(ow.Graph(written).nodes) == 20

@@ -174,14 +174,15 @@ def _check_self_overlap(tensor: Tensor, source: Tensor) -> None:
 
 
 def _place(tensor: Tensor) -> tuple[int, int] | None:
-    """Memory space (0: the host's) and first byte of a leaf, ``None`` where it has no bytes yet."""
+    """Memory (0: the host's) and first byte in it of a leaf, ``None`` where it has no bytes yet."""
     leaf = tensor.leaf
     if leaf is None:
         return None
     if leaf.placement is not None:
         buffer, offset = leaf.placement.buffer, leaf.placement.offset
-        base = buffer.address if buffer.address is not None else id(buffer)
-        return 0 if buffer.space.host else id(buffer.space), base + offset
+        if buffer.address is None:
+            return id(buffer), offset  # buffers without addresses never overlap
+        return 0 if buffer.space.host else id(buffer.space), buffer.address + offset
     if leaf.data is not None:
         return 0, leaf.data.__array_interface__["data"][0]
     return None

@@ -168,6 +168,8 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
             return partial(stream.upload, to, dst.offset, of.host_bytes(src.offset, src.nbytes)), False
         if dense and to.is_host:
             return partial(of.download, src.offset, to.host_bytes(dst.offset, dst.nbytes)), False
+        if dense and to.type is not of.type and not to.type.can_map and not of.type.can_map:
+            return _bind_bounce(to, dst.offset, of, src.offset, src.nbytes), False
         return partial(copy, dst, src), False
     if dense and of.is_host and stream.queues_uploads(to):
         return partial(stream.upload, to, dst.offset, of.host_bytes(src.offset, src.nbytes)), True
@@ -181,6 +183,22 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
 
         return direct, True
     return partial(copy, dst, src), False
+
+
+def _bind_bounce(to: Buffer, dst_offset: int, of: Buffer, src_offset: int, size: int) -> Call:
+    """`copy_bytes` between two opaque memories, with everything decided that can be."""
+    if size > BOUNCE_BYTES:
+        return partial(copy_bytes, to, dst_offset, of, src_offset, size)
+    download, upload = of.type._download, to.type._upload
+
+    def bounce() -> None:
+        piece = np.empty(size, np.uint8).data
+        of.check(src_offset, size)
+        to.check(dst_offset, size, write=True)
+        download(of.handle, src_offset, piece)
+        upload(to.handle, dst_offset, piece)
+
+    return bounce
 
 
 def bind_selected_copy(dst: Arg, stream: Stream, src: Arg, ids: Arg) -> tuple[Call, bool]:
