@@ -1,8 +1,8 @@
 """What a seam costs: a chain of small additions that changes its device every k nodes.
 
 Two CPU devices with separate memories (``OPWEAVE_CPU_DEVICES=2``). *by hand*: a list of ``partial(np.add, a, b, out)``
-that goes by way of the host at every seam (two ``np.copyto``), called in a loop; it feeds and fetches by copies too. *one device*: the same chain
-without seams, so that the difference over the number of seams is the cost of one.
+that goes by way of the host at every seam (two ``np.copyto``), called in a loop; it feeds and fetches by copies too.
+*one device*: the same chain without seams, so that the difference over the number of seams is the cost of one.
 
 Targets: at most 1.2 times the loop written by hand, at most 10 µs for each split.
 """
@@ -76,7 +76,8 @@ def main() -> None:
                 hand = by_hand(x, x, nodes, every)
                 np.testing.assert_array_equal(seams.run(x=x), hand())
                 times = interleaved(
-                    {"opweave": lambda p=seams: p.run(x=x), "hand": hand, "one": lambda p=plain: p.run(x=x)}, samples
+                    {"opweave": partial(seams.run, {"x": x}), "hand": hand, "one": partial(plain.run, {"x": x})},
+                    samples,
                 )
                 took, loop, one = (median(times[name]) for name in ("opweave", "hand", "one"))
                 splits = len(seams.splits)
