@@ -173,6 +173,7 @@ from opweave.registry import (
 )
 from opweave.scheduler import Program, Scheduler
 from opweave.tensor import Placement, Spec, Tensor, constant, input
+from opweave.timeline import trace
 
 __version__ = "0.1.0"
 
@@ -354,6 +355,7 @@ __all__ = [
     "tile",
     "timestep_embedding",
     "top_k",
+    "trace",
     "transpose",
     "tril",
     "triu",

@@ -17,10 +17,12 @@ class Happening(NamedTuple):
     """One thing that happened.
 
     Attributes:
-        kind: ``"alloc"``, ``"free"``, ``"build"`` (a program), and of a run ``"plan"`` (steps of a split), ``"copy"``,
-            ``"sync"`` (waiting for a stream).
+        kind: ``"alloc"``, ``"free"``, ``"build"`` (a program), and of a run ``"plan"`` (steps of a split), ``"step"``
+            (one group of them, if `Sink.detailed`), ``"copy"``, ``"sync"`` (waiting for a stream), ``"observe"``; from
+            devices that time their kernels ``"kernel"``.
         name: what it happened to.
-        start, end: ``time.perf_counter_ns()`` readings; equal for things without duration.
+        start, end: ``time.perf_counter_ns()`` readings; equal for things without duration. Of an asynchronous device
+            without a thread of its own, ``"plan"`` and ``"copy"`` are the times of submitting them.
         data: figures, e.g. ``{"bytes": 4096, "device": "cpu"}``.
     """
 
@@ -41,6 +43,8 @@ class Sink:
         self._lock = Lock()
         self._listeners: tuple[Callable[[Happening], None], ...] = ()
         self.listening = False
+        self.detailed = False
+        """Whether somebody wants to hear of every step, which costs a microsecond each."""
 
     def emit(self, kind: str, name: str, start: int, end: int, **data: Any) -> None:
         happening = Happening(kind, name, start, end, data)

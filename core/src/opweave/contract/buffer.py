@@ -273,7 +273,7 @@ class Buffer:
             self.owner = None
         if EVENTS.listening:
             now = perf_counter_ns()
-            EVENTS.emit("free", self.name, now, now, bytes=self.size)
+            EVENTS.emit("free", self.name, now, now, bytes=self.size, device=self.device.name)
 
     def __del__(self) -> None:
         # A constructor that failed leaves no attributes; an interpreter that shuts down may have lost the driver.

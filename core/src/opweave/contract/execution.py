@@ -7,7 +7,7 @@ and `Event` are finished classes around what the author's hooks return.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import length_hint
 from threading import RLock
@@ -123,8 +123,11 @@ class Plan:
         for buffer in buffers:
             buffer._note(self)
 
-    def run(self) -> None:
+    def run(self, around: Callable[[int, Call], Call] | None = None) -> None:
         """Submit every step in order; on a synchronous stream they are done when it returns.
+
+        Args:
+            around: for tools: gives, for a call and its index, the one to make instead.
 
         Raises:
             StepError: a call failed; ``__cause__`` is what it raised and ``.step`` the failing group's index.
@@ -135,6 +138,8 @@ class Plan:
         calls, stream = self._calls, self.stream
         if calls is None or stream._closed:
             raise LifetimeError(f"{self!r} cannot run: {self._ended}")
+        if around is not None:
+            calls = [around(i, call) for i, call in enumerate(calls)]
         if not self._busy.acquire(blocking=False):
             raise stream._taken()
         try:
@@ -150,6 +155,11 @@ class Plan:
         if self._calls is not None:
             self.stream.settle()
             self._calls, self._ended = None, "it was closed"
+
+    @property
+    def remarks(self) -> list[str]:
+        """What its calls have to say about themselves (their attribute ``remark``): that they run as one graph, say."""
+        return [remark for call in self._calls or () if (remark := getattr(call, "remark", ""))]
 
     def _orphan(self, buffer: Buffer) -> None:
         """Memory that the calls use is gone."""
@@ -598,7 +608,8 @@ class Stream:
         return [Group((step,), self.device._workspace(step)) for step in steps]
 
     def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
-        """One call for each group (or fewer, where a device compiles several into one)."""
+        """One call for each group (or fewer, where a device compiles several into one). A call may have an attribute
+        ``remark``, a text that `Program.explain` shows."""
         return [self._bind(group) for group in groups]
 
     def _bind(self, group: Group) -> Call:
@@ -611,7 +622,7 @@ class Stream:
             call()
 
     def _translate(self, error: Exception) -> Exception:
-        """What a plan's call raised, as it is told: a driver's status code as `DeviceLostError`, say. Default: as it is.
+        """What a plan's call raised, as it is told: a driver's status as `DeviceLostError`, say. Default: as it is.
 
         ``error`` becomes the ``__cause__`` of what this returns.
         """

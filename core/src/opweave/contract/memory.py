@@ -117,7 +117,9 @@ class BufferType:
                 remedy="align it; if handles are integers but no addresses, override _address to return None",
             )
         if EVENTS.listening:
-            EVENTS.emit("alloc", self.name, start, perf_counter_ns(), bytes=size, usage=usage.value)
+            EVENTS.emit(
+                "alloc", self.name, start, perf_counter_ns(), bytes=size, usage=usage.value, device=self.device.name
+            )
         return buffer
 
     def alloc_chunked(self, sizes: Sequence[int], usage: Usage = Usage.ANY) -> tuple[MultiBuffer, list[int]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from opweave.layout import nbytes
@@ -75,8 +76,18 @@ def _copy_line(tensor: Tensor, cause: str, size: int, source: str, target: str) 
     return f"    copy {what}: {source} -> {target}, {human_bytes(size)} ({cause})"
 
 
-def explain(partition: Partition, memory: Mapping[str, MemoryUse] | None = None, limit: int = 200) -> str:
-    """The partition as text. Long splits show their first and last nodes, ``limit`` lines in all."""
+def explain(
+    partition: Partition,
+    memory: Mapping[str, MemoryUse] | None = None,
+    limit: int = 200,
+    remarks: Mapping[int, Sequence[str]] = MappingProxyType({}),
+) -> str:
+    """The partition as text. Long splits show their first and last nodes, ``limit`` lines in all.
+
+    Args:
+        memory: device -> bytes.
+        remarks: index of a split -> what its plan says about itself.
+    """
     graph, lanes = partition.graph, partition.assignment.lanes
     steps = sum(len(s.items) for s in partition.splits)
     lines = [
@@ -92,7 +103,8 @@ def explain(partition: Partition, memory: Mapping[str, MemoryUse] | None = None,
     share = max(6, limit // max(1, len(partition.splits)))
     used: set[str] = set()
     for split in partition.splits:
-        lines.append(f"split {split.index} on {split.lane.name}: {_count(len(split.items), 'step')}")
+        head = f"split {split.index} on {split.lane.name}: {_count(len(split.items), 'step')}"
+        lines.append("; ".join([head, *remarks.get(split.index, ())]))
         for copy in split.copies:
             source = _where(partition, copy.src.place)
             lines.append(

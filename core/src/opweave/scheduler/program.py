@@ -8,10 +8,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from operator import length_hint
 from threading import get_ident
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -36,6 +34,7 @@ from opweave.scheduler.explain import explain
 from opweave.scheduler.runlist import RunList, run_lists
 from opweave.scheduler.running import Run
 from opweave.scheduler.split import Partition, Split
+from opweave.scheduler.telling import told_calls
 from opweave.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -198,7 +197,7 @@ class Program:
         listed = self._lists[self._turn]
         self._turn = (self._turn + 1) % len(self._lists)
         run = Run(self, listed)
-        calls = self._told_calls(listed) if EVENTS.listening else listed.calls
+        calls = told_calls(listed) if EVENTS.listening else listed.calls
         self._latest = None
         scheduler._runner = get_ident()
         scheduler._runs[0] += 1
@@ -229,19 +228,6 @@ class Program:
             scheduler._rest = None
         scheduler._note(run)
         return run
-
-    def _told_calls(self, listed: RunList) -> list[Call]:
-        """The calls of a run, each of which tells the sink what it was and how long it took."""
-
-        def told(call: Call, action: Action) -> None:
-            start = perf_counter_ns()
-            call()
-            name = action.copy.tensor.name if action.copy else f"split {action.split.index if action.split else '?'}"
-            data = {"bytes": action.copy.nbytes, "cause": action.copy.cause} if action.copy else {}
-            EVENTS.emit(action.kind, name, start, perf_counter_ns(), device=action.lane.name, **data)
-
-        pairs = zip(listed.calls, listed.actions, strict=True)
-        return [call if action.kind == "mark" else partial(told, call, action) for call, action in pairs]
 
     def _fitting(self, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> list[tuple[Feed, Array]]:
         """A value for every input, checked."""
@@ -426,7 +412,11 @@ class Program:
 
     def explain(self) -> str:
         """Which node runs where and why, what is copied, and what memory it takes, as text."""
-        return explain(self.partition, self.memory)
+        remarks: dict[int, list[str]] = {}
+        for action in self._lists[0].actions:
+            if action is not None and action.plan is not None and action.split is not None:
+                remarks.setdefault(action.split.index, []).extend(action.plan.remarks)
+        return explain(self.partition, self.memory, remarks=remarks)
 
     def close(self) -> None:
         """Give up the compiled plans. Closing twice does nothing."""

@@ -1,0 +1,78 @@
+"""Telling the sink of events what a run does. Used only while somebody listens."""
+
+from __future__ import annotations
+
+from functools import partial
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from opweave.contract.worker import WorkerStream
+from opweave.events import EVENTS
+
+if TYPE_CHECKING:
+    from opweave.contract.step import Call
+    from opweave.scheduler.actions import Action
+    from opweave.scheduler.runlist import RunList
+
+__all__ = ["told_calls"]
+
+
+def told_calls(listed: RunList) -> list[Call]:
+    """The calls of a run, each of which tells what it was and how long it took."""
+    return [_told(call, action) for call, action in zip(listed.calls, listed.actions, strict=True)]
+
+
+def _told(call: Call, action: Action) -> Call:
+    if action.kind == "mark":
+        return call
+    stream = action.lane.stream
+    data: dict[str, Any] = {"device": action.lane.name}
+    name = f"split {action.split.index}" if action.split is not None else ""
+    if action.copy is not None:
+        name = action.copy.tensor.name
+        data |= {"bytes": action.copy.nbytes, "cause": action.copy.cause}
+        if action.copy.cause == "stream" and action.lane.copier is not None:
+            stream = action.lane.copier
+            data["queue"] = "copies"
+    if action.plan is not None:
+        data["steps"] = action.plan.size
+        if EVENTS.detailed:
+            call = partial(action.plan.run, _timed(action))
+    if isinstance(stream, WorkerStream) and action.kind in ("plan", "copy"):
+        return partial(_tell_from, stream, call, action.kind, name, data)
+    return partial(_tell, call, action.kind, name, data)
+
+
+def _tell(call: Call, kind: str, name: str, data: dict[str, Any]) -> None:
+    start = perf_counter_ns()
+    call()
+    EVENTS.emit(kind, name, start, perf_counter_ns(), **data)
+
+
+def _tell_from(stream: WorkerStream, call: Call, kind: str, name: str, data: dict[str, Any]) -> None:
+    """The call only queues work: the worker notes when it begins and ends."""
+    begun: list[int] = []
+    stream.call(lambda: begun.append(perf_counter_ns()))
+    call()
+    stream.call(lambda: EVENTS.emit(kind, name, begun[0], perf_counter_ns(), **data))
+
+
+def _timed(action: Action) -> Any:
+    """Have each step of a plan told, where it is done when its call returns."""
+    stream = action.lane.stream
+    inner = stream.inner if isinstance(stream, WorkerStream) else stream
+    split, plan = action.split, action.plan
+    assert split is not None
+    assert plan is not None
+    groups = action.items or [(i,) for i in range(len(split.items))]
+
+    def around(index: int, call: Call) -> Call:
+        if inner.is_async or len(groups) != plan.size:
+            return call
+        items = [split.items[i] for i in groups[index]]
+        last = items[-1].node
+        name = last.name if last is not None else "pack"
+        data = {"device": action.lane.name, "op": "+".join(item.op for item in items)}
+        return partial(_tell, call, "step", name, data)
+
+    return around
