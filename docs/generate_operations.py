@@ -1,7 +1,7 @@
 """Writes ``docs/operations.md`` from the definitions of the operations and the tables of the backends' kernels.
 
 Run it after an operation or a kernel was added: ``python docs/generate_operations.py``. What it says of a backend comes
-from the package's kernels, so both of ours have to be installed; no device is needed.
+from the package's kernels: those of our plugins that are installed are listed; no device is needed.
 """
 
 from __future__ import annotations
@@ -16,26 +16,32 @@ from typing import Any, Final
 
 import opweave
 from opweave import ops
+from opweave.conformance import CASES, Case
 from opweave.dtypes import DTYPES, DType
 from opweave.kernels import Kernel, KernelTable
 from opweave.opdef import OPS, OpDef
+from opweave.tensor import Tensor
 
 PAGE: Final = Path(__file__).with_name("operations.md")
-BACKENDS: Final = ("cpu", "opencl")
+BACKENDS: Final = ("cpu", "opencl", "torch")
 
 HEAD: Final = """\
 # Operations
 
 <!-- Written by docs/generate_operations.py: change the definitions, not this page. -->
 
-Every operation, by family; a family is a module of `opweave.ops`, and its kernels are in the module of the same name of
-each backend. A definition holds the shape rule, the reference in NumPy that any kernel is proven against, the cost, and
-which sources the result may overwrite.
+Every operation, by family. A family is one file of definitions, and one file of kernels in each backend, under the same
+name: what is said below of an operation, and of each backend, links to them. A definition holds the shape rule, the
+reference in NumPy that any kernel is proven against, the cost, and which sources the result may overwrite.
 
-Tensors are written as NumPy writes arrays; operands of two-sided operations broadcast and are promoted. Half types
-compute in f32 and store rounded. Views cost nothing and never reach a device. The `host` device runs
-the reference of every operation, for any dtype and layout; what the other backends have kernels for is said with each.
-A kernel may ask for more than its types and layouts; `device.why_not(step)` gives the reason of a refusal.
+Tensors are written as NumPy writes arrays; operands of two-sided operations broadcast and are promoted. *Element by
+element* means that the result has the shape of the operands. Half types compute in f32 and store rounded. Views cost
+nothing and never reach a device. Each operation has an example of its node: types and shapes of the sources, attributes
+as kernels get them, type and shape of the result.
+
+The `host` device runs the reference of every operation, for any dtype and layout; what the other backends have kernels
+for is said with each. A kernel may ask for more than its types and layouts; `device.why_not(step)` gives the reason of
+a refusal.
 """
 
 LAYOUTS: Final = {"dense": "packed operands", "rows": "packed rows", "strided": "any strides"}
@@ -64,6 +70,11 @@ def render(kernels: Mapping[str, KernelTable]) -> str:
         for name in members:
             lines += ["", f"### {name}", "", *_operation(name, kernels)]
     return "\n".join(lines) + "\n"
+
+
+def listed(page: str) -> set[str]:
+    """The backends of which the page speaks."""
+    return {name for name in BACKENDS if re.search(rf"^- {name}: ", page, re.MULTILINE)}
 
 
 def without_support(page: str) -> str:
@@ -97,13 +108,17 @@ def _operation(name: str, kernels: Mapping[str, KernelTable]) -> Iterator[str]:
         yield "Made by the builders of others, which say when."
     yield ""
     if op is None:
+        assert build is not None
         yield "Made of other operations; runs wherever those run."
+        yield f"Defined in {_link(build.__module__)}."
         return
-    yield ". ".join([*([f"Formula: `{op.formula}`"] if op.formula else []), *_facts(op)]) + "."
+    facts = [*([f"Formula: `{op.formula}`"] if op.formula else []), *_facts(op)]
+    yield from [". ".join(facts) + "."] if facts else []
+    yield " ".join([f"Defined in {_link(f'opweave.ops.{op.family}')}.", *_example(op)])
     if not op.is_view:
         yield ""
         for backend, table in kernels.items():
-            yield f"- {backend}: {_support(op, table)}"
+            yield f"- {backend}: {_support(op, table)}{_places(op, table, backend)}"
 
 
 def _facts(op: OpDef) -> Iterator[str]:
@@ -115,6 +130,45 @@ def _facts(op: OpDef) -> Iterator[str]:
         yield f"May overwrite {' or '.join(f'source {i}' for i in op.inplace)}"
     if op.pointwise:
         yield "Element by element"
+
+
+def _example(op: OpDef) -> Iterator[str]:
+    """A node of the operation, of the first case with the most axes."""
+    cases = [case for case in CASES if case.op == op.name and all(o.layout == "contiguous" for o in case.operands)]
+    if cases:
+        node = _node_of(max(cases, key=_worth))
+        sources = ", ".join(f"`{_type(src)}`" for src in node.srcs) or "nothing"
+        attrs = ", ".join(f"`{name}={_value(value)}`" for name, value in node.attrs.items())
+        yield f"Example: {sources}{f' with {attrs}' if attrs else ''} gives `{_type(node)}`."
+
+
+def _worth(case: Case) -> tuple[int, bool]:
+    """Many axes show more; lengths of thousands do not."""
+    axes = max([len(o.shape) if max(o.shape, default=0) < 1000 else 0 for o in case.operands], default=0)
+    return axes, any(o.dtype == "f32" for o in case.operands)
+
+
+def _node_of(case: Case) -> Tensor:
+    node = case.build(*case.tensors())
+    while node.is_view:
+        node = node.srcs[0]
+    return node
+
+
+def _type(x: Tensor) -> str:
+    return f"{x.dtype}{list(x.shape)}"
+
+
+def _value(value: Any) -> str:
+    return str(getattr(value, "__name__", repr(value)))
+
+
+def _link(module: str) -> str:
+    """The file of a module, as a link from the page."""
+    package, _, rest = module.partition(".")
+    plugin = package.removeprefix("opweave_")
+    folder = "core" if package == "opweave" else f"plugins/{plugin}"
+    return f"[{rest.replace('.', '/')}.py](../{folder}/src/{module.replace('.', '/')}.py)"
 
 
 def _signature(name: str, build: Callable[..., Any]) -> str:
@@ -144,6 +198,13 @@ def _support(op: OpDef, table: KernelTable) -> str:
     if any(kernel.inplace for kernel in candidates):
         parts.append("in place")
     return ", ".join(parts)
+
+
+def _places(op: OpDef, table: KernelTable, backend: str) -> str:
+    """Where the kernels are, as links."""
+    factories = [kernel.factory for kernel in table.candidates(op.name)]
+    modules = dict.fromkeys(f.__module__ for f in factories if f.__module__.startswith(f"opweave_{backend}."))
+    return f"; in {', '.join(map(_link, modules))}" if modules else ""
 
 
 def _dtypes(dtypes: frozenset[DType]) -> str:
@@ -185,7 +246,6 @@ def _argument(entry: str) -> str:
 
 
 if __name__ == "__main__":
-    missing = [name for name in BACKENDS if name not in tables()]
-    if missing:
-        sys.exit(f"not installed: {', '.join(missing)}")
-    PAGE.write_text(render(tables()), encoding="utf-8")
+    found = tables()
+    PAGE.write_text(render(found), encoding="utf-8")
+    print(f"{PAGE}: {', '.join(found)}" + "".join(f"; not installed: {name}" for name in BACKENDS if name not in found))

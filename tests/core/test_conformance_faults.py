@@ -43,6 +43,7 @@ def features(case: Case) -> set[str]:
     found |= {f"{o.values}" for o in case.operands}
     found |= {"half and long"} if node.dtype.is_half and node.size >= 256 else set()
     found |= {"in place"} if next(overwritable(node), None) is not None else set()
+    found |= {f"calls {node.attrs['fn'].__name__}"} if "fn" in node.attrs else set()
     return found
 
 
@@ -60,7 +61,7 @@ def sample(op: str) -> tuple[Case, ...]:
     return tuple(chosen)
 
 
-OPERATIONS = list(dict.fromkeys(case.op for case in CASES if case.op != "custom"))
+OPERATIONS = list(dict.fromkeys(case.op for case in CASES))
 CONTROLS = tuple(sample(op)[0] for op in ("add", "softmax", "embedding", "assign"))
 """Cases of other operations, which a fault must leave alone."""
 
@@ -201,6 +202,24 @@ def without_the_last_source(device: SoundDevice, step: Step, right: Callable[...
     device.store(step, *[np.array(device.view(a)) for a in step.srcs[:-1]], np.zeros_like(device.view(step.srcs[-1])))
 
 
+def sources_handed_out(device: SoundDevice, step: Step, right: Callable[..., None]) -> None:
+    device.view(step.out)[...] = step.attrs["fn"](*[device.view(a) for a in step.srcs])
+
+
+def sources_reversed(device: SoundDevice, step: Step, right: Callable[..., None]) -> None:
+    device.store(step, *[np.array(device.view(a)) for a in reversed(step.srcs)])
+
+
+def result_not_converted(device: SoundDevice, step: Step, right: Callable[..., None]) -> None:
+    result = np.ascontiguousarray(step.attrs["fn"](*[np.array(device.view(a)) for a in step.srcs]))
+    out = device.view(step.out)
+    out[...] = np.resize(result.reshape(-1).view(np.uint8), out.nbytes).view(out.dtype).reshape(out.shape)
+
+
+def calls_a_function(node: Tensor) -> bool:
+    return "fn" in node.attrs
+
+
 def is_pure(node: Tensor) -> bool:
     assert node.op is not None
     return not node.op.writes
@@ -249,6 +268,11 @@ KERNEL_FAULTS = {
     "last source taken for 0": Fault(
         lambda n: len(read_by(n)) > 1 and read_by(n)[-1].dtype.is_float, without_the_last_source, always=False
     ),
+    "a function may write its sources": Fault(calls_a_function, sources_handed_out, always=False),
+    "a function gets its sources in another order": Fault(
+        lambda n: calls_a_function(n) and len({s.shape for s in n.srcs}) < len(n.srcs), sources_reversed
+    ),
+    "the bits of a function's result are stored": Fault(calls_a_function, result_not_converted, always=False),
 }
 
 

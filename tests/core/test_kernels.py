@@ -189,3 +189,24 @@ def test_a_factory_gets_stream_op_operands_and_attributes():
 def test_a_table_takes_arrays_of_f16_where_it_says_so():
     assert np.dtype(np.float16) == f16.numpy
     assert table("neg", dtypes=[f16]).why_not(step("neg", arg("f16"), arg("f16"))) is None
+
+
+def test_a_step_that_is_taken_is_looked_up_once():
+    asked = []
+
+    def when(s):
+        asked.append(s)
+
+    kernels = table("neg", when=when, workspace=lambda s: 24)
+    s = step("neg", arg(), arg())
+    assert kernels.why_not(s) is None
+    found = kernels.find(s)
+    assert found is not None
+    assert (kernels.workspace(s), kernels.find(s), len(asked)) == (24, found, 1)
+    assert kernels.find(step("neg", arg(), arg())) is found
+    assert len(asked) == 2
+    kernels("exp")(found.factory)
+    assert kernels.find(s) is found
+    assert len(asked) == 3
+    assert kernels.why_not(s) is None
+    assert len(asked) == 4

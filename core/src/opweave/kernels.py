@@ -95,6 +95,7 @@ class KernelTable:
         self.layout: Final[LayoutRule] = layout
         self._parent: Final = parent
         self._kernels: Final[dict[str, list[Kernel]]] = {}
+        self._found: tuple[Step, Kernel] | None = None
 
     def __call__(
         self,
@@ -129,6 +130,7 @@ class KernelTable:
             )
             for op in ops:
                 self._kernels.setdefault(op, []).append(kernel)
+            self._found = None
             return factory
 
         return register
@@ -143,20 +145,31 @@ class KernelTable:
 
     def find(self, step: Step) -> Kernel | None:
         """The first kernel that takes ``step``."""
-        for kernel in self.candidates(step.op):
-            if kernel.why_not(step) is None:
-                return kernel
-        return None
+        found = self._found
+        if found is not None and found[0] is step:
+            return found[1]
+        return self._ask(step)[0]
 
     def why_not(self, step: Step) -> str | None:
         """Why no kernel takes ``step``, or ``None``."""
+        kernel, reasons = self._ask(step)
+        if kernel is None:
+            return "; ".join(dict.fromkeys(reasons)) or f"no kernel for {step.op}"
+        # Whoever is told "yes" asks next for the kernel, its workspace, and whether it works in place. Bound steps are
+        # not kept: they would keep their memory.
+        if all(arg.buffer is None for arg in (step.out, *step.srcs)):
+            self._found = step, kernel
+        return None
+
+    def _ask(self, step: Step) -> tuple[Kernel | None, list[str]]:
+        """The first kernel that takes ``step``, and why those before it do not."""
         reasons: list[str] = []
         for kernel in self.candidates(step.op):
             why = kernel.why_not(step)
             if why is None:
-                return None
+                return kernel, reasons
             reasons.append(why)
-        return "; ".join(dict.fromkeys(reasons)) or f"no kernel for {step.op}"
+        return None, reasons
 
     def workspace(self, step: Step) -> int:
         """Bytes of scratch memory that the kernel for ``step`` needs."""

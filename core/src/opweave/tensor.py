@@ -234,6 +234,26 @@ class Tensor:
 
     # --- operators, as NumPy's --------------------------------------------------------------------------------------
 
+    def __dlpack__(self, **params: Any) -> Any:
+        """The memory of a placed leaf (a state, weights), or of a view of one, for another library's ``from_dlpack``:
+        without copying, so that it shows what later runs write. Wait for them before reading.
+
+        Raises:
+            BufferError: a computed tensor, a leaf without memory, or memory that cannot be shown.
+        """
+        return self._exported().__dlpack__(**params)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        kind, number = self._exported().__dlpack_device__()
+        return int(kind), int(number)
+
+    def _exported(self) -> Any:
+        leaf = self.memory.leaf
+        if leaf is None or leaf.placement is None:
+            raise BufferError(f"{self.describe()} has no memory of its own to show; run a program and take its result")
+        buffer, offset, _ = leaf.placement
+        return buffer.exported(offset + self.offset, self.dtype, self.shape, self.strides)
+
     __array_ufunc__ = None  # np.ndarray + tensor comes to us instead of broadcasting over us
 
     def __add__(self, other: Any) -> Tensor:
@@ -495,8 +515,12 @@ def input(name: str, shape: int | Sequence[int], dtype: DTypeLike = f32, *, borr
 def host_array(value: Any, dtype: DTypeLike | None = None, *, copy: bool) -> np.ndarray[Any, Any]:
     """``value`` as a dense row-major array.
 
+    With a ``dtype`` the values are converted to it as far as it holds them: a float type rounds, and what is too large
+    for it becomes infinite; an integer type and bool take whole numbers within their range.
+
     Raises:
-        DTypeError: it is no array of numbers, or has fractions that an integer ``dtype`` would cut off.
+        DTypeError: it is no array of numbers, or has values that ``dtype`` does not hold; an array of floats for an
+            integer ``dtype``, whatever its values.
     """
     try:
         array = np.asarray(value)
@@ -505,14 +529,42 @@ def host_array(value: Any, dtype: DTypeLike | None = None, *, copy: bool) -> np.
     if dtype is None and not isinstance(value, (np.ndarray, np.generic)):
         # Python numbers have no width of their own; f32 and i64 are what models compute in.
         array = array.astype(np.float32) if array.dtype == np.float64 else array
-    want = as_dtype(array.dtype if dtype is None else dtype).numpy
-    if array.dtype != want:
-        if array.dtype.kind not in "biu" and want.kind in "biu" and not np.all(array == np.trunc(array)):
-            raise DTypeError(f"values with fractions do not become {want} silently; convert with array.astype(...)")
-        array = array.astype(want)
+    want = as_dtype(array.dtype if dtype is None else dtype)
+    if array.dtype != want.numpy:
+        if isinstance(value, np.ndarray) and not want.is_float and array.dtype.kind not in "biu":
+            raise DTypeError(f"an array of {array.dtype} does not become {want} silently; convert with astype(...)")
+        array = _converted(array, want)
         copy = False
     array = np.array(array, order="C", copy=True) if copy else np.ascontiguousarray(array).reshape(array.shape)
     return array
+
+
+def _converted(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+    kind = array.dtype.kind
+    # Numbers beyond 64 bits are objects.
+    if kind not in "biuf" and not (kind == "O" and all(isinstance(v, (int, float)) for v in array.flat)):
+        as_dtype(array.dtype)
+    if not dtype.is_float:
+        _check_range(array, dtype)
+    try:
+        with np.errstate(over="ignore"):
+            return array.astype(dtype.numpy)
+    except OverflowError as error:
+        raise DTypeError(f"cannot make {dtype} of such numbers: {error}") from None
+
+
+def _check_range(array: np.ndarray[Any, Any], dtype: DType) -> None:
+    """Raises `DTypeError` naming the first value that an integer type, or bool, does not hold."""
+    limits = None if dtype.kind == "b" else np.iinfo(dtype.numpy)
+    low, high = (0, 1) if limits is None else (int(limits.min), int(limits.max))
+    values = array if array.dtype.kind in "biuO" else array.astype(np.float64)
+    # The highest value itself need not be a number of a float type, the one behind it always is.
+    wrong = (values < low) | (values >= high + 1)
+    if values.dtype.kind == "f":
+        wrong |= values != np.trunc(values)
+    if np.any(wrong):
+        value = values[wrong].reshape(-1)[0]
+        raise DTypeError(f"{value} does not fit into {dtype}, which holds {low} .. {high} without fractions")
 
 
 def constant(value: Any, dtype: DTypeLike | None = None, *, name: str = "constant") -> Tensor:
@@ -522,7 +574,7 @@ def constant(value: Any, dtype: DTypeLike | None = None, *, name: str = "constan
     become f32 or i64 unless ``dtype`` says otherwise; equal numbers are one leaf.
 
     Raises:
-        DTypeError: a type that opweave does not have.
+        DTypeError: a type that opweave does not have, or values that ``dtype`` does not hold.
     """
     if isinstance(value, Tensor):
         return value

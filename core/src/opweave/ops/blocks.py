@@ -1,14 +1,18 @@
 """Decoding of quantized blocks in plain NumPy: what the bytes of each type mean.
 
-The formats are those of GGUF files, as the public description of the format and the ``gguf`` package fix them. Every
-function takes blocks as rows of bytes, shape (n, bytes), and returns f32 values, shape (n, elements).
+The formats are those of GGUF files, as the public description of the format and the ``gguf`` package fix them. Wherever
+there are two ways to order the arithmetic, the one of ``gguf`` is taken, so that results are equal to the bit.
 
-Wherever there are two ways to order the arithmetic, the one of ``gguf`` is taken, so that results are equal to the bit.
+A format is a NumPy type with the fields of one block. `Decoder` knows in advance every call that decodes a number of
+blocks, with all operands in place: whole fields are moved as one item a block, integers are taken apart in words of
+eight bytes, and nothing is allocated. `dequantize` is the same for once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -16,10 +20,16 @@ import numpy as np
 from opweave.dtypes import DType
 from opweave.errors import DTypeError, LayoutError
 
-__all__ = ["dequantize"]
+__all__ = ["Decoder", "dequantize", "fields_of", "scratch_bytes"]
 
 Array = np.ndarray[Any, Any]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+Call = Callable[[], Any]
+Fields = dict[str, Array]
+
+_ALIGN: Final = 64
+_AT_ONCE: Final = 1 << 16
+"""Elements that `dequantize` decodes at a time: few enough to stay in a cache."""
 
 
 def dequantize(data: Array, dtype: DType) -> Floats:
@@ -36,138 +46,325 @@ def dequantize(data: Array, dtype: DType) -> Floats:
         DTypeError: ``dtype`` is not quantized, or ``data`` is not ``uint8``.
         LayoutError: the last axis holds no whole blocks.
     """
-    decode = _DECODERS.get(dtype.name)
-    if decode is None or data.dtype != np.uint8:
+    blocks = fields_of(np.ascontiguousarray(data), dtype)
+    out = np.empty((*blocks.shape[:-1], blocks.shape[-1] * dtype.block), np.float32)
+    flat, values = blocks.reshape(-1), out.reshape(-1, dtype.block)
+    step = max(1, _AT_ONCE // dtype.block)
+    scratch = np.empty(scratch_bytes(dtype, min(step, flat.size)), np.uint8)
+    for count, starts in ((step, range(0, flat.size - step + 1, step)), (flat.size % step, [flat.size // step * step])):
+        if count and len(starts):
+            decoder = Decoder(dtype, (count,), scratch)
+            for first in starts:
+                decoder.into(values[first : first + count])(flat[first : first + count])
+    return out
+
+
+def fields_of(data: Array, dtype: DType) -> Array:
+    """Bytes shown as blocks with named fields: a view, the last axis in blocks.
+
+    Args:
+        data: ``uint8``, the last axis in bytes and without gaps.
+
+    Raises:
+        DTypeError, LayoutError: as `dequantize`.
+    """
+    if not dtype.is_quantized or data.dtype != np.uint8:
         raise DTypeError(f"dequantize takes uint8 bytes of a quantized type, not {data.dtype} as {dtype}")
     if not data.ndim or data.shape[-1] % dtype.itemsize:
         raise LayoutError(f"the last axis of {data.shape} holds no whole blocks of {dtype.itemsize} bytes ({dtype})")
-    count = data.shape[-1] // dtype.itemsize
-    blocks = np.ascontiguousarray(data).reshape(-1, dtype.itemsize)
-    return decode(blocks).astype(np.float32, copy=False).reshape(*data.shape[:-1], count * dtype.block)
+    return data.view(_FORMATS[dtype.name])
 
 
-def _half(blocks: Array, at: int) -> Floats:
-    """The f16 at byte ``at`` of each block as f32, shape (n, 1)."""
-    return blocks[:, at : at + 2].copy().view(np.float16).astype(np.float32)
+def scratch_bytes(dtype: DType, blocks: int) -> int:
+    """Bytes of scratch memory in which a `Decoder` of that many blocks works."""
+    return sum([_padded(size * blocks) for size in _pieces(dtype)])
 
 
-def _nibbles(data: Array) -> Array:
-    """Low halves of all bytes, then high halves."""
-    return np.concatenate([data & 15, data >> 4], axis=-1)
+@lru_cache
+def _pieces(dtype: DType) -> tuple[int, ...]:
+    """The bytes that decoding takes for each block, piece by piece."""
+    sizes: list[int] = []
+
+    def note(size: int) -> Array:
+        sizes.append(size)
+        return np.empty(size, np.uint8)
+
+    _DECODINGS[dtype.name](_Decoding(1, note))
+    return tuple(sizes)
 
 
-def _bits(data: Array) -> Array:
-    """The bits of each row, the lowest of the first byte first."""
-    return np.unpackbits(np.ascontiguousarray(data), axis=-1, bitorder="little")
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+class Decoder:
+    """Decodes a fixed number of blocks of one type, in memory that was set aside beforehand.
+
+    Args:
+        dtype: a quantized type.
+        shape: of the blocks that are decoded at a time.
+        scratch: ``uint8``, one axis, at least `scratch_bytes`; it begins at a multiple of 8 bytes.
+    """
+
+    def __init__(self, dtype: DType, shape: Sequence[int], scratch: Array) -> None:
+        self.shape: Final = tuple(shape)
+        count, at = prod(shape), 0
+
+        def take(size: int) -> Array:
+            nonlocal at
+            piece = scratch[at : at + size * count]
+            at += _padded(size * count)
+            return piece
+
+        self._decoding = _Decoding(count, take)
+        _DECODINGS[dtype.name](self._decoding)
+        self._loads = {name: into.reshape(self.shape) for name, into in self._decoding.loads.items()}
+
+    def into(self, out: Array) -> Callable[[Array], None]:
+        """``decode(blocks)``: the values of blocks, as `fields_of` shows them, into ``out``.
+
+        Args:
+            out: f32, dense, of the decoder's shape with the last axis in elements.
+        """
+        calls = (*self._decoding.calls, *self._decoding.values(out))
+        return partial(_decode, tuple(self._loads.items()), calls)
+
+
+def _decode(loads: Sequence[tuple[str, Array]], calls: Sequence[Call], blocks: Array) -> None:
+    for name, into in loads:
+        np.copyto(into, blocks[name])
+    for call in calls:
+        call()
+
+
+# --- the steps of a decoding ----------------------------------------------------------------------------------------
+
+
+class _Decoding:
+    """Notes the calls that decode ``count`` blocks. Arrays have one row a block, integers are bytes.
+
+    Attributes:
+        loads: where each field that is needed is copied to, one item a block.
+        calls: what makes integers and scales of them.
+    """
+
+    def __init__(self, count: int, take: Callable[[int], Array]) -> None:
+        self.count, self._take = count, take
+        self.loads: Fields = {}
+        self.calls: list[Call] = []
+        self._integers = np.empty(0, np.uint8)
+        self._scaling: list[tuple[np.ufunc, Array]] = []
+
+    def values(self, out: Array) -> list[Call]:
+        """The calls that make the f32 values of the integers."""
+        rows = out.reshape(self.count, -1)
+        calls: list[Call] = [partial(np.copyto, rows, self._integers)]
+        for ufunc, factors in self._scaling:
+            parts = rows.reshape(self.count, factors.shape[1], -1)
+            calls.append(partial(ufunc, parts, factors[..., None], parts))
+        return calls
+
+    # --- loading ----------------------------------------------------------------------------------------------------
+
+    def room(self, width: int, dtype: Any = np.uint8) -> Array:
+        """A scratch array of ``width`` elements a block."""
+        piece: Array = self._take(width * np.dtype(dtype).itemsize).view(dtype).reshape(self.count, width)
+        return piece
+
+    def half(self, name: str) -> Array:
+        """The f16 field as f32."""
+        self.loads[name] = room = self.room(1, np.float32)
+        return room
+
+    def field(self, name: str, size: int) -> Array:
+        """The field of ``size`` bytes."""
+        room = self.room(size)
+        self.loads[name] = room.view(f"V{size}")
+        return room
+
+    # --- integers ---------------------------------------------------------------------------------------------------
+
+    def call(self, function: Callable[..., Any], *args: Any) -> None:
+        self.calls.append(partial(function, *args))
+
+    def take_bits(self, x: Array, shift: int, mask: int, out: Array) -> None:
+        """``out = (x >> shift) & mask`` in each byte; ``mask`` keeps nothing that comes from the next byte."""
+        word = np.dtype(np.uint64 if x.shape[1] % 8 == 0 else np.uint32)
+        source, target = x.view(word), out.view(word)
+        if shift:
+            move = np.right_shift if shift > 0 else np.left_shift
+            self.call(move, source, np.array(abs(shift), word), target)
+            source = target
+        self.call(np.bitwise_and, source, np.array(int.from_bytes(bytes([mask]) * word.itemsize, "big"), word), target)
+
+    def planes(self, x: Array, width: int, group: int, at: int = 0) -> Array:
+        """Fields of ``width`` bits of each group of bytes, moved to bit ``at``: all lowest ones, then the next ones."""
+        many = 8 // width
+        part, result = self.room(x.shape[1]), self.room(x.shape[1] * many)
+        whole = part.view(f"V{group}")
+        places = result.view(f"V{group}").reshape(self.count, -1, many)
+        for k in range(many):
+            self.take_bits(x, k * width - at, ((1 << width) - 1) << at, part)
+            self.call(np.copyto, places[:, :, k], whole)
+        return result
+
+    def spread(self, x: Array, at: int) -> Array:
+        """The bits of each row, the lowest of the first byte first, each as bit ``at`` of a byte."""
+        wide = self.room(x.shape[1], "<u8")
+        self.call(np.copyto, wide, x)
+        # Eight copies of a byte, and of the i-th one bit i.
+        self.call(np.multiply, wide, np.array(0x0101010101010101, wide.dtype), wide)
+        self.call(np.bitwise_and, wide, np.array(0x8040201008040201, wide.dtype), wide)
+        bits = self.room(8 * x.shape[1])
+        self.call(np.not_equal, wide.view(np.uint8), np.array(0, np.uint8), bits.view(np.bool_))
+        self.take_bits(bits, -at, 1 << at, bits)
+        return bits
+
+    def join(self, x: Array, y: Array) -> None:
+        """``x |= y``."""
+        self.call(np.bitwise_or, x, y, x)
+
+    def less(self, x: Array, n: int) -> Array:
+        """``x - n`` with a sign, over ``x``."""
+        self.call(np.subtract, x, np.array(n, np.uint8), x)
+        return x.view(np.int8)
+
+    def lookup(self, x: Array, levels: Array) -> Array:
+        """A level for each half byte: those of all low halves, then those of all high ones."""
+        places, part, result = self.room(x.shape[1], np.intp), self.room(x.shape[1]), self.room(2 * x.shape[1])
+        self.call(np.copyto, places, x)
+        halves = result.view(f"V{x.shape[1]}")
+        for k, table in enumerate((np.tile(levels, 16), np.repeat(levels, 16))):
+            # In any mode but "raise" NumPy writes straight into the output.
+            self.call(table.take, places, 0, part.view(np.int8), "clip")
+            self.call(np.copyto, halves[:, k : k + 1], part.view(halves.dtype))
+        return result.view(np.int8)
+
+    # --- values -----------------------------------------------------------------------------------------------------
+
+    def floats(self, x: Array, factor: Array) -> Array:
+        """Integers as f32, times one factor a block."""
+        result = self.room(x.shape[1], np.float32)
+        self.call(np.copyto, result, x)
+        self.call(np.multiply, result, factor, result)
+        return result
+
+    def finish(
+        self, integers: Array, scale: Array, change: np.ufunc | None = None, offset: Array | None = None
+    ) -> None:
+        """The values are ``integers · scale``, and ``offset`` added or subtracted; both for equal parts of a block."""
+        self._integers = integers
+        self._scaling.append((np.multiply, scale))
+        if change is not None and offset is not None:
+            self._scaling.append((change, offset))
 
 
 # --- 32 elements, one scale (and offset) ----------------------------------------------------------------------------
 
 
-def _q4_0(b: Array) -> Floats:
-    return _half(b, 0) * (_nibbles(b[:, 2:]).astype(np.float32) - np.float32(8))
+def _q4_0(t: _Decoding) -> None:
+    t.finish(t.less(t.planes(t.field("q", 16), 4, 16), 8), t.half("d"))
 
 
-def _q4_1(b: Array) -> Floats:
-    return _half(b, 0) * _nibbles(b[:, 4:]).astype(np.float32) + _half(b, 2)
+def _q4_1(t: _Decoding) -> None:
+    t.finish(t.planes(t.field("q", 16), 4, 16), t.half("d"), np.add, t.half("m"))
 
 
-def _q5_0(b: Array) -> Floats:
-    q: Array = _nibbles(b[:, 6:]) | (_bits(b[:, 2:6]) << 4)
-    return _half(b, 0) * (q.astype(np.float32) - np.float32(16))
+def _five_bits(t: _Decoding) -> Array:
+    q = t.planes(t.field("q", 16), 4, 16)
+    t.join(q, t.spread(t.field("fifth", 4), 4))
+    return q
 
 
-def _q5_1(b: Array) -> Floats:
-    q: Array = _nibbles(b[:, 8:]) | (_bits(b[:, 4:8]) << 4)
-    return _half(b, 0) * q.astype(np.float32) + _half(b, 2)
+def _q5_0(t: _Decoding) -> None:
+    t.finish(t.less(_five_bits(t), 16), t.half("d"))
 
 
-def _q8_0(b: Array) -> Floats:
-    return _half(b, 0) * b[:, 2:].copy().view(np.int8).astype(np.float32)
+def _q5_1(t: _Decoding) -> None:
+    t.finish(_five_bits(t), t.half("d"), np.add, t.half("m"))
 
 
-_IQ4_LEVELS: Final = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+def _q8_0(t: _Decoding) -> None:
+    t.finish(t.field("q", 32).view(np.int8), t.half("d"))
+
+
+_IQ4_LEVELS: Final = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 """The 16 levels of iq4_nl, spaced like the quantiles of weights."""
 
 
-def _iq4_nl(b: Array) -> Floats:
-    return _half(b, 0) * _IQ4_LEVELS[_nibbles(b[:, 2:])]
+def _iq4_nl(t: _Decoding) -> None:
+    t.finish(t.lookup(t.field("q", 16), _IQ4_LEVELS), t.half("d"))
 
 
-_E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+_E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 """Twice the values of the 4-bit float with 2 exponent bits and 1 mantissa bit (OCP Microscaling Formats, 2023)."""
+_E8M0: Final = np.ldexp(np.float32(1), np.arange(256) - 128)
+"""The values of a byte that is an exponent, where 127 means 1; half of them, since the others are doubled."""
 
 
-def _mxfp4(b: Array) -> Floats:
-    # E8M0: the byte is an exponent, 127 means 1; half of that, since the values are doubled.
-    return np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128) * _E2M1[_nibbles(b[:, 1:])]
+def _mxfp4(t: _Decoding) -> None:
+    t.loads["e"] = exponent = t.room(1, np.intp)
+    scale = t.room(1, np.float32)
+    t.call(_E8M0.take, exponent, 0, scale, "clip")
+    t.finish(t.lookup(t.field("q", 16), _E2M1), scale)
 
 
 # --- 256 elements: scales of parts of 16 or 32, themselves scaled by an f16 -----------------------------------------
 
 
-def _planes(data: Array, width: int) -> Array:
-    """Fields of ``width`` bits, 2 or 4, from groups of 32 bytes: all lowest fields of a group, then the next ones.
-
-    Shape (n, bytes) -> (n, bytes // 32, 8 // width, 32).
-    """
-    shifts = np.arange(0, 8, width, dtype=np.uint8).reshape(1, 1, -1, 1)
-    return (data.reshape(len(data), -1, 1, 32) >> shifts) & np.uint8((1 << width) - 1)
-
-
-def _q2_k(b: Array) -> Floats:
-    # scales u8[16] (low half: scale, high half: offset), quants u8[64], d f16, dmin f16
-    scale = _half(b, 80) * (b[:, :16] & 15).astype(np.float32)
-    offset = _half(b, 82) * (b[:, :16] >> 4).astype(np.float32)
-    q = _planes(b[:, 16:80], 2).reshape(-1, 16, 16).astype(np.float32)
-    return scale[..., None] * q - offset[..., None]
+def _q2_k(t: _Decoding) -> None:
+    both = t.field("scales", 16)  # low half: scale, high half: offset
+    scale, offset = t.room(16), t.room(16)
+    t.take_bits(both, 0, 15, scale)
+    t.take_bits(both, 4, 15, offset)
+    q = t.planes(t.field("q", 64), 2, 32)
+    t.finish(q, t.floats(scale, t.half("d")), np.subtract, t.floats(offset, t.half("m")))
 
 
-def _q3_k(b: Array) -> Floats:
-    # hmask u8[32], quants u8[64], scales 16 x 6 bits in u8[12], d f16
-    low, high = _nibbles(b[:, 96:104]), b[:, 104:108]
-    top = ((high[:, None, :] >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 4, 1)) & 3).reshape(-1, 16)
-    six: Array = low | (top << 4)
-    scale = _half(b, 108) * (six.astype(np.float32) - np.float32(32))
-    third = (b[:, None, :32] >> np.arange(8, dtype=np.uint8).reshape(1, 8, 1)) & 1
-    q: Array = _planes(b[:, 32:96], 2).reshape(-1, 8, 32).astype(np.int8) - (4 * (1 - third.astype(np.int8)))
-    return scale[..., None] * q.reshape(-1, 16, 16).astype(np.float32)
+def _q3_k(t: _Decoding) -> None:
+    six = t.planes(t.field("low", 8), 4, 8)
+    t.join(six, t.planes(t.field("high", 4), 2, 4, at=4))
+    q = t.planes(t.field("q", 64), 2, 32)
+    t.join(q, t.planes(t.field("third", 32), 1, 32, at=2))
+    t.finish(t.less(q, 4), t.floats(t.less(six, 32), t.half("d")))
 
 
-def _scales_of_8(b: Array) -> tuple[Floats, Floats]:
+def _scales_of_8(t: _Decoding) -> tuple[Array, Array]:
     """Eight 6-bit scales and eight 6-bit offsets packed into 12 bytes (q4_k, q5_k), as f32."""
-    first, second, rest = b[:, 0:4], b[:, 4:8], b[:, 8:12]
-    scale = np.concatenate([first & 63, (rest & 15) | ((first >> 6) << 4)], axis=-1)
-    offset = np.concatenate([second & 63, (rest >> 4) | ((second >> 6) << 4)], axis=-1)
-    return scale.astype(np.float32), offset.astype(np.float32)
+    rest, top, low = t.field("rest", 4), t.room(4), t.room(4)
+    result = []
+    for name, factor, shift in (("scales", "d", 0), ("offsets", "m", 4)):
+        first, six = t.field(name, 4), t.room(8)
+        halves = six.view("V4")
+        t.take_bits(first, 0, 63, low)
+        t.call(np.copyto, halves[:, :1], low.view("V4"))
+        t.take_bits(first, 2, 48, top)
+        t.take_bits(rest, shift, 15, low)
+        t.join(low, top)
+        t.call(np.copyto, halves[:, 1:], low.view("V4"))
+        result.append(t.floats(six, t.half(factor)))
+    return result[0], result[1]
 
 
-def _q4_k(b: Array) -> Floats:
-    # d f16, dmin f16, scales u8[12], quants u8[128]
-    scale, offset = _scales_of_8(b[:, 4:16])
-    q = _planes(b[:, 16:], 4).reshape(-1, 8, 32).astype(np.float32)
-    return (_half(b, 0) * scale)[..., None] * q - (_half(b, 2) * offset)[..., None]
+def _q4_k(t: _Decoding) -> None:
+    scale, offset = _scales_of_8(t)
+    t.finish(t.planes(t.field("q", 128), 4, 32), scale, np.subtract, offset)
 
 
-def _q5_k(b: Array) -> Floats:
-    # d f16, dmin f16, scales u8[12], fifth bits u8[32], quants u8[128]
-    scale, offset = _scales_of_8(b[:, 4:16])
-    fifth = (b[:, None, 16:48] >> np.arange(8, dtype=np.uint8).reshape(1, 8, 1)) & 1
-    q: Array = _planes(b[:, 48:], 4).reshape(-1, 8, 32) | (fifth << 4)
-    return (_half(b, 0) * scale)[..., None] * q - (_half(b, 2) * offset)[..., None]
+def _q5_k(t: _Decoding) -> None:
+    scale, offset = _scales_of_8(t)
+    q = t.planes(t.field("q", 128), 4, 32)
+    t.join(q, t.planes(t.field("fifth", 32), 1, 32, at=4))
+    t.finish(q, scale, np.subtract, offset)
 
 
-def _q6_k(b: Array) -> Floats:
-    # low halves u8[128], high pairs u8[64], scales i8[16], d f16
-    shifts = np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)
-    low = ((b[:, :128].reshape(-1, 2, 1, 64) >> shifts) & 15).reshape(-1, 8, 32)
-    high = _planes(b[:, 128:192], 2).reshape(-1, 8, 32)
-    q = (low | (high << 4)).astype(np.float32) - np.float32(32)
-    scale = _half(b, 208) * b[:, 192:208].copy().view(np.int8).astype(np.float32)
-    return scale[..., None] * q.reshape(-1, 16, 16)
+def _q6_k(t: _Decoding) -> None:
+    q = t.planes(t.field("low", 128), 4, 64)
+    t.join(q, t.planes(t.field("high", 64), 2, 32, at=4))
+    t.finish(t.less(q, 32), t.floats(t.field("scales", 16).view(np.int8), t.half("d")))
 
 
-_DECODERS: Final[dict[str, Callable[[Array], Floats]]] = {
+_DECODINGS: Final[dict[str, Callable[[_Decoding], None]]] = {
     "q4_0": _q4_0,
     "q4_1": _q4_1,
     "q5_0": _q5_0,
@@ -181,3 +378,29 @@ _DECODERS: Final[dict[str, Callable[[Array], Floats]]] = {
     "iq4_nl": _iq4_nl,
     "mxfp4": _mxfp4,
 }
+
+_FORMATS: Final = {
+    "q4_0": np.dtype([("d", "<f2"), ("q", "V16")]),
+    "q4_1": np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "V16")]),
+    "q5_0": np.dtype([("d", "<f2"), ("fifth", "V4"), ("q", "V16")]),
+    "q5_1": np.dtype([("d", "<f2"), ("m", "<f2"), ("fifth", "V4"), ("q", "V16")]),
+    "q8_0": np.dtype([("d", "<f2"), ("q", "V32")]),
+    "q2_k": np.dtype([("scales", "V16"), ("q", "V64"), ("d", "<f2"), ("m", "<f2")]),
+    "q3_k": np.dtype([("third", "V32"), ("q", "V64"), ("low", "V8"), ("high", "V4"), ("d", "<f2")]),
+    "q4_k": np.dtype([("d", "<f2"), ("m", "<f2"), ("scales", "V4"), ("offsets", "V4"), ("rest", "V4"), ("q", "V128")]),
+    "q5_k": np.dtype(
+        [
+            ("d", "<f2"),
+            ("m", "<f2"),
+            ("scales", "V4"),
+            ("offsets", "V4"),
+            ("rest", "V4"),
+            ("fifth", "V32"),
+            ("q", "V128"),
+        ]
+    ),
+    "q6_k": np.dtype([("low", "V128"), ("high", "V64"), ("scales", "V16"), ("d", "<f2")]),
+    "iq4_nl": np.dtype([("d", "<f2"), ("q", "V16")]),
+    "mxfp4": np.dtype([("e", "u1"), ("q", "V16")]),
+}
+"""A block of each type, field by field."""

@@ -45,7 +45,7 @@ CUSTOM = define_op(
 
 @builds(CUSTOM)
 def custom(fn: Callable[..., Any], *srcs: Any, like: Any) -> Tensor:
-    """The value of a Python function of arrays; it runs on ``host``, within the graph.
+    """The value of a Python function of arrays, within the graph; it runs in the host's memory: on ``host`` at least.
 
     ``fn`` gets the sources as read-only NumPy arrays (bf16 as ``ml_dtypes.bfloat16``), valid only during the call, and
     returns an array, which is converted to the promised dtype. It has to be a pure function: nodes with equal ``fn``

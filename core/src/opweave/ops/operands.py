@@ -169,12 +169,9 @@ def make(op: str, value: Any, like: Tensor | None = None) -> Tensor:
             if not limits.min <= value <= limits.max:
                 raise DTypeError(f"{op}: {value} does not fit into {like.dtype}; cast first; {_named((like,))}")
     try:
-        with np.errstate(over="ignore"):  # a number that a half type cannot hold is infinity there
-            return as_tensor(value, like if like is None or like.dtype.block == 1 else None)
+        return as_tensor(value, like if like is None or like.dtype.block == 1 else None)
     except DTypeError as error:
         raise DTypeError(f"{op}: {error}") from None
-    except OverflowError:
-        raise DTypeError(f"{op}: {value!r} does not fit into 64 bits") from None
 
 
 def cast(x: Tensor, dtype: DType) -> Tensor:

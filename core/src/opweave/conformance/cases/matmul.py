@@ -53,6 +53,9 @@ def cases() -> Iterator[Case]:
             for m in (1, 4, 17):
                 yield case("linear", ops.linear, Operand((m, blocks * t.block)), w)
             yield case("linear", ops.linear, Operand((3, blocks * t.block)), w, Operand((rows,)))
+            for dtype in ("f64", "f16", "bf16"):
+                x, bias = Operand((3, blocks * t.block), dtype), Operand((rows,), dtype)
+                yield case("linear", ops.linear, x, w, bias)
             for layout in ("offset", "rows"):
                 view = Operand((rows, blocks * t.block), name, layout)
                 yield case("linear", ops.linear, Operand((2, blocks * t.block)), view)

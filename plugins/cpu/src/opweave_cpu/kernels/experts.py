@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Final
@@ -11,9 +11,10 @@ import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.dtypes import DType, as_dtype
-from opweave.ops.blocks import dequantize
+from opweave.ops.blocks import fields_of
+from opweave_cpu.blocks import RowDecoder, decoder_bytes, longest, row_pieces
 from opweave_cpu.kernels.indexing import check_ids
-from opweave_cpu.kernels.matmul import must_pack, weight_rows
+from opweave_cpu.kernels.matmul import lies_ready, must_pack, weight_rows
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_cpu.tiles import Array, Scratch, compute_dtype, padded, tile_cuts, tile_rows
 
@@ -31,58 +32,80 @@ def _needs_packed_output(step: Step) -> str | None:
 # --- expert_linear --------------------------------------------------------------------------------------------------
 
 
-def _must_copy(x: Arg, dtype: DType) -> bool:
-    return x.dtype is not dtype or not x.is_dense
-
-
-def _tile(w: Arg, dtype: DType) -> int:
+def _pieces(w: Arg, dtype: DType) -> list[slice]:
     """Rows of an expert's weights that are multiplied at a time: all, if BLAS reads them as they lie."""
-    return weight_rows(w, dtype) if must_pack(w, dtype) else w.shape[1]
+    outputs = w.shape[1]
+    tile = weight_rows(w, dtype) if must_pack(w, dtype) else outputs
+    return [slice(i, min(i + tile, outputs)) for i in range(0, outputs, tile)]
+
+
+def _rows_workspace(step: Step, pieces: Sequence[slice]) -> int:
+    x, w, ids = step.srcs
+    dtype = compute_dtype(step.out.dtype)
+    sizes = [ids.size * w.shape[2], ids.size * longest(pieces)]
+    if not lies_ready(x, dtype):
+        sizes.append(x.size)
+    return sum(padded(size * dtype.itemsize) for size in sizes)
 
 
 def _expert_workspace(step: Step) -> int:
-    x, w, ids = step.srcs
-    dtype = compute_dtype(step.out.dtype)
-    inputs, tile = w.shape[2], _tile(w, dtype)
-    sizes = [ids.size * inputs, ids.size * tile]
-    if _must_copy(x, dtype):
-        sizes.append(x.size)
-    if must_pack(w, dtype) and not w.dtype.is_quantized:
-        sizes.append(tile * inputs)
-    return sum(padded(size * dtype.itemsize) for size in sizes)
+    w, dtype = step.srcs[1], compute_dtype(step.out.dtype)
+    pieces = _pieces(w, dtype)
+    weights = padded(longest(pieces) * w.shape[2] * dtype.itemsize) if must_pack(w, dtype) else 0
+    return _rows_workspace(step, pieces) + weights
 
 
 @KERNELS("expert_linear", dtypes=NUMBERS, when=_needs_packed_output, workspace=_expert_workspace)
 def expert_linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, workspace: Arg | None) -> Call:
     dtype = compute_dtype(out.dtype)
-    scratch, weights = Scratch(workspace), w.view
+    scratch, weights, pieces = Scratch(workspace), w.view, _pieces(w, dtype)
     if not must_pack(w, dtype):
-        return _bind(op, out, x, w, ids, scratch, lambda expert, piece: weights[expert, piece])
-    room = scratch.take((_tile(w, dtype), w.shape[2]), dtype)
+        return _bind(op, out, x, w, ids, scratch, pieces, lambda expert, piece: weights[expert, piece])
+    room = scratch.take((longest(pieces), w.shape[2]), dtype)
 
     def convert(expert: int, piece: slice) -> Array:
         some = room[: piece.stop - piece.start]
         np.copyto(some, weights[expert, piece])
         return some
 
-    return _bind(op, out, x, w, ids, scratch, convert)
+    return _bind(op, out, x, w, ids, scratch, pieces, convert)
+
+
+def _blocks_workspace(step: Step) -> int:
+    w, dtype = step.srcs[1], compute_dtype(step.out.dtype)
+    pieces = row_pieces(w)
+    return _rows_workspace(step, pieces) + decoder_bytes(w, pieces, dtype)
 
 
 @KERNELS(
     "expert_linear",
     dtypes=[*map(as_dtype, FLOATS.split()), *QUANTIZED],
     when=_needs_packed_output,
-    workspace=_expert_workspace,
+    workspace=_blocks_workspace,
 )
 def expert_linear_of_blocks(
     stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, blocks: DType, workspace: Arg | None
 ) -> Call:
-    weights = w.view
-    return _bind(op, out, x, w, ids, Scratch(workspace), lambda e, piece: dequantize(weights[e, piece], blocks))
+    scratch, stored, pieces = Scratch(workspace), fields_of(w.view, blocks), row_pieces(w)
+    decoder = RowDecoder(w, pieces, compute_dtype(out.dtype), scratch)
+
+    def decoded(expert: int, piece: slice) -> Array:
+        decode, tile = decoder(piece.stop - piece.start)
+        decode(stored[expert, piece])
+        return tile
+
+    return _bind(op, out, x, w, ids, scratch, pieces, decoded)
 
 
 def _bind(
-    op: str, out: Arg, x: Arg, w: Arg, ids: Arg, scratch: Scratch, some_rows: Callable[[int, slice], Array]
+    op: str,
+    out: Arg,
+    x: Arg,
+    w: Arg,
+    ids: Arg,
+    scratch: Scratch,
+    pieces: Sequence[slice],
+    some_rows: Callable[[int, slice], Array],
 ) -> Call:
     """The call that multiplies by the rows of an expert's weights that ``some_rows`` gives, in the type to compute in.
 
@@ -91,11 +114,10 @@ def _bind(
     """
     dtype = compute_dtype(out.dtype)
     experts, outputs, inputs = w.shape
-    tile, used = _tile(w, dtype), ids.shape[1]
-    pieces = [slice(i, min(i + tile, outputs)) for i in range(0, outputs, tile)]
-    packed, results = scratch.take((ids.size, inputs), dtype), scratch.take((ids.size * tile,), dtype)
+    used = ids.shape[1]
+    packed, results = scratch.take((ids.size, inputs), dtype), scratch.take((ids.size * longest(pieces),), dtype)
     picks, target, source = ids.view, out.view.reshape(-1, outputs), x.view
-    copies = _must_copy(x, dtype)
+    copies = not lies_ready(x, dtype)
     flat = scratch.take((x.size // inputs, inputs), dtype) if copies else source.reshape(-1, inputs)
     shared = used if x.shape[1] == 1 else 1
 

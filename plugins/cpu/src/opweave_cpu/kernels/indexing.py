@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -11,12 +12,14 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.dtypes import DType, as_dtype
 from opweave.errors import BoundsError
-from opweave.ops.blocks import dequantize
+from opweave.ops.blocks import Decoder, fields_of, scratch_bytes
+from opweave_cpu.blocks import BLOCK_TILE
 from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN, QUANTIZED
 from opweave_cpu.tiles import (
     SPREAD_PASS,
     TILE,
     Array,
+    Scratch,
     compute_dtype,
     copy_call,
     in_turn,
@@ -28,6 +31,7 @@ from opweave_cpu.tiles import (
 
 _PLACE: Final = np.dtype(np.intp)
 _I64: Final = as_dtype("i64")
+_U8: Final = as_dtype("u8")
 _UNSIGNED: Final = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 
 
@@ -59,15 +63,7 @@ def embedding(stream: Stream, op: str, out: Arg, table: Arg, ids: Arg) -> Call:
         return partial(_take, check, rows, picks, out.view)
     # Of a table with gaps `take` would make a dense copy first.
     target = out.view.reshape(ids.size, *table.shape[1:])
-    return partial(_pick, check, rows, picks, target, _rows_per_tile(out, ids), None)
-
-
-@KERNELS("embedding", dtypes=[as_dtype("f32"), *QUANTIZED], when=_needs_packed_output)
-def embedding_of_blocks(stream: Stream, op: str, out: Arg, table: Arg, ids: Arg, *, blocks: DType) -> Call:
-    picks = ids.view
-    check = partial(check_ids, picks, _as_unsigned(picks), table.shape[0], op)
-    target = out.view.reshape(ids.size, *table.shape[1:])
-    return partial(_pick, check, table.view, picks, target, _rows_per_tile(out, ids), blocks)
+    return partial(_pick, check, rows, picks, target, _rows_per_tile(out, ids))
 
 
 def _take(check: Call, rows: Array, ids: Array, out: Array) -> None:
@@ -76,14 +72,66 @@ def _take(check: Call, rows: Array, ids: Array, out: Array) -> None:
     rows.take(ids, 0, out, "clip")
 
 
-def _pick(check: Call, rows: Array, ids: Array, out: Array, tile: int, blocks: DType | None) -> None:
-    """``tile`` rows at a time, so that what is picked before it is decoded or stored stays small."""
+def _pick(check: Call, rows: Array, ids: Array, out: Array, tile: int) -> None:
+    """``tile`` rows at a time, so that what is picked before it is stored stays small."""
     check()
     places = ids.reshape(-1)
     for first in range(0, len(places), tile):
         some = slice(first, first + tile)
-        picked = rows[places[some]]
-        out[some] = picked if blocks is None else dequantize(picked, blocks)
+        out[some] = rows[places[some]]
+
+
+# --- rows of quantized tables ---------------------------------------------------------------------------------------
+
+
+def _ids_at_once(table: Arg, ids: Arg) -> int:
+    row = prod(table.shape[1:])
+    return max(1, min(ids.size, BLOCK_TILE // row))
+
+
+def _packed_bytes(table: Arg, count: int) -> int:
+    return table.dtype.row_bytes(count * prod(table.shape[1:]))
+
+
+def _blocks_workspace(step: Step) -> int:
+    table, ids = step.srcs
+    count = _ids_at_once(table, ids)
+    blocks = count * prod(table.shape[1:]) // table.dtype.block
+    return padded(_packed_bytes(table, count)) + scratch_bytes(table.dtype, blocks)
+
+
+@KERNELS("embedding", dtypes=[as_dtype("f32"), *QUANTIZED], when=_needs_packed_output, workspace=_blocks_workspace)
+def embedding_of_blocks(
+    stream: Stream, op: str, out: Arg, table: Arg, ids: Arg, *, blocks: DType, workspace: Arg | None
+) -> Call:
+    rows, picks, count = table.view, ids.view, _ids_at_once(table, ids)
+    scratch = Scratch(workspace)
+    packed = scratch.take((count, *rows.shape[1:]), _U8)
+    stored = fields_of(packed, blocks)
+    room = scratch.take((scratch_bytes(blocks, stored.size),), _U8)
+    target = out.view.reshape(ids.size, *table.shape[1:])
+    decoders = {n: Decoder(blocks, stored[:n].shape, room) for n in {count, ids.size % count} if n}
+    pieces = []
+    for first in range(0, ids.size, count):
+        values = target[first : first + count]
+        n = len(values)
+        pieces.append((slice(first, first + n), packed[:n], partial(decoders[n].into(values), stored[:n])))
+    check = partial(check_ids, picks, _as_unsigned(picks), table.shape[0], op)
+    return partial(_pick_and_decode, check, rows, picks, pieces)
+
+
+def _pick_and_decode(check: Call, rows: Array, ids: Array, pieces: Sequence[tuple[slice, Array, Call]]) -> None:
+    check()
+    places = ids.reshape(-1)
+    for some, packed, decode in pieces:
+        if rows.flags.c_contiguous:
+            rows.take(places[some], 0, packed, "clip")
+        else:
+            packed[...] = rows[places[some]]
+        decode()
+
+
+# --- elements by index ----------------------------------------------------------------------------------------------
 
 
 def _lines(step: Step) -> bool:

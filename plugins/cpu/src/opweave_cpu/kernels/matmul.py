@@ -10,7 +10,8 @@ import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.dtypes import DType, as_dtype
-from opweave.ops.blocks import dequantize
+from opweave.ops.blocks import fields_of
+from opweave_cpu.blocks import RowDecoder, decoder_bytes, longest, row_pieces
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_cpu.tiles import Array, Scratch, compute_dtype, in_turn, padded
 
@@ -103,35 +104,27 @@ def _linear_workspace(step: Step) -> int:
         return 0
     dtype = compute_dtype(step.out.dtype)
     rows, tile = x.size // x.shape[-1], weight_rows(w, dtype)
-    weights = 0 if w.dtype.is_quantized else tile * w.shape[1]
-    return sum(padded(size * dtype.itemsize) for size in (x.size, weights, rows * tile))
+    return sum(padded(size * dtype.itemsize) for size in (x.size, tile * w.shape[1], rows * tile))
 
 
 @KERNELS("linear", dtypes=NUMBERS, workspace=_linear_workspace)
 def linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, workspace: Arg | None) -> Call:
     if workspace is not None:  # nothing plain asks for one
-        return _linear_by_tiles(out, x, w, b, None, workspace)
+        return _linear_by_tiles(out, x, w, b, workspace)
     target = out.view.reshape(-1, w.shape[0])
     call = product_call(x.view.reshape(-1, w.shape[1]), w.view.T, target)
     return call if b is None else in_turn([call, partial(np.add, target, b.view, target)])
 
 
-@KERNELS("linear", dtypes=[*map(as_dtype, FLOATS.split()), *QUANTIZED], workspace=_linear_workspace)
-def linear_of_blocks(
-    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: DType, workspace: Arg | None
-) -> Call:
-    return _linear_by_tiles(out, x, w, b, blocks, workspace)
-
-
-def _linear_by_tiles(out: Arg, x: Arg, w: Arg, b: Arg | None, blocks: DType | None, workspace: Arg | None) -> Call:
-    """Some rows of the weights at a time: converted or decoded, multiplied, rounded into their columns of ``out``."""
+def _linear_by_tiles(out: Arg, x: Arg, w: Arg, b: Arg | None, workspace: Arg | None) -> Call:
+    """Some rows of the weights at a time: converted, multiplied, rounded into their columns of ``out``."""
     dtype = compute_dtype(out.dtype)
     scratch = Scratch(workspace)
     outputs, inputs = w.shape
     rows, tile = x.size // inputs, weight_rows(w, dtype)
     packed = scratch.take(x.shape, dtype)
     results = scratch.take((rows * tile,), dtype)
-    weights = None if blocks else scratch.take((tile * inputs,), dtype)
+    weights = scratch.take((tile * inputs,), dtype)
     left, target, stored = packed.reshape(-1, inputs), out.view, w.view
     bias = None if b is None else b.view
     calls: list[Call] = [partial(np.copyto, packed, x.view)]
@@ -139,12 +132,8 @@ def _linear_by_tiles(out: Arg, x: Arg, w: Arg, b: Arg | None, blocks: DType | No
         piece = slice(first, min(first + tile, outputs))
         n = piece.stop - piece.start
         result = results[: rows * n].reshape(rows, n)
-        if weights is None:
-            assert blocks is not None
-            calls.append(partial(_decode_and_multiply, left, stored[piece], blocks, result))
-        else:
-            some = weights[: n * inputs].reshape(n, inputs)
-            calls += [partial(np.copyto, some, stored[piece]), product_call(left, some.T, result)]
+        some = weights[: n * inputs].reshape(n, inputs)
+        calls += [partial(np.copyto, some, stored[piece]), product_call(left, some.T, result)]
         if bias is not None:
             calls.append(partial(np.add, result, bias[piece], result))
         columns = target[..., piece]
@@ -152,5 +141,49 @@ def _linear_by_tiles(out: Arg, x: Arg, w: Arg, b: Arg | None, blocks: DType | No
     return in_turn(calls)
 
 
-def _decode_and_multiply(x: Array, stored: Array, blocks: DType, out: Array) -> None:
-    np.matmul(x, dequantize(stored, blocks).T, out)
+# --- linear with quantized weights ----------------------------------------------------------------------------------
+
+
+def lies_ready(arg: Arg, dtype: DType) -> bool:
+    """Whether an operand can be read, or written, as rows of ``dtype`` where it lies."""
+    return arg.dtype is dtype and arg.is_dense
+
+
+def _blocks_workspace(step: Step) -> int:
+    x, w, *_ = step.srcs
+    dtype = compute_dtype(step.out.dtype)
+    rows, pieces = x.size // w.shape[1], row_pieces(w)
+    packed = 0 if lies_ready(x, dtype) else padded(x.size * dtype.itemsize)
+    result = 0 if lies_ready(step.out, dtype) else padded(rows * longest(pieces) * dtype.itemsize)
+    return packed + result + decoder_bytes(w, pieces, dtype)
+
+
+@KERNELS("linear", dtypes=[*map(as_dtype, FLOATS.split()), *QUANTIZED], workspace=_blocks_workspace)
+def linear_of_blocks(
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: DType, workspace: Arg | None
+) -> Call:
+    dtype = compute_dtype(out.dtype)
+    scratch = Scratch(workspace)
+    outputs, inputs = w.shape
+    pieces, stored, target = row_pieces(w), fields_of(w.view, blocks), out.view
+    decoder = RowDecoder(w, pieces, dtype, scratch)
+    calls: list[Call] = []
+    left = x.view
+    if not lies_ready(x, dtype):
+        left = scratch.take(x.shape, dtype)
+        calls.append(partial(np.copyto, left, x.view))
+    left = left.reshape(-1, inputs)
+    direct = lies_ready(out, dtype)
+    results = target.reshape(-1, outputs) if direct else scratch.take((len(left) * longest(pieces),), dtype)
+    bias = None if b is None else b.view
+    for piece in pieces:
+        n = piece.stop - piece.start
+        decode, tile = decoder(n)
+        result = results[:, piece] if direct else results[: len(left) * n].reshape(-1, n)
+        calls += [partial(decode, stored[piece]), product_call(left, tile.T, result)]
+        if bias is not None:
+            calls.append(partial(np.add, result, bias[piece], result))
+        if not direct:
+            columns = target[..., piece]
+            calls.append(partial(np.copyto, columns, result.reshape(columns.shape), "unsafe"))
+    return in_turn(calls)
