@@ -12,7 +12,7 @@ from opweave import registry
 from opweave.dtypes import as_dtype
 from opweave.errors import SchedulerError, ShapeError
 from opweave.graph import Graph
-from opweave.scheduler import Program, Scheduler
+from opweave.scheduler import Explanation, Program, Scheduler
 from opweave.scheduler.program import Outputs
 from opweave.scheduler.scheduler import Where
 from opweave.tensor import Tensor, constant, host_array, input
@@ -77,7 +77,7 @@ class Function:
         """The program that a call with such arguments runs."""
         return self._prepare(args, kwargs)[0]
 
-    def explain(self, *args: Any, **kwargs: Any) -> str:
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """`Program.explain` of the program that a call with such arguments runs."""
         return self.program(*args, **kwargs).explain()
 

@@ -6,11 +6,9 @@ counters (``"C"``) and names of threads (``"M"``).
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 from opweave.events import EVENTS, Happening
@@ -31,7 +29,7 @@ class Timeline:
         self.events: list[Happening] = []
 
     def to_json(self) -> dict[str, Any]:
-        """The events in Chrome's format: a track for each stream and one for what belongs to none, counters of memory."""
+        """In Chrome's format: a track for each stream and one for what belongs to none, counters of memory."""
         tracks: dict[str, int] = {}
         rows: list[dict[str, Any]] = []
         taken: dict[str, int] = {}
@@ -85,9 +83,9 @@ def trace(path: str | os.PathLike[str] | None = None, *, steps: bool = False) ->
     Raises:
         OSError: the file cannot be written; said before anything runs.
     """
-    target = None if path is None else Path(path)
-    if target is not None:
-        target.touch()
+    if path is not None:
+        with open(path, "a", encoding="utf-8"):
+            pass
     timeline = Timeline()
     before = EVENTS.detailed
     EVENTS.detailed = before or steps
@@ -96,5 +94,8 @@ def trace(path: str | os.PathLike[str] | None = None, *, steps: bool = False) ->
             yield timeline
     finally:
         EVENTS.detailed = before
-        if target is not None:
-            target.write_text(json.dumps(timeline.to_json()), encoding="utf-8")
+        if path is not None:
+            import json
+
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(timeline.to_json(), file)

@@ -1,20 +1,22 @@
-"""`explain`: which node runs where and why, what is copied, what memory it takes, as text."""
+"""`explain`: which node runs where and why, what is copied, what memory it takes: as text, as rows, as a page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from opweave.layout import nbytes
 from opweave.scheduler.assign import CAUSES
+from opweave.scheduler.memory import lifetimes
 
 if TYPE_CHECKING:
     from opweave.scheduler.program import MemoryUse
     from opweave.scheduler.split import Partition
     from opweave.tensor import Tensor
 
-__all__ = ["NodeRow", "explain", "human_bytes", "node_rows"]
+__all__ = ["CopyRow", "Explanation", "MemoryCurve", "NodeRow", "explain", "human_bytes", "node_rows"]
 
 
 class NodeRow(NamedTuple):
@@ -32,6 +34,101 @@ class NodeRow(NamedTuple):
     shape: tuple[int, ...]
     cause: str
     refusals: dict[str, str]
+
+
+class CopyRow(NamedTuple):
+    """One copy between memories that every run makes. ``cause`` as in `Copy`; ``after``: a write-back."""
+
+    split: int
+    tensor: str
+    source: str
+    target: str
+    nbytes: int
+    cause: str
+    after: bool
+
+
+class MemoryCurve(NamedTuple):
+    """Bytes of a device's living temporaries over a run.
+
+    Attributes:
+        moments: (moment, bytes from there on); a moment is the start of a split, or one step.
+        planned: bytes that the memory plan takes, at least the highest point of the curve; 0 without a plan.
+    """
+
+    device: str
+    moments: list[tuple[int, int]]
+    planned: int
+
+
+class Explanation(str):
+    """What `Program.explain` gives: a text that also has rows and a page.
+
+    Attributes:
+        nodes, copies: every node and every copy, in order.
+        memory: device -> bytes (`MemoryUse`); empty for what was planned without memory.
+        curves: memory over the run, by device.
+        splits: for every split its device and what its plan says about itself.
+    """
+
+    nodes: list[NodeRow]
+    copies: list[CopyRow]
+    memory: Mapping[str, MemoryUse]
+    curves: list[MemoryCurve]
+    splits: list[tuple[str, list[str]]]
+
+    def html(self) -> str:
+        """One self-contained HTML page."""
+        from opweave.scheduler.page import page
+
+        return page(self)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the page to a file."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.html())
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the page in a frame, so that its styles stay its own."""
+        from html import escape
+
+        source = escape(self.html(), quote=True)
+        return f'<iframe srcdoc="{source}" style="width: 100%; height: 40em; border: 1px solid #ccc"></iframe>'
+
+
+def copy_rows(partition: Partition) -> list[CopyRow]:
+    """Every copy of a run, in order."""
+    rows = []
+    for split in partition.splits:
+        for copy in (*split.copies, *split.write_backs):
+            source, target = _where(partition, copy.src.place), _where(partition, copy.dst.place)
+            after = copy.cause == "write-back"
+            rows.append(CopyRow(split.index, copy.tensor.name, source, target, copy.nbytes, copy.cause, after))
+    return rows
+
+
+def memory_curves(partition: Partition, memory: Mapping[str, MemoryUse]) -> list[MemoryCurve]:
+    """Bytes of living temporaries over a run, for every device that has some."""
+    birth, death, alias, times = lifetimes(partition, [None] * len(partition.splits))
+    end = (times[-1] + len(partition.splits[-1].items) + 1) if times else 0
+    curves = []
+    for lane in partition.assignment.lanes:
+        changes: dict[int, int] = {}
+        for place, size in enumerate(partition.sizes):
+            if partition.arenas[place] == lane.index and birth[place] >= 0:
+                # What takes over a place begins behind its end.
+                start = birth[place] + (alias[place] != place)
+                changes[start] = changes.get(start, 0) + size
+                changes[min(death[place], end) + 1] = changes.get(min(death[place], end) + 1, 0) - size
+        if changes:
+            bytes_ = 0
+            moments = []
+            for moment in sorted(changes):
+                bytes_ += changes[moment]
+                moments.append((moment, bytes_))
+            planned = memory[lane.name].temporaries if lane.name in memory else 0
+            curves.append(MemoryCurve(lane.name, moments, planned))
+    return curves
 
 
 def node_rows(partition: Partition) -> list[NodeRow]:
@@ -81,8 +178,8 @@ def explain(
     memory: Mapping[str, MemoryUse] | None = None,
     limit: int = 200,
     remarks: Mapping[int, Sequence[str]] = MappingProxyType({}),
-) -> str:
-    """The partition as text. Long splits show their first and last nodes, ``limit`` lines in all.
+) -> Explanation:
+    """The partition explained. In the text, long splits show their first and last nodes, ``limit`` lines in all.
 
     Args:
         memory: device -> bytes.
@@ -135,7 +232,13 @@ def explain(
     meanings = [f"[{cause}] {CAUSES[cause]}" for cause in CAUSES if cause in used]
     if meanings:
         lines += ["causes:", *(f"    {m}" for m in meanings)]
-    return "\n".join(lines)
+    result = Explanation("\n".join(lines))
+    result.nodes = [row for of_split in rows.values() for row in of_split]
+    result.copies = copy_rows(partition)
+    result.memory = memory or {}
+    result.curves = memory_curves(partition, result.memory)
+    result.splits = [(split.lane.name, list(remarks.get(split.index, ()))) for split in partition.splits]
+    return result
 
 
 def _where(partition: Partition, place: int) -> str:

@@ -30,7 +30,7 @@ from opweave.events import EVENTS
 from opweave.leaves import read_leaf, write_state
 from opweave.scheduler.actions import Action, Feed
 from opweave.scheduler.binding import Binder
-from opweave.scheduler.explain import explain
+from opweave.scheduler.explain import Explanation, explain
 from opweave.scheduler.runlist import RunList, run_lists
 from opweave.scheduler.running import Run
 from opweave.scheduler.split import Partition, Split
@@ -410,8 +410,12 @@ class Program:
         """
         return device_of(self.partition, tensor)
 
-    def explain(self) -> str:
-        """Which node runs where and why, what is copied, and what memory it takes, as text."""
+    def explain(self) -> Explanation:
+        """Which node runs where and why, what is copied, and what memory it takes.
+
+        Returns:
+            A text that also has rows (``.nodes``, ``.copies``) and a page (``.save("why.html")``; notebooks show it).
+        """
         remarks: dict[int, list[str]] = {}
         for action in self._lists[0].actions:
             if action is not None and action.plan is not None and action.split is not None:

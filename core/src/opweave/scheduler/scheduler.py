@@ -26,7 +26,7 @@ from opweave.leaves import withdraw
 from opweave.scheduler.actions import settle_failure
 from opweave.scheduler.arena import Arena
 from opweave.scheduler.assign import assign
-from opweave.scheduler.explain import explain
+from opweave.scheduler.explain import Explanation, explain
 from opweave.scheduler.lanes import Lane
 from opweave.scheduler.program import Outputs, Program, device_of
 from opweave.scheduler.split import Copy, Partition, Split, partition
@@ -90,7 +90,8 @@ class PlannedGraph:
         """Why it was placed there: a key of ``opweave.scheduler.CAUSES``."""
         return self.partition.assignment.causes[tensor]
 
-    def explain(self) -> str:
+    def explain(self) -> Explanation:
+        """As `Program.explain`, but for memory."""
         return explain(self.partition)
 
 

@@ -1,0 +1,84 @@
+"""The page of an `Explanation`: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from opweave.scheduler.assign import CAUSES
+
+if TYPE_CHECKING:
+    from opweave.scheduler.explain import Explanation, MemoryCurve
+
+__all__ = ["page"]
+
+COLOURS: Final = ("#3b76b5", "#d9822b", "#4a9a57", "#8a63b8", "#c0504d", "#3f9ea3", "#9a7b4f", "#6b7280")
+"""One for each device, in order of priority; there may be more devices than colours."""
+
+MOST_NODES: Final = 5_000
+"""Nodes beyond this many are counted and not shown: browsers get slow."""
+
+WIDTH: Final = 960
+HEIGHT: Final = 120
+
+
+def page(explanation: Explanation) -> str:
+    """The page."""
+    # Local: importing opweave must not pay for it.
+    from jinja2 import Environment
+
+    from opweave.scheduler.explain import human_bytes
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["bytes"] = human_bytes
+    devices = list(dict.fromkeys([*explanation.memory, *(device for device, _ in explanation.splits)]))
+    colours = {device: COLOURS[i % len(COLOURS)] for i, device in enumerate(devices)}
+    shown = explanation.nodes[:MOST_NODES]
+    nodes = {split: list(rows) for split, rows in groupby(shown, key=lambda row: row.split)}
+    counts = dict.fromkeys(devices, 0)
+    for row in explanation.nodes:
+        counts[row.device] += 1
+    copies: dict[int, list[Any]] = {}
+    for copy in explanation.copies:
+        copies.setdefault(copy.split, []).append(copy)
+    used = {row.cause for row in explanation.nodes}
+    template = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
+    return environment.from_string(template).render(
+        summary=explanation.partition("\n")[0],
+        devices=devices,
+        colours=colours,
+        counts=counts,
+        total=len(explanation.nodes),
+        hidden=len(explanation.nodes) - len(shown),
+        splits=[
+            {"index": i, "device": device, "remarks": remarks, "nodes": nodes.get(i, []), "copies": copies.get(i, [])}
+            for i, (device, remarks) in enumerate(explanation.splits)
+        ],
+        memory=explanation.memory,
+        copied=sum(copy.nbytes for copy in explanation.copies),
+        curves=[_curve(curve) for curve in explanation.curves],
+        causes=[(cause, text) for cause, text in CAUSES.items() if cause in used],
+        width=WIDTH,
+        height=HEIGHT,
+    )
+
+
+def _curve(curve: MemoryCurve) -> dict[str, Any]:
+    """A curve as the points of a polygon over an area of `WIDTH` × `HEIGHT`."""
+    top = max(curve.planned, max((size for _, size in curve.moments), default=0), 1)
+    end = max(curve.moments[-1][0], 1)
+    points = [f"0,{HEIGHT}"]
+    last = 0
+    for moment, size in curve.moments:
+        x = moment / end * WIDTH
+        points += [f"{x:.1f},{HEIGHT - last / top * HEIGHT:.1f}", f"{x:.1f},{HEIGHT - size / top * HEIGHT:.1f}"]
+        last = size
+    points.append(f"{WIDTH},{HEIGHT}")
+    return {
+        "device": curve.device,
+        "points": " ".join(points),
+        "peak": max((size for _, size in curve.moments), default=0),
+        "planned": curve.planned,
+        "line": HEIGHT - curve.planned / top * HEIGHT,
+    }
