@@ -4,6 +4,7 @@
 `opweave.contract` and `opweave.kernels`, and what they need to read in ``docs/writing-a-backend.md``.
 """
 
+from opweave.comparison import compare
 from opweave.contract import Arg, Backend, Buffer, BufferType, Device, Group, Kind, MemorySpace, Step, Stream, Usage
 from opweave.dlpack import from_dlpack
 from opweave.dtypes import DTYPES, DType, as_dtype
@@ -244,6 +245,7 @@ __all__ = [
     "causal_conv1d",
     "ceil",
     "clamp",
+    "compare",
     "compile",
     "concat",
     "constant",

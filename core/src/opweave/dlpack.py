@@ -14,7 +14,7 @@ from opweave.contract.space import Usage
 from opweave.errors import DTypeError, Unavailable
 from opweave.tensor import Leaf, Location, Tensor, constant, new_leaf
 
-__all__ = ["from_dlpack"]
+__all__ = ["from_dlpack", "host_view"]
 
 HOST_TYPES: Final = frozenset({1, 3, 11, 13})
 """Types of DLPack devices whose memory the process reads: the CPU's, pinned for CUDA and ROCm, managed by CUDA."""
@@ -43,7 +43,7 @@ def from_dlpack(array: Any, *, name: str = "dlpack") -> Tensor:
     except (TypeError, AttributeError, BufferError, ValueError) as error:
         raise DTypeError(f"cannot take {type(array).__name__} by DLPack: {error}") from None
     if kind in HOST_TYPES:
-        view = _host_view(array)
+        view = host_view(array)
         view.flags.writeable = False
         return constant(view, name=name)
     for device in registry.devices():
@@ -59,8 +59,13 @@ def from_dlpack(array: Any, *, name: str = "dlpack") -> Tensor:
     )
 
 
-def _host_view(array: Any) -> np.ndarray[Any, Any]:
-    """The array's memory, as an array that may be marked read-only without marking the original."""
+def host_view(array: Any) -> np.ndarray[Any, Any]:
+    """The memory of another library's array on the host, as an array of its own: marking it read-only does not mark the
+    original.
+
+    Raises:
+        DTypeError: it is not on the host, or has a dtype that opweave does not have.
+    """
     try:
         return np.from_dlpack(array).view()
     except (TypeError, AttributeError, BufferError, RuntimeError, ValueError) as error:
@@ -113,5 +118,5 @@ def _bf16_view(array: Any) -> np.ndarray[Any, Any]:
     if steps is not None:
         span += sum((length - 1) * step for length, step in zip(shape, steps, strict=True))
     window = (ctypes.c_uint8 * span).from_address(found.data + found.byte_offset)
-    window.capsule = capsule  # type: ignore[attr-defined]  # which releases the memory when it goes
+    window.capsule = capsule  # which releases the memory when it goes
     return np.ndarray(shape, dtype, window, 0, steps)

@@ -4,18 +4,23 @@ with arrays."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
 
 from opweave import registry
-from opweave.dtypes import as_dtype
+from opweave.dlpack import host_view
+from opweave.dtypes import as_dtype, f32
 from opweave.errors import SchedulerError, ShapeError
 from opweave.graph import Graph
+from opweave.precision import check_compute_dtype, with_products_in
 from opweave.scheduler import Explanation, Program, Scheduler
 from opweave.scheduler.program import Outputs
 from opweave.scheduler.scheduler import Where
 from opweave.tensor import Tensor, constant, host_array, input
+
+if TYPE_CHECKING:
+    from opweave.dtypes import DTypeLike
 
 __all__ = ["Function", "compile"]
 
@@ -37,7 +42,9 @@ class Function:
         target: Callable[..., Any] | Outputs,
         devices: Where | Sequence[Where] | Scheduler | None,
         max_shapes: Mapping[str, Sequence[int]] | None,
+        compute_dtype: DTypeLike = f32,
     ) -> None:
+        self._compute_dtype: Final = check_compute_dtype(compute_dtype)
         self._target: Final = target
         self.scheduler: Final = (
             devices
@@ -122,7 +129,7 @@ class Function:
             raise SchedulerError(f"{self!r} takes {len(self._inputs)} arrays ({names}), not {len(args)}")
         program = self._programs.get(None)
         if program is None or program._closed:
-            program = self._programs[None] = self.scheduler.build(self._target)  # type: ignore[arg-type]
+            program = self._programs[None] = self._build(self._target)  # type: ignore[arg-type]
         return program, dict(zip(self._inputs, args, strict=False)) | kwargs
 
     def _trace(self, bound: Any, shapes: Mapping[str, tuple[tuple[int, ...], Any]]) -> Program:
@@ -131,7 +138,17 @@ class Function:
             arguments[name] = input(name, shape, as_dtype(dtype))
         traced = type(bound)(self._signature, arguments)
         result = self._target(*traced.args, **traced.kwargs)  # type: ignore[operator]
-        return self.scheduler.build(_outputs(result, self))
+        return self._build(_outputs(result, self))
+
+    def _build(self, outputs: Outputs) -> Program:
+        if self._compute_dtype is f32:
+            return self.scheduler.build(outputs)
+        if isinstance(outputs, Tensor):
+            return self.scheduler.build(with_products_in(self._compute_dtype, (outputs,))[0])
+        if isinstance(outputs, Mapping):
+            made = with_products_in(self._compute_dtype, tuple(outputs.values()))
+            return self.scheduler.build(dict(zip(outputs, made, strict=True)))
+        return self.scheduler.build(with_products_in(self._compute_dtype, tuple(outputs)))
 
     def _reserve(self, bound: Any, arrays: Mapping[str, Any]) -> None:
         """Trace once with the largest shapes, so that later programs fit into that memory."""
@@ -146,11 +163,14 @@ class Function:
 
 
 def _as_array(value: Any) -> Any:
-    """Arrays, numbers in arrays and sequences of numbers become arrays; anything else is passed on as it is."""
+    """Arrays, also of other libraries, numbers in arrays and sequences of numbers become arrays; anything else is passed
+    on as it is."""
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, (list, np.generic)):
         return host_array(value, copy=False)
+    if hasattr(value, "__dlpack__") and not isinstance(value, Tensor):
+        return host_view(value)
     return None
 
 
@@ -175,18 +195,21 @@ def compile(
     *,
     devices: Where | Sequence[Where] | Scheduler | None = ...,
     max_shapes: Mapping[str, Sequence[int]] | None = ...,
+    compute_dtype: DTypeLike = ...,
 ) -> Function: ...
 @overload
 def compile(
     *,
     devices: Where | Sequence[Where] | Scheduler | None = ...,
     max_shapes: Mapping[str, Sequence[int]] | None = ...,
+    compute_dtype: DTypeLike = ...,
 ) -> Callable[[Callable[..., Any]], Function]: ...
 def compile(
     target: Any = None,
     *,
     devices: Where | Sequence[Where] | Scheduler | None = None,
     max_shapes: Mapping[str, Sequence[int]] | None = None,
+    compute_dtype: DTypeLike = f32,
 ) -> Any:
     """Make a function over tensors, or tensors, callable with arrays. Also a decorator.
 
@@ -196,12 +219,16 @@ def compile(
         devices: where it may run, earlier ones preferred; a scheduler to share; ``None``: `default_devices`.
         max_shapes: parameter -> the largest shape that will come; memory for it is taken at the first call, and
             smaller shapes then allocate nothing.
+        compute_dtype: ``"bf16"`` or ``"f16"``: products, attention and convolutions of f32 values are computed in that
+            type, everything between them in f32. Weights are converted once. `opweave.compare` says what it costs in
+            error; it is faster where the device multiplies that type faster.
 
     A function is traced once for each combination of input shapes, dtypes and other arguments.
 
     Raises:
         SchedulerError, UnknownNameError: devices or parameters that do not exist.
+        DTypeError: a ``compute_dtype`` that products are not computed in.
     """
     if target is None:
-        return lambda function: Function(function, devices, max_shapes)
-    return Function(target, devices, max_shapes)
+        return lambda function: Function(function, devices, max_shapes, compute_dtype)
+    return Function(target, devices, max_shapes, compute_dtype)

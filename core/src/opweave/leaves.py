@@ -77,7 +77,9 @@ class Weights(Mapping[str, Tensor]):
         return f"<Weights: {len(self)} tensors, {self.nbytes:,} bytes>"
 
 
-def weights(arrays: Mapping[str, Any], device: Where | Mapping[str, Where] = None) -> Weights:
+def weights(
+    arrays: Mapping[str, Any], device: Where | Mapping[str, Where] = None, *, compute_dtype: DTypeLike | None = None
+) -> Weights:
     """Read-only leaves for a model's parameters.
 
     Args:
@@ -86,6 +88,8 @@ def weights(arrays: Mapping[str, Any], device: Where | Mapping[str, Where] = Non
         device: where they are kept: a device or its name for all, or glob patterns -> device (first match wins, the
             rest is unplaced). Unplaced weights are uploaded once to wherever programs use them; on devices that share
             the host's memory they are used in place.
+        compute_dtype: a float type that floating-point arrays are converted to, ``"bf16"`` say, which halves what f32
+            takes. (To compute products in it with inputs of f32, see ``compute_dtype`` of `opweave.compile`.)
 
     Raises:
         UnknownNameError: no such device, or a pattern that matches no name.
@@ -93,7 +97,12 @@ def weights(arrays: Mapping[str, Any], device: Where | Mapping[str, Where] = Non
         AllocationError: a device has no room; nothing stays allocated.
     """
     group, token = Weights({}), object()
+    narrow = None if compute_dtype is None else as_dtype(compute_dtype)
+    if narrow is not None and not narrow.is_float:
+        raise DTypeError(f"compute_dtype is a float type, not {narrow}")
     for name, value in arrays.items():
+        if narrow is not None and isinstance(value, np.ndarray) and as_dtype(value.dtype).is_float:
+            value = value.astype(narrow.numpy, copy=False)
         group._tensors[str(name)] = _weight(str(name), value, token)
     placement = device if isinstance(device, Mapping) else {"*": device}
     by_device: dict[Device, list[Tensor]] = {}

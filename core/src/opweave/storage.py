@@ -161,6 +161,8 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
         return partial(stream.call, call if queued else _settled(stream.inner, call)), True
     to, of = _memory(dst), _memory(src)
     dense = dst.is_dense and src.is_dense
+    if not stream.device.reaches(to.space):
+        return partial(copy, dst, src), False  # memory of a device that nobody has a stream of
     if not stream.is_async:
         if to.is_host and of.is_host:
             return partial(np.copyto, dst.view, src.view), False
