@@ -100,7 +100,7 @@ def test_long_running_sums_do_not_drift(apply: Apply) -> None:
     ("axes", "op"), [((1,), "sum"), ((2,), "sum"), ((1, 2), "sum"), ((2,), "max"), ((1, 2), "min")]
 )
 def test_big_reductions_in_threads(apply: Apply, monkeypatch: pytest.MonkeyPatch, axes: Any, op: str) -> None:
-    monkeypatch.setattr("opweave_cpu.kernels.reduction.SPREAD_PASS", 1 << 16)
+    monkeypatch.setattr("opweave_cpu.kernels.reduction.SPREAD_READ", 1 << 16)
     x = np.random.default_rng(0).random((1, 400, 307), np.float32)
     exact = getattr(np, op)(x.astype(np.float64), axes)
     got = apply(op, np.zeros(exact.shape, np.float32), x, axes=axes)
@@ -284,3 +284,61 @@ def test_big_transposing_copies_move_every_element(shape, dtype):
     tensor = ow.input("x", shape, dtype)
     run = ow.compile(ow.contiguous(tensor.transpose()), devices=["cpu"])
     np.testing.assert_array_equal(run(x), x.T)
+
+
+# --- ways that only some sizes take ---------------------------------------------------------------------------------
+
+
+def on(device: str, tensor: ow.Tensor) -> Array:
+    with ow.Scheduler([device]) as scheduler:
+        return scheduler.build(tensor).run()
+
+
+def normal(*shape: int, dtype: Any = np.float32) -> ow.Tensor:
+    return ow.constant(np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype))
+
+
+def assert_as_defined(tensor: ow.Tensor, error: float) -> None:
+    exact = on("host", tensor)
+    np.testing.assert_allclose(on("cpu", tensor), exact, rtol=error, atol=error * np.abs(exact).max())
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(np.float32, 1e-6), (np.float16, 2e-3)])
+@pytest.mark.parametrize("factor", [2, 3])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_images_made_a_whole_number_of_times_as_large(mode: Any, factor: int, dtype: Any, error: float) -> None:
+    assert_as_defined(ow.interpolate(normal(2, 3, 24, 31, dtype=dtype), scale_factor=factor, mode=mode), error)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(np.float32, 1e-5), (np.float16, 2e-3)])
+@pytest.mark.parametrize(
+    "attrs", [{}, {"padding": 2, "stride": 2}, {"padding": 1, "dilation": 2, "groups": 2}], ids=str
+)
+def test_columns_of_a_convolution_in_several_pieces(
+    monkeypatch: pytest.MonkeyPatch, attrs: dict[str, int], dtype: Any, error: float
+) -> None:
+    monkeypatch.setattr("opweave_cpu.kernels.convolution.COLUMNS", 1 << 15)
+    x, w = normal(2, 8, 21, 23, dtype=dtype), normal(6, 8 // attrs.get("groups", 1), 3, 3, dtype=dtype)
+    assert_as_defined(ow.conv2d(x, w, normal(6, dtype=dtype), **attrs), error)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("place", [0, 70, 999])
+def test_running_sums_are_right_before_an_infinity_or_nan(apply: Apply, value: float, place: int) -> None:
+    x = np.random.default_rng(0).random((3, 1000), np.float32)
+    x[1, place] = value
+    got = apply("cumsum", np.zeros_like(x), x, axis=1)
+    np.testing.assert_allclose(got, np.cumsum(x, 1, dtype=np.float64), rtol=1e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "groups", "tokens", "keys"), [(8, 2, 1, 2100), (6, 2, 3, 700), (2, 2, 300, 1500), (3, 1, 600, 600)]
+)
+def test_attention_over_several_tiles_of_keys(
+    heads: int, groups: int, tokens: int, keys: int, with_sinks: bool, causal: bool
+) -> None:
+    q, k, v = normal(2, heads, tokens, 32), normal(2, groups, keys, 32), normal(2, groups, keys, 24)
+    sinks = normal(heads) if with_sinks else None
+    assert_as_defined(ow.attention(q, k, v, causal=causal, sinks=sinks), 1e-5)

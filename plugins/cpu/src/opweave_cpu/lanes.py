@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from typing import Any, Final, TypeVar
@@ -10,10 +10,11 @@ from typing import Any, Final, TypeVar
 from opweave.contract import Arg, Call, Stream
 from opweave.dtypes import DType
 from opweave_cpu.threads import THREADS
-from opweave_cpu.tiles import MOST_LANES, Array, padded, scratch_array, shares, tile_cuts
+from opweave_cpu.tiles import Array, bound, lanes, padded, scratch_array, shares, tile_cuts
 
 __all__ = [
-    "Cut", "Room", "Rooms", "at", "bind_lanes", "cuts_of", "full_cuts", "is_blas_matrix", "lane_count", "overlap",
+    "Cut", "Room", "Rooms", "at", "bind_lanes", "cuts_of", "full_cuts", "is_blas_matrix",
+    "lane_count", "overlap",
 ]  # fmt: skip
 
 Job = TypeVar("Job")
@@ -59,7 +60,7 @@ def _take(workspace: Arg | None, rooms: Sequence[Room], at: int) -> list[Array]:
 
 def lane_count(jobs: int, work: int) -> int:
     """Lanes for that many jobs of together ``work`` elementary operations."""
-    return min(THREADS.cores, MOST_LANES, jobs) if work >= SPREAD_WORK else 1
+    return min(THREADS.most, jobs) if work >= SPREAD_WORK else 1
 
 
 def bind_lanes(
@@ -67,12 +68,21 @@ def bind_lanes(
     jobs: Sequence[Job],
     rooms: Rooms,
     workspace: Arg | None,
-    run: Callable[[Sequence[Job], list[Array]], Any],
+    calls: Callable[[Job, list[Array]], Iterable[Call]],
 ) -> Call:
-    """The call that has ``run(some jobs, the arrays of the lane)`` do all of them."""
-    count = min(getattr(stream, "threads", 1), rooms.lanes, len(jobs))
-    lanes = [partial(run, jobs[mine], rooms.own(workspace, i)) for i, mine in enumerate(shares(len(jobs), count))]
-    return lanes[0] if count == 1 else partial(THREADS.spread_products, lanes)
+    """The call that does all jobs. ``calls(job, the arrays of the lane)`` are what a job consists of."""
+    count = min(lanes(stream), rooms.lanes, len(jobs))
+    parts = []
+    for i, mine in enumerate(shares(len(jobs), count)):
+        parts.append(bound(partial(_calls_of, calls, jobs[mine], rooms.own(workspace, i))))
+    return parts[0] if count == 1 else partial(THREADS.spread_products, parts)
+
+
+def _calls_of(
+    calls: Callable[[Job, list[Array]], Iterable[Call]], jobs: Sequence[Job], rooms: list[Array]
+) -> Iterator[Call]:
+    for job in jobs:
+        yield from calls(job, rooms)
 
 
 # --- pieces of arrays -----------------------------------------------------------------------------------------------

@@ -38,6 +38,10 @@ def _ignore_floating_point_errors() -> None:
     np.seterr(all="ignore")
 
 
+MOST: Final = 8
+"""More threads than this would mostly queue for the interpreter."""
+
+
 class Threads:
     """The threads of this process that compute.
 
@@ -53,6 +57,11 @@ class Threads:
         self._blas_found: list[tuple[Any, int]] = []
         self._pool: ThreadPoolExecutor | None = None
         self._lock = Lock()
+
+    @property
+    def most(self) -> int:
+        """The most threads among which one kernel's work is spread."""
+        return min(self.cores, MOST)
 
     def limit_blas(self, n: int | None) -> None:
         """Let BLAS use ``n`` threads, ``None``: as many as it was found with. Costs nothing while ``n`` is the same."""

@@ -7,9 +7,9 @@ whole operands. For half types a body sees f32, and each result is rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
-from itertools import pairwise, product
+from itertools import islice, pairwise, product
 from math import copysign, prod
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from opweave.dtypes import DType, as_dtype
 from opweave_cpu.threads import THREADS
 
 __all__ = [
-    "LONGEST_ROW", "SPREAD", "SPREAD_PASS", "TILE", "Array", "Body", "Scratch", "at_once", "bind_tiled",
+    "LONGEST_ROW", "SPREAD", "SPREAD_PASS", "TILE", "Array", "Body", "Scratch", "at_once", "bind_tiled", "bound",
     "compute_dtype", "constant", "copy_call", "in_turn", "lanes", "most_lanes", "padded", "repeated", "row_sums",
     "scratch_array", "spread_pass", "tile_cuts", "tile_rows", "tiled_workspace",
 ]  # fmt: skip
@@ -41,9 +41,6 @@ SPREAD: Final = 1 << 22
 
 SPREAD_PASS: Final = 1 << 23
 """The same for a single pass."""
-
-MOST_LANES: Final = 8
-"""More threads than this would mostly queue for the interpreter."""
 
 _ALIGN: Final = 64
 _F32: Final = as_dtype("f32")
@@ -95,7 +92,9 @@ def _add_by_dot(ones: Array, x: Array, out: Array) -> None:
 
 
 def scratch_array(workspace: Arg | None, elements: int, dtype: DType, offset: int = 0) -> Array:
-    """A flat array over the workspace, ``offset`` bytes from its start."""
+    """A flat array over the workspace, ``offset`` bytes from its start; without elements none is needed."""
+    if not elements:
+        return np.empty(0, dtype.numpy)
     assert workspace is not None
     assert workspace.buffer is not None
     return np.ndarray((elements,), dtype.numpy, workspace.buffer.handle, workspace.offset + offset)
@@ -131,9 +130,20 @@ def in_turn(calls: Sequence[Call]) -> Call:
     return calls[0] if len(calls) == 1 else partial(_call_all, tuple(calls))
 
 
-def _call_all(calls: Sequence[Call]) -> None:
+def _call_all(calls: Iterable[Call]) -> None:
     for call in calls:
         call()
+
+
+FEW_CALLS: Final = 1024
+"""So many calls of a thread are bound beforehand. Of more, each is bound when its turn comes: what is bound takes
+memory, and the more there are the longer each of them takes."""
+
+
+def bound(calls: Callable[[], Iterable[Call]]) -> Call:
+    """One call that makes all of ``calls()``."""
+    some = list(islice(calls(), FEW_CALLS + 1))
+    return in_turn(some) if len(some) <= FEW_CALLS else lambda: _call_all(calls())
 
 
 # --- one pass -------------------------------------------------------------------------------------------------------
@@ -162,7 +172,7 @@ def _copy(x: Array, out: Array) -> None:
 
 def lanes(stream: Stream) -> int:
     """How many threads share big work of the stream."""
-    return min(getattr(stream, "threads", 1), THREADS.cores, MOST_LANES)
+    return min(getattr(stream, "threads", 1), THREADS.most)
 
 
 def _all_dense(*arrays: Array) -> bool:
@@ -190,7 +200,7 @@ def tile_rows(size: int, row: int, dtype: DType) -> int:
 
 def most_lanes(size: int, dtype: DType) -> int:
     """Threads that may share the passes over an output of ``size`` elements, computed in ``dtype``."""
-    return min(THREADS.cores, MOST_LANES) if size * dtype.itemsize >= SPREAD else 1
+    return THREADS.most if size * dtype.itemsize >= SPREAD else 1
 
 
 def _lane_bytes(scratch: int, stats: int, rows: int, row: int, dtype: DType) -> int:
@@ -213,6 +223,7 @@ def bind_tiled(
     stats: int = 0,
     *,
     by_rows: bool = False,
+    in_output: bool = False,
 ) -> Call:
     """The call that applies ``body`` to operands of one shape (axes may be repeated by stride 0).
 
@@ -222,14 +233,18 @@ def bind_tiled(
         scratch: how many arrays of the tile's shape ``body`` gets behind its sources.
         stats: how many arrays of one element a row it gets behind those, of the tile's shape but for a last axis of 1.
         by_rows: a tile holds whole rows (of the last axis), because ``body`` reduces over them.
+        in_output: the first scratch array may be ``out`` itself where that is apart from all sources: ``body`` is done
+            with it before, or when, it writes its output. Less memory passes through the cache.
     """
     size = out.size
     row = out.shape[-1] if by_rows else 1
     rows = tile_rows(size, row, dtype)
     convert = out.dtype != dtype.numpy
-    arrays = scratch + convert
+    in_output = in_output and not convert and not any(np.may_share_memory(out, s) for s in srcs)
+    arrays = scratch + convert - in_output
     if rows * row == size:
-        return _one_tile(body, out, srcs, workspace, arrays, stats, dtype, convert)
+        room = _one_tile(out, workspace, arrays, stats, dtype)
+        return _tile_call(body, out, srcs, room, convert, in_output)
     if out.ndim > 1 and _all_dense(out, *srcs):
         shape = (-1, row) if by_rows else (-1,)
         out, srcs = out.reshape(shape), [s.reshape(shape) for s in srcs]
@@ -239,32 +254,37 @@ def bind_tiled(
     jobs = []
     for i, mine in enumerate(shares(len(cuts), count)):
         room, marks = _lane(workspace, i * bytes_per_lane, arrays, stats, rows, row, dtype)
-        jobs.append(partial(_run_tiles, body, out, srcs, room, marks, convert, cuts[mine]))
+        jobs.append(bound(partial(_tile_calls, body, out, srcs, room, marks, convert, in_output, cuts[mine])))
     return at_once(jobs)
 
 
-def _one_tile(
+def _tile_calls(
     body: Body,
     out: Array,
     srcs: Sequence[Array],
-    workspace: Arg | None,
-    scratch: int,
-    stats: int,
-    dtype: DType,
+    room: Sequence[Array],
+    marks: Sequence[Array],
     convert: bool,
-) -> Call:
-    """The call of ``body`` on operands that are one tile, as most are in small graphs."""
+    in_output: bool,
+    cuts: Sequence[Cut],
+) -> Iterator[Call]:
+    for cut in cuts:
+        some = out[cut]
+        yield _tile_call(body, some, [s[cut] for s in srcs], _of_shape(room, marks, some), convert, in_output)
+
+
+def _one_tile(out: Array, workspace: Arg | None, scratch: int, stats: int, dtype: DType) -> list[Array]:
+    """The scratch arrays where operands are one tile, as most are in small graphs."""
+    arrays: list[Array] = []
     if not scratch and not stats:
-        return partial(body, out, *srcs)
+        return arrays
     assert workspace is not None
     assert workspace.buffer is not None
-    at, handle, arrays = workspace.offset, workspace.buffer.handle, []
+    at, handle = workspace.offset, workspace.buffer.handle
     for shape in [out.shape] * scratch + [(*out.shape[:-1], 1)] * stats:
         arrays.append(np.ndarray(shape, dtype.numpy, handle, at))
         at += padded(arrays[-1].nbytes)
-    if convert:
-        return partial(_convert_and_run, body, out, *srcs, *arrays[1:], work=arrays[0])
-    return partial(body, out, *srcs, *arrays)
+    return arrays
 
 
 def _lane(
@@ -281,16 +301,23 @@ def _lane(
     return room, marks
 
 
-def _tile_call(
-    body: Body, out: Array, srcs: Sequence[Array], room: Sequence[Array], marks: Sequence[Array], convert: bool
-) -> Call:
-    """The call of ``body`` on one tile, in scratch arrays of its shape."""
+def _of_shape(room: Sequence[Array], marks: Sequence[Array], out: Array) -> list[Array]:
+    """The scratch arrays as those of one tile, of which the last one may be smaller."""
     size, shape = out.size, out.shape
-    arrays = [t[:size].reshape(shape) for t in room]  # the last tile may be smaller
+    arrays = [t[:size].reshape(shape) for t in room]
     if marks:
         arrays += [t[: size // shape[-1]].reshape(*shape[:-1], 1) for t in marks]
+    return arrays
+
+
+def _tile_call(
+    body: Body, out: Array, srcs: Sequence[Array], arrays: Sequence[Array], convert: bool, in_output: bool
+) -> Call:
+    """The call of ``body`` on one tile."""
     if convert:
         return partial(_convert_and_run, body, out, *srcs, *arrays[1:], work=arrays[0])
+    if in_output:
+        return partial(body, out, *srcs, out, *arrays)
     return partial(body, out, *srcs, *arrays)
 
 
@@ -298,19 +325,6 @@ def _convert_and_run(body: Body, out: Array, x: Array, *rest: Array, work: Array
     work[...] = x
     body(work, work, *rest)
     out[...] = work
-
-
-def _run_tiles(
-    body: Body,
-    out: Array,
-    srcs: Sequence[Array],
-    room: Sequence[Array],
-    marks: Sequence[Array],
-    convert: bool,
-    cuts: Sequence[Cut],
-) -> None:
-    for cut in cuts:
-        _tile_call(body, out[cut], [s[cut] for s in srcs], room, marks, convert)()
 
 
 def tile_cuts(shape: Sequence[int], rows: int, *, keep_last: bool) -> list[Cut]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from math import pi, sqrt
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -236,27 +236,36 @@ def gelu_body(dtype: DType) -> Body:
     return body
 
 
-_BODIES: Final[dict[str, tuple[Callable[..., Body], int]]] = {
-    "leaky_relu": (_leaky_relu_body, 1),
-    "elu": (_elu_body, 1),
-    "softplus": (_softplus_body, 1),
-    "sigmoid": (_sigmoid_body, 0),
-    "hardsigmoid": (_hardsigmoid_body, 0),
-    "silu": (silu_body, 1),
-    "gelu": (gelu_body, 3),
-    "gelu_tanh": (gelu_tanh_body, 1),
-    "gelu_quick": (partial(silu_body, slope=QUICK), 1),
-    "hardswish": (_hardswish_body, 1),
+class _Form(NamedTuple):
+    """What makes the body for a type and the attributes, how many scratch arrays that needs, and whether the first of
+    them may be the output."""
+
+    make: Callable[..., Body]
+    scratch: int
+    in_output: bool
+
+
+_FORMS: Final = {
+    "leaky_relu": _Form(_leaky_relu_body, 1, True),
+    "elu": _Form(_elu_body, 1, False),
+    "softplus": _Form(_softplus_body, 1, False),
+    "sigmoid": _Form(_sigmoid_body, 0, False),
+    "hardsigmoid": _Form(_hardsigmoid_body, 0, False),
+    "silu": _Form(silu_body, 1, True),
+    "gelu": _Form(gelu_body, 3, True),
+    "gelu_tanh": _Form(gelu_tanh_body, 1, True),
+    "gelu_quick": _Form(partial(silu_body, slope=QUICK), 1, True),
+    "hardswish": _Form(_hardswish_body, 1, True),
 }
-"""Op -> what makes the body for a type and the attributes, and how many scratch arrays that needs."""
 
 
 def _workspace(step: Step) -> int:
-    return tiled_workspace(step, _BODIES[step.op][1])
+    return tiled_workspace(step, _FORMS[step.op].scratch)
 
 
-@KERNELS(*_BODIES, inplace=True, workspace=_workspace)
+@KERNELS(*_FORMS, inplace=True, workspace=_workspace)
 def activation(stream: Stream, op: str, out: Arg, x: Arg, *, workspace: Arg | None, **attrs: float) -> Call:
     dtype = compute_dtype(out.dtype)
-    make, scratch = _BODIES[op]
-    return bind_tiled(stream, make(dtype, **attrs), out.view, [x.view], dtype, workspace, scratch)
+    form = _FORMS[op]
+    body = form.make(dtype, **attrs)
+    return bind_tiled(stream, body, out.view, [x.view], dtype, workspace, form.scratch, in_output=form.in_output)

@@ -5,10 +5,11 @@ Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import product
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.ops.normalization import alibi_slopes
 from opweave_cpu.kernels.table import FLOATS, KERNELS
 from opweave_cpu.lanes import Cut, Rooms, bind_lanes, full_cuts, is_blas_matrix, lane_count
-from opweave_cpu.tiles import Array, compute_dtype, constant
+from opweave_cpu.tiles import Array, compute_dtype, constant, row_sums
 
 QUERY_ROWS: Final = 256
 """Queries of a tile: enough for BLAS to be at full speed."""
@@ -26,6 +27,12 @@ SCORES: Final = 1 << 17
 
 FEWEST_KEYS: Final = 256
 
+FEW_ROWS: Final = 8
+"""Up to so many queries of a group BLAS is faster with the keys on the left, although the scores are turned then."""
+
+SPREAD_WORK: Final = 1 << 28
+"""Multiplications from which on lanes with one thread of BLAS each are faster than one with all of them."""
+
 Job = tuple[int, Cut]
 
 
@@ -33,15 +40,15 @@ class _Tiles:
     """How attention is cut. Axes are (batch, groups, heads of a group, tokens); a tile is of groups that are taken
     whole, or of heads of one group that are, or of tokens of one head."""
 
-    def __init__(self, q: Arg, k: Arg, v: Arg, biased: bool) -> None:
+    def __init__(self, out: Arg, q: Arg, k: Arg, v: Arg, attrs: Mapping[str, Any]) -> None:
         self.dtype = compute_dtype(q.dtype)
         batch, heads, tokens, size = q.shape
         groups, keys, values = k.shape[1], k.shape[2], v.shape[3]
         self.axes = (batch, groups, heads // groups, tokens)
         work = heads * tokens * keys * batch * (size + values)
-        # A single token has few rows: halve them rather than leave a lane without work.
-        lanes = lane_count(heads * tokens, work)
-        cuts = full_cuts(self.axes[1:], min(QUERY_ROWS, -(-heads * tokens // lanes)))
+        # Small tiles of many queries leave out more of what is hidden.
+        most = QUERY_ROWS if attrs["causal"] else max(QUERY_ROWS, 2 * SCORES // keys)
+        cuts = full_cuts(self.axes[1:], min(most, heads * tokens))
         self.jobs: list[Job] = list(product(range(batch), cuts))
         rows = max(prod([c.stop - c.start for c in cut]) for cut in cuts)
         together = max(cut[0].stop - cut[0].start for cut in cuts)
@@ -51,11 +58,14 @@ class _Tiles:
             if packs:
                 self.keys = min(self.keys, max(FEWEST_KEYS, SCORES // (together * width)))
         self.keys = min(self.keys, keys)
-        columns = [rows] * 4
-        sizes = [rows * size, rows * self.keys, rows * values, rows * values, *columns]
-        sizes.append(rows * self.keys if biased else 0)
+        several, scores, results = self.keys < keys, rows * self.keys, rows * values
+        self.turns = rows // together <= FEW_ROWS
+        stores = out.dtype is not self.dtype or not out.is_dense
+        sizes = [rows * size, scores, rows, rows, rows, results * stores, rows * several, results * several]
+        sizes += [scores if attrs["max_bias"] else 0, scores if self.turns else 0]
         sizes += [together * self.keys * n if p else 0 for n, p in zip((size, values), self.pack, strict=True)]
-        self.rooms = Rooms(lane_count(len(self.jobs), work), [(n, self.dtype) for n in sizes])
+        lanes = lane_count(len(self.jobs), work) if work >= SPREAD_WORK else 1
+        self.rooms = Rooms(lanes, [(n, self.dtype) for n in sizes])
 
     def _packs(self, x: Arg) -> bool:
         return x.dtype is not self.dtype or not is_blas_matrix(x.shape, x.strides, x.dtype.itemsize)
@@ -63,7 +73,7 @@ class _Tiles:
 
 def _workspace(step: Step) -> int:
     q, k, v, *_ = step.srcs
-    return _Tiles(q, k, v, bool(step.attrs["max_bias"])).rooms.nbytes
+    return _Tiles(step.out, q, k, v, step.attrs).rooms.nbytes
 
 
 @KERNELS("attention", dtypes=FLOATS, workspace=_workspace)
@@ -82,7 +92,7 @@ def attention(
     masked: bool,
     workspace: Arg | None,
 ) -> Call:
-    plan = _Tiles(q, k, v, bool(max_bias))
+    plan = _Tiles(out, q, k, v, {"causal": causal, "max_bias": max_bias})
     dtype, axes = plan.dtype, plan.axes
     tokens, keys = q.shape[2], k.shape[2]
     queries, results = q.view.reshape(*axes, -1), out.view.reshape(*axes, -1)
@@ -96,74 +106,93 @@ def attention(
     # Of a query, the keys behind the last one that it sees: a window of ones that moves along with the query.
     behind = np.arange(-QUERY_ROWS - plan.keys, QUERY_ROWS + plan.keys) > 0 if causal else None
 
-    def run(jobs: Sequence[Job], rooms: list[Array]) -> None:
-        for n, (gs, hs, ts) in jobs:
-            shape = (gs.stop - gs.start, hs.stop - hs.start, ts.stop - ts.start)
-            groups, rows = shape[0], shape[1] * shape[2]
-            at = (n, gs, hs, ts)
+    def tile_calls(job: Job, rooms: list[Array]) -> Iterator[Call]:
+        n, (gs, hs, ts) = job
+        shape = (gs.stop - gs.start, hs.stop - hs.start, ts.stop - ts.start)
+        groups, rows = shape[0], shape[1] * shape[2]
+        at = (n, gs, hs, ts)
 
-            def room(i: int, *lengths: int, groups: int = groups) -> Array:
-                return rooms[i][: groups * prod(lengths)].reshape(groups, *lengths)
+        def room(i: int, *lengths: int) -> Array:
+            return rooms[i][: groups * prod(lengths)].reshape(groups, *lengths)
 
-            some = room(0, rows, queries.shape[-1])
-            np.copyto(some.reshape(*shape, -1), queries[at])
-            np.multiply(some, factor, some)
-            total, product_ = room(2, rows, results.shape[-1]), room(3, rows, results.shape[-1])
-            top, new_top, weight, part = [room(i, rows, 1) for i in (4, 5, 6, 7)]
-            total.fill(0)
-            if sinks is None:
-                top.fill(-np.inf)
-                weight.fill(0)
+        some = room(0, rows, queries.shape[-1])
+        yield partial(np.multiply, queries[at], factor, some.reshape(*shape, -1))
+        result = results[at]
+        total = room(5, rows, result.shape[-1]) if len(rooms[5]) else result.reshape(groups, rows, -1)
+        top, weight, part = (room(i, rows, 1) for i in (2, 3, 4))
+        # The last key that the first query of the tile sees, and one behind the last key that anyone sees.
+        seen = keys - tokens + ts.start
+        end = max(1, min(keys, seen + shape[2])) if causal else keys
+        for first in range(0, end, plan.keys):
+            ks = slice(first, min(first + plan.keys, end))
+            count = ks.stop - first
+            right, values = all_keys[n, gs, ks], all_values[n, gs, ks]
+            if plan.pack[0]:
+                packed = room(10, count, right.shape[-1])
+                yield partial(np.copyto, packed, right)
+                right = packed
+            if plan.pack[1]:
+                packed = room(11, count, values.shape[-1])
+                yield partial(np.copyto, packed, values)
+                values = packed
+            scores = room(1, rows, count)
+            if plan.turns:
+                turned = room(9, count, rows)
+                yield partial(np.matmul, right, some.swapaxes(1, 2), turned)
+                yield partial(np.copyto, scores, turned.swapaxes(1, 2))
             else:
-                np.copyto(top.reshape(shape), sinks[gs, hs])
-                weight.fill(1)
-            # The last key that the first query of the tile sees, and one behind the last key that anyone sees.
-            seen = keys - tokens + ts.start
-            end = min(keys, seen + shape[2]) if causal else keys
-            for first in range(0, end, plan.keys):
-                ks = slice(first, min(first + plan.keys, end))
-                count = ks.stop - first
-                right, values = all_keys[n, gs, ks], all_values[n, gs, ks]
-                if plan.pack[0]:
-                    packed = room(9, count, right.shape[-1])
-                    np.copyto(packed, right)
-                    right = packed
-                if plan.pack[1]:
-                    packed = room(10, count, values.shape[-1])
-                    np.copyto(packed, values)
-                    values = packed
-                scores = room(1, rows, count)
-                np.matmul(some, right.swapaxes(-1, -2), scores)
-                if cap is not None:
-                    np.tanh(scores, scores)
-                    np.multiply(scores, cap, scores)
-                grid = scores.reshape(*shape, count)
-                if mask is not None:
-                    bias = mask[(*at, ks)]
-                    if slopes is not None:
-                        bias = np.multiply(bias, slopes[gs, hs], room(8, rows, count).reshape(grid.shape))
-                    np.add(grid, bias, grid)
-                if behind is not None and ks.stop > seen + 1:
-                    np.copyto(grid, hidden, where=_behind(behind, shape[2], count, first - seen))
-                np.maximum.reduce(scores, -1, out=new_top, keepdims=True)
-                np.maximum(new_top, top, out=new_top)
+                yield partial(np.matmul, some, right.swapaxes(1, 2), scores)
+            if cap is not None:
+                yield partial(np.tanh, scores, scores)
+                yield partial(np.multiply, scores, cap, scores)
+            grid = scores.reshape(*shape, count)
+            if mask is not None:
+                bias = mask[(*at, ks)]
+                if slopes is not None:
+                    sloped = room(8, rows, count).reshape(grid.shape)
+                    yield partial(np.multiply, bias, slopes[gs, hs], sloped)
+                    bias = sloped
+                yield partial(np.add, grid, bias, grid)
+            if behind is not None and ks.stop > seen + 1:
+                skip = max(0, seen + 1 - first)  # keys that every query of the tile sees
+                gone = _behind(behind, shape[2], count - skip, first + skip - seen)
+                yield partial(np.copyto, grid[..., skip:], hidden, where=gone)
+            add = row_sums(count, dtype.numpy)
+            if first == 0:
+                yield partial(np.maximum.reduce, scores, -1, None, top, True)
+                if sinks is not None:
+                    yield partial(np.maximum, top.reshape(shape), sinks[gs, hs], out=top.reshape(shape))
                 # Where nothing is visible yet, -inf would be subtracted from -inf.
-                np.maximum(new_top, lowest, out=new_top)
-                np.subtract(scores, new_top, scores)
-                np.exp(scores, scores)
-                np.subtract(top, new_top, top)
-                np.exp(top, top)
-                np.multiply(weight, top, weight)
-                np.add.reduce(scores, -1, out=part, keepdims=True)
-                np.add(weight, part, weight)
-                np.matmul(scores, values, product_)
-                np.multiply(total, top, total)
-                np.add(total, product_, total)
-                top, new_top = new_top, top
-            np.divide(total, weight, total)
-            np.copyto(results[at], total.reshape(*shape, -1), "unsafe")
+                yield partial(np.maximum, top, lowest, out=top)
+                yield partial(np.subtract, scores, top, scores)
+                yield partial(np.exp, scores, scores)
+                yield partial(add, scores, weight)
+                if sinks is not None:
+                    yield partial(np.subtract, sinks[gs, hs], top.reshape(shape), part.reshape(shape))
+                    yield partial(np.exp, part, part)
+                    yield partial(np.add, weight, part, weight)
+                yield partial(np.matmul, scores, values, total)
+                continue
+            higher, products = room(6, rows, 1), room(7, rows, result.shape[-1])
+            yield partial(np.maximum.reduce, scores, -1, None, higher, True)
+            yield partial(np.maximum, higher, top, out=higher)
+            yield partial(np.subtract, scores, higher, scores)
+            yield partial(np.exp, scores, scores)
+            yield partial(add, scores, part)
+            # What was added up so far was relative to the old maximum.
+            yield partial(np.subtract, top, higher, top)
+            yield partial(np.exp, top, top)
+            yield partial(np.multiply, weight, top, weight)
+            yield partial(np.add, weight, part, weight)
+            yield partial(np.matmul, scores, values, products)
+            yield partial(np.multiply, total, top, total)
+            yield partial(np.add, total, products, total)
+            yield partial(np.copyto, top, higher)
+        yield partial(np.divide, total, weight, total)
+        if len(rooms[5]):
+            yield partial(np.copyto, result, total.reshape(result.shape), "unsafe")
 
-    return bind_lanes(stream, plan.jobs, plan.rooms, workspace, run)
+    return bind_lanes(stream, plan.jobs, plan.rooms, workspace, tile_calls)
 
 
 def _behind(ones: Array, tokens: int, keys: int, ahead: int) -> Array:

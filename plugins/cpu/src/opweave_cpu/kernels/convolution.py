@@ -1,21 +1,35 @@
-"""Convolutions: columns in tiles and BLAS, element by element for depthwise ones, as they lie for 1x1."""
+"""Convolutions: columns and BLAS, element by element for depthwise ones, as they lie for 1x1."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from math import prod
 from typing import Any, Final
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.dtypes import DType
 from opweave.layout import is_dense
 from opweave_cpu.kernels.table import FLOATS, KERNELS, PLAIN
-from opweave_cpu.lanes import Cut, Rooms, at, bind_lanes, cuts_of, full_cuts, is_blas_matrix, lane_count, overlap
-from opweave_cpu.tiles import TILE, Array, compute_dtype
+from opweave_cpu.lanes import (
+    Cut,
+    Rooms,
+    at,
+    bind_lanes,
+    cuts_of,
+    full_cuts,
+    is_blas_matrix,
+    lane_count,
+    overlap,
+)
+from opweave_cpu.tiles import TILE, Array, compute_dtype, copy_call, in_turn
+
+COLUMNS: Final = 1 << 23
+"""Bytes of columns at a time: a product so big that it keeps all threads of BLAS at work."""
 
 COLUMN_TILE: Final = 1 << 20
 """Bytes of columns at a time: what a product reads while it is in the second-level cache."""
@@ -43,10 +57,10 @@ def _places_in(
     return tuple(targets), tuple(sources), whole
 
 
-def _offsets(kernel: Sequence[int], dilation: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Each element of a kernel, and how far into its window it lies."""
+def _offsets(kernel: Sequence[int], dilation: Sequence[int]) -> list[tuple[int, ...]]:
+    """How far into its window each element of a kernel lies."""
     places = product(*map(range, kernel))
-    return [(place, tuple([k * d for k, d in zip(place, dilation, strict=True)])) for place in places]
+    return [tuple([k * d for k, d in zip(place, dilation, strict=True)]) for place in places]
 
 
 def _grouped(x: Array, groups: int) -> Array:
@@ -58,62 +72,57 @@ def _packs(w: Arg, dtype: DType) -> bool:
     return w.dtype is not dtype or not is_dense(w.shape, w.strides, w.dtype)
 
 
-def _weights(w: Arg, rooms: Rooms, workspace: Arg | None) -> tuple[Array, Call | None]:
+def _weights(w: Arg, rooms: Rooms, workspace: Arg | None) -> tuple[Array, list[Call]]:
     """The weights in the type of the computation, and the call that converts them where they have another one."""
     packed = rooms.shared(workspace)
     if not packed:
-        return w.view, None
+        return w.view, []
     room = packed[0].reshape(w.shape)
-    return room, partial(np.copyto, room, w.view)
-
-
-def _after(first: Call | None, second: Call) -> Call:
-    return second if first is None else partial(_both, first, second)
-
-
-def _both(first: Call, second: Call) -> None:
-    first()
-    second()
+    return room, [partial(np.copyto, room, w.view)]
 
 
 # --- convolution ----------------------------------------------------------------------------------------------------
 
 
-class _Conv:
-    """How a convolution is cut, from its operands (bound or not) and attributes."""
+def _is_depthwise(step: Step) -> bool:
+    w = step.srcs[1]
+    return w.shape[1] == 1 and step.attrs["groups"] > 1
 
-    def __init__(self, out: Arg, x: Arg, w: Arg, attrs: dict[str, Any]) -> None:
+
+def _needs_columns(step: Step) -> str | None:
+    return "each channel has filters of its own" if _is_depthwise(step) else _needs_packed_output(step)
+
+
+def _needs_depthwise(step: Step) -> str | None:
+    return _needs_packed_output(step) if _is_depthwise(step) else "a filter reads several channels"
+
+
+class _Columns:
+    """How a convolution becomes products of the weights and columns: the elements that the kernel meets at each place,
+    one below the other. So many places at a time as there is room for."""
+
+    def __init__(self, out: Arg, x: Arg, w: Arg, attrs: Mapping[str, Any]) -> None:
         self.dtype = compute_dtype(out.dtype)
         self.groups: int = attrs["groups"]
         self.kernel, self.places = w.shape[2:], out.shape[2:]
         self.outputs, self.inputs = w.shape[0] // self.groups, w.shape[1]
-        self.depthwise = self.inputs == 1 and self.groups > 1
-        self.converts = out.dtype is not self.dtype
-        item = self.dtype.itemsize
-        shared = [(w.size, self.dtype)] if _packs(w, self.dtype) else []
-        work = out.size * prod(w.shape[1:])
-        if self.depthwise:
-            self.jobs: list[Any] = cuts_of(x.shape[0], (x.shape[1], self.outputs, *self.places), TILE // item)
-            tile = min(TILE // item, prod(out.shape[1:]))
-            lanes = lane_count(len(self.jobs), work)
-            self.rooms = Rooms(lanes, [(tile, self.dtype)] * (1 + self.converts), shared)
-            self.direct = False
-            return
-        height = self.inputs * prod(self.kernel)
+        item, height = self.dtype.itemsize, self.inputs * prod(self.kernel)
         self.direct = self._is_product(x, attrs)
-        if self.direct and not self.converts:
-            columns = prod(self.places)
-        else:
-            columns = max(FEWEST_COLUMNS, COLUMN_TILE // (item * height))
-        columns = min(columns, prod(self.places))
-        cuts = full_cuts(self.places, columns)
-        self.jobs = list(product(range(x.shape[0]), range(self.groups), cuts))
-        own = [(self.outputs * columns, self.dtype)] if self.converts else []
+        self.framed = not self.direct and (x.dtype is not self.dtype or any(map(any, attrs["padding"])))
+        self.lengths = tuple([n + sum(pads) for n, pads in zip(x.shape[2:], attrs["padding"], strict=True)])
+        columns = prod(self.places)
         if not self.direct:
-            own.append((height * columns, self.dtype))
-        self.rooms = Rooms(lane_count(len(self.jobs), work), own, shared)
+            columns = min(columns, max(FEWEST_COLUMNS, COLUMNS // (item * height)))
+        self.cuts = full_cuts(self.places, columns)
+        sizes = [
+            w.size if _packs(w, self.dtype) else 0,
+            self.inputs * prod(self.lengths) if self.framed else 0,
+            0 if self.direct else height * columns,
+            self.outputs * columns if out.dtype is not self.dtype else 0,
+        ]
+        self.rooms = Rooms(1, [(size, self.dtype) for size in sizes])
 
-    def _is_product(self, x: Arg, attrs: dict[str, Any]) -> bool:
+    def _is_product(self, x: Arg, attrs: Mapping[str, Any]) -> bool:
         """Whether the input is the columns already: a kernel of one element that meets every element."""
         if max(*self.kernel, *attrs["stride"]) > 1 or any(map(any, attrs["padding"])) or x.dtype is not self.dtype:
             return False
@@ -124,87 +133,125 @@ class _Conv:
         return is_blas_matrix((channels, length), strides, x.dtype.itemsize)
 
 
-def _conv_workspace(step: Step) -> int:
-    return _Conv(step.out, step.srcs[0], step.srcs[1], step.attrs).rooms.nbytes  # type: ignore[arg-type]
+def _columns_workspace(step: Step) -> int:
+    return _Columns(step.out, step.srcs[0], step.srcs[1], step.attrs).rooms.nbytes
 
 
-@KERNELS("conv1d", "conv2d", "conv3d", dtypes=FLOATS, when=_needs_packed_output, workspace=_conv_workspace)
+@KERNELS("conv1d", "conv2d", "conv3d", dtypes=FLOATS, when=_needs_columns, workspace=_columns_workspace)
 def conv(
     stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, workspace: Arg | None, **attrs: Any
 ) -> Call:
-    plan = _Conv(out, x, w, attrs)
+    """One thread makes columns, BLAS uses all: threads that did both would wait for each other between short calls."""
+    plan = _Columns(out, x, w, attrs)
+    packed, frame, columns, result = plan.rooms.own(workspace, 0)
+    calls: list[Call] = []
+    weights = w.view
+    if len(packed):
+        weights = packed.reshape(w.shape)
+        calls.append(partial(np.copyto, weights, w.view))
+    matrices = weights.reshape(plan.groups, plan.outputs, -1)
+    biases = None if b is None else b.view.reshape(plan.groups, -1, 1)
+    sources, targets = _grouped(x.view, plan.groups), out.view.reshape(x.shape[0], plan.groups, plan.outputs, -1)
+    if plan.framed:
+        framed = frame.reshape(plan.inputs, *plan.lengths)
+        inside = framed[
+            at(slice(None), *[slice(p, p + n) for n, (p, _) in zip(x.shape[2:], attrs["padding"], strict=True)])
+        ]
+        calls.append(partial(frame.fill, 0))
+    for n, g in product(range(x.shape[0]), range(plan.groups)):
+        source, matrix, stored = sources[n, g], matrices[g], targets[n, g]
+        if plan.framed:
+            calls.append(partial(np.copyto, inside, source))
+            source = framed
+        windows = None if plan.direct else _windows(source, plan, attrs["stride"], attrs["dilation"])
+        first = 0
+        for cut in plan.cuts:
+            shape = [c.stop - c.start for c in cut]
+            count = prod(shape)
+            target = stored[:, first : first + count]
+            if windows is None:
+                right = source.reshape(plan.inputs, -1)
+            else:
+                right = columns[: matrix.shape[1] * count].reshape(-1, count)
+                tile = right.reshape(plan.inputs, *plan.kernel, *shape)
+                calls.append(copy_call(stream, tile, windows[at(..., *cut)]))
+            sums = result[: target.size].reshape(target.shape) if len(result) else target
+            calls.append(partial(np.matmul, matrix, right, sums))
+            if biases is not None:
+                calls.append(partial(np.add, sums, biases[g], sums))
+            if sums is not target:
+                calls.append(partial(np.copyto, target, sums, "unsafe"))
+            first += count
+    return in_turn(calls)
+
+
+def _windows(x: Array, plan: _Columns, stride: Sequence[int], dilation: Sequence[int]) -> Array:
+    """What each element of the kernel meets at each place of the output: (channels, *kernel, *places)."""
+    channel, *steps = x.strides
+    within = [step * d for step, d in zip(steps, dilation, strict=True)]
+    across = [step * s for step, s in zip(steps, stride, strict=True)]
+    shape = (plan.inputs, *plan.kernel, *plan.places)
+    return as_strided(x, shape, (channel, *within, *across), writeable=False)
+
+
+class _Depthwise:
+    """How a convolution of channels apart is cut: (image, channels, outputs of a channel, *places)."""
+
+    def __init__(self, out: Arg, x: Arg, w: Arg) -> None:
+        self.dtype = compute_dtype(out.dtype)
+        self.converts = out.dtype is not self.dtype
+        self.outputs, self.places = w.shape[0] // x.shape[1], out.shape[2:]
+        elements = TILE // self.dtype.itemsize
+        self.jobs = cuts_of(x.shape[0], (x.shape[1], self.outputs, *self.places), elements)
+        tile = (min(elements, prod(out.shape[1:])), self.dtype)
+        lanes = lane_count(len(self.jobs), out.size * prod(w.shape[2:]))
+        shared = [(w.size, self.dtype)] if _packs(w, self.dtype) else []
+        self.rooms = Rooms(lanes, [tile] * (1 + self.converts), shared)
+
+
+def _depthwise_workspace(step: Step) -> int:
+    return _Depthwise(step.out, step.srcs[0], step.srcs[1]).rooms.nbytes
+
+
+@KERNELS("conv1d", "conv2d", "conv3d", dtypes=FLOATS, when=_needs_depthwise, workspace=_depthwise_workspace)
+def depthwise_conv(
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, workspace: Arg | None, **attrs: Any
+) -> Call:
+    """Element by element of the kernel: a product and a sum for each."""
+    plan = _Depthwise(out, x, w)
     weights, convert = _weights(w, plan.rooms, workspace)
-    bias = None if b is None else b.view
     lengths, stride = x.shape[2:], attrs["stride"]
     shifts = [before for before, _ in attrs["padding"]]
     offsets = _offsets(w.shape[2:], attrs["dilation"])
+    every, pair = slice(None), (x.shape[1], plan.outputs)
+    stored, inputs = out.view.reshape(x.shape[0], *pair, *plan.places), x.view
+    filters = weights.reshape(*pair, *w.shape[2:])
+    biases = None if b is None else b.view.reshape(*pair, *[1] * len(lengths))
 
-    if plan.depthwise:
-        every, pair = slice(None), (x.shape[1], plan.outputs)
-        stored, inputs = out.view.reshape(x.shape[0], *pair, *plan.places), x.view
-        filters = weights.reshape(*pair, *w.shape[2:])
-        biases_of = None if bias is None else bias.reshape(*pair, *[1] * len(lengths))
+    def tile_calls(job: tuple[int, Cut], rooms: list[Array]) -> Iterator[Call]:
+        n, (channels, copies, *cut) = job
+        target = stored[at(n, channels, copies, *cut)]
+        products = rooms[0][: target.size].reshape(target.shape)
+        total = rooms[1][: target.size].reshape(target.shape) if plan.converts else target
+        factors_at = filters[channels, copies].reshape(*target.shape[:2], -1, *[1] * len(lengths))
+        parts = [_places_in(cut, offset, lengths, stride, shifts) for offset in offsets]
+        # What meets the input everywhere is stored, the others are added.
+        first = next((i for i, (*_, whole) in enumerate(parts) if whole), None)
+        if first is None:
+            yield partial(total.fill, 0)
+        else:
+            yield partial(np.multiply, inputs[at(n, channels, None, *parts[first][1])], factors_at[:, :, first], total)
+        for i, (to, of, _) in enumerate(parts):
+            if i != first:
+                part, sum_ = products[at(every, every, *to)], total[at(every, every, *to)]
+                yield partial(np.multiply, inputs[at(n, channels, None, *of)], factors_at[:, :, i], part)
+                yield partial(np.add, sum_, part, sum_)
+        if biases is not None:
+            yield partial(np.add, total, biases[channels, copies], total)
+        if total is not target:
+            yield partial(np.copyto, target, total, "unsafe")
 
-        def depthwise(jobs: Sequence[tuple[int, Cut]], rooms: list[Array]) -> None:
-            for n, (channels, copies, *cut) in jobs:
-                target = stored[at(n, channels, copies, *cut)]
-                products = rooms[0][: target.size].reshape(target.shape)
-                total = rooms[1][: target.size].reshape(target.shape) if plan.converts else target
-                total[...] = 0 if biases_of is None else biases_of[channels, copies]
-                for place, offset in offsets:
-                    to, of, _ = _places_in(cut, offset, lengths, stride, shifts)
-                    factors = filters[at(channels, copies, *place)].reshape(*target.shape[:2], *[1] * len(lengths))
-                    part, sum_ = products[at(every, every, *to)], total[at(every, every, *to)]
-                    np.multiply(inputs[at(n, channels, None, *of)], factors, part)
-                    np.add(sum_, part, sum_)
-                if total is not target:
-                    np.copyto(target, total, "unsafe")
-
-        return _after(convert, bind_lanes(stream, plan.jobs, plan.rooms, workspace, depthwise))
-
-    groups = plan.groups
-    grouped = _grouped(x.view, groups)
-    matrices = weights.reshape(groups, plan.outputs, -1)
-    targets = out.view.reshape(x.shape[0], groups, plan.outputs, -1)
-    biases = None if bias is None else bias.reshape(groups, -1, 1)
-
-    def columns(jobs: Sequence[tuple[int, int, Cut]], rooms: list[Array]) -> None:
-        for n, g, cut in jobs:
-            start = int(np.ravel_multi_index([c.start for c in cut], plan.places))
-            count = prod([c.stop - c.start for c in cut])
-            target = targets[n, g][:, start : start + count]
-            if plan.direct:
-                right = grouped[n, g].reshape(plan.inputs, -1)[:, start : start + count]
-            else:
-                right = rooms[-1][: plan.inputs * len(offsets) * count].reshape(-1, count)
-                _fill_columns(right, grouped[n, g], cut, offsets, lengths, stride, shifts)
-            result = rooms[0][: target.size].reshape(target.shape) if plan.converts else target
-            np.matmul(matrices[g], right, result)
-            if biases is not None:
-                np.add(result, biases[g], result)
-            if result is not target:
-                np.copyto(target, result, "unsafe")
-
-    return _after(convert, bind_lanes(stream, plan.jobs, plan.rooms, workspace, columns))
-
-
-def _fill_columns(
-    columns: Array,
-    x: Array,
-    cut: Cut,
-    offsets: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
-    lengths: Sequence[int],
-    stride: Sequence[int],
-    shifts: Sequence[int],
-) -> None:
-    """Columns (channels · elements of the kernel, places of the window) of the input (channels, *spatial)."""
-    windows = columns.reshape(x.shape[0], len(offsets), *[c.stop - c.start for c in cut])
-    for i, (_, offset) in enumerate(offsets):
-        to, of, whole = _places_in(cut, offset, lengths, stride, shifts)
-        target = windows[:, i]
-        if not whole:
-            target.fill(0)
-        np.copyto(target[at(slice(None), *to)], x[at(slice(None), *of)])
+    return in_turn([*convert, bind_lanes(stream, plan.jobs, plan.rooms, workspace, tile_calls)])
 
 
 # --- transposed convolution -----------------------------------------------------------------------------------------
@@ -251,29 +298,29 @@ def conv_transpose(
     biases = None if b is None else b.view.reshape(groups, plan.outputs, *[1] * len(lengths))
     stride, padding = attrs["stride"], attrs["padding"]
 
-    def scatter(jobs: Sequence[tuple[int, int, slice]], rooms: list[Array]) -> None:
-        for n, g, channels in jobs:
-            target = targets[n, g, channels]
-            total = rooms[2][: target.size].reshape(target.shape) if plan.converts else target
-            total[...] = 0 if biases is None else biases[g, channels]
-            left = filters[g][:, channels].reshape(plan.inputs, -1).T
-            for cut in plan.cuts:
-                shape = [c.stop - c.start for c in cut]
-                count = prod(shape)
-                right = rooms[1][: plan.inputs * count].reshape(plan.inputs, count)
-                np.copyto(right.reshape(-1, *shape), sources[at(n, g, slice(None), *cut)])
-                products = rooms[0][: left.shape[0] * count].reshape(-1, count)
-                np.matmul(left, right, products)
-                parts = products.reshape(len(target), len(offsets), *shape)
-                for i, (_, offset) in enumerate(offsets):
-                    # Element i of the input adds to i · stride + offset - padding of the output.
-                    of, to, _ = _places_in(cut, offset, lengths, stride, padding)
-                    sum_ = total[at(slice(None), *to)]
-                    np.add(sum_, parts[at(slice(None), i, *of)], sum_)
-            if total is not target:
-                np.copyto(target, total, "unsafe")
+    def tile_calls(job: tuple[int, int, slice], rooms: list[Array]) -> Iterator[Call]:
+        n, g, channels = job
+        target = targets[n, g, channels]
+        total = rooms[2][: target.size].reshape(target.shape) if plan.converts else target
+        yield partial(np.copyto, total, 0 if biases is None else biases[g, channels])
+        left = filters[g][:, channels].reshape(plan.inputs, -1).T
+        for cut in plan.cuts:
+            shape = [c.stop - c.start for c in cut]
+            count = prod(shape)
+            right = rooms[1][: plan.inputs * count].reshape(plan.inputs, count)
+            yield partial(np.copyto, right.reshape(-1, *shape), sources[at(n, g, slice(None), *cut)])
+            products = rooms[0][: left.shape[0] * count].reshape(-1, count)
+            yield partial(np.matmul, left, right, products)
+            parts = products.reshape(len(target), len(offsets), *shape)
+            for i, offset in enumerate(offsets):
+                # Element i of the input adds to i · stride + offset - padding of the output.
+                of, to, _ = _places_in(cut, offset, lengths, stride, padding)
+                sum_ = total[at(slice(None), *to)]
+                yield partial(np.add, sum_, parts[at(slice(None), i, *of)], sum_)
+        if total is not target:
+            yield partial(np.copyto, target, total, "unsafe")
 
-    return _after(convert, bind_lanes(stream, plan.jobs, plan.rooms, workspace, scatter))
+    return in_turn([*convert, bind_lanes(stream, plan.jobs, plan.rooms, workspace, tile_calls)])
 
 
 # --- columns --------------------------------------------------------------------------------------------------------
@@ -291,12 +338,17 @@ def im2col(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
     whole = tuple([slice(0, n) for n in places])
     jobs = [(n, c) for n in range(x.shape[0]) for c in _channel_slices(x.shape[1], prod(out.shape[1:]))]
 
-    def copy(jobs: Sequence[tuple[int, slice]], rooms: list[Array]) -> None:
-        for n, channels in jobs:
-            columns = targets[n, channels]
-            _fill_columns(columns, source[n, channels], whole, offsets, lengths, stride, attrs["padding"])
+    def copies(job: tuple[int, slice], rooms: list[Array]) -> Iterator[Call]:
+        n, channels = job
+        columns, inputs = targets[n, channels], source[n, channels]
+        for i, offset in enumerate(offsets):
+            to, of, within = _places_in(whole, offset, lengths, stride, attrs["padding"])
+            target = columns[:, i]
+            if not within:
+                yield partial(target.fill, 0)
+            yield partial(np.copyto, target[at(slice(None), *to)], inputs[at(slice(None), *of)])
 
-    return bind_lanes(stream, jobs, Rooms(lane_count(len(jobs), out.size), []), None, copy)
+    return bind_lanes(stream, jobs, Rooms(lane_count(len(jobs), out.size), []), None, copies)
 
 
 def _channel_slices(channels: int, size: int) -> Iterator[slice]:

@@ -1,7 +1,7 @@
 """Gated linear units: the activation of the gate, then the product, in tiles.
 
 A body's first source is the gate, which arrives converted where the types are halves; the value enters one call. What
-is written last is the output, which may lie over either.
+is written last is the output, which may lie over either; where it does not, it is the first scratch array.
 """
 
 from __future__ import annotations
@@ -95,4 +95,4 @@ def gated(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, workspace: Ar
     dtype = compute_dtype(out.dtype)
     body = _BODIES[op][0](dtype, **attrs)
     scratch = _scratch(op, **attrs)  # type: ignore[arg-type]
-    return bind_tiled(stream, body, out.view, [gate.view, x.view], dtype, workspace, scratch)
+    return bind_tiled(stream, body, out.view, [gate.view, x.view], dtype, workspace, scratch, in_output=True)

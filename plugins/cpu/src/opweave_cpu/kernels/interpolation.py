@@ -1,10 +1,12 @@
-"""Resampling, axis by axis: for each tap one gathering pass and one that adds it."""
+"""Resampling, axis by axis, tap by tap."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -56,31 +58,97 @@ def interpolate(stream: Stream, op: str, out: Arg, x: Arg, *, workspace: Arg | N
     plan = _Resampling(out, x, attrs)
     nearest, dtype = attrs["mode"] == "nearest", plan.dtype.numpy
     source, stored = x.view, out.view
-    axes = [(axis, places, weights.astype(dtype)) for axis, (places, weights) in plan.axes]
+    axes = [
+        (
+            axis,
+            places,
+            weights.astype(dtype),
+            None if nearest else _runs(places, weights.astype(dtype), x.shape[axis + 1]),
+        )
+        for axis, (places, weights) in plan.axes
+    ]
 
-    def run(jobs: Sequence[tuple[int, Cut]], rooms: list[Array]) -> None:
-        for n, (channels,) in jobs:
-            target, now = stored[n, channels], source[n, channels]
-            if plan.packs:
-                packed = rooms[0][: now.size].reshape(now.shape)
-                np.copyto(packed, now)
-                now = packed
-            for i, (axis, places, weights) in enumerate(axes):
-                shape = (*now.shape[:axis], places.shape[1], *now.shape[axis + 1 :])
-                size = prod(shape)
-                direct = i == len(axes) - 1 and target.dtype == dtype
-                total = target if direct else rooms[1 - i % 2][:size].reshape(shape)
-                now.take(places[0], axis, total, "clip")
-                if not nearest:
-                    along = (-1, *[1] * (len(shape) - 1 - axis))
-                    np.multiply(total, weights[0].reshape(along), total)
-                    tap = rooms[2][:size].reshape(shape)
-                    for place, weight in zip(places[1:], weights[1:], strict=True):
-                        now.take(place, axis, tap, "clip")
-                        np.multiply(tap, weight.reshape(along), tap)
-                        np.add(total, tap, total)
-                now = total
-            if now is not target:
-                np.copyto(target, now, "unsafe")
+    def tile_calls(job: tuple[int, Cut], rooms: list[Array]) -> Iterator[Call]:
+        n, (channels,) = job
+        target, now = stored[n, channels], source[n, channels]
+        if plan.packs:
+            packed = rooms[0][: now.size].reshape(now.shape)
+            yield partial(np.copyto, packed, now)
+            now = packed
+        for i, (axis, places, weights, runs) in enumerate(axes):
+            shape = (*now.shape[:axis], places.shape[1], *now.shape[axis + 1 :])
+            size = prod(shape)
+            direct = i == len(axes) - 1 and target.dtype == dtype
+            total = target if direct else rooms[1 - i % 2][:size].reshape(shape)
+            if nearest:
+                yield partial(now.take, places[0], axis, total, "clip")
+            elif runs is None:
+                yield from _add_taps(now, axis, places, weights, total, rooms[2][:size].reshape(shape))
+            else:
+                yield from _add_runs(now, axis, runs, total, rooms[2])
+            now = total
+        if now is not target:
+            yield partial(np.copyto, target, now, "unsafe")
 
-    return bind_lanes(stream, plan.jobs, plan.rooms, workspace, run)
+    return bind_lanes(stream, plan.jobs, plan.rooms, workspace, tile_calls)
+
+
+def _along(weights: Array, x: Array, axis: int) -> Array:
+    return weights.reshape(-1, *[1] * (x.ndim - 1 - axis))
+
+
+def _add_taps(x: Array, axis: int, places: Array, weights: Array, total: Array, tap: Array) -> Iterator[Call]:
+    """For each tap what it reads is gathered, weighted and added."""
+    yield partial(x.take, places[0], axis, total, "clip")
+    yield partial(np.multiply, total, _along(weights[0], total, axis), total)
+    for place, weight in zip(places[1:], weights[1:], strict=True):
+        yield partial(x.take, place, axis, tap, "clip")
+        yield partial(np.multiply, tap, _along(weight, tap, axis), tap)
+        yield partial(np.add, total, tap, total)
+
+
+class _Run(NamedTuple):
+    """Elements of the output, equally far apart, that are made of neighbours in the input.
+
+    Attributes:
+        to: where they lie along the axis.
+        taps: for each tap where its elements lie in the input, and their weights: one for all, or one for each.
+    """
+
+    to: slice
+    taps: list[tuple[slice, Array]]
+
+
+FEWEST_IN_A_RUN: Final = 8
+
+
+def _runs(places: Array, weights: Array, length: int) -> list[_Run] | None:
+    """The runs of an axis of ``length`` that is made a whole number of times as long: what lies so far apart in the
+    output is neighbours in the input, except at the ends. ``None`` where runs are short."""
+    size = places.shape[1]
+    step = size // length
+    if step < 2 or size % length:
+        return None
+    found = []
+    for phase in range(step):
+        some = places[:, phase::step]
+        ends = np.flatnonzero((np.diff(some) != 1).any(0)) + 1
+        for a, b in pairwise([0, *ends.tolist(), some.shape[1]]):
+            to = slice(phase + a * step, phase + (b - 1) * step + 1, step)
+            taps = []
+            for first, weight in zip(some[:, a].tolist(), weights[:, to], strict=True):
+                taps.append((slice(first, first + b - a), weight[:1] if (weight == weight[0]).all() else weight))
+            found.append(_Run(to, taps))
+    return found if len(found) * FEWEST_IN_A_RUN <= size else None
+
+
+def _add_runs(x: Array, axis: int, runs: Sequence[_Run], total: Array, room: Array) -> Iterator[Call]:
+    """The same without gathering; only the last sum is written where elements lie apart."""
+    before = (slice(None),) * axis
+    for to, taps in runs:
+        part = total[(*before, to)]
+        sums, products = [half.reshape(part.shape) for half in (room[: part.size], room[part.size : 2 * part.size])]
+        for i, (of, weight) in enumerate(taps):
+            yield partial(np.multiply, x[(*before, of)], _along(weight, part, axis), products if i else sums)
+            if i:
+                yield partial(np.add, sums, products, part if i == len(taps) - 1 else sums)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -38,17 +39,17 @@ def _work(out: Arg, attrs: dict[str, Any]) -> int:
 @KERNELS("max_pool1d", "max_pool2d", dtypes=NUMBERS)
 def max_pool(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
     target, source, jobs = out.view, x.view, _jobs(out)
-    lowest = constant(-np.inf, out.dtype) if out.dtype.is_float else np.iinfo(out.dtype.numpy).min
+    lowest = constant(-np.inf if out.dtype.is_float else np.iinfo(out.dtype.numpy).min, out.dtype)
 
-    def run(jobs: Sequence[tuple[int, Cut]], rooms: list[Array]) -> None:
-        for n, (channels, *cut) in jobs:
-            most, inputs = target[at(n, channels, *cut)], source[n, channels]
-            most[...] = lowest
-            for to, of in _windows(x, cut, attrs):
-                part = most[to]
-                np.maximum(part, inputs[of], out=part)
+    def tile_calls(job: tuple[int, Cut], rooms: list[Array]) -> Iterator[Call]:
+        n, (channels, *cut) = job
+        most, inputs = target[at(n, channels, *cut)], source[n, channels]
+        yield partial(np.copyto, most, lowest)
+        for to, of in _windows(x, cut, attrs):
+            part = most[to]
+            yield partial(np.maximum, part, inputs[of], out=part)
 
-    return bind_lanes(stream, jobs, Rooms(lane_count(len(jobs), _work(out, attrs)), []), None, run)
+    return bind_lanes(stream, jobs, Rooms(lane_count(len(jobs), _work(out, attrs)), []), None, tile_calls)
 
 
 def _rooms(out: Arg, attrs: dict[str, Any]) -> Rooms:
@@ -73,20 +74,20 @@ def avg_pool(stream: Stream, op: str, out: Arg, x: Arg, *, workspace: Arg | None
         counts.append(each.reshape(-1, *[1] * (rank - 1 - axis)))
     divisor = constant(attrs["divisor"], dtype)
 
-    def run(jobs: Sequence[tuple[int, Cut]], rooms: list[Array]) -> None:
-        for n, (channels, *cut) in jobs:
-            mean, inputs = target[at(n, channels, *cut)], source[n, channels]
-            total = rooms[0][: mean.size].reshape(mean.shape) if rooms else mean
-            total.fill(0)
-            for to, of in _windows(x, cut, attrs):
-                part = total[to]
-                np.add(part, inputs[of], part)
-            if divisor:
-                np.divide(total, divisor, total)
-            else:
-                for each, c in zip(counts, cut, strict=True):
-                    np.divide(total, each[c], total)
-            if total is not mean:
-                np.copyto(mean, total, "unsafe")
+    def tile_calls(job: tuple[int, Cut], rooms: list[Array]) -> Iterator[Call]:
+        n, (channels, *cut) = job
+        mean, inputs = target[at(n, channels, *cut)], source[n, channels]
+        total = rooms[0][: mean.size].reshape(mean.shape) if rooms else mean
+        yield partial(total.fill, 0)
+        for to, of in _windows(x, cut, attrs):
+            part = total[to]
+            yield partial(np.add, part, inputs[of], part)
+        if divisor:
+            yield partial(np.divide, total, divisor, total)
+        else:
+            for each, c in zip(counts, cut, strict=True):
+                yield partial(np.divide, total, each[c], total)
+        if total is not mean:
+            yield partial(np.copyto, mean, total, "unsafe")
 
-    return bind_lanes(stream, _jobs(out), _rooms(out, attrs), workspace, run)
+    return bind_lanes(stream, _jobs(out), _rooms(out, attrs), workspace, tile_calls)

@@ -12,6 +12,7 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.dtypes import as_dtype
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, PLAIN
+from opweave_cpu.threads import THREADS
 from opweave_cpu.tiles import (
     LONGEST_ROW,
     SPREAD_PASS,
@@ -37,17 +38,26 @@ length, but along the innermost axis only.)"""
 NARROW: Final = 1 << 12
 """Bytes: rows shorter than this are added many at a time, since a pass over one takes little longer than calling it."""
 
+SPREAD_READ: Final = 2 * SPREAD_PASS
+"""Bytes from which a pass that only reads is spread over threads."""
+
 COLUMNS_PASS: Final = 4 * SPREAD_PASS
-"""Bytes from which reductions of columns are spread over threads."""
+"""The same for reductions of columns."""
 
 FEW_BYTES: Final = 1 << 18
 """Partial results up to this size are kept beside a call, one for each thread."""
+
+WIDE: Final = 16
+"""Columns from which on BLAS adds up rows, as a product with ones from the left."""
 
 FEW: Final = 64
 """So many partial sums are added up in f32 too."""
 
 BLAS_ROWS: Final = 1 << 18
 """Elements up to which BLAS adds up rows in one call: beyond, it wakes threads, which takes longer than the sums."""
+
+BLAS_COLUMNS: Final = 1 << 14
+"""Elements up to which BLAS adds up columns in one thread."""
 
 _F32: Final = as_dtype("f32")
 _F64: Final = as_dtype("f64")
@@ -106,9 +116,12 @@ def _at(axis: int, piece: slice) -> tuple[slice, ...]:
 def _reduce(stream: Stream, ufunc: Any, x: Array, axes: tuple[int, ...], out: Array) -> Call:
     """The call that reduces ``x``, computing in the type of ``out``; in threads where it is big."""
     dtype = None if x.dtype == out.dtype else out.dtype
-    if ufunc is np.add and axes == (x.ndim - 1,) and dtype is None and x.dtype.kind == "f":
-        return _sum_rows(stream, x, out)
-    count = lanes(stream) if x.nbytes >= SPREAD_PASS else 1
+    if ufunc is np.add and dtype is None and x.dtype.kind == "f":
+        if axes == (x.ndim - 1,):
+            return _sum_rows(stream, x, out)
+        if axes == (x.ndim - 2,) and _are_wide_rows(x) and out.strides[-1] == out.itemsize:
+            return _sum_columns(stream, x, out)
+    count = lanes(stream) if x.nbytes >= SPREAD_READ else 1
     whole = partial(ufunc.reduce, x, axes, dtype, out)
     if count == 1:
         return whole
@@ -141,11 +154,26 @@ def _sum_rows(stream: Stream, x: Array, out: Array) -> Call:
     if packed and n <= LONGEST_ROW and x.size <= BLAS_ROWS:
         return partial(np.matmul, x, np.ones(n, x.dtype), out)
     add = row_sums(n, x.dtype)
-    count = lanes(stream) if x.nbytes >= SPREAD_PASS and x.ndim > 1 else 1
+    count = lanes(stream) if x.nbytes >= SPREAD_READ and x.ndim > 1 else 1
     ends = out[..., None]
     return at_once(
         [partial(add, x[p], ends[p]) for p in shares(len(x), count)] if count > 1 else [partial(add, x, ends)]
     )
+
+
+def _are_wide_rows(x: Array) -> bool:
+    return x.shape[-1] >= WIDE and x.strides[-1] == x.itemsize and x.strides[-2] >= x.shape[-1] * x.itemsize
+
+
+def _sum_columns(stream: Stream, x: Array, out: Array) -> Call:
+    """The call that adds up along the last but one axis: a product with ones, which adds up several rows in a pass."""
+    add = partial(np.matmul, np.ones(x.shape[-2], x.dtype))
+    if x.size < BLAS_COLUMNS:
+        return partial(add, x, out)
+    count = lanes(stream) if x.nbytes >= COLUMNS_PASS and x.ndim > 2 else 1
+    pieces = shares(len(x), count) if count > 1 else [...]
+    # Several threads of BLAS would wait for memory and for each other.
+    return partial(THREADS.spread_products, [partial(add, x[p], out[p]) for p in pieces])
 
 
 # --- sums -----------------------------------------------------------------------------------------------------------
@@ -186,7 +214,8 @@ def _split(dims: Sequence[_Dim]) -> _Split | None:
     n = dims[axis].n
     run = min(n, max(2, RUN * n // length))
     passed = prod([d.n for d in dims[axis + 1 :]])
-    return _Split(axis, run, n // run, n % run, 4 * passed < NARROW)
+    columns = axis == len(dims) - 2 and dims[-1].stride == _F32.itemsize and dims[-1].n >= WIDE
+    return _Split(axis, run, n // run, n % run, 4 * passed < NARROW and not columns)
 
 
 def _total_workspace(step: Step) -> int:
@@ -340,7 +369,10 @@ def argmax(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int) -> Call:
 
 def _argmax(pieces: list[tuple[Array, Array]]) -> None:
     for values, places in pieces:
-        places[...] = values.argmax(-1)
+        if places.dtype == np.intp:
+            values.argmax(-1, places)
+        else:
+            places[...] = values.argmax(-1)
 
 
 def _count_workspace(step: Step) -> int:

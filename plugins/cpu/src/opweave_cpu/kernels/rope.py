@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
 from typing import Any, Final
@@ -14,7 +14,7 @@ from opweave.dtypes import as_dtype
 from opweave.ops.rope import pair_slices, rope_frequencies
 from opweave_cpu.kernels.table import FLOATS, KERNELS
 from opweave_cpu.lanes import Cut, Rooms, bind_lanes, full_cuts, lane_count
-from opweave_cpu.tiles import TILE, Array, compute_dtype, scratch_array
+from opweave_cpu.tiles import TILE, Array, compute_dtype, in_turn, scratch_array
 
 _F64: Final = as_dtype("f64")
 
@@ -34,7 +34,8 @@ class _Turning:
         tile = (min(rows, x.size // x.shape[-1]) * half, dtype)
         shared = [(self.count * half, dtype)] * 2 + [(self.chunk * half, _F64), (prod(self.lead), _F64)]
         lanes = lane_count(len(self.jobs), 6 * x.size)
-        self.rooms = Rooms(lanes, [tile] * (2 + 2 * x.dtype.is_half), shared)
+        self.converts = x.dtype is not dtype
+        self.rooms = Rooms(lanes, [tile] * (2 + 2 * self.converts), shared)
 
 
 def _workspace(step: Step) -> int:
@@ -65,61 +66,61 @@ def rope(
     places = places.reshape(plan.lead)
     rows = places.reshape(len(sections) or 1, -1)
     parts = _columns(sections or (half,))
-    preset = None if factors is not None else rope_frequencies(dims, **frequencies)
-
-    def make_tables() -> None:
-        turns, magnitude = preset or rope_frequencies(dims, factors=factors.view, **frequencies)  # type: ignore[union-attr]
-        np.copyto(places, stored)
-        for first in range(0, plan.count, plan.chunk):
-            some = slice(first, min(first + plan.chunk, plan.count))
-            angle = angles[: (some.stop - first) * half].reshape(-1, half)
-            for row, part in zip(rows, parts, strict=True):
-                np.multiply(row[some, None], turns[part], angle[:, part])
-            np.cos(angle, cos[some])
-            np.sin(angle, sin[some])
-        if magnitude != 1:
-            np.multiply(cos, magnitude, cos)
-            np.multiply(sin, magnitude, sin)
-
     lead = tuple(plan.lead[1:] if sections else plan.lead)
     cosines, sines = [np.broadcast_to(t.reshape(*lead, half), (*x.shape[:-1], half)) for t in (cos, sin)]
     first, second = pair_slices(pairing, dims)
     source, target = x.view, out.view
-    moves = x.shape[-1] > dims
+    apart = not plan.converts and not np.may_share_memory(source, target)
 
-    def turn(jobs: Sequence[Cut], rooms: list[Array]) -> None:
-        for cut in jobs:
-            c, s = cosines[cut], sines[cut]
-            tiles = [room[: c.size].reshape(c.shape) for room in rooms]
-            t, u = tiles[:2]
-            inputs, outputs = source[cut], target[cut]
-            a, b = inputs[..., first], inputs[..., second]
-            to_a, to_b = outputs[..., first], outputs[..., second]
-            if len(tiles) > 2:
-                np.copyto(tiles[2], a)
-                np.copyto(tiles[3], b)
-                a, b = tiles[2:]
-            np.multiply(a, c, t)
-            np.multiply(b, s, u)
-            np.subtract(t, u, t)
-            np.multiply(a, s, u)
-            if len(tiles) > 2:
-                np.multiply(b, c, b)
-                np.add(b, u, b)
-                np.copyto(to_b, b, "unsafe")
-            else:
-                np.multiply(b, c, to_b)
-                np.add(to_b, u, to_b)
-            np.copyto(to_a, t, "unsafe")
-            if moves:
-                np.copyto(outputs[..., dims:], inputs[..., dims:])
+    def table_calls(turns: Array, magnitude: float) -> Iterator[Call]:
+        yield partial(np.copyto, places, stored)
+        for start in range(0, plan.count, plan.chunk):
+            some = slice(start, min(start + plan.chunk, plan.count))
+            angle = angles[: (some.stop - start) * half].reshape(-1, half)
+            for row, part in zip(rows, parts, strict=True):
+                yield partial(np.multiply, row[some, None], turns[part], angle[:, part])
+            yield partial(np.cos, angle, cos[some])
+            yield partial(np.sin, angle, sin[some])
+        if magnitude != 1:
+            yield partial(np.multiply, cos, magnitude, cos)
+            yield partial(np.multiply, sin, magnitude, sin)
 
-    return partial(_both, make_tables, bind_lanes(stream, plan.jobs, plan.rooms, workspace, turn))
+    def turn_calls(cut: Cut, rooms: list[Array]) -> Iterator[Call]:
+        c, s = cosines[cut], sines[cut]
+        t, *others = [room[: c.size].reshape(c.shape) for room in rooms if len(room)]
+        inputs, outputs = source[cut], target[cut]
+        a, b = inputs[..., first], inputs[..., second]
+        to_a, to_b = outputs[..., first], outputs[..., second]
+        if plan.converts:
+            u, wide_a, wide_b = others
+            yield partial(np.copyto, wide_a, a)
+            yield partial(np.copyto, wide_b, b)
+            a, b, sum_a, sum_b = wide_a, wide_b, u, wide_b
+        else:
+            sum_a, sum_b = to_a if apart else others[0], to_b
+        yield partial(np.multiply, a, c, sum_a)
+        yield partial(np.multiply, b, s, t)
+        yield partial(np.subtract, sum_a, t, sum_a)
+        yield partial(np.multiply, b, c, sum_b)
+        yield partial(np.multiply, a, s, t)
+        yield partial(np.add, sum_b, t, sum_b)
+        for to, sum_ in ((to_a, sum_a), (to_b, sum_b)):
+            if sum_ is not to:
+                yield partial(np.copyto, to, sum_, "unsafe")
+        if x.shape[-1] > dims:
+            yield partial(np.copyto, outputs[..., dims:], inputs[..., dims:])
 
+    turn = bind_lanes(stream, plan.jobs, plan.rooms, workspace, turn_calls)
+    if factors is None:
+        return in_turn([*table_calls(*rope_frequencies(dims, **frequencies)), turn])
+    scales = factors.view
 
-def _both(first: Call, second: Call) -> None:
-    first()
-    second()
+    def run() -> None:
+        for call in table_calls(*rope_frequencies(dims, factors=scales, **frequencies)):
+            call()
+        turn()
+
+    return run
 
 
 def _columns(sections: Sequence[int]) -> list[slice]:

@@ -103,4 +103,4 @@ def _where_workspace(step: Step) -> int:
 def where(stream: Stream, op: str, out: Arg, condition: Arg, a: Arg, b: Arg, workspace: Arg | None) -> Call:
     bits = _BITS[out.dtype.itemsize]
     target, *srcs = (x.view.view(bits.numpy) for x in (out, a, b))
-    return bind_tiled(stream, _choose, target, [*srcs, condition.view], bits, workspace, 2)
+    return bind_tiled(stream, _choose, target, [*srcs, condition.view], bits, workspace, 2, in_output=True)

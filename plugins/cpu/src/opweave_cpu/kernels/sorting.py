@@ -211,35 +211,98 @@ def _sort_long(pieces: Sequence[tuple[Array, Array]], descending: bool, kind: An
 BLOCK: Final = 512
 """The longest running sum in f32; to each block the sum before it is added afterwards."""
 
+SHORT_BLOCK: Final = 32
+"""The same where a product makes the running sums of a block."""
+
 
 @KERNELS("cumsum", dtypes=LONG)
 def cumsum_long(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int) -> Call:
     return partial(np.add.accumulate, x.view, axis, None, out.view)
 
 
+def _by_products(x: Arg, out: Arg, axis: int) -> bool:
+    """Whether BLAS can make the running sums: many short blocks that lie side by side."""
+    item, n = x.dtype.itemsize, x.shape[axis]
+    return (
+        n >= 2 * SHORT_BLOCK
+        and x.strides[axis] == out.strides[axis] == item
+        and all(stride >= n * item for arg in (x, out) for i, stride in enumerate(arg.strides) if i != axis)
+    )
+
+
+def _carry_bytes(blocks: int) -> int:
+    return padded(blocks * _F64.itemsize) + padded(blocks * _F32.itemsize)
+
+
 def _carry_workspace(step: Step) -> int:
     x, axis = step.srcs[0], step.attrs["axis"]
-    blocks = x.size // x.shape[axis] * (x.shape[axis] // BLOCK)
-    return 2 * padded(blocks * 8) + padded(blocks * 4)
+    n = x.shape[axis]
+    blocks = _carry_bytes(x.size // n * (n // BLOCK))
+    if not _by_products(x, step.out, axis):
+        return blocks
+    return max(blocks, _carry_bytes(tile_rows(x.size, n, x.dtype) * (n // SHORT_BLOCK)))
 
 
 @KERNELS("cumsum", dtypes="f32", workspace=_carry_workspace)
 def cumsum(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int, workspace: Arg | None) -> Call:
     source, target = np.moveaxis(x.view, axis, -1), np.moveaxis(out.view, axis, -1)
+    one_by_one = _sums_in_blocks(stream, source, target, workspace)
+    if not _by_products(x, out, axis):
+        return one_by_one
+    n = source.shape[-1]
+    rows = tile_rows(x.size, n, x.dtype)
+    # Row k of the matrix adds element k to itself and all behind it.
+    matrix = np.triu(np.ones((SHORT_BLOCK, SHORT_BLOCK), np.float32))
+    pieces = []
+    for cut in tile_cuts(target.shape, rows, keep_last=True):
+        some, result, scratch = source[cut], target[cut], Scratch(workspace)
+        blocks_in, blocks_out = (_blocks(a, n // SHORT_BLOCK, SHORT_BLOCK) for a in (some, result))
+        ends = scratch.take(blocks_out.shape[:-1], _F64)
+        carry = scratch.take(ends.shape, _F32)
+        rest = n % SHORT_BLOCK
+        tail = (some[..., n - rest :], result[..., n - rest :]) if rest else None
+        pieces.append((blocks_in, blocks_out, ends, carry, tail))
+    return partial(_sum_by_products, pieces, matrix, one_by_one)
+
+
+def _sum_by_products(
+    pieces: Sequence[tuple[Array, Array, Array, Array, tuple[Array, Array] | None]], matrix: Array, one_by_one: Call
+) -> None:
+    """Running sums within blocks by a product, then the sum of the blocks before each.
+
+    A product with an infinity or NaN makes NaN of what stands before it in the block: then all is added up
+    ``one_by_one``.
+    """
+    for x, out, ends, carry, tail in pieces:
+        np.matmul(x, matrix, out)
+        np.copyto(ends, out[..., -1])
+        np.add.accumulate(ends, -1, None, ends)
+        if not np.isfinite(ends[..., -1]).all():
+            one_by_one()
+            return
+        np.copyto(carry, ends, "unsafe")
+        later = out[..., 1:, :]
+        np.add(later, carry[..., :-1, None], later)
+        if tail is not None:
+            np.add.accumulate(tail[0], -1, None, tail[1])
+            np.add(tail[1], carry[..., -1:], tail[1])
+
+
+def _sums_in_blocks(stream: Stream, source: Array, target: Array, workspace: Arg | None) -> Call:
+    """The call that adds up one by one, in blocks."""
     n = source.shape[-1]
     count = n // BLOCK
     if count == 0:
         return _spread_rows(stream, partial(np.add.accumulate, axis=-1), source, target)
     scratch = Scratch(workspace)
-    blocks_in, blocks_out = _blocks(source, count), _blocks(target, count)
-    lead = target.shape[:-1]
-    ends, totals = scratch.take((*lead, count), _F64), scratch.take((*lead, count), _F64)
-    carry = scratch.take((*lead, count), _F32)
+    blocks_in, blocks_out = _blocks(source, count, BLOCK), _blocks(target, count, BLOCK)
+    ends = scratch.take((*target.shape[:-1], count), _F64)
+    carry = scratch.take(ends.shape, _F32)
     calls: list[Call] = [
         _spread_rows(stream, partial(np.add.accumulate, axis=-1), blocks_in, blocks_out),
         partial(np.copyto, ends, blocks_out[..., -1]),
-        partial(np.add.accumulate, ends, -1, None, totals),
-        partial(np.copyto, carry, totals, "unsafe"),
+        partial(np.add.accumulate, ends, -1, None, ends),
+        partial(np.copyto, carry, ends, "unsafe"),
     ]
     if count > 1:
         later = blocks_out[..., 1:, :]
@@ -251,10 +314,12 @@ def cumsum(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int, workspace: A
     return in_turn(calls)
 
 
-def _blocks(x: Array, count: int) -> Array:
+def _blocks(x: Array, count: int, length: int) -> Array:
     """The blocks of the last axis as a further axis."""
     *strides, stride = x.strides
-    return as_strided(x, (*x.shape[:-1], count, BLOCK), (*strides, BLOCK * stride, stride), writeable=x.flags.writeable)
+    return as_strided(
+        x, (*x.shape[:-1], count, length), (*strides, length * stride, stride), writeable=x.flags.writeable
+    )
 
 
 def _spread_rows(stream: Stream, ufunc: Any, x: Array, out: Array, *others: Array) -> Call:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave_cpu.kernels.table import FLOATS, KERNELS
 from opweave_cpu.lanes import Cut, Rooms, bind_lanes, cuts_of, lane_count
-from opweave_cpu.tiles import TILE, Array, compute_dtype, constant
+from opweave_cpu.tiles import TILE, Array, compute_dtype, constant, in_turn
 
 # --- causal convolution ---------------------------------------------------------------------------------------------
 
@@ -47,33 +47,28 @@ def causal_conv1d(
     state = rest[-1].view if len(rest) > biased else None
     tokens, before = x.shape[2], w.shape[1] - 1
 
-    def run(jobs: Sequence[tuple[int, Cut]], rooms: list[Array]) -> None:
-        for n, (channels,) in jobs:
-            result, inputs = target[n, channels], source[n, channels]
-            part = rooms[0][: result.size].reshape(result.shape)
-            total = rooms[1][: result.size].reshape(result.shape) if len(rooms) > 1 else result
-            total[...] = 0 if bias is None else bias[channels, None]
-            for j in range(before + 1):
-                factors, late = weights[channels, j : j + 1], before - j
-                if late < tokens:
-                    piece, sum_ = part[:, late:], total[:, late:]
-                    np.multiply(inputs[:, : tokens - late], factors, piece)
-                    np.add(sum_, piece, sum_)
-                if state is not None and late:
-                    count = min(late, tokens)
-                    piece, sum_ = part[:, :count], total[:, :count]
-                    np.multiply(state[n, channels, j : j + count], factors, piece)
-                    np.add(sum_, piece, sum_)
-            if total is not result:
-                np.copyto(result, total, "unsafe")
+    def tile_calls(job: tuple[int, Cut], rooms: list[Array]) -> Iterator[Call]:
+        n, (channels,) = job
+        result, inputs = target[n, channels], source[n, channels]
+        part = rooms[0][: result.size].reshape(result.shape)
+        total = rooms[1][: result.size].reshape(result.shape) if len(rooms) > 1 else result
+        yield partial(np.copyto, total, 0 if bias is None else bias[channels, None])
+        for j in range(before + 1):
+            factors, late = weights[channels, j : j + 1], before - j
+            if late < tokens:
+                piece, sum_ = part[:, late:], total[:, late:]
+                yield partial(np.multiply, inputs[:, : tokens - late], factors, piece)
+                yield partial(np.add, sum_, piece, sum_)
+            if state is not None and late:
+                count = min(late, tokens)
+                piece, sum_ = part[:, :count], total[:, :count]
+                yield partial(np.multiply, state[n, channels, j : j + count], factors, piece)
+                yield partial(np.add, sum_, piece, sum_)
+        if total is not result:
+            yield partial(np.copyto, result, total, "unsafe")
 
-    call = bind_lanes(stream, _conv_jobs(out), rooms, workspace, run)
-    return partial(_convert_first, weights, w.view, call) if wide else call
-
-
-def _convert_first(weights: Array, stored: Array, call: Call) -> None:
-    np.copyto(weights, stored)
-    call()
+    call = bind_lanes(stream, _conv_jobs(out), rooms, workspace, tile_calls)
+    return in_turn([partial(np.copyto, weights, w.view), call]) if wide else call
 
 
 # --- selective scan -------------------------------------------------------------------------------------------------
@@ -102,7 +97,7 @@ class _Scan:
             for c in range(0, each, some)
         ]
         chunk, rows, columns = self.tokens * some * n, self.tokens * some, self.tokens * n
-        sizes = [chunk, chunk, rows, rows, rows, columns, columns, some * n, some * n]
+        sizes = [chunk, chunk, rows, rows, rows, columns, columns, some * n, some * n * u.dtype.is_half]
         lanes = lane_count(len(self.jobs), 8 * u.size * n)
         self.rooms = Rooms(lanes, [(size, self.dtype) for size in sizes])
 
@@ -136,45 +131,59 @@ def selective_scan(
     results = flat[:size].reshape(u.shape)
     states = flat[size:].reshape(u.shape[0], *a.shape) if last else None
     tokens, n = u.shape[2], a.shape[1]
-    zero = constant(0, plan.dtype)
+    zero, dtype = constant(0, plan.dtype), plan.dtype.numpy
 
-    def run(jobs: Sequence[tuple[int, int, slice]], rooms: list[Array]) -> None:
-        for i, g, channels in jobs:
-            some = channels.stop - channels.start
-            rate, h = [room[: some * n].reshape(some, n) for room in rooms[7:]]
-            np.copyto(rate, rates[channels])
-            if state is None:
-                h.fill(0)
-            else:
-                np.copyto(h, state[i, channels])
-            for first in range(0, tokens, plan.tokens):
-                ts = slice(first, min(first + plan.tokens, tokens))
-                count = ts.stop - first
-                decay, hs = [room[: count * some * n].reshape(count, some, n) for room in rooms[:2]]
-                step, x, y = [room[: count * some].reshape(count, some) for room in rooms[2:5]]
-                read, write = [room[: count * n].reshape(count, n) for room in rooms[5:7]]
-                np.copyto(step, deltas[i, channels, ts].T)
-                if softplus:
-                    np.logaddexp(step, zero, step)
-                np.copyto(x, inputs[i, channels, ts].T)
-                np.copyto(read, reads[i, g, :, ts].T)
-                np.copyto(write, writes[i, g, :, ts].T)
-                np.multiply(step[:, :, None], rate, decay)
-                np.exp(decay, decay)
-                np.multiply(x, step, y)
-                np.multiply(y[:, :, None], read[:, None], hs)
-                before: Any = h
-                for now, factor in zip(hs, decay, strict=True):
-                    np.multiply(factor, before, factor)
-                    np.add(now, factor, now)
-                    before = now
-                np.copyto(h, before)
-                np.matmul(hs, write[:, :, None], y[:, :, None])
-                if through is not None:
-                    np.multiply(x, through[channels], x)
-                    np.add(y, x, y)
-                np.copyto(results[i, channels, ts], y.T, "unsafe")
-            if states is not None:
-                np.copyto(states[i, channels], h, "unsafe")
+    def tile_calls(job: tuple[int, int, slice], rooms: list[Array]) -> Iterator[Call]:
+        i, g, channels = job
+        some = channels.stop - channels.start
+        rate, h = rates[channels], rooms[7][: some * n].reshape(some, n)
+        if rate.dtype != dtype:
+            rate = rooms[8][: some * n].reshape(some, n)
+            yield partial(np.copyto, rate, rates[channels])
+        yield partial(h.fill, 0) if state is None else partial(np.copyto, h, state[i, channels])
+        for first in range(0, tokens, plan.tokens):
+            ts = slice(first, min(first + plan.tokens, tokens))
+            count = ts.stop - first
+            decay, hs = [room[: count * some * n].reshape(count, some, n) for room in rooms[:2]]
+            room_of = [room[: count * some].reshape(count, some) for room in rooms[2:5]]
+            room_of += [room[: count * n].reshape(count, n) for room in rooms[5:7]]
+            # Token by token. One token of the right type is read, and its result written, where it lies.
+            operands = [deltas[i, channels, ts].T, inputs[i, channels, ts].T]
+            operands += [reads[i, g, :, ts].T, writes[i, g, :, ts].T]
+            result = results[i, channels, ts].T
+            y = result if count == 1 and result.dtype == dtype else room_of[2]
+            for k, (values, room) in enumerate(zip(operands, [*room_of[:2], *room_of[3:]], strict=True)):
+                if count > 1 or values.dtype != dtype:
+                    yield partial(np.copyto, room, values)
+                    operands[k] = room
+            step, x, read, write = operands
+            if softplus:
+                yield partial(np.logaddexp, step, zero, room_of[0])
+                step = room_of[0]
+            yield partial(np.multiply, step[:, :, None], rate, decay)
+            yield partial(np.exp, decay, decay)
+            grown = room_of[2]
+            yield partial(np.multiply, x, step, grown)
+            yield partial(np.multiply, grown[:, :, None], read[:, None], hs)
+            yield partial(_pass_on, h, decay, hs)
+            yield partial(np.matmul, hs, write[:, :, None], y[:, :, None])
+            if through is not None:
+                yield partial(np.multiply, x, through[channels], room_of[1])
+                yield partial(np.add, y, room_of[1], y)
+            if y is not result:
+                yield partial(np.copyto, result, y, "unsafe")
+            if ts.stop < tokens:
+                yield partial(np.copyto, h, hs[-1])
+            elif states is not None:
+                yield partial(np.copyto, states[i, channels], hs[-1], "unsafe")
 
-    return bind_lanes(stream, plan.jobs, plan.rooms, workspace, run)
+    return bind_lanes(stream, plan.jobs, plan.rooms, workspace, tile_calls)
+
+
+def _pass_on(h: Array, decay: Array, hs: Array) -> None:
+    """From token to token: what is left of the state before is added to what flows in, which ``hs`` holds."""
+    before = h
+    for now, factor in zip(hs, decay, strict=True):
+        np.multiply(factor, before, factor)
+        np.add(now, factor, now)
+        before = now
