@@ -15,6 +15,7 @@ from opweave.kernels import KernelTable
 from opweave.opdef import OPS
 from tests.core.async_device import AsyncDevice, Boom, ThreadStream, array
 from tests.core.devices import BASIC
+from tests.core.random_graphs import ALL_OPS
 from tests.core.test_scheduler_random import run_case
 
 F = np.float32
@@ -54,7 +55,7 @@ class Reference(AsyncDevice):
 
 def asynchronous_devices(rng: random.Random) -> list[ow.Device]:
     devices = [
-        Reference(f"d{i}", tuple(op for op in BASIC if rng.random() < 0.8), rng.choice([0.0, 0.0005]))
+        Reference(f"d{i}", tuple(op for op in ALL_OPS if rng.random() < 0.8), rng.choice([0.0, 0.0005]))
         for i in range(rng.randint(1, 3))
     ]
     return [*devices, HostDevice()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from opweave.contract import Stream
 from opweave.host import HostDevice
 from tests.core.devices import Separate
 from tests.core.evaluate import evaluate
+from tests.core.random_graphs import Case
 from tests.core.test_scheduler_async import Reference
-from tests.core.test_scheduler_random import Case, _hazard, random_devices
+from tests.core.test_scheduler_random import _hazard, random_devices
 
 F = np.float32
 
@@ -123,22 +125,24 @@ def asynchronous(rng: random.Random) -> list[ow.Device]:
     return [Reference("d0"), HostDevice()]
 
 
+def observed_case(seed: int, make_devices: Callable[[random.Random], list[ow.Device]]) -> int:
+    """How many values of a random graph were shown; each is that of the reference."""
+    rng = random.Random(seed)
+    case = Case(rng)
+    if not case.outputs or _hazard(case.outputs):
+        return 0
+    with ow.Scheduler(make_devices(rng)) as scheduler:
+        program = scheduler.build(case.outputs)
+        chosen = rng.random()
+        seen: list[tuple[ow.Tensor, np.ndarray]] = []
+        with program.observe(lambda node, value: seen.append((node, value)), lambda node: rng.random() < chosen):
+            program.run({name: case.feeds[name] for name in program.inputs})
+    known: dict[ow.Tensor, np.ndarray] = {}
+    for node, value in seen:
+        np.testing.assert_array_equal(value, evaluate(node, case.leaves, known), err_msg=f"seed {seed}")
+    return len(seen)
+
+
 @pytest.mark.parametrize("make_devices", [random_devices, asynchronous])
 def test_values_of_random_graphs_equal_the_references(make_devices):
-    checked = 0
-    for seed in range(60):
-        rng = random.Random(seed)
-        case = Case(rng)
-        if not case.outputs or _hazard(case.outputs):
-            continue
-        with ow.Scheduler(make_devices(rng)) as scheduler:
-            program = scheduler.build(case.outputs)
-            chosen = rng.random()
-            seen: list[tuple[ow.Tensor, np.ndarray]] = []
-            with program.observe(lambda node, value: seen.append((node, value)), lambda node: rng.random() < chosen):
-                program.run({name: case.feeds[name] for name in program.inputs})
-            known: dict[ow.Tensor, np.ndarray] = {}
-            for node, value in seen:
-                np.testing.assert_array_equal(value, evaluate(node, case.leaves, known), err_msg=f"seed {seed}")
-                checked += 1
-    assert checked > 100
+    assert sum(observed_case(seed, make_devices) for seed in range(60)) > 100

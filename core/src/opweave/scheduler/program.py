@@ -31,6 +31,8 @@ from opweave.leaves import read_leaf, write_state
 from opweave.scheduler.actions import Action, Feed
 from opweave.scheduler.binding import Binder
 from opweave.scheduler.explain import Explanation, explain
+from opweave.scheduler.memory import MemoryUse
+from opweave.scheduler.predict import Prediction, prediction_of
 from opweave.scheduler.runlist import RunList, run_lists
 from opweave.scheduler.running import Run
 from opweave.scheduler.split import Partition, Split
@@ -43,18 +45,10 @@ if TYPE_CHECKING:
     from opweave.contract.device import Device
     from opweave.scheduler.scheduler import Scheduler
 
-__all__ = ["MemoryMap", "MemoryUse", "Program", "Region"]
+__all__ = ["MemoryMap", "Program", "Region"]
 
 Array = np.ndarray[Any, Any]
 Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
-
-
-class MemoryUse(NamedTuple):
-    """Bytes of a program on one device."""
-
-    temporaries: int
-    weights: int
-    states: int
 
 
 class Region(NamedTuple):
@@ -109,6 +103,7 @@ class Program:
         self._planned: Final = binder.planned
         self._buffers: Final = binder.buffers
         self._offsets: Final = binder.offsets
+        self._moves: Final = binder.moves
         self._scratch: Final = binder.scratch
         self._feeds: Final = self._lists[0].feeds
         self._copied: Final = sum(copy.nbytes for copy in partition.copies)
@@ -391,10 +386,16 @@ class Program:
                     break
         return {name: MemoryUse(*columns) for name, columns in result.items()}
 
-    def memory_map(self) -> MemoryMap:
-        """Where every value lies, and which steps run as one."""
+    @property
+    def predicted(self) -> Prediction:
+        """What a run is predicted to take, by the profiles of the devices (`opweave.profile`)."""
+        return prediction_of(self.partition)
+
+    def memory_map(self, slot: int = 0) -> MemoryMap:
+        """Where every value lies in one of the `slots`, and which steps run as one."""
         sizes = self.partition.sizes
         places = {p: Region(b, self._offsets[p], sizes[p]) for p, b in enumerate(self._buffers) if b is not None}
+        places |= {p: Region(b, offset, sizes[p]) for p, (b, offset) in self._moves[slot].items()}
         scratch = {key: Region(arg.buffer, arg.offset, arg.size) for key, arg in self._scratch.items() if arg.buffer}
         groups = [[[i] for i in range(len(split.items))] for split in self.splits]
         for action in self._lists[0].actions:

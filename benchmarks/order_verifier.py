@@ -1,0 +1,129 @@
+"""A judge of the order between queues. It plays the run lists of an overlapping program and shares no code with what
+made them.
+
+Every lane of such a program has a thread of its own and so is a queue, and so has its copier. The judge keeps for each
+queue how far it knows every other one to be done (a vector clock): marks remember what their queue knew, waits take it
+Each access to bytes (of temporaries, workspaces and leaves) has to come after every earlier access of another queue to
+the same bytes, unless both only read. The lists are played several times, each run in the next slot, as runs overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+from opweave.contract import Stream, WorkerStream
+from opweave.scheduler import Program
+from opweave.scheduler.program import MemoryMap, Region
+
+__all__ = ["races"]
+
+Clock = dict[int, int]
+
+
+class _Past(NamedTuple):
+    """An access: of the how-manieth act of which queue, to which bytes."""
+
+    queue: int
+    nth: int
+    start: int
+    end: int
+    write: bool
+    what: str
+
+
+class _Play:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.clocks: dict[int, Clock] = {}
+        self.marks: dict[tuple[int, int], Clock] = {}  # the list of marks and the index in it
+        self.past: dict[object, list[_Past]] = {}
+        self.found: list[str] = []
+
+    def act(self, stream: Stream, what: str, reads: Iterable[Region], writes: Iterable[Region]) -> None:
+        queue = id(stream)
+        clock = self.clocks.setdefault(queue, {})
+        clock[queue] = clock.get(queue, 0) + 1
+        for regions, write in ((reads, False), (writes, True)):
+            for region in regions:
+                self._access(queue, clock, region, write, what)
+
+    def _access(self, queue: int, clock: Clock, region: Region, write: bool, what: str) -> None:
+        base = region.buffer.address
+        memory: object = id(region.buffer) if base is None else region.buffer.space
+        start = region.offset + (base or 0)
+        end = start + region.size
+        past = self.past.setdefault(memory, [])
+        for other in past:
+            apart = other.end <= start or end <= other.start or not (write or other.write)
+            if not apart and other.queue != queue and other.nth > clock.get(other.queue, 0):
+                self.found.append(f"{what} is not ordered behind {other.what}")
+        past.append(_Past(queue, clock[queue], start, end, write, what))
+
+    def wait(self, stream: Stream, marks: list[Any], index: int) -> None:
+        clock = self.clocks.setdefault(id(stream), {})
+        for queue, nth in self.marks.get((id(marks), index), {}).items():
+            clock[queue] = max(clock.get(queue, 0), nth)
+
+    def mark(self, stream: Stream, marks: list[Any], index: int) -> None:
+        self.marks[id(marks), index] = dict(self.clocks.setdefault(id(stream), {}))
+
+
+def races(program: Program, runs: int = 5) -> list[str]:
+    """Pairs of accesses that nothing orders, over so many runs; empty for a right program.
+
+    Raises:
+        ValueError: not a program of a ``Scheduler(parallel=True)``.
+    """
+    lanes = program.partition.assignment.lanes
+    if not all(isinstance(lane.stream, WorkerStream) for lane in lanes):
+        raise ValueError("only programs whose lanes all have threads of their own are played")
+    play = _Play(program)
+    maps = [program.memory_map(slot) for slot in range(program.slots)]
+    for run in range(runs):
+        slot = run % program.slots
+        _one_run(play, program, maps[slot], slot, f"run {run}: ")
+    return play.found
+
+
+def _one_run(play: _Play, program: Program, where: MemoryMap, slot: int, prefix: str) -> None:
+    parts, listed = program.partition, program._lists[slot]
+    lanes = parts.assignment.lanes
+
+    def regions(places: Iterable[int]) -> list[Region]:
+        return [where.places[p] for p in dict.fromkeys(places) if p in where.places]
+
+    for wait in listed.before:
+        _apply(play, wait)
+    for tensor, place in parts.inputs.items():
+        stream = lanes[parts.arenas[place]].stream
+        play.act(stream, f"{prefix}feeding {tensor.name}", (), regions([place]))
+    for call, action in zip(listed.calls, listed.actions, strict=True):
+        lane, split = action.lane, action.split
+        assert split is not None
+        if action.kind in ("mark", "sync"):
+            _apply(play, call)
+        elif action.copy is not None:
+            copy = action.copy
+            stream = lane.copier if copy.cause == "stream" and lane.copier is not None else lane.stream
+            reads = [copy.src.place] if copy.ids is None else [copy.src.place, copy.ids.place]
+            play.act(stream, f"{prefix}copy of {copy.tensor.name}", regions(reads), regions([copy.dst.place]))
+        elif action.kind == "plan":
+            reads = [s.place for item in split.items for s in item.srcs]
+            writes = regions([item.out.place for item in split.items])
+            scratch = [region for (index, _), region in where.workspaces.items() if index == split.index]
+            play.act(lane.stream, f"{prefix}split {split.index}", regions(reads), writes + scratch)
+    for output, operand in zip(parts.graph.outputs, parts.outputs, strict=True):
+        if operand is not None:
+            fetch = next(f for f in listed.fetches if f.tensor is output)
+            assert fetch.stream is not None
+            play.act(fetch.stream, f"{prefix}fetching {output.name}", regions([operand.place]), ())
+
+
+def _apply(play: _Play, call: Any) -> None:
+    """A mark or a wait, as the run list has bound it."""
+    assert isinstance(call, partial)
+    stream, marks, index = call.args
+    assert isinstance(stream, Stream)
+    {"_mark": play.mark, "_wait_in": play.wait}[call.func.__name__](stream, marks, index)
