@@ -68,7 +68,12 @@ FAMILIES: dict[str, list[Make]] = {
         lambda rng, t, u: ow.minimum(t, ow.abs(u)),
         lambda rng, t, u: ow.clamp(t, -3, 3),
     ],
-    "activation": [lambda rng, t, u, f=f: f(t) for f in (ow.relu, ow.silu, ow.tanh, ow.sigmoid, ow.hardswish)],
+    "activation": [
+        lambda rng, t, u: ow.relu(t),
+        lambda rng, t, u: ow.silu(t),
+        lambda rng, t, u: ow.tanh(t),
+        lambda rng, t, u: ow.hardswish(t),
+    ],
     "gated": [lambda rng, t, u: ow.swiglu(t, u), lambda rng, t, u: ow.reglu(t, u)],
     "rounding": [lambda rng, t, u: ow.floor(t), lambda rng, t, u: ow.round(t * 0.5), lambda rng, t, u: ow.sign(t)],
     "selection": [lambda rng, t, u: ow.where(ow.cast(ow.step(t), "bool"), t, u), lambda rng, t, u: ow.tril(t)],

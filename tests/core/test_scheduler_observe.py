@@ -62,11 +62,11 @@ def test_only_what_is_asked_for_is_shown_and_the_rest_runs_in_one_go():
     with ow.Scheduler(Counted("a")) as scheduler:
         program = scheduler.build(nodes[-1])
         seen: list[str] = []
-        with program.observe(lambda node, value: seen.append(node.op.name), [nodes[1]]):
+        with program.observe(lambda node, value: seen.append(node.name), [nodes[1]]):
             program.run(x=np.ones(4, F))
         assert seen == ["neg"]
         assert len(runs) == 2, "one batch up to the observed node, one behind it"
-        with program.observe(lambda node, value: seen.append(node.op.name), lambda node: node.op.name == "exp"):
+        with program.observe(lambda node, value: seen.append(node.name), lambda node: node.name == "exp"):
             program.run(x=np.ones(4, F))
         assert seen == ["neg", "exp"]
 
@@ -78,7 +78,7 @@ def test_false_ends_the_run_and_an_exception_comes_out_of_it():
         seen: list[str] = []
 
         def stop(node: ow.Tensor, value: np.ndarray) -> bool:
-            seen.append(node.op.name)
+            seen.append(node.name)
             return node is not nodes[1]
 
         with program.observe(stop), pytest.raises(ow.Cancelled, match="neg"):
