@@ -1,0 +1,302 @@
+"""Devices with memory of their own: `TorchAccelerator`, and what CUDA (ROCm), XPU and MPS have besides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+import torch
+
+from opweave.contract import HOST_SPACE, BufferType, Device, Kind, Step, Stream, Usage
+from opweave.dtypes import DType
+from opweave.errors import UnsupportedOpError
+from opweave.host import host_memory_info
+from opweave.layout import Shape, Strides, span
+from opweave_torch.kernels import KERNELS
+from opweave_torch.memory import byte_tensor, dense_bytes, shaped
+from opweave_torch.options import Options, check_cublas
+from opweave_torch.queues import FusingQueueStream, MpsStream, QueueStream
+from opweave_torch.worth import is_worth_an_upload
+
+__all__ = [
+    "CudaDevice", "MpsDevice", "PinnedMemory", "PinningAccelerator", "SeparateCpuDevice", "TorchAccelerator",
+    "XpuDevice",
+]  # fmt: skip
+
+
+_DLPACK_TYPES: Final = {"cuda": 10 if torch.version.hip else 2, "xpu": 14, "mps": 8}
+
+
+class TorchAccelerator(Device):
+    """A device of PyTorch with memory of its own; its memory is handed out by torch's allocator.
+
+    Args:
+        target: torch's name of it.
+
+    Attributes:
+        target: the same.
+        api: torch's module for devices of this type: ``torch.cuda``, ``torch.xpu``, ...
+    """
+
+    kernels = KERNELS
+    stream_class: type[Stream] = QueueStream
+    fusing_class: type[Stream] = FusingQueueStream
+    parameters: tuple[str, ...] = ("deterministic", "compile")
+
+    def __init__(self, target: torch.device) -> None:
+        self.target: Final = target
+        self.api: Final[Any] = torch.get_device_module(target)
+        self.id = target.type if target.index is None else f"{target.type}:{target.index}"
+        self.description = f"PyTorch on {target}"
+        kind = _DLPACK_TYPES.get(target.type)
+        self.dlpack_device = None if kind is None else (kind, target.index or 0)
+
+    # --- properties -------------------------------------------------------------------------------------------------
+
+    def mem_info(self) -> tuple[int, int]:
+        """Bytes free and in all, as torch tells them; what its allocator keeps for later counts as free."""
+        try:
+            free, total = torch.accelerator.get_memory_info(self.target)
+            free += torch.accelerator.memory_reserved(self.target) - torch.accelerator.memory_allocated(self.target)
+        except (AttributeError, RuntimeError, ValueError):
+            return 0, 0
+        return int(free), int(total)
+
+    def features(self) -> Mapping[str, Any]:
+        return {"torch": torch.__version__}
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+
+    def _alloc(self, size: int, usage: Usage) -> torch.Tensor:
+        try:
+            with torch.inference_mode():
+                return torch.empty(size, dtype=torch.uint8, device=self.target)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error).partition("\n")[0]) from error
+        except RuntimeError as error:  # allocators of other devices, and sizes beyond all addresses
+            if any(word in str(error).lower() for word in ("memory", "alloc", "size", "overflow")):
+                raise MemoryError(str(error).partition("\n")[0]) from error
+            raise
+
+    def _upload(self, mem: torch.Tensor, offset: int, data: memoryview) -> None:
+        with torch.inference_mode():
+            mem[offset : offset + len(data)].copy_(byte_tensor(data))
+        self._finish()
+
+    def _download(self, mem: torch.Tensor, offset: int, out: memoryview) -> None:
+        with torch.inference_mode():
+            byte_tensor(out).copy_(mem[offset : offset + len(out)])
+        self._finish()
+
+    def _fill(self, mem: torch.Tensor, offset: int, size: int, value: int) -> None:
+        with torch.inference_mode():
+            mem[offset : offset + size].fill_(value)
+        self._finish()
+
+    def _copy(self, dst: torch.Tensor, dst_offset: int, src: torch.Tensor, src_offset: int, size: int) -> None:
+        with torch.inference_mode():
+            source = src[src_offset : src_offset + size]
+            if dst is src and abs(dst_offset - src_offset) < size:
+                source = source.clone()
+            dst[dst_offset : dst_offset + size].copy_(source)
+        self._finish()
+
+    def _finish(self) -> None:
+        """Wait for what was queued beside the streams."""
+        self.api.current_stream(self.target).synchronize()
+
+    def _import_dlpack(self, array: Any) -> tuple[torch.Tensor, DType, Shape]:
+        try:
+            return dense_bytes(torch.from_dlpack(array))
+        except (BufferError, RuntimeError, ValueError) as error:
+            raise UnsupportedOpError(f"{self.name} cannot take this {type(array).__name__}: {error}") from error
+
+    def _export_dlpack(self, mem: torch.Tensor, offset: int, dtype: DType, shape: Shape, strides: Strides) -> Any:
+        return shaped(mem[offset : offset + span(shape, strides, dtype)], dtype, shape, strides)
+
+    def _address(self, mem: torch.Tensor) -> int | None:
+        return int(mem.data_ptr())
+
+    # --- work -------------------------------------------------------------------------------------------------------
+
+    def _open(self, **params: Any) -> Stream:
+        options = Options.of(params, self.parameters)
+        if options.deterministic:
+            self._check_deterministic()
+        cls: Any = self.fusing_class if options.compile else self.stream_class
+        return cls(self, options)  # type: ignore[no-any-return]
+
+    def _check_deterministic(self) -> None:
+        """Raise what stands against a deterministic stream."""
+
+    def _offload(self, step: Step) -> bool:
+        return is_worth_an_upload(step)
+
+
+class SeparateCpuDevice(TorchAccelerator):
+    """torch's kernels for the CPU, with memory of its own that nobody else reaches: it plays an accelerator, so that
+    copies are tested where there is none."""
+
+    kind = Kind.ACCEL
+    parameters = ("threads", "deterministic", "compile")
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+
+    def mem_info(self) -> tuple[int, int]:
+        return host_memory_info()
+
+    def _alloc(self, size: int, usage: Usage) -> torch.Tensor:
+        if size > self.mem_info()[1] > 0:
+            # Systems promise more than there is, and end the process when it is used.
+            raise MemoryError("more than the machine has")
+        return super()._alloc(size, usage)
+
+    def _finish(self) -> None:
+        pass
+
+
+class PinnedMemory(BufferType):
+    """Page-locked memory of the process, from which and to which a device's transfers need no further copy."""
+
+    def __init__(self, device: PinningAccelerator) -> None:
+        super().__init__(device, f"{device.name}.pinned", space=HOST_SPACE)
+
+    def _alloc(self, size: int, usage: Usage) -> Any:
+        try:
+            # The array keeps the tensor, whose memory goes back to torch with it.
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+        except RuntimeError as error:
+            raise MemoryError(str(error).partition("\n")[0]) from error
+
+    def _free(self, mem: Any) -> None:
+        pass
+
+    def _upload(self, mem: Any, offset: int, data: memoryview) -> None:
+        mem[offset : offset + len(data)] = data
+
+    def _download(self, mem: Any, offset: int, out: memoryview) -> None:
+        out[:] = mem.data[offset : offset + len(out)]
+
+    def _map(self, mem: Any, offset: int, size: int) -> memoryview:
+        return mem.data[offset : offset + size]  # type: ignore[no-any-return]
+
+    def _unmap(self, mem: Any, view: memoryview) -> None:
+        view.release()
+
+    def _address(self, mem: Any) -> int:
+        return int(mem.__array_interface__["data"][0])
+
+
+class PinningAccelerator(TorchAccelerator):
+    """An accelerator for which torch pins host memory."""
+
+    @cached_property
+    def _pinned(self) -> PinnedMemory:
+        return PinnedMemory(self)
+
+    @property
+    def host_buffer_type(self) -> BufferType:
+        """Pinned memory of the process."""
+        return self._pinned
+
+    @property
+    def buffer_types(self) -> Sequence[BufferType]:
+        return self.default_buffer_type, self._pinned
+
+
+class CudaDevice(PinningAccelerator):
+    """A GPU of NVIDIA (CUDA) or AMD (ROCm, which torch shows under the same name).
+
+    ``device.open(graphs=False)`` keeps plans from being captured as CUDA graphs.
+    """
+
+    alignment = 256
+    parameters = ("deterministic", "compile", "graphs")
+
+    def __init__(self, target: torch.device) -> None:
+        super().__init__(target)
+        found = torch.cuda.get_device_properties(target)
+        self.description = str(found.name)
+        self.kind = Kind.IGPU if getattr(found, "is_integrated", False) else Kind.GPU
+        self.hardware_id = _pci_address(found)
+
+    def mem_info(self) -> tuple[int, int]:
+        free, total = torch.cuda.mem_get_info(self.target)
+        kept = torch.cuda.memory_reserved(self.target) - torch.cuda.memory_allocated(self.target)
+        return int(free + kept), int(total)
+
+    def features(self) -> Mapping[str, Any]:
+        """Versions, compute capability, multiprocessors, and number formats of its matrix units."""
+        found = torch.cuda.get_device_properties(self.target)
+        hip = torch.version.hip
+        return {
+            "torch": torch.__version__,
+            **({"rocm": hip, "architecture": found.gcnArchName} if hip else {"cuda": torch.version.cuda}),
+            "capability": f"{found.major}.{found.minor}",
+            "multiprocessors": found.multi_processor_count,
+            "cudnn": torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None,
+            "bf16": torch.cuda.is_bf16_supported(including_emulation=False),
+            "peers": [n for n in range(torch.cuda.device_count()) if self._reaches_peer(n)],
+        }
+
+    def _reaches_peer(self, number: int) -> bool:
+        other = number != self.target.index
+        return other and bool(torch.cuda.can_device_access_peer(self.target, number))
+
+    def _check_deterministic(self) -> None:
+        check_cublas()
+
+
+class XpuDevice(PinningAccelerator):
+    """A GPU of Intel."""
+
+    def __init__(self, target: torch.device) -> None:
+        super().__init__(target)
+        found = torch.xpu.get_device_properties(target)
+        self.description = str(found.name)
+        self.kind = Kind.GPU if getattr(found, "type", "gpu") == "gpu" else Kind.ACCEL
+
+    def features(self) -> Mapping[str, Any]:
+        """Versions, compute units and number formats."""
+        found = torch.xpu.get_device_properties(self.target)
+        wanted = ("driver_version", "max_compute_units", "has_fp16", "has_fp64")
+        return {"torch": torch.__version__, **{n: getattr(found, n) for n in wanted if hasattr(found, n)}}
+
+
+class MpsDevice(TorchAccelerator):
+    """The GPU of an Apple processor, in the memory of the machine. It has one queue, which all streams share."""
+
+    kind = Kind.IGPU
+    description = "Apple GPU (Metal)"
+    stream_class = MpsStream
+    parameters = ("deterministic",)
+
+    def __init__(self, target: torch.device) -> None:
+        super().__init__(target)
+        self.description = type(self).description
+
+    def mem_info(self) -> tuple[int, int]:
+        total = int(torch.mps.recommended_max_memory())
+        return max(total - int(torch.mps.driver_allocated_memory()), 0), total
+
+    def _address(self, mem: torch.Tensor) -> None:
+        return None  # torch shows a handle of Metal, and no address
+
+    def _finish(self) -> None:
+        torch.mps.synchronize()
+
+    def _why_not(self, step: Step) -> str | None:
+        if any(arg.dtype.name == "f64" for arg in (step.out, *step.srcs)):
+            return "Metal has no f64"
+        return super()._why_not(step)
+
+
+def _pci_address(found: Any) -> str | None:
+    """``0000:01:00.0``, where torch tells it."""
+    parts = [getattr(found, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    if any(part is None for part in parts):
+        return None
+    domain, bus, slot = parts
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"

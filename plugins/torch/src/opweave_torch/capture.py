@@ -1,0 +1,90 @@
+"""`CapturedPlan`: a plan's calls as a CUDA graph, which the device launches as a whole."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from opweave.contract import Call, Step
+
+if TYPE_CHECKING:
+    from opweave_torch.queues import QueueStream
+
+__all__ = ["CapturedPlan"]
+
+
+class CapturedPlan:
+    """One call for all calls of a plan.
+
+    The first run makes them one by one: libraries load kernels and take workspaces when they are first used, which is
+    not possible while capturing. The second run captures them, which executes nothing, and launches the graph; so do
+    all later ones. Where a call cannot be captured (it waits for the device, say) they stay single calls.
+
+    Args:
+        stream: whose queue is current when the plan runs.
+        calls: what to make.
+        steps: what each call computes, for messages.
+
+    Attributes:
+        remark: what became of it, for people.
+    """
+
+    def __init__(self, stream: QueueStream, calls: Sequence[Call], steps: Sequence[Step]) -> None:
+        self._stream: Final = stream
+        self._calls: Final = calls
+        self._steps: Final = steps
+        self._graph: Any = None
+        self._runs = 0
+        self.remark = "will be captured as a CUDA graph by its second run"
+
+    def __call__(self) -> None:
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        self._runs += 1
+        graph = self._capture() if self._runs == 2 else None
+        if graph is not None:
+            self._graph = graph
+            graph.replay()
+            return
+        for call, step in zip(self._calls, self._steps, strict=True):
+            try:
+                call()
+            except RuntimeError as error:
+                error.add_note(f"in {step.op} {step.label!r}")
+                raise
+
+    def _capture(self) -> Any:
+        """The calls as a graph, ``None`` where that is not possible. Nothing is computed in either case."""
+        stream, graph = self._stream, torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(stream.target)
+        if stream.pool is None:
+            stream.pool = torch.cuda.graph_pool_handle()
+        at, failure = 0, None
+        collecting = gc.isenabled()
+        gc.disable()  # memory of others that is given back in between would become part of the graph
+        # Other threads may allocate meanwhile: their calls are none of this capture's business.
+        graph.capture_begin(pool=stream.pool, capture_error_mode="thread_local")
+        try:
+            for at, call in enumerate(self._calls):  # noqa: B007 - the place of a failure
+                call()
+        except Exception as error:
+            failure = error
+        finally:
+            try:
+                graph.capture_end()
+            except Exception as error:
+                failure = failure or error
+            if collecting:
+                gc.enable()
+        if failure is None:
+            self.remark = "runs as a CUDA graph"
+            return graph
+        torch.cuda.synchronize(stream.target)
+        stream.pool = None  # what the failed capture left there is not known
+        step, why = self._steps[at], str(failure).partition("\n")[0]
+        self.remark = f"not a CUDA graph: {step.op} {step.label!r} cannot be captured ({why})"
+        return None

@@ -1,0 +1,71 @@
+"""`TorchCpuDevice`: torch's kernels for the CPU, in the memory of this process."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from opweave.contract import Kind, Step, Stream
+from opweave.host import HostMemory
+from opweave_torch.fusing import FusingStream
+from opweave_torch.kernels import KERNELS
+from opweave_torch.options import Options
+from opweave_torch.stream import TorchStream
+from opweave_torch.worth import is_worth_a_switch
+
+__all__ = ["TorchCpuDevice", "cpu_features", "cpu_name"]
+
+
+class TorchCpuDevice(HostMemory):
+    """torch's kernels for the CPU. Shares memory with every device that computes in this process: nothing is copied
+    between it and ``cpu``, and big products, attention and convolutions of nodes that are there move up to it.
+
+    ``device.open(threads=2, deterministic=True, compile=True)`` sets what holds in the runs of a stream.
+    """
+
+    id = "cpu"
+    kind = Kind.ACCEL
+    kernels = KERNELS
+    stream_class = TorchStream
+
+    def __init__(self) -> None:
+        self.description = f"PyTorch on {cpu_name()}"
+
+    def features(self) -> Mapping[str, Any]:
+        """torch's version, the capability level and threads of its kernels, and its libraries."""
+        return cpu_features()
+
+    def _open(self, **params: Any) -> Stream:
+        options = Options.of(params, ("threads", "deterministic", "compile"))
+        return (FusingStream if options.compile else TorchStream)(self, options)
+
+    def _wants(self, step: Step) -> bool:
+        return is_worth_a_switch(step)
+
+
+def cpu_name() -> str:
+    """The processor's name, as far as the system tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "the CPU"
+
+
+def cpu_features() -> dict[str, Any]:
+    """What is worth knowing about torch on this processor."""
+    backends = torch.backends
+    return {
+        "torch": torch.__version__,
+        "capability": backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "mkl": backends.mkl.is_available(),
+        "onednn": backends.mkldnn.is_available(),
+        "openmp": backends.openmp.is_available(),
+    }

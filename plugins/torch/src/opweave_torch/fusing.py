@@ -1,0 +1,168 @@
+"""Runs of pointwise operations as one kernel each, by ``torch.compile``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import CodeType, FunctionType
+from typing import Any, Final, TypeAlias
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as torch's own documentation calls it
+
+from opweave.contract import Arg, Call, Group, Step, pointwise_groups
+from opweave.dtypes import as_dtype
+from opweave_torch.kernels.table import FLOATS
+from opweave_torch.memory import tensor, torch_dtype
+from opweave_torch.stream import TorchStream
+
+__all__ = ["Fusing", "FusingStream"]
+
+Tensor: TypeAlias = torch.Tensor
+
+
+def _sign(x: Tensor) -> Tensor:
+    return torch.where(x.isnan(), x, torch.sign(x))  # torch's own gives 0 for NaN
+
+
+FUNCTIONS: Final[dict[str, Callable[..., Tensor]]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "pow": torch.pow,
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "sign": _sign,
+    "square": torch.square,
+    "scale": lambda x, *, scale, bias: x * scale + bias,
+    "exp": torch.exp,
+    "expm1": torch.expm1,
+    "log": torch.log,
+    "log1p": torch.log1p,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "tanh": torch.tanh,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "reciprocal": torch.reciprocal,
+    "cast": lambda x, *, dtype: x,
+    "copy": lambda x: x,
+    "contiguous": lambda x: x,
+    "relu": torch.relu,
+    "leaky_relu": lambda x, *, negative_slope: F.leaky_relu(x, negative_slope),
+    "elu": lambda x, *, alpha: F.elu(x, alpha),
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "gelu": lambda x: 0.5 * x * (1 + torch.erf(x * 0.5**0.5)),
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
+    "floor": torch.floor,
+    "ceil": torch.ceil,
+    "round": torch.round,
+    "trunc": torch.trunc,
+    "minimum": torch.minimum,
+    "maximum": torch.maximum,
+}
+"""Pointwise operations as functions of tensors."""
+
+_TYPES: Final = frozenset(FLOATS.split())
+
+
+def _takes(step: Step) -> bool:
+    args = (step.out, *step.srcs)
+    return step.op in FUNCTIONS and all(arg.dtype.name in _TYPES for arg in args)
+
+
+class Fusing(TorchStream):
+    """A stream whose runs of pointwise steps become one kernel each. They are compiled when they first run, which takes
+    seconds, once for each form in a process."""
+
+    def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
+        groups = []
+        for run in pointwise_groups(steps, _takes):
+            if len(run) > 1:
+                groups.append(Group(tuple(run)))
+            else:
+                groups += super()._fuse(run)
+        return groups
+
+    def _bind(self, group: Group) -> Call:
+        return super()._bind(group) if len(group.steps) == 1 else _bind_fused(group)
+
+
+class FusingStream(Fusing):
+    """The same in the calling thread."""
+
+
+# --- one group ------------------------------------------------------------------------------------------------------
+
+_TORCH: Final = {name: torch_dtype(as_dtype(name)) for name in _TYPES}
+
+Line = tuple[str, tuple[int, ...], tuple[tuple[str, Any], ...], str]
+"""An operation: its name, the numbers of its sources, its attributes, the type to which its result is rounded."""
+Program = tuple[int, tuple[Line, ...], tuple[tuple[int, int], ...]]
+"""How many tensors come in, the operations (whose results are numbered on from there), and which tensor gets which
+value. Everything that the compiled kernel depends on, beside the tensors' layouts."""
+
+
+def _bind_fused(group: Group) -> Call:
+    tensors: list[Tensor] = []
+    window: dict[
+        Any, int
+    ] = {}  # where tensors lie; one that is read and written is one tensor, or torch would not know
+
+    def number(arg: Arg) -> int:
+        place = (id(arg.buffer), arg.offset, arg.dtype, arg.shape, arg.strides)
+        if place not in window:
+            window[place] = len(tensors)
+            tensors.append(tensor(arg))
+        return window[place]
+
+    # Sources first: the numbers of results begin after all tensors.
+    made = {step.out.value for step in group.steps if step.out.value >= 0}
+    outside = [arg for step in group.steps for arg in step.srcs if arg.buffer is not None]
+    targets = [step.out for step in group.steps if step.out.buffer is not None]
+    for arg in (*outside, *targets):
+        number(arg)
+    values: dict[int, int] = {}  # value -> its number, once it is made here
+    lines: list[Line] = []
+    stores: list[tuple[int, int]] = []
+    for step in group.steps:
+        sources = tuple(
+            values[arg.value] if arg.value in values and arg.value in made else number(arg) for arg in step.srcs
+        )
+        result = len(tensors) + len(lines)
+        lines.append((step.op, sources, tuple(sorted(step.attrs.items())), step.out.dtype.name))
+        if step.out.buffer is not None:
+            stores.append((number(step.out), result))
+        if step.out.value >= 0:
+            values[step.out.value] = result
+    return partial(_compiled((len(tensors), tuple(lines), tuple(stores))), *tensors)
+
+
+_COMPILED: Final[dict[Program, Callable[..., None]]] = {}
+
+
+def _compiled(program: Program) -> Callable[..., None]:
+    found = _COMPILED.get(program)
+    if found is None:
+        found = _COMPILED[program] = torch.compile(_function(program), fullgraph=True, dynamic=False)
+    return found
+
+
+def _function(program: Program) -> Callable[..., None]:
+    """The program as a function with a code of its own: torch keeps what it compiles by code, and few of each."""
+    _, lines, stores = program
+
+    def fused(*tensors: Tensor) -> None:
+        values = list(tensors)
+        for op, sources, attrs, dtype in lines:
+            # Half types compute in f32, and each result is rounded.
+            wide = [values[i].float() if values[i].itemsize == 2 else values[i] for i in sources]
+            values.append(FUNCTIONS[op](*wide, **dict(attrs)).to(_TORCH[dtype]))
+        for target, value in stores:
+            values[target].copy_(values[value])
+
+    code: CodeType = fused.__code__.replace(co_name=f"fused_{len(_COMPILED)}")
+    return FunctionType(code, fused.__globals__, code.co_name, None, fused.__closure__)

@@ -1,0 +1,314 @@
+"""Attention: torch's fused kernels where they express the case, else tiles of scores of bounded size.
+
+Fused: Dao et al., "FlashAttention", 2022. On the CPU their kernel also gives the logarithm of each sum, by which sinks
+are applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from itertools import product
+from math import inf, prod
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from opweave.contract import Arg, Call, Step, Stream
+from opweave.ops.normalization import alibi_slopes
+from opweave_torch.kernels.binding import BOOL, Scratch, in_turn, widened
+from opweave_torch.kernels.table import KERNELS
+from opweave_torch.memory import tensor
+
+CPU_SCORES: Final = 1 << 18
+"""Elements of a tile of scores on a CPU, where several passes find them in the second-level cache."""
+
+SCORES: Final = 1 << 22
+"""The same on other devices: so many that starting a kernel takes less time than running it."""
+
+BIAS: Final = 1 << 21
+"""Elements of what is added to the scores of a fused kernel at a time."""
+
+
+class _Options(NamedTuple):
+    """The attributes of a node, and its sources after q, k, v."""
+
+    scale: float
+    causal: bool
+    max_bias: float
+    soft_cap: float
+    mask: Arg | None
+    sinks: Arg | None
+
+
+def _options(rest: tuple[Arg, ...], masked: bool, **attrs: Any) -> _Options:
+    return _Options(mask=rest[0] if masked else None, sinks=rest[-1] if len(rest) > masked else None, **attrs)
+
+
+def _workspace(step: Step) -> int:
+    q, k, v, *rest = step.srcs
+    options = _options(tuple(rest), **step.attrs)
+    sizes = [_Tiles(q, k, v, options, SCORES).bytes]
+    if _is_biased(q, k, options):
+        sizes.append(_Bias(q, k, options, Scratch(None)).bytes)
+    return max(sizes)
+
+
+@KERNELS("attention", workspace=_workspace)
+def attention(
+    stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: Arg, workspace: Arg, **attrs: Any
+) -> Call:
+    options, target = _options(rest, **attrs), tensor(out)
+    on_cpu = target.device.type == "cpu"
+    tiles = _Tiles(q, k, v, options, CPU_SCORES if on_cpu else SCORES)
+    bind_tiles = cache(lambda: tiles.bind(target, Scratch(workspace)))
+    if options.soft_cap or q.shape[3] != v.shape[3]:
+        return bind_tiles()
+    if on_cpu:
+        return _fused_on_cpu(target, q, k, v, options, workspace, bind_tiles) or bind_tiles()
+    return _fused_elsewhere(target, q, k, v, options) or bind_tiles()
+
+
+# --- fused ----------------------------------------------------------------------------------------------------------
+
+
+def _is_causal(q: Arg, options: _Options) -> bool:
+    """Whether some token sees fewer keys than another one."""
+    return options.causal and q.shape[2] > 1
+
+
+def _is_biased(q: Arg, k: Arg, options: _Options) -> bool:
+    """Whether something is to be added to the scores that is not the mask alone. Fused kernels know causal attention
+    as that in which the first token sees the first key."""
+    parted = options.mask is not None or q.shape[2] < k.shape[2]
+    return bool(options.max_bias) or (_is_causal(q, options) and parted)
+
+
+class _Bias:
+    """What is added to the scores, for some tokens at a time: the mask times ALiBi's slopes, -inf where a key is
+    hidden. Axes that it does not vary along have length 1.
+
+    Attributes:
+        tokens: how many at a time.
+        bytes: of scratch memory.
+    """
+
+    def __init__(self, q: Arg, k: Arg, options: _Options, scratch: Scratch) -> None:
+        mask, keys = options.mask, k.shape[2]
+        self.options, self.first_seen = options, keys - q.shape[2]
+        self.batch = q.shape[0] if mask is not None and mask.strides[0] else 1
+        self.heads = q.shape[1] if options.max_bias or (mask is not None and mask.strides[1]) else 1
+        self.tokens = min(q.shape[2], max(1, BIAS // (self.batch * self.heads * keys)))
+        self._room = scratch.take((self.batch * self.heads * self.tokens * keys,), widened(q.dtype))
+        self._hidden = scratch.take((self.tokens * keys,), BOOL)
+        self.bytes = scratch.used
+
+    def bind(self, some: slice, end: int) -> tuple[torch.Tensor, list[Call]]:
+        """The bias of some tokens and the keys before ``end``, and what computes it."""
+        options, count, device = self.options, some.stop - some.start, self._room.device
+        shape = (self.batch, self.heads, count, end)
+        bias = self._room[: prod(shape)].view(shape)
+        calls: list[Call] = [bias.zero_]
+        if options.mask is not None:
+            mask = tensor(options.mask)[: self.batch, :, some, :end]
+            calls = [partial(bias.copy_, mask if self.heads > 1 else mask[:, :1])]
+        if options.max_bias:
+            slopes = torch.from_numpy(alibi_slopes(self.heads, options.max_bias)).to(device, bias.dtype)
+            calls.append(partial(bias.mul_, slopes.view(-1, 1, 1)))
+        if options.causal:
+            hidden = self._hidden[: count * end].view(count, end)
+            last = torch.arange(self.first_seen + some.start, self.first_seen + some.stop, device=device)
+            keys = torch.arange(end, device=device)
+            calls.append(partial(torch.gt, keys, last.unsqueeze(1), out=hidden))
+            calls.append(partial(bias.masked_fill_, hidden, -inf))
+        return bias, calls
+
+
+def _fused_on_cpu(
+    out: torch.Tensor, q: Arg, k: Arg, v: Arg, options: _Options, workspace: Arg, tiles: Callable[[], Call]
+) -> Call | None:
+    """The call of the fused kernel, ``None`` where it does not express the case.
+
+    Where all scores are -inf or NaN it gives 0, and 0 for the logarithm of the sum, which says nothing if it is that;
+    then the tiles find out.
+    """
+    tokens, keys, causal = q.shape[2], k.shape[2], _is_causal(q, options)
+    if (causal and tokens > keys) or (options.sinks is not None and q.dtype.is_half):
+        return None  # what sinks are applied to was rounded before
+    query, key, value = [tensor(arg) for arg in (q, k, v)]
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    sinks = None if options.sinks is None else tensor(options.sinks).unsqueeze(-1)
+    pieces: list[tuple[Any, ...]] = []
+    if _is_biased(q, k, options):
+        bias = _Bias(q, k, options, Scratch(workspace))
+        for first in range(0, tokens, bias.tokens):
+            some = slice(first, min(first + bias.tokens, tokens))
+            end = keys - tokens + some.stop if causal else keys
+            added, calls = bias.bind(some, end)
+            pieces.append((calls, query[:, :, some], key[:, :, :end], value[:, :, :end], added, out[:, :, some]))
+    else:
+        pieces.append(([], query, key, value, None if options.mask is None else tensor(options.mask), out))
+    plainly_causal = causal and not _is_biased(q, k, options)
+
+    def run() -> None:
+        for calls, queries, some_keys, values, mask, target in pieces:
+            for call in calls:
+                call()
+            # It takes rows without gaps for granted.
+            operands = [x if x.stride(-1) == 1 else x.contiguous() for x in (queries, some_keys, values)]
+            result, total = flash(*operands, 0.0, plainly_causal, attn_mask=mask, scale=options.scale)
+            if not total.all():
+                tiles()()
+                return
+            if sinks is None:
+                target.copy_(result)
+            else:
+                torch.mul(result, torch.sigmoid(total - sinks).unsqueeze(-1), out=target)
+
+    return run
+
+
+def _fused_elsewhere(out: torch.Tensor, q: Arg, k: Arg, v: Arg, options: _Options) -> Call | None:
+    """The call of a fused kernel, ``None`` where torch has none for the operands."""
+    if options.sinks is not None or _is_biased(q, k, options) or (_is_causal(q, options) and q.shape[2] > k.shape[2]):
+        return None
+    operands = [tensor(arg) for arg in (q, k, v)]
+    mask = None if options.mask is None else tensor(options.mask)
+    given = {"is_causal": _is_causal(q, options), "scale": options.scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    try:
+        if not torch._fused_sdp_choice(*operands, mask, 0.0, **given):  # 0: by plain products
+            return None
+    except NotImplementedError:  # a device that does not choose has no kernels to choose from
+        return None
+    function = torch.nn.functional.scaled_dot_product_attention
+    if mask is None:
+        return lambda: out.copy_(function(*operands, None, 0.0, **given))
+    once = mask[tuple([slice(None) if step else slice(1) for step in mask.stride()])]
+
+    def run() -> None:
+        # Where the mask hides all keys the result is NaN, as -inf - -inf is; the kernels give 0.
+        top = once.amax(-1, keepdim=True)
+        torch.add(function(*operands, mask, 0.0, **given), top - top, out=out)
+
+    return run
+
+
+# --- in tiles -------------------------------------------------------------------------------------------------------
+
+
+def _cuts(lengths: tuple[int, ...], limit: int) -> Iterator[tuple[slice, ...]]:
+    """Axes cut into pieces of at most ``limit`` elements, or one: last axes whole as long as they fit."""
+    inner = prod(lengths[1:])
+    step = max(1, limit // inner)
+    for first in range(0, lengths[0], step):
+        some = slice(first, min(first + step, lengths[0]))
+        if inner <= limit:
+            yield (some, *[slice(0, n) for n in lengths[1:]])
+        else:
+            for rest in _cuts(lengths[1:], limit):
+                yield (some, *rest)
+
+
+class _Tiles:
+    """How attention is cut: axes are (groups, heads of a group, tokens); each tile sees all of the keys, so that its
+    softmax is whole.
+
+    Args:
+        limit: most elements of a tile of scores, if there are fewer keys than that.
+    """
+
+    def __init__(self, q: Arg, k: Arg, v: Arg, options: _Options, limit: int) -> None:
+        self.q, self.k, self.v, self.options = q, k, v, options
+        self.dtype = widened(q.dtype)
+        self.axes = (k.shape[1], q.shape[1] // k.shape[1], q.shape[2])
+        self.columns = k.shape[2] + (options.sinks is not None)
+        self.cuts: list[Any] = list(_cuts(self.axes, max(1, limit // self.columns)))
+        self.rows = max(prod([c.stop - c.start for c in cut]) for cut in self.cuts)
+        self.together = max(groups.stop - groups.start for groups, _, _ in self.cuts)
+        self.tokens = max(tokens.stop - tokens.start for _, _, tokens in self.cuts)
+
+    @property
+    def bytes(self) -> int:
+        """Scratch memory."""
+        scratch = Scratch(None)
+        self._rooms(scratch)
+        return scratch.used
+
+    def _rooms(self, scratch: Scratch) -> dict[str, torch.Tensor]:
+        keys, half = self.k.shape[2], self.q.dtype.is_half
+        sizes = {
+            "queries": self.rows * self.q.shape[3],
+            "scores": self.rows * self.columns,
+            "results": self.rows * self.v.shape[3],
+            "bias": self.rows * keys if self.options.mask is not None and (half or self.options.max_bias) else 0,
+            "keys": self.together * keys * self.k.shape[3] if half else 0,
+            "values": self.together * keys * self.v.shape[3] if half else 0,
+        }
+        rooms = {name: scratch.take((size,), self.dtype) for name, size in sizes.items() if size}
+        if self.options.causal:
+            rooms["hidden"] = scratch.take((self.tokens * keys,), BOOL)
+        return rooms
+
+    def bind(self, out: torch.Tensor, scratch: Scratch) -> Call:
+        """The call that goes through all tiles."""
+        options, axes, rooms = self.options, self.axes, self._rooms(scratch)
+        q, k, v = [tensor(arg) for arg in (self.q, self.k, self.v)]
+        tokens, keys = q.shape[2], k.shape[2]
+        queries, results = [x.unflatten(1, axes[:2]) for x in (q, out)]
+        mask = None if options.mask is None else tensor(options.mask).unflatten(1, axes[:2])
+        sinks = None if options.sinks is None else tensor(options.sinks).view(*axes[:2], 1)
+        slopes = None
+        if options.max_bias:
+            steps = torch.from_numpy(alibi_slopes(q.shape[1], options.max_bias))
+            slopes = steps.to(out.device, rooms["scores"].dtype).view(*axes[:2], 1, 1)
+        factor = options.scale / options.soft_cap if options.soft_cap else options.scale
+        key_numbers = torch.arange(keys, device=out.device)
+        last_seen = torch.arange(keys - tokens, keys, device=out.device).unsqueeze(-1)
+
+        def room(name: str, *shape: int) -> torch.Tensor:
+            return rooms[name][: prod(shape)].view(shape)
+
+        calls: list[Call] = []
+        do = calls.append
+        packed: Any = None
+        for n, (gs, hs, ts) in product(range(len(q)), self.cuts):
+            shape = (gs.stop - gs.start, hs.stop - hs.start, ts.stop - ts.start)
+            matrix = (shape[0], shape[1] * shape[2])
+            end = max(1, min(keys, keys - tokens + ts.stop)) if options.causal else keys
+            right, values = k[n, gs], v[n, gs]
+            if "keys" in rooms:
+                right, values = room("keys", *right.shape), room("values", *values.shape)
+                if packed != (n, gs):
+                    packed = (n, gs)
+                    do(partial(right.copy_, k[n, gs]))
+                    do(partial(values.copy_, v[n, gs]))
+            some = room("queries", *matrix, q.shape[3])
+            do(partial(some.view(*shape, -1).copy_, queries[n, gs, hs, ts]))
+            do(partial(some.mul_, factor))
+            whole = room("scores", *matrix, end + (sinks is not None))
+            scores = whole[..., :end]
+            grid = whole.view(*shape, -1)[..., :end]
+            do(partial(torch.bmm, some, right[:, :end].transpose(1, 2), out=scores))
+            if options.soft_cap:
+                do(scores.tanh_)
+                do(partial(scores.mul_, options.soft_cap))
+            if mask is not None:
+                bias = mask[n, gs, hs, ts, :end]
+                if "bias" in rooms:
+                    wide = room("bias", *bias.shape)
+                    do(partial(wide.copy_, bias))
+                    bias = wide
+                if slopes is not None:
+                    do(partial(bias.mul_, slopes[gs, hs]))
+                do(partial(grid.add_, bias))
+            if options.causal and end > keys - tokens + ts.start + 1:
+                hidden = room("hidden", shape[2], end)
+                do(partial(torch.gt, key_numbers[:end], last_seen[ts], out=hidden))
+                do(partial(grid.masked_fill_, hidden, -inf))
+            if sinks is not None:
+                do(partial(whole.view(*shape, -1)[..., end].copy_, sinks[gs, hs]))
+            do(partial(torch.softmax, whole, -1, out=whole))
+            mixed = room("results", *matrix, v.shape[3])
+            do(partial(torch.bmm, scores, values[:, :end], out=mixed))
+            do(partial(results[n, gs, hs, ts].copy_, mixed.view(*shape, -1)))
+        return in_turn(calls)

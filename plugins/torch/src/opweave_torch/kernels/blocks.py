@@ -1,0 +1,343 @@
+"""Decoding of quantized blocks on the device, in torch's integer operations on preset memory.
+
+The formats are those of ``opweave.ops.blocks``, which say what the bytes mean. Here the small fields are worked on four
+bytes at a time, in words of 32 bits: each byte of a word is one element. All scales are products of an f16 and an
+integer of few bits, so that scale · element is exact in f32, and results are equal to those of the ``gguf`` package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from opweave.contract import Call
+from opweave.dtypes import DType, i16, i32, u8
+from opweave_torch.kernels.binding import F32, Scratch
+
+__all__ = ["Decoding", "decoding_bytes"]
+
+
+class Decoding:
+    """Decodes so many blocks at a time: what is loaded becomes ``values``.
+
+    Args:
+        dtype: a quantized type.
+        count: number of blocks.
+        scratch: where all of it happens.
+        device: of the tensors; ``None`` where only the scratch memory is measured.
+
+    Attributes:
+        values: f32, shape (count, elements of a block), dense.
+        calls: what decodes the blocks that were loaded, in turn.
+    """
+
+    def __init__(self, dtype: DType, count: int, scratch: Scratch, device: torch.device | None = None) -> None:
+        self.dtype, self.count, self.device = dtype, count, device
+        self.values = scratch.take((count, dtype.block), F32)
+        self.calls: list[Call] = []
+        self._scratch = scratch
+        self._fields: list[tuple[int, int, torch.Tensor]] = []
+        _DECODERS[dtype.name](self)
+
+    def load(self, blocks: torch.Tensor) -> list[Call]:
+        """The calls that bring blocks here.
+
+        Args:
+            blocks: ``uint8``, shape (..., bytes of a block), any strides; at most ``count`` blocks.
+        """
+        lead = blocks.shape[:-1]
+        n = lead.numel()
+        calls: list[Call] = []
+        for at, size, field in self._fields:
+            calls.append(partial(field[:n].view(*lead, size).copy_, blocks[..., at : at + size]))
+        return calls
+
+    # --- what decoders are made of ----------------------------------------------------------------------------------
+
+    def bytes_at(self, at: int, size: int) -> torch.Tensor:
+        """Bytes of each block, ``uint8`` of shape (count, size)."""
+        field = self.new(u8, size)
+        self._fields.append((at, size, field))
+        return field
+
+    def words_at(self, at: int, size: int) -> torch.Tensor:
+        """Bytes of each block, four to a word: ``int32`` of shape (count, size / 4)."""
+        return self.bytes_at(at, size).view(torch.int32)
+
+    def half_at(self, at: int) -> torch.Tensor:
+        """An f16 of each block as f32, shape (count, 1)."""
+        result = self.new(F32, 1)
+        self.do(result.copy_, self.bytes_at(at, 2).view(torch.float16))
+        return result
+
+    def new(self, dtype: DType, *shape: int) -> torch.Tensor:
+        """Memory for each block, shape (count, *shape)."""
+        return self._scratch.take((self.count, *shape), dtype)
+
+    def constant(self, values: Any, dtype: torch.dtype) -> torch.Tensor:
+        """Numbers that do not depend on the blocks."""
+        if self.device is None:
+            return torch.empty(np.shape(values), dtype=dtype, device="meta")
+        return _constant(tuple(values), dtype, self.device)
+
+    def do(self, function: Callable[..., Any], *args: Any, **options: Any) -> None:
+        """Enter one call."""
+        self.calls.append(partial(function, *args, **options))
+
+    def field(self, words: torch.Tensor, shift: int, mask: int, out: torch.Tensor) -> None:
+        """``out = (words >> shift) & mask`` in each byte; ``mask`` repeats for all bytes of a word."""
+        if shift:
+            self.do(torch.bitwise_right_shift, words, shift, out=out)
+            words = out
+        self.do(torch.bitwise_and, words, mask * _EACH, out=out)
+
+    def join(self, low: torch.Tensor, high: torch.Tensor, shift: int) -> None:
+        """``low |= high << shift``; ``high`` is lost."""
+        if shift:
+            self.do(torch.bitwise_left_shift, high, shift, out=high)
+        self.do(torch.bitwise_or, low, high, out=low)
+
+    def bits(self, words: torch.Tensor, shift: int) -> torch.Tensor:
+        """Each bit of a word as a byte, which is 0 or 1 << ``shift``: shape (count, 8 · words)."""
+        nibbles = self.new(i32, words.shape[1], 8)
+        by = self.constant(range(0, 32, 4), torch.int32)
+        self.do(torch.bitwise_right_shift, words.unsqueeze(-1), by, out=nibbles)
+        self.do(torch.bitwise_and, nibbles, 15, out=nibbles)
+        # Four copies of the nibble, 7 bits apart: in each byte another of its bits is the lowest.
+        self.do(torch.mul, nibbles, 0x00204081 << shift, out=nibbles)
+        self.do(torch.bitwise_and, nibbles, _EACH << shift, out=nibbles)
+        return nibbles.view(self.count, -1)
+
+    def table(self, index: torch.Tensor, entries: Any, out: torch.Tensor) -> None:
+        """``out = entries[index]``, index ``uint8``, out f32 of as many elements."""
+        wide = self._scratch.take((index.numel(),), i32)
+        self.do(wide.view(index.shape).copy_, index)
+        self.do(torch.index_select, self.constant(entries, torch.float32), 0, wide, out=out.view(-1))
+
+    def scaled(self, scale: torch.Tensor, offset: torch.Tensor | None = None) -> None:
+        """``values = scale · values + offset`` for parts of a block: scale and offset of shape (count, parts)."""
+        parts = self.values.view(self.count, scale.shape[1], -1)
+        # Two passes are a third of the time of addcmul, which does not know operands that are repeated.
+        self.do(torch.mul, parts, scale.unsqueeze(-1), out=parts)
+        if offset is not None:
+            self.do(torch.add, parts, offset.unsqueeze(-1), out=parts)
+
+
+_EACH: Final = 0x01010101
+"""One in each byte of a word."""
+
+
+@lru_cache(maxsize=256)
+def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
+@lru_cache(maxsize=1024)
+def decoding_bytes(dtype: DType, count: int) -> int:
+    """Bytes of scratch memory that a `Decoding` of so many blocks takes."""
+    scratch = Scratch(None)
+    Decoding(dtype, count, scratch)
+    return scratch.used
+
+
+# --- 32 elements, one scale (and offset) ----------------------------------------------------------------------------
+
+
+def _nibbles(d: Decoding, words: torch.Tensor, high: torch.Tensor | None = None) -> None:
+    """Values from nibbles, all low ones first, above which ``high`` lies in bytes of their own."""
+    half = words.shape[1]
+    for i, shift in enumerate((0, 4)):
+        part = d.new(i32, half)
+        d.field(words, shift, 15, part)
+        if high is not None:
+            d.join(part, high[:, i * half : (i + 1) * half], 0)
+        columns = slice(i * 4 * half, (i + 1) * 4 * half)
+        d.do(d.values[:, columns].copy_, part.view(torch.uint8))
+
+
+def _centred(d: Decoding, scale: torch.Tensor, centre: int) -> None:
+    """``values = scale · (values − centre)``, by exact products."""
+    offset = d.new(F32, scale.shape[1])
+    d.do(torch.mul, scale, -centre, out=offset)
+    d.scaled(scale, offset)
+
+
+def _q4_0(d: Decoding) -> None:
+    _nibbles(d, d.words_at(2, 16))
+    _centred(d, d.half_at(0), 8)
+
+
+def _q4_1(d: Decoding) -> None:
+    _nibbles(d, d.words_at(4, 16))
+    d.scaled(d.half_at(0), d.half_at(2))
+
+
+def _q5_0(d: Decoding) -> None:
+    _nibbles(d, d.words_at(6, 16), d.bits(d.words_at(2, 4), 4))
+    _centred(d, d.half_at(0), 16)
+
+
+def _q5_1(d: Decoding) -> None:
+    _nibbles(d, d.words_at(8, 16), d.bits(d.words_at(4, 4), 4))
+    d.scaled(d.half_at(0), d.half_at(2))
+
+
+def _q8_0(d: Decoding) -> None:
+    d.do(d.values.copy_, d.bytes_at(2, 32).view(torch.int8))
+    d.scaled(d.half_at(0))
+
+
+_IQ4_LEVELS: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""The 16 levels of iq4_nl."""
+
+
+def _iq4_nl(d: Decoding) -> None:
+    _nibbles(d, d.words_at(2, 16))
+    d.table(d.values, _IQ4_LEVELS, d.values)
+    d.scaled(d.half_at(0))
+
+
+def _mxfp4(d: Decoding) -> None:
+    # A float of sign, 2 bits of exponent and 1 of mantissa is the top of an f16, whose exponents are 14 lower.
+    _nibbles(d, d.words_at(1, 16))
+    halves = d.new(i16, 32)
+    d.do(halves.copy_, d.values)
+    words, signs = halves.view(torch.int32), d.new(i32, 16)
+    d.do(torch.bitwise_and, words, 0x00080008, out=signs)
+    d.do(torch.bitwise_and, words, 0x00070007, out=words)
+    d.do(torch.bitwise_left_shift, words, 9, out=words)
+    d.join(words, signs, 12)
+    d.do(d.values.copy_, halves.view(torch.float16))
+    scale = d.new(F32, 1)
+    # The byte is an exponent, 127 means 1; half of that, so that the greatest one is a number, times twice the values.
+    d.table(d.bytes_at(0, 1), [2.0 ** (e - 128) for e in range(256)], scale)
+    d.do(torch.mul, d.values, 2.0**15, out=d.values)
+    d.scaled(scale)
+
+
+# --- 256 elements: scales of parts of 16 or 32, themselves scaled by an f16 -----------------------------------------
+
+
+def _factors(d: Decoding, words: torch.Tensor, half: torch.Tensor, sign: int = 1) -> torch.Tensor:
+    """The bytes of words times a number of the block: shape (count, bytes)."""
+    result = d.new(F32, 4 * words.shape[1])
+    d.do(result.copy_, words.view(torch.uint8))
+    d.do(torch.mul, result, half, out=result)
+    if sign < 0:
+        d.do(torch.neg, result, out=result)
+    return result
+
+
+def _fields(
+    d: Decoding, words: torch.Tensor, width: int, higher: torch.Tensor | None = None, bits: int = 1, apart: int = 1
+) -> None:
+    """Values from fields of ``width`` bits: of each group of bytes all lowest fields, then the next ones.
+
+    Args:
+        words: shape (count, groups, words of a group).
+        higher: of the same shape: the lowest ``bits`` bits of each byte lie above the lowest field, those that begin
+            ``apart`` bits further on above the next field.
+    """
+    steps = 8 // width
+    values = d.values.view(d.count, words.shape[1], steps, -1)
+    part = d.new(i32, *words.shape[1:])
+    above = None if higher is None else d.new(i32, *words.shape[1:])
+    for i in range(steps):
+        d.field(words, i * width, (1 << width) - 1, part)
+        if higher is not None and above is not None:
+            d.field(higher, i * apart, (1 << bits) - 1, above)
+            d.join(part, above, width)
+        d.do(values[:, :, i].copy_, part.view(torch.uint8))
+
+
+def _shifted(d: Decoding, words: torch.Tensor, shifts: range) -> torch.Tensor:
+    """``words`` (count, ..., n) shifted right by each of several numbers of bits: (count, ..., shifts, n)."""
+    result = d.new(i32, *words.shape[1:-1], len(shifts), words.shape[-1])
+    by = d.constant(shifts, torch.int32).view(-1, 1)
+    d.do(torch.bitwise_right_shift, words.unsqueeze(-2), by, out=result)
+    return result
+
+
+def _q2_k(d: Decoding) -> None:
+    # scales u8[16] (low half: scale, high half: offset), quants u8[64], d f16, dmin f16
+    both = d.words_at(0, 16)
+    low, high = d.new(i32, 4), d.new(i32, 4)
+    d.field(both, 0, 15, low)
+    d.field(both, 4, 15, high)
+    _fields(d, d.words_at(16, 64).view(d.count, 2, 8), 2)
+    d.scaled(_factors(d, low, d.half_at(80)), _factors(d, high, d.half_at(82), -1))
+
+
+def _q3_k(d: Decoding) -> None:
+    # third bits u8[32], quants u8[64], scales 16 x 6 bits in u8[12], d f16
+    low, high = d.words_at(96, 8), d.words_at(104, 4)
+    six, top = d.new(i32, 4), d.new(i32, 4)
+    d.field(low, 0, 15, six[:, :2])
+    d.field(low, 4, 15, six[:, 2:])
+    d.do(torch.bitwise_right_shift, high, d.constant(range(0, 8, 2), torch.int32), out=top)
+    d.field(top, 0, 3, top)
+    d.join(six, top, 4)
+    scale = d.new(F32, 16)
+    d.do(scale.copy_, six.view(torch.uint8))
+    d.do(torch.sub, scale, 32, out=scale)
+    d.do(torch.mul, scale, d.half_at(108), out=scale)
+    _fields(d, d.words_at(32, 64).view(d.count, 2, 8), 2, _shifted(d, d.words_at(0, 32), range(0, 8, 4)))
+    _centred(d, scale, 4)
+
+
+def _scales_of_8(d: Decoding) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eight 6-bit scales and eight 6-bit offsets packed into 12 bytes (q4_k, q5_k), times the block's own."""
+    rest = d.words_at(12, 4)
+    result = []
+    for at, shift, half, sign in ((4, 0, 0, 1), (8, 4, 2, -1)):
+        first = d.words_at(at, 4)
+        words, top = d.new(i32, 2), d.new(i32, 1)
+        d.field(first, 0, 63, words[:, :1])
+        d.field(rest, shift, 15, words[:, 1:])
+        d.field(first, 6, 3, top)
+        d.join(words[:, 1:], top, 4)
+        result.append(_factors(d, words, d.half_at(half), sign))
+    return result[0], result[1]
+
+
+def _q4_k(d: Decoding) -> None:
+    # d f16, dmin f16, scales u8[12], quants u8[128]
+    _fields(d, d.words_at(16, 128).view(d.count, 4, 8), 4)
+    d.scaled(*_scales_of_8(d))
+
+
+def _q5_k(d: Decoding) -> None:
+    # d f16, dmin f16, scales u8[12], fifth bits u8[32], quants u8[128]
+    fifth = _shifted(d, d.words_at(16, 32), range(0, 8, 2))
+    _fields(d, d.words_at(48, 128).view(d.count, 4, 8), 4, fifth)
+    d.scaled(*_scales_of_8(d))
+
+
+def _q6_k(d: Decoding) -> None:
+    # low halves u8[128], high pairs u8[64], scales i8[16], d f16
+    pairs = _shifted(d, d.words_at(128, 64).view(d.count, 2, 8), range(0, 4, 2))
+    _fields(d, d.words_at(0, 128).view(d.count, 2, 16), 4, pairs.view(d.count, 2, 16), 2, 4)
+    scale = d.new(F32, 16)
+    d.do(scale.copy_, d.bytes_at(192, 16).view(torch.int8))
+    d.do(torch.mul, scale, d.half_at(208), out=scale)
+    _centred(d, scale, 32)
+
+
+_DECODERS: Final[dict[str, Callable[[Decoding], None]]] = {
+    "q4_0": _q4_0,
+    "q4_1": _q4_1,
+    "q5_0": _q5_0,
+    "q5_1": _q5_1,
+    "q8_0": _q8_0,
+    "q2_k": _q2_k,
+    "q3_k": _q3_k,
+    "q4_k": _q4_k,
+    "q5_k": _q5_k,
+    "q6_k": _q6_k,
+    "iq4_nl": _iq4_nl,
+    "mxfp4": _mxfp4,
+}

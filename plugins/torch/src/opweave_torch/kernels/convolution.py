@@ -1,0 +1,190 @@
+"""Convolutions by torch's libraries; those of single points as products, which write straight to their place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+
+from opweave.contract import Arg, Call, Step, Stream
+from opweave.layout import reshape_strides
+from opweave.ops.windows import fitting
+from opweave_torch.kernels.binding import Scratch, converted, converted_bytes, in_turn, padded, widened
+from opweave_torch.kernels.table import KERNELS, PLAIN
+from opweave_torch.memory import tensor
+
+__all__ = ["bind_padded"]
+
+Pads = Sequence[tuple[int, int]]
+
+
+def _padded_shape(x: Arg, padding: Pads) -> tuple[int, ...]:
+    return (*x.shape[:2], *[n + a + b for n, (a, b) in zip(x.shape[2:], padding, strict=True)])
+
+
+def _padded_bytes(x: Arg, padding: Pads) -> int:
+    return padded(prod(_padded_shape(x, padding)) * x.dtype.itemsize)
+
+
+def bind_padded(x: Arg, padding: Pads, scratch: Scratch) -> tuple[torch.Tensor, list[Call]]:
+    """The operand between zeros, and what puts it there."""
+    source = tensor(x)
+    whole = scratch.take(_padded_shape(x, padding), x.dtype)
+    inner = [slice(a, a + n) for n, (a, _) in zip(x.shape[2:], padding, strict=True)]
+    return whole, [whole.zero_, partial(whole[(..., *inner)].copy_, source)]
+
+
+# --- convolution ----------------------------------------------------------------------------------------------------
+
+
+def _is_lopsided(padding: Pads) -> bool:
+    return any(before != after for before, after in padding)
+
+
+def _conv_workspace(step: Step) -> int:
+    padding = step.attrs["padding"]
+    return _padded_bytes(step.srcs[0], padding) if _is_lopsided(padding) else 0
+
+
+@KERNELS("conv1d", "conv2d", "conv3d", workspace=_conv_workspace)
+def conv(
+    stream: Stream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    w: Arg,
+    b: Arg | None = None,
+    *,
+    stride: tuple[int, ...],
+    padding: Pads,
+    dilation: tuple[int, ...],
+    groups: int,
+    workspace: Arg | None,
+) -> Call:
+    if groups == 1 and prod(w.shape[2:]) == 1 and max(stride) == 1 and not any(map(any, padding)):
+        product = _product_of_points(out, x, w, b)
+        if product is not None:
+            return product
+    source, pads = tensor(x), [before for before, _ in padding]
+    calls: list[Call] = []
+    if _is_lopsided(padding):
+        source, calls = bind_padded(x, padding, Scratch(workspace))
+        pads = [0] * len(pads)
+    geometry = (stride, pads, dilation, False, [0] * len(pads), groups)
+    operands = [source, *[tensor(arg) for arg in (w, b) if arg is not None]]
+    return in_turn([*calls, _library_call(tensor(out), operands, geometry)])
+
+
+def _library_call(out: torch.Tensor, operands: Sequence[torch.Tensor], geometry: tuple[Any, ...]) -> Call:
+    """torch's own convolution, without the types of fewer bits in which libraries would compute f32 if they may."""
+    x, weight, bias = (*operands, None)[:3]
+
+    def run() -> None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        # benchmark, deterministic, cudnn_enabled, allow_tf32
+        out.copy_(torch._convolution(x, weight, bias, *geometry, False, deterministic, True, False))
+
+    return run
+
+
+def _product_of_points(out: Arg, x: Arg, w: Arg, b: Arg | None) -> Call | None:
+    """The call for kernels of one element: each point's channels multiplied by the weights, if they lie as a matrix."""
+    points = [_as_points(arg) for arg in (x, out)]
+    if points[0] is None or points[1] is None:
+        return None
+    source, target = points[0], points[1]
+    weights = tensor(w).view(w.shape[:2]) if w.is_dense else None
+    if weights is None:
+        return None
+    if len(source) == 1:
+        if b is None:
+            return partial(torch.mm, weights, source[0], out=target[0])
+        return partial(torch.addmm, tensor(b).unsqueeze(1), weights, source[0], out=target[0])
+    many = weights.expand(len(source), *weights.shape)
+    if b is None:
+        return partial(torch.bmm, many, source, out=target)
+    return partial(torch.baddbmm, tensor(b).unsqueeze(1), many, source, out=target)
+
+
+def _as_points(arg: Arg) -> torch.Tensor | None:
+    """The operand with one axis behind those of batch and channels, if that needs no copy."""
+    shape = (*arg.shape[:2], prod(arg.shape[2:]))
+    strides = reshape_strides(arg.shape, arg.strides, shape, arg.dtype)
+    return None if strides is None else tensor(Arg(arg.buffer, arg.offset, arg.dtype, shape, strides))
+
+
+# --- transposed convolution -----------------------------------------------------------------------------------------
+
+
+def _transpose_workspace(step: Step) -> int:
+    """Room for half types in f32: on processors without arithmetic of theirs torch adds up rounded products."""
+    return converted_bytes(step.srcs, widened(step.out.dtype))
+
+
+@KERNELS("conv_transpose1d", "conv_transpose2d", workspace=_transpose_workspace)
+def conv_transpose(
+    stream: Stream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    w: Arg,
+    b: Arg | None = None,
+    *,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    output_padding: tuple[int, ...],
+    groups: int,
+    dilation: tuple[int, ...],
+    workspace: Arg | None,
+) -> Call:
+    args = [x, w] if b is None else [x, w, b]
+    on_cpu = tensor(out).device.type == "cpu"
+    operands, calls = converted(args, widened(out.dtype) if on_cpu else out.dtype, Scratch(workspace))
+    geometry = (stride, padding, dilation, True, output_padding, groups)
+    return in_turn([*calls, _library_call(tensor(out), operands, geometry)])
+
+
+# --- columns --------------------------------------------------------------------------------------------------------
+
+
+def _pairs(padding: Sequence[int]) -> Pads:
+    return [(n, n) for n in padding]
+
+
+def _im2col_workspace(step: Step) -> int:
+    padding = step.attrs["padding"]
+    return _padded_bytes(step.srcs[0], _pairs(padding)) if any(padding) else 0
+
+
+@KERNELS("im2col", dtypes=PLAIN, workspace=_im2col_workspace)
+def im2col(
+    stream: Stream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    *,
+    kernel_size: tuple[int, ...],
+    dilation: tuple[int, ...],
+    padding: tuple[int, ...],
+    stride: tuple[int, ...],
+    workspace: Arg | None,
+) -> Call:
+    source = tensor(x)
+    calls: list[Call] = []
+    if any(padding):
+        source, calls = bind_padded(x, _pairs(padding), Scratch(workspace))
+    places = tuple(map(fitting, source.shape[2:], kernel_size, stride, dilation))
+    steps = source.stride()
+    windows = source.as_strided(
+        (*x.shape[:2], *kernel_size, *places),
+        (
+            *steps[:2],
+            *[s * d for s, d in zip(steps[2:], dilation, strict=True)],
+            *[s * d for s, d in zip(steps[2:], stride, strict=True)],
+        ),
+    )
+    target = tensor(out).unflatten(2, places).unflatten(1, (x.shape[1], *kernel_size))
+    return in_turn([*calls, partial(target.copy_, windows)])

@@ -1,0 +1,44 @@
+"""Python functions as nodes: they compute on the host, on NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from opweave.contract import Arg, Call, Stream
+from opweave.dtypes import DType
+from opweave.errors import DTypeError, ShapeError
+from opweave_torch.kernels.table import KERNELS, PLAIN
+from opweave_torch.memory import tensor
+
+
+@KERNELS("custom", dtypes=PLAIN)
+def custom(stream: Stream, op: str, out: Arg, *srcs: Arg, fn: Callable[..., Any], **promised: object) -> Call:
+    return partial(_call, fn, [(tensor(s), s.dtype) for s in srcs], tensor(out), out.dtype)
+
+
+def _call(fn: Callable[..., Any], srcs: list[tuple[torch.Tensor, DType]], out: torch.Tensor, dtype: DType) -> None:
+    result = np.asarray(fn(*[_array(x, kind) for x, kind in srcs]))
+    name = getattr(fn, "__qualname__", repr(fn))
+    if result.shape != tuple(out.shape):
+        raise ShapeError(f"custom: {name} returned shape {result.shape}, not {tuple(out.shape)} as promised by like=")
+    if result.dtype.kind in "cOSUMm":
+        raise DTypeError(f"custom: {name} returned {result.dtype}, which does not become {dtype}")
+    with np.errstate(all="ignore"):
+        values = np.array(result, dtype.numpy, order="C")
+    # torch and NumPy exchange every type but bf16, which goes as the integers of its bits.
+    half = out.dtype is torch.bfloat16
+    out.copy_(torch.from_numpy(values.view(np.int16)).view(out.dtype) if half else torch.from_numpy(values))
+
+
+def _array(x: torch.Tensor, dtype: DType) -> np.ndarray[Any, Any]:
+    """The values on the host, read-only: others may read them too. Memory of the host is not copied."""
+    held = x.cpu()
+    array: np.ndarray[Any, Any] = (held.view(torch.int16) if held.dtype is torch.bfloat16 else held).numpy()
+    array = array.view(dtype.numpy)
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,119 @@
+"""Arithmetic, elementary functions and conversion, element by element: one preset call each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from opweave.contract import Arg, Call, Step, Stream
+from opweave.dtypes import DType
+from opweave_torch.kernels.binding import F32, Scratch, in_turn, lies_over, rounded, scalar, widening, widening_bytes
+from opweave_torch.kernels.table import FLOATS, HALVES, KERNELS, NUMBERS, PLAIN, WHOLE, WIDE
+from opweave_torch.memory import tensor
+
+_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "pow": torch.pow,
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "sign": torch.sign,
+    "reciprocal": torch.reciprocal,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "exp": torch.exp,
+    "expm1": torch.expm1,
+    "log": torch.log,
+    "log1p": torch.log1p,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "tanh": torch.tanh,
+}
+
+
+def preset(function: Callable[..., Any], out: Arg, *srcs: Arg) -> Call:
+    """The call ``function(*srcs, out=out)``; in place torch finds it sooner."""
+    target, operands = tensor(out), [tensor(src) for src in srcs]
+    in_place = getattr(torch.Tensor, f"{function.__name__}_", None)
+    if in_place is not None and lies_over(target, operands[0]):
+        return partial(in_place, *operands)
+    return partial(function, *operands, out=target)
+
+
+@KERNELS("add", "sub", "mul", "pow", dtypes=NUMBERS, inplace=True)
+@KERNELS("div", dtypes=FLOATS, inplace=True)
+def binary(stream: Stream, op: str, out: Arg, a: Arg, b: Arg) -> Call:
+    return preset(_FUNCTIONS[op], out, a, b)
+
+
+@KERNELS("neg", "abs", dtypes=NUMBERS, inplace=True)
+@KERNELS("sign", dtypes=WHOLE, inplace=True)
+@KERNELS("reciprocal", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", inplace=True)
+def unary(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
+    return preset(_FUNCTIONS[op], out, x)
+
+
+@KERNELS("square", dtypes=NUMBERS, inplace=True)
+def square(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
+    source = tensor(x)
+    return partial(torch.mul, source, source, out=tensor(out))
+
+
+@KERNELS("sign", inplace=True, workspace=lambda step: step.out.nbytes)
+def sign(stream: Stream, op: str, out: Arg, x: Arg, *, workspace: Arg) -> Call:
+    """torch's own gives 0 for NaN; nothing times something finite is added, which leaves NaN where that is none."""
+    target, source = tensor(out), tensor(x)
+    strange = Scratch(workspace).take(out.shape, out.dtype)
+    return in_turn([
+        partial(torch.clamp, source, -1.0, 1.0, out=strange),
+        partial(torch.sign, source, out=target),
+        partial(torch.add, target, strange, alpha=0.0, out=target),
+    ])  # fmt: skip
+
+
+# --- scale ----------------------------------------------------------------------------------------------------------
+
+
+def _line(source: torch.Tensor, target: torch.Tensor, scale: float, bias: float) -> Call:
+    """``target = scale * source + bias`` in one pass, where both numbers are exact in their dtype."""
+    if bias == 0:
+        return partial(torch.mul, source, scalar(scale, source), out=target)
+    if scale == 1:
+        return partial(torch.add, source, scalar(bias, source), out=target)
+    return partial(torch.add, scalar(bias, source), source, alpha=scale, out=target)
+
+
+@KERNELS("scale", dtypes=WIDE, inplace=True)
+def scale(stream: Stream, op: str, out: Arg, x: Arg, *, scale: float, bias: float) -> Call:
+    return _line(tensor(x), tensor(out), rounded(scale, out.dtype), bias)
+
+
+def _scale_workspace(step: Step) -> int:
+    bias, exact = step.attrs["bias"], [rounded(number, step.out.dtype) == number for number in step.attrs.values()]
+    return 0 if bias == 0 or all(exact) else widening_bytes(step)
+
+
+@KERNELS("scale", dtypes=HALVES, inplace=True, workspace=_scale_workspace)
+def scale_of_halves(
+    stream: Stream, op: str, out: Arg, x: Arg, *, scale: float, bias: float, workspace: Arg | None
+) -> Call:
+    """Both numbers are f32. torch rounds them to the type of the operand, except for a factor that lies on the host."""
+    factor = rounded(scale, F32)
+    if workspace is not None:
+        return widening(out, [x], workspace, lambda x, _, target: [_line(x, target, factor, bias)])
+    if bias == 0:
+        return partial(torch.mul, tensor(x), torch.tensor(factor), out=tensor(out))
+    return _line(tensor(x), tensor(out), scale, bias)
+
+
+# --- types ----------------------------------------------------------------------------------------------------------
+
+
+@KERNELS("cast", dtypes=PLAIN)
+def cast(stream: Stream, op: str, out: Arg, x: Arg, *, dtype: DType) -> Call:
+    return partial(tensor(out).copy_, tensor(x))

@@ -1,0 +1,87 @@
+"""Gated linear units: the gate's activation, then times the value.
+
+Of wide types none works in place: the output holds the activation while the value is still to be read, which costs no
+more memory than a workspace beside an output in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from opweave.contract import Arg, Call, Stream
+from opweave_torch.kernels.activation import gelu_call, gelu_quick_calls, unit
+from opweave_torch.kernels.binding import Scratch, in_turn, scalar, widening, widening_bytes
+from opweave_torch.kernels.table import HALVES, KERNELS, WIDE
+from opweave_torch.memory import tensor
+
+
+def _gate(op: str, source: torch.Tensor, target: torch.Tensor, approximate: str = "none") -> list[Call]:
+    """The calls that put the activation of ``source`` into ``target``, which may be ``source``."""
+    if op == "reglu":
+        return [partial(torch.clamp_min, source, scalar(0, source), out=target)]
+    if op == "swiglu":
+        return [partial(unit["silu"], source, out=target)]
+    if approximate == "quick":
+        return gelu_quick_calls(source, target, target)
+    return [gelu_call(source, target) if approximate == "none" else partial(unit["gelu_tanh"], source, out=target)]
+
+
+@KERNELS("reglu", "geglu", "swiglu", dtypes=WIDE)
+def gated(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, **form: Any) -> Call:
+    target = tensor(out)
+    return in_turn([*_gate(op, tensor(gate), target, **form), partial(target.mul_, tensor(x))])
+
+
+@KERNELS("reglu", "geglu", "swiglu", dtypes=HALVES, inplace=True, workspace=widening_bytes)
+def gated_of_halves(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, workspace: Arg, **form: Any) -> Call:
+    def body(gate: torch.Tensor, values: Sequence[torch.Tensor], target: torch.Tensor) -> list[Call]:
+        return [*_gate(op, gate, gate, **form), partial(torch.mul, gate, values[0], out=target)]
+
+    return widening(out, [gate, x], workspace, body)
+
+
+# --- swiglu_oai -----------------------------------------------------------------------------------------------------
+
+
+def _clamped_unit(
+    gate: torch.Tensor, x: torch.Tensor, work: torch.Tensor, value: torch.Tensor, alpha: float, limit: float
+) -> list[Call]:
+    """The calls that leave ``g / (1 + exp(-alpha g))``, times ``alpha``, in ``work`` and the value, divided by it, in
+    ``value``: silu of the steeper gate, scaled back. ``work`` may be ``gate``, and ``value`` may be ``x``."""
+    calls: list[Call] = [
+        partial(torch.clamp, x, -limit, limit, out=value),
+        partial(value.add_, scalar(1, value)),
+        partial(torch.clamp_max, gate, limit, out=work),
+    ]
+    if alpha == 0:
+        return [*calls, partial(value.mul_, scalar(0.5, value))]
+    return [
+        *calls,
+        partial(value.mul_, scalar(1 / alpha, value)),
+        partial(work.mul_, scalar(alpha, work)),
+        partial(unit["silu"], work, out=work),
+    ]
+
+
+@KERNELS("swiglu_oai", dtypes=WIDE, inplace=True, workspace=lambda step: step.out.nbytes)
+def swiglu_oai(
+    stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, alpha: float, limit: float, workspace: Arg
+) -> Call:
+    target, value = tensor(out), Scratch(workspace).take(out.shape, out.dtype)
+    calls = _clamped_unit(tensor(gate), tensor(x), target, value, alpha, limit)
+    return in_turn([*calls, partial(target.mul_, value)])
+
+
+@KERNELS("swiglu_oai", dtypes=HALVES, inplace=True, workspace=widening_bytes)
+def swiglu_oai_of_halves(
+    stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, alpha: float, limit: float, workspace: Arg
+) -> Call:
+    def body(gate: torch.Tensor, values: Sequence[torch.Tensor], target: torch.Tensor) -> list[Call]:
+        calls = _clamped_unit(gate, values[0], gate, values[0], alpha, limit)
+        return [*calls, partial(torch.mul, gate, values[0], out=target)]
+
+    return widening(out, [gate, x], workspace, body, all_wide=True)

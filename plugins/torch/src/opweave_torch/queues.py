@@ -1,0 +1,139 @@
+"""Streams of devices that work while the host goes on: `QueueStream`, a queue of torch's, and `MpsStream`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opweave.contract import Buffer, Call, Group
+from opweave.errors import DeviceLostError
+from opweave_torch.capture import CapturedPlan
+from opweave_torch.fusing import Fusing
+from opweave_torch.memory import byte_tensor
+from opweave_torch.options import Options
+from opweave_torch.stream import TorchStream
+
+if TYPE_CHECKING:
+    from opweave_torch.accelerator import TorchAccelerator
+
+__all__ = ["FusingQueueStream", "MpsStream", "QueueStream"]
+
+_LOST = ("device-side assert", "illegal memory access", "unspecified launch failure", "device lost", "DEVICE_LOST")
+
+
+class QueueStream(TorchStream):
+    """A queue of torch's: ``torch.cuda.Stream``, ``torch.xpu.Stream``, ...
+
+    Plans of several steps are captured as a CUDA graph when they run for the second time, where the device has such
+    and ``graphs`` was not switched off.
+
+    Attributes:
+        queue: torch's.
+        pool: memory that captured plans share; they never run at the same time. ``None`` until there is one.
+    """
+
+    def __init__(self, device: TorchAccelerator, options: Options) -> None:
+        super().__init__(device, options)
+        self.api = device.api
+        self.target = device.target
+        self.queue = self.api.Stream() if device.target.type == "cpu" else self.api.Stream(device.target)
+        self.pool: Any = None
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
+        with self.api.stream(self.queue):  # constants that kernels put on the device are made in order
+            calls = super()._compile(groups)
+        if self.target.type == "cuda" and self.options.graphs and len(calls) > 1:
+            return [CapturedPlan(self, calls, [group.steps[-1] for group in groups])]
+        return calls
+
+    def _make(self, calls: Iterator[Call]) -> None:
+        with self.api.stream(self.queue):
+            super()._make(calls)
+
+    def _translate(self, error: Exception) -> Exception:
+        """Typed, where it means that the device is gone or full."""
+        first = str(error).partition("\n")[0]
+        if isinstance(error, torch.OutOfMemoryError):
+            return MemoryError(first)
+        if isinstance(error, RuntimeError) and any(sign in first for sign in _LOST):
+            return DeviceLostError(f"{self.device.name} stopped answering: {first}; start the process anew")
+        return error
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            told = self._translate(error)
+            if told is error:
+                raise
+            raise told from error
+
+    # --- order ------------------------------------------------------------------------------------------------------
+
+    def _synchronize(self) -> None:
+        if self.target.type != "cpu":  # whose queues are none
+            with self._telling():
+                self.queue.synchronize()
+
+    def _record(self) -> Any:
+        mark = self.api.Event()
+        mark.record(self.queue)
+        return mark
+
+    def _wait(self, handle: Any) -> bool:
+        if not isinstance(handle, self.api.Event):
+            return False  # of another family of devices
+        self.queue.wait_event(handle)
+        return True
+
+    def _join(self, handle: Any) -> None:
+        with self._telling():
+            handle.synchronize()
+
+    def _query(self, handle: Any) -> bool:
+        with self._telling():
+            return bool(handle.query())
+
+    # --- transfers --------------------------------------------------------------------------------------------------
+    # From and to pinned memory they run beside the host; for other memory drivers take a copy of it first, or wait.
+
+    def _upload(self, buffer: Buffer, offset: int, data: memoryview) -> None:
+        if len(data):
+            self._copy(buffer.handle[offset : offset + len(data)], byte_tensor(data))
+
+    def _download(self, buffer: Buffer, offset: int, out: memoryview) -> None:
+        if len(out):
+            self._copy(byte_tensor(out), buffer.handle[offset : offset + len(out)])
+
+    def _copy_from(self, dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size: int) -> bool:
+        source = src.handle
+        if not isinstance(source, torch.Tensor) or source.device.type != self.target.type:
+            return False
+        window = source[src_offset : src_offset + size]
+        if source is dst.handle and abs(dst_offset - src_offset) < size:
+            return False
+        # Between two devices torch copies on the source's side, after what this queue waits for, and has this queue
+        # wait for the copy.
+        self._copy(dst.handle[dst_offset : dst_offset + size], window)
+        return True
+
+    def _copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        with self.api.stream(self.queue), torch.inference_mode():
+            dst.copy_(src, non_blocking=True)
+
+
+class FusingQueueStream(Fusing, QueueStream):
+    """A queue whose pointwise steps run as one kernel each run of them."""
+
+
+class MpsStream(TorchStream):
+    """The only queue of Metal, which all streams share; so what one has queued is in order for the others."""
+
+    def _synchronize(self) -> None:
+        torch.mps.synchronize()

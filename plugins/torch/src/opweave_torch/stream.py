@@ -1,0 +1,53 @@
+"""`TorchStream`: runs torch's kernels in the calling thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from opweave.contract import Call, Device, Group, Stream
+from opweave_torch.memory import one_tensor_a_window
+from opweave_torch.options import THREADS, Options, modes
+
+__all__ = ["TorchStream"]
+
+
+class TorchStream(Stream):
+    """Runs calls in the calling thread, in torch's inference mode.
+
+    Args:
+        options: what it was opened with.
+    """
+
+    def __init__(self, device: Device, options: Options) -> None:
+        super().__init__(device)
+        self.options = options
+        self._no_gradients = torch.inference_mode()
+
+    @property
+    def threads(self) -> int:
+        """How many threads torch's kernels for the CPU use in its runs."""
+        return self.options.threads or THREADS.default or int(torch.get_num_threads())
+
+    def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
+        # What kernels make beforehand is then of the kind that this mode works fastest on.
+        with torch.inference_mode(), one_tensor_a_window():
+            return super()._compile(groups)
+
+    def _run(self, calls: Iterator[Call]) -> None:
+        threads, deterministic = self.options.threads or THREADS.default, self.options.deterministic
+        if threads is None and not deterministic:
+            self._make(calls)
+            return
+        with modes(threads, deterministic):
+            self._make(calls)
+
+    def _make(self, calls: Iterator[Call]) -> None:
+        if torch.is_inference_mode_enabled():  # a run inside of a run: the mode's object cannot be entered twice
+            for call in calls:
+                call()
+            return
+        with self._no_gradients:
+            for call in calls:
+                call()

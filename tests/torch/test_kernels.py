@@ -1,0 +1,58 @@
+"""Every kernel against the definition of its operation, over all types and layouts that the device accepts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from opweave.conformance import CASES, Case, run_case
+from opweave.opdef import OPS
+from opweave_torch.accelerator import SeparateCpuDevice
+from opweave_torch.device import TorchCpuDevice
+from opweave_torch.kernels import KERNELS
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernel(device: TorchCpuDevice, case: Case) -> None:
+    verdict = run_case(device, case)
+    if verdict.status == "refused":
+        pytest.skip(verdict.reason)
+    assert verdict, verdict.reason
+
+
+@pytest.mark.parametrize("case", CASES[::11], ids=str)
+def test_kernel_in_memory_of_its_own(separate: SeparateCpuDevice, case: Case) -> None:
+    verdict = run_case(separate, case)
+    if verdict.status == "refused":
+        pytest.skip(verdict.reason)
+    assert verdict, verdict.reason
+
+
+def test_every_operation_has_a_kernel() -> None:
+    assert {name for name, op in OPS.items() if not op.is_view and op.family != "third-party"} <= KERNELS.ops()
+
+
+def test_kernels_lie_where_their_operations_are_defined() -> None:
+    for name in KERNELS.ops():
+        for kernel in KERNELS.candidates(name):
+            assert kernel.factory.__module__ == f"opweave_torch.kernels.{OPS[name].family}"
+
+
+@pytest.mark.parametrize("separate", ["0", "1"])
+def test_the_suite_passes_without_exceptions(separate: str) -> None:
+    """Levels 0 and 1, and some operations of level 2, by the command that authors use."""
+    command = [sys.executable, "-m", "opweave", "conformance", "torch:cpu", "--json", "--level", "0", "--level", "1"]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "OPWEAVE_BACKENDS": "torch", "OPWEAVE_TORCH_SEPARATE": separate},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    statuses = {outcome["status"] for outcome in json.loads(done.stdout)["outcomes"]}
+    assert statuses <= {"passed", "skipped"}

@@ -1,0 +1,60 @@
+"""Which steps leave another device of the process for torch, and for which weights are brought to an accelerator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import opweave as ow
+from opweave.contract import Step
+from opweave.scheduler.lanes import unbound_step
+from opweave_torch.device import TorchCpuDevice
+from opweave_torch.worth import SWITCH_FLOPS, UPLOAD_ROWS, flops, is_worth_a_switch, is_worth_an_upload
+
+
+def step(tensor: ow.Tensor) -> Step:
+    assert tensor.signature is not None
+    return unbound_step(tensor.signature, TorchCpuDevice())
+
+
+def test_operations_are_counted_by_their_definitions():
+    x, w = ow.input("x", (8, 32)), ow.input("w", (16, 32))
+    assert flops(step(ow.linear(x, w))) == 2 * 8 * 32 * 16
+    assert flops(step(ow.matmul(x, w.T))) == 2 * 8 * 32 * 16
+    state = ow.state("s", (8, 32))
+    assert flops(step(ow.assign(state, x))) == state.op.flops(state) if state.op else True
+
+
+def test_large_products_attention_and_convolutions_are_worth_a_switch():
+    q = ow.input("q", (1, 4, 64, 64))
+    image, kernel = ow.input("i", (1, 8, 64, 64)), ow.input("k", (8, 8, 3, 3))
+    big, small = ow.input("b", (128, 128)), ow.input("s", (8, 8))
+    for node in (ow.attention(q, q, q), ow.conv2d(image, kernel), ow.linear(big, big), big @ big):
+        assert flops(step(node)) >= SWITCH_FLOPS
+        assert is_worth_a_switch(step(node))
+    for node in (small @ small, ow.linear(small, small), ow.exp(ow.input("e", (4096, 4096)))):
+        assert not is_worth_a_switch(step(node))
+
+
+def test_products_of_many_rows_are_worth_an_upload():
+    w = ow.input("w", (256, 256))
+    for rows, worth in ((1, False), (UPLOAD_ROWS - 1, False), (UPLOAD_ROWS, True)):
+        assert is_worth_an_upload(step(ow.linear(ow.input("x", (rows, 256)), w))) is worth
+    assert not is_worth_an_upload(step(ow.exp(w)))
+
+
+def test_a_large_product_moves_up_from_cpu_by_rule(device):
+    cpu = pytest.importorskip("opweave_cpu").CpuDevice()
+    weights = ow.weights({"w": np.ones((256, 256), np.float32)}, device=cpu)
+    x, few = ow.input("x", (256, 256)), ow.input("few", (1, 256))
+    large = ow.linear(ow.relu(x), weights["w"])
+    small = ow.linear(few, weights["w"])
+    with ow.Scheduler([device, cpu]) as scheduler:
+        program = scheduler.build([large, small])
+        assert program.device_of(large) is device
+        assert program.device_of(small) is cpu
+        assert "[upgrade]" in program.explain()
+        assert program.n_copies == 0
+        got = program.run(x=np.ones((256, 256), np.float32), few=np.ones((1, 256), np.float32))
+    np.testing.assert_array_equal(got[0], np.full((256, 256), 256))
+    np.testing.assert_array_equal(got[1], np.full((1, 256), 256))
