@@ -259,6 +259,23 @@ def test_cancelling_ends_runs_in_the_middle_of_a_plan(parallel):
         assert program.run(x=ones())[0][0] == 1
 
 
+def test_states_of_every_split_that_cancelling_may_have_struck_are_marked(parallel):
+    device, other = Gate("a"), Separate("b")
+    x, early, late = ow.input("x", (16,)), ow.state("early", (16,)), ow.state("late", (16,))
+    with ow.Scheduler([device, other], parallel=parallel) as scheduler:
+        first = ow.assign(early, x)
+        second = ow.assign(late, first + 1)
+        program = scheduler.build([first, second], pins={first: "a", second: "b"})
+        future = program.submit(x=ones())
+        assert device.begun.wait(10)
+        scheduler.cancel()
+        device.go.set()
+        with pytest.raises(ow.Cancelled):
+            future.result(10)
+        with pytest.raises(ow.ExecutionError, match="half written"):
+            ow.read(early)
+
+
 def test_a_run_is_not_started_from_within_a_run(parallel):
     x = ow.input("x", (16,))
     with ow.Scheduler(HostDevice(), parallel=parallel) as scheduler:

@@ -76,6 +76,8 @@ def settle_failure(
     actions: Iterable[Action],
     lanes: Sequence[Lane],
     splits: Sequence[Split],
+    *,
+    anywhere: bool = False,
 ) -> BaseException:
     """Leave everything usable after a run failed: finish all streams, mark half-written states.
 
@@ -84,6 +86,7 @@ def settle_failure(
         action: which call raised it, ``None``: it came to light while waiting for the end.
         actions: everything that was to run, to find out whose work it was that failed.
         splits: those that may have been under way.
+        anywhere: the failure may have struck in any of them, and not only where queued work failed.
 
     Returns:
         What to raise: an error that names the node, its device and those states. What is no ``Exception`` (an
@@ -111,7 +114,7 @@ def settle_failure(
             node = action.split.items[first].node
         writers += _written(action.split, first, last)
     for split in splits:
-        if split.lane in unfinished:
+        if anywhere or split.lane in unfinished:
             writers += _written(split, 0, len(split.items))
     states = {w.memory.name: w.memory for w in writers if w.state is not None}
     device = action.lane.name if action is not None else unfinished[0].name if unfinished else ""

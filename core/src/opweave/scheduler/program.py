@@ -213,7 +213,8 @@ class Program:
             run.close()
         except BaseException as error:
             index = len(calls) - length_hint(rest) - 1
-            action = listed.actions[index] if begun and index >= 0 else None
+            # A run that was cut short does not know where: its list was run to its end without calling.
+            action = listed.actions[index] if begun and index >= 0 and not scheduler._cut else None
             if run.feeding is not None and run.feeding.lane is not None:
                 action = Action("feed", run.feeding.lane, None, tensor=run.feeding.tensor)
             failure = scheduler._settle(run, error, action)
