@@ -6,20 +6,23 @@ import builtins
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pyopencl as cl
 import pytest
 
 from opweave.contract import Kind
-from opweave.errors import Unavailable
+from opweave.errors import Unavailable, UnknownNameError
 from opweave_opencl import OpenCLBackend
-from opweave_opencl.discovery import SELECTION, find_devices, kind_of, select
+from opweave_opencl.discovery import SELECTION, Found, find_devices, kind_of, select
 
 
 def test_devices_are_numbered_and_describe_themselves(device):
     assert device.id == "0"
     assert device.cl_device.name.strip() in device.description
     assert device.cl_device.platform.name.strip() in device.description
+    assert f"{device.cl_device.max_compute_units} compute unit" in device.description
+    assert f"driver {device.cl_device.driver_version.strip()}" in device.description
     free, total = device.mem_info()
     assert 0 < free <= total == device.cl_device.global_mem_size
     assert device.max_buffer_size == device.cl_device.max_mem_alloc_size
@@ -41,7 +44,8 @@ def test_capabilities(device):
     assert caps.events
     assert caps.fill
     assert caps.copy
-    assert not caps.import_host
+    assert caps.import_host is caps.map is bool(device.cl_device.host_unified_memory)
+    assert caps.pinned
 
 
 @pytest.mark.parametrize(
@@ -59,22 +63,57 @@ def test_kinds(kind, unified, expected):
 
 
 def fakes(*names):
-    return [SimpleNamespace(name=name, platform=SimpleNamespace(name="Acme CL")) for name in names]
+    """Devices of these names; those called RX are integrated graphics processors, the others CPUs."""
+    found = []
+    for number, name in enumerate(names):
+        device: Any = SimpleNamespace(
+            name=name,
+            platform=SimpleNamespace(name="Acme CL"),
+            extensions="",
+            type=cl.device_type.GPU if "RX" in name else cl.device_type.CPU,
+            host_unified_memory=True,
+        )
+        found.append(Found(str(number), device, device))
+    return found
 
 
 @pytest.mark.parametrize(
     ("wanted", "numbers"),
-    [("", [0, 1, 2]), ("1", [1]), ("2, 0", [0, 2]), ("*rx*", [1]), ("Gx*,2", [0, 2]), ("*(acme cl)", [0, 1, 2])],
+    [
+        ("", "012"),
+        ("1", "1"),
+        ("2, 0", "02"),
+        ("rx", "1"),
+        ("*rx*", "1"),
+        ("Gx*,2", "02"),
+        ("*(acme cl)", "012"),
+        ("igpu", "1"),
+        ("CPU", "02"),
+    ],
 )
 def test_selection_keeps_the_numbers(wanted, numbers):
-    assert [n for n, _ in select(fakes("GX 100", "RX 7", "Host"), wanted)] == numbers
+    assert [f.id for f in select(fakes("GX 100", "RX 7", "Host"), wanted)] == list(numbers)
 
 
-def test_a_selection_that_matches_nothing_names_what_there_is(monkeypatch):
-    monkeypatch.setenv(SELECTION, "nonsense*")
-    with pytest.raises(Unavailable, match=r"'nonsense\*' matches no device of 0: GX 100 \(Acme CL\)") as caught:
+def test_parts_are_selected_by_their_own_number_and_by_the_whole_ones():
+    whole, other = fakes("GX 100", "Host")
+    parts = [whole._replace(id="0.0"), whole._replace(id="0.1"), other]
+    assert [f.id for f in select(parts, "0")] == ["0.0", "0.1"]
+    assert [f.id for f in select(parts, "0.1,1")] == ["0.1", "1"]
+
+
+@pytest.mark.parametrize("wanted", ["nonsense*", "7", "0.1", "gpu", "0,nonsense"])
+def test_a_selection_that_matches_nothing_names_what_there_is(monkeypatch, wanted):
+    monkeypatch.setenv(SELECTION, wanted)
+    with pytest.raises(Unavailable, match=r"there are: 0: GX 100 \(Acme CL\), CPU") as caught:
         select(fakes("GX 100"))
     assert SELECTION in caught.value.remedy
+
+
+def test_a_selection_with_a_slip_suggests_what_was_meant():
+    with pytest.raises(Unavailable, match=r"no OpenCL device named 'gx 10l'; did you mean 'GX 100'") as caught:
+        select(fakes("GX 100", "Host"), "GX 10l")
+    assert isinstance(caught.value.__cause__, UnknownNameError)
 
 
 def test_no_platform(monkeypatch):
@@ -98,6 +137,19 @@ def test_platforms_without_devices(monkeypatch):
     monkeypatch.setattr(cl, "get_platforms", list)
     with pytest.raises(Unavailable, match="no OpenCL device"):
         OpenCLBackend().devices()
+
+
+@pytest.mark.parametrize(("versions", "numbers"), [(["1.1", "1.2", "3.0"], ["1", "2"]), (["1.0", "10.0"], ["1"])])
+def test_devices_of_old_versions_are_left_out(monkeypatch, versions, numbers):
+    devices = [f.device for f in fakes(*versions)]
+    for device, version in zip(devices, versions, strict=True):
+        device.version = f"OpenCL {version} Acme"
+    platform = SimpleNamespace(name="Acme CL", get_devices=lambda: devices)
+    monkeypatch.setattr(cl, "get_platforms", lambda: [platform])
+    assert [f.id for f in find_devices()] == numbers
+    devices[:] = devices[:1]
+    with pytest.raises(Unavailable, match=rf"no device has OpenCL 1.2 or newer \({versions[0]} \(Acme CL\)"):
+        find_devices()
 
 
 def test_pyopencl_missing(monkeypatch):

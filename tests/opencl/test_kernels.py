@@ -7,6 +7,7 @@ import pytest
 
 from opweave.contract import Arg, Step
 from opweave.dtypes import as_dtype
+from opweave_opencl.kernels import KERNELS
 
 
 def bound(device, array):
@@ -93,5 +94,38 @@ def test_softmax_of_large_logits(stream):
 
 
 def test_an_unsupported_dtype_is_refused_by_name(device):
-    half = Arg(None, 0, as_dtype("f16"), (4,), (2,))
-    assert device.why_not(Step("add", half, (half, half), {})) == "the output is f16, not f32"
+    whole = Arg(None, 0, as_dtype("i32"), (4,), (4,))
+    assert device.why_not(Step("exp", whole, (whole,), {})) == "the output is i32, not bf16 f16 f32 f64"
+
+
+def test_without_double_precision_f64_is_moved_only():
+    double = Arg(None, 0, as_dtype("f64"), (4,), (8,))
+    table = KERNELS.without_f64
+    assert table.why_not(Step("add", double, (double, double), {})) is not None
+    assert table.why_not(Step("contiguous", double, (double,), {})) is None
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((1 << 20,), (0,)), ((3, 1 << 18), (1,)), ((1 << 17, 5), (0,))])
+def test_large_reductions_are_made_in_pieces(stream, shape, axes):
+    x = floats(*shape)
+    for op, want in (("sum", x.astype(np.float64).sum(axes)), ("max", x.max(axes)), ("min", x.min(axes))):
+        got = run(stream, op, np.zeros(want.shape, np.float32), x, axes=axes)
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-3)
+    got = run(stream, "var", np.zeros(want.shape, np.float32), x, axes=axes, correction=1.0)
+    np.testing.assert_allclose(got, x.astype(np.float64).var(axes, ddof=1), rtol=2e-5)
+
+
+@pytest.mark.parametrize("n", [65, 1000, 5000])
+def test_orders_of_long_axes_are_stable(stream, n):
+    x = np.random.default_rng(1).integers(0, 50, (3, n)).astype(np.float32)
+    attrs = {"axis": 1, "stable": True}
+    got = run(stream, "argsort", np.zeros((3, n), np.int64), x, descending=False, **attrs)
+    np.testing.assert_array_equal(got, np.argsort(x, 1, kind="stable"))
+    got = run(stream, "argsort", np.zeros((3, n), np.int64), x, descending=True, **attrs)
+    np.testing.assert_array_equal(got, np.argsort(-x, 1, kind="stable"))
+
+
+def test_long_running_sums_keep_small_addends(stream):
+    x = np.full(1 << 20, 0.1, np.float32)
+    got = run(stream, "cumsum", np.zeros(1 << 20, np.float32), x, axis=0)
+    np.testing.assert_allclose(got, np.cumsum(x, dtype=np.float64), rtol=2e-5)

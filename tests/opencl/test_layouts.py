@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opweave_opencl.layouts import coalesce
+from opweave_opencl.layouts import coalesce, nested
 
 
 def test_dense_operands_become_one_axis():
@@ -36,3 +36,26 @@ def test_the_walk_stays_the_same(shape, data):
         want = [sum(i * s for i, s in zip(at, before, strict=True)) for at in np.ndindex(*shape)]
         got = [sum(i * s for i, s in zip(reversed(at), after, strict=True)) for at in np.ndindex(*lengths[::-1])]
         assert got == want
+
+
+@given(st.lists(st.integers(1, 4), max_size=5), st.data())
+def test_another_order_of_axes_meets_the_same_elements(shape, data):
+    axes = len(shape)
+    strides = [data.draw(st.lists(st.integers(-12, 12), min_size=axes, max_size=axes)) for _ in range(2)]
+    lengths, steps = nested(shape, strides, 4)
+    assert len(lengths) >= 2
+    before = sorted(
+        tuple([sum(i * s for i, s in zip(at, own, strict=True)) for own in strides]) for at in np.ndindex(*shape)
+    )
+    after = sorted(
+        tuple([sum(i * s for i, s in zip(at, own, strict=True)) for own in steps]) for at in np.ndindex(*lengths)
+    )
+    assert before == after
+
+
+def test_operands_that_are_all_transposed_are_walked_as_they_lie():
+    assert nested((5, 20), [(1, 5), (1, 5)], 4) == ((100, 1), [(1, 0), (1, 0)])
+
+
+def test_vectors_go_along_the_long_axis():
+    assert nested((1000, 3), [(1, 1000), (3, 1)], 16)[0] == (1000, 3)

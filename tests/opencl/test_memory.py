@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
+import pyopencl as cl
 import pytest
 
-from opweave.contract import Arg, Group, Step
+import opweave as ow
+from opweave.contract import HOST_SPACE, Arg, Group, Step
 from opweave.dtypes import as_dtype
 from opweave.errors import AllocationError, BoundsError, LifetimeError
 from opweave.host import HostBackend
@@ -74,7 +78,7 @@ def test_more_than_one_buffer_can_hold(device):
 
 def test_memory_runs_out_at_allocation(device):
     """Also where the driver would promise more than there is. Memory that nobody touches costs the machine nothing."""
-    before, size = device.allocated, device.max_buffer_size
+    before, size = device.account.taken, device.max_buffer_size
     held = [device.alloc(size) for _ in range(device.mem_info()[0] // size)]
     with pytest.raises(AllocationError) as caught:
         device.alloc(size)
@@ -83,7 +87,7 @@ def test_memory_runs_out_at_allocation(device):
     assert caught.value.free < size
     for buffer in held:
         buffer.free()
-    assert device.allocated == before
+    assert device.account.taken == before
     device.alloc(size).free()
 
 
@@ -132,3 +136,110 @@ def test_kernels_take_a_base_and_an_offset(device, stream, offset):
     np.testing.assert_array_equal(got[(offset + 8) // 4 :][:100], -values)
     assert not got[: (offset + 8) // 4].any()
     assert not got[(offset + 8) // 4 + 100 :].any()
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_one_buffer_cannot_hold_is_chunked(device, monkeypatch):
+    """Weights and temporaries of more than the largest buffer lie in several."""
+    limit = 64 << 10
+    monkeypatch.setattr(device, "max_buffer_size", limit)
+    monkeypatch.setattr(device, "_default_type", None)
+    rng = np.random.default_rng(0)
+    arrays = {f"w{i}": rng.standard_normal((64, 64)).astype(np.float32) for i in range(10)}  # 16 KiB each
+    value = rng.standard_normal((64, 64)).astype(np.float32)
+    x = ow.input("x", (64, 64))
+    weights = ow.weights(arrays)
+    kept = [ow.tanh(x * weights[name]) for name in arrays]  # all are needed at the end
+    with ow.Scheduler([device, "host"]) as scheduler:
+        program = scheduler.build(kept)
+        got = program.run(x=value)
+        buffers = {region.buffer for region in program.memory_map().places.values() if region.buffer.device is device}
+    assert len(buffers) > 4
+    assert max(buffer.size for buffer in buffers) <= limit
+    for result, weight in zip(got, arrays.values(), strict=True):
+        np.testing.assert_allclose(result, np.tanh(value * weight), rtol=1e-5, atol=1e-6)
+
+
+def test_a_tensor_larger_than_the_largest_buffer(device, monkeypatch):
+    monkeypatch.setattr(device, "max_buffer_size", 4096)
+    monkeypatch.setattr(device, "_default_type", None)
+    x = ow.input("x", (64, 64))
+    with ow.Scheduler([device, "host"]) as scheduler, pytest.raises(AllocationError, match="one buffer has at most"):
+        scheduler.build(ow.neg(x), pins={ow.neg(x): device}).run(x=np.zeros((64, 64), np.float32))
+
+
+def test_a_driver_without_memory_is_an_allocation_error(device, monkeypatch):
+    def fail(*args, **named):
+        error = cl.MemoryError("clEnqueueMigrateMemObjects failed: MEM_OBJECT_ALLOCATION_FAILURE")
+        monkeypatch.setattr(type(error), "code", cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE)
+        monkeypatch.setattr(type(error), "__str__", Exception.__str__)
+        raise error
+
+    taken = device.account.taken
+    monkeypatch.setattr(cl, "enqueue_migrate_mem_objects", fail)
+    with pytest.raises(AllocationError, match="MEM_OBJECT_ALLOCATION_FAILURE") as caught:
+        device.alloc(1024)
+    assert caught.value.requested == 1024
+    assert caught.value.device == device.name
+    assert device.account.taken == taken
+
+
+def test_devices_in_the_hosts_memory_promise_no_more_than_the_machine_has(device, monkeypatch):
+    if not device.cl_device.host_unified_memory:
+        pytest.skip("the device has memory of its own")
+    monkeypatch.setattr("opweave_opencl.device.host_memory_info", lambda: (1 << 20, 1 << 34))
+    assert device.mem_info() == (1 << 20, device.account.total)
+    device.alloc(1 << 20).free()
+    with pytest.raises(AllocationError) as caught:
+        device.alloc((1 << 20) + 1)
+    assert caught.value.free == 1 << 20
+
+
+def test_accounts_of_many_threads(device):
+    before = device.account.taken
+
+    def work(_):
+        for _ in range(20):
+            device.alloc(1000).free()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert device.account.taken == before
+
+
+# --- pinned host memory -----------------------------------------------------------------------------------------------
+
+
+def test_pinned_memory_is_host_memory(device):
+    kind = device.host_buffer_type
+    assert kind is device.host_buffer_type
+    assert kind is device.buffer_types[1]
+    assert kind.name == f"{device.name}.pinned"
+    with kind.alloc(1000) as buffer:
+        assert buffer.is_host
+        assert buffer.space is HOST_SPACE
+        assert buffer.address is not None
+        assert buffer.address % 64 == 0
+        buffer.fill(7)
+        assert (buffer.read() == 7).all()
+
+
+def test_transfers_from_and_to_pinned_memory(device, stream):
+    values = np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8)
+    kind = device.host_buffer_type
+    with kind.alloc(1 << 20) as there, kind.alloc(1 << 20) as back, device.alloc(1 << 20) as buffer:
+        there.upload(0, values)
+        stream.upload(buffer, 0, there.host_bytes(0, 1 << 20))
+        stream.download(buffer, 0, back.host_bytes(0, 1 << 20))
+        stream.synchronize()
+        np.testing.assert_array_equal(back.read(), values)
+
+
+def test_pinned_memory_is_unmapped_when_it_is_freed(device):
+    buffer = device.host_buffer_type.alloc(1000)
+    mapping = buffer.handle.base
+    buffer.free()
+    with pytest.raises(cl.Error):
+        mapping.release(device.queue)

@@ -8,7 +8,7 @@ import numpy as np
 import pyopencl as cl
 import pytest
 
-from opweave.contract import Arg, Step
+from opweave.contract import Arg, Group, Plan, Step, StepError
 from opweave.dtypes import as_dtype
 from opweave.errors import DeviceLostError, ExecutionError, LifetimeError
 from opweave_opencl.errors import translated
@@ -141,6 +141,52 @@ def test_errors_that_are_not_the_drivers_pass():
 
 def test_a_failed_mark_raises_instead_of_hanging(stream):
     with pytest.raises(ExecutionError, match="status -5"):
-        stream._query(SimpleNamespace(command_execution_status=-5))
-    assert stream._query(SimpleNamespace(command_execution_status=cl.command_execution_status.COMPLETE))
-    assert not stream._query(SimpleNamespace(command_execution_status=cl.command_execution_status.RUNNING))
+        stream._query((SimpleNamespace(command_execution_status=-5),))
+    complete, running = (
+        SimpleNamespace(command_execution_status=status)
+        for status in (cl.command_execution_status.COMPLETE, cl.command_execution_status.RUNNING)
+    )
+    assert stream._query((complete, complete))
+    assert not stream._query((complete, running))
+
+
+@pytest.mark.parametrize(
+    ("code", "expected", "message"),
+    [
+        (cl.status_code.DEVICE_NOT_AVAILABLE, DeviceLostError, "stopped answering"),
+        (cl.status_code.OUT_OF_RESOURCES, ExecutionError, "more registers or local memory"),
+        (cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE, MemoryError, "no memory left"),
+        (cl.status_code.INVALID_KERNEL_ARGS, ExecutionError, "failed while submitting a kernel"),
+    ],
+)
+def test_a_kernel_that_cannot_be_submitted_is_a_typed_error(stream, buffers, monkeypatch, code, expected, message):
+    planted = DriverError(code)
+
+    def fail(*args):
+        raise planted
+
+    good = doubling(buffers)
+    with monkeypatch.context() as patch:
+        patch.setattr(cl, "enqueue_nd_range_kernel", fail)
+        bad = stream._compile([Group((good,)), Group((good,))])
+    plan = Plan(stream, bad, 2)
+    with pytest.raises(StepError, match=message) as caught:
+        plan.run()
+    assert caught.value.step == 0
+    assert isinstance(caught.value.error, expected)
+    assert caught.value.error.__cause__ is planted
+    assert stream.failure is caught.value.error
+    stream.recover()
+    stream.run([good])
+    stream.synchronize()
+
+
+def test_a_group_that_the_device_does_not_take_is_a_typed_error(device, stream, buffers):
+    program = device.programs.build("set.cl", "__kernel void set(__global float *out) { out[0] = 1; }")
+    huge = 8 * device.cl_device.max_work_group_size
+    call = stream.launch(program, "set", (huge,), (huge,), [vector(buffers[0])])
+    with pytest.raises(StepError, match="INVALID_WORK_GROUP_SIZE") as caught:
+        Plan(stream, [call], 1).run()
+    assert isinstance(caught.value.error, ExecutionError)
+    assert isinstance(caught.value.error.__cause__, cl.LogicError)
+    stream.recover()

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opweave.contract import Backend, Device
+from opweave_opencl.account import Account
 from opweave_opencl.device import OpenCLDevice
-from opweave_opencl.discovery import find_devices, select
+from opweave_opencl.discovery import find_devices, partition, select
+from opweave_opencl.sharing import SharedContext
+from opweave_opencl.unified import UnifiedDevice
 
 __all__ = ["OpenCLBackend"]
 
@@ -14,7 +17,8 @@ __all__ = ["OpenCLBackend"]
 class OpenCLBackend(Backend):
     """Every OpenCL device of every platform, named ``opencl:0``, ``opencl:1``, ... in the drivers' order.
 
-    ``OPWEAVE_OPENCL_DEVICES`` selects some: numbers, or globs over ``name (platform)``, separated by commas.
+    ``OPWEAVE_OPENCL_DEVICES`` selects some: numbers, kinds, or parts of ``name (platform)``, separated by commas.
+    ``OPWEAVE_OPENCL_SUBDEVICES=2`` cuts each in two, named ``opencl:0.0`` and ``opencl:0.1``.
     """
 
     def devices(self) -> Sequence[Device]:
@@ -23,4 +27,12 @@ class OpenCLBackend(Backend):
         Raises:
             Unavailable: no pyopencl, no platform, no device, or a selection that matches none.
         """
-        return [OpenCLDevice(number, device) for number, device in select(find_devices())]
+        found = select(partition(find_devices()))
+        platforms = {f.device.platform.int_ptr for f in found}
+        shared = {p: SharedContext([f.device for f in found if f.device.platform.int_ptr == p]) for p in platforms}
+        accounts = {f.whole.int_ptr: Account(int(f.whole.global_mem_size)) for f in found}
+        devices: list[Device] = []
+        for f in found:
+            make = UnifiedDevice if f.device.host_unified_memory else OpenCLDevice
+            devices.append(make(f.id, f.device, shared[f.device.platform.int_ptr], accounts[f.whole.int_ptr]))
+        return devices

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from opweave.contract import Device, Kind, Stream, Usage
+from opweave.contract import BufferType, Device, Kind, Usage
+from opweave.host import host_memory_info
+from opweave.kernels import KernelTable
+from opweave_opencl.account import Account
 from opweave_opencl.discovery import describe, hardware_id, kind_of
 from opweave_opencl.errors import translated
 from opweave_opencl.kernels import KERNELS
+from opweave_opencl.pinned import PinnedMemory
 from opweave_opencl.program import Programs
+from opweave_opencl.sharing import SharedContext
 from opweave_opencl.stream import OpenCLStream
 from opweave_opencl.tuning import Tuning
 
@@ -28,35 +32,41 @@ class OpenCLDevice(Device):
     """One OpenCL device. Its memory is always a space of its own, also where the hardware shares it with the host.
 
     Args:
-        number: its number among all devices of all platforms, the part of the name after the colon.
+        id: the part of the name after the colon.
         device: pyopencl's.
+        contexts: of the platform; ``None``: a context of its own.
+        account: of the hardware's memory, which parts of one device share; ``None``: one of its own.
     """
 
-    kernels = KERNELS
+    kernels: KernelTable = KERNELS
     stream_class = OpenCLStream
 
-    def __init__(self, number: int, device: cl.Device) -> None:
+    def __init__(
+        self, id: str, device: cl.Device, contexts: SharedContext | None = None, account: Account | None = None
+    ) -> None:
         self.cl_device = device
-        self.id = str(number)
-        self.description = describe(device)
+        self.id = id
+        self.description = f"{describe(device)}, {_size(device)}"
         self.kind: Kind = kind_of(device)
-        self.hardware_id = hardware_id(device)
+        # Parts of one piece of hardware are devices beside each other: none is used in place of another.
+        self.hardware_id = hardware_id(device) if "." not in id else None
         self.alignment = max(device.mem_base_addr_align // 8, 1)
-        self.max_buffer_size = device.max_mem_alloc_size
+        self.max_buffer_size = int(device.max_mem_alloc_size)
         self.tuning = Tuning.of(device)
-        self.allocated = 0
-        self._sizes: dict[int, int] = {}  # id of a handle -> its bytes
-        self._lock = Lock()
+        if "cl_khr_fp64" not in device.extensions.split():
+            self.kernels = KERNELS.without_f64
+        self.account = account or Account(int(device.global_mem_size))
+        self._contexts = contexts or SharedContext([device])
+        self._unified = bool(device.host_unified_memory)
+        self._sizes: dict[int, int] = {}  # of a handle -> its bytes
 
     # --- made on first use ------------------------------------------------------------------------------------------
 
     @cached_property
     def context(self) -> cl.Context:
-        """The device's context."""
-        import pyopencl as cl
-
+        """The context that it shares with the other devices of its platform."""
         with self.errors("opening the device"):
-            return cl.Context([self.cl_device])
+            return self._contexts.of(self.cl_device)
 
     @cached_property
     def queue(self) -> cl.CommandQueue:
@@ -64,12 +74,12 @@ class OpenCLDevice(Device):
         import pyopencl as cl
 
         with self.errors("opening the device"):
-            return cl.CommandQueue(self.context)
+            return cl.CommandQueue(self.context, self.cl_device)
 
     @cached_property
     def programs(self) -> Programs:
         """Programs built for this device."""
-        return Programs(self.name, self.context)
+        return Programs(self.name, self.context, self.cl_device)
 
     def errors(self, doing: str, *, allocating: bool = False) -> AbstractContextManager[None]:
         """A ``with`` block in which driver errors become typed ones."""
@@ -78,9 +88,18 @@ class OpenCLDevice(Device):
     # --- properties -------------------------------------------------------------------------------------------------
 
     def mem_info(self) -> tuple[int, int]:
-        """Bytes left by this process's own account (OpenCL tells no more), and in all."""
-        total = int(self.cl_device.global_mem_size)
-        return max(total - self.allocated, 0), total
+        """Bytes left and in all.
+
+        What is left is by this process's own account, and where more is known no more than that: what AMD's driver
+        says, and what the machine has left, for devices that share its memory.
+        """
+        free = self.account.free
+        if self._unified:
+            free = min(free, host_memory_info()[0] or free)
+        elif "cl_amd_device_attribute_query" in self.cl_device.extensions.split():
+            with self.errors("asking for its free memory"):
+                free = min(free, _first(self.cl_device.global_free_memory_amd) << 10)
+        return free, self.account.total
 
     def features(self) -> Mapping[str, Any]:
         """Versions, limits and number formats of the device."""
@@ -91,38 +110,51 @@ class OpenCLDevice(Device):
             "opencl": d.version.strip(),
             "opencl_c": d.opencl_c_version.strip(),
             "driver": d.driver_version.strip(),
+            "vendor": d.vendor.strip(),
             "fp16": "cl_khr_fp16" in extensions,
             "fp64": "cl_khr_fp64" in extensions,
             "compute_units": d.max_compute_units,
+            "clock_mhz": d.max_clock_frequency,
             "local_memory": d.local_mem_size,
             "max_work_group": d.max_work_group_size,
-            "unified_memory": bool(d.host_unified_memory),
+            "max_buffer": d.max_mem_alloc_size,
+            "unified_memory": self._unified,
+            "partitions": d.partition_max_sub_devices,
         }
+
+    @cached_property
+    def host_buffer_type(self) -> BufferType:
+        """Pinned host memory."""
+        return PinnedMemory(self)
+
+    @property
+    def buffer_types(self) -> Sequence[BufferType]:
+        """Its own memory and pinned host memory."""
+        return (self.default_buffer_type, self.host_buffer_type)
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
     def _alloc(self, size: int, usage: Usage) -> cl.Buffer:
         import pyopencl as cl
 
-        free, total = self.mem_info()
-        if size > free:
-            # Drivers that hand out the host's memory promise more than there is, and the process dies at first use.
-            raise MemoryError(f"{self.allocated:,} of {total:,} bytes are taken")
-        with self.errors(f"allocating {size:,} bytes", allocating=True):
-            mem = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, size)
-            # Drivers put off the allocation to the first use; moving the buffer to the device is one.
-            cl.enqueue_migrate_mem_objects(self.queue, [mem], flags=cl.mem_migration_flags.CONTENT_UNDEFINED)
-            self.queue.finish()
-        with self._lock:
-            self._sizes[mem.int_ptr] = size
-            self.allocated += size
+        # Drivers that hand out the host's memory promise more than there is, and the process dies at first use.
+        self.account.take(size, self.mem_info()[0])
+        try:
+            with self.errors(f"allocating {size:,} bytes", allocating=True):
+                mem = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, size)
+                # Drivers put off the allocation to the first use; moving the buffer to the device is one.
+                cl.enqueue_migrate_mem_objects(self.queue, [mem], flags=cl.mem_migration_flags.CONTENT_UNDEFINED)
+                self.queue.finish()
+        except BaseException:
+            self.account.give(size)
+            raise
+        self._sizes[mem.int_ptr] = size
         return mem
 
     def _free(self, mem: cl.Buffer) -> None:
         # Not released by force: drivers crash on kernels whose arguments are gone, and a call that is bound to this
         # memory may be left. The last reference releases it.
-        with self._lock:
-            self.allocated -= self._sizes.pop(mem.int_ptr, 0)
+        self.account.give(self._sizes.pop(mem.int_ptr, 0))
 
     def _upload(self, mem: cl.Buffer, offset: int, data: memoryview) -> None:
         import pyopencl as cl
@@ -155,9 +187,14 @@ class OpenCLDevice(Device):
             cl.enqueue_copy(self.queue, dst, src, src_offset=src_offset, dst_offset=dst_offset, byte_count=size)
             self.queue.finish()
 
-    # --- work -------------------------------------------------------------------------------------------------------
 
-    def _open(self, **params: Any) -> Stream:
-        if params:
-            raise TypeError(f"unknown parameters {sorted(params)}")
-        return OpenCLStream(self)
+def _first(values: Any) -> int:
+    """Drivers tell one number or several."""
+    return int(values[0] if isinstance(values, (list, tuple)) else values)
+
+
+def _size(device: cl.Device) -> str:
+    """What helps to choose between devices."""
+    units, clock = device.max_compute_units, device.max_clock_frequency
+    many = f"{units} compute unit{'s' if units > 1 else ''}" + (f" at {clock} MHz" if clock else "")
+    return f"{many}, {' '.join(device.version.split()[:2])}, driver {device.driver_version.strip()}"

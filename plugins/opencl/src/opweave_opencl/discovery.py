@@ -1,21 +1,26 @@
-"""Which OpenCL devices are here, and which of them were selected."""
+"""Which OpenCL devices are here, into what they are cut, and which of them were selected."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opweave.contract import Kind
-from opweave.errors import Unavailable
+from opweave.errors import Unavailable, UnknownNameError
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["SELECTION", "describe", "find_devices", "hardware_id", "kind_of", "select"]
+__all__ = ["PARTS", "SELECTION", "Found", "describe", "find_devices", "hardware_id", "kind_of", "partition", "select"]
 
 SELECTION: Final = "OPWEAVE_OPENCL_DEVICES"
-"""Environment variable: numbers of devices or globs over their descriptions, separated by commas."""
+"""Environment variable: numbers (``1``, ``0.1``), kinds or parts of names of devices, separated by commas."""
+
+PARTS: Final = "OPWEAVE_OPENCL_SUBDEVICES"
+"""Environment variable: into how many parts each device that can be cut is cut."""
 
 _REMEDY: Final = (
     "install the OpenCL driver of your hardware's maker, or PoCL, a driver that runs on the CPU: "
@@ -23,11 +28,25 @@ _REMEDY: Final = (
 )
 
 
-def find_devices() -> list[cl.Device]:
-    """Every device of every platform, in the driver's order.
+class Found(NamedTuple):
+    """A device or a part of one.
+
+    Attributes:
+        id: ``"0"``, or ``"0.1"`` for the second part of that device.
+        device: pyopencl's.
+        whole: the device that it is a part of, or the device itself.
+    """
+
+    id: str
+    device: cl.Device
+    whole: cl.Device
+
+
+def find_devices() -> list[Found]:
+    """Every device of every platform, numbered in the drivers' order; those below OpenCL 1.2 are left out.
 
     Raises:
-        Unavailable: pyopencl cannot be loaded, or there is no platform or no device.
+        Unavailable: pyopencl cannot be loaded, or there is no platform or no such device.
     """
     try:
         import pyopencl as cl
@@ -37,23 +56,36 @@ def find_devices() -> list[cl.Device]:
         platforms = cl.get_platforms()
     except cl.Error as error:
         raise Unavailable(f"there is no OpenCL platform: {error}", remedy=_REMEDY) from error
-    found: list[cl.Device] = []
+    devices: list[cl.Device] = []
     for platform in platforms:
         try:
-            found += platform.get_devices()
+            devices += platform.get_devices()
         except cl.Error:  # a platform whose hardware is not in this machine
             continue
-    if not found:
+    if not devices:
         names = ", ".join(p.name for p in platforms) or "no OpenCL platform"
         raise Unavailable(f"there is no OpenCL device (found: {names})", remedy=_REMEDY)
+    found = [Found(str(number), device, device) for number, device in enumerate(devices) if _recent(device)]
+    if not found:
+        versions = "; ".join(f"{describe(device)}: {device.version.strip()}" for device in devices)
+        raise Unavailable(f"no device has OpenCL 1.2 or newer ({versions})", remedy=_REMEDY)
     return found
 
 
-def select(devices: list[cl.Device], wanted: str | None = None) -> list[tuple[int, cl.Device]]:
-    """The selected devices with their numbers; a number stays the same whatever else is selected.
+def _recent(device: cl.Device) -> bool:
+    """Whether it has OpenCL 1.2, with markers that wait, fills and partitions."""
+    version = re.match(r"OpenCL (\d+)\.(\d+)", device.version)
+    return version is not None and (int(version[1]), int(version[2])) >= (1, 2)
+
+
+# --- selection ------------------------------------------------------------------------------------------------------
+
+
+def select(found: Sequence[Found], wanted: str | None = None) -> list[Found]:
+    """The selected devices; a number stays the same whatever else is selected.
 
     Args:
-        devices: all of them.
+        found: all of them.
         wanted: the selection; ``None`` reads the environment, an empty one selects all.
 
     Raises:
@@ -62,25 +94,106 @@ def select(devices: list[cl.Device], wanted: str | None = None) -> list[tuple[in
     if wanted is None:
         wanted = os.environ.get(SELECTION, "")
     patterns = [p.strip().lower() for p in wanted.split(",") if p.strip()]
-    numbered = list(enumerate(devices))
     if not patterns:
-        return numbered
-    chosen: set[int] = set()
+        return list(found)
+    chosen: set[str] = set()
     for pattern in patterns:
-        hits = {n for n, d in numbered if pattern == str(n) or fnmatchcase(describe(d).lower(), pattern)}
+        hits = {f.id for f in found if _matches(pattern, f)}
         if not hits:
-            there = "; ".join(f"{n}: {describe(d)}" for n, d in numbered)
+            there = "; ".join(f"{f.id}: {describe(f.device)}, {kind_of(f.device).value}" for f in found)
+            names = [word for f in found for word in (describe(f.device), f.device.name.strip())]
+            unknown = UnknownNameError("OpenCL device", pattern, {*names, *(kind_of(f.device).value for f in found)})
             raise Unavailable(
-                f"{SELECTION}={wanted!r}: {pattern!r} matches no device of {there}",
-                remedy=f"set {SELECTION} to numbers or globs of these descriptions, or unset it",
-            )
+                f"{SELECTION}={wanted!r}: {unknown}\n  there are: {there}",
+                remedy=f"set {SELECTION} to numbers, kinds or parts of these names, or unset it",
+            ) from unknown
         chosen |= hits
-    return [(n, d) for n, d in numbered if n in chosen]
+    return [f for f in found if f.id in chosen]
+
+
+def _matches(pattern: str, found: Found) -> bool:
+    """Whether a part of a selection means a device: its number, its kind, or a part (or glob) of its name."""
+    if re.fullmatch(r"\d+(\.\d+)?", pattern):
+        return pattern in (found.id, found.id.partition(".")[0])
+    if pattern.upper() in Kind.__members__:
+        return kind_of(found.device) is Kind[pattern.upper()]
+    name = describe(found.device).lower()
+    return fnmatchcase(name, pattern) if any(c in pattern for c in "*?[") else pattern in name
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+
+def partition(found: Sequence[Found], parts: str | None = None) -> list[Found]:
+    """Each device cut into equal parts, which are devices of their own; what cannot be cut stays whole.
+
+    Args:
+        parts: how many; ``None`` reads the environment, an empty text cuts nothing.
+
+    Raises:
+        Unavailable: not a number above 0, or none of the devices can be cut into so many.
+    """
+    if parts is None:
+        parts = os.environ.get(PARTS, "")
+    if not parts.strip():
+        return list(found)
+    if not parts.strip().isdecimal() or int(parts) < 1:
+        raise Unavailable(f"{PARTS}={parts!r} is no number of parts", remedy=f"set {PARTS} to a number, or unset it")
+    count = int(parts)
+    if count == 1:
+        return list(found)
+    result: list[Found] = []
+    reasons: list[str] = []
+    for whole in found:
+        pieces = _cut(whole.device, count)
+        if isinstance(pieces, str):
+            reasons.append(f"{whole.id}: {describe(whole.device)}: {pieces}")
+            result.append(whole)
+        else:
+            result += [Found(f"{whole.id}.{i}", piece, whole.device) for i, piece in enumerate(pieces)]
+    if len(reasons) == len(found):
+        raise Unavailable(
+            f"{PARTS}={count}: no device can be cut into {count} parts ({'; '.join(reasons)})",
+            remedy=f"lower {PARTS}, or unset it",
+        )
+    return result
+
+
+def _cut(device: cl.Device, count: int) -> list[cl.Device] | str:
+    """``count`` parts of a device with about as many compute units each, or why there are none."""
+    import pyopencl as cl
+
+    way = cl.device_partition_property
+    units = device.max_compute_units
+    if units < count:
+        return f"it has {units} compute units"
+    if device.partition_max_sub_devices < count:
+        return "its driver does not cut it into so many"
+    ways: Any = device.partition_properties
+    try:
+        if way.BY_COUNTS in ways:
+            counts = [units // count + (i < units % count) for i in range(count)]
+            how: list[Any] = [way.BY_COUNTS, *counts, way.BY_COUNTS_LIST_END]
+            return device.create_sub_devices(how)
+        if way.EQUALLY in ways:
+            how = [way.EQUALLY, units // count]
+            return device.create_sub_devices(how)[:count]
+    except cl.Error as error:
+        return str(error)
+    return "its driver does not cut it"
+
+
+# --- properties -----------------------------------------------------------------------------------------------------
 
 
 def describe(device: cl.Device) -> str:
     """Name and platform of a device."""
-    return f"{device.name.strip()} ({device.platform.name.strip()})"
+    name = device.name.strip()
+    if "cl_amd_device_attribute_query" in device.extensions.split():
+        # What AMD calls the name is the architecture, "gfx1100".
+        board = str(device.board_name_amd).strip()
+        name = f"{board} {name}" if board else name
+    return f"{name} ({device.platform.name.strip()})"
 
 
 def kind_of(device: cl.Device) -> Kind:
@@ -100,10 +213,20 @@ def hardware_id(device: cl.Device) -> str | None:
     try:
         if "cl_nv_device_attribute_query" in extensions:
             slot = device.pci_slot_id_nv
-            return f"0000:{device.pci_bus_id_nv:02x}:{slot >> 3:02x}.{slot & 7}"
+            return f"{_domain(device):04x}:{device.pci_bus_id_nv:02x}:{slot >> 3:02x}.{slot & 7}"
         if "cl_amd_device_attribute_query" in extensions:
             place = device.topology_amd
             return f"0000:{place.bus & 0xFF:02x}:{place.device:02x}.{place.function}"
     except (cl.Error, AttributeError):
         pass
     return None
+
+
+def _domain(device: cl.Device) -> int:
+    """The PCI domain on NVIDIA's driver; older ones do not tell."""
+    import pyopencl as cl
+
+    try:
+        return int(device.pci_domain_id_nv)
+    except (cl.Error, AttributeError):
+        return 0

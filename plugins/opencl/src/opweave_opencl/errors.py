@@ -12,7 +12,7 @@ from typing import Final
 
 from opweave.errors import DeviceLostError, ExecutionError
 
-__all__ = ["KernelBuildError", "build_error", "translated"]
+__all__ = ["KernelBuildError", "build_error", "translate", "translated"]
 
 # Status codes of the OpenCL specification, spelled out here so that this module needs no driver.
 _NO_MEMORY: Final = {-4, -6, -61}  # MEM_OBJECT_ALLOCATION_FAILURE, OUT_OF_HOST_MEMORY, INVALID_BUFFER_SIZE
@@ -34,26 +34,37 @@ class KernelBuildError(ExecutionError):
         super().__init__(message, device=device)
 
 
+def translate(error: Exception, device: str, doing: str, *, allocating: bool = False) -> Exception:
+    """What ``pyopencl`` raised as a typed error that names the device and what was being done.
+
+    Returns:
+        ``MemoryError`` where the driver has no memory (the core makes an `AllocationError` of it), `DeviceLostError`
+        where the device or its context is gone, `ExecutionError` for other failures of the driver; errors that are not
+        the driver's as they are.
+    """
+    code = getattr(error, "code", None)
+    if not isinstance(code, int):
+        return error
+    if code in _NO_MEMORY or (allocating and code == _OUT_OF_RESOURCES):
+        return MemoryError(f"{device} has no memory left for {doing}: {error}")
+    if code in _LOST:
+        return DeviceLostError(f"{device} stopped answering while {doing}: {error}")
+    message = f"{device} failed while {doing}: {error}"
+    if code == _OUT_OF_RESOURCES:
+        message += " (a kernel needs more registers or local memory than there are, or one before it failed)"
+    return ExecutionError(message, device=device)
+
+
 @contextmanager
 def translated(device: str, doing: str, *, allocating: bool = False) -> Iterator[None]:
-    """Raise what ``pyopencl`` raises inside as a typed error that names the device and what was being done.
-
-    Raises:
-        MemoryError: the driver has no memory (the core makes an `AllocationError` of it).
-        DeviceLostError: the device or its context is gone.
-        ExecutionError: anything else.
-    """
+    """Raise what ``pyopencl`` raises inside as a typed error; see `translate`."""
     try:
         yield
     except Exception as error:
-        code = getattr(error, "code", None)
-        if not isinstance(code, int):
+        told = translate(error, device, doing, allocating=allocating)
+        if told is error:
             raise
-        if code in _NO_MEMORY or (allocating and code == _OUT_OF_RESOURCES):
-            raise MemoryError(str(error)) from error
-        if code in _LOST:
-            raise DeviceLostError(f"{device} stopped answering while {doing}: {error}") from error
-        raise ExecutionError(f"{device} failed while {doing}: {error}", device=device) from error
+        raise told from error
 
 
 def build_error(device: str, file: str, source: str, error: Exception) -> KernelBuildError:

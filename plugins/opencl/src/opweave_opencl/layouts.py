@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from opweave.contract import Arg
 
-__all__ = ["MAX_AXES", "Axes", "coalesce", "element_offset", "element_strides", "padded"]
+__all__ = ["MAX_AXES", "Axes", "coalesce", "element_offset", "element_strides", "nested", "padded"]
 
 MAX_AXES = 8
 """The most axes that a kernel takes; also opweave's limit."""
@@ -52,11 +51,34 @@ def coalesce(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[Ax
     return tuple(lengths), [tuple(step) for step in steps]
 
 
+def nested(shape: Sequence[int], strides: Sequence[Sequence[int]], vector: int) -> tuple[Axes, list[Axes]]:
+    """The same elements with the fewest axes in an order that suits vectors, **innermost first**; any order will do.
+
+    The innermost axis is long, and steps from one element to the next in as many operands as possible; the second is
+    the longest of the others.
+
+    Args:
+        shape, strides: as for `coalesce`; the last operand is the output.
+        vector: elements that are computed at once.
+
+    Returns:
+        As `coalesce`, but at least two axes.
+    """
+    axes = sorted(range(len(shape)), key=lambda axis: -abs(strides[-1][axis]))
+    lengths, steps = coalesce([shape[a] for a in axes], [[own[a] for a in axes] for own in strides])
+    if len(lengths) > 1:
+        inner = max(range(len(lengths)), key=lambda axis: _worth(lengths[axis], [own[axis] for own in steps], vector))
+        second = max((axis for axis in range(len(lengths)) if axis != inner), key=lengths.__getitem__)
+        order = [inner, second, *(axis for axis in range(len(lengths)) if axis not in (inner, second))]
+        return tuple([lengths[a] for a in order]), [tuple([own[a] for a in order]) for own in steps]
+    return (*lengths, 1), [(*own, 0) for own in steps]
+
+
+def _worth(length: int, steps: Sequence[int], vector: int) -> int:
+    """How well an axis is walked by vectors: whole ones, and those that are loaded at once."""
+    return min(length, 4 * vector) * (1 + 3 * sum(step in (0, 1) for step in steps))
+
+
 def padded(values: Sequence[int], fill: int, length: int = MAX_AXES) -> Axes:
     """``values`` lengthened to ``length`` with ``fill``."""
     return (*values, *(fill,) * (length - len(values)))
-
-
-def rest(shape: Sequence[int], skip: int) -> int:
-    """Elements of the axes from ``skip`` on."""
-    return prod(shape[skip:])

@@ -6,16 +6,18 @@ import re
 import warnings
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
 from importlib.resources import files
 from threading import Lock
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from opweave_opencl.caching import BinaryCache
 from opweave_opencl.errors import build_error
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Programs", "source"]
+__all__ = ["Programs", "new_kernel", "set_bytes", "source"]
 
 _INCLUDE: Final = re.compile(r'#include "([\w.]+)"')
 
@@ -42,14 +44,25 @@ def expanded(file: str, text: str) -> str:
 
 
 class Programs:
-    """The programs of one context. Thread-safe.
+    """The programs of one device. Thread-safe.
 
-    Drivers cache compiled programs on disk, and where they do not, pyopencl does.
+    Args:
+        name: the device's, for messages.
+        context: which the device is in.
+        device: pyopencl's.
+        binaries: where built programs are kept; ``None``: in the user's cache folder.
     """
 
-    def __init__(self, device: str, context: cl.Context) -> None:
-        self._device = device
+    def __init__(self, name: str, context: cl.Context, device: cl.Device, binaries: BinaryCache | None = None) -> None:
+        self._name = name
         self._context = context
+        self._device = device
+        self._binaries = BinaryCache() if binaries is None else binaries
+        platform = device.platform
+        self._identity = (
+            *("2", platform.vendor, platform.name, platform.version),  # "2": of the layout of the cache
+            *(device.vendor, device.name, device.version, device.driver_version, str(device.max_compute_units)),
+        )
         self._built: dict[tuple[str, tuple[tuple[str, str], ...]], cl.Program] = {}
         self._lock = Lock()
 
@@ -62,16 +75,27 @@ class Programs:
         Raises:
             KernelBuildError: the driver's compiler refuses it.
         """
+        program = self._built.get((name, tuple(macros.items())))
+        return program or self._add(name, f"{name}.cl", source(f"{name}.cl"), macros)
+
+    def generated(self, text: str, macros: Mapping[str, str]) -> cl.Program:
+        """A source that was generated, built with the given macros.
+
+        Raises:
+            KernelBuildError: the driver's compiler refuses it.
+        """
+        return self._built.get((text, tuple(macros.items()))) or self._add(text, "generated.cl", text, macros)
+
+    def _add(self, name: str, file: str, text: str, macros: Mapping[str, str]) -> cl.Program:
         key = (name, tuple(macros.items()))
-        program = self._built.get(key)
-        if program is None:
-            with self._lock:
-                program = self._built.get(key) or self.build(f"{name}.cl", source(f"{name}.cl"), macros)
-                self._built[key] = program
+        with self._lock:
+            program = self._built.get(key)
+            if program is None:
+                program = self._built[key] = self.build(file, text, macros)
         return program
 
     def build(self, name: str, text: str, macros: Mapping[str, str] | None = None) -> cl.Program:
-        """Build a source text; ``name`` is the file that messages say it is.
+        """Build a source text, or load what was built of it before; ``name`` is the file that messages say it is.
 
         Raises:
             KernelBuildError: the driver's compiler refuses it.
@@ -80,11 +104,74 @@ class Programs:
 
         head = "".join(f"#define {macro} {value}\n" for macro, value in (macros or {}).items())
         whole = head + expanded(name, text)
+        key = self._binaries.key((*self._identity, whole))
+        # Remarks about programs that did build are of no interest; a failed build raises them. And pyopencl warns of
+        # being told early that it shall not cache.
         with warnings.catch_warnings():
-            # Remarks about a program that did build; a failed build raises them.
             warnings.simplefilter("ignore", cl.CompilerWarning)
+            warnings.filterwarnings("ignore", "Pre-build attribute access")
+            binary = self._binaries.load(key)
+            if binary is not None:
+                try:
+                    loaded = cl.Program(self._context, [self._device], [binary])
+                    loaded.build(devices=[self._device])
+                    return loaded
+                except cl.Error:  # of a driver that changed without telling
+                    self._binaries.drop(key)
+            program = cl.Program(self._context, whole)
+            assert program.int_ptr  # the driver's program from here on: pyopencl builds it without its own cache
             try:
-                program: cl.Program = cl.Program(self._context, whole).build()
+                program.build(devices=[self._device])
             except cl.Error as error:
-                raise build_error(self._device, name, text, error) from error
+                raise build_error(self._name, name, text, error) from error
+            built = dict(zip(program.devices, program.binaries, strict=False)).get(self._device)
+        if built:
+            self._binaries.store(key, built)
         return program
+
+
+# --- kernels --------------------------------------------------------------------------------------------------------
+
+_MAKING: Final = Lock()
+
+
+def new_kernel(program: cl.Program, name: str) -> cl.Kernel:
+    """A kernel object of its own, to which arguments can be bound.
+
+    For each, pyopencl gets the function that sets arguments when the kernel is called (which ours are not) out of a
+    database, which takes longer than all the rest. There are few different ones, so here they are remembered.
+    """
+    kernel, invoker, remembered = _making()
+    with _MAKING:
+        make = invoker.generate_enqueue_and_set_args
+        invoker.generate_enqueue_and_set_args = remembered
+        try:
+            return kernel(program, name)  # type: ignore[no-any-return]
+        finally:
+            invoker.generate_enqueue_and_set_args = make
+
+
+@cache
+def _making() -> tuple[Any, Any, Any]:
+    """What makes kernels, pyopencl's module of such functions, and its function for one, which remembers."""
+    import pyopencl as cl
+
+    invoker: Any = import_module("pyopencl.invoker")
+    make = invoker.generate_enqueue_and_set_args
+    known: dict[tuple[str, int, int], Any] = {}
+
+    def remembered(name: str, passed: int, args: int, types: Any, *rest: Any, **named: Any) -> Any:
+        if types is not None:  # somebody else's, in another thread
+            return make(name, passed, args, types, *rest, **named)
+        key = (name, passed, args)
+        if key not in known:
+            known[key] = make(name, passed, args, types, *rest, **named)
+        return known[key]
+
+    return cl.Kernel, invoker, remembered
+
+
+def set_bytes(kernel: cl.Kernel, index: int, value: bytes) -> None:
+    """Set an argument that is passed by value."""
+    # The public way tries all sorts of arguments before this one, by exceptions, which takes 8 µs.
+    getattr(kernel, "_set_arg_buf", kernel.set_arg)(index, value)

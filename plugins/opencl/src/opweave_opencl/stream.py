@@ -1,14 +1,20 @@
-"""`OpenCLStream`: an in-order command queue. What it is given runs while the host goes on."""
+"""`OpenCLStream`: work in order on a device. What it is given runs while the host goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from struct import pack
 from typing import TYPE_CHECKING, Any
 
-from opweave.contract import Arg, Buffer, Call, Group, Stream
+from opweave.contract import Arg, Buffer, Call, Group, Step, Stream
 from opweave.errors import ExecutionError, LifetimeError
+from opweave.events import EVENTS
+from opweave_opencl import fusing
+from opweave_opencl.errors import translate
+from opweave_opencl.profiling import Profiler
+from opweave_opencl.program import new_kernel, set_bytes
+from opweave_opencl.queues import MANY, Queues, Touched, Work, complete
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -17,24 +23,34 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenCLStream"]
 
+Sizes = tuple[int, ...]
+
 
 class OpenCLStream(Stream):
-    """An in-order command queue of a device.
+    """Work in order on a device.
+
+    Args:
+        profiling: whether it tells when each kernel began and ended; ``None``: if somebody listens to events now.
 
     Attributes:
         target: the device.
-        queue: pyopencl's.
+        queue: pyopencl's queue of kernels.
+        queues: that queue and the one of transfers beside it.
     """
 
-    def __init__(self, device: OpenCLDevice) -> None:
-        import pyopencl as cl
-
+    def __init__(self, device: OpenCLDevice, *, profiling: bool | None = None) -> None:
         super().__init__(device)
         self.target = device
+        profiling = EVENTS.listening if profiling is None else profiling
         with device.errors("opening a stream"):
-            self.queue = cl.CommandQueue(device.context)
-        # Dropping the event of a transfer waits for it, so they are kept until the queue is drained.
+            self.queues = Queues(device.context, device.cl_device, profiling=profiling)
+        self.queue: cl.CommandQueue = self.queues.kernels
+        self._profiler = Profiler(device.name, self.queue) if profiling else None
+        self._binding = ""  # what is being bound, for people
+        # Dropping the event of a transfer waits for it, so they are kept until they are done.
         self._transfers: list[cl.Event] = []
+        # Launch sizes: calls that share few tuples run a tenth faster than those with tuples of their own.
+        self._sizes: dict[Sizes, Sizes] = {}
 
     # --- kernels ----------------------------------------------------------------------------------------------------
 
@@ -42,8 +58,8 @@ class OpenCLStream(Stream):
         self,
         program: cl.Program,
         kernel: str,
-        size: tuple[int, ...],
-        group: tuple[int, ...],
+        size: Sizes,
+        group: Sizes,
         operands: Sequence[Arg],
         words: Sequence[int] = (),
         floats: Sequence[float] = (),
@@ -55,20 +71,20 @@ class OpenCLStream(Stream):
         """
         import pyopencl as cl
 
-        with self.target.errors(f"preparing the kernel {kernel}"):
-            bound = cl.Kernel(program, kernel)
-            memory = [self._memory(arg) for arg in operands]
-            for index, mem in enumerate(memory):
-                bound.set_arg(index, mem)
+        try:
+            bound = new_kernel(program, kernel)
+            for index, arg in enumerate(operands):
+                bound.set_arg(index, self._memory(arg))
             if words or floats:
                 padding = (0.0,) * (len(floats) % 2)
                 values = pack(f"{len(words)}q{len(floats) + len(padding)}f", *words, *floats, *padding)
-                bound.set_arg(len(memory), values)
-        whole = tuple(-(-n // g) * g for n, g in zip(size, group, strict=True))
-        call = partial(cl.enqueue_nd_range_kernel, self.queue, bound, whole, group)
-        # Setting an argument does not make the driver keep the buffer.
-        vars(call)["memory"] = memory
-        return call
+                set_bytes(bound, len(operands), values)
+        except cl.Error as error:
+            raise translate(error, self.device.name, f"preparing the kernel {kernel}") from error
+        whole = tuple([-(-n // g) * g for n, g in zip(size, group, strict=True)])
+        sizes = self._sizes.setdefault
+        call = partial(cl.enqueue_nd_range_kernel, self.queue, bound, sizes(whole, whole), sizes(group, group))
+        return call if self._profiler is None else self._profiler.timed(call, self._binding or kernel, kernel)
 
     def _memory(self, arg: Arg) -> Any:
         buffer = arg.buffer
@@ -77,76 +93,150 @@ class OpenCLStream(Stream):
         return buffer.handle
 
     def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
-        calls = [self._bind(group) for group in groups]
+        calls: list[Call] = []
+        for group in groups:
+            self._binding = " ".join([step.op for step in group.steps])
+            calls.append(self._bind(group))
+        self._binding = ""
         if calls:
-            last, flush = calls[-1], self.queue.flush
+            # Setting an argument does not make the driver keep the buffer: `work` does, as long as there are the calls.
+            work, queues, flush = Work(_ranges(groups)), self.queues, self.queue.flush
+            last = calls[-1]
 
             def submit() -> None:
-                # Some drivers collect commands until they are told to begin.
-                last()
-                flush()
+                queues.after(work, self._event(last()))
+                flush()  # some drivers collect commands until they are told to begin
 
             calls[-1] = submit
+            first = calls[0]
+
+            def begin() -> None:
+                queues.before(work)
+                first()
+
+            calls[0] = begin
         return calls
+
+    def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
+        return fusing.fuse(self, steps)
+
+    def _bind(self, group: Group) -> Call:
+        return super()._bind(group) if len(group.steps) == 1 else fusing.bind(self, group)
+
+    def _event(self, result: Any) -> cl.Event:
+        """The event of a call; one that makes several launches may return nothing."""
+        import pyopencl as cl
+
+        return result if isinstance(result, cl.Event) else cl.enqueue_marker(self.queue)
+
+    def _translate(self, error: Exception) -> Exception:
+        return translate(error, self.device.name, "submitting a kernel")
 
     # --- order ------------------------------------------------------------------------------------------------------
 
     def _synchronize(self) -> None:
+        done, self._transfers = self._transfers, []
         with self.target.errors("running queued work"):
-            self.queue.finish()
-            self._transfers.clear()
+            self.queues.finish()
+        done.clear()
+        if self._profiler is not None:
+            self._profiler.tell()
 
-    def _record(self) -> cl.Event:
-        import pyopencl as cl
-
+    def _record(self) -> tuple[cl.Event, ...]:
         with self.target.errors("recording an event"):
-            mark = cl.enqueue_marker(self.queue)
-            # Another queue that waits for a mark which was never submitted would wait for ever.
-            self.queue.flush()
-            return mark
+            return self.queues.mark()
 
     def _wait(self, handle: Any) -> bool:
-        import pyopencl as cl
-
-        if handle.context != self.queue.context:
+        if handle[0].context != self.queue.context:
             return False
         with self.target.errors("waiting for an event"):
-            cl.enqueue_barrier(self.queue, wait_for=[handle])
+            self.queues.wait(handle)
         return True
 
     def _join(self, handle: Any) -> None:
+        import pyopencl as cl
+
         with self.target.errors("running queued work"):
-            handle.wait()
+            cl.wait_for_events(list(handle))
+        if self._profiler is not None:
+            self._profiler.tell()
 
     def _query(self, handle: Any) -> bool:
         import pyopencl as cl
 
         with self.target.errors("running queued work"):
-            status = handle.command_execution_status
-        if status < 0:
-            name = self.device.name
-            raise ExecutionError(f"work on {name} failed with OpenCL status {status}", device=name)
-        return bool(status == cl.command_execution_status.COMPLETE)
+            states = [event.command_execution_status for event in handle]
+        for status in states:
+            if status < 0:
+                name = self.device.name
+                raise ExecutionError(f"work on {name} failed with OpenCL status {status}", device=name)
+        return all(status == cl.command_execution_status.COMPLETE for status in states)
 
     # --- transfers --------------------------------------------------------------------------------------------------
 
     def _upload(self, buffer: Buffer, offset: int, data: memoryview) -> None:
         import pyopencl as cl
 
-        if len(data):
-            with self.target.errors(f"uploading {len(data):,} bytes"):
-                self._transfers.append(
-                    cl.enqueue_copy(self.queue, buffer.handle, data, dst_offset=offset, is_blocking=False)
-                )
+        def write(queue: cl.CommandQueue, gate: list[cl.Event]) -> cl.Event:
+            return cl.enqueue_copy(queue, buffer.handle, data, dst_offset=offset, is_blocking=False, wait_for=gate)
+
+        self._transfer(f"uploading {len(data):,} bytes", [_range(buffer, offset, len(data), True)], write)
 
     def _download(self, buffer: Buffer, offset: int, out: memoryview) -> None:
         import pyopencl as cl
 
-        if len(out):
-            with self.target.errors(f"downloading {len(out):,} bytes"):
-                self._transfers.append(
-                    cl.enqueue_copy(self.queue, out, buffer.handle, src_offset=offset, is_blocking=False)
-                )
+        def read(queue: cl.CommandQueue, gate: list[cl.Event]) -> cl.Event:
+            return cl.enqueue_copy(queue, out, buffer.handle, src_offset=offset, is_blocking=False, wait_for=gate)
+
+        self._transfer(f"downloading {len(out):,} bytes", [_range(buffer, offset, len(out), False)], read)
+
+    def _copy_from(self, dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size: int) -> bool:
+        import pyopencl as cl
+
+        source, same = src.handle, src.handle is dst.handle
+        if not isinstance(source, cl.Buffer) or source.context != self.queue.context:
+            return False
+        if same and abs(dst_offset - src_offset) < size:
+            return False  # drivers refuse ranges that overlap
+
+        def copy(queue: cl.CommandQueue, gate: list[cl.Event]) -> cl.Event:
+            return cl.enqueue_copy(
+                queue, dst.handle, source, dst_offset=dst_offset, src_offset=src_offset, byte_count=size, wait_for=gate
+            )
+
+        ranges = [_range(dst, dst_offset, size, True), _range(src, src_offset, size, False)]
+        self._transfer(f"copying {size:,} bytes from {src.device.name}", ranges, copy)
+        return True
+
+    def _transfer(
+        self, doing: str, ranges: list[Touched], enqueue: Callable[[cl.CommandQueue, list[cl.Event]], cl.Event]
+    ) -> None:
+        if ranges[0].begin < ranges[0].end:
+            with self.target.errors(doing):
+                self._transfers.append(self.queues.transfer(Work(ranges), enqueue))
+            if len(self._transfers) > MANY:
+                self._transfers = [event for event in self._transfers if not complete(event)]
 
     def _close(self) -> None:
         self._transfers.clear()
+
+
+def _range(buffer: Buffer, offset: int, size: int, written: bool) -> Touched:
+    return Touched(buffer.handle, offset, offset + size, written)
+
+
+def _ranges(groups: Sequence[Group]) -> list[Touched]:
+    """The bytes that steps touch, operand by operand."""
+    args: dict[int, tuple[Arg, bool]] = {}
+    for group in groups:
+        for step in group.steps:
+            for arg in step.srcs:
+                args.setdefault(id(arg), (arg, False))
+            args[id(step.out)] = (step.out, True)
+        if group.scratch is not None:
+            args[id(group.scratch)] = (group.scratch, True)
+    return [
+        Touched(arg.buffer.handle, arg.offset, arg.offset + arg.span, written)
+        for arg, written in args.values()
+        if arg.buffer is not None
+    ]

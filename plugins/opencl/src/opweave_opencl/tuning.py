@@ -1,4 +1,4 @@
-"""Sizes that suit a device: how wide a work-item loads, how many work-items share a group."""
+"""Sizes that suit a device: how wide a work-item loads, how many work-items share a group, what local memory holds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class Tuning(NamedTuple):
         group: work-items of one group of a pointwise kernel.
         row_vector: elements that one work-item loads at once in a kernel that reduces a row.
         row_group: work-items that share a row; a power of two.
-        tiled: whether products share tiles between the work-items of a group, else one work-item computes a panel.
+        tiled: whether products share tiles between the work-items of a group, else one work-item computes a block.
+        local: bytes of local memory of a group.
+        units: processors that run groups at the same time.
     """
 
     vector: int
@@ -26,15 +28,22 @@ class Tuning(NamedTuple):
     row_vector: int
     row_group: int
     tiled: bool
+    local: int = 1 << 15
+    units: int = 1
+
+    @property
+    def most_groups(self) -> int:
+        """Groups of a kernel whose groups take rows in turn: a core has nothing to gain from more."""
+        return 16 * self.units if self.row_group == 1 else 1 << 20
 
     @classmethod
     def of(cls, device: cl.Device) -> Tuning:
         """The sizes for a device, by its type and its limits."""
         import pyopencl as cl
 
-        limit = device.max_work_group_size
+        limit, local, units = device.max_work_group_size, device.local_mem_size, device.max_compute_units
         if device.type & cl.device_type.CPU:
             # A core runs the work-items of a group one after another: wide vectors, and no sharing between items.
-            return cls(vector=16, group=min(64, limit), row_vector=16, row_group=1, tiled=False)
+            return cls(16, min(64, limit), 16, 1, tiled=False, local=local, units=units)
         group = min(64, 1 << (limit.bit_length() - 1))
-        return cls(vector=4, group=group, row_vector=1, row_group=group, tiled=limit >= 256)
+        return cls(4, group, 1, group, tiled=limit >= 256, local=local, units=units)

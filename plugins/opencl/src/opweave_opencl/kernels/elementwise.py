@@ -1,37 +1,15 @@
-"""Arithmetic and elementary functions."""
+"""Arithmetic, elementary functions and conversion."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from opweave_opencl.kernels.pointwise import Formula, formulas
+from opweave_opencl.kernels.table import FLOATS, NUMBERS, PLAIN
 
-from opweave.contract import Arg, Call
-from opweave_opencl.kernels.pointwise import pointwise
-from opweave_opencl.kernels.table import KERNELS
+__all__: list[str] = []
 
-if TYPE_CHECKING:
-    from opweave_opencl.stream import OpenCLStream
-
-__all__ = ["EXPRESSIONS"]
-
-EXPRESSIONS: Final = {
-    "add": "((x) + (y))",
-    "sub": "((x) - (y))",
-    "mul": "((x) * (y))",
-    "div": "((x) / (y))",
-    "neg": "(-(x))",
-    "exp": "exp(x)",
-    "log": "log(x)",
-    "sqrt": "sqrt(x)",
-    "tanh": "tanh(x)",
-}
-"""OpenCL C of each operation, for scalars and vectors."""
-
-
-@KERNELS(*EXPRESSIONS, inplace=True)
-def elementwise(stream: OpenCLStream, op: str, out: Arg, *srcs: Arg, **attrs: Any) -> Call:
-    return pointwise(stream, EXPRESSIONS[op], out, srcs)
-
-
-@KERNELS("scale", inplace=True)
-def scale(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, scale: float, bias: float) -> Call:
-    return pointwise(stream, "((x) * alpha + beta)", out, (x,), alpha=scale, beta=bias)
+formulas(NUMBERS, ("add", "sub", "mul", "neg", "abs", "sign", "square", "pow"))
+formulas(
+    FLOATS, ("div", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "sqrt", "rsqrt", "reciprocal")
+)  # fmt: skip
+formulas(FLOATS, {"scale": Formula(("scale", "bias"))})
+formulas(PLAIN, ("cast",), inplace=False)

@@ -1,14 +1,22 @@
-"""Rows by number. Numbers are only known on the device: one outside of the table names no row and changes nothing."""
+"""Elements and rows by number, and regions.
+
+Numbers are only known on the device: one outside of the table names nothing, and changes nothing.
+"""
 
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from opweave.contract import Arg, Call
-from opweave_opencl.kernels.movement import WORDS
-from opweave_opencl.kernels.pointwise import spread
-from opweave_opencl.kernels.table import KERNELS, MOVABLE, PLAIN
+from opweave.contract import Arg, Call, Step
+from opweave.dtypes import DType
+from opweave.layout import dense_strides
+from opweave_opencl.kernels.calls import in_turn
+from opweave_opencl.kernels.movement import WORDS, copy_call, window_of
+from opweave_opencl.kernels.pointwise import bind_pointwise, walk_words
+from opweave_opencl.kernels.reduction import accumulator
+from opweave_opencl.kernels.table import KERNELS, NUMBERS, PLAIN
+from opweave_opencl.kernels.words import access
 from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded
 
 if TYPE_CHECKING:
@@ -16,32 +24,118 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
+AREA: Final = 8192
+"""Elements that a work-item of a processor without many of them moves."""
 
-@KERNELS("embedding", dtypes=MOVABLE)
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+@KERNELS("embedding", dtypes=PLAIN, moves=True)
 def embedding(stream: OpenCLStream, op: str, out: Arg, table: Arg, ids: Arg) -> Call:
     """A row of the output whose number is outside of the table is zeros."""
-    return _indexed(stream, "take", out, table, ids)
+    word = WORDS[table.dtype.itemsize]
+    return _rows(stream, "take", out, table, ids, word)
 
 
-@KERNELS("index_copy", dtypes=MOVABLE)
+@KERNELS("take_along_axis", dtypes=PLAIN, moves=True)
+def take_along_axis(stream: OpenCLStream, op: str, out: Arg, x: Arg, ids: Arg, *, axis: int) -> Call:
+    """An element of the output whose number is outside of the axis is zero."""
+    strides = list(x.strides)
+    strides[axis] = 0
+    aligned = Arg(x.buffer, x.offset, x.dtype, out.shape, tuple(strides))
+    words, size, group = walk_words(stream.target.tuning, (aligned, ids, out))
+    macros = {"T": WORDS[x.dtype.itemsize].name, "ID": ids.dtype.name, "VEC": str(stream.target.tuning.vector)}
+    program = stream.target.programs.get("gather", macros)
+    words += [x.shape[axis], element_strides(x)[axis]]
+    return stream.launch(program, "gather", size, group, (x, ids, out), words)
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+@KERNELS("index_copy", dtypes=PLAIN, moves=True)
 def index_copy(stream: OpenCLStream, op: str, out: Arg, ids: Arg, rows: Arg) -> Call:
     """A row whose number is outside of the state is not written; of equal numbers the last one counts."""
-    return _indexed(stream, "put", rows, out, ids)
+    return _rows(stream, "put", rows, out, ids, WORDS[out.dtype.itemsize])
 
 
-def _indexed(stream: OpenCLStream, kernel: str, picked: Arg, table: Arg, ids: Arg) -> Call:
+def _sums(step: Step) -> int:
+    """For the sums of types that do not add up in themselves."""
+    acc = accumulator(step.out.dtype)
+    return 0 if acc is step.out.dtype else step.out.size * acc.itemsize
+
+
+@KERNELS("index_add", dtypes=NUMBERS, workspace=_sums)
+def index_add(stream: OpenCLStream, op: str, out: Arg, ids: Arg, rows: Arg, *, n: int, workspace: Arg | None) -> Call:
+    """A row whose number is outside of the output is not added."""
+    if workspace is None:
+        return _rows(stream, "add", rows, out, ids, rows.dtype)
+    acc = accumulator(out.dtype)
+    sums = Arg(workspace.buffer, workspace.offset, acc, out.shape, dense_strides(out.shape, acc))
+    return in_turn(
+        [
+            _rows(stream, "add", rows, sums, ids, rows.dtype),
+            bind_pointwise(stream, [Step("cast", out, (sums,), {"dtype": out.dtype})]),
+        ]
+    )
+
+
+@KERNELS("accumulate", dtypes=NUMBERS)
+def accumulate(stream: OpenCLStream, op: str, out: Arg, x: Arg) -> Call:
+    return bind_pointwise(stream, [Step("add", out, (out, x), {})])
+
+
+@KERNELS("set_region", dtypes=PLAIN, inplace=True, moves=True)
+@KERNELS("add_region", dtypes=NUMBERS, inplace=True)
+def region(stream: OpenCLStream, op: str, out: Arg, x: Arg, value: Arg, *, offsets: tuple[int, ...]) -> Call:
+    target, source = (window_of(arg, offsets, value.shape) for arg in (out, x))
+    calls = []
+    if (out.buffer, out.offset) != (x.buffer, x.offset):
+        calls.append(copy_call(stream, out, x))
+    if value.size:
+        if op == "set_region":
+            calls.append(copy_call(stream, target, value))
+        else:
+            calls.append(bind_pointwise(stream, [Step("add", target, (source, value), {})]))
+    return in_turn(calls)
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+def _rows(stream: OpenCLStream, kernel: str, picked: Arg, table: Arg, ids: Arg, dtype: DType) -> Call:
+    """The call of a kernel over rows of ``table`` and the rows that ``ids`` name, of elements of ``dtype``."""
     split = len(ids.shape)
     picked_strides, table_strides = element_strides(picked), element_strides(table)
     shape, strides = coalesce(ids.shape, [picked_strides[:split], element_strides(ids)])
     row_shape, row_strides = coalesce(table.shape[1:], [picked_strides[split:], table_strides[1:]])
-    width = prod(row_shape)
-    words = [len(shape), *padded(shape, 1), ids.size, table.shape[0], width, len(row_shape), *padded(row_shape, 1)]
+    tuning = stream.target.tuning
+    lines, rows, count = prod(row_shape[1:]), table.shape[0], ids.size
+    wide = tuning.row_group > 1
+    columns = tuning.vector if wide else min(-(-row_shape[0] // tuning.vector) * tuning.vector, AREA)
+    pieces = -(-row_shape[0] // columns)
+    # Owners of rows each read all numbers: only so many as keep the device busy.
+    owners = 1 if kernel == "take" else max(min(rows, (64 if wide else 2) * tuning.units // (pieces * lines)), 1)
+    numbers = max(1 if wide else AREA // columns, -(-count // 65535))
+    ranges = -(-rows // owners)
+    words = [len(shape), *padded(shape, 1), count, rows, len(row_shape), *padded(row_shape, 1)]
+    words += [lines, columns, numbers, ranges]
     words += [element_offset(picked), element_offset(table), element_offset(ids)]
     for own in (*strides, *row_strides):
         words += padded(own, 0)
     words.append(table_strides[0])
-    macros = {"ELEMENT": WORDS[table.dtype.itemsize], "ID": PLAIN[ids.dtype.name]}
-    numbers = ids.size if kernel == "take" else 1
-    size, group = spread((width, numbers, 1), stream.target.tuning.group)
+    macros = {"T": dtype.name, "ID": ids.dtype.name, "VEC": str(tuning.vector)}
+    if kernel == "add":
+        macros["SUM"] = table.dtype.name
+    macros["ACCESSES"] = access(dtype, table.dtype if kernel == "add" else dtype)
+    second = -(-count // numbers) if kernel == "take" else -(-rows // ranges)
+    size = (pieces, second, min(lines, 65535))
+    group = (1, 1, 1) if not wide else (min(tuning.row_group, _power(pieces)), 1, 1)
     program = stream.target.programs.get("indexing", macros)
     return stream.launch(program, kernel, size, group, (picked, table, ids), words)
+
+
+def _power(n: int) -> int:
+    """The smallest power of two that is not below n."""
+    return 1 << (n - 1).bit_length()

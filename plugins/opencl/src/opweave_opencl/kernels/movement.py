@@ -1,48 +1,76 @@
-"""Copies, conversions and joins."""
+"""Copies and joins. Elements are moved as words, as wide as they lie."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from opweave.contract import Arg, Call
-from opweave.dtypes import DType
-from opweave_opencl.kernels.pointwise import pointwise
-from opweave_opencl.kernels.table import KERNELS, MOVABLE, PLAIN
+from opweave.contract import Arg, Call, Step
+from opweave.dtypes import DTYPES, as_dtype
+from opweave_opencl.kernels.calls import in_turn
+from opweave_opencl.kernels.pointwise import FORMULAS, Formula, bind_pointwise
+from opweave_opencl.kernels.table import KERNELS, PLAIN
+from opweave_opencl.layouts import Axes
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
-__all__ = ["WORDS"]
+__all__ = ["WORDS", "copy_call", "window_of"]
 
-WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
-"""Unsigned types by their size in bytes."""
+FORMULAS.update(copy=Formula(), contiguous=Formula())
+
+WORDS: Final = {8: as_dtype("i64"), 4: as_dtype("i32"), 2: as_dtype("i16"), 1: as_dtype("u8")}
+"""Types as which elements of a size are moved."""
 
 
-@KERNELS("copy", "contiguous", "assign", dtypes=MOVABLE, index=MOVABLE)
+@KERNELS("copy", dtypes=DTYPES.values(), index=DTYPES.values(), inplace=True, moves=True)
+@KERNELS("contiguous", dtypes=DTYPES.values(), index=DTYPES.values(), moves=True)
+@KERNELS("assign", dtypes=PLAIN, index=PLAIN, moves=True)
 def copy(stream: OpenCLStream, op: str, out: Arg, x: Arg) -> Call:
-    word = WORDS[x.dtype.itemsize]
-    return pointwise(stream, "(x)", out, (x,), types=(word, word))
+    return copy_call(stream, out, x)
 
 
-@KERNELS("cast", dtypes=" ".join(PLAIN))
-def cast(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, dtype: DType) -> Call:
-    # A comparison gives 1 of scalars and -1 of vectors; the lowest bit is right for both.
-    expression = "(TO((x) != (T)(0)) & TO((T)(1)))" if dtype.kind == "b" else "TO(x)"
-    return pointwise(stream, expression, out, (x,), types=(PLAIN[dtype.name], PLAIN[x.dtype.name]))
-
-
-@KERNELS("concat", dtypes=MOVABLE)
+@KERNELS("concat", dtypes=PLAIN, moves=True)
 def concat(stream: OpenCLStream, op: str, out: Arg, *srcs: Arg, axis: int) -> Call:
     calls = []
-    offset = out.offset
+    start = [0] * len(out.shape)
     for src in srcs:
         if src.size:
-            window = Arg(out.buffer, offset, out.dtype, src.shape, out.strides)
-            calls.append(copy(stream, op, window, src))
-        offset += src.shape[axis] * out.strides[axis]
+            calls.append(copy_call(stream, window_of(out, start, src.shape), src))
+        start[axis] += src.shape[axis]
+    return in_turn(calls)
 
-    def join() -> None:
-        for call in calls:
-            call()
 
-    return join
+def copy_call(stream: OpenCLStream, out: Arg, x: Arg) -> Call:
+    """The call that copies the elements of ``x`` to ``out``, of one shape and dtype; both may lie in any way."""
+    return bind_pointwise(stream, [Step("copy", *_as_words(out, x), {})])
+
+
+def window_of(arg: Arg, start: list[int] | tuple[int, ...], shape: tuple[int, ...]) -> Arg:
+    """The part of an operand of plain dtype that begins at ``start``."""
+    offset = arg.offset + sum(at * stride for at, stride in zip(start, arg.strides, strict=True))
+    return Arg(arg.buffer, offset, arg.dtype, shape, arg.strides)
+
+
+def _as_words(out: Arg, x: Arg) -> tuple[Arg, tuple[Arg]]:
+    """The operands as words, the widest that their rows are made of."""
+    both = (out, x)
+    unit = out.dtype.itemsize if out.dtype.block == 1 else 1
+    shape: Axes
+    strides: list[Axes]
+    if out.is_dense and x.is_dense:
+        shape, strides = (out.nbytes // unit,), [(unit,), (unit,)]
+    elif out.dtype.block == 1:
+        shape, strides = out.shape, [out.strides, x.strides]
+    else:
+        shape = (*out.shape[:-1], out.dtype.row_bytes(out.shape[-1]))
+        strides = [(*arg.strides[:-1], 1) for arg in both]
+    width = unit
+    if shape and all(own[-1] == unit for own in strides):
+        steps = [shape[-1] * unit, *[arg.offset for arg in both]]
+        for own in strides:
+            steps += [stride for stride, length in zip(own[:-1], shape[:-1], strict=True) if length > 1]
+        width = next((w for w in (8, 4, 2, 1) if w >= unit and not any(step % w for step in steps)), unit)
+        shape = (*shape[:-1], shape[-1] * unit // width)
+        strides = [(*own[:-1], width) for own in strides]
+    words = [Arg(arg.buffer, arg.offset, WORDS[width], shape, own) for arg, own in zip(both, strides, strict=True)]
+    return words[0], (words[1],)

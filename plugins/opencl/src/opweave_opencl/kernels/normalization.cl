@@ -1,152 +1,173 @@
-// Softmax and norms: one group of work-items a row.
+// Softmax, norms and their kin. A row is normalised by one group of work-items; it has some lines of n elements.
 //
-// Macros: those of rows.cl (VEC is 1 unless the rows of all operands have no gaps); SOFTMAX with MASK, or NORM with
-// CENTER, WEIGHT and BIAS: 1 where it is so or that operand is given.
+// Macros: those of groups.cl; T, the type of all operands; OPERANDS, how many there are: out, x, and what the kernel names
+// then. One of
+//   SOFTMAX  MASKED: the number of the mask among the operands, or 0; LOGARITHM: the logarithm is the result; HEADS: sinks, one for each head, come before the mask,
+//            and the mask is multiplied by the head's slope
+//   NORM     weight if WEIGHT, bias if BIAS; CENTER: the mean is taken off; EUCLIDEAN: divided by the length of the row
 
-#include "rows.cl"
+#include "groups.cl"
+
+#define R VAL(T)
 
 typedef struct {
-    long n, rank, shape[8]; // length of a row; axes of rows, innermost first
-    long offset[4];         // of out, x, then mask or weight, then bias
-    long step[4];           // of the same along a row
-    long stride[3][8];      // along the axes of rows, of out, x, mask
-    float parameter;        // scale or epsilon
+    long rows, rank, shape[8]; // rows, and their axes, innermost first
+    long lines, n;             // of a row
+    long offset[OPERANDS];
+    long line[OPERANDS];       // from one line of a row to the next
+    long step[OPERANDS];       // from one element of a line to the next
+    long stride[OPERANDS][8];  // along the axes of rows
+    long heads, head_rows;     // and rows of a head
+    long a, b;                 // numbers as words
 } Params;
 
-// Element i of a row.
-#if VEC > 1
-#define AT(row, i, operand) (row)[i]
-#else
-#define AT(row, i, operand) (row)[(i) * p.step[operand]]
-#undef FOR_VECTORS
-#define FOR_VECTORS(i, n) for (long i = 0; i < 0;)
-#undef FOR_TAIL
-#define FOR_TAIL(i, n) for (long i = get_local_id(0); i < (n); i += GROUP)
-#endif
+#define NUMBER(word) GLUE(number_as_, R)(word)
+#define number_as_float(word) as_float((uint)(word))
+#define number_as_double(word) as_double(word)
 
-#if MASK
-#define NEXT_MASK mask += i_ * p.stride[2][axis];
-#else
-#define NEXT_MASK
-#endif
+ACCESS(T)
+COMBINED(T, sum, SUM)
+COMBINED(T, largest, LARGER)
 
-#define ENTER_ROW(index) \
-    do { \
-        long rest_ = (index); \
-        out += p.offset[0], x += p.offset[1]; \
-        for (int axis = 0; axis < p.rank; axis++) { \
-            const long i_ = rest_ % p.shape[axis]; \
-            rest_ /= p.shape[axis]; \
-            out += i_ * p.stride[0][axis], x += i_ * p.stride[1][axis]; \
-            NEXT_MASK \
-        } \
-    } while (0)
+// Where a row begins in operand k.
+static inline long row_of(const Params *p, const int k, long row)
+{
+    long at = p->offset[k];
+    for (int axis = 0; axis < p->rank; axis++) {
+        at += row % p->shape[axis] * p->stride[k][axis];
+        row /= p->shape[axis];
+    }
+    return at;
+}
+
+// Work-items of a group go along the lines together; groups take rows in turn.
+#define FOR_ROWS(row) for (long row = get_group_id(0); row < p.rows; row += get_num_groups(0))
+#define FOR_ELEMENTS for (long l = 0; l < p.lines; l++) FOR_SHARE(i, p.n)
+#define HERE COUNT(i, p.n)
+#define GET(operand, k) TAKE(T)(operand + l * p.line[k], i, p.step[k], HERE)
+#define ROW(k) (m##k + row_of(&p, k, row))
+// Elements beyond the last one of a line count as ``other``.
+#define OR(v, other) (HERE < VEC ? (AMONG_FIRST(T, HERE) ? v : (V(T))(other)) : v)
+
+#if OPERANDS > 2
+#define THIRD __global const MEM(T) *m2,
+#else
+#define THIRD
+#endif
+#if OPERANDS > 3
+#define FOURTH __global const MEM(T) *m3,
+#else
+#define FOURTH
+#endif
 
 #ifdef SOFTMAX
-#if MASK
-#define LOGITS(i) (LOAD(x + (i)) * scale + LOAD(mask + (i)))
-#define LOGIT(i) (AT(x, i, 1) * scale + AT(mask, i, 2))
+#if MASKED
+#define LOGITS (GET(x, 1) * scale + GET(mask, MASKED) * slope)
 #else
-#define LOGITS(i) (LOAD(x + (i)) * scale)
-#define LOGIT(i) (AT(x, i, 1) * scale)
+#define LOGITS (GET(x, 1) * scale)
 #endif
 
-// exp(x * scale + mask), divided by its sum along the row; the largest logit is taken off before.
-__kernel void softmax(__global float *out, __global const float *x,
-#if MASK
-                      __global const float *mask,
-#endif
-                      const Params p)
+#if HEADS
+// The factor of a head's mask, as `alibi_slopes` of the core's ops defines it.
+static inline R slope_of(const long head, const long heads, const R max_bias)
 {
-    __local float scratch[GROUP];
-#if MASK
-    mask += p.offset[2];
+    long n = 1;
+    while (2 * n <= heads) n *= 2;
+    return head < n ? exp2(-max_bias / n * (head + 1)) : exp2(-max_bias / (2 * n) * (2 * (head - n) + 1));
+}
 #endif
-    ENTER_ROW(get_group_id(0));
-    const long n = p.n;
-    const float scale = p.parameter;
 
-    Vec each = -INFINITY;
-    float single = -INFINITY;
-    FOR_VECTORS(i, n) each = larger_each(each, LOGITS(i));
-    FOR_TAIL(i, n) single = larger(single, LOGIT(i));
-    const float most = group_largest(larger(single, lanes_largest(each)), scratch);
+__kernel void softmax(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOURTH const Params p)
+{
+    __local R scratch[GROUP];
+    const R scale = NUMBER(p.a);
+    FOR_ROWS(row) {
+        __global MEM(T) *out = ROW(0);
+        __global const MEM(T) *x = ROW(1);
+        R slope = 1;
+        R most = -INFINITY;
+#if HEADS
+        const R sink = LOAD(T, ROW(2), 0);
+        slope = slope_of(row / p.head_rows % p.heads, p.heads, NUMBER(p.b));
+        most = sink;
+#endif
+#if MASKED
+        __global const MEM(T) *mask = GLUE(m, MASKED) + row_of(&p, MASKED, row);
+#endif
+        V(T) each = (V(T))(-INFINITY);
+        FOR_ELEMENTS {
+            const V(T) z = LOGITS;
+            const V(T) valid = OR(z, -INFINITY);
+            each = LARGER(each, valid);
+        }
+        const R found = largest_group(largest_lanes(each), scratch);
+        most = LARGER(most, found);
 
-    Vec sums = 0.0f;
-    float sum = 0.0f;
-    FOR_VECTORS(i, n) {
-        const Vec e = exp(LOGITS(i) - most);
-        STORE(e, out + i);
-        sums += e;
+        V(T) sums = (V(T))(0);
+        FOR_ELEMENTS {
+            const V(T) e = exp(LOGITS - most);
+            sums += OR(e, 0);
+        }
+        R sum = sum_group(sum_lanes(sums), scratch);
+#if HEADS
+        sum += exp(sink - most);
+#endif
+#if LOGARITHM
+        const R lost = most + log(sum);
+        FOR_ELEMENTS PUT(T)(LOGITS - lost, out + l * p.line[0], i, p.step[0], HERE);
+#else
+        const R factor = 1 / sum;
+        FOR_ELEMENTS PUT(T)(exp(LOGITS - most) * factor, out + l * p.line[0], i, p.step[0], HERE);
+#endif
     }
-    FOR_TAIL(i, n) {
-        const float e = exp(LOGIT(i) - most);
-        AT(out, i, 0) = e;
-        sum += e;
-    }
-    const float factor = 1.0f / group_sum(sum + lanes_sum(sums), scratch);
-    FOR_VECTORS(i, n) STORE(LOAD(out + i) * factor, out + i);
-    FOR_TAIL(i, n) AT(out, i, 0) *= factor;
 }
 #endif
 
 #ifdef NORM
-#if WEIGHT
-#define WEIGHTS(i) * LOAD(weight + (i))
-#define WEIGHT_AT(i) * AT(weight, i, 2)
-#else
-#define WEIGHTS(i)
-#define WEIGHT_AT(i)
-#endif
-#if BIAS
-#define BIASES(i) + LOAD(bias + (i))
-#define BIAS_AT(i) + AT(bias, i, 3)
-#else
-#define BIASES(i)
-#define BIAS_AT(i)
-#endif
-
-// CENTER: (x - mean) / sqrt(variance + epsilon), else x / sqrt(mean of squares + epsilon); then * weight + bias.
-__kernel void norm(__global float *out, __global const float *x,
-#if WEIGHT
-                   __global const float *weight,
-#endif
-#if BIAS
-                   __global const float *bias,
-#endif
-                   const Params p)
+__kernel void norm(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOURTH const Params p)
 {
-    __local float scratch[GROUP];
+    __local R scratch[GROUP];
+    const R count = p.lines * p.n;
+    FOR_ROWS(row) {
+        __global MEM(T) *out = ROW(0);
+        __global const MEM(T) *x = ROW(1);
 #if WEIGHT
-    weight += p.offset[2];
+        __global const MEM(T) *weight = ROW(2);
 #endif
 #if BIAS
-    bias += p.offset[3];
+        __global const MEM(T) *bias = ROW(3);
 #endif
-    ENTER_ROW(get_group_id(0));
-    const long n = p.n;
-    float mean = 0.0f;
+        R mean = 0;
 #if CENTER
-    {
-        Vec sums = 0.0f;
-        float sum = 0.0f;
-        FOR_VECTORS(i, n) sums += LOAD(x + i);
-        FOR_TAIL(i, n) sum += AT(x, i, 1);
-        mean = group_sum(sum + lanes_sum(sums), scratch) / n;
-    }
+        V(T) sums = (V(T))(0);
+        FOR_ELEMENTS {
+            const V(T) v = GET(x, 1);
+            sums += OR(v, 0);
+        }
+        mean = sum_group(sum_lanes(sums), scratch) / count;
 #endif
-    Vec squares = 0.0f;
-    float square = 0.0f;
-    FOR_VECTORS(i, n) {
-        const Vec d = LOAD(x + i) - mean;
-        squares += d * d;
+        V(T) squares = (V(T))(0);
+        FOR_ELEMENTS {
+            const V(T) v = GET(x, 1) - mean;
+            squares += OR(v * v, 0);
+        }
+        const R square = sum_group(sum_lanes(squares), scratch);
+#if EUCLIDEAN
+        const R least = NUMBER(p.a), length = sqrt(square);
+        const R factor = 1 / (length < least ? least : length);
+#else
+        const R factor = 1 / sqrt(square / count + NUMBER(p.a));
+#endif
+        FOR_ELEMENTS {
+            V(T) v = (GET(x, 1) - mean) * factor;
+#if WEIGHT
+            v *= GET(weight, 2);
+#endif
+#if BIAS
+            v += GET(bias, 3);
+#endif
+            PUT(T)(v, out + l * p.line[0], i, p.step[0], HERE);
+        }
     }
-    FOR_TAIL(i, n) {
-        const float d = AT(x, i, 1) - mean;
-        square += d * d;
-    }
-    const float factor = 1.0f / sqrt(group_sum(square + lanes_sum(squares), scratch) / n + p.parameter);
-    FOR_VECTORS(i, n) STORE((LOAD(x + i) - mean) * factor WEIGHTS(i) BIASES(i), out + i);
-    FOR_TAIL(i, n) AT(out, i, 0) = (AT(x, i, 1) - mean) * factor WEIGHT_AT(i) BIAS_AT(i);
 }
 #endif

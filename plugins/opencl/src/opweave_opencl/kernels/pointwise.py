@@ -1,71 +1,249 @@
-"""An expression over every element: what elementwise operations, activations, casts and copies have in common."""
+"""Kernels that compute element by element: one operation, or a chain of them, in one pass over its operands.
+
+The source of such a kernel is generated. The operations themselves are macros for vectors of any type, in
+``elementwise.cl activation.cl gated.cl rounding.cl selection.cl``. A program depends on operations and types only, not
+on shapes, layouts and numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from opweave.contract import Arg, Call
-from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded
+from opweave.contract import Arg, Call, Step
+from opweave.dtypes import DType
+from opweave_opencl.kernels.table import KERNELS
+from opweave_opencl.kernels.words import as_word
+from opweave_opencl.layouts import Axes, element_offset, element_strides, nested, padded
+from opweave_opencl.tuning import Tuning
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
-__all__ = ["pointwise", "spread"]
+__all__ = [
+    "FORMULAS",
+    "Formula",
+    "Writer",
+    "bind_pointwise",
+    "formulas",
+    "launch_pointwise",
+    "spread",
+    "walk_words",
+    "window",
+]
 
 
-def pointwise(
-    stream: OpenCLStream,
-    expression: str,
-    out: Arg,
-    srcs: Sequence[Arg],
-    *,
-    types: tuple[str, str] = ("float", "float"),
-    alpha: float = 0.0,
-    beta: float = 0.0,
-) -> Call:
-    """The call for ``out[...] = expression`` of one or two sources of the output's shape, whatever the strides.
+class Formula(NamedTuple):
+    """How sources call an operation: ``op_<name>(type, values..., numbers...)``.
+
+    Attributes:
+        numbers: the attributes that it takes, in order.
+        variant: the attribute whose value is the end of the name.
+    """
+
+    numbers: tuple[str, ...] = ()
+    variant: str = ""
+
+
+FORMULAS: Final[dict[str, Formula]] = {}
+"""What generated kernels compute, by operation."""
+
+
+def formulas(dtypes: str, ops: Iterable[str] | Mapping[str, Formula], *, inplace: bool = True) -> None:
+    """Enter operations into both tables, of formulas and of kernels."""
+    given = ops if isinstance(ops, Mapping) else dict.fromkeys(ops, Formula())
+    FORMULAS.update(given)
+    KERNELS(*given, dtypes=dtypes, inplace=inplace)(_single)
+
+
+def _single(stream: OpenCLStream, op: str, out: Arg, *srcs: Arg, **attrs: Any) -> Call:
+    return bind_pointwise(stream, [Step(op, out, srcs, attrs)])
+
+
+def bind_pointwise(stream: OpenCLStream, steps: Sequence[Step]) -> Call:
+    """The call for steps over one output shape, as `opweave.contract.pointwise_groups` gives them.
+
+    Results without a buffer are used by later ones of the steps only, and stay in registers.
+    """
+    writer = Writer(shared=len(steps) > 1)
+    for at, step in enumerate(steps):
+        used = any(window(src) == window(step.out) for later in steps[at + 1 :] for src in later.srcs)
+        writer.compute(step, rounded=used)
+    return launch_pointwise(stream, writer, steps[0].out.shape)
+
+
+def window(arg: Arg) -> Hashable:
+    """What two operands that show the same elements have in common."""
+    place = arg.value if arg.buffer is None else (id(arg.buffer), arg.offset)
+    return place, arg.shape, arg.strides, arg.dtype.name
+
+
+class Writer:
+    """Writes the source of a kernel, and collects what it will be given.
 
     Args:
-        expression: OpenCL C over ``x``, ``y``, ``alpha`` and ``beta``, right for scalars and vectors; ``T`` is the
-            type of ``x`` and ``y``, ``TO`` converts to the output's.
-        types: OpenCL's names for the types of the output and of the sources.
+        shared: sources that show the same elements are one operand.
     """
-    operands = (out, *srcs)
-    shape, strides = coalesce(out.shape, [element_strides(arg) for arg in operands])
-    loads = [_LOADS.get(own[0], "STEP") for own in strides]
-    wide = loads[0] == "EACH" and "STEP" not in loads and shape[0] > 1
-    tuning = stream.target.tuning
-    vector = tuning.vector if wide else 1
-    macros = {
-        "OUT": types[0],
-        "IN": types[1],
-        "VEC": str(vector),
-        "SOURCES": str(len(srcs)),
-        "A_LOAD": loads[1],
-        "B_LOAD": loads[-1],
-        "F(T, TO, x, y)": expression,
-    }
-    words = [len(shape), *padded(shape, 1), *map(element_offset, operands)]
-    for own in strides:
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self.operands: list[Arg] = []
+        self.words: list[int] = []
+        self._shared = shared
+        self._values: dict[Hashable, str] = {}  # what an operand shows -> the variable that holds it
+        self._helpers: dict[str, None] = {}
+        self._parameters: list[str] = []
+        self._body: list[str] = []
+        self._stores: list[str] = []
+
+    def compute(self, step: Step, *, rounded: bool = False) -> None:
+        """Add a step.
+
+        Args:
+            rounded: its result is used by later steps.
+        """
+        values = [self._value(src) for src in step.srcs]
+        self.put(self.let(step.out.dtype, self._call(step, values, rounded)), step.out)
+
+    def put(self, value: str, out: Arg) -> None:
+        """Let a variable be the value of an operand."""
+        self._values[window(out)] = value
+        if out.buffer is not None:
+            number = self._place(out, const=False)
+            self._stores.append(f"put_{out.dtype}({value}, row{number}, i, p.stride[{number}][0], count);")
+
+    def number(self, value: float, dtype: DType) -> str:
+        """A new variable, whose elements all are a number that does not become part of the source."""
+        return self.let(dtype, f"(V({dtype}))({self.scalar(value, dtype)})")
+
+    def scalar(self, value: float, dtype: DType) -> str:
+        """An expression for one such number."""
+        self.words.append(as_word(value, dtype))
+        return f"SCALAR({dtype}, p.numbers[{len(self.words) - 1}])"
+
+    def let(self, dtype: DType, value: str) -> str:
+        """A new variable."""
+        name = f"v{len(self._body)}"
+        self._body.append(f"const V({dtype}) {name} = {value};")
+        return name
+
+    def helper(self, line: str) -> None:
+        """A line before the kernel, once."""
+        self._helpers[line] = None
+
+    def source(self) -> str:
+        """The whole text."""
+        count = len(self.operands)
+        numbers = f" long numbers[{len(self.words)}];" if self.words else ""
+        rows = [f"{self._parameters[k]}row{k} = m{k} + ROW_OF({k}, plane, j);" for k in range(count)]
+        return "\n".join(
+            [
+                '#include "pointwise.cl"',
+                *self._helpers,
+                f"typedef struct {{ WALK({count}){numbers} }} Params;",
+                "__kernel void pointwise(",
+                *[f"    {parameter}m{k}," for k, parameter in enumerate(self._parameters)],
+                "    const Params p)",
+                "{",
+                "    FOR_PLANES(plane) FOR_ROWS(j) {",
+                *[f"        {row}" for row in rows],
+                "        FOR_VECTORS(i) {",
+                "            const int count = COUNT(i);",
+                *[f"            {line}" for line in (*self._body, *self._stores)],
+                "        }",
+                "    }",
+                "}",
+            ]
+        )
+
+    def _call(self, step: Step, values: list[str], rounded: bool) -> str:
+        dtype = step.out.dtype
+        if step.op == "cast":
+            source, (value,) = step.srcs[0].dtype, values
+            if dtype.kind == "b":
+                return f"op_truth({source}, {value})"
+            if source.is_float and dtype.is_integer and dtype.itemsize < 4:  # which wraps around what does not fit
+                value = f"TON(i32, VEC, {value})"
+            converted = f"op_cast({source}, {dtype}, {value})"
+            return f"ROUNDN({dtype}, VEC, {converted})" if rounded and dtype.is_half else converted
+        formula = FORMULAS[step.op]
+        if step.op == "pow" and dtype.is_integer:
+            self.helper(f"WHOLE_POWER({dtype})")
+        variant = f"_{step.attrs[formula.variant]}" if formula.variant else ""
+        numbers = [self.number(step.attrs[name], dtype) for name in formula.numbers]
+        return f"op_{step.op}{variant}({', '.join([dtype.name, *values, *numbers])})"
+
+    def _value(self, arg: Arg) -> str:
+        known = self._values.get(window(arg))
+        if known is None:
+            number = self._place(arg, const=True)
+            known = self.let(arg.dtype, f"take_{arg.dtype}(row{number}, i, p.stride[{number}][0], count)")
+            if self._shared:
+                self._values[window(arg)] = known
+        return known
+
+    def _place(self, arg: Arg, *, const: bool) -> int:
+        self.operands.append(arg)
+        self.helper(f"ACCESS({arg.dtype})")
+        self._parameters.append(f"__global {'const ' if const else ''}MEM({arg.dtype}) *")
+        return len(self.operands) - 1
+
+
+# --- launching ------------------------------------------------------------------------------------------------------
+
+
+def launch_pointwise(stream: OpenCLStream, writer: Writer, shape: Axes) -> Call:
+    """The call of a written kernel over ``shape``."""
+    words, size, group = walk_words(stream.target.tuning, writer.operands, shape)
+    program = stream.target.programs.generated(writer.source(), {"VEC": str(stream.target.tuning.vector)})
+    return stream.launch(program, "pointwise", size, group, writer.operands, words + writer.words)
+
+
+Size = tuple[int, int, int]
+
+
+def walk_words(tuning: Tuning, operands: Sequence[Arg], shape: Axes | None = None) -> tuple[list[int], Size, Size]:
+    """The words of ``WALK`` over operands, of the last one's shape by default; work-items, and the size of a group."""
+    strides = [element_strides(arg) for arg in operands]
+    lengths, steps = nested(operands[-1].shape if shape is None else shape, strides, tuning.vector)
+    size, chunk, group = divided(lengths, steps, tuning)
+    words = [len(lengths), prod(lengths[2:]), *chunk, *padded(lengths, 1), *map(element_offset, operands)]
+    for own in steps:
         words += padded(own, 0)
-    size, group = spread((-(-shape[0] // vector), prod(shape[1:2]), prod(shape[2:])), tuning.group)
-    program = stream.target.programs.get("pointwise", macros)
-    return stream.launch(program, "pointwise", size, group, operands, words, (alpha, beta))
+    return words, size, group
 
 
-_LOADS = {0: "SAME", 1: "EACH"}
+def divided(lengths: Axes, steps: Sequence[Axes], tuning: Tuning) -> tuple[Size, tuple[int, int], Size]:
+    """How a walk is divided: work-items, elements of the first two axes for each, and the size of a group."""
+    first, second, planes = lengths[0], lengths[1], prod(lengths[2:])
+    if tuning.row_group > 1:
+        chunk = tuning.vector, -(-second // _MOST_GROUPS)
+        size = -(-first // chunk[0]), -(-second // chunk[1]), min(planes, _MOST_GROUPS)
+        return size, chunk, spread(size, tuning.group)[1]
+    # A core walks a chunk: not so small that starting it counts, not so large that cores have nothing to do.
+    area = max(1024, min(16384, first * second * planes // (4 * tuning.units)))
+    even = all(own[0] in (0, 1) for own in steps)
+    width = min(first, area if even else _TILE)
+    width = -(-width // tuning.vector) * tuning.vector
+    height = min(second, max(area // width, 1))
+    depth = max(area // (width * height), 1)
+    return (-(-first // width), -(-second // height), -(-planes // depth)), (width, height), (1, 1, 1)
 
 
-def spread(size: tuple[int, int, int], limit: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+_MOST_GROUPS: Final = 65535
+"""The most groups along an axis but the first that every device takes."""
+
+_TILE: Final = 256
+"""Elements of a strided walk, whose neighbours in the next row lie in the same cache lines."""
+
+
+def spread(size: Size, limit: int) -> tuple[Size, Size]:
     """A range of work-items with a group for it: along the first axis, then the second, never much more than needed.
 
-    Group lengths are powers of eight, so that drivers which compile for each group size do so rarely.
+    Lengths are powers of eight, so that drivers which compile for each group size do so rarely.
     """
     first = _power_of_eight(size[0], limit)
-    second = _power_of_eight(size[1], limit // first)
-    return size, (first, second, 1)
+    return size, (first, _power_of_eight(size[1], limit // first), 1)
 
 
 def _power_of_eight(n: int, limit: int) -> int:

@@ -1,72 +1,147 @@
-// One number for each output element, from all elements along the reduced axes. One group of work-items an output.
+// One number for each output element, of the elements along the reduced axes, or of pieces of them.
 //
-// Macros: those of rows.cl (VEC is 1 unless the innermost reduced axis has no gaps); MAXIMUM, 1 for max, 0 for sum.
+//   rows     the work-items of a group go along the innermost reduced axis
+//   columns  each work-item computes VEC neighbouring outputs
+//
+// Macros: those of groups.cl; ACCESSES, ACCESS of each type; A, ACC and OUT, the types of the source, of what is combined, and of the output;
+// COMBINE(a, b) and START, the number that changes nothing; SCALED, whether results are multiplied by a number; what
+// becomes of elements before: CENTERED, the squares of their distances from a number for each output; EQUAL, whether they
+// are those of a second source of type A.
 
-#include "rows.cl"
+#include "groups.cl"
 
 typedef struct {
-    long kept_rank, kept[8], out_stride[8], x_stride[8]; // axes of the output, innermost first
-    long rank, shape[8], stride[8];                      // reduced axes of x, innermost first
-    long out_offset, x_offset;
-    long outer;                                          // elements of the reduced axes but the innermost
-    float scale;
+    long kept_rank, kept[8]; // axes of the output, innermost first
+    long rank, shape[8];     // reduced axes, innermost first
+    long outer;              // elements of the reduced axes but the innermost
+    long pieces, outer_piece, inner_piece; // a piece is so many of the outer ones, and of the innermost axis
+    long offset[3];          // of the output, of the source, of the second one or of the centers
+    long kept_stride[3][8];
+    long stride[2][8];       // along the reduced axes, of the sources
+    long scale;              // a number as a word, by which results are multiplied
 } Params;
 
-// Partial sums of this many vectors are added up by themselves, so that long rows keep their small addends.
+ACCESSES
+
+#if SCALED
+#define RESULT(v) ((v) * SCALE)
+#else
+#define RESULT(v) (v)
+#endif
+#define SCALE GLUE(scale_as_, VAL(ACC))(p.scale)
+#define scale_as_float(word) as_float((uint)(word))
+#define scale_as_double(word) as_double(word)
+
+#if CENTERED
+#define SECOND __global const MEM(ACC) *center,
+#define MAP(v, w) ((v - middle) * (v - middle))
+#elif EQUAL
+#define SECOND __global const MEM(A) *y,
+#define MAP(v, w) TON(ACC, VEC, (v == w) & (MASK(A))(1))
+#else
+#define SECOND
+#define MAP(v, w) TON(ACC, VEC, v)
+#endif
+
+// Some consecutive additions make a sum of their own, so that large sums keep small addends.
 #define BLOCK 256
 
-__kernel void reduce(__global float *out, __global const float *x, const Params p)
+// Sets ``i`` to the first of the innermost reduced elements of piece ``piece``, and so on.
+#define ENTER_PIECE(piece) \
+    const long inner_pieces = (p.shape[0] + p.inner_piece - 1) / p.inner_piece; \
+    const long first = (piece) % inner_pieces * p.inner_piece, last = min(first + p.inner_piece, p.shape[0]); \
+    const long outer_first = (piece) / inner_pieces * p.outer_piece; \
+    const long outer_last = min(outer_first + p.outer_piece, p.outer);
+
+// Where outer element ``o`` begins in a source.
+static inline long place_of(long o, const long rank, const long *shape, const long *stride)
 {
-    __local float scratch[GROUP];
+    long at = 0;
+    for (int axis = 1; axis < rank; axis++) {
+        at += o % shape[axis] * stride[axis];
+        o /= shape[axis];
+    }
+    return at;
+}
+
+COMBINED(ACC, reduced, COMBINE)
+
+__kernel void rows(__global MEM(OUT) *out, __global const MEM(A) *x, SECOND const Params p)
+{
+    __local VAL(ACC) scratch[GROUP];
     long rest = get_group_id(0);
-    out += p.out_offset, x += p.x_offset;
+    ENTER_PIECE(rest % p.pieces)
+    rest /= p.pieces;
+    out += p.offset[0] + get_group_id(0) % p.pieces, x += p.offset[1];
+    long other = p.offset[2];
     for (int axis = 0; axis < p.kept_rank; axis++) {
         const long i = rest % p.kept[axis];
         rest /= p.kept[axis];
-        out += i * p.out_stride[axis], x += i * p.x_stride[axis];
+        out += i * p.kept_stride[0][axis], x += i * p.kept_stride[1][axis], other += i * p.kept_stride[2][axis];
     }
-    const long n = p.shape[0], step = p.stride[0];
-#if MAXIMUM
-    Vec all = -INFINITY;
-#else
-    Vec all = 0.0f;
+#if CENTERED
+    const V(ACC) middle = (V(ACC))(LOAD(ACC, center, other));
 #endif
-    float tail = MAXIMUM ? -INFINITY : 0.0f;
-
-    for (long o = 0; o < p.outer; o++) {
-        __global const float *row = x;
-        rest = o;
-        for (int axis = 1; axis < p.rank; axis++) {
-            row += rest % p.shape[axis] * p.stride[axis];
-            rest /= p.shape[axis];
-        }
-#if VEC > 1
-        for (long start = 0; start < WHOLE(n); start += BLOCK * GROUP * VEC) {
-            const long end = min(start + BLOCK * GROUP * VEC, WHOLE(n));
-#if MAXIMUM
-            for (long i = start + get_local_id(0) * VEC; i < end; i += GROUP * VEC)
-                all = larger_each(all, LOAD(row + i));
-#else
-            Vec part = 0.0f;
-            for (long i = start + get_local_id(0) * VEC; i < end; i += GROUP * VEC) part += LOAD(row + i);
-            all += part;
+    V(ACC) all = (V(ACC))(START);
+    for (long o = outer_first; o < outer_last; o++) {
+        __global const MEM(A) *row = x + place_of(o, p.rank, p.shape, p.stride[0]) + first * p.stride[0][0];
+#if EQUAL
+        __global const MEM(A) *second = y + other + place_of(o, p.rank, p.shape, p.stride[1]) + first * p.stride[1][0];
 #endif
-        }
-        FOR_TAIL(i, n) tail = MAXIMUM ? larger(tail, row[i]) : tail + row[i];
-#else
-        for (long start = 0; start < n; start += BLOCK * GROUP) {
-            const long end = min(start + BLOCK * GROUP, n);
-            float part = MAXIMUM ? -INFINITY : 0.0f;
-            for (long i = start + get_local_id(0); i < end; i += GROUP)
-                part = MAXIMUM ? larger(part, row[i * step]) : part + row[i * step];
-            tail = MAXIMUM ? larger(tail, part) : tail + part;
-        }
+        const long n = last - first;
+        for (long start = 0; start < n; start += BLOCK * GROUP * VEC) {
+            const long end = min(start + BLOCK * GROUP * VEC, n);
+            V(ACC) part = (V(ACC))(START);
+            for (long i = start + (long)get_local_id(0) * VEC; i < end; i += GROUP * VEC) {
+                const int count = COUNT(i, end);
+                const V(A) v = TAKE(A)(row, i, p.stride[0][0], count);
+#if EQUAL
+                const V(A) w = TAKE(A)(second, i, p.stride[1][0], count);
 #endif
+                V(ACC) mapped = MAP(v, w);
+                if (count < VEC) mapped = AMONG_FIRST(ACC, count) ? mapped : (V(ACC))(START);
+                part = COMBINE(part, mapped);
+            }
+            all = COMBINE(all, part);
+        }
     }
-#if MAXIMUM
-    const float result = group_largest(larger(tail, lanes_largest(all)), scratch);
-#else
-    const float result = group_sum(tail + lanes_sum(all), scratch) * p.scale;
-#endif
-    if (get_local_id(0) == 0) *out = result;
+    const VAL(ACC) result = reduced_group(reduced_lanes(all), scratch);
+    if (get_local_id(0) == 0) STORE(OUT, TO(OUT, RESULT(result)), out, 0);
 }
+
+#if !EQUAL
+// The innermost kept axis is walked by vectors.
+__kernel void columns(__global MEM(OUT) *out, __global const MEM(A) *x, SECOND const Params p)
+{
+    const long column = (long)get_global_id(0) * VEC;
+    if (column >= p.kept[0]) return;
+    const int count = COUNT(column, p.kept[0]);
+    long rest = get_global_id(1);
+    ENTER_PIECE(rest % p.pieces)
+    out += p.offset[0] + rest % p.pieces, x += p.offset[1];
+    rest /= p.pieces;
+    long other = p.offset[2];
+    for (int axis = 1; axis < p.kept_rank; axis++) {
+        const long i = rest % p.kept[axis];
+        rest /= p.kept[axis];
+        out += i * p.kept_stride[0][axis], x += i * p.kept_stride[1][axis], other += i * p.kept_stride[2][axis];
+    }
+#if CENTERED
+    const V(ACC) middle = TAKE(ACC)(center + other, column, p.kept_stride[2][0], count);
+#endif
+    V(ACC) all = (V(ACC))(START);
+    for (long o = outer_first; o < outer_last; o++) {
+        __global const MEM(A) *row = x + place_of(o, p.rank, p.shape, p.stride[0]);
+        for (long start = first; start < last; start += BLOCK) {
+            const long end = min(start + BLOCK, last);
+            V(ACC) part = (V(ACC))(START);
+            for (long i = start; i < end; i++) {
+                const V(A) v = TAKE(A)(row + i * p.stride[0][0], column, p.kept_stride[1][0], count);
+                part = COMBINE(part, MAP(v, v));
+            }
+            all = COMBINE(all, part);
+        }
+    }
+    PUT(OUT)(TON(OUT, VEC, RESULT(all)), out, column, p.kept_stride[0][0], count);
+}
+#endif

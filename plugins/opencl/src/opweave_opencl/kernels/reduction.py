@@ -1,51 +1,260 @@
-"""Sums, means, largest elements and their places."""
+"""Reductions over axes: sums and their kin, largest elements and their places, counting."""
 
 from __future__ import annotations
 
-from math import prod
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from math import inf, prod
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from opweave.contract import Arg, Call
-from opweave_opencl.kernels.table import KERNELS, PLAIN
+from opweave.contract import Arg, Call, Step
+from opweave.dtypes import DType, as_dtype
+from opweave.layout import dense_strides
+from opweave_opencl.kernels.calls import in_turn
+from opweave_opencl.kernels.table import FLOATS, KERNELS, PLAIN
+from opweave_opencl.kernels.words import access, as_word
 from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
-__all__: list[str] = []
+__all__ = ["accumulator", "smallest"]
+
+I64: Final = as_dtype("i64")
+F32: Final = as_dtype("f32")
 
 
-@KERNELS("sum", "mean", "max")
-def reduce(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axes: Axes) -> Call:
-    words, step = _walk(out, x, axes)
+class Way(NamedTuple):
+    """How elements become one: a macro of ``groups.cl`` and the number that changes nothing."""
+
+    combine: str
+    start: str
+
+
+# --- large reductions are made in pieces ----------------------------------------------------------------------------
+
+WANTED: Final = 512
+"""Pieces of work that keep a device busy."""
+
+LEAST: Final = 16384
+"""Elements of a piece that are worth a piece."""
+
+STEP: Final = 16
+"""Pieces begin at multiples of it, so that vectors are loaded whole."""
+
+
+class Walk(NamedTuple):
+    """How sources are walked: by outputs, by pieces of each, by elements of a piece.
+
+    Attributes:
+        columns: neighbouring outputs are computed at once, else neighbouring elements of one output.
+        kept: the axes that are outputs, innermost first.
+        shape, strides: of the reduced axes, innermost first; strides in elements, for each source.
+        pieces: of each output; a piece has ``inner`` elements along the first reduced axis, ``outer`` along the rest.
+    """
+
+    columns: bool
+    kept: Axes
+    shape: Axes
+    strides: tuple[Axes, ...]
+    pieces: int
+    outer: int
+    inner: int
+
+
+def walk(sources: Sequence[Arg], axes: Axes) -> Walk:
+    """The walk over sources of one shape that reduces ``axes``, for any device."""
+    x_shape, strides = sources[0].shape, [element_strides(arg) for arg in sources]
+    order = range(len(x_shape))
+    reduced = _front([a for a in order if a in axes], x_shape, strides[0])
+    kept = _front([a for a in order if a not in axes], x_shape, strides[0])
+    shape, steps = coalesce([x_shape[a] for a in reduced[::-1]], [[own[a] for a in reduced[::-1]] for own in strides])
+    columns = bool(kept) and _worth(x_shape[kept[0]], strides[0][kept[0]]) > _worth(shape[0], steps[0][0])
+    outputs, n, rest = prod(x_shape[a] for a in kept), shape[0], prod(shape[1:])
+    units = -(-outputs // STEP) if columns else outputs
+    pieces = max(min(WANTED // units, n * rest // LEAST), 1)
+    if rest >= pieces:
+        outer, inner = -(-rest // pieces), n
+    else:
+        share = -(-n * rest // pieces)
+        outer, inner = 1, min(-(-share // STEP) * STEP, n)
+    return Walk(columns, kept, shape, tuple(steps), -(-rest // outer) * -(-n // inner), outer, inner)
+
+
+def _front(axes: list[int], shape: Axes, strides: Axes) -> Axes:
+    """The axes, innermost first, but before all others the one that is best walked by vectors."""
+    inward = axes[::-1]
+    if inward:
+        best = max(inward, key=lambda axis: _worth(shape[axis], strides[axis]))
+        inward.remove(best)
+        inward.insert(0, best)
+    return tuple(inward)
+
+
+def _worth(length: int, step: int) -> int:
+    return min(length, 4 * STEP) * (4 if step in (0, 1) else 1)
+
+
+# --- kernels --------------------------------------------------------------------------------------------------------
+
+
+def accumulator(dtype: DType) -> DType:
+    """The type in which elements of a type add up."""
+    return F32 if dtype.is_half else dtype
+
+
+_LIMITS: Final = {
+    "i64": ("LONG_MIN", "LONG_MAX"),
+    "i32": ("INT_MIN", "INT_MAX"),
+    "i16": ("SHRT_MIN", "SHRT_MAX"),
+    "i8": ("SCHAR_MIN", "SCHAR_MAX"),
+    "u8": ("0", "UCHAR_MAX"),
+    "bool": ("0", "1"),
+}
+
+
+def smallest(dtype: DType) -> str:
+    """The smallest number of a type."""
+    return "-INFINITY" if dtype.is_float else _LIMITS[dtype.name][0]
+
+
+def _way(op: str, dtype: DType) -> Way:
+    if op == "max":
+        return Way("LARGER(a, b)", smallest(dtype))
+    if op == "min":
+        return Way("SMALLER(a, b)", "INFINITY" if dtype.is_float else _LIMITS[dtype.name][1])
+    return Way("PRODUCT(a, b)", "1") if op == "prod" else Way("SUM(a, b)", "0")
+
+
+def _workspace(step: Step) -> int:
+    """For results of pieces, and for the means that a variance needs."""
+    x = step.srcs[0]
+    axes = step.attrs.get("axes", tuple(range(len(x.shape))))
+    size = I64.itemsize if step.op == "count_equal" else accumulator(x.dtype).itemsize
+    pieces = walk(step.srcs, axes).pieces
+    return step.out.size * size * ((pieces if pieces > 1 else 0) + (step.op == "var"))
+
+
+@KERNELS("sum", "prod", dtypes=f"{FLOATS} i64", workspace=_workspace)
+@KERNELS("mean", dtypes=FLOATS, workspace=_workspace)
+@KERNELS("max", "min", dtypes=PLAIN, workspace=_workspace)
+def reduce(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axes: Axes, workspace: Arg | None) -> Call:
+    acc = accumulator(x.dtype)
+    scale = out.size / x.size if op == "mean" else None
+    return in_turn(_calls(stream, _way(op, acc), acc, out, x, axes, workspace, scale=scale))
+
+
+@KERNELS("var", dtypes=FLOATS, workspace=_workspace)
+def variance(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axes: Axes, correction: float, workspace: Arg) -> Call:
+    """The means, then the squares of what differs from them."""
+    acc = accumulator(x.dtype)
+    n = x.size // out.size
+    means = Arg(workspace.buffer, workspace.offset, acc, out.shape, dense_strides(out.shape, acc))
+    rest = Arg(workspace.buffer, workspace.offset + means.nbytes, workspace.dtype, (), ())
+    add = _way("sum", acc)
+    calls = _calls(stream, add, acc, means, x, axes, rest, scale=1 / n)
+    degrees = max(n - correction, 0.0)
+    return in_turn(
+        calls + _calls(stream, add, acc, out, x, axes, rest, scale=1 / degrees if degrees else inf, center=means)
+    )
+
+
+@KERNELS("count_equal", dtypes=PLAIN, workspace=_workspace)
+def count_equal(stream: OpenCLStream, op: str, out: Arg, a: Arg, b: Arg, *, workspace: Arg | None) -> Call:
+    axes = tuple(range(len(a.shape)))
+    return in_turn(_calls(stream, _way("sum", I64), I64, out, a, axes, workspace, equal=b))
+
+
+def _calls(
+    stream: OpenCLStream,
+    way: Way,
+    acc: DType,
+    out: Arg,
+    x: Arg,
+    axes: Axes,
+    workspace: Arg | None,
+    *,
+    scale: float | None = None,
+    center: Arg | None = None,
+    equal: Arg | None = None,
+) -> list[Call]:
+    """One call, or one for the pieces and one that combines them."""
+    sources = (x,) if equal is None else (x, equal)
+    way_there = walk(sources, axes)
+    if way_there.pieces == 1 or workspace is None:
+        return [_call(stream, way, acc, out, x, way_there, scale=scale, center=center, equal=equal)]
+    shape = (*out.shape, way_there.pieces)
+    parts = Arg(workspace.buffer, workspace.offset, acc, shape, dense_strides(shape, acc))
+    places = Arg(workspace.buffer, workspace.offset, acc, out.shape, parts.strides[:-1])
+    last = len(shape) - 1
+    whole = walk((parts,), (last,))._replace(pieces=1, inner=shape[-1])
+    return [
+        _call(stream, way, acc, places, x, way_there, center=center, equal=equal),
+        _call(stream, way, acc, out, parts, whole, scale=scale),
+    ]
+
+
+def _call(
+    stream: OpenCLStream,
+    way: Way,
+    acc: DType,
+    out: Arg,
+    x: Arg,
+    walk: Walk,
+    *,
+    scale: float | None = None,
+    center: Arg | None = None,
+    equal: Arg | None = None,
+) -> Call:
+    other = center or equal
+    rank = len(x.shape)  # axes of outputs are numbered as the source's
+    no_strides = (0,) * rank
+    strides = (
+        _spread(out, walk.kept, rank),
+        element_strides(x),
+        no_strides if center is None else _spread(center, walk.kept, rank),
+    )
+    outward = walk.kept[::-1]
+    kept, kept_strides = coalesce([x.shape[a] for a in outward], [[own[a] for a in outward] for own in strides])
+    operands = (out, x) if other is None else (out, x, other)
+    words = [len(kept), *padded(kept, 1), len(walk.shape), *padded(walk.shape, 1), prod(walk.shape[1:])]
+    words += [walk.pieces, walk.outer, walk.inner]
+    words += padded([element_offset(arg) for arg in operands], 0, 3)
+    for own in (*kept_strides, walk.strides[0], walk.strides[-1]):
+        words += padded(own, 0)
+    words.append(as_word(scale or 0.0, acc))
     tuning = stream.target.tuning
-    macros = {
-        "VEC": str(tuning.row_vector if step == 1 else 1),
-        "GROUP": str(tuning.row_group),
-        "MAXIMUM": str(int(op == "max")),
-    }
-    scale = out.size / x.size if op == "mean" else 1.0
-    program = stream.target.programs.get("reduction", macros)
-    group = tuning.row_group
-    return stream.launch(program, "reduce", (out.size * group,), (group,), (out, x), words, (scale,))
+    group = 1 if walk.columns else tuning.row_group
+    macros: dict[str, Any] = {
+        "A": x.dtype.name, "ACC": acc.name, "OUT": out.dtype.name, "ACCESSES": access(x.dtype, acc, out.dtype),
+        "COMBINE(a, b)": way.combine, "START": way.start, "SCALED": int(scale is not None),
+        "CENTERED": int(center is not None), "EQUAL": int(equal is not None),
+        "VEC": tuning.vector, "GROUP": tuning.row_group,
+    }  # fmt: skip
+    program = stream.target.programs.get("reduction", {name: str(value) for name, value in macros.items()})
+    if walk.columns:
+        lanes = -(-kept[0] // tuning.vector)
+        return stream.launch(
+            program, "columns", (lanes, prod(kept[1:]) * walk.pieces), (tuning.row_group, 1), operands, words
+        )
+    return stream.launch(program, "rows", (out.size * walk.pieces * group,), (group,), operands, words)
 
 
-@KERNELS("argmax")
+def _spread(arg: Arg, kept: Axes, rank: int) -> Axes:
+    """Strides of an operand without the reduced axes, along all axes of the source."""
+    own = iter(element_strides(arg))
+    return tuple([next(own) if axis in kept else 0 for axis in range(rank)])
+
+
+@KERNELS("argmax", dtypes=PLAIN)
 def argmax(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axis: int) -> Call:
-    words, _ = _walk(out, x, (axis,))
-    group = stream.target.tuning.row_group
-    macros = {"VEC": "1", "GROUP": str(group), "INDEX": PLAIN[out.dtype.name]}
+    kept = [a for a in range(len(x.shape)) if a != axis]
+    strides = element_strides(x)
+    outer, own = coalesce(out.shape, [element_strides(out), [strides[a] for a in kept]])
+    words = [len(outer), *padded(outer, 1), *padded(own[0], 0), *padded(own[1], 0)]
+    words += [x.shape[axis], strides[axis], element_offset(out), element_offset(x)]
+    tuning = stream.target.tuning
+    macros = {"A": x.dtype.name, "OUT": out.dtype.name, "START": smallest(x.dtype)}
+    macros |= {"VEC": str(tuning.vector), "GROUP": str(tuning.row_group)}
     program = stream.target.programs.get("argmax", macros)
+    group = tuning.row_group
     return stream.launch(program, "argmax", (out.size * group,), (group,), (out, x), words)
-
-
-def _walk(out: Arg, x: Arg, axes: Axes) -> tuple[list[int], int]:
-    """The words of the kernels' parameters, and the step along the innermost reduced axis."""
-    kept = [axis for axis in range(len(x.shape)) if axis not in axes]
-    x_strides = element_strides(x)
-    outer, (out_outer, x_outer) = coalesce(out.shape, [element_strides(out), [x_strides[axis] for axis in kept]])
-    shape, (steps,) = coalesce([x.shape[axis] for axis in axes], [[x_strides[axis] for axis in axes]])
-    words = [len(outer), *padded(outer, 1), *padded(out_outer, 0), *padded(x_outer, 0)]
-    words += [len(shape), *padded(shape, 1), *padded(steps, 0)]
-    words += [element_offset(out), element_offset(x), prod(shape[1:])]
-    return words, steps[0]

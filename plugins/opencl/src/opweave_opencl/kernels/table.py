@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from opweave.kernels import KernelTable
+from opweave.contract import Step
+from opweave.dtypes import DType, as_dtype
+from opweave.kernels import F, KernelTable, LayoutRule
 
-__all__ = ["KERNELS", "MOVABLE", "PLAIN"]
+__all__ = ["FLOATS", "KERNELS", "MOVABLE", "NUMBERS", "PLAIN"]
 
-KERNELS: Final = KernelTable("f32", "strided", index="i32 i64")
-"""What every OpenCL device runs."""
+FLOATS: Final = "f64 f32 f16 bf16"
+NUMBERS: Final = f"{FLOATS} i64 i32 i16 i8 u8"
+PLAIN: Final = f"{NUMBERS} bool"
+MOVABLE: Final = PLAIN
 
-PLAIN: Final = {
-    "f32": "float",
-    "i64": "long",
-    "i32": "int",
-    "u8": "uchar",
-    "bool": "uchar",
-}
-"""Types that kernels calculate with and convert between, and OpenCL's names for them."""
 
-MOVABLE: Final = "f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool"
-"""Types that are only moved, as words of their size."""
+class OpenCLKernels(KernelTable):
+    """Kernels as they are declared, for devices that compute in double precision.
+
+    Attributes:
+        without_f64: the same for devices that do not: their kernels take f64 only to move it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("f32", "strided", index="i32 i64")
+        self.without_f64: Final = KernelTable("f32", "strided", index="i32 i64")
+
+    def __call__(
+        self,
+        *ops: str,
+        dtypes: str | Iterable[DType] | None = None,
+        layout: LayoutRule | None = None,
+        index: str | Iterable[DType] | None = None,
+        inplace: bool = False,
+        when: Callable[[Step], str | None] | None = None,
+        workspace: Callable[[Step], int] | None = None,
+        moves: bool = False,
+    ) -> Callable[[F], F]:
+        """As `KernelTable`; ``moves`` says that elements are not computed with."""
+        types = [as_dtype(t) for t in (dtypes.split() if isinstance(dtypes, str) else dtypes or self.dtypes)]
+        usual = types if moves else [t for t in types if t.name != "f64"]
+        register = super().__call__(
+            *ops, dtypes=types, layout=layout, index=index, inplace=inplace, when=when, workspace=workspace
+        )
+        register_usual = self.without_f64(
+            *ops, dtypes=usual, layout=layout, index=index, inplace=inplace, when=when, workspace=workspace
+        )
+        return lambda factory: register(register_usual(factory))
+
+
+KERNELS: Final = OpenCLKernels()
+"""What OpenCL devices run."""

@@ -1,0 +1,44 @@
+"""`Account`: how much of a device's memory this process has taken."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Final
+
+__all__ = ["Account"]
+
+
+class Account:
+    """Bytes taken of one piece of hardware, which the parts it is cut into share. Thread-safe.
+
+    OpenCL has no call that tells the free memory, and drivers promise more than there is.
+
+    Attributes:
+        total: bytes of the hardware.
+        taken: bytes that this process has allocated.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total: Final = total
+        self.taken = 0
+        self._lock: Final = Lock()
+
+    @property
+    def free(self) -> int:
+        return max(self.total - self.taken, 0)
+
+    def take(self, size: int, free: int) -> None:
+        """Take ``size`` of ``free`` bytes.
+
+        Raises:
+            MemoryError: that is more than there is.
+        """
+        with self._lock:
+            if size > min(free, self.free):
+                raise MemoryError(f"{self.taken:,} of {self.total:,} bytes are taken")
+            self.taken += size
+
+    def give(self, size: int) -> None:
+        """Give ``size`` bytes back."""
+        with self._lock:
+            self.taken -= size

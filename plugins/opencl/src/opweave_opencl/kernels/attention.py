@@ -1,0 +1,85 @@
+"""Attention that never writes its scores: keys come in blocks, and each row's softmax is carried from one to the next.
+
+Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from opweave.contract import Arg, Call, Step
+from opweave_opencl.kernels.table import KERNELS
+from opweave_opencl.layouts import element_offset, element_strides
+
+if TYPE_CHECKING:
+    from opweave_opencl.stream import OpenCLStream
+    from opweave_opencl.tuning import Tuning
+
+__all__: list[str] = []
+
+KEYS: Final = 32
+"""Keys of a block on processors."""
+
+LARGEST: Final = 1024
+"""The most elements of a key or value: local memory holds rows of them."""
+
+
+def _why_not(step: Step) -> str | None:
+    largest = max(step.srcs[0].shape[3], step.srcs[2].shape[3])
+    return f"keys or values of {largest} elements, not at most {LARGEST}" if largest > LARGEST else None
+
+
+@KERNELS("attention", dtypes="f32 f16 bf16", when=_why_not)
+def attention(
+    stream: OpenCLStream,
+    op: str,
+    out: Arg,
+    q: Arg,
+    k: Arg,
+    v: Arg,
+    *rest: Arg,
+    scale: float,
+    causal: bool,
+    max_bias: float,
+    soft_cap: float,
+    masked: bool,
+) -> Call:
+    mask = rest[0] if masked else None
+    sinks = rest[-1] if len(rest) > masked else None
+    batch, heads, tokens, size = q.shape
+    groups, keys, width = k.shape[1], k.shape[2], v.shape[3]
+    operands = [out, q, k, v, mask or q, sinks or q]
+    words = [batch, heads, groups, tokens, keys, size, width, int(causal), int(masked), int(sinks is not None)]
+    for arg in (out, q, k, v):
+        words += element_strides(arg)
+    words += [*(element_strides(mask) if mask else (0, 0, 0, 0)), *(element_strides(sinks) if sinks else (0,))]
+    words += map(element_offset, operands)
+    rows = heads // groups * tokens
+    tuning = stream.target.tuning
+    macros = {"T": q.dtype.name, "DIRECT": str(int(q.dtype.name == "f32"))}
+    whole = 16 * -(-size // 16), 16 * -(-width // 16)
+    many = 4 if rows <= 4 else 32
+    if tuning.row_group == 1 and _bytes(many, KEYS, *whole) <= tuning.local:
+        kernel, group, each = "attend", 1, many
+        macros |= {"ATTEND": "1", "ROWS": str(many), "KEYS": str(KEYS), "SIZE": str(whole[0]), "WIDTH": str(whole[1])}
+    else:
+        kernel, group = "attend_group", tuning.row_group
+        each, block = _shares(size, width, tuning)
+        macros |= {"ATTEND_GROUP": "1", "GROUP": str(group), "ROWS": str(each), "KEYS": str(block)}
+        macros |= {"SIZE": str(size), "WIDTH": str(width)}
+    program = stream.target.programs.get("attention", macros)
+    launch = (-(-rows // each) * group, groups, batch)
+    return stream.launch(program, kernel, launch, (group, 1, 1), operands, words, (scale, max_bias, soft_cap))
+
+
+def _bytes(rows: int, keys: int, size: int, width: int) -> int:
+    """Local memory: queries, results, scores and three numbers of each row; keys and values of a block."""
+    return 4 * (rows * (size + width + keys + 3) + keys * (size + 1 + width))
+
+
+def _shares(size: int, width: int, tuning: Tuning) -> tuple[int, int]:
+    """How many rows a group takes, and how many keys at once."""
+    rows, keys = 8, 32
+    while _bytes(rows, keys, size, width) > tuning.local and (rows, keys) != (1, 1):
+        rows, keys = (rows, keys // 2) if keys >= 2 * rows or rows == 1 else (rows // 2, keys)
+    return rows, keys

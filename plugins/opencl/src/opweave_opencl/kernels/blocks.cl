@@ -1,0 +1,217 @@
+// Quantized blocks in the public GGUF layout: BYTES bytes hold COUNT consecutive elements of a row.
+//
+// Macros: BLOCKS_<name>, the type.
+//   decode(block, part)        elements 16 * part .. 16 * part + 15 of a block; fastest where ``part`` is a constant
+//   decode_row(block, to, n)   the first n elements of a row of blocks, into local memory
+//
+// Wherever there are two ways to order the arithmetic, it is that of opweave's reference, which is that of gguf.
+
+#define PARTS (COUNT / 16)
+
+// Blocks lie at any byte.
+typedef uchar16 Bytes16 __attribute__((aligned(1)));
+typedef char16 Chars16 __attribute__((aligned(1)));
+#ifdef __clang__
+#define BYTES16(p) (*(__global const Bytes16 *)(p))
+#define CHARS16(p) (*(__global const Chars16 *)(p))
+#else
+#define BYTES16(p) vload16(0, p)
+#define CHARS16(p) vload16(0, (__global const char *)(p))
+#endif
+
+// Asks for the memory of a block somewhat ahead. Decoding takes so many instructions for each byte that processors do not
+// see the next misses in time.
+#ifdef __clang__
+#define FETCH_AHEAD(block) \
+    for (int i_ = 0; i_ < BYTES; i_ += 64) __builtin_prefetch((block) + 1024 + i_)
+#else
+#define FETCH_AHEAD(block)
+#endif
+
+// The f16 at ``p``, any but infinities and NaN, which no scale is: moved to its place in a float and given its exponent.
+static inline float half_at(__global const uchar *p)
+{
+    const short bits = (short)(p[0] | p[1] << 8);
+    return as_float((int)bits << 13 & (int)0x8fffe000) * 0x1p112f;
+}
+
+// Low halves of 16 bytes, or high halves.
+static inline int16 nibbles(const uchar16 bytes, const int high)
+{
+    const int16 wide = convert_int16(bytes);
+    return high ? wide >> 4 : wide & 15;
+}
+
+#ifdef __AVX512F__
+// One instruction permutes 16 floats: what four bits mean is looked up in a register.
+#define PICK(levels, q) \
+    ((float16)((levels)[(q).s0], (levels)[(q).s1], (levels)[(q).s2], (levels)[(q).s3], (levels)[(q).s4], \
+               (levels)[(q).s5], (levels)[(q).s6], (levels)[(q).s7], (levels)[(q).s8], (levels)[(q).s9], \
+               (levels)[(q).sa], (levels)[(q).sb], (levels)[(q).sc], (levels)[(q).sd], (levels)[(q).se], \
+               (levels)[(q).sf]))
+#endif
+
+// scale · q - offset for q of four bits.
+static inline float16 scaled(const float scale, const float offset, const int16 q)
+{
+#ifdef PICK
+    const float16 levels = scale * (float16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) - offset;
+    return PICK(levels, q);
+#else
+    return scale * convert_float16(q) - offset;
+#endif
+}
+
+// 16 consecutive bits as 0 or 16, the lowest of the first byte first.
+static inline int16 sixteen_bits(__global const uchar *p)
+{
+    const int bits = (p[0] | p[1] << 8) << 4;
+    return ((int16)bits >> (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)) & 16;
+}
+
+#if defined(BLOCKS_q4_0)
+#define BYTES 18
+#define COUNT 32
+static inline float16 decode(__global const uchar *b, const int part)
+{
+    const float scale = half_at(b);
+    return scaled(scale, 8.0f * scale, nibbles(BYTES16(b + 2), part));
+}
+
+#elif defined(BLOCKS_q4_1)
+#define BYTES 20
+#define COUNT 32
+static inline float16 decode(__global const uchar *b, const int part)
+{
+    return scaled(half_at(b), -half_at(b + 2), nibbles(BYTES16(b + 4), part));
+}
+
+#elif defined(BLOCKS_q5_0)
+#define BYTES 22
+#define COUNT 32
+static inline float16 decode(__global const uchar *b, const int part)
+{
+    const int16 q = nibbles(BYTES16(b + 6), part) | sixteen_bits(b + 2 + 2 * part);
+    return half_at(b) * (convert_float16(q) - 16.0f);
+}
+
+#elif defined(BLOCKS_q5_1)
+#define BYTES 24
+#define COUNT 32
+static inline float16 decode(__global const uchar *b, const int part)
+{
+    const int16 q = nibbles(BYTES16(b + 8), part) | sixteen_bits(b + 4 + 2 * part);
+    return half_at(b) * convert_float16(q) + half_at(b + 2);
+}
+
+#elif defined(BLOCKS_q8_0)
+#define BYTES 34
+#define COUNT 32
+static inline float16 decode(__global const uchar *b, const int part)
+{
+    return half_at(b) * convert_float16(CHARS16(b + 2 + 16 * part));
+}
+
+#elif defined(BLOCKS_iq4_nl)
+#define BYTES 18
+#define COUNT 32
+__constant float levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static inline float16 decode(__global const uchar *b, const int part)
+{
+    const int16 q = nibbles(BYTES16(b + 2), part);
+#ifdef PICK
+    return PICK(half_at(b) * vload16(0, levels), q);
+#else
+    return half_at(b) * (float16)(
+        levels[q.s0], levels[q.s1], levels[q.s2], levels[q.s3], levels[q.s4], levels[q.s5], levels[q.s6], levels[q.s7],
+        levels[q.s8], levels[q.s9], levels[q.sa], levels[q.sb], levels[q.sc], levels[q.sd], levels[q.se], levels[q.sf]);
+#endif
+}
+
+#elif defined(BLOCKS_mxfp4)
+#define BYTES 17
+#define COUNT 32
+static inline float16 decode(__global const uchar *b, const int part)
+{
+    // Twice the values of E2M1: 0 1 2 3, then 4 6, then 8 12, and the sign above. The scale is an exponent, 127 is 1.
+    const int16 q = nibbles(BYTES16(b + 1), part);
+    const int16 size = q & 7, step = q & 1;
+    const int16 doubled = size < 4 ? size : size < 6 ? 4 + 2 * step : 8 + 4 * step;
+    const float scale = b[0] < 2 ? as_float(0x00200000u << b[0]) : as_float((uint)(b[0] - 1) << 23);
+    return scale * as_float16(as_int16(convert_float16(doubled)) | (q & 8) << 28);
+}
+
+#elif defined(BLOCKS_q2_k)
+#define BYTES 84
+#define COUNT 256
+static inline float16 decode(__global const uchar *b, const int part)
+{
+    // 16 scales, 2-bit fields of two times 32 bytes, f16 scale and offset
+    const int16 q = convert_int16(BYTES16(b + 16 + part / 8 * 32 + part % 2 * 16)) >> part % 8 / 2 * 2 & 3;
+    return scaled(half_at(b + 80) * (b[part] & 15), half_at(b + 82) * (b[part] >> 4), q);
+}
+
+#elif defined(BLOCKS_q3_k)
+#define BYTES 110
+#define COUNT 256
+static inline float16 decode(__global const uchar *b, const int part)
+{
+    // third bits, inverted, of 32 bytes; 2-bit fields of two times 32 bytes; 16 scales of 6 bits in 12 bytes; f16 scale
+    const int16 low = convert_int16(BYTES16(b + 32 + part / 8 * 32 + part % 2 * 16)) >> part % 8 / 2 * 2 & 3;
+    const int16 third = convert_int16(BYTES16(b + part % 2 * 16)) >> part / 2 & 1;
+    const int four = part < 8 ? b[96 + part] & 15 : b[96 + part - 8] >> 4;
+    const int six = four | (b[104 + part % 4] >> part / 4 * 2 & 3) << 4;
+    const float scale = half_at(b + 108) * (six - 32);
+    return scaled(scale, 4.0f * scale, low | third << 2);
+}
+
+#elif defined(BLOCKS_q4_k) || defined(BLOCKS_q5_k)
+#define COUNT 256
+// The eight scales and eight offsets of 6 bits are in the 12 bytes after the two f16 that scale them.
+#define SCALE(b, eighth) \
+    (half_at(b) * ((eighth) < 4 ? (b)[4 + (eighth)] & 63 : ((b)[8 + (eighth)] & 15) | (b)[(eighth)] >> 6 << 4))
+#define OFFSET(b, eighth) \
+    (half_at((b) + 2) * ((eighth) < 4 ? (b)[8 + (eighth)] & 63 : (b)[8 + (eighth)] >> 4 | (b)[4 + (eighth)] >> 6 << 4))
+
+#ifdef BLOCKS_q4_k
+#define BYTES 144
+static inline float16 decode(__global const uchar *b, const int part)
+{
+    const int16 q = nibbles(BYTES16(b + 16 + part / 4 * 32 + part % 2 * 16), part / 2 % 2);
+    return scaled(SCALE(b, part / 2), OFFSET(b, part / 2), q);
+}
+#else
+#define BYTES 176
+static inline float16 decode(__global const uchar *b, const int part)
+{
+    const int16 low = nibbles(BYTES16(b + 48 + part / 4 * 32 + part % 2 * 16), part / 2 % 2);
+    const int16 fifth = convert_int16(BYTES16(b + 16 + part % 2 * 16)) >> part / 2 & 1;
+    return SCALE(b, part / 2) * convert_float16(low | fifth << 4) - OFFSET(b, part / 2);
+}
+#endif
+
+#elif defined(BLOCKS_q6_k)
+#define BYTES 210
+#define COUNT 256
+static inline float16 decode(__global const uchar *b, const int part)
+{
+    // low halves of two times 64 bytes, 2-bit fields of two times 32 bytes, 16 signed scales, f16 scale
+    const int16 low = nibbles(BYTES16(b + part / 8 * 64 + part % 4 * 16), part % 8 / 4);
+    const int16 high = convert_int16(BYTES16(b + 128 + part / 8 * 32 + part % 2 * 16)) >> part % 8 / 2 * 2 & 3;
+    return half_at(b + 208) * (char)b[192 + part] * convert_float16((low | high << 4) - 32);
+}
+#endif
+
+static inline void decode_row(__global const uchar *b, __local float *to, const int n)
+{
+    for (int i = 0; i < n; i += COUNT, b += BYTES) {
+        FETCH_AHEAD(b);
+        // All of a block before any of it is stored: the compiler cannot know that ``to`` is not the block.
+        __attribute__((opencl_unroll_hint)) for (int part = 0; part < PARTS; part += 2)
+        {
+            const float16 one = decode(b, part), two = decode(b, part + 1);
+            *(__local float16 *)(to + i + 16 * part) = one;
+            *(__local float16 *)(to + i + 16 * part + 16) = two;
+        }
+    }
+}

@@ -1,0 +1,53 @@
+"""Rows of quantized blocks: which types kernels decode, and the rows of a table by number."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+from opweave.contract import Arg, Call, Step
+from opweave.dtypes import DTYPES, DType
+from opweave_opencl.kernels.table import KERNELS
+from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded
+
+if TYPE_CHECKING:
+    from opweave_opencl.stream import OpenCLStream
+
+__all__ = ["QUANTIZED", "not_in_rows"]
+
+QUANTIZED: Final = " ".join(name for name, t in DTYPES.items() if t.is_quantized)
+"""The types that ``blocks.cl`` decodes: all that opweave has."""
+
+
+def not_in_rows(what: str, x: Arg) -> str | None:
+    """Why an operand's rows cannot be read 16 elements at a time, or ``None``."""
+    if x.shape[-1] > 1 and x.strides[-1] != x.dtype.itemsize:
+        return f"the rows of {what} have gaps"
+    return None
+
+
+def _why_not(step: Step) -> str | None:
+    table, out = step.srcs[0], step.out
+    if not table.dtype.is_quantized:
+        return "the table is not quantized"
+    return not_in_rows("the table", table) or not_in_rows("the output", out)
+
+
+@KERNELS("embedding", dtypes=f"f32 {QUANTIZED}", when=_why_not)
+def embedding(stream: OpenCLStream, op: str, out: Arg, table: Arg, ids: Arg, *, blocks: DType) -> Call:
+    """A row of the output whose number is outside of the table is zeros."""
+    split = len(ids.shape)
+    o_steps = element_strides(out)
+    shape, (o_ids, i_ids) = coalesce(ids.shape, [o_steps[:split], element_strides(ids)])
+    # The table's axes between the first and the last, whose rows of blocks follow by bytes.
+    inner, (o_inner, t_inner) = coalesce(table.shape[1:-1], [o_steps[split:-1], table.strides[1:-1]])
+    width = table.shape[-1]
+    words = [len(shape), *padded(shape, 1), len(inner), *padded(inner, 1)]
+    for own in (o_ids, i_ids, o_inner, t_inner):
+        words += padded(own, 0)
+    words += [element_offset(out), table.offset, element_offset(ids), table.strides[0], table.shape[0], width]
+    macros = {"T": "f32", "ID": ids.dtype.name, "BLOCKS": "1", f"BLOCKS_{blocks.name}": "1"}
+    program = stream.target.programs.get("embedding", macros)
+    return stream.launch(
+        program, "take_blocks", (width // 16, prod(inner), ids.size), (1, 1, 1), (out, table, ids), words
+    )

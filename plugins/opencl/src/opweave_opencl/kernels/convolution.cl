@@ -1,0 +1,168 @@
+// Convolutions. Most are products: of the weights, whose rows are outputs, with columns that hold one window each and
+// are never written but gathered while they are packed (products.cl). Three axes; where there are fewer, the first are
+// of length 1.
+//
+// Macros: CONVOLUTION, products; or DEPTHWISE, each output from one input; or COLUMNS_OF, the columns themselves. T.
+
+#include "types.cl"
+
+typedef struct {
+    long kernel_size[3], places[3], length[3];
+    long stride[3], dilation[3], before[3]; // element: place · stride + tap · dilation - before,
+    long spread[3];                         // divided by this (transposed convolutions), or there is none
+    long x_step[4];                         // along channels and the three axes
+    long w_channel, w_step[3];              // of the weights, along inputs and the three axes
+} Windows;
+
+// Where tap ``tap`` of the window at ``place`` lies along ``axis``; negative: nowhere.
+static inline long along(const Windows *w, const int axis, const long place, const long tap)
+{
+    const long at = place * w->stride[axis] + tap * w->dilation[axis] - w->before[axis];
+    if (at < 0) return -1;
+    const long i = w->spread[axis] > 1 ? at / w->spread[axis] : at;
+    return i < w->length[axis] && i * w->spread[axis] == at ? i : -1;
+}
+
+#ifdef CONVOLUTION
+#include "vectors.cl"
+
+typedef VALN(T, 16) Sums;
+
+// Of element k of a window: channel and taps.
+static inline long4 parts_of(const Windows *w, long k)
+{
+    long4 part;
+    part.w = k % w->kernel_size[2], k /= w->kernel_size[2];
+    part.z = k % w->kernel_size[1], k /= w->kernel_size[1];
+    part.y = k % w->kernel_size[0], part.x = k / w->kernel_size[0];
+    return part;
+}
+
+static inline long weight_at(const Windows *w, const long k)
+{
+    const long4 part = parts_of(w, k);
+    return part.x * w->w_channel + part.y * w->w_step[0] + part.z * w->w_step[1] + part.w * w->w_step[2];
+}
+
+static inline VAL(T) element_of_window(__global const MEM(T) *x, const Windows *w, const long k, const long column)
+{
+    const long4 part = parts_of(w, k);
+    const long c = along(w, 2, column % w->places[2], part.w), line = column / w->places[2];
+    const long b = along(w, 1, line % w->places[1], part.z), a = along(w, 0, line / w->places[1], part.y);
+    if (a < 0 || b < 0 || c < 0) return 0;
+    return LOAD(T, x, part.x * w->x_step[0] + a * w->x_step[1] + b * w->x_step[2] + c * w->x_step[3]);
+}
+
+// ``depth`` elements from ``k0`` of 32 windows from ``column``, of which ``columns`` exist, as to[k * 32 + j].
+static inline void gather_windows(__global const MEM(T) *x, const Windows *w, __local VAL(T) *to, const long k0,
+                                  const int depth, const long column, const int columns)
+{
+    // Where each window begins; what does not exist begins where nothing is inside.
+    int first[3][32];
+    for (int j = 0; j < 32; j++) {
+        const long line = (column + j) / w->places[2];
+        const long place[3] = {line / w->places[1], line % w->places[1], (column + j) % w->places[2]};
+        for (int axis = 0; axis < 3; axis++) first[axis][j] = place[axis] * w->stride[axis] - w->before[axis];
+        if (j >= columns) first[0][j] = INT_MIN / 2;
+    }
+    const int length[3] = {w->length[0], w->length[1], w->length[2]};
+    // Windows along one line whose elements follow each other are loaded together where all are inside.
+    const bool even = columns == 32 && first[2][31] == first[2][0] + 31 && first[1][31] == first[1][0]
+                      && first[0][31] == first[0][0] && w->x_step[3] == 1;
+    const bool whole = w->spread[0] * w->spread[1] * w->spread[2] == 1;
+    for (int k = 0; k < depth; k++, to += 32) {
+        const long4 part = parts_of(w, k0 + k);
+        __global const MEM(T) *channel = x + part.x * w->x_step[0];
+        const int a = part.y * w->dilation[0], b = part.z * w->dilation[1], c = part.w * w->dilation[2];
+        if (!whole) {
+            for (int j = 0; j < 32; j++) {
+                int at[3] = {first[0][j] + a, first[1][j] + b, first[2][j] + c};
+                bool inside = true;
+                for (int axis = 0; axis < 3; axis++) {
+                    const int apart = w->spread[axis], i = at[axis] / apart;
+                    inside = inside && at[axis] >= 0 && i < length[axis] && i * apart == at[axis];
+                    at[axis] = i;
+                }
+                const long from = at[0] * w->x_step[1] + at[1] * w->x_step[2] + at[2] * w->x_step[3];
+                to[j] = inside ? LOAD(T, channel, from) : 0;
+            }
+        } else if (even && first[2][0] + c >= 0 && first[2][31] + c < length[2]) {
+            const int i = first[0][0] + a, j = first[1][0] + b;
+            const bool inside = i >= 0 && i < length[0] && j >= 0 && j < length[1];
+            __global const MEM(T) *from = channel + i * w->x_step[1] + j * w->x_step[2] + first[2][0] + c;
+            *(__local Sums *)to = inside ? LOAD16(from) : (Sums)0;
+            *(__local Sums *)(to + 16) = inside ? LOAD16(from + 16) : (Sums)0;
+        } else {
+            for (int j = 0; j < 32; j++) {
+                const int l = first[0][j] + a, m = first[1][j] + b, n = first[2][j] + c;
+                const bool inside = l >= 0 && l < length[0] && m >= 0 && m < length[1] && n >= 0 && n < length[2];
+                to[j] = inside ? LOAD(T, channel, l * w->x_step[1] + m * w->x_step[2] + n * w->x_step[3]) : 0;
+            }
+        }
+    }
+}
+
+#include "products.cl"
+#endif
+
+#ifdef DEPTHWISE
+typedef struct {
+    long outputs, each;                       // channels of out, how many of them from one of x
+    long out_step[5], x_image, w_row, bias_step, biased, offset[4];
+    Windows windows;
+} Params;
+
+__kernel void depthwise(__global MEM(T) *out, __global const MEM(T) *x, __global const MEM(T) *weight,
+                        __global const MEM(T) *bias, const Params p)
+{
+    const Windows *w = &p.windows;
+    const long place[3] = {get_global_id(1) / w->places[1], get_global_id(1) % w->places[1], get_global_id(0)};
+    const long image = get_global_id(2) / p.outputs, channel = get_global_id(2) % p.outputs;
+    if (place[2] >= w->places[2] || place[0] >= w->places[0]) return;
+    x += p.offset[1] + image * p.x_image + channel / p.each * w->x_step[0];
+    weight += p.offset[2] + channel * p.w_row;
+    float sum = p.biased ? LOAD(T, bias, p.offset[3] + channel * p.bias_step) : 0.0f;
+    for (long i = 0; i < w->kernel_size[0]; i++) {
+        const long a = along(w, 0, place[0], i);
+        if (a < 0) continue;
+        for (long j = 0; j < w->kernel_size[1]; j++) {
+            const long b = along(w, 1, place[1], j);
+            if (b < 0) continue;
+            __global const MEM(T) *row = x + a * w->x_step[1] + b * w->x_step[2];
+            __global const MEM(T) *taps = weight + i * w->w_step[0] + j * w->w_step[1];
+            for (long k = 0; k < w->kernel_size[2]; k++) {
+                const long c = along(w, 2, place[2], k);
+                if (c >= 0) sum += LOAD(T, row, c * w->x_step[3]) * LOAD(T, taps, k * w->w_step[2]);
+            }
+        }
+    }
+    long to = p.offset[0] + image * p.out_step[0] + channel * p.out_step[1];
+    for (int axis = 0; axis < 3; axis++) to += place[axis] * p.out_step[2 + axis];
+    STORE(T, sum, out, to);
+}
+#endif
+
+#ifdef COLUMNS_OF
+typedef struct {
+    long rows, row_step, column_step, image_step, x_image, offset[2];
+    Windows windows;
+} Params;
+
+__kernel void columns(__global MEM(T) *out, __global const MEM(T) *x, const Params p)
+{
+    const Windows *w = &p.windows;
+    const long column = get_global_id(0), image = get_global_id(2);
+    if (column >= w->places[0] * w->places[1] * w->places[2] || get_global_id(1) >= p.rows) return;
+    long k = get_global_id(1);
+    const long c = along(w, 2, column % w->places[2], k % w->kernel_size[2]), line = column / w->places[2];
+    k /= w->kernel_size[2];
+    const long b = along(w, 1, line % w->places[1], k % w->kernel_size[1]);
+    k /= w->kernel_size[1];
+    const long a = along(w, 0, line / w->places[1], k % w->kernel_size[0]);
+    k /= w->kernel_size[0];
+    x += p.offset[1] + image * p.x_image + k * w->x_step[0];
+    VAL(T) value = 0;
+    if (a >= 0 && b >= 0 && c >= 0) value = LOAD(T, x, a * w->x_step[1] + b * w->x_step[2] + c * w->x_step[3]);
+    STORE(T, value, out, p.offset[0] + image * p.image_step + get_global_id(1) * p.row_step + column * p.column_step);
+}
+#endif

@@ -1,0 +1,197 @@
+"""Convolutions as products with windows that are gathered on the way; depthwise ones, and columns, directly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+from opweave.contract import Arg, Call, Step
+from opweave_opencl.kernels.pointwise import spread
+from opweave_opencl.kernels.products import Product, launch_product
+from opweave_opencl.kernels.table import KERNELS, MOVABLE
+from opweave_opencl.kernels.words import word
+from opweave_opencl.layouts import coalesce, element_offset, element_strides
+
+if TYPE_CHECKING:
+    from opweave_opencl.stream import OpenCLStream
+
+__all__: list[str] = []
+
+FLOATS: Final = "f32 f16 bf16"
+Lengths = tuple[int, ...]
+Pads = tuple[tuple[int, int], ...]
+
+
+def _why_not(step: Step) -> str | None:
+    return None if step.out.is_dense else "the output is not dense"
+
+
+@KERNELS("conv1d", "conv2d", "conv3d", dtypes=FLOATS, when=_why_not)
+def conv(
+    stream: OpenCLStream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    w: Arg,
+    b: Arg | None = None,
+    *,
+    stride: Lengths,
+    padding: Pads,
+    dilation: Lengths,
+    groups: int,
+) -> Call:
+    before = tuple([first for first, _ in padding])
+    windows = _windows(x, w.shape[2:], out.shape[2:], stride, dilation, before)
+    w_steps = element_strides(w)
+    if w.shape[1] == 1:
+        return _depthwise(stream, out, x, w, b, windows + _weight_steps(0, w_steps), out.shape[1] // groups)
+    m = w.shape[0] // groups
+    product = _product(out, x, w, b, groups, m, w_m=w_steps[0], w_group=w_steps[0] * m, w_k=_only_step(w, 1))
+    once = {*w.shape[2:], *stride} == {1} and not any(map(sum, padding))
+    places = _only_step(x, 2)
+    if once and places:  # windows of one element, which lie in x as they are
+        return launch_product(stream, replace(product, a_k=w_steps[1], b_k=element_strides(x)[1], b_n=places))
+    return launch_product(stream, _gathering(product, windows + _weight_steps(w_steps[1], w_steps)))
+
+
+@KERNELS("conv_transpose1d", "conv_transpose2d", dtypes=FLOATS, when=_why_not)
+def conv_transpose(
+    stream: OpenCLStream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    w: Arg,
+    b: Arg | None = None,
+    *,
+    stride: Lengths,
+    padding: Lengths,
+    output_padding: Lengths,
+    groups: int,
+    dilation: Lengths,
+) -> Call:
+    # Element i of x meets place j with tap k where stride · i = j + padding - dilation · k.
+    one = (1,) * len(stride)
+    windows = _windows(
+        x, w.shape[2:], out.shape[2:], one, tuple([-d for d in dilation]), tuple([-p for p in padding]), stride
+    )
+    w_steps = element_strides(w)
+    group = w_steps[0] * (x.shape[1] // groups)
+    product = _product(out, x, w, b, groups, w.shape[1], w_m=w_steps[1], w_group=group, w_k=0)
+    return launch_product(stream, _gathering(product, windows + _weight_steps(w_steps[0], w_steps)))
+
+
+@KERNELS("im2col", dtypes=MOVABLE)
+def im2col(
+    stream: OpenCLStream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    *,
+    kernel_size: Lengths,
+    dilation: Lengths,
+    padding: Lengths,
+    stride: Lengths,
+) -> Call:
+    places = tuple(
+        [
+            (n + 2 * p - d * (k - 1) - 1) // s + 1
+            for n, p, d, k, s in zip(x.shape[2:], padding, dilation, kernel_size, stride, strict=True)
+        ]
+    )
+    windows = _windows(x, kernel_size, places, stride, dilation, padding)
+    image, row, column = element_strides(out)
+    words = [out.shape[1], row, column, image, element_strides(x)[0], element_offset(out), element_offset(x)]
+    words += (*windows, 0, 0, 0, 0)
+    size, group = spread((out.shape[2], out.shape[1], out.shape[0]), stream.target.tuning.group)
+    program = stream.target.programs.get("convolution", {"COLUMNS_OF": "1", "T": word(x.dtype.itemsize)})
+    return stream.launch(program, "columns", size, group, (out, x), words)
+
+
+# --- what they have in common ---------------------------------------------------------------------------------------
+
+
+def _windows(
+    x: Arg,
+    kernel: Lengths,
+    places: Lengths,
+    stride: Lengths,
+    dilation: Lengths,
+    before: Lengths,
+    apart: Lengths | None = None,
+) -> Lengths:
+    """The struct ``Windows`` but for the weights: every length and step along three axes."""
+    steps = element_strides(x)
+    words: list[int] = []
+    for values, none in (
+        (kernel, 1),
+        (places, 1),
+        (x.shape[2:], 1),
+        (stride, 1),
+        (dilation, 1),
+        (before, 0),
+        (apart or (1,) * len(kernel), 1),
+    ):
+        words += _three(values, none)
+    return (*words, steps[1], *_three(steps[2:], 0))
+
+
+def _weight_steps(channel: int, steps: Lengths) -> Lengths:
+    return (channel, *_three(steps[2:], 0))
+
+
+def _three(values: Lengths, none: int) -> Lengths:
+    return (*(none,) * (3 - len(values)), *values)
+
+
+def _only_step(x: Arg, axis: int) -> int:
+    """The step of all axes from ``axis`` on as one, or 0 where they are not."""
+    lengths, (steps,) = coalesce(x.shape[axis:], [element_strides(x)[axis:]])
+    return steps[0] if len(lengths) == 1 else 0
+
+
+def _product(
+    out: Arg, x: Arg, w: Arg, b: Arg | None, groups: int, m: int, *, w_m: int, w_group: int, w_k: int
+) -> Product:
+    """The product of the weights of each group with each image's windows."""
+    o_steps, x_steps = element_strides(out), element_strides(x)
+    bias = element_strides(b)[0] if b else 0
+    places = prod(out.shape[2:])
+    taps = prod(w.shape[2:]) * (x.shape[1] // groups)
+    return Product(
+        *(out, w, x, b),
+        m=m,
+        n=places,
+        k=taps,
+        out_m=o_steps[1],
+        out_n=1,
+        a_m=w_m,
+        a_k=w_k,
+        b_k=0,
+        b_n=0,
+        bias_m=bias,
+        batch=(groups, x.shape[0]),
+        steps=(
+            (o_steps[1] * m, o_steps[0]),
+            (w_group, 0),
+            (x_steps[1] * (x.shape[1] // groups), x_steps[0]),
+            (bias * m, 0),
+        ),
+    )
+
+
+def _gathering(product: Product, windows: Lengths) -> Product:
+    """The product whose b are windows; where the weights' elements do not follow evenly, they are gathered too."""
+    return replace(product, macros={"CONVOLUTION": "1", "EVEN": str(int(product.a_k != 0))}, extra=windows)
+
+
+def _depthwise(stream: OpenCLStream, out: Arg, x: Arg, w: Arg, b: Arg | None, windows: Lengths, each: int) -> Call:
+    steps = element_strides(out)
+    operands = (out, x, w, out if b is None else b)
+    words = [out.shape[1], each, *steps[:2], *_three(steps[2:], 0), element_strides(x)[0], element_strides(w)[0]]
+    words += [element_strides(b)[0] if b else 0, int(b is not None), *map(element_offset, operands), *windows]
+    places = _three(out.shape[2:], 1)
+    shape = (places[2], places[0] * places[1], out.shape[0] * out.shape[1])
+    size, group = spread(shape, stream.target.tuning.group)
+    program = stream.target.programs.get("convolution", {"DEPTHWISE": "1", "T": x.dtype.name})
+    return stream.launch(program, "depthwise", size, group, operands, words)

@@ -1,0 +1,48 @@
+// Arithmetic, elementary functions and conversions of vectors; T is the type of the operands.
+
+#define op_add(T, x, y) TON(T, VEC, W(T, x) + W(T, y))
+#define op_sub(T, x, y) TON(T, VEC, W(T, x) - W(T, y))
+#define op_mul(T, x, y) TON(T, VEC, W(T, x) * W(T, y))
+#define op_div(T, x, y) (x / y)
+#define op_neg(T, x) TON(T, VEC, -W(T, x))
+#define op_abs(T, x) (x < (V(T))(0) ? op_neg(T, x) : x)
+#define op_sign(T, x) (x > (V(T))(0) ? (V(T))(1) : x < (V(T))(0) ? (V(T))(-1) : x)
+#define op_square(T, x) op_mul(T, x, x)
+#define op_scale(T, x, a, b) (x * a + b)
+
+#define op_exp(T, x) FUNCTION(exp, T)(x)
+#define op_expm1(T, x) FUNCTION(expm1, T)(x)
+#define op_log(T, x) log(x)
+#define op_log1p(T, x) log1p(x)
+#define op_sin(T, x) sin(x)
+#define op_cos(T, x) cos(x)
+#define op_tanh(T, x) FUNCTION(tanh, T)(x)
+#define op_sqrt(T, x) sqrt(x)
+#define op_rsqrt(T, x) ((V(T))(1) / sqrt(x))
+#define op_reciprocal(T, x) ((V(T))(1) / x)
+
+#define op_pow(T, x, y) GLUE(power_, T)(x, y)
+#define power_f64 pow
+#define power_f32 pow
+#define power_f16 pow
+#define power_bf16 pow
+
+// By squaring. What is left of 1 / x^|y| without its fraction is something for x = 1 and -1 only.
+#define WHOLE_POWER(T) \
+    static inline V(T) GLUE(power_, T)(const V(T) x, const V(T) y) \
+    { \
+        const V(T) zero = (V(T))(0), one = (V(T))(1); \
+        V(T) result = one, factor = x, left = y; \
+        for (int bit = 0; bit < 8 * (int)sizeof(VAL(T)); bit++) { \
+            result = (left & one) != zero ? op_mul(T, result, factor) : result; \
+            factor = op_mul(T, factor, factor); \
+            left >>= one; \
+        } \
+        const V(T) odd = (y & one) != zero ? x : one; \
+        return y < zero ? (x == one || x == op_neg(T, one) ? odd : zero) : result; \
+    }
+
+#define op_copy(T, x) (x)
+#define op_contiguous(T, x) (x)
+#define op_cast(T, to, x) TON(to, VEC, x)
+#define op_truth(T, x) TON(bool, VEC, (x != (V(T))(0)) & (MASK(T))(1))

@@ -1,0 +1,25 @@
+// y[..., i, ...] = x[..., ids[..., i, ...], ...] along an axis; 0 where a number is outside of it.
+//
+// Macros: VEC; T, the type of elements, one that needs no conversion; ID, the type of numbers.
+
+#include "walk.cl"
+
+typedef struct {
+    WALK(3) // of x, whose stride along the axis is 0 here, the numbers, and the output
+    long n, step; // the axis of x
+} Params;
+
+__kernel void gather(__global const MEM(T) *m0, __global const MEM(ID) *m1, __global MEM(T) *m2, const Params p)
+{
+    FOR_PLANES(plane) FOR_ROWS(j) {
+        __global const MEM(T) *x = m0 + ROW_OF(0, plane, j);
+        __global const MEM(ID) *ids = m1 + ROW_OF(1, plane, j);
+        __global MEM(T) *out = m2 + ROW_OF(2, plane, j);
+        FOR_VECTORS(i) {
+            for (long k = i; k < i + COUNT(i); k++) {
+                const long id = ids[k * p.stride[1][0]];
+                out[k * p.stride[2][0]] = id >= 0 && id < p.n ? x[k * p.stride[0][0] + id * p.step] : (MEM(T))0;
+            }
+        }
+    }
+}

@@ -1,0 +1,47 @@
+// Work-items that share a row: what each found becomes one.
+//
+// Macros: VEC, elements that a work-item handles at once; GROUP, work-items that share a row, a power of two.
+
+#include "access.cl"
+
+// The elements of a row that this work-item handles: VEC from each i on, COUNT(i, n) of them in the row of n.
+#define FOR_SHARE(i, n) for (long i = (long)get_local_id(0) * VEC; i < (n); i += GROUP * VEC)
+#define COUNT(i, n) ((int)FEWER((long)VEC, (n) - (i)))
+
+// A NaN is the largest number, and the smallest.
+#define LARGER(a, b) (b > a || b != b ? b : a)
+#define SMALLER(a, b) (b < a || b != b ? b : a)
+#define SUM(a, b) (a + b)
+#define PRODUCT(a, b) (a * b)
+
+// NAME_lanes: of the elements of a vector; NAME_group: of all work-items of the group, in each of them.
+#if GROUP > 1
+#define SHARED(T, name, COMBINE) \
+    static inline VAL(T) name##_group(VAL(T) value, __local VAL(T) *scratch) \
+    { \
+        const int me = get_local_id(0); \
+        scratch[me] = value; \
+        for (int left = GROUP / 2; left > 0; left /= 2) { \
+            barrier(CLK_LOCAL_MEM_FENCE); \
+            if (me < left) scratch[me] = COMBINE(scratch[me], scratch[me + left]); \
+        } \
+        barrier(CLK_LOCAL_MEM_FENCE); \
+        value = scratch[0]; \
+        barrier(CLK_LOCAL_MEM_FENCE); \
+        return value; \
+    }
+#else
+#define SHARED(T, name, COMBINE) \
+    static inline VAL(T) name##_group(const VAL(T) value, __local VAL(T) *scratch) { return value; }
+#endif
+
+#define COMBINED(T, name, COMBINE) \
+    static inline VAL(T) name##_lanes(const V(T) v) \
+    { \
+        VAL(T) each[VEC]; \
+        STORE_AS_IS(VEC, v, each, 0); \
+        for (int width = VEC / 2; width > 0; width /= 2) \
+            for (int k = 0; k < width; k++) each[k] = COMBINE(each[k], each[k + width]); \
+        return each[0]; \
+    } \
+    SHARED(T, name, COMBINE)

@@ -1,0 +1,74 @@
+"""Positions: as rotations of pairs of elements, and as waves."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from math import log
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from opweave.contract import Arg, Call, Step
+from opweave.ops.rope import rope_frequencies
+from opweave_opencl.kernels.pointwise import spread
+from opweave_opencl.kernels.table import KERNELS
+from opweave_opencl.kernels.tables import keep, table, turns
+from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded
+
+if TYPE_CHECKING:
+    from opweave_opencl.stream import OpenCLStream
+
+__all__: list[str] = []
+
+MOST_SECTIONS: Final = 8
+
+
+def _why_not(step: Step) -> str | None:
+    sections = step.attrs["sections"]
+    return f"{len(sections)} sections, not at most {MOST_SECTIONS}" if len(sections) > MOST_SECTIONS else None
+
+
+@KERNELS("rope", dtypes="f32 f16 bf16", inplace=True, when=_why_not)
+def rope(
+    stream: OpenCLStream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    positions: Arg,
+    factors: Arg | None = None,
+    *,
+    pairing: str,
+    dims: int,
+    sections: tuple[int, ...],
+    **frequencies: Any,
+) -> Call:
+    angles, magnitude = rope_frequencies(dims, **frequencies)
+    frequency = table(stream, turns(angles))
+    o_steps, x_steps, p_steps = map(element_strides, (out, x, positions))
+    section_step = p_steps[0] if sections else 0
+    lengths, lead = coalesce(x.shape[:-1], [o_steps[:-1], x_steps[:-1], p_steps[1 if sections else 0 :]])
+    words = [len(lengths), *padded(lengths, 1)]
+    for own in lead:
+        words += padded(own, 0)
+    operands = [out, x, positions, frequency, factors or x]
+    words += map(element_offset, operands)
+    words += [o_steps[-1], x_steps[-1], section_step, element_strides(factors)[0] if factors else 0]
+    words += [dims // 2, x.shape[-1], int(pairing == "adjacent")]
+    words += padded(tuple(accumulate(sections)), dims, MOST_SECTIONS)
+    macros = {"ROPE": "1", "T": x.dtype.name, "ID": positions.dtype.name, "FACTORS": str(int(factors is not None))}
+    rows = x.size // x.shape[-1]
+    size, group = spread((x.shape[-1] - dims // 2, rows, 1), stream.target.tuning.group)
+    program = stream.target.programs.get("rope", macros)
+    return keep(stream.launch(program, "rope", size, group, operands, words, (magnitude,)), frequency)
+
+
+@KERNELS("timestep_embedding", dtypes="f32 f16 bf16")
+def timestep_embedding(stream: OpenCLStream, op: str, out: Arg, t: Arg, *, dim: int, max_period: float) -> Call:
+    half = dim // 2
+    frequency = table(stream, turns(np.exp(np.arange(half) * (-log(max_period) / half))))
+    words = [half, dim, t.size, *element_strides(out), *element_strides(t)]
+    words += [element_offset(out), element_offset(t)]
+    macros = {"WAVES": "1", "T": t.dtype.name}
+    size, group = spread((dim, t.size, 1), stream.target.tuning.group)
+    program = stream.target.programs.get("rope", macros)
+    return keep(stream.launch(program, "waves", size, group, (out, t, frequency), words), frequency)

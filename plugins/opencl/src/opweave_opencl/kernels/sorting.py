@@ -1,0 +1,165 @@
+"""Orders along an axis, and running sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+from opweave.contract import Arg, Call, Step
+from opweave.dtypes import as_dtype
+from opweave_opencl.kernels.calls import in_turn
+from opweave_opencl.kernels.reduction import accumulator
+from opweave_opencl.kernels.table import FLOATS, KERNELS, PLAIN
+from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+    from opweave_opencl.stream import OpenCLStream
+
+__all__: list[str] = []
+
+RUN: Final = 64
+"""Elements that are sorted by counting, each against all others."""
+
+MOST: Final = 1 << 31
+"""Elements of an axis whose places fit into 32 bits."""
+
+I32: Final = as_dtype("i32")
+
+
+# --- orders ---------------------------------------------------------------------------------------------------------
+
+
+def _places(step: Step) -> int:
+    """Two orders of 32-bit places, where more than one pass is needed."""
+    x = step.srcs[0]
+    return 2 * 4 * x.size if x.shape[step.attrs["axis"]] > RUN else 0
+
+
+def _why_not(step: Step) -> str | None:
+    n = step.srcs[0].shape[step.attrs["axis"]]
+    return f"an order of {n} elements needs places of 64 bits" if n >= MOST else None
+
+
+@KERNELS("argsort", dtypes=PLAIN, workspace=_places, when=_why_not)
+def argsort(
+    stream: OpenCLStream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    *,
+    axis: int,
+    descending: bool,
+    stable: bool,
+    workspace: Arg | None,
+) -> Call:
+    """The order is always stable."""
+    return _order(stream, out, x, axis, x.shape[axis], descending, workspace)
+
+
+@KERNELS("top_k", dtypes=PLAIN, workspace=_places, when=_why_not)
+def top_k(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, k: int, axis: int, workspace: Arg | None) -> Call:
+    return _order(stream, out, x, axis, k, True, workspace)
+
+
+def _order(stream: OpenCLStream, out: Arg, x: Arg, axis: int, k: int, descending: bool, workspace: Arg | None) -> Call:
+    program = stream.target.programs.get("sorting", {"T": x.dtype.name, "OUT": out.dtype.name})
+    n, down = x.shape[axis], int(descending)
+    # A processor without many work-items wants each to do much: finding where a piece begins costs as some elements do.
+    chunk = 8 if stream.target.tuning.row_group > 1 else 512
+
+    def few(items: int) -> int:
+        return items if chunk == 8 else -(-items // chunk)
+
+    if workspace is None:
+        return _launch(stream, program, "order", (x, out), x, out, axis, few(n), k=k, descending=down)
+    half = x.size * I32.itemsize
+    now, then = (Arg(workspace.buffer, workspace.offset + at, I32, (x.size,), (I32.itemsize,)) for at in (0, half))
+    calls = [_launch(stream, program, "rank", (x, now), x, out, axis, few(n), run=RUN, descending=down)]
+    run = RUN
+    while run < n:
+        piece = min(chunk, 2 * run)
+        merge = _launch(
+            stream, program, "merge", (x, now, then), x, out, axis, -(-n // piece), run=run, chunk=piece,
+            descending=down,
+        )  # fmt: skip
+        calls.append(merge)
+        now, then = then, now
+        run *= 2
+    calls.append(_launch(stream, program, "pick", (now, out), x, out, axis, few(k), k=k))
+    return in_turn(calls)
+
+
+# --- running sums ---------------------------------------------------------------------------------------------------
+
+PARTS: Final = 128
+"""The most parts of a line, each of which adds up the sums of those before it."""
+
+LEAST: Final = 1024
+"""Elements of a part."""
+
+
+def _segment(n: int) -> int:
+    return max(-(-n // PARTS), LEAST)
+
+
+def _parts(step: Step) -> int:
+    x = step.srcs[0]
+    n: int = x.shape[step.attrs["axis"]]
+    return x.size // n * -(-n // _segment(n)) * accumulator(x.dtype).itemsize
+
+
+@KERNELS("cumsum", dtypes=f"{FLOATS} i64", workspace=_parts)
+def cumsum(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axis: int, workspace: Arg) -> Call:
+    acc = accumulator(x.dtype)
+    program = stream.target.programs.get("sorting", {"T": x.dtype.name, "ACC": acc.name})
+    n = x.shape[axis]
+    segment = _segment(n)
+    segments = -(-n // segment)
+    parts = Arg(workspace.buffer, workspace.offset, acc, (workspace.size // acc.itemsize,), (acc.itemsize,))
+    scan = _launch(stream, program, "scan", (x, out, parts), x, out, axis, segments, segment=segment, segments=segments)
+    if segments == 1:  # nothing comes before the first part
+        return scan
+    sums = _launch(stream, program, "sums", (x, parts), x, out, axis, segments, segment=segment, segments=segments)
+    return in_turn([sums, scan])
+
+
+# --- launching ------------------------------------------------------------------------------------------------------
+
+
+def _launch(
+    stream: OpenCLStream,
+    program: cl.Program,
+    kernel: str,
+    operands: Sequence[Arg],
+    x: Arg,
+    out: Arg,
+    axis: int,
+    items: int,
+    *,
+    run: int = 1,
+    chunk: int = 1,
+    k: int = 1,
+    segment: int = 1,
+    segments: int = 1,
+    descending: int = 0,
+) -> Call:
+    """The call of a kernel with ``items`` work-items for each line.
+
+    Operands other than ``x`` and ``out`` are scratch memory.
+    """
+    kept = [a for a in range(len(x.shape)) if a != axis]
+    strides = [element_strides(x), element_strides(out)]
+    lead: list[Axes]
+    shape, lead = coalesce([x.shape[a] for a in kept], [[own[a] for a in kept] for own in strides])
+    lines = prod(shape)
+    words = [lines, len(shape), *padded(shape, 1), x.shape[axis], run, chunk, k]
+    words += [element_offset(x), element_offset(out), strides[0][axis], strides[1][axis]]
+    for own in lead:
+        words += padded(own, 0)
+    scratch = [element_offset(arg) for arg in operands if arg is not x and arg is not out]
+    words += [segment, segments, descending, *padded(scratch, 0, 2)]
+    group = min(stream.target.tuning.row_group, 1 << (items - 1).bit_length())
+    return stream.launch(program, kernel, (items, min(lines, 65535)), (group, 1), operands, words)

@@ -1,0 +1,51 @@
+"""`PinnedMemory`: host memory that the driver made, from which and to which transfers are fastest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from opweave.contract import HOST_SPACE, BufferType, Usage
+from opweave_opencl.mapping import map_bytes, unmap_bytes
+
+if TYPE_CHECKING:
+    from opweave_opencl.device import OpenCLDevice
+
+__all__ = ["PinnedMemory"]
+
+
+class PinnedMemory(BufferType):
+    """Host memory of a driver, which stays mapped: drivers transfer from and to it without a copy in between.
+
+    Handles are arrays over the mapping. No kernel ever uses it, so that host and device never share it unordered.
+    """
+
+    def __init__(self, device: OpenCLDevice) -> None:
+        super().__init__(device, f"{device.name}.pinned", space=HOST_SPACE, alignment=64)
+        self._target = device
+
+    def _alloc(self, size: int, usage: Usage) -> np.ndarray[Any, Any]:
+        import pyopencl as cl
+
+        target = self._target
+        with target.errors(f"allocating {size:,} bytes of host memory", allocating=True):
+            flags = cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR
+            mem = cl.Buffer(target.context, flags, size)
+            return map_bytes(target.queue, mem, 0, size, write=True)
+
+    def _free(self, mem: np.ndarray[Any, Any]) -> None:
+        with self._target.errors("giving back host memory"):
+            unmap_bytes(self._target.queue, mem)
+
+    def _upload(self, mem: np.ndarray[Any, Any], offset: int, data: memoryview) -> None:
+        mem[offset : offset + len(data)] = data
+
+    def _download(self, mem: np.ndarray[Any, Any], offset: int, out: memoryview) -> None:
+        out[:] = mem.data[offset : offset + len(out)]
+
+    def _map(self, mem: np.ndarray[Any, Any], offset: int, size: int) -> memoryview:
+        return mem.data[offset : offset + size]
+
+    def _unmap(self, mem: np.ndarray[Any, Any], view: memoryview) -> None:
+        view.release()

@@ -1,0 +1,113 @@
+"""Products and what is built on them, in every form that kernels have: for processors, for little local memory, and for
+devices whose work-items share tiles (which every driver runs, only not as fast)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import opweave as ow
+from opweave.conformance import CASES, run_case
+from opweave.ops.blocks import dequantize
+from opweave_opencl import OpenCLBackend, OpenCLDevice
+from opweave_opencl.tuning import Tuning
+
+FORMS = {
+    "processor": None,
+    "little": Tuning(16, 64, 16, 1, tiled=False, local=1 << 15, units=2),
+    "tiles": Tuning(4, 64, 1, 64, tiled=True, local=1 << 15, units=2),
+    "large-tiles": Tuning(4, 64, 1, 64, tiled=True, local=1 << 16, units=0),
+}
+SHAPES = [(1, 1, 1), (1, 300, 70), (5, 1, 17), (129, 513, 65), (130, 40, 200)]
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def formed(request):
+    """A device whose kernels are built and launched in one of the forms."""
+    found = OpenCLBackend().devices()[0]
+    assert isinstance(found, OpenCLDevice)
+    found.tuning = FORMS[request.param] or found.tuning
+    return found
+
+
+def floats(*shape):
+    return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+
+
+def run(device, tensor):
+    with ow.Scheduler(device) as scheduler:
+        return np.array(scheduler.build(tensor).run())
+
+
+def close(got, want):
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), SHAPES)
+def test_products_of_any_size_and_either_order_of_axes(formed, m, k, n):
+    a, b, bias = floats(m, k), floats(k, n), floats(n)
+    turned = {"at": np.ascontiguousarray(a.T), "bt": np.ascontiguousarray(b.T)}
+    leaves = ow.weights({"a": a, "b": b, "bias": bias, **turned})
+    want = a.astype(np.float64) @ b
+    flipped = leaves["at"].T
+    close(run(formed, leaves["a"] @ leaves["b"]), want)
+    close(run(formed, flipped @ leaves["b"]), want)
+    close(run(formed, ow.linear(leaves["a"], leaves["bt"], leaves["bias"])), want + bias)
+    close(run(formed, ow.linear(flipped, leaves["bt"])), want)
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_k"])
+@pytest.mark.parametrize("m", [1, 3, 40])
+def test_quantized_weights(formed, name, m):
+    dtype = ow.as_dtype(name)
+    raw = np.random.default_rng(3).integers(0, 100, (70, 512 // dtype.block * dtype.itemsize), np.uint8)
+    x = floats(m, 512)
+    leaves = ow.weights({"x": x, "w": ow.Blocks(raw, (70, 512), dtype)})
+    want = x.astype(np.float64) @ dequantize(raw, dtype).astype(np.float64).T
+    got = run(formed, ow.linear(leaves["x"], leaves["w"]))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize("tokens", [2, 50])
+def test_rows_of_experts_that_do_not_exist_are_zeros(formed, tokens, index):
+    x, w = floats(tokens, 2, 33), floats(3, 17, 33)
+    ids = np.random.default_rng(5).integers(0, 3, (tokens, 2)).astype(index)
+    ids[0, 1], ids[-1, 0] = -1, 3
+    leaves = ow.weights({"x": x, "w": w, "ids": ids})
+    there = (ids >= 0) & (ids < 3)
+    want = np.einsum("tui,tuoi->tuo", x, w[np.where(there, ids, 0)]) * there[..., None]
+    close(run(formed, ow.expert_linear(leaves["x"], leaves["w"], leaves["ids"])), want)
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_rows_of_a_quantized_table_that_do_not_exist_are_zeros(device, index):
+    dtype = ow.as_dtype("q8_0")
+    raw = np.random.default_rng(3).integers(0, 100, (5, 2 * dtype.itemsize), np.uint8)
+    leaves = ow.weights({"w": ow.Blocks(raw, (5, 64), dtype), "ids": np.array([4, -1, 5, 0], index)})
+    got = run(device, ow.embedding(leaves["w"], leaves["ids"]))
+    np.testing.assert_array_equal(got[[0, 3]], dequantize(raw, dtype)[[4, 0]])
+    assert not got[[1, 2]].any()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        c
+        for c in CASES
+        if c.op in ("attention", "conv2d", "conv_transpose2d") and {x.dtype for x in c.operands} == {"f32"}
+    ][::12],
+    ids=str,
+)
+def test_attention_and_convolutions(formed, case):
+    verdict = run_case(formed, case)
+    assert verdict.status == "passed", verdict.reason
+
+
+def test_rotations_by_positions_that_f32_is_too_coarse_for(device):
+    x = floats(3, 64)
+    positions = np.array([16_777_217, 1_000_003, 40_000_001], np.int64)
+    leaves = ow.weights({"x": x, "positions": positions})
+    node = ow.rope(leaves["x"], leaves["positions"])
+    want = run("host", node)
+    np.testing.assert_allclose(run(device, node), want, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,96 @@
+"""Kernel times: one event for each kernel in the host's clock, while somebody listens."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+
+import numpy as np
+import pytest
+
+import opweave as ow
+from opweave.contract import Arg, Step
+from opweave.dtypes import as_dtype
+from opweave.events import EVENTS, Happening
+
+N = 1 << 20
+SLACK = 1_000_000  # ns by which the clocks may differ
+
+
+def vector(buffer, n=N):
+    return Arg(buffer, 0, as_dtype("f32"), (n,), (4,))
+
+
+@pytest.fixture
+def steps(device):
+    a, b = vector(device.alloc(4 * N)), vector(device.alloc(4 * N))
+    a.buffer.clear()
+    return [Step("add", b, (a, a), {}), Step("exp", a, (b,), {}), Step("neg", b, (a,), {})]
+
+
+def kernels(heard):
+    return [h for h in heard if h.kind == "kernel"]
+
+
+def test_each_kernel_is_told_with_its_name_and_times(device, steps):
+    heard: list[Happening] = []
+    with device.open(profiling=True) as stream:
+        plan = stream.compile(steps)
+        plan.run()  # nobody listens yet
+        stream.synchronize()
+        with EVENTS.listen(heard.append):
+            before = perf_counter_ns()
+            plan.run()
+            stream.synchronize()
+            after = perf_counter_ns()
+    told = kernels(heard)
+    assert [h.name for h in told] == ["add", "exp", "neg"]
+    assert all(h.data["device"] == device.name and h.data["kernel"] for h in told)
+    assert before - SLACK <= told[0].start < told[0].end <= told[1].start < told[1].end <= told[2].start
+    assert told[2].start < told[2].end <= after + SLACK
+
+
+def test_streams_that_are_opened_while_somebody_listens_tell_their_kernels(device, steps):
+    heard: list[Happening] = []
+    with EVENTS.listen(heard.append), device.open() as stream:
+        stream.compile(steps).run()
+        stream.synchronize()
+    assert [h.name for h in kernels(heard)] == ["add", "exp", "neg"]
+
+
+def test_a_kernel_of_several_steps_is_named_after_all(device, steps):
+    heard: list[Happening] = []
+    with EVENTS.listen(heard.append), device.open(profiling=True) as stream:
+        stream.compile(stream.fuse(steps)).run()
+        stream.synchronize()
+    assert " ".join(h.name for h in kernels(heard)) == "add exp neg"
+
+
+def test_other_streams_do_not_pay_for_it(device, stream, steps):
+    heard: list[Happening] = []
+    with EVENTS.listen(heard.append):
+        stream.run(steps)
+        stream.synchronize()
+    assert not kernels(heard)
+    assert not int(stream.queue.properties)
+
+
+def test_what_nobody_listened_to_is_not_told_later(device, steps):
+    heard: list[Happening] = []
+    with device.open(profiling=True) as stream:
+        plan = stream.compile(steps)
+        with EVENTS.listen(heard.append):
+            plan.run()
+        stream.synchronize()
+        with EVENTS.listen(heard.append):
+            stream.synchronize()
+    assert not kernels(heard)
+
+
+def test_a_program_is_told_step_by_step(device):
+    heard: list[Happening] = []
+    x = ow.input("x", (64, 64))
+    with device.open(profiling=True) as stream, ow.Scheduler([stream, "host"]) as scheduler:
+        program = scheduler.build(ow.softmax(x) @ x)
+        with EVENTS.listen(heard.append):
+            program.run(x=np.ones((64, 64), np.float32))
+    assert {"softmax", "matmul"} <= {h.name for h in kernels(heard)}
