@@ -24,11 +24,7 @@ FUNCTIONS, OPS = 179, 110
 interfaces and the optional procedures; the operations of August 2026."""
 
 CAPABILITIES = {
-    "asynchronous running",
-    "cancelling runs",
-    "comparing devices",
     "more operations",
-    "observing runs",
     "training",
 }
 """What rows may wait for."""

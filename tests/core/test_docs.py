@@ -12,6 +12,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -86,7 +87,8 @@ def results(page: str) -> list[list[str]]:
     """For each block of a page that was reached: what it printed, and how it failed."""
     todo = json.dumps([page, [(b.line, b.code) for b in BLOCKS if b.page == page]])
     command = [sys.executable, *WARNINGS, "-c", RUNNER]
-    ran = subprocess.run(command, input=todo, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    with tempfile.TemporaryDirectory() as folder:  # pages may write files
+        ran = subprocess.run(command, input=todo, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 

@@ -113,12 +113,14 @@ def test_only_the_experts_in_use_are_brought(parallel):
         values = np.random.default_rng(1).integers(-2, 3, (3, 8)).astype(F)
         for chosen, pieces in (([[1, 2], [1, 2], [9, 1]], [2, 1]), ([[0, 15], [0, 15], [0, 0]], [1, 1])):
             fast.uploads.clear()
+            before = scheduler.stats.copied
             got = program.run(x=values, ids=np.array(chosen, np.int32))
             want = np.stack([[experts[e] @ row for e in used] for row, used in zip(values, chosen, strict=True)])
             np.testing.assert_array_equal(got, want)
             expert = 4 * 8 * 4
             # Neighbouring experts come in one piece; of 16 only those that are named.
             assert sorted(n for n in fast.uploads if n % expert == 0) == sorted(p * expert for p in pieces)
+            assert scheduler.stats.copied - before == sum(pieces) * expert
 
 
 def _expert_linear(stream: Any, op: str, out: Any, x: Any, w: Any, ids: Any, **attrs: Any) -> Any:

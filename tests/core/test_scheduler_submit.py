@@ -241,6 +241,20 @@ def test_a_failure_names_node_device_and_states_and_only_ends_what_was_under_way
         assert program.run(x=ones())[0][0] == 2, "written anew, everything can be used again"
 
 
+def test_the_failure_of_another_run_comes_out_of_futures_and_never_out_of_submit():
+    x = ow.input("x", (16,))
+    host, a = HostDevice(), Separate("a")
+    with ow.Scheduler([a, host], parallel=True) as scheduler:
+        burning = ow.custom(Fuse(1), x, like=x)
+        program = scheduler.build(ow.exp(burning), pins={ow.exp(burning): "a"})
+        failed = 0
+        for _ in range(50):
+            burning.attrs["fn"].left = 1
+            futures = [program.submit(x=ones()) for _ in range(4)]
+            failed += sum(future.exception(10) is not None for future in futures)
+        assert failed >= 50
+
+
 def test_cancelling_ends_runs_in_the_middle_of_a_plan(parallel):
     device = Gate("a")
     x, total = ow.input("x", (16,)), ow.state("total", (16,))
@@ -251,7 +265,7 @@ def test_cancelling_ends_runs_in_the_middle_of_a_plan(parallel):
         assert device.begun.wait(10)
         scheduler.cancel()
         device.go.set()
-        with pytest.raises(ow.Cancelled):
+        with pytest.raises(ow.Cancelled, match=r"cancel\(\)"):
             future.result(10)
         with pytest.raises(ow.ExecutionError, match="half written"):
             program.read(total)

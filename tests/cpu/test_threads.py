@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
+import opweave as ow
 from opweave.errors import PluginError
 from opweave_cpu import CpuBackend, CpuDevice
 from opweave_cpu.device import CpuStream
@@ -93,6 +95,32 @@ def test_an_error_in_a_worker_reaches_the_caller_after_all_have_ended() -> None:
     with pytest.raises(ValueError, match="here"):
         THREADS.spread([lambda: ended.append(0), fail, lambda: ended.append(2)])
     assert ended == [0, 2]
+
+
+def test_a_run_is_ended_from_another_thread(device: CpuDevice) -> None:
+    begun, ended = threading.Event(), threading.Event()
+    made: list[Array] = []
+
+    def wait(array: Array) -> Array:
+        begun.set()
+        assert ended.wait(10)
+        return array
+
+    def note(array: Array) -> Array:
+        made.append(array)
+        return array
+
+    x = ow.input("x", (4,))
+    with ow.Scheduler(device) as scheduler:
+        program = scheduler.build(ow.custom(note, ow.custom(wait, x, like=x), like=x))
+        future = program.submit(x=np.ones(4, np.float32))
+        assert begun.wait(10)
+        scheduler.cancel()
+        ended.set()
+        with pytest.raises(ow.Cancelled):
+            future.result(10)
+        assert made == [], "the step under way is the last one"
+        np.testing.assert_array_equal(program.run(x=np.ones(4, np.float32)), np.ones(4))
 
 
 def test_workers_do_not_warn() -> None:

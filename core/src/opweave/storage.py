@@ -203,19 +203,23 @@ def _bind_bounce(to: Buffer, dst_offset: int, of: Buffer, src_offset: int, size:
     return bounce
 
 
-def bind_selected_copy(dst: Arg, stream: Stream, src: Arg, ids: Arg) -> tuple[Call, bool]:
+def bind_selected_copy(
+    dst: Arg, stream: Stream, src: Arg, ids: Arg, count: Callable[[int], object] = lambda n: None
+) -> tuple[Call, bool]:
     """As `bind_copy`, of only those rows along the first axis that ``ids`` name when the call is made.
 
-    Both sides are dense. The other rows of ``dst`` stay as they are.
+    Both sides are dense. The other rows of ``dst`` stay as they are. ``count`` is called with the bytes copied.
     """
     if isinstance(stream, WorkerStream):
-        return partial(stream.call, _settled(stream.inner, bind_selected_copy(dst, stream.inner, src, ids)[0])), True
-    to, of, count = _memory(dst), _memory(src), dst.shape[0]
-    row = dst.nbytes // count
+        call, _ = bind_selected_copy(dst, stream.inner, src, ids, count)
+        return partial(stream.call, _settled(stream.inner, call)), True
+    to, of, rows = _memory(dst), _memory(src), dst.shape[0]
+    row = dst.nbytes // rows
 
     def copy_rows() -> None:
         wanted = np.unique(read(ids))
-        wanted = wanted[(wanted >= 0) & (wanted < count)]
+        wanted = wanted[(wanted >= 0) & (wanted < rows)]
+        count(wanted.size * row)
         # Neighbours in one piece.
         for piece in np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1):
             if piece.size:
@@ -256,11 +260,15 @@ def _settled(stream: Stream, call: Callable[..., Any]) -> Callable[..., Any]:
     return settled
 
 
-def bind_read(src: Arg) -> Call:
-    """The call that gives a new array with the values of ``src``, which must be ready by then."""
-    if _memory(src).is_host and src.is_dense:
-        return src.view.copy
-    return partial(read, src)
+def bind_read(src: Arg, stream: Stream | None = None) -> Call:
+    """The call that gives a new array with the values of ``src``, which must be ready by then.
+
+    Args:
+        stream: whose work makes ``src``; if it has a thread, the call is made there, in its order.
+    """
+    call = src.view.copy if _memory(src).is_host and src.is_dense else partial(read, src)
+    # What the thread has submitted to a stream that is asynchronous itself may still be under way.
+    return _settled(stream.inner, call) if isinstance(stream, WorkerStream) else call
 
 
 def _memory(arg: Arg) -> Buffer:

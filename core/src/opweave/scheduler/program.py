@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import length_hint
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -98,7 +98,7 @@ class Program:
         self._written: dict[str, Array] = {}  # fed to runs that do not say otherwise
         self._latest: RunList | None = None  # of the last run, if it was a good one
         binder = _bind(partition, scheduler, show)
-        self._lists: Final = run_lists(binder, overlapping=scheduler.parallel)
+        self._lists: Final = run_lists(binder, overlapping=scheduler.parallel, count=scheduler._count_copied)
         self._turn = 0
         self._planned: Final = binder.planned
         self._buffers: Final = binder.buffers
@@ -106,7 +106,8 @@ class Program:
         self._moves: Final = binder.moves
         self._scratch: Final = binder.scratch
         self._feeds: Final = self._lists[0].feeds
-        self._copied: Final = sum(copy.nbytes for copy in partition.copies)
+        # Copies of chosen rows count what they move when they do.
+        self._copied: Final = sum(copy.nbytes for copy in partition.copies if copy.ids is None)
         scheduler._alive.add(self)
         self._states: Final = [t for t in partition.graph.leaves if t.leaf is not None and t.leaf.kind == "state"]
 
@@ -163,7 +164,12 @@ class Program:
         scheduler._check_caller()
         if scheduler.parallel:
             with scheduler._lock:
-                run = self._begin(self._fitting(feeds, named), snapshot=True)
+                ready = self._fitting(feeds, named)
+                try:
+                    run = self._begin(ready, snapshot=True)
+                except (ExecutionError, Cancelled) as error:
+                    # It may be the failure of a run before this one, which came to light while this one was queued.
+                    return scheduler._executor.submit(_raise, error)
                 return scheduler._executor.submit(self._ended, run)
         ready = [(feed, _kept(feed, value)) for feed, value in self._fitting(feeds, named)]
         return scheduler._enqueue(self._run_queued, ready)
@@ -456,6 +462,10 @@ def device_of(partition: Partition, tensor: Tensor) -> Device:
     if lane is None:
         raise SchedulerError(f"{tensor.describe()} is not in this program, or lies on none of its devices")
     return partition.assignment.lanes[lane].device
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 def _kept(feed: Feed, value: Array) -> Array:

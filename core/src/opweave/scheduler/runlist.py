@@ -5,7 +5,7 @@ Built once for each slot of a program; a run only goes through it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -60,13 +60,14 @@ class _Entry(NamedTuple):
     action: Action | None
 
 
-def run_lists(binder: Binder, overlapping: bool) -> list[RunList]:
+def run_lists(binder: Binder, overlapping: bool, count: Callable[[int], object]) -> list[RunList]:
     """The run list of every slot.
 
     Args:
         overlapping: a run may begin before the last one has ended.
+        count: called with the bytes of each copy of which that is known only when it is made.
     """
-    lists = [_Lister(binder, slot) for slot in range(binder.slots)]
+    lists = [_Lister(binder, slot, count) for slot in range(binder.slots)]
     orders: list[list[list[Need]]]
     if any(lane.stream.is_async for lane in binder.lanes):
         orders = find_waits([[e.act for e in made.entries] for made in lists], 2 * len(binder.lanes), overlapping)
@@ -87,7 +88,8 @@ def run_lists(binder: Binder, overlapping: bool) -> list[RunList]:
 class _Lister:
     """Makes the entries of one slot's list, and puts waits and marks between them."""
 
-    def __init__(self, binder: Binder, slot: int) -> None:
+    def __init__(self, binder: Binder, slot: int, count: Callable[[int], object]) -> None:
+        self.count: Final = count
         self.binder: Final = binder
         self.partition: Final = binder.partition
         self.lanes: Final = binder.lanes
@@ -198,7 +200,7 @@ class _Lister:
         if copy.ids is None:
             call, queued = bind_copy(dst, stream, src)
         else:
-            call, queued = bind_selected_copy(dst, stream, src, self.binder.arg(copy.ids))
+            call, queued = bind_selected_copy(dst, stream, src, self.binder.arg(copy.ids), self.count)
             reads = (copy.src.place, copy.ids.place)
         queue = HOST_QUEUE if not queued else lane.index + len(self.lanes) if beside else lane.index
         self._add(queue, reads, (copy.dst.place,), call, Action("copy", lane, split, copy))
@@ -219,7 +221,7 @@ class _Lister:
             lane = self._lane_of(operand.place, self.lanes[-1])
             stream = lane.stream
             queued = stream if isinstance(stream, WorkerStream) else None
-            self.result.fetches.append(Fetch(output, bind_read(self.binder.arg(operand)), queued, lane))
+            self.result.fetches.append(Fetch(output, bind_read(self.binder.arg(operand), queued), queued, lane))
             if queued is not None:
                 self._add(lane.index, (operand.place,), (), None, None)
 
