@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import count, pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 import opweave as ow
 from opweave_cpu.device import IsolatedCpuDevice
 
-__all__ = ["GRAPHS", "Built", "Place", "chain", "configurations", "diamond", "transformer", "u"]
+__all__ = ["GRAPHS", "PLACED", "Built", "Place", "chain", "configurations", "diamond", "transformer", "u"]
 
 Place = Callable[[float], Any]
 """How far into the graph (0 .. 1) -> the device for weights there, or ``None``."""
@@ -172,3 +172,102 @@ GRAPHS: Final[dict[str, Callable[..., Built]]] = {
     "transformer": transformer,
 }
 """Name -> ``(nodes, rows, columns, place=...)``."""
+
+
+# --- what placement is measured on ----------------------------------------------------------------------------------
+
+
+def _random(rng: np.random.Generator, *shape: int) -> np.ndarray[Any, Any]:
+    return rng.standard_normal(shape, np.float32) / np.float32(shape[-1] ** 0.5)
+
+
+def digits_net(size: int = 1) -> Built:
+    """As in ``examples/digits.py``: images of 64 pixels, two hidden layers, probabilities of ten digits."""
+    rng = np.random.default_rng(0)
+    x, feeds = _input((64 * size, 64))
+    widths = (64, 256, 256, 10)
+    weights = ow.weights({str(i): _random(rng, n, m) for i, (m, n) in enumerate(pairwise(widths))})
+
+    def build() -> ow.Tensor:
+        h = ow.relu(ow.linear(x, weights["0"]))
+        h = ow.relu(ow.linear(h, weights["1"]))
+        return ow.softmax(ow.linear(h, weights["2"]))
+
+    return Built(build(), build, feeds)
+
+
+def transformer_stack(size: int = 1) -> Built:
+    """Four decoder layers of 128 columns over 64 rows."""
+    return transformer(100, rows=64 * size, columns=128, heads=4)
+
+
+def u_net(size: int = 1) -> Built:
+    """Convolutions over 32 × 32 pixels, two levels down and up again, with skips."""
+    rng = np.random.default_rng(0)
+    x, feeds = _input((1, 8, 32 * size, 32 * size))
+    channels = ((8, 8), (8, 16), (16, 32), (48, 16), (24, 8))
+    weights = ow.weights({str(i): _random(rng, n, m, 3, 3) for i, (m, n) in enumerate(channels)})
+
+    def block(h: ow.Tensor, i: int) -> ow.Tensor:
+        return ow.silu(ow.conv2d(h, weights[str(i)], padding=1))
+
+    def build() -> ow.Tensor:
+        top = block(x, 0)
+        middle = block(ow.avg_pool2d(top, 2), 1)
+        low = block(ow.avg_pool2d(middle, 2), 2)
+        h = block(ow.concat([ow.interpolate(low, scale_factor=2), middle], axis=1), 3)
+        return block(ow.concat([ow.interpolate(h, scale_factor=2), top], axis=1), 4)
+
+    return Built(build(), build, feeds)
+
+
+def expert_block(size: int = 1) -> Built:
+    """Each row goes to two of eight experts, whose results are weighed and added."""
+    rng = np.random.default_rng(0)
+    rows, columns, hidden, experts = 32 * size, 128, 256, 8
+    x, feeds = _input((rows, columns))
+    feeds = {name: _random(rng, *array.shape) for name, array in feeds.items()}
+    weights = ow.weights({
+        "router": _random(rng, experts, columns),
+        "up": _random(rng, experts, hidden, columns),
+        "gate": _random(rng, experts, hidden, columns),
+        "down": _random(rng, experts, columns, hidden),
+    })  # fmt: skip
+
+    def build() -> ow.Tensor:
+        scores = ow.softmax(ow.linear(x, weights["router"]))
+        share, ids = ow.top_k(scores, 2)
+        up, gate = ow.expert_linear(x, weights["up"], ids), ow.expert_linear(x, weights["gate"], ids)
+        down = ow.expert_linear(ow.swiglu(up, gate), weights["down"], ids)
+        return x + ow.sum(down * share.reshape(rows, 2, 1), axis=1)
+
+    return Built(build(), build, feeds)
+
+
+def wide_branches(size: int = 1) -> Built:
+    """Eight branches of three nodes, some of products and some of elementary functions, added up."""
+    rng = np.random.default_rng(0)
+    x, feeds = _input((64 * size, 128))
+    weights = ow.weights({str(i): _random(rng, 128, 128) for i in range(8)})
+
+    def build() -> ow.Tensor:
+        total = x
+        for i in range(8):
+            if i % 2:
+                branch = ow.gelu(ow.linear(ow.tanh(x * (1.0 + i)), weights[str(i)]))
+            else:
+                branch = ow.softmax(ow.exp(ow.tanh(x * (1.0 + i))))
+            total = total + branch
+        return total
+
+    return Built(build(), build, feeds)
+
+
+PLACED: Final[dict[str, Callable[..., Built]]] = {
+    "digits net": digits_net,
+    "transformer stack": transformer_stack,
+    "U-shaped net": u_net,
+    "expert-routed block": expert_block,
+    "wide branches": wide_branches,
+}
+"""Name -> ``(size)``: graphs of tens of nodes with weights that are placed nowhere."""

@@ -11,6 +11,7 @@ import pytest
 from opweave import registry
 from opweave.cli import main
 from opweave.cli.output import human_bytes
+from opweave.scheduler.cost import Curve, OpCost, Profile
 from tests.core.plugins_for_tests import PluginFolder, backend
 
 LONG = "a card that is not there, " * 8 + "the end of the message"
@@ -67,6 +68,10 @@ class TestDevices:
         assert lines[2][3:] == ["1.50", "GiB", "/", "2.00", "GiB", "acme:cuda:0,", "twin,", "host"]
         assert lines[1][3] == "?", "a device may not know its memory"
         assert "can  fill copy import_host map" in out
+        assert [line.split() for line in out.splitlines() if "pci:1" in line] == [
+            ["at", "pci:1"],
+            ["at", "pci:1,", "used", "through", "acme:cuda:0"],
+        ]
         assert out.rstrip().endswith("-: not used by default, its hardware is used through another device")
 
     @pytest.mark.parametrize("columns", [40, 80, 120])
@@ -89,8 +94,8 @@ class TestDevices:
         assert err == "loading\n", "what a plugin prints does not end up in the document"
         acme, host = document["devices"]
         assert list(acme) == list(host) == [
-            "name", "backend", "kind", "description", "hardware_id", "default_order", "memory_free", "memory_total",
-            "memory_space", "shares_memory_with", "capabilities", "features", "problems",
+            "name", "backend", "kind", "description", "hardware_id", "default_order", "used_through",
+            "memory_free", "memory_total", "memory_space", "shares_memory_with", "capabilities", "features", "problems",
         ]  # fmt: skip
         assert (acme["name"], acme["backend"], acme["kind"], acme["default_order"]) == ("acme", "acme", "ACCEL", 1)
         assert acme["shares_memory_with"] == ["host"]
@@ -281,3 +286,140 @@ def test_runs_as_a_module():
 )  # fmt: skip
 def test_bytes_for_people(n, text):
     assert human_bytes(n) == text
+
+
+class TestProfile:
+    @pytest.fixture(autouse=True)
+    def quick(self, monkeypatch, tmp_path):
+        """Measuring takes no time, and every profile is kept in a folder of the test's."""
+        monkeypatch.setenv("OPWEAVE_PROFILE_CACHE", str(tmp_path / "profiles"))
+        self.measured: list[str] = []
+
+        def measure(device, progress=None):
+            self.measured.append(device.name)
+            if progress is not None:
+                progress("add f32", 0, 1)
+            line = Curve.line(2e-6, 4e9)
+            return Profile(device.name, 1e-6, line, line, {
+                "add": {"f32": OpCost(line)}, "linear": {"f32": OpCost(line, line), "f16": OpCost(line, line)},
+            })  # fmt: skip
+
+        monkeypatch.setattr("opweave.scheduler.profiling.measure", measure)
+
+    def test_table(self, folder, run):
+        folder.add("acme", backend())
+        code, out, err = run("profile", columns=120)
+        assert (code, err) == (0, "")
+        assert self.measured == ["acme", "host"]
+        lines = [line.split() for line in out.splitlines()]
+        assert lines[1] == ["acme", "2", "µs", "1", "µs", "4", "GB/s", "4", "GB/s", "/", "4", "GB/s", "4", "Gflop/s"]
+        assert "products  f16 4 Gflop/s" in out
+
+    def test_chosen_devices_are_measured_once_unless_told_otherwise(self, folder, run):
+        folder.add("acme", backend())
+        run("profile", "acme")
+        run("profile", "acme")
+        assert self.measured == ["acme"]
+        run("profile", "acme", "--refresh")
+        assert self.measured == ["acme", "acme"]
+
+    def test_json(self, folder, run, tmp_path):
+        folder.add("acme", "print('loading')\n" + backend())
+        code, out, err = run("profile", "acme", "--json")
+        document = json.loads(out)
+        assert (code, err) == (0, "loading\n")
+        assert document["folder"] == str(tmp_path / "profiles")
+        (acme,) = document["profiles"]
+        assert (acme["device"], acme["launch_seconds"], acme["flops"]["f16"]) == ("acme", 2e-6, pytest.approx(4e9))
+        assert Profile.from_json(acme["profile"]).device == "acme"
+
+    def test_a_device_that_is_not_there(self, run):
+        code, out, err = run("profile", "cuda:7")
+        assert (code, out) == (1, "")
+        assert err.startswith("error: there is no device named 'cuda:7'")
+
+
+GRAPH = """
+import opweave as ow
+print("making the graph")
+
+def layers(n=40):
+    w = ow.weights({str(i): ow.Spec((1024, 1024)) for i in range(n)})
+    h = ow.input("x", (16, 1024))
+    for i in range(n):
+        h = ow.relu(ow.linear(h, w[str(i)]))
+    return h
+"""
+
+CLUSTER = """
+[[group]]
+name = "gpu"
+count = {count}
+flops = 2e13
+bandwidth = 2e12
+memory = "20 MiB"
+"""
+
+
+class TestWhatIf:
+    @pytest.fixture
+    def files(self, tmp_path):
+        (tmp_path / "graph.py").write_text(GRAPH)
+
+        def files(count: int = 1000) -> tuple[str, str]:
+            (tmp_path / "cluster.toml").write_text(CLUSTER.format(count=count))
+            return f"{tmp_path / 'graph.py'}:layers", str(tmp_path / "cluster.toml")
+
+        return files
+
+    def test_table(self, run, files):
+        code, out, err = run("what-if", *files(), columns=100)
+        assert (code, err) == (0, "making the graph\n")
+        lines = out.splitlines()
+        assert lines[0].split() == ["device", "steps", "busy", "of", "the", "time", "memory", "/", "there", "is"]
+        assert lines[1].split()[:2] == ["gpu:0", "8"]
+        assert lines[1].endswith("16.1 MiB / 20.0 MiB")
+        assert "... 2 more" in out
+        assert "one run: " in out
+        assert "in 9 copies, inputs and results" in out
+        assert "not used: 990 of gpu" in out
+
+    def test_json(self, run, files):
+        code, out, _ = run("what-if", *files(), "--json")
+        document = json.loads(out)
+        assert code == 0
+        assert document["groups"] == [{"name": "gpu", "count": 1000}]
+        assert [d["name"] for d in document["devices"]] == [f"gpu:{i}" for i in range(10)]
+        assert document["seconds"] == pytest.approx(
+            sum(d["busy_seconds"] for d in document["devices"]) + document["copy_seconds"]
+        )
+        assert document["devices"][0]["memory"]["weights"] == 16 << 20
+
+    def test_pipelining_spreads_the_graph(self, run, files):
+        plain = json.loads(run("what-if", *files(), "--json")[1])
+        spread = json.loads(run("what-if", *files(), "--json", "--pipeline")[1])
+        assert len(spread["devices"]) > len(plain["devices"])
+        assert spread["interval_seconds"] < plain["interval_seconds"]
+
+    def test_too_little_memory_is_said_and_fails(self, run, files):
+        code, out, _ = run("what-if", *files(2))
+        assert code == 1
+        assert "out of memory: 1 of 2 devices" in out
+        assert "lacks" in out
+
+    @pytest.mark.parametrize(
+        ("graph", "message"),
+        [
+            ("graph.py", "a graph is FILE.py:function, not 'graph.py'"),
+            ("nowhere.py:f", "there is no file 'nowhere.py'"),
+        ],
+    )
+    def test_graphs_that_are_not_there(self, run, files, graph, message):
+        code, out, err = run("what-if", graph, files()[1])
+        assert (code, out) == (1, "")
+        assert message in err
+
+    def test_functions_and_clusters_that_are_not_there(self, run, files):
+        graph, cluster = files()
+        assert "did you mean 'layers'?" in run("what-if", graph[:-1], cluster)[2]
+        assert "cannot read the cluster file" in run("what-if", graph, cluster + "x")[2]

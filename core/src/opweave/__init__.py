@@ -172,7 +172,7 @@ from opweave.registry import (
     register_device,
     unload,
 )
-from opweave.scheduler import Program, Scheduler
+from opweave.scheduler import Program, Scheduler, profile, simulate
 from opweave.tensor import Placement, Spec, Tensor, constant, input
 from opweave.timeline import trace
 
@@ -319,6 +319,7 @@ __all__ = [
     "plugins",
     "pow",
     "prod",
+    "profile",
     "read",
     "reciprocal",
     "register",
@@ -338,6 +339,7 @@ __all__ = [
     "sigmoid",
     "sign",
     "silu",
+    "simulate",
     "sin",
     "softmax",
     "softplus",

@@ -11,13 +11,15 @@ from opweave.cli.conformance import run_conformance
 from opweave.cli.devices import show_devices
 from opweave.cli.extensions import add_plugin_commands
 from opweave.cli.plugins import show_plugins
+from opweave.cli.profile import show_profiles
+from opweave.cli.what_if import show_what_if
 from opweave.errors import OpweaveError
 from opweave.registry.compatibility import core_version
 from opweave.registry.records import State
 
 __all__ = ["build_app", "main"]
 
-_COMMANDS = ("conformance", "devices", "plugins")
+_COMMANDS = ("conformance", "devices", "plugins", "profile", "what-if")
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -34,6 +36,8 @@ def build_app() -> typer.Typer:
     app.command("devices")(_devices)
     app.command("plugins")(_plugins)
     app.command("conformance")(_conformance)
+    app.command("profile")(_profile)
+    app.command("what-if")(_what_if)
     return app
 
 
@@ -89,7 +93,11 @@ def _conformance(
     name: Annotated[str, typer.Argument(help="A backend, which means all its devices, or a device.")],
     level: Annotated[
         list[int] | None,
-        typer.Option("--level", help="Only this level (0 hygiene, 1 memory, 2 operations); repeatable."),
+        typer.Option(
+            "--level",
+            help="Only this level (0 hygiene, 1 memory, 2 operations, 3 asynchrony, 4 beside a second device, "
+            "5 faults); repeatable.",
+        ),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="PATTERN", help="Only checks whose id matches; repeatable.")
@@ -99,7 +107,39 @@ def _conformance(
     config: Annotated[
         str | None, typer.Option("--config", metavar="FILE", help="Default: conformance.toml in this directory.")
     ] = None,
+    beside: Annotated[
+        str, typer.Option("--beside", metavar="DEVICE", help="Split graphs with this device too (level 4).")
+    ] = "",
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Of a check of level 3 and above.")
+    ] = 60,
 ) -> None:
-    """Check that a backend keeps its word: what it says about itself, its memory, and every kernel."""
-    if not run_conformance(name, levels=level or (), only=only or (), seed=seed, as_json=as_json, config=config):
+    """Check that a backend keeps its word: what it says about itself, its memory, kernels, streams, and faults."""
+    right = run_conformance(
+        name, levels=level or (), only=only or (), seed=seed, as_json=as_json, config=config, beside=beside,
+        seconds=timeout,
+    )  # fmt: skip
+    if not right:
+        raise typer.Exit(1)
+
+
+def _profile(
+    devices: Annotated[list[str] | None, typer.Argument(help="Devices; default: all.", metavar="[DEVICE]...")] = None,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure anew what was measured before.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Measure what steps and transfers take, once for each device; placement by cost goes by it."""
+    show_profiles(devices or (), refresh=refresh, as_json=as_json)
+
+
+def _what_if(
+    graph: Annotated[str, typer.Argument(help="FILE.py:function, which returns the outputs.", metavar="GRAPH")],
+    cluster: Annotated[str, typer.Argument(help="A TOML file that describes the devices.", metavar="CLUSTER")],
+    pipeline: Annotated[
+        bool, typer.Option("--pipeline", help="Spread the graph so that overlapping runs end fastest.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """Predict time and memory of a graph on devices that are not there. Fails where the memory does not suffice."""
+    if not show_what_if(graph, cluster, pipeline=pipeline, as_json=as_json):
         raise typer.Exit(1)

@@ -24,9 +24,19 @@ SHOWN_FAILURES = 50
 
 
 def run_conformance(
-    name: str, *, levels: Sequence[int], only: Sequence[str], seed: int, as_json: bool, config: str | None
+    name: str,
+    *,
+    levels: Sequence[int],
+    only: Sequence[str],
+    seed: int,
+    as_json: bool,
+    config: str | None,
+    beside: str = "",
+    seconds: float,
 ) -> bool:
     """Examine a backend and print what came of it; whether everything is right.
+
+    Where a check hangs, the process ends here: it might not be able to otherwise.
 
     Raises:
         UnknownNameError, PluginError: there is no such backend, or it cannot be used.
@@ -37,16 +47,22 @@ def run_conformance(
     from opweave.conformance.report import as_json as document
     from opweave.conformance.report import totals
     from opweave.conformance.suite import Suite
+    from opweave.conformance.watch import leave
 
     start = perf_counter()
     expectations = Expectations.read(config)
     with quiet_stdout():
-        suite = Suite(name, levels=levels, only=only, seed=seed, expectations=expectations, config=config or "")
+        suite = Suite(
+            name, levels=levels, only=only, seed=seed, expectations=expectations, config=config or "", beside=beside,
+            seconds=seconds,
+        )  # fmt: skip
         _perform(suite, quiet=as_json)
     if as_json:
         print_json(document(suite, core_version()))
     else:
         _print(suite, perf_counter() - start)
+    if suite.hung:
+        leave(1)
     return not totals(suite.outcomes)["failed"] and not suite.problems()
 
 
@@ -81,7 +97,7 @@ def _print(suite: Suite, seconds: float) -> None:
     devices = ", ".join(f"{d.name} ({d.description})" if d.description else d.name for d in suite.devices)
     console.print(Text(f"{suite.name}: {devices}"))
     for level in suite.levels:
-        if level < 2:
+        if level != 2:
             counts = totals(o for o in suite.outcomes if o.level == level)
             console.print(_counted(f"level {level}, {LEVELS[level]}: ", dict(counts)))
     cells = matrix(suite.outcomes)

@@ -18,10 +18,14 @@ __all__ = ["show_devices"]
 
 
 class _Shown(NamedTuple):
-    """A device as it is shown. A question that its driver answers with an error leaves ``None`` and a problem."""
+    """A device as it is shown. A question that its driver answers with an error leaves ``None`` and a problem.
+
+    ``instead`` is the device through which the same hardware is used by default.
+    """
 
     device: Device
     order: int | None
+    instead: str | None
     memory: tuple[int, int] | None
     shares: list[str]
     features: Mapping[str, Any] | None
@@ -36,8 +40,13 @@ def show_devices(*, as_json: bool, features: bool) -> None:
     """
     with quiet_stdout():
         devices = registry.REGISTRY.devices()
-        order = {id(device): i for i, device in enumerate(registry.REGISTRY.default_devices(), 1)}
-        shown = [_ask(device, devices, order.get(id(device)), features) for device in devices]
+        default = registry.REGISTRY.default_devices()
+        order = {id(device): i for i, device in enumerate(default, 1)}
+        through: dict[str | None, str] = {device.hardware_id: device.name for device in default}
+        shown = [
+            _ask(device, devices, order.get(id(device)), through.get(device.hardware_id), features)
+            for device in devices
+        ]
     if as_json:
         print_json({"opweave": core_version(), "devices": [_as_json(s) for s in shown]})
         return
@@ -47,7 +56,7 @@ def show_devices(*, as_json: bool, features: bool) -> None:
     print_rows(header, [_as_row(s) for s in shown], indent=3, footer=footer)
 
 
-def _ask(device: Device, devices: Sequence[Device], order: int | None, features: bool) -> _Shown:
+def _ask(device: Device, devices: Sequence[Device], order: int | None, through: str | None, features: bool) -> _Shown:
     problems: list[str] = []
 
     def ask(what: str, question: Any) -> Any:
@@ -60,7 +69,7 @@ def _ask(device: Device, devices: Sequence[Device], order: int | None, features:
     memory = ask("memory", device.mem_info)
     found = ask("features", lambda: dict(device.features())) if features else None
     shares = [d.name for d in devices if d is not device and (d.reaches(device.space) or device.reaches(d.space))]
-    return _Shown(device, order, memory, shares, found, problems)
+    return _Shown(device, order, through if order is None else None, memory, shares, found, problems)
 
 
 def _as_json(shown: _Shown) -> dict[str, Any]:
@@ -72,6 +81,7 @@ def _as_json(shown: _Shown) -> dict[str, Any]:
         "description": device.description,
         "hardware_id": device.hardware_id,
         "default_order": shown.order,
+        "used_through": shown.instead,
         "memory_free": shown.memory[0] if shown.memory else None,
         "memory_total": shown.memory[1] if shown.memory else None,
         "memory_space": device.space.name,
@@ -90,6 +100,9 @@ def _as_row(shown: _Shown) -> Row:
     free, total = (human_bytes(n) for n in shown.memory) if known and shown.memory else ("?", "?")
     able = " ".join(name for name, can in device.caps._asdict().items() if can)
     details = [("", Text(str(device.description), "dim"))] if device.description else []
+    if device.hardware_id is not None:
+        instead = f", used through {shown.instead}" if shown.instead else ""
+        details.append(("at", Text(f"{device.hardware_id}{instead}")))
     details.append(("can", Text(able or "the minimum")))
     details += [(str(name), Text(_words(value))) for name, value in (shown.features or {}).items()]
     details += [("problem", Text(problem, "red")) for problem in shown.problems]

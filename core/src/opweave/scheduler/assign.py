@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opweave.graph import Graph
     from opweave.tensor import Leaf, Location, Placement, Tensor
 
-__all__ = ["CAUSES", "Assignment", "assign"]
+__all__ = ["CAUSES", "Assignment", "assign", "lane_at"]
 
 CAUSES: Final[dict[str, str]] = {
     "pinned": "the caller pinned it there",
@@ -43,6 +43,7 @@ CAUSES: Final[dict[str, str]] = {
     "view": "a view lies where its root lies",
     "leaf": "an unplaced leaf goes to its first reader",
     "host": "the last device, which runs the references",
+    "cost": "the whole is predicted to take least time so",
 }
 """Every cause that `Assignment.causes` holds, with its meaning."""
 
@@ -170,7 +171,7 @@ def _decide_beforehand(
         state = node.memory.leaf
         storage = placed.get(node) if state is None else state.placement
         if storage is not None:
-            home = _lane_at(lanes, storage)
+            home = lane_at(lanes, storage)
             if home is not None and result.supports(lanes[home], node):
                 lane_of[node], causes[node] = home, "storage"
                 continue
@@ -179,7 +180,7 @@ def _decide_beforehand(
             continue
         assert weight.leaf is not None
         assert weight.leaf.placement is not None
-        home = _lane_at(lanes, weight.leaf.placement)
+        home = lane_at(lanes, weight.leaf.placement)
         if op_offload and weight.leaf.placement.buffer.is_host:
             for lane in lanes[: len(lanes) if home is None else home]:
                 far = not lane.device.reaches(weight.leaf.placement.buffer.space)
@@ -208,7 +209,7 @@ def _deciding_weight(node: Tensor) -> Tensor | None:
     return best
 
 
-def _lane_at(lanes: Sequence[Lane], placement: Placement | Location) -> int | None:
+def lane_at(lanes: Sequence[Lane], placement: Placement | Location) -> int | None:
     """The lane whose device holds placed memory, else the first one that reaches it."""
     for lane in lanes:
         if lane.device is placement.buffer.device:
@@ -345,7 +346,7 @@ def _place_leaves(graph: Graph, result: Assignment) -> None:
             lane_of[tensor] = last if tensor in shared else first.get(tensor, last)
             causes[tensor] = "input"
         elif leaf.placement is not None:
-            home = _lane_at(result.lanes, leaf.placement)
+            home = lane_at(result.lanes, leaf.placement)
             if home is not None:
                 lane_of[tensor] = home
             causes[tensor] = "storage"

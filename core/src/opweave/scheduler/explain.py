@@ -7,12 +7,10 @@ from os import PathLike
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from opweave.layout import nbytes
 from opweave.scheduler.assign import CAUSES
-from opweave.scheduler.memory import lifetimes
+from opweave.scheduler.memory import MemoryUse, lifetimes
 
 if TYPE_CHECKING:
-    from opweave.scheduler.program import MemoryUse
     from opweave.scheduler.split import Partition
     from opweave.tensor import Tensor
 
@@ -23,7 +21,7 @@ class NodeRow(NamedTuple):
     """One node of a program, for reports.
 
     ``refusals`` holds, for devices of higher priority that were passed over because they do not run the node, their
-    reasons.
+    reasons. ``seconds`` is what it is predicted to take, ``None`` where nobody asked for a prediction.
     """
 
     split: int
@@ -34,6 +32,7 @@ class NodeRow(NamedTuple):
     shape: tuple[int, ...]
     cause: str
     refusals: dict[str, str]
+    seconds: float | None = None
 
 
 class CopyRow(NamedTuple):
@@ -133,7 +132,7 @@ def memory_curves(partition: Partition, memory: Mapping[str, MemoryUse]) -> list
 
 def node_rows(partition: Partition) -> list[NodeRow]:
     """Every node that runs, in order."""
-    assignment = partition.assignment
+    assignment, predicted = partition.assignment, partition.prediction
     rows = []
     for split in partition.splits:
         for item in split.items:
@@ -150,9 +149,11 @@ def node_rows(partition: Partition) -> list[NodeRow]:
                 if reason is not None:
                     refusals[lane.name] = reason
             cause = assignment.causes.get(node, "")
+            seconds = predicted.nodes.get(node) if predicted is not None else None
             rows.append(
                 NodeRow(
-                    split.index, split.lane.name, node.name, item.op, node.dtype.name, node.shape, cause, refusals
+                    split.index, split.lane.name, node.name, item.op, node.dtype.name, node.shape, cause, refusals,
+                    seconds,
                 )
             )  # fmt: skip
     return rows
@@ -168,9 +169,10 @@ def human_bytes(n: int) -> str:
     return f"{value:.3g} TiB"
 
 
-def _copy_line(tensor: Tensor, cause: str, size: int, source: str, target: str) -> str:
+def _copy_line(tensor: Tensor, cause: str, size: int, source: str, target: str, chosen: bool = False) -> str:
+    most = "at most " if chosen else ""  # only the rows that are asked for
     what = f"{tensor.name} {tensor.dtype}{list(tensor.shape)}"
-    return f"    copy {what}: {source} -> {target}, {human_bytes(size)} ({cause})"
+    return f"    copy {what}: {source} -> {target}, {most}{human_bytes(size)} ({cause})"
 
 
 def explain(
@@ -185,13 +187,16 @@ def explain(
         memory: device -> bytes.
         remarks: index of a split -> what its plan says about itself.
     """
-    graph, lanes = partition.graph, partition.assignment.lanes
+    graph, lanes, predicted = partition.graph, partition.assignment.lanes, partition.prediction
     steps = sum(len(s.items) for s in partition.splits)
     lines = [
         f"{steps} steps in {_count(len(partition.splits), 'split')} over {', '.join(x.name for x in lanes)}; "
         f"{_count(len(partition.copies), 'copy', 'copies')} of "
         f"{human_bytes(sum(c.nbytes for c in partition.copies))} a run"
     ]
+    if predicted is not None:
+        lines.append(f"predicted: {_micro(predicted.seconds)}, {_micro(predicted.copies)} of it moving bytes")
+        lines += [f"{name} lacks {human_bytes(size)} of memory" for name, size in predicted.short.items()]
     for tensor, place in partition.inputs.items():
         lines.append(f"input {tensor.name} {tensor.dtype}{list(tensor.shape)} on {lanes[partition.arenas[place]].name}")
     rows: dict[int, list[NodeRow]] = {}
@@ -201,11 +206,12 @@ def explain(
     used: set[str] = set()
     for split in partition.splits:
         head = f"split {split.index} on {split.lane.name}: {_count(len(split.items), 'step')}"
-        lines.append("; ".join([head, *remarks.get(split.index, ())]))
+        told = [f"predicted {_micro(predicted.splits[split.index])}"] if predicted is not None else []
+        lines.append("; ".join([head, *told, *remarks.get(split.index, ())]))
         for copy in split.copies:
             source = _where(partition, copy.src.place)
             lines.append(
-                _copy_line(copy.tensor, copy.cause, nbytes(copy.dst.shape, copy.dst.dtype), source, split.lane.name)
+                _copy_line(copy.tensor, copy.cause, copy.nbytes, source, split.lane.name, copy.ids is not None)
             )
         shown = rows.get(split.index, [])
         width = max((len(r.node) for r in shown), default=0)
@@ -217,6 +223,8 @@ def explain(
                 continue
             used.add(row.cause)
             line = f"    {row.node:<{width}}  {row.op:<12} {row.dtype}{list(row.shape)}  [{row.cause}]"
+            if row.seconds is not None:
+                line += f"  {_micro(row.seconds)}"
             lines.append(line.rstrip())
             lines += [f"        not on {device}: {reason}" for device, reason in row.refusals.items()]
         for copy in split.write_backs:
@@ -249,6 +257,10 @@ def _where(partition: Partition, place: int) -> str:
     if tensor.leaf is not None and tensor.leaf.device:
         return tensor.leaf.device
     return space.name
+
+
+def _micro(seconds: float) -> str:
+    return f"{seconds * 1e6:,.3g} µs" if seconds < 1e-3 else f"{seconds * 1e6:,.0f} µs"
 
 
 def _middle(rows: Iterable[NodeRow], limit: int) -> tuple[int, int] | None:

@@ -14,12 +14,20 @@ from typing import Final, NamedTuple
 from opweave.contract.space import round_up
 from opweave.scheduler.split import END, Item, Partition
 
-__all__ = ["Block", "ChunkPlan", "Lifetimes", "lifetimes", "plan_chunks"]
+__all__ = ["Block", "ChunkPlan", "Lifetimes", "MemoryUse", "lifetimes", "plan_chunks"]
 
 MEETINGS_LIMIT: Final = 16
 """Further plans are tried where blocks meet on average at most this many others: that is what they cost."""
 
 _CHUNK: Final = 1 << 48  # chunks lie this far apart in the planner's own addresses
+
+
+class MemoryUse(NamedTuple):
+    """Bytes of a program on one device."""
+
+    temporaries: int
+    weights: int
+    states: int
 
 
 class Lifetimes(NamedTuple):

@@ -37,6 +37,7 @@ class RunList:
         feeds: how each input gets its values.
         calls, actions: what then happens, and what each of these calls is.
         fetches: how each output is brought back. Without a stream: once everything is done.
+        after: marks, behind fetches that are queued.
         plans: the compiled plans among the calls.
         marks: the latest marks of its acts, for other queues to wait for.
     """
@@ -47,6 +48,7 @@ class RunList:
         self.calls: list[Call] = []
         self.actions: list[Action] = []
         self.fetches: list[Fetch] = []
+        self.after: list[Call] = []
         self.plans: list[Plan] = []
         self.marks: Marks = []
         self.streams: list[Stream] = []  # the asynchronous ones that a run uses
@@ -252,7 +254,10 @@ class _Lister:
             if call is not None and action is not None:
                 calls.append(call)
                 actions.append(action)
-            if index in marked and last is not None:
+            if index in marked and call is None:
+                # A fetch, which is queued when all calls are made.
+                result.after.append(partial(_mark, self._stream(act.queue), marks, index))
+            elif index in marked and last is not None:
                 self._mark(act.queue, index, marks, last)
 
     def _mark(self, queue: int, index: int, marks: Marks, split: Split) -> None:

@@ -65,6 +65,8 @@ class Run:
         for i, fetch in enumerate(self.listed.fetches):
             if fetch.stream is not None:
                 fetch.stream.call(partial(_store, self._arrays, i, fetch.read))
+        for mark in self.listed.after:
+            mark()
         self.ends = [stream.record() for stream in self.listed.streams]
 
     def wait(self) -> None:

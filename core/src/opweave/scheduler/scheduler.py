@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from threading import Lock, RLock, get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from weakref import WeakSet
 
 from opweave import registry
@@ -18,7 +18,7 @@ from opweave.contract.execution import Stream
 from opweave.contract.memory import BufferType
 from opweave.contract.space import WORKING
 from opweave.contract.worker import WorkerStream
-from opweave.errors import HazardError, LifetimeError, OpweaveError, SchedulerError
+from opweave.errors import Cancelled, HazardError, LifetimeError, SchedulerError
 from opweave.events import EVENTS
 from opweave.graph import Graph
 from opweave.host import HostDevice
@@ -28,7 +28,9 @@ from opweave.scheduler.arena import Arena
 from opweave.scheduler.assign import assign
 from opweave.scheduler.explain import Explanation, explain
 from opweave.scheduler.lanes import Lane
+from opweave.scheduler.predict import Prediction, prediction_of
 from opweave.scheduler.program import Outputs, Program, device_of
+from opweave.scheduler.simulate import SimulatedDevice, unreal
 from opweave.scheduler.split import Copy, Partition, Split, partition
 from opweave.tensor import Placement, Tensor
 
@@ -90,6 +92,11 @@ class PlannedGraph:
         """Why it was placed there: a key of ``opweave.scheduler.CAUSES``."""
         return self.partition.assignment.causes[tensor]
 
+    @property
+    def predicted(self) -> Prediction:
+        """As `Program.predicted`; also for simulated devices."""
+        return prediction_of(self.partition)
+
     def explain(self) -> Explanation:
         """As `Program.explain`, but for memory."""
         return explain(self.partition)
@@ -105,9 +112,12 @@ class Scheduler:
             slots as there are devices (2 to 4), a number: so many.
         op_offload: a device may bring weights from host memory for operations that it runs much faster.
         buffer_types: device or its name -> the kind of memory for its temporaries, where not its ordinary one.
+        placement: ``"priority"``: by the rules of `opweave.scheduler.assign`, earlier devices preferred. ``"cost"``: as
+            a run is predicted to take least time by the devices' profiles (`opweave.profile`), which are measured at
+            the first build where there are none.
 
     Raises:
-        SchedulerError: no devices, one named twice, or a buffer type that its device cannot reach.
+        SchedulerError: no devices, one named twice, a buffer type that its device cannot reach, or no such placement.
         UnknownNameError, PluginError: a name that is no device, or one of a plugin that failed.
     """
 
@@ -118,7 +128,11 @@ class Scheduler:
         parallel: bool | int = False,
         op_offload: bool = True,
         buffer_types: Mapping[Device | str, BufferType] | None = None,
+        placement: Literal["priority", "cost"] = "priority",
     ) -> None:
+        if placement not in ("priority", "cost"):
+            raise SchedulerError(f"placement is 'priority' or 'cost', not {placement!r}")
+        self.placement: Final = placement
         given = [devices] if isinstance(devices, (Device, Stream, str)) else list(devices)
         if not given:
             raise SchedulerError("a scheduler needs at least one device")
@@ -219,10 +233,13 @@ class Scheduler:
             UnsupportedOpError: a node that no device runs, with every device's reason.
             HazardError: reads and writes of one state that have no order.
             AllocationError: a device has no room.
-            SchedulerError: pins to devices that are not here, leaves without bytes.
+            SchedulerError: pins to devices that are not here, leaves without bytes, a simulated device.
         """
         with self._lock:
             self._check_open()
+            for lane in self._lanes:
+                if isinstance(lane.device, SimulatedDevice):
+                    raise unreal(lane.device)
             tensors, form = _form(outputs)
             pinned = {**self._pins, **self._resolve_pins(pins or {})}
             placed = _check_placements(placements)
@@ -233,7 +250,7 @@ class Scheduler:
                 self._builds[1] += 1
                 return known
             start = perf_counter_ns()
-            with _without_gc():
+            with _COLLECTOR.away():
                 program = Program(self, self._partition(tensors, pinned, placed), outputs, pinned)
             if EVENTS.listening:
                 EVENTS.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
@@ -272,6 +289,10 @@ class Scheduler:
         observed: Collection[Tensor] = (),
     ) -> Partition:
         graph = Graph(tensors)
+        if self.placement == "cost":
+            from opweave.scheduler.placing import place_by_cost  # importing opweave must not pay for it
+
+            return place_by_cost(graph, self._lanes, pins, self._op_offload, placed, observed)
         return partition(graph, assign(graph, self._lanes, pins, self._op_offload, placed), placed, observed)
 
     def _resolve_pins(self, pins: Mapping[Tensor, Where]) -> dict[Tensor, int]:
@@ -355,6 +376,9 @@ class Scheduler:
         with self._counting:
             self._queued -= 1
 
+    def _count_copied(self, size: int) -> None:
+        self._runs[1] += size
+
     def _make_room(self) -> None:
         """Wait until one more run may be under way."""
         while len(self._flying) > (2 * self.n_slots - 1 if self.parallel else 0):
@@ -419,7 +443,9 @@ class Scheduler:
                 own if other is not run or action is None or action.split is None else own[: action.split.index + 1]
             )
         actions = [a for other in failed for a in other.listed.actions]
-        reason = settle_failure(error, action, actions, self._lanes, splits)
+        reason = settle_failure(error, action, actions, self._lanes, splits, anywhere=self._cut)
+        if self._cut and isinstance(reason, Cancelled):
+            reason = Cancelled("the run was ended by cancel()")
         for other in failed:
             if other is failed[0]:
                 other.fail(reason)
@@ -477,7 +503,7 @@ class Scheduler:
                 withdraw(tensor, lost.device)
             try:
                 self.close()
-            except OpweaveError:
+            except Exception:
                 # A lost device may refuse to be closed in order; there is nothing left to save on it.
                 self._closed = True
         kinds = {k: v for k, v in self._buffer_types.items() if (k if isinstance(k, str) else k.name) != lost.name}
@@ -486,6 +512,7 @@ class Scheduler:
             parallel=self.n_slots if self.parallel else False,
             op_offload=self._op_offload,
             buffer_types=kinds,
+            placement=self.placement,
         )
 
     def close(self) -> None:
@@ -544,17 +571,41 @@ def _form(outputs: Outputs) -> tuple[tuple[Tensor, ...], Any]:
     return tuple(outputs), "many"
 
 
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """Building makes many objects that stay and no garbage: no collection looks at them on the way."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            if not gc.get_freeze_count():
+class _Collector:
+    """Keeps Python's collector of cycles out of builds, which make many objects that stay and no garbage.
+
+    What a large build made is put where it is not walked through soon, which would cost as much as the build. The
+    collector does not count these objects, and would not come for those that were given up; so they are counted here.
+    """
+
+    LARGE: Final = 100_000
+    """Objects from which a build is large: less is collected in a millisecond or two."""
+
+    MANY: Final = 2_000_000
+    """Objects of large builds after which everything is walked through, before the next build."""
+
+    def __init__(self) -> None:
+        self.parked = 0
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        if not gc.isenabled():
+            yield
+            return
+        if self.parked > self.MANY:
+            gc.collect()
+            self.parked = 0
+        gc.disable()
+        try:
+            yield
+        finally:
+            made = gc.get_count()[0]
+            if made > self.LARGE and not gc.get_freeze_count():
                 # There and back, objects arrive in the oldest generation without having been walked through.
                 gc.freeze()
                 gc.unfreeze()
+                self.parked += made
             gc.enable()
+
+
+_COLLECTOR: Final = _Collector()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from opweave.graph import Graph
     from opweave.scheduler.assign import Assignment
     from opweave.scheduler.lanes import Lane
+    from opweave.scheduler.predict import Prediction
     from opweave.tensor import Leaf, Placement, Tensor
 
 __all__ = ["Copy", "Item", "Operand", "Partition", "Split", "partition"]
@@ -109,9 +110,13 @@ class Partition:
         inputs: input leaf -> its place.
         outputs: for every output of the graph its window, ``None`` where it has no elements.
         placed: computed tensors whose memory the caller decided.
+        prediction: what it is predicted to take, once that was asked for.
     """
 
-    __slots__ = ("arenas", "assignment", "graph", "inputs", "names", "outputs", "owners", "placed", "sizes", "splits")
+    __slots__ = (
+        "arenas", "assignment", "graph", "inputs", "names", "outputs", "owners", "placed", "prediction", "sizes",
+        "splits",
+    )  # fmt: skip
 
     def __init__(self, graph: Graph, assignment: Assignment, placed: Mapping[Tensor, Placement]) -> None:
         self.graph: Final = graph
@@ -124,6 +129,7 @@ class Partition:
         self.owners: dict[int, tuple[Tensor, MemorySpace]] = {}
         self.inputs: dict[Tensor, int] = {}
         self.outputs: list[Operand | None] = []
+        self.prediction: Prediction | None = None
 
     @property
     def copies(self) -> list[Copy]:

@@ -1,0 +1,94 @@
+"""``opweave profile``: what devices take, measured once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from opweave import registry
+from opweave.cli.output import Row, print_json, print_rows, quiet_stdout
+from opweave.registry.compatibility import core_version
+from opweave.scheduler.cost import Profile
+from opweave.scheduler.profiles import cache_folder, profile
+
+__all__ = ["show_profiles"]
+
+DTYPES = ("f32", "f16", "bf16", "f64", "q8_0", "q4_0", "q4_k")
+
+
+def show_profiles(names: Sequence[str], *, refresh: bool, as_json: bool) -> None:
+    """Measure devices, all without names, as far as there are no profiles yet, and print them.
+
+    Raises:
+        UnknownNameError, PluginError: a name that is no device, or one of a plugin that failed.
+        AllocationError: no room for the arrays to measure with.
+    """
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=as_json or not console.is_terminal,
+        redirect_stdout=False,
+    )
+    with quiet_stdout(), bar:
+        known = registry.REGISTRY
+        devices = [known.device(name) for name in names] if names else list(known.devices())
+        found = []
+        for device in devices:
+            task = bar.add_task(device.name, total=None)
+
+            def tell(what: str, done: int, total: int, name: str = device.name, task: object = task) -> None:
+                bar.update(task, description=f"{name} {what}", completed=done, total=total)  # type: ignore[arg-type]
+
+            found.append(profile(device, refresh=refresh, progress=tell))
+            bar.remove_task(task)
+    if as_json:
+        print_json({"opweave": core_version(), "folder": str(cache_folder()),
+                    "profiles": [{**_figures(p), "profile": p.to_json()} for p in found]})  # fmt: skip
+        return
+    header = ["device", "a step", "a split", "bytes/s", "to / from the host", "f32 products"]
+    print_rows(header, [_row(p) for p in found], indent=3)
+
+
+def _figures(made: Profile) -> dict[str, object]:
+    return {
+        "device": made.device,
+        "launch_seconds": made.launch,
+        "switch_seconds": made.switch,
+        "bytes_per_second": made.bandwidth,
+        "upload_bytes_per_second": made.upload.rate,
+        "download_bytes_per_second": made.download.rate,
+        "flops": {dtype: made.flops(dtype) for dtype in _dtypes(made)},
+    }
+
+
+def _dtypes(made: Profile) -> list[str]:
+    products = made.costs.get("linear", {})
+    return [dtype for dtype in DTYPES if dtype in products]
+
+
+def _row(made: Profile) -> Row:
+    others = [f"{dtype} {_rate(made.flops(dtype), 'flop/s')}" for dtype in _dtypes(made) if dtype != "f32"]
+    cells = [
+        Text(made.device, "bold cyan"),
+        Text(f"{made.launch * 1e6:.3g} µs"),
+        Text(f"{made.switch * 1e6:.3g} µs"),
+        Text(_rate(made.bandwidth, "B/s")),
+        Text(f"{_rate(made.upload.rate, 'B/s')} / {_rate(made.download.rate, 'B/s')}"),
+        Text(_rate(made.flops("f32"), "flop/s")),
+    ]
+    return Row(cells, [("products", Text(", ".join(others), "dim"))] if others else [])
+
+
+def _rate(value: float, unit: str) -> str:
+    for prefix in ("", "k", "M", "G", "T"):
+        if value < 1000:
+            return f"{value:.3g} {prefix}{unit}"
+        value /= 1000
+    return f"{value:.3g} P{unit}"

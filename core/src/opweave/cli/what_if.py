@@ -1,0 +1,152 @@
+"""``opweave what-if``: what a graph would take on devices that are not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from opweave.cli.output import Row, human_bytes, print_json, print_rows, quiet_stdout
+from opweave.errors import SchedulerError, UnknownNameError
+from opweave.registry.compatibility import core_version
+from opweave.scheduler.cluster import Cluster, read_cluster
+from opweave.scheduler.pieces import what_if
+from opweave.scheduler.predict import Prediction
+
+__all__ = ["show_what_if"]
+
+SHOWN = 8
+"""Of a group with more devices than this the first and the last ones are shown."""
+
+
+def show_what_if(graph: str, cluster: str, *, pipeline: bool, as_json: bool) -> bool:
+    """Plan and print; whether the memory suffices.
+
+    Args:
+        graph: ``FILE.py:function``; the function takes nothing and returns a tensor, several or a dict of them.
+        cluster: a TOML file, see `opweave.scheduler.cluster`.
+
+    Raises:
+        SchedulerError, UnknownNameError: files or names that are not there, or make no sense.
+        UnsupportedOpError: a node that no group runs.
+    """
+    with quiet_stdout():
+        described = read_cluster(cluster)
+        plan = what_if(_outputs(graph), described, pipeline=pipeline)
+        predicted = plan.predicted
+    sizes = {d.name: d.mem_info()[1] for d in (lane.device for lane in plan.partition.assignment.lanes)}
+    counts = dict.fromkeys(predicted.busy, 0)
+    for split in plan.splits:
+        counts[split.lane.name] += len(split.items)
+    if as_json:
+        print_json(_as_json(described, predicted, sizes, counts))
+    else:
+        _print(described, predicted, sizes, counts, plan.n_copies)
+    return not predicted.short
+
+
+def _outputs(graph: str) -> Any:
+    path, colon, name = graph.rpartition(":")
+    if not colon or not path:
+        raise SchedulerError(f"a graph is FILE.py:function, not {graph!r}")
+    if not Path(path).is_file():
+        raise SchedulerError(f"there is no file {path!r}")
+    spec = importlib.util.spec_from_file_location("opweave_what_if_graph", path)
+    if spec is None or spec.loader is None:
+        raise SchedulerError(f"{path!r} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+        function = getattr(module, name, None)
+        if not callable(function):
+            raise UnknownNameError(f"function in {path}", name, [k for k, v in vars(module).items() if callable(v)])
+        return function()
+    finally:
+        del sys.path[0]
+
+
+def _as_json(cluster: Cluster, predicted: Prediction, sizes: dict[str, int], counts: dict[str, int]) -> dict[str, Any]:
+    return {
+        "opweave": core_version(),
+        "seconds": predicted.seconds,
+        "interval_seconds": predicted.interval,
+        "copy_seconds": predicted.copies,
+        "groups": [{"name": g.name, "count": g.count} for g in cluster.groups],
+        "devices": [
+            {
+                "name": name,
+                "steps": counts[name],
+                "busy_seconds": busy,
+                "memory": predicted.memory[name]._asdict(),
+                "memory_total": sizes[name] or None,
+                "lacks": predicted.short.get(name, 0),
+            }
+            for name, busy in predicted.busy.items()
+        ],
+    }
+
+
+def _print(cluster: Cluster, predicted: Prediction, sizes: dict[str, int], counts: dict[str, int], copies: int) -> None:
+    rows: list[Row] = []
+    used: dict[str, int] = {}
+    for group, members in groupby(predicted.busy, key=lambda name: _group_of(cluster, name)):
+        names = list(members)
+        used[group] = len(names)
+        few = names if len(names) <= SHOWN else [*names[: SHOWN // 2], "", *names[-SHOWN // 2 :]]
+        for name in few:
+            if name:
+                rows.append(_row(predicted, sizes, counts, name))
+            else:
+                hidden = names[SHOWN // 2 : -SHOWN // 2]
+                longest = max(hidden, key=predicted.busy.__getitem__)
+                rows.append(Row([Text(f"... {len(hidden)} more", "dim"), Text(""), Text(
+                    f"<= {_time(predicted.busy[longest])}", "dim"), Text(""), Text("")], []))  # fmt: skip
+    print_rows(["device", "steps", "busy", "of the time", "memory / there is"], rows, indent=3)
+    idle = [f"{g.count - used.get(g.name, 0)} of {g.name}" for g in cluster.groups if g.count > used.get(g.name, 0)]
+    told = [
+        f"one run: {_time(predicted.seconds)}, {_time(predicted.copies)} of it in {copies} copies, inputs and results",
+        f"overlapping runs: one every {_time(predicted.interval)}",
+    ]
+    if idle:
+        told.append(f"not used: {', '.join(idle)}")
+    if predicted.short:
+        told.append(f"out of memory: {len(predicted.short)} of {len(predicted.busy)} devices, "
+                    f"{human_bytes(max(predicted.short.values()))} at most")  # fmt: skip
+    print()
+    print("\n".join(told))
+
+
+def _group_of(cluster: Cluster, name: str) -> str:
+    return next((g.name for g in cluster.groups if name == g.name), name.rpartition(":")[0])
+
+
+def _row(predicted: Prediction, sizes: dict[str, int], counts: dict[str, int], name: str) -> Row:
+    busy, lacks, use = predicted.busy[name], predicted.short.get(name, 0), predicted.memory[name]
+    share = busy / predicted.seconds if predicted.seconds else 0.0
+    there = human_bytes(sizes[name]) if sizes[name] else "unlimited"
+    details = [
+        ("", Text(f"{human_bytes(use.weights)} weights, {human_bytes(use.temporaries)} temporaries, "
+                  f"{human_bytes(use.states)} states", "dim"))
+    ]  # fmt: skip
+    if lacks:
+        details.append(("lacks", Text(human_bytes(lacks), "red")))
+    cells = [
+        Text(name, "bold cyan"),
+        Text(str(counts[name])),
+        Text(_time(busy)),
+        Text(f"{share:.0%}"),
+        Text(f"{human_bytes(sum(use))} / {there}", "red" if lacks else ""),
+    ]
+    return Row(cells, details)
+
+
+def _time(seconds: float) -> str:
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
