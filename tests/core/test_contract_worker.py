@@ -1,5 +1,7 @@
 """`WorkerStream`: any device's work on a thread of its own, in order, beside the caller."""
 
+# mypy: no-check-untyped-defs
+
 from __future__ import annotations
 
 import threading

@@ -90,7 +90,7 @@ def test_weights_that_were_only_there_are_said_to_be_lost():
     device = Fragile("gpu")
     buffer = device.alloc(64)
     buffer.upload(0, np.arange(16, dtype=F))
-    w = ow.weights({"w": ow.Spec((16,), "f32")})["w"]
+    w = ow.weights({"w": ow.Spec((16,), ow.as_dtype("f32"))})["w"]
     ow.place(w, buffer)
     scheduler = ow.Scheduler([device, HostDevice()])
     program = scheduler.build(w + 1)
