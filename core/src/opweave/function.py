@@ -163,8 +163,7 @@ class Function:
 
 
 def _as_array(value: Any) -> Any:
-    """Arrays, also of other libraries, numbers in arrays and sequences of numbers become arrays; anything else is passed
-    on as it is."""
+    """Arrays, also of other libraries, and sequences of numbers become arrays; anything else is passed on as it is."""
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, (list, np.generic)):
