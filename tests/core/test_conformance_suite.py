@@ -23,6 +23,7 @@ from tests.core.sound_device import SoundBackend, SoundDevice
 
 ROOT = Path(__file__).parents[2]
 BACKEND = Path(__file__).parent / "half_done_backend.py"
+HANGING = Path(__file__).parent / "hanging_backend.py"
 SELECTED = (
     "hygiene-mem-info",
     "memory-fill",
@@ -31,6 +32,11 @@ SELECTED = (
     "add-f16-3x5,3x5",
     "exp-f32-?",
     "tanh-f32-64",
+    "async-order-plans",
+    "worker-async-copy-order",
+    "split-host-diamond",
+    "overlap-separate-functions",
+    "fault-raised",
 )
 """Something of everything: what passes, is refused, does not apply, and fails."""
 
@@ -53,7 +59,7 @@ def run(suite: Suite) -> Suite:
 
 def test_ids_are_unique_and_tell_what_has_to_hold() -> None:
     assert len({check.id for check in CHECKS}) == len(CHECKS)
-    assert {check.level for check in CHECKS} == {0, 1, 2}
+    assert {check.level for check in CHECKS} == set(range(6))
     assert [c.id for c in CHECKS if not c.op and not c.about.endswith(".")] == []
 
 
@@ -88,6 +94,17 @@ class TestSelection:
         assert [item.name for item in suite.items] == ["hygiene-names", "sound:0/memory-fill", "sound:1/memory-fill"]
         (item,) = Suite("sound:1", using=using, only=["memory-fill"]).items
         assert (item.name, item.device.name) == ("memory-fill", "sound:1")
+
+    def test_a_second_device_adds_checks_and_stands_in_the_command_that_repeats(self, using: Registry) -> None:
+        suite = Suite("sound", using=using, beside="host", only=["split-*-diamond"])
+        assert [item.name for item in suite.items] == [
+            "split-host-diamond", "split-separate-diamond", "split-beside-host-diamond",
+        ]  # fmt: skip
+        outcome = suite.perform(suite.items[-1])
+        assert outcome.status == "passed"
+        assert outcome.repeat.endswith(" --seed 0 --beside host")
+        with pytest.raises(UnknownNameError, match="nosuch"):
+            Suite("sound", using=using, beside="nosuch")
 
     def test_the_seed_decides_the_values_and_stands_in_the_command_that_repeats(self, using: Registry) -> None:
         (item,) = Suite("sound", using=using, only=["exp-f32-64"]).items
@@ -275,9 +292,9 @@ class TestCommand:
 # --- pytest says the same -------------------------------------------------------------------------------------------
 
 
-def environment() -> dict[str, str]:
+def environment(backend: Path = BACKEND) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    return {**clean, "OPWEAVE_BACKEND_PATH": str(BACKEND), "PYTHONPATH": str(ROOT)}
+    return {**clean, "OPWEAVE_BACKEND_PATH": str(backend), "PYTHONPATH": str(ROOT)}
 
 
 def by_command(folder: Path, *options: str) -> tuple[int, dict[str, str]]:
@@ -313,7 +330,7 @@ def test_the_command_and_pytest_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "conformance.toml").write_text('[unsupported]\n"*-f16-*" = "no halves"\n[xfail]\n"exp-*" = "a bug"\n')
     said, verdicts = by_command(tmp_path, *[f"--only={pattern}" for pattern in SELECTED])
     told, tests = by_pytest(tmp_path, *[f"--opweave-only={pattern}" for pattern in SELECTED])
-    assert set(verdicts.values()) == {"passed", "refused", "unsupported", "xfailed", "failed"}
+    assert set(verdicts.values()) == {"passed", "refused", "skipped", "unsupported", "xfailed", "failed"}
     same = {
         name: status if status in ("passed", "failed", "xfailed") else "skipped" for name, status in verdicts.items()
     }
@@ -324,3 +341,21 @@ def test_the_command_and_pytest_say_the_same(tmp_path: Path) -> None:
 def test_pytest_without_anything_to_run_fails(tmp_path: Path) -> None:
     code, _ = by_pytest(tmp_path, "--opweave-only=tanh-f32-64")
     assert code == 1, "all that is selected is refused"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["opweave", "conformance", "hanging_backend", "--timeout=3", "--only=async-abort-idle"],
+        ["pytest", "--pyargs", "opweave.conformance", "-p", "opweave.conformance.plugin", "-p", "no:cacheprovider",
+         "--opweave-backend=hanging_backend", "--opweave-timeout=3", "--opweave-only=async-abort-idle"],
+    ],
+    ids=["command", "pytest"],
+)  # fmt: skip
+def test_what_hangs_keeps_nobody_from_ending(tmp_path: Path, command: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, check=False, cwd=tmp_path,
+        env=environment(HANGING), timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "it hangs: after 3 s it is still in _abort (hanging_backend.py, line 15)" in done.stdout

@@ -16,6 +16,12 @@ from tests.core.example_backend import ExampleDevice
 F32 = as_dtype("f32")
 
 
+def data(tensor: ow.Tensor) -> Any:
+    """What the leaf uses."""
+    assert tensor.leaf is not None
+    return tensor.leaf.data
+
+
 def address(array: np.ndarray[Any, Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
@@ -27,8 +33,8 @@ def test_an_array_comes_without_a_copy_and_stays_writable_for_its_owner():
     array = np.arange(4, dtype=np.float32)
     tensor = ow.from_dlpack(array, name="mine")
     assert (tensor.shape, tensor.dtype, tensor.name) == ((4,), F32, "mine")
-    assert address(tensor.leaf.data) == address(array)
-    assert not tensor.leaf.data.flags.writeable
+    assert address(data(tensor)) == address(array)
+    assert not data(tensor).flags.writeable
     assert array.flags.writeable
 
 
@@ -70,7 +76,7 @@ def test_every_dtype_of_torch(name: str):
     theirs = torch.arange(6).reshape(2, 3).to(getattr(torch, TORCH_NAMES[name]))
     tensor = ow.from_dlpack(theirs)
     assert tensor.dtype is dtype
-    assert address(tensor.leaf.data) == theirs.data_ptr()
+    assert address(data(tensor)) == theirs.data_ptr()
     np.testing.assert_array_equal(ow.read(tensor).astype(np.float64), np.arange(6).reshape(2, 3).astype(dtype.numpy))
 
 
@@ -127,8 +133,9 @@ def test_an_array_on_a_device_becomes_a_weight_there(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("opweave.registry.devices", lambda: (device,))
     values = np.arange(3, dtype=np.float32)
     tensor = ow.from_dlpack(Elsewhere(values))
-    assert tensor.leaf.placement.buffer.device is device
-    assert tensor.leaf.placement.buffer.readonly
+    leaf: Any = tensor.leaf
+    assert leaf.placement.buffer.device is device
+    assert leaf.placement.buffer.readonly
     np.testing.assert_array_equal(ow.read(tensor), values)
     x = ow.input("x", (3,))
     with ow.Scheduler([device, ow.device("host")]) as scheduler:
@@ -143,6 +150,24 @@ def test_a_device_that_takes_no_arrays_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("opweave.registry.devices", lambda: (device,))
     with pytest.raises(UnsupportedOpError, match="takes no arrays"):
         ow.from_dlpack(Elsewhere(np.zeros(3, np.float32)))
+
+
+def test_compiled_functions_are_called_with_arrays_of_other_libraries():
+    torch = pytest.importorskip("torch")
+    calls = []
+
+    @ow.compile(devices="host")
+    def double(x):
+        calls.append(x.dtype)
+        return x + x
+
+    for dtype in (torch.float32, torch.bfloat16):
+        for values in ([1, 2, 3], [4, 5, 6]):
+            got = double(torch.tensor(values, dtype=dtype))
+            assert got.astype(np.float32).tolist() == [2 * v for v in values]
+    assert calls == [as_dtype("f32"), as_dtype("bf16")]  # traced once for each dtype
+    with pytest.raises(DTypeError, match="complex64"):
+        double(torch.zeros(3, dtype=torch.complex64))
 
 
 # --- out ------------------------------------------------------------------------------------------------------------

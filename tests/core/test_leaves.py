@@ -284,7 +284,7 @@ def test_states_begin_with_their_fill():
     [("i32", 0.5), ("u8", -1), ("u8", 256), ("i8", 200), ("bool", 2), ("i32", float("nan")), ("f32", "x")],
 )
 def test_a_fill_that_the_dtype_does_not_hold(dtype, fill):
-    with pytest.raises(DTypeError):
+    with pytest.raises(DTypeError, match="the fill of state 's': "):
         state("s", 4, dtype, fill=fill)
     assert read_leaf(state("s", 2, "i32", fill=3.0)).tolist() == [3, 3]
 

@@ -7,6 +7,7 @@ import time
 import weakref
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -233,6 +234,54 @@ def test_fractions_never_become_integers_silently():
         ow.constant([1.5, 2.0], "i32")
     values = ow.constant([1.0, 2.0], "i32")
     assert values.dtype.name == "i32"
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "says"),
+    [
+        (300, "u8", r"300 does not fit into u8, which holds 0 \.\. 255"),
+        ([0, -1], "u8", "-1 does not fit into u8"),
+        (
+            np.array([1, 1 << 40]),
+            "i32",
+            r"1099511627776 does not fit into i32, which holds -2147483648 \.\. 2147483647",
+        ),
+        ([float(1 << 31)], "i32", "2147483648.0 does not fit into i32"),
+        ([float(1 << 63)], "i64", "does not fit into i64"),
+        (np.array([1 << 63], np.uint64), "i64", "9223372036854775808 does not fit into i64"),
+        (1 << 70, "i64", "1180591620717411303424 does not fit into i64"),
+        ([1.0, float("nan")], "i16", "nan does not fit into i16"),
+        ([float("-inf")], "i64", "-inf does not fit into i64"),
+        ([0, 2], "bool", r"2 does not fit into bool, which holds 0 \.\. 1"),
+        (np.array([1, 2], np.float32), "i32", "an array of float32 does not become i32 silently"),
+        (np.ones(2, ml_dtypes.bfloat16), "i32", "an array of bfloat16 does not become i32 silently"),
+        (np.ones(2, np.complex64), "f32", "complex64"),
+        ("1.5", "f32", "no dtype for"),
+        ([None], "f32", "no dtype for"),
+        ([None], "i32", "no dtype for"),
+        (10**400, "f32", "cannot make f32"),
+    ],
+)
+def test_values_that_a_dtype_does_not_hold_are_refused(value, dtype, says):
+    with pytest.raises(ow.DTypeError, match=says):
+        ow.constant(value, dtype)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "held"),
+    [
+        ([255, 0], "u8", [255, 0]),
+        ([-128.0, 127.0], "i8", [-128, 127]),
+        ([True, 0, 1.0], "bool", [True, False, True]),
+        (np.array([7], np.uint32), "i64", [7]),
+        ([-(1 << 63), (1 << 63) - 1], "i64", [-(1 << 63), (1 << 63) - 1]),
+        ([], "u8", []),
+        ([1e30, -1e30, 1 / 3], "f16", [float("inf"), float("-inf"), 0.333251953125]),
+        (1 << 70, "f32", 2.0**70),
+    ],
+)
+def test_values_that_a_dtype_holds_are_converted(value, dtype, held):
+    assert ow.read(ow.constant(value, dtype)).tolist() == held
 
 
 # --- attributes as keys ---------------------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ def test_memory_is_counted():
 
 def test_what_was_recorded_is_written_also_when_the_block_fails(tmp_path):
     path = tmp_path / "t.json"
+
     def fail() -> None:
         HostDevice().alloc(64).free()
         raise ZeroDivisionError

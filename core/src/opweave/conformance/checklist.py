@@ -57,7 +57,7 @@ class Check(NamedTuple):
 
     Attributes:
         id: unique; what patterns are matched with.
-        level: 0 hygiene, 1 memory, 2 operations.
+        level: 0 hygiene, 1 memory, 2 operations, 3 asynchrony, 4 beside a second device, 5 faults.
         about: what has to hold, in a sentence.
         ask: does it; raises `Mismatch` where the answer is no, `Inapplicable` where there is no question.
         per_device: it is asked for each device, else once for the backend.

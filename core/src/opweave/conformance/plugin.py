@@ -15,6 +15,7 @@ import pytest
 
 from opweave.conformance.expectations import Expectations
 from opweave.conformance.suite import Suite
+from opweave.conformance.watch import SECONDS, leave
 from opweave.errors import OpweaveError
 
 __all__ = ["SUITE"]
@@ -26,10 +27,14 @@ _SELECTED: Final = pytest.StashKey[int]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("opweave", "conformance of a backend of opweave")
     group.addoption("--opweave-backend", metavar="NAME", help="the backend or device to examine")
-    group.addoption("--opweave-level", metavar="N", type=int, action="append", default=[], help="only this level (0-2)")
+    group.addoption("--opweave-level", metavar="N", type=int, action="append", default=[], help="only this level (0-5)")
     group.addoption("--opweave-only", metavar="PATTERN", action="append", default=[], help="only checks that match")
     group.addoption("--opweave-seed", metavar="N", type=int, default=0, help="of all random values (default 0)")
     group.addoption("--opweave-config", metavar="FILE", help="default: conformance.toml in the current directory")
+    group.addoption("--opweave-beside", metavar="DEVICE", default="", help="split graphs with it too (level 4)")
+    group.addoption(
+        "--opweave-timeout", metavar="SECONDS", type=float, default=SECONDS, help="of a check of level 3 and above"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
             seed=config.getoption("--opweave-seed"),
             expectations=Expectations.read(file),
             config=file or "",
+            beside=config.getoption("--opweave-beside"),
+            seconds=config.getoption("--opweave-timeout"),
         )
     except OpweaveError as error:
         raise pytest.UsageError(str(error)) from None
@@ -71,6 +78,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for problem in _problems(config):
         terminalreporter.write_line(f"opweave conformance: {problem}", red=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    suite = config.stash.get(SUITE, None)
+    if suite is not None and suite.hung:
+        leave(int(pytest.ExitCode.TESTS_FAILED))
 
 
 def _problems(config: pytest.Config) -> Sequence[str]:

@@ -6,12 +6,15 @@ import shlex
 import warnings
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from opweave import registry
 from opweave.conformance.checklist import Answer, Check, Status, subject_for
 from opweave.conformance.expectations import Expectations
 from opweave.conformance.levels import CHECKS, LEVELS
+from opweave.conformance.levels.beside import checks_with
+from opweave.conformance.watch import HANGS, SECONDS, within
 from opweave.errors import UnknownNameError
 from opweave.registry.naming import key
 
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     from opweave.registry.registry import Registry
 
 __all__ = ["Item", "Outcome", "Suite"]
+
+FIRST_LIMITED: Final = 3
+"""From this level on checks wait for a device, which may never answer: they have a limit of time."""
 
 
 class Item(NamedTuple):
@@ -65,6 +71,8 @@ class Suite:
         seed: of all random values. Each check draws its own, so that it gives the same alone.
         expectations: what is known to be refused or to fail.
         config: the file that they were read from, for the command that repeats a check.
+        beside: a device, or the name of one, beside which graphs are split too at level 4.
+        seconds: how long a check of level 3 and above may take until it counts as hanging.
         using: where the backend is looked for; default: the registry of the process.
 
     Attributes:
@@ -85,6 +93,8 @@ class Suite:
         seed: int = 0,
         expectations: Expectations | None = None,
         config: str = "",
+        beside: str = "",
+        seconds: float = SECONDS,
         using: Registry | None = None,
     ) -> None:
         found = using or registry.REGISTRY
@@ -103,7 +113,13 @@ class Suite:
         self.devices: Final = tuple([found.device(name)] if ":" in name else mine)
         self.levels: Final = tuple(sorted(set(levels))) or tuple(LEVELS)
         self.only: Final = tuple(only)
+        self.beside: Final = beside
+        self.seconds: Final = seconds
         self._config = config
+        self._checks = CHECKS
+        if beside:
+            self._checks += checks_with(f"beside-{beside}", partial(found.device, beside))
+            found.device(beside)
         self.items: Final = self._select()
         self.outcomes: Final[list[Outcome]] = []
 
@@ -112,10 +128,15 @@ class Suite:
         """Whether checks were left out on purpose."""
         return bool(self.only) or self.levels != tuple(LEVELS) or ":" in self.name
 
+    @property
+    def hung(self) -> bool:
+        """Whether a check did not end: what it left behind may keep the process from ending."""
+        return any(o.status in ("failed", "xfailed") and HANGS in o.reason for o in self.outcomes)
+
     def _select(self) -> list[Item]:
         several = len(self.devices) > 1
         items: list[Item] = []
-        for check in CHECKS:
+        for check in self._checks:
             if check.level not in self.levels:
                 continue
             if self.only and not any(fnmatchcase(check.id, pattern) for pattern in self.only):
@@ -132,7 +153,10 @@ class Suite:
         with warnings.catch_warnings():
             # What a device warns about is for people; a runner that makes errors of warnings must not judge otherwise.
             warnings.simplefilter("ignore")
-            answer = check.perform(subject)
+            if check.level < FIRST_LIMITED:
+                answer = check.perform(subject)
+            else:
+                answer = within(self.seconds, device, partial(check.perform, subject))
         answer = self.expectations.judge((check.id, f"{device.name}/{check.id}"), answer)
         outcome = self._outcome(item, answer)
         self.outcomes.append(outcome)
@@ -142,6 +166,8 @@ class Suite:
         check, device = item.check, item.device
         target = device.name if check.per_device else self.name
         words = ["opweave", "conformance", target, "--only", check.id, "--seed", str(self.seed)]
+        if self.beside:
+            words += ["--beside", self.beside]
         if self._config:
             words += ["--config", self._config]
         return Outcome(

@@ -1,19 +1,42 @@
-"""The levels, each a list of checks: 0 hygiene, 1 memory, 2 operations."""
+"""The levels, each a list of checks: hygiene, memory, operations, asynchrony, beside a second device, faults."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from opweave.conformance.checklist import Check
-from opweave.conformance.levels import hygiene, imports, limits, memory, operations, transfers
+from opweave.conformance.levels import (
+    beside,
+    failures,
+    faults,
+    hygiene,
+    imports,
+    limits,
+    marks,
+    memory,
+    operations,
+    order,
+    streams,
+    transfers,
+)
 
 __all__ = ["CHECKS", "LEVELS"]
 
-LEVELS: Final = {0: "hygiene", 1: "memory", 2: "operations"}
+LEVELS: Final = {
+    0: "hygiene",
+    1: "memory",
+    2: "operations",
+    3: "asynchrony",
+    4: "beside a second device",
+    5: "faults",
+}
 """Names of the levels."""
 
 CHECKS: Final[tuple[Check, ...]] = (
     *imports.CHECKS, *hygiene.CHECKS, *memory.CHECKS, *transfers.CHECKS, *limits.CHECKS,
     *operations.CHECKS,
+    *order.CHECKS, *marks.CHECKS, *streams.CHECKS,
+    *beside.CHECKS,
+    *faults.CHECKS, *failures.CHECKS,
 )  # fmt: skip
 """Every check in the order in which they are asked."""

@@ -1,0 +1,157 @@
+"""`Bench`: what a check works with, given back at its end; `Ways`: checks that are asked of either kind of stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final
+
+from opweave.conformance.checklist import Check, Checklist, Mismatch, Subject, expect
+from opweave.conformance.workload import Task, long_enough
+from opweave.contract.worker import WorkerStream
+from opweave.errors import OpweaveError
+from opweave.host import HostDevice
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from opweave.contract.buffer import Buffer
+    from opweave.contract.execution import Stream
+
+__all__ = ["ROUNDS", "Bench", "Ways", "beside", "chain_of", "joined"]
+
+ROUNDS: Final = 2
+"""How often a check whose answer depends on who is faster is repeated."""
+
+SHORT: Final = 1
+"""Steps of a short task."""
+
+
+class Bench:
+    """What a check works with. Everything is given back at the end of a ``with`` block.
+
+    Args:
+        worker: streams with a thread of their own (``device.open(worker=True)``).
+
+    Attributes:
+        device: the one that is examined.
+        rng: the check's random numbers.
+    """
+
+    def __init__(self, subject: Subject, *, worker: bool = False) -> None:
+        self.subject, self.device, self.rng, self.worker = subject, subject.device, subject.rng, worker
+        self._streams: list[Stream] = []
+        self._tasks: list[Task] = []
+        self._buffers: list[Buffer] = []
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        late: OpweaveError | None = None
+        for give_back in [
+            *[stream.close for stream in self._streams],
+            *[task.free for task in self._tasks],
+            *[buffer.free for buffer in self._buffers],
+        ]:
+            try:
+                give_back()
+            except OpweaveError as failure:
+                late = late or failure
+        if late is not None and kind is None:
+            raise late
+
+    def open(self) -> Stream:
+        """A stream of the device."""
+        stream = self.device.open(worker=True) if self.worker else self.device.open()
+        self._streams.append(stream)
+        return stream
+
+    def open_host(self) -> WorkerStream:
+        """A stream of the host with a thread of its own, to wait for and to be waited for."""
+        stream = HostDevice().open(worker=True)
+        assert isinstance(stream, WorkerStream)
+        self._streams.append(stream)
+        return stream
+
+    def task(self, stream: Stream, source: Buffer | None = None) -> Task:
+        """A task of one step, of as many elements as a long one."""
+        return self._task(stream, SHORT, source)
+
+    def long_task(self, stream: Stream, source: Buffer | None = None) -> Task:
+        """A task that takes so long that whoever does not wait for it is found out."""
+        return self._task(stream, long_enough(self.device).steps, source)
+
+    def _task(self, stream: Stream, steps: int, source: Buffer | None) -> Task:
+        task = Task(stream, long_enough(self.device).elements, steps, source)
+        self._tasks.append(task)
+        return task
+
+    def alloc(self, size: int) -> Buffer:
+        buffer = self.device.alloc(size)
+        self._buffers.append(buffer)
+        return buffer
+
+    def feed(self, task: Task) -> np.ndarray[Any, Any]:
+        """Random values, which are in ``task.x`` when this returns."""
+        values = task.values(self.rng)
+        task.x.upload(0, values)
+        return values
+
+
+class Ways(Checklist):
+    """Checks of what streams do: each is asked of the device's own ones and of those with a thread of their own, which
+    schedulers open for ``parallel=True``; then its id begins with ``worker-``."""
+
+    def __call__(self, name: str) -> Callable[[Callable[[Bench], None]], None]:  # type: ignore[override]
+        def register(ask: Callable[[Bench], None]) -> None:
+            about = (ask.__doc__ or "").strip().split("\n")[0]
+            for worker in (False, True):
+                prefix = f"worker-{self.prefix}" if worker else self.prefix
+                self.checks.append(Check(f"{prefix}-{name}", self.level, about, partial(_ask, ask, worker)))
+
+        return register
+
+
+def _ask(ask: Callable[[Bench], None], worker: bool, subject: Subject) -> None:
+    with Bench(subject, worker=worker) as bench:
+        ask(bench)
+
+
+def beside(*works: Callable[[], object]) -> list[_Telling]:
+    """Threads that begin at once; what they raise is told by `joined`."""
+    threads = [_Telling(work) for work in works]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def joined(threads: list[_Telling]) -> None:
+    """Wait for `beside`; raises what the first one raised."""
+    for thread in threads:
+        thread.join()
+        error = thread.error
+        if isinstance(error, Mismatch):
+            raise error
+        expect(error is None, f"in another thread it raises {type(error).__name__}: {error}")
+
+
+class _Telling(Thread):
+    def __init__(self, work: Callable[[], object]) -> None:
+        super().__init__(name="opweave conformance", daemon=True)
+        self.work = work
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.work()
+        except BaseException as error:
+            self.error = error
+
+
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and its causes."""
+    while error is not None:
+        yield error
+        error = error.__cause__

@@ -1,0 +1,244 @@
+"""Level 4: graphs split over the device and a second one, in all ways in which a scheduler may do it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from opweave.conformance.checklist import Check, Mismatch, Subject, expect, inapplicable
+from opweave.conformance.companions import SeparateMemory
+from opweave.conformance.compare import compare
+from opweave.conformance.graphs import MODELS, Model, Places
+from opweave.conformance.limits import Limits, limits
+from opweave.errors import SchedulerError, UnsupportedOpError
+from opweave.graph import Graph
+from opweave.host import HostDevice
+from opweave.scheduler import Scheduler
+from opweave.tensor import Tensor
+
+if TYPE_CHECKING:
+    from opweave.contract.device import Device
+    from opweave.scheduler import Program
+
+__all__ = ["CHECKS", "checks_with"]
+
+Array = np.ndarray[Any, Any]
+Results = tuple[Array, ...]
+
+RUNS: Final = 3
+OVERLAPPING: Final = 6
+FEW: Final = 4
+"""Up to so many nodes every placement is tried."""
+
+PLACED: Final = 4
+"""How many placements are tried with runs that overlap, or with an observer."""
+
+
+class Trial:
+    """A model on the device beside a second one.
+
+    Attributes:
+        both: the device first, then the second one, and the host where that may be needed besides.
+        feeds: inputs of `OVERLAPPING` successive runs.
+        wanted: what those runs give on the host alone.
+        values: and every computed node's value, by run and number.
+    """
+
+    def __init__(self, subject: Subject, model: Model, second: Device) -> None:
+        self.model, self.device, self.second, self.rng = model, subject.device, second, subject.rng
+        self.both: Final[list[Device]] = [self.device, second]
+        if not isinstance(second, HostDevice):
+            self.both.append(HostDevice())
+        self._find_able()
+        self._run_references()
+
+    def _find_able(self) -> None:
+        """Which nodes either device runs."""
+        outputs = self.model.build(Places(None, None))
+        nodes = _nodes(outputs)
+        with Scheduler(self.both) as scheduler:
+
+            def able(node: Tensor, where: Device) -> bool:
+                try:
+                    scheduler.split(outputs, {node: where})
+                except (UnsupportedOpError, SchedulerError):
+                    return False
+                return True
+
+            # Nodes that write a state go where the state is.
+            movable = [i for i, node in enumerate(nodes) if node.op is not None and not node.op.writes]
+            self.here = [i for i in movable if able(nodes[i], self.device)]
+            self.there = {i for i in movable if able(nodes[i], self.second)}
+        if not self.here:
+            names = dict.fromkeys(node.op.name for node in nodes if node.op is not None)
+            inapplicable(f"it runs none of {', '.join(names)}")
+
+    def _run_references(self) -> None:
+        host = HostDevice()
+        outputs = self.model.build(Places(None, host))
+        nodes = _nodes(outputs)
+        self.limit = _limit(nodes)
+        self.feeds = [self.model.feeds(outputs, self.rng) for _ in range(OVERLAPPING)]
+        self.wanted: list[Results] = []
+        self.values: list[list[Array]] = []
+        with Scheduler(host) as scheduler:
+            program = scheduler.build(outputs)
+            for feed in self.feeds:
+                seen: dict[Tensor, Array] = {}
+                with program.observe(seen.__setitem__):
+                    self.wanted.append(program.run(feed))
+                self.values.append([seen[node] for node in nodes])
+
+    # --- placements -------------------------------------------------------------------------------------------------
+
+    def placements(self, most: int | None = None) -> Iterator[tuple[Places, dict[int, Device] | None]]:
+        """Where leaves are kept, and node -> device (``None``: as the scheduler likes)."""
+        n = len(self.here)
+        if n <= FEW:
+            patterns = list(product((True, False), repeat=n))
+        else:
+            halves = [tuple(i < n // 2 for i in range(n)), tuple(i >= n // 2 for i in range(n))]
+            turns = [tuple(i % 2 == 0 for i in range(n)), tuple(i % 2 == 1 for i in range(n))]
+            chance = [tuple(map(bool, self.rng.integers(0, 2, n))) for _ in range(6)]
+            patterns = [(True,) * n, (False,) * n, *halves, *turns, *chance]
+        leaves = list(product((None, self.device, self.second), (self.device, self.second)))
+        found: list[tuple[Places, dict[int, Device] | None]] = [(Places(*leaf), None) for leaf in leaves]
+        for i, pattern in enumerate(patterns):
+            placed = {k: self.device for k, mine in zip(self.here, pattern, strict=True) if mine}
+            elsewhere = {k: self.second for k in self.there if k not in placed}
+            found.append((Places(*leaves[i % len(leaves)]), {**placed, **elsewhere}))
+        if most is not None and len(found) > most:
+            found = [found[k] for k in sorted(self.rng.permutation(len(found))[:most])]
+        yield from found
+
+    def program(
+        self, scheduler: Scheduler, places: Places, placed: dict[int, Device] | None
+    ) -> tuple[Program, Sequence[Tensor]]:
+        """The program, and its nodes by number."""
+        outputs = self.model.build(places)
+        nodes = _nodes(outputs)
+        pins = {nodes[i]: device for i, device in (placed or {}).items()}
+        return scheduler.build(outputs, pins), nodes
+
+    # --- judging ----------------------------------------------------------------------------------------------------
+
+    def judge(self, run: int, got: Sequence[Array], program: Program) -> None:
+        """Results of a run are as those of the host alone, within the limits of the operations together."""
+        for i, (a, b) in enumerate(zip(got, self.wanted[run], strict=True)):
+            self._judge(a, b, f"run {run}, output {i}", program)
+
+    def judge_node(self, run: int, number: int, got: Array, program: Program) -> None:
+        self._judge(got, self.values[run][number], f"run {run}, node {number}", program)
+
+    def _judge(self, got: Array, want: Array, what: str, program: Program) -> None:
+        expect(got.shape == want.shape and got.dtype == want.dtype, f"{what} is {got.dtype}{got.shape}")
+        reason = compare(got, want, self.limit)[0]
+        if reason:
+            raise Mismatch(f"{what}: {reason}; {_placement(program)}")
+
+
+def _nodes(outputs: Sequence[Tensor]) -> list[Tensor]:
+    return [node for node in Graph(outputs).nodes if not node.is_view]
+
+
+def _limit(nodes: Sequence[Tensor]) -> Limits:
+    """The limits of all nodes together: each may add its error."""
+    each = [limits(node) for node in nodes]
+    root = sum(limit.nmse**0.5 for limit in each)
+    return Limits(root * root, sum(limit.error for limit in each))
+
+
+def _bits(runs: Sequence[Results]) -> list[bytes]:
+    return [array.tobytes() for results in runs for array in results]
+
+
+def _placement(program: Program) -> str:
+    """Which nodes ran where."""
+    return ", then ".join(
+        f"{' '.join(item.node.op.name for item in split.items if item.node is not None and item.node.op)} on "
+        f"{split.lane.name}"
+        for split in program.splits
+    )
+
+
+# --- what is asked --------------------------------------------------------------------------------------------------
+
+
+def _split(trial: Trial) -> None:
+    with Scheduler(trial.both) as scheduler:
+        for places, placed in trial.placements():
+            first: list[Results] = []
+            for again in (False, True):
+                program, _ = trial.program(scheduler, places, placed)
+                got = [program.run(feed) for feed in trial.feeds[:RUNS]]
+                for run, results in enumerate(got):
+                    trial.judge(run, results, program)
+                if again and trial.model.repeatable:
+                    same = all(
+                        a.tobytes() == b.tobytes()
+                        for r, s in zip(got, first, strict=True)
+                        for a, b in zip(r, s, strict=True)
+                    )
+                    expect(same, f"running it again gives other bits; {_placement(program)}")
+                first = got
+            scheduler.reset()
+
+
+def _overlapping(trial: Trial) -> None:
+    for slots in (2, 3):
+        with Scheduler(trial.both, parallel=slots) as scheduler:
+            for places, placed in trial.placements(PLACED):
+                program, _ = trial.program(scheduler, places, placed)
+                futures = []
+                for feed in trial.feeds:
+                    given = {name: array.copy() for name, array in feed.items()}
+                    futures.append(program.submit(given))
+                    for array in given.values():
+                        array.fill(0)  # fed arrays may be used anew at once
+                for run, future in enumerate(futures):
+                    trial.judge(run, future.result(), program)
+                scheduler.reset()
+
+
+def _observed(trial: Trial) -> None:
+    for parallel in (False, True):
+        with Scheduler(trial.both, parallel=parallel) as scheduler:
+            for places, placed in trial.placements(PLACED):
+                program, nodes = trial.program(scheduler, places, placed)
+                for run, feed in enumerate(trial.feeds[:2]):
+                    seen: dict[Tensor, Array] = {}
+                    with program.observe(seen.__setitem__):
+                        trial.judge(run, program.run(feed), program)
+                    missing = [i for i, node in enumerate(nodes) if node not in seen]
+                    expect(not missing, f"the observer is not shown nodes {missing}; {_placement(program)}")
+                    for i, node in enumerate(nodes):
+                        trial.judge_node(run, i, seen[node], program)
+                scheduler.reset()
+
+
+WAYS: Final[dict[str, tuple[str, Callable[[Trial], None]]]] = {
+    "split": ("Split over two devices in any way, with weights and states on either, it gives what one gives.", _split),
+    "overlap": ("Runs that overlap, with two and with three slots, give what they give one after the other.",
+                _overlapping),
+    "observe": ("An observer is shown the value of every node, and the results stay what they are.", _observed),
+}  # fmt: skip
+
+
+def _ask(model: Model, way: Callable[[Trial], None], second: Callable[[], Device], subject: Subject) -> None:
+    way(Trial(subject, model, second()))
+
+
+def checks_with(name: str, second: Callable[[], Device]) -> tuple[Check, ...]:
+    """The checks beside one second device, which ``second`` gives."""
+    return tuple([
+        Check(f"{way}-{name}-{graph}", 4, about, partial(_ask, model, run, second))
+        for way, (about, run) in WAYS.items()
+        for graph, model in MODELS.items()
+    ])  # fmt: skip
+
+
+CHECKS: Final = (*checks_with("host", HostDevice), *checks_with("separate", SeparateMemory))

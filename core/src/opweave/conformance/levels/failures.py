@@ -1,0 +1,289 @@
+"""Level 5, second part: no memory, programs that fail in the middle, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from opweave import ops
+from opweave.conformance.bench import Bench, chain_of
+from opweave.conformance.checklist import Checklist, Mismatch, Subject, expect, expect_raises, inapplicable
+from opweave.conformance.levels.faults import Planted
+from opweave.conformance.trial import step_of
+from opweave.contract.execution import Plan, Stream
+from opweave.contract.step import Call
+from opweave.errors import AllocationError, ExecutionError
+from opweave.host import HostDevice, host_memory_info
+from opweave.leaves import read_leaf, state
+from opweave.scheduler import Scheduler
+from opweave.tensor import Tensor
+from opweave.tensor import input as leaf
+
+if TYPE_CHECKING:
+    from opweave.contract.device import Device
+    from opweave.scheduler import Program
+
+__all__ = ["CHECKS"]
+
+fault = Checklist(5, "fault")
+CHECKS = fault.checks
+
+ABSURD: Final = 1 << 57
+"""Elements of a tensor that no device holds."""
+
+CYCLES: Final = 12
+PIECE: Final = 1 << 20
+"""Elements of what is taken and given back in a cycle."""
+
+F32: Final = np.float32
+
+
+@contextmanager
+def _failing(stream: Stream, nth: int = 0) -> Iterator[None]:
+    """A ``with`` block in which the last call of a plan raises, of the ``nth`` one that is run on ``stream``."""
+    count = 0
+
+    def launch(plan: Plan, calls: list[Call]) -> None:
+        nonlocal count
+        number, count = count, count + 1
+        right(plan, [*calls[:-1], fail] if number == nth else calls)
+
+    def fail() -> None:
+        raise Planted("planted")
+
+    right = stream._launch
+    stream._launch = launch  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del stream._launch
+
+
+def _works_here(program: Program, device: Device) -> None:
+    if not any(split.lane.device is device and split.items for split in program.splits):
+        inapplicable("it runs none of add, neg and assign")
+
+
+def _expect_planted(error: BaseException, what: str) -> None:
+    expect(any(isinstance(e, Planted) for e in chain_of(error)), f"{what} fails for another reason: {error}")
+
+
+def _expect_equal(got: Any, want: Any, what: str) -> None:
+    expect(np.array_equal(got, want), f"{what}: it gives {np.ravel(got)[:4]}..., not {np.ravel(want)[:4]}...")
+
+
+# --- no memory ------------------------------------------------------------------------------------------------------
+
+
+@fault("allocation")
+def _(subject: Subject) -> None:
+    """Memory that there is not is refused with an AllocationError beside queued work, which goes on."""
+    with Bench(subject) as bench:
+        queue = bench.open()
+        task = bench.long_task(queue)
+        values = bench.feed(task)
+        task.plan.run()
+        size = 4 * ABSURD
+        error = expect_raises(AllocationError, f"allocating {size:,} bytes", lambda: bench.alloc(size))
+        assert isinstance(error, AllocationError)
+        expect(error.requested == size, f"the error says that {error.requested:,} bytes were asked for")
+        queue.synchronize()
+        task.expect_result(values, "a plan during which an allocation failed")
+        bench.alloc(1000).fill(1)
+        task.poison()
+        task.plan.run()
+        queue.synchronize()
+        task.expect_result(values, "a plan after an allocation failed")
+
+
+@fault("allocation-state")
+def _(subject: Subject) -> None:
+    """A state that the device has no room for is refused with an AllocationError, and a small one is not."""
+    device = subject.device
+    expect_raises(AllocationError, "a state beyond all memory", lambda: state("big", (ABSURD,), device=device))
+    small = state("small", (5,), device=device, fill=2)
+    _expect_equal(read_leaf(small), np.full(5, 2, F32), "a state after one had no room")
+
+
+@fault("allocation-program")
+def _(subject: Subject) -> None:
+    """A program that the device has no room for is refused with an AllocationError; its scheduler goes on."""
+    build = _unary(subject.device)
+    with Scheduler(subject.device) as scheduler:
+        big = build(leaf("x", (ABSURD,)))
+        expect_raises(AllocationError, "building a program beyond all memory", lambda: scheduler.build(big))
+        values = np.arange(6, dtype=F32)
+        x = leaf("x", (6,))
+        got = scheduler.build(build(x)).run(x=values)
+        with Scheduler(HostDevice()) as host:
+            _expect_equal(got, host.build(build(x)).run(x=values), "a program after one had no room")
+
+
+def _unary(device: Device) -> Callable[[Tensor], Tensor]:
+    """An operation of one operand that the device runs."""
+    for build in (ops.neg, ops.relu, lambda x: ops.add(x, x), lambda x: ops.mul(x, x), ops.copy, ops.exp):
+        if device.why_not(step_of(build(leaf("x", (6,))))) is None:
+            return build
+    inapplicable("it runs none of neg, relu, add, mul, copy and exp on f32")
+
+
+# --- programs -------------------------------------------------------------------------------------------------------
+
+
+@fault("program")
+def _(subject: Subject) -> None:
+    """A run that fails names the device and its half-written states, which refuse reads until they are written anew."""
+    device, values = subject.device, np.arange(8, dtype=F32)
+    total, x = state("total", (8,), device=device), leaf("x", (8,))
+    new = ops.assign(total, total + x)
+    with Bench(subject) as bench:
+        queue = bench.open()
+        with Scheduler([queue, HostDevice()]) as scheduler:
+            program, other = scheduler.build(new), scheduler.build(ops.neg(x))
+            _works_here(program, device)
+            _expect_equal(program.run(x=values), values, "a run")
+            with _failing(queue):
+                error = expect_raises(ExecutionError, "a run in which a call fails", lambda: program.run(x=values))
+            assert isinstance(error, ExecutionError)
+            _expect_planted(error, "a run")
+            expect(error.device == device.name, f"the error says it was on {error.device!r}")
+            expect(error.node, "the error names no node")
+            if program.device_of(new) is device:
+                expect(error.states == ("total",), f"half written may be total, the error says {error.states}")
+                expect_raises(ExecutionError, "reading a state that may be half written", lambda: read_leaf(total))
+                expect_raises(ExecutionError, "running with such a state", lambda: program.run(x=values))
+            _expect_equal(other.run(x=values), -values, "another program after a failed run")
+            program.write(total, np.ones(8, F32))
+            for n in (1, 2):
+                _expect_equal(program.run(x=values), 1 + n * values, f"run {n} after the state was written anew")
+                _expect_equal(read_leaf(total), 1 + n * values, f"the state after run {n}")
+
+
+@fault("program-overlapping")
+def _(subject: Subject) -> None:
+    """A submitted run that fails says so by its future, no other one hangs or is wrong, and the next ones are right."""
+    device = subject.device
+    x, y = leaf("x", (64,)), leaf("y", (64,))
+    with Scheduler([device, HostDevice()], parallel=2) as scheduler:
+        program = scheduler.build(ops.neg(x + y))
+        _works_here(program, device)
+        fed = [{name: subject.rng.integers(-9, 9, 64).astype(F32) for name in ("x", "y")} for _ in range(8)]
+        for nth in (0, 3):
+            with _failing(scheduler.streams[0], nth):
+                futures = [program.submit(feed) for feed in fed]
+                failed = 0
+                for i, (future, feed) in enumerate(zip(futures, fed, strict=True)):
+                    try:
+                        got = future.result()
+                    except ExecutionError as error:
+                        failed += 1
+                        _expect_planted(error, f"submitted run {i}")
+                    else:
+                        _expect_equal(got, -(feed["x"] + feed["y"]), f"submitted run {i} beside one that failed")
+            if not failed:
+                raise Mismatch("a call of a submitted run raised, and no future says so")
+            for feed in fed[:2]:
+                _expect_equal(program.run(feed), -(feed["x"] + feed["y"]), "a run after a submitted one failed")
+
+
+@fault("custom")
+def _(subject: Subject) -> None:
+    """A Python function in a graph that raises ends the run with what it raised, and later runs are right."""
+    healthy = True
+
+    def function(x: Any) -> Any:
+        if not healthy:
+            raise Planted("planted")
+        return x + 1
+
+    x = leaf("x", (8,))
+    h = ops.neg(x)
+    values = np.arange(8, dtype=F32)
+    for parallel in (False, True):
+        with Scheduler([subject.device, HostDevice()], parallel=parallel) as scheduler:
+            run = partial(scheduler.build(ops.neg(ops.custom(function, h, like=h))).run, x=values)
+            for healthy in (True, False, True, False, True):
+                if healthy:
+                    _expect_equal(run(), values - 1, "a run with a Python function in it")
+                else:
+                    _expect_planted(expect_raises(ExecutionError, "a function that raises", run), "a run")
+
+
+# --- nothing is left behind -----------------------------------------------------------------------------------------
+
+
+def _cycle(subject: Subject) -> None:
+    """Everything that takes memory, streams and threads, well and badly ended."""
+    device = subject.device
+    for worker in (False, True):
+        with Bench(subject, worker=worker) as bench:
+            queue = bench.open()
+            task = bench.task(queue)
+            bench.alloc(PIECE)
+            bench.feed(task)
+            task.plan.run()
+            queue.synchronize()
+            with _failing(queue):
+                try:
+                    task.plan.run()
+                    queue.synchronize()
+                except ExecutionError:
+                    queue.recover()
+    x = leaf("x", (PIECE,))
+    for parallel in (False, True):
+        with Scheduler([device, HostDevice()], parallel=parallel) as scheduler:
+            program = scheduler.build(ops.neg(x + x))
+            program.run(x=np.ones(PIECE, F32))
+            with _failing(scheduler.streams[0]):
+                try:
+                    program.run(x=np.ones(PIECE, F32))
+                except ExecutionError:
+                    continue
+
+
+@fault("leaks-objects")
+def _(subject: Subject) -> None:
+    """Buffers, streams and threads are gone when what used them was closed, also after failures."""
+
+    def held() -> dict[str, int]:
+        gc.collect()
+        device = subject.device
+        return {
+            "buffers": sum(not buffer.freed for buffer in device._buffers),
+            "streams": sum(not stream.closed for stream in device._streams),
+            "threads": threading.active_count(),
+        }
+
+    _cycle(subject)  # what a driver makes once it may keep
+    before = held()
+    for _ in range(2):
+        _cycle(subject)
+    for what, count in held().items():
+        left = count - before[what]
+        expect(left <= 0, f"{left} {what} are left after everything was closed twice")
+
+
+@fault("leaks-memory")
+def _(subject: Subject) -> None:
+    """The device's free memory comes back when what used it was closed, also after failures."""
+    device = subject.device
+    free, total = device.mem_info()
+    if not total:
+        inapplicable("it does not know its memory")
+    if total == host_memory_info()[1]:
+        inapplicable("its memory is the machine's, which others use too")
+    _cycle(subject)
+    gc.collect()
+    before, _ = device.mem_info()
+    for _ in range(CYCLES):
+        _cycle(subject)
+    gc.collect()
+    free, _ = device.mem_info()
+    lost = before - free
+    expect(lost < CYCLES * PIECE // 2, f"{lost:,} bytes are gone after {CYCLES} times of taking and giving back")

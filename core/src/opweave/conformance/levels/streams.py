@@ -1,0 +1,248 @@
+"""Level 3: several streams, copies between them and between devices, and ending work early."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from opweave.conformance.bench import ROUNDS, Bench, Ways, beside, chain_of, joined
+from opweave.conformance.checklist import Mismatch, expect, expect_equal, inapplicable
+from opweave.conformance.companions import SeparateMemory
+from opweave.errors import Cancelled, ExecutionError
+from opweave.host import HostDevice
+
+if TYPE_CHECKING:
+    from opweave.contract.device import Device
+
+__all__ = ["CHECKS"]
+
+stream = Ways(3, "async")
+CHECKS = stream.checks
+
+TOTAL: Final = 300_000
+BY_THE_HOST: Final = "it copies by way of the host"
+
+
+@stream("streams-several")
+def _(bench: Bench) -> None:
+    """Several streams of the device work at once without disturbing each other."""
+    tasks = [bench.long_task(bench.open()) for _ in range(4)]
+    for _ in range(ROUNDS):
+        fed = [task.values(bench.rng) for task in tasks]
+        got = [task.empty() for task in tasks]
+        for task, values in zip(tasks, fed, strict=True):
+            task.stream.upload(task.x, 0, values)
+            task.plan.run()
+        for task, out in zip(tasks, got, strict=True):
+            task.stream.download(task.out, 0, out)
+        for i, (task, values, out) in enumerate(zip(tasks, fed, got, strict=True)):
+            task.stream.synchronize()
+            task.expect(out, values, f"stream {i} of {len(tasks)}")
+
+
+@stream("streams-threads")
+def _(bench: Bench) -> None:
+    """Streams of the device may be submitted to by a thread each, at once."""
+    tasks = [bench.task(bench.open()) for _ in range(4)]
+    fed = [bench.feed(task) for task in tasks]
+
+    def work(i: int) -> None:
+        task, values = tasks[i], fed[i]
+        for _ in range(8):
+            got = task.empty()
+            task.stream.upload(task.x, 0, values)
+            task.plan.run()
+            task.stream.download(task.out, 0, got)
+            task.stream.synchronize()
+            task.expect(got, values, f"stream {i} of {len(tasks)}, each with a thread")
+
+    joined(beside(*[lambda i=i: work(i) for i in range(len(tasks))]))
+
+
+# --- copies ---------------------------------------------------------------------------------------------------------
+
+
+@stream("copy-order")
+def _(bench: Bench) -> None:
+    """A queued copy comes after the work before it and before the work after it."""
+    queue = bench.open()
+    task = bench.long_task(queue)
+    kept = bench.alloc(task.nbytes)
+    for _ in range(ROUNDS):
+        values = bench.feed(task)
+        kept.fill(0xA5)
+        task.plan.run()
+        if not queue.copy_from(kept, 0, task.out, 0, task.nbytes):
+            queue.synchronize()
+            inapplicable(BY_THE_HOST)
+        queue.upload(task.out, 0, values * 0)
+        queue.synchronize()
+        got = task.empty()
+        kept.download(0, got)
+        task.expect(got, values, "a copy between a plan and an upload over what it reads")
+
+
+@stream("copy-between-streams")
+def _(bench: Bench) -> None:
+    """A queued copy of what another stream makes, after waiting for its mark, has its bytes."""
+    maker, copier = bench.open(), bench.open()
+    task = bench.long_task(maker)
+    kept = bench.alloc(task.nbytes)
+    for _ in range(ROUNDS):
+        values = bench.feed(task)
+        task.poison()
+        kept.fill(0xA5)
+        task.plan.run()
+        copier.wait(maker.record())
+        if not copier.copy_from(kept, 0, task.out, 0, task.nbytes):
+            maker.synchronize()
+            inapplicable(BY_THE_HOST)
+        copier.synchronize()
+        got = task.empty()
+        kept.download(0, got)
+        task.expect(got, values, "a copy of what another stream has made")
+        maker.synchronize()
+
+
+@stream("copy-ranges")
+def _(bench: Bench) -> None:
+    """A queued copy moves exactly its range, or says that it could not and moves nothing; from any device's memory."""
+    queue = bench.open()
+    held = bench.rng.integers(0, 256, TOTAL, np.uint8)
+    target = bench.alloc(TOTAL)
+    target.upload(0, held)
+    could = 0
+    for device in _sources(bench):
+        source = device.alloc(TOTAL)
+        with source:
+            values = bench.rng.integers(0, 256, TOTAL, np.uint8)
+            source.upload(0, values)
+            for to, at, size in (
+                (0, 0, TOTAL),
+                (1, 3, 1),
+                (64, 128, 4096),
+                (7, 0, 100_001),
+                (TOTAL, 5, 0),
+                (99, 1, 77),
+            ):
+                done = queue.copy_from(target, to, source, at, size)
+                expect(isinstance(done, bool), f"copy_from gives {done!r}, not whether it could")
+                if done:
+                    held[to : to + size] = values[at : at + size]
+                    could += size > 0
+                queue.synchronize()
+                what = f"after copy_from of {size} bytes from {device.name} that said {done}"
+                expect_equal(target.read(), held, what)
+                expect_equal(source.read(), values, f"the source {what}")
+    if not could:
+        inapplicable(BY_THE_HOST)
+
+
+@stream("copy-within")
+def _(bench: Bench) -> None:
+    """A queued copy inside of one buffer, over itself too, is right, or says that it could not."""
+    queue = bench.open()
+    held = bench.rng.integers(0, 256, TOTAL, np.uint8)
+    buffer = bench.alloc(TOTAL)
+    buffer.upload(0, held)
+    could = False
+    for to, at, size in ((0, TOTAL // 2, TOTAL // 2), (1, 0, TOTAL - 1), (0, 100, 5000), (100, 0, 5000)):
+        if queue.copy_from(buffer, to, buffer, at, size):
+            held[to : to + size] = held[at : at + size].copy()
+            could = True
+        queue.synchronize()
+        expect_equal(buffer.read(), held, f"after a queued copy of {size} bytes from {at} to {to} in one buffer")
+    if not could:
+        inapplicable(BY_THE_HOST)
+
+
+@stream("copy-keeps-source")
+def _(bench: Bench) -> None:
+    """The source of a queued copy may be freed at once: freeing waits."""
+    queue = bench.open()
+    task = bench.long_task(queue)
+    kept = bench.alloc(task.nbytes)
+    values = bench.feed(task)
+    kept.fill(0xA5)
+    task.plan.run()
+    if not queue.copy_from(kept, 0, task.out, 0, task.nbytes):
+        queue.synchronize()
+        inapplicable(BY_THE_HOST)
+    task.out.free()
+    bench.alloc(task.nbytes).fill(0xFF)
+    queue.synchronize()
+    got = task.empty()
+    kept.download(0, got)
+    task.expect(got, values, "a copy whose source was freed after it was queued")
+
+
+def _sources(bench: Bench) -> Iterator[Device]:
+    """Devices to copy from: all of the backend's, the host, and one whose memory nobody else reaches."""
+    yield bench.device
+    yield from (device for device in bench.subject.devices if device is not bench.device)
+    yield from (HostDevice(), SeparateMemory())
+
+
+# --- ending early ---------------------------------------------------------------------------------------------------
+
+
+@stream("abort-idle")
+def _(bench: Bench) -> None:
+    """Aborting a stream without work does no harm: neither to what was done nor to what comes."""
+    queue = bench.open()
+    task = bench.task(queue)
+    queue.abort()
+    values = bench.feed(task)
+    task.plan.run()
+    queue.synchronize()
+    queue.abort()
+    queue.synchronize()
+    task.expect_result(values, "after aborting a stream that was done")
+    values = bench.feed(task)
+    task.plan.run()
+    queue.synchronize()
+    task.expect_result(values, "a plan after aborting a stream that was done")
+
+
+@stream("abort-running")
+def _(bench: Bench) -> None:
+    """Aborting from another thread ends the work or lets it end; after recovering the stream works as before."""
+    queue = bench.open()
+    task = bench.long_task(queue)
+    for round_ in range(3):
+        values = bench.feed(task)
+        begun = threading.Event()
+
+        def abort(begun: threading.Event = begun, delay: float = 0.002 * round_) -> None:
+            begun.wait()
+            time.sleep(delay)
+            queue.abort()
+
+        threads = beside(abort)
+        begun.set()
+        ended = _ended(bench, task.plan.run) or _ended(bench, queue.synchronize)
+        joined(threads)
+        if not ended:
+            task.expect_result(values, "a plan that was not ended by abort()")
+        _ended(bench, queue.synchronize)
+        queue.recover()
+        queue.synchronize()
+        values = bench.feed(task)
+        task.plan.run()
+        queue.synchronize()
+        task.expect_result(values, "a plan after abort() and recover()")
+
+
+def _ended(bench: Bench, work: Callable[[], None]) -> bool:
+    """Whether ``work`` says that it was ended; it may raise nothing else."""
+    try:
+        work()
+    except (Cancelled, ExecutionError) as error:
+        if not any(isinstance(e, Cancelled) for e in chain_of(error)):
+            raise Mismatch(f"abort() makes {bench.device.name} fail: {type(error).__name__}: {error}") from error
+        return True
+    return False

@@ -1,0 +1,23 @@
+"""The levels of the conformance suite that are no kernels, on a backend at hand."""
+
+from __future__ import annotations
+
+from opweave.conformance.suite import Suite
+from opweave.contract import Backend
+from opweave.registry import Registry
+
+__all__ = ["GRAPHS", "failed"]
+
+GRAPHS = ("products", "attention", "state-written", "layers")
+"""Graphs of level 4 between whose devices everything is carried that can be."""
+
+
+def failed(backend: type[Backend], *, beside: str) -> list[str]:
+    """Names and reasons of the checks of levels 3 to 5 that fail, of level 4 those beside one second device."""
+    registry = Registry(environ={}, search=[])
+    name = registry.register(backend).name
+    only = ["async-*", "worker-*", "fault-*", *[f"*-{beside}-{graph}" for graph in GRAPHS]]
+    suite = Suite(name, levels=[3, 4, 5], only=only, using=registry, seconds=120)
+    outcomes = [suite.perform(item) for item in suite.items]
+    assert {o.level for o in outcomes if o.status == "passed"} == {3, 4, 5}
+    return [f"{o.name}: {o.reason}" for o in outcomes if o.status == "failed"]

@@ -1,0 +1,14 @@
+"""Order, marks, copies, splits over two devices, faults: what the conformance suite asks beside kernels."""
+
+from __future__ import annotations
+
+import pytest
+
+from opweave_cpu import CpuBackend
+from tests.core.conformance import failed
+
+
+@pytest.mark.parametrize(("devices", "beside"), [("1", "host"), ("2", "separate")])
+def test_the_suite_passes(monkeypatch, devices, beside):
+    monkeypatch.setenv("OPWEAVE_CPU_DEVICES", devices)
+    assert failed(CpuBackend, beside=beside) == []

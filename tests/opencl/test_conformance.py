@@ -1,0 +1,10 @@
+"""Order, marks, copies, splits over two devices, faults: what the conformance suite asks beside kernels."""
+
+from __future__ import annotations
+
+from opweave_opencl import OpenCLBackend
+from tests.core.conformance import failed
+
+
+def test_the_suite_passes():
+    assert failed(OpenCLBackend, beside="separate") == []
