@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -129,3 +131,45 @@ def test_long_running_sums_keep_small_addends(stream):
     x = np.full(1 << 20, 0.1, np.float32)
     got = run(stream, "cumsum", np.zeros(1 << 20, np.float32), x, axis=0)
     np.testing.assert_allclose(got, np.cumsum(x, dtype=np.float64), rtol=2e-5)
+
+
+def test_columns_of_wide_matrices(stream):
+    x = floats(70, 5003)
+    x[[3, 60], 17] = np.nan
+    for op, want in (("max", x.max(0)), ("argmax", x.argmax(0)), ("sum", x.astype(np.float64).sum(0))):
+        attrs = {"axis": 0} if op == "argmax" else {"axes": (0,)}
+        got = run(stream, op, np.zeros(5003, np.int64 if op == "argmax" else np.float32), x, **attrs)
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "u8"])
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((100, 70), (1, 0)), ((3, 37, 5, 130), (0, 3, 2, 1)), ((20, 16, 33), (2, 0, 1))]
+)
+def test_copies_that_turn_axes(stream, dtype, shape, axes):
+    x = np.abs(floats(*shape) * 50).astype(as_dtype(dtype).numpy, casting="unsafe")
+    source = bound(stream.device, x)
+    want = x.transpose(axes)
+    turned = Arg(source.buffer, source.offset, source.dtype, want.shape, want.strides)
+    target = bound(stream.device, np.zeros(want.shape, x.dtype))
+    stream.run([Step("contiguous", target, (turned,), {})])
+    stream.synchronize()
+    np.testing.assert_array_equal(read(target), want)
+
+
+@pytest.mark.parametrize(
+    ("op", "formula"),
+    [
+        ("exp", math.exp),
+        ("expm1", math.expm1),
+        ("tanh", math.tanh),
+        ("softplus", lambda v: max(v, 0) + math.log1p(math.exp(-abs(v)))),
+        ("gelu", lambda v: v * math.erfc(-v / math.sqrt(2)) / 2),
+    ],
+)
+def test_elementary_functions_keep_their_digits(stream, op, formula):
+    """Near zero, where results are small, and where they are about to vanish."""
+    ends = 10.0 ** np.linspace(-20, 0, 200)
+    x = np.concatenate([np.linspace(-13, 13, 4001), ends, -ends]).astype(np.float32)
+    got = run(stream, op, np.zeros(x.shape, np.float32), x)
+    np.testing.assert_allclose(got, [formula(float(v)) for v in x], rtol=6e-6, atol=0)

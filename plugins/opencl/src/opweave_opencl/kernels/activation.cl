@@ -3,7 +3,7 @@
 #define op_relu(T, x) (x < (V(T))(0) ? (V(T))(0) : x)
 #define op_leaky_relu(T, x, slope) (x > (V(T))(0) ? x : x * slope)
 #define op_elu(T, x, alpha) (x > (V(T))(0) ? x : op_expm1(T, x) * alpha)
-#define op_softplus(T, x) (op_relu(T, x) + FUNCTION(log1p_unit, T)(op_exp(T, -fabs(x))))
+#define op_softplus(T, x) (op_relu(T, x) + FUNCTION(log1p_unit, T)(op_exp(T, x < (V(T))(0) ? x : -x)))
 
 #define op_sigmoid(T, x) ((V(T))(1) / ((V(T))(1) + op_exp(T, -x)))
 #define op_hardsigmoid(T, x) \

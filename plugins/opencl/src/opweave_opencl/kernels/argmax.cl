@@ -1,7 +1,10 @@
-// The place of the largest element along an axis: the first of equal ones, and the first NaN if there is one. One group of
-// work-items an output.
+// The place of the largest element along an axis: the first of equal ones, and the first NaN if there is one.
 //
-// Macros: those of groups.cl; A and OUT, the types of source and output; START, the smallest number of type A.
+//   rows     the work-items of a group go along the axis; a group takes neighbouring outputs
+//   columns  each work-item computes neighbouring outputs, up to STRIP vectors of them; the axis has fewer than 2^31 elements
+//
+// Macros: those of groups.cl; STRIP; ACCESSES, ACCESS of each type; A and OUT, the types of source and output; START, the smallest
+// number of type A.
 
 #include "groups.cl"
 
@@ -9,37 +12,84 @@ typedef struct {
     long kept_rank, kept[8], out_stride[8], x_stride[8]; // axes of the output, innermost first
     long n, step;                                        // the axis
     long out_offset, x_offset;
+    long all, strip;                                     // outputs; vectors of them that a work-item computes
 } Params;
 
-ACCESS(A)
+ACCESSES
 COMBINED(A, largest, LARGER)
-SHARED(i64, first, min)
+SHARED(i64, first, FEWER)
 
-__kernel void argmax(__global MEM(OUT) *out, __global const MEM(A) *x, const Params p)
+// Vectors whose largest element is found before their places are looked at.
+#define BLOCK 16
+#define SPAN (BLOCK * GROUP * VEC)
+
+__kernel void rows(__global MEM(OUT) *out, __global const MEM(A) *x, const Params p)
 {
     __local VAL(A) values[GROUP];
     __local long places[GROUP];
-    long rest = get_group_id(0);
-    out += p.out_offset, x += p.x_offset;
-    for (int axis = 0; axis < p.kept_rank; axis++) {
+    const long first_one = p.all * (long)get_group_id(0) / (long)get_num_groups(0);
+    const long end_of_all = p.all * (long)(get_group_id(0) + 1) / (long)get_num_groups(0);
+    for (long at = first_one; at < end_of_all; at++) {
+        long rest = at;
+        __global MEM(OUT) *target = out + p.out_offset;
+        __global const MEM(A) *source = x + p.x_offset;
+        for (int axis = 0; axis < p.kept_rank; axis++) {
+            const long i = rest % p.kept[axis];
+            rest /= p.kept[axis];
+            target += i * p.out_stride[axis], source += i * p.x_stride[axis];
+        }
+        const long mine = (long)get_local_id(0) * VEC;
+        long found = mine;
+        VAL(A) best = START;
+        for (long start = mine; start < p.n; start += SPAN) {
+            V(A) part = (V(A))(START);
+            for (long i = start; i < FEWER(start + SPAN, p.n); i += GROUP * VEC) {
+                const V(A) v = TAKE(A)(source, i, p.step, COUNT(i, p.n));
+                part = LARGER(part, v);
+            }
+            const VAL(A) one = largest_lanes(part);
+            if (one > best || (one != one && best == best)) best = one, found = start;
+        }
+        const VAL(A) most = largest_group(best, values);
+        const bool is_nan = most != most;
+        long place = LONG_MAX;
+        if (is_nan ? best != best : best == most) {
+            for (long i = found; i < FEWER(found + SPAN, p.n) && place == LONG_MAX; i += GROUP * VEC) {
+                LANES(A) lanes;
+                lanes.whole = TAKE(A)(source, i, p.step, COUNT(i, p.n));
+                for (int k = VEC - 1; k >= 0; k--)
+                    if (i + k < p.n && (is_nan ? lanes.each[k] != lanes.each[k] : lanes.each[k] == most)) place = i + k;
+            }
+        }
+        place = first_group(place, places);
+        if (get_local_id(0) == 0) STORE(OUT, TO(OUT, place), target, 0);
+    }
+}
+
+#define FOR_STRIP(k) for (int k = 0; k * VEC < width; k++)
+#define PLACES GLUE(int, VEC)
+
+__kernel void columns(__global MEM(OUT) *out, __global const MEM(A) *x, const Params p)
+{
+    const long column = (long)get_global_id(0) * p.strip * VEC;
+    if (column >= p.kept[0]) return;
+    const long width = FEWER(p.strip * VEC, p.kept[0] - column);
+    long rest = get_global_id(1);
+    out += p.out_offset + column * p.out_stride[0], x += p.x_offset + column * p.x_stride[0];
+    for (int axis = 1; axis < p.kept_rank; axis++) {
         const long i = rest % p.kept[axis];
         rest /= p.kept[axis];
         out += i * p.out_stride[axis], x += i * p.x_stride[axis];
     }
-    V(A) all = (V(A))(START);
-    FOR_SHARE(i, p.n) {
-        const V(A) v = TAKE(A)(x, i, p.step, COUNT(i, p.n));
-        all = LARGER(all, v);
+    V(A) best[STRIP];
+    PLACES place[STRIP];
+    FOR_STRIP(k) best[k] = TAKE(A)(x, k * VEC, p.x_stride[0], COUNT(k * VEC, width)), place[k] = (PLACES)(0);
+    for (long i = 1; i < p.n; i++) {
+        FOR_STRIP(k) {
+            const V(A) v = TAKE(A)(x + i * p.step, k * VEC, p.x_stride[0], COUNT(k * VEC, width));
+            place[k] = CONVERT(PLACES)(v > best[k] || (v != v && best[k] == best[k])) ? (PLACES)(i) : place[k];
+            best[k] = LARGER(best[k], v);
+        }
     }
-    const VAL(A) most = largest_group(largest_lanes(all), values);
-    const bool is_nan = most != most;
-    long place = LONG_MAX;
-    for (long i = (long)get_local_id(0) * VEC; i < p.n && place == LONG_MAX; i += GROUP * VEC) {
-        VAL(A) each[VEC];
-        STORE_AS_IS(VEC, TAKE(A)(x, i, p.step, COUNT(i, p.n)), each, 0);
-        for (int k = VEC - 1; k >= 0; k--)
-            if (i + k < p.n && (is_nan ? each[k] != each[k] : each[k] == most)) place = i + k;
-    }
-    place = first_group(place, places);
-    if (get_local_id(0) == 0) STORE(OUT, TO(OUT, place), out, 0);
+    FOR_STRIP(k) PUT(OUT)(TON(OUT, VEC, place[k]), out, k * VEC, p.out_stride[0], COUNT(k * VEC, width));
 }

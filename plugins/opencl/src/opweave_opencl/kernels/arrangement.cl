@@ -29,8 +29,17 @@ static inline long origin(const long i, const long length, const long mode)
 }
 
 #define FOR_OUTPUT_ROWS(row) for (long row = get_global_id(1); row < p.rows; row += get_global_size(1))
+ACCESS(T)
+
 #define FOR_CHUNK(i) \
-    for (long i = get_global_id(0) * p.chunk, end_of_##i = min(i + p.chunk, p.shape[0]); i < end_of_##i; i++)
+    for (long i = get_global_id(0) * p.chunk, end_of_##i = FEWER(i + p.chunk, p.shape[0]); i < end_of_##i; i++)
+
+#define BETWEEN(least, i, most) ((i) < (least) ? (least) : FEWER(i, most))
+#define FOR_FRAME(first, last) \
+    for (long i = first; i < last; i++) { \
+        const long source = origin(i - p.before[0], p.length[0], p.mode); \
+        out[to + i * p.out_stride[0]] = inside && source >= 0 ? x[from + source * p.x_stride[0]] : value; \
+    }
 
 __kernel void frame(__global const MEM(T) *x, __global MEM(T) *out, const Params p)
 {
@@ -44,10 +53,17 @@ __kernel void frame(__global const MEM(T) *x, __global MEM(T) *out, const Params
             inside = inside && source >= 0;
             to += i * p.out_stride[axis], from += source * p.x_stride[axis];
         }
-        FOR_CHUNK(i) {
-            const long source = origin(i - p.before[0], p.length[0], p.mode);
-            out[to + i * p.out_stride[0]] = inside && source >= 0 ? x[from + source * p.x_stride[0]] : value;
+        // What comes before the source, its own elements, and what comes after it.
+        const long start = get_global_id(0) * p.chunk, end = FEWER(start + p.chunk, p.shape[0]);
+        const long first = inside ? BETWEEN(start, p.before[0], end) : end;
+        const long last = BETWEEN(first, p.before[0] + p.length[0], end);
+        __global const MEM(T) *own = x + from - p.before[0] * p.x_stride[0];
+        FOR_FRAME(start, first)
+        for (long i = first; i < last; i += VEC) {
+            const int count = (int)FEWER((long)VEC, last - i);
+            PUT(T)(TAKE(T)(own, i, p.x_stride[0], count), out + to, i, p.out_stride[0], count);
         }
+        FOR_FRAME(last, end)
     }
 }
 

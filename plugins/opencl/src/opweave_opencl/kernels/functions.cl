@@ -20,6 +20,7 @@
 #define log1p_unit_of_double log1p
 
 #if VEC == 16
+#define MAGNITUDE(x) as_float16(as_int16(x) & 0x7fffffff)
 
 // x = n log 2 + r; log 2 is the sum of two, of which the first has few bits. Powers of 2 are multiplied by in two steps,
 // since the first may be too large, or the last too small, for a float.
@@ -44,12 +45,12 @@ static inline float16 expm1_of_float(const float16 x)
     y = y * x + 0.04166536f;
     y = y * x + 0.16666664f;
     y = y * x + 0.5f;
-    return fabs(x) < 0.5f ? x + x * x * y : exp_of_float(x) - 1.0f;
+    return MAGNITUDE(x) < 0.5f ? x + x * x * y : exp_of_float(x) - 1.0f;
 }
 
 static inline float16 tanh_of_float(const float16 x)
 {
-    const float16 z = x * x, size = fabs(x);
+    const float16 z = x * x, size = MAGNITUDE(x);
     float16 y = z * -0.0057049906f + 0.02063909f;
     y = y * z - 0.053739715f;
     y = y * z + 0.13331442f;
@@ -71,7 +72,7 @@ static inline float16 log1p_unit_of_float(const float16 u)
 // Below zero exp(-x²/2) times a polynomial in t = 1 / (1 + |x| / √8), taken from 1/2.
 static inline float16 normal_of_float(const float16 x)
 {
-    const float16 size = fabs(x), t = 1.0f / (size * 0.35355338f + 1.0f), u = t - 0.5f;
+    const float16 size = MAGNITUDE(x), t = 1.0f / (size * 0.35355338f + 1.0f), u = t - 0.5f;
     float16 y = u * -0.029596783f + 0.024204833f;
     y = y * u + 0.047662865f;
     y = y * u - 0.051506763f;

@@ -35,13 +35,17 @@
     static inline VAL(T) name##_group(const VAL(T) value, __local VAL(T) *scratch) { return value; }
 #endif
 
+// Halves of a vector become one until one element is left: v1.
+#define HALVE_16(T, COMBINE, v) const VALN(T, 8) v8 = COMBINE(v.lo, v.hi); HALVE_8(T, COMBINE, v8)
+#define HALVE_8(T, COMBINE, v) const VALN(T, 4) v4 = COMBINE(v.lo, v.hi); HALVE_4(T, COMBINE, v4)
+#define HALVE_4(T, COMBINE, v) const VALN(T, 2) v2 = COMBINE(v.lo, v.hi); HALVE_2(T, COMBINE, v2)
+#define HALVE_2(T, COMBINE, v) const VAL(T) v1 = COMBINE(v.lo, v.hi);
+#define HALVE_1(T, COMBINE, v) const VAL(T) v1 = v;
+
 #define COMBINED(T, name, COMBINE) \
     static inline VAL(T) name##_lanes(const V(T) v) \
     { \
-        VAL(T) each[VEC]; \
-        STORE_AS_IS(VEC, v, each, 0); \
-        for (int width = VEC / 2; width > 0; width /= 2) \
-            for (int k = 0; k < width; k++) each[k] = COMBINE(each[k], each[k + width]); \
-        return each[0]; \
+        GLUE(HALVE_, VEC)(T, COMBINE, v) \
+        return v1; \
     } \
     SHARED(T, name, COMBINE)

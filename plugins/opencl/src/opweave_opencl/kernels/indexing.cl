@@ -9,7 +9,7 @@
 ACCESSES
 
 #define FOR_COLUMNS(i, first, last) for (long i = first; i < last; i += VEC)
-#define HERE(i, last) ((int)min((long)VEC, last - i))
+#define HERE(i, last) ((int)FEWER((long)VEC, last - i))
 
 // --- rows -------------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
@@ -9,7 +10,7 @@ from opweave.dtypes import DTYPES, as_dtype
 from opweave_opencl.kernels.calls import in_turn
 from opweave_opencl.kernels.pointwise import FORMULAS, Formula, bind_pointwise
 from opweave_opencl.kernels.table import KERNELS, PLAIN
-from opweave_opencl.layouts import Axes
+from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -20,6 +21,10 @@ FORMULAS.update(copy=Formula(), contiguous=Formula())
 
 WORDS: Final = {8: as_dtype("i64"), 4: as_dtype("i32"), 2: as_dtype("i16"), 1: as_dtype("u8")}
 """Types as which elements of a size are moved."""
+
+_BLOCK: Final = 16
+_SIDE: Final = 64
+"""As ``transposition.cl`` has them: elements on a side of what is turned at once, and of what a work-item copies."""
 
 
 @KERNELS("copy", dtypes=DTYPES.values(), index=DTYPES.values(), inplace=True, moves=True)
@@ -42,7 +47,33 @@ def concat(stream: OpenCLStream, op: str, out: Arg, *srcs: Arg, axis: int) -> Ca
 
 def copy_call(stream: OpenCLStream, out: Arg, x: Arg) -> Call:
     """The call that copies the elements of ``x`` to ``out``, of one shape and dtype; both may lie in any way."""
-    return bind_pointwise(stream, [Step("copy", *_as_words(out, x), {})])
+    target, sources = _as_words(out, x)
+    return _transposition(stream, target, *sources) or bind_pointwise(stream, [Step("copy", target, sources, {})])
+
+
+def _transposition(stream: OpenCLStream, out: Arg, x: Arg) -> Call | None:
+    """The copy by turned blocks, for processors and operands with neighbours along different axes."""
+    tuning, width = stream.target.tuning, _BLOCK
+    if tuning.row_group > 1:
+        return None
+    strides = [element_strides(arg) for arg in (out, x)]
+    order = sorted(range(len(out.shape)), key=lambda axis: -abs(strides[0][axis]))
+    lengths, (to, source) = coalesce([out.shape[a] for a in order], [[own[a] for a in order] for own in strides])
+    if to[0] != 1 or 1 not in source[1:]:
+        return None
+    turned = source.index(1, 1)
+    n, m = lengths[0], lengths[turned]
+    if min(n, m) < width:
+        return None
+    rest = [axis for axis in range(1, len(lengths)) if axis != turned]
+    shape = [lengths[axis] for axis in rest]
+    words = [n, m, source[0], to[turned], prod(shape), len(shape), *padded(shape, 1)]
+    for own in (source, to):
+        words += padded([own[axis] for axis in rest], 0)
+    words += [element_offset(x), element_offset(out)]
+    program = stream.target.programs.get("transposition", {"VEC": str(width), "T": out.dtype.name})
+    size = -(-n // _SIDE), -(-m // _SIDE), min(prod(shape), 65535)
+    return stream.launch(program, "transpose", size, (1, 1, 1), (x, out), words)
 
 
 def window_of(arg: Arg, start: list[int] | tuple[int, ...], shape: tuple[int, ...]) -> Arg:

@@ -2,11 +2,12 @@
 //
 // Macros: those of groups.cl; T, the type of all operands; OPERANDS, how many there are: out, x, and what the kernel names
 // then. One of
-//   SOFTMAX  MASKED: the number of the mask among the operands, or 0; LOGARITHM: the logarithm is the result; HEADS: sinks, one for each head, come before the mask,
-//            and the mask is multiplied by the head's slope
+//   SOFTMAX  MASKED: the number of the mask among the operands, or 0; LOGARITHM: the logarithm is the result; HEADS: sinks,
+//            one for each head, come before the mask, and the mask is multiplied by the head's slope; WIDE: T does not round
 //   NORM     weight if WEIGHT, bias if BIAS; CENTER: the mean is taken off; EUCLIDEAN: divided by the length of the row
 
 #include "groups.cl"
+#include "functions.cl"
 
 #define R VAL(T)
 
@@ -40,8 +41,10 @@ static inline long row_of(const Params *p, const int k, long row)
     return at;
 }
 
-// Work-items of a group go along the lines together; groups take rows in turn.
-#define FOR_ROWS(row) for (long row = get_group_id(0); row < p.rows; row += get_num_groups(0))
+// Work-items of a group go along the lines together; a group takes neighbouring rows.
+#define FIRST_ROW(group) (p.rows * (long)(group) / (long)get_num_groups(0))
+#define FOR_ROWS(row) \
+    for (long row = FIRST_ROW(get_group_id(0)), end_of_##row = FIRST_ROW(get_group_id(0) + 1); row < end_of_##row; row++)
 #define FOR_ELEMENTS for (long l = 0; l < p.lines; l++) FOR_SHARE(i, p.n)
 #define HERE COUNT(i, p.n)
 #define GET(operand, k) TAKE(T)(operand + l * p.line[k], i, p.step[k], HERE)
@@ -65,6 +68,14 @@ static inline long row_of(const Params *p, const int k, long row)
 #define LOGITS (GET(x, 1) * scale + GET(mask, MASKED) * slope)
 #else
 #define LOGITS (GET(x, 1) * scale)
+#endif
+
+// Powers of e are kept in the output, where it does not round them.
+#define KEPT (!LOGARITHM && WIDE)
+#if KEPT
+#define POWER TAKE(T)(out + l * p.line[0], i, p.step[0], HERE)
+#else
+#define POWER FUNCTION(exp, T)(LOGITS - most)
 #endif
 
 #if HEADS
@@ -105,7 +116,10 @@ __kernel void softmax(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOUR
 
         V(T) sums = (V(T))(0);
         FOR_ELEMENTS {
-            const V(T) e = exp(LOGITS - most);
+            const V(T) e = FUNCTION(exp, T)(LOGITS - most);
+#if KEPT
+            PUT(T)(e, out + l * p.line[0], i, p.step[0], HERE);
+#endif
             sums += OR(e, 0);
         }
         R sum = sum_group(sum_lanes(sums), scratch);
@@ -117,7 +131,7 @@ __kernel void softmax(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOUR
         FOR_ELEMENTS PUT(T)(LOGITS - lost, out + l * p.line[0], i, p.step[0], HERE);
 #else
         const R factor = 1 / sum;
-        FOR_ELEMENTS PUT(T)(exp(LOGITS - most) * factor, out + l * p.line[0], i, p.step[0], HERE);
+        FOR_ELEMENTS PUT(T)(POWER * factor, out + l * p.line[0], i, p.step[0], HERE);
 #endif
     }
 }

@@ -147,7 +147,7 @@ def _rows(
     tuning = stream.target.tuning
     group = tuning.row_group
     groups = min(rows, tuning.most_groups)
-    values = macros | {"OPERANDS": len(operands), "VEC": tuning.vector, "GROUP": group}
+    values = macros | {"OPERANDS": len(operands), "VEC": tuning.vector, "GROUP": group, "WIDE": int(not dtype.is_half)}
     program = stream.target.programs.get(
         "normalization", {"T": dtype.name, **{name: str(value) for name, value in values.items()}}
     )

@@ -1,10 +1,10 @@
 // One number for each output element, of the elements along the reduced axes, or of pieces of them.
 //
-//   rows     the work-items of a group go along the innermost reduced axis
-//   columns  each work-item computes VEC neighbouring outputs
+//   rows     the work-items of a group go along the innermost reduced axis; a group takes neighbouring outputs
+//   columns  each work-item computes neighbouring outputs, up to STRIP vectors of them
 //
-// Macros: those of groups.cl; ACCESSES, ACCESS of each type; A, ACC and OUT, the types of the source, of what is combined, and of the output;
-// COMBINE(a, b) and START, the number that changes nothing; SCALED, whether results are multiplied by a number; what
+// Macros: those of groups.cl; STRIP; ACCESSES, ACCESS of each type; A, ACC and OUT, the types of the source, of what is combined,
+// and of the output; COMBINE(a, b) and START, the number that changes nothing; SCALED, whether results are multiplied by a number; what
 // becomes of elements before: CENTERED, the squares of their distances from a number for each output; EQUAL, whether they
 // are those of a second source of type A.
 
@@ -18,6 +18,7 @@ typedef struct {
     long offset[3];          // of the output, of the source, of the second one or of the centers
     long kept_stride[3][8];
     long stride[2][8];       // along the reduced axes, of the sources
+    long all, strip;         // pieces of all outputs; vectors of columns that a work-item computes
     long scale;              // a number as a word, by which results are multiplied
 } Params;
 
@@ -49,9 +50,9 @@ ACCESSES
 // Sets ``i`` to the first of the innermost reduced elements of piece ``piece``, and so on.
 #define ENTER_PIECE(piece) \
     const long inner_pieces = (p.shape[0] + p.inner_piece - 1) / p.inner_piece; \
-    const long first = (piece) % inner_pieces * p.inner_piece, last = min(first + p.inner_piece, p.shape[0]); \
+    const long first = (piece) % inner_pieces * p.inner_piece, last = FEWER(first + p.inner_piece, p.shape[0]); \
     const long outer_first = (piece) / inner_pieces * p.outer_piece; \
-    const long outer_last = min(outer_first + p.outer_piece, p.outer);
+    const long outer_last = FEWER(outer_first + p.outer_piece, p.outer);
 
 // Where outer element ``o`` begins in a source.
 static inline long place_of(long o, const long rank, const long *shape, const long *stride)
@@ -69,79 +70,92 @@ COMBINED(ACC, reduced, COMBINE)
 __kernel void rows(__global MEM(OUT) *out, __global const MEM(A) *x, SECOND const Params p)
 {
     __local VAL(ACC) scratch[GROUP];
-    long rest = get_group_id(0);
-    ENTER_PIECE(rest % p.pieces)
-    rest /= p.pieces;
-    out += p.offset[0] + get_group_id(0) % p.pieces, x += p.offset[1];
-    long other = p.offset[2];
-    for (int axis = 0; axis < p.kept_rank; axis++) {
-        const long i = rest % p.kept[axis];
-        rest /= p.kept[axis];
-        out += i * p.kept_stride[0][axis], x += i * p.kept_stride[1][axis], other += i * p.kept_stride[2][axis];
-    }
-#if CENTERED
-    const V(ACC) middle = (V(ACC))(LOAD(ACC, center, other));
-#endif
-    V(ACC) all = (V(ACC))(START);
-    for (long o = outer_first; o < outer_last; o++) {
-        __global const MEM(A) *row = x + place_of(o, p.rank, p.shape, p.stride[0]) + first * p.stride[0][0];
-#if EQUAL
-        __global const MEM(A) *second = y + other + place_of(o, p.rank, p.shape, p.stride[1]) + first * p.stride[1][0];
-#endif
-        const long n = last - first;
-        for (long start = 0; start < n; start += BLOCK * GROUP * VEC) {
-            const long end = min(start + BLOCK * GROUP * VEC, n);
-            V(ACC) part = (V(ACC))(START);
-            for (long i = start + (long)get_local_id(0) * VEC; i < end; i += GROUP * VEC) {
-                const int count = COUNT(i, end);
-                const V(A) v = TAKE(A)(row, i, p.stride[0][0], count);
-#if EQUAL
-                const V(A) w = TAKE(A)(second, i, p.stride[1][0], count);
-#endif
-                V(ACC) mapped = MAP(v, w);
-                if (count < VEC) mapped = AMONG_FIRST(ACC, count) ? mapped : (V(ACC))(START);
-                part = COMBINE(part, mapped);
-            }
-            all = COMBINE(all, part);
+    const long first_one = p.all * (long)get_group_id(0) / (long)get_num_groups(0);
+    const long end_of_all = p.all * (long)(get_group_id(0) + 1) / (long)get_num_groups(0);
+    for (long at = first_one; at < end_of_all; at++) {
+        long rest = at / p.pieces;
+        ENTER_PIECE(at % p.pieces)
+        __global MEM(OUT) *target = out + p.offset[0] + at % p.pieces;
+        __global const MEM(A) *source = x + p.offset[1];
+        long other = p.offset[2];
+        for (int axis = 0; axis < p.kept_rank; axis++) {
+            const long i = rest % p.kept[axis];
+            rest /= p.kept[axis];
+            target += i * p.kept_stride[0][axis], source += i * p.kept_stride[1][axis], other += i * p.kept_stride[2][axis];
         }
+#if CENTERED
+        const V(ACC) middle = (V(ACC))(LOAD(ACC, center, other));
+#endif
+        V(ACC) all = (V(ACC))(START);
+        for (long o = outer_first; o < outer_last; o++) {
+            __global const MEM(A) *row = source + place_of(o, p.rank, p.shape, p.stride[0]) + first * p.stride[0][0];
+#if EQUAL
+            __global const MEM(A) *second = y + other + place_of(o, p.rank, p.shape, p.stride[1]) + first * p.stride[1][0];
+#endif
+            const long n = last - first;
+            for (long start = 0; start < n; start += BLOCK * GROUP * VEC) {
+                const long end = FEWER(start + BLOCK * GROUP * VEC, n);
+                V(ACC) part = (V(ACC))(START);
+                for (long i = start + (long)get_local_id(0) * VEC; i < end; i += GROUP * VEC) {
+                    const int count = COUNT(i, end);
+                    const V(A) v = TAKE(A)(row, i, p.stride[0][0], count);
+#if EQUAL
+                    const V(A) w = TAKE(A)(second, i, p.stride[1][0], count);
+#endif
+                    V(ACC) mapped = MAP(v, w);
+                    if (count < VEC) mapped = AMONG_FIRST(ACC, count) ? mapped : (V(ACC))(START);
+                    part = COMBINE(part, mapped);
+                }
+                all = COMBINE(all, part);
+            }
+        }
+        const VAL(ACC) result = reduced_group(reduced_lanes(all), scratch);
+        if (get_local_id(0) == 0) STORE(OUT, TO(OUT, RESULT(result)), target, 0);
     }
-    const VAL(ACC) result = reduced_group(reduced_lanes(all), scratch);
-    if (get_local_id(0) == 0) STORE(OUT, TO(OUT, RESULT(result)), out, 0);
 }
 
 #if !EQUAL
+#define FOR_STRIP(k) for (int k = 0; k * VEC < width; k++)
+
 // The innermost kept axis is walked by vectors.
 __kernel void columns(__global MEM(OUT) *out, __global const MEM(A) *x, SECOND const Params p)
 {
-    const long column = (long)get_global_id(0) * VEC;
+    const long column = (long)get_global_id(0) * p.strip * VEC;
     if (column >= p.kept[0]) return;
-    const int count = COUNT(column, p.kept[0]);
+    const long width = FEWER(p.strip * VEC, p.kept[0] - column);
     long rest = get_global_id(1);
     ENTER_PIECE(rest % p.pieces)
-    out += p.offset[0] + rest % p.pieces, x += p.offset[1];
+    out += p.offset[0] + rest % p.pieces + column * p.kept_stride[0][0], x += p.offset[1] + column * p.kept_stride[1][0];
     rest /= p.pieces;
-    long other = p.offset[2];
+    long other = p.offset[2] + column * p.kept_stride[2][0];
     for (int axis = 1; axis < p.kept_rank; axis++) {
         const long i = rest % p.kept[axis];
         rest /= p.kept[axis];
         out += i * p.kept_stride[0][axis], x += i * p.kept_stride[1][axis], other += i * p.kept_stride[2][axis];
     }
+    V(ACC) all[STRIP], part[STRIP];
+    FOR_STRIP(k) all[k] = (V(ACC))(START);
 #if CENTERED
-    const V(ACC) middle = TAKE(ACC)(center + other, column, p.kept_stride[2][0], count);
+    V(ACC) middles[STRIP];
+    FOR_STRIP(k) middles[k] = TAKE(ACC)(center + other, k * VEC, p.kept_stride[2][0], COUNT(k * VEC, width));
 #endif
-    V(ACC) all = (V(ACC))(START);
     for (long o = outer_first; o < outer_last; o++) {
         __global const MEM(A) *row = x + place_of(o, p.rank, p.shape, p.stride[0]);
         for (long start = first; start < last; start += BLOCK) {
-            const long end = min(start + BLOCK, last);
-            V(ACC) part = (V(ACC))(START);
+            const long end = FEWER(start + BLOCK, last);
+            FOR_STRIP(k) part[k] = (V(ACC))(START);
             for (long i = start; i < end; i++) {
-                const V(A) v = TAKE(A)(row + i * p.stride[0][0], column, p.kept_stride[1][0], count);
-                part = COMBINE(part, MAP(v, v));
+                FOR_STRIP(k) {
+                    const V(A) v = TAKE(A)(row + i * p.stride[0][0], k * VEC, p.kept_stride[1][0], COUNT(k * VEC, width));
+#if CENTERED
+                    const V(ACC) middle = middles[k];
+#endif
+                    part[k] = COMBINE(part[k], MAP(v, v));
+                }
             }
-            all = COMBINE(all, part);
+            FOR_STRIP(k) all[k] = COMBINE(all[k], part[k]);
         }
     }
-    PUT(OUT)(TON(OUT, VEC, RESULT(all)), out, column, p.kept_stride[0][0], count);
+    FOR_STRIP(k) PUT(OUT)(TON(OUT, VEC, RESULT(all[k])), out, k * VEC, p.kept_stride[0][0], COUNT(k * VEC, width));
 }
 #endif

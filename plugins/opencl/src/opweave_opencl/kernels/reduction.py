@@ -42,6 +42,10 @@ STEP: Final = 16
 """Pieces begin at multiples of it, so that vectors are loaded whole."""
 
 
+STRIP: Final = 32
+"""The most vectors of columns that a work-item of a processor computes at once, so that it reads memory by lines."""
+
+
 class Walk(NamedTuple):
     """How sources are walked: by outputs, by pieces of each, by elements of a piece.
 
@@ -221,22 +225,22 @@ def _call(
     words += padded([element_offset(arg) for arg in operands], 0, 3)
     for own in (*kept_strides, walk.strides[0], walk.strides[-1]):
         words += padded(own, 0)
-    words.append(as_word(scale or 0.0, acc))
     tuning = stream.target.tuning
-    group = 1 if walk.columns else tuning.row_group
+    group, parts = tuning.row_group, out.size * walk.pieces
+    lanes, rest = -(-kept[0] // tuning.vector), prod(kept[1:]) * walk.pieces
+    most = 1 if group > 1 else STRIP
+    strip = max(min(lanes * rest // (8 * tuning.units), most), 1)
+    words += [parts, strip, as_word(scale or 0.0, acc)]
     macros: dict[str, Any] = {
         "A": x.dtype.name, "ACC": acc.name, "OUT": out.dtype.name, "ACCESSES": access(x.dtype, acc, out.dtype),
         "COMBINE(a, b)": way.combine, "START": way.start, "SCALED": int(scale is not None),
         "CENTERED": int(center is not None), "EQUAL": int(equal is not None),
-        "VEC": tuning.vector, "GROUP": tuning.row_group,
+        "VEC": tuning.vector, "GROUP": group, "STRIP": most,
     }  # fmt: skip
     program = stream.target.programs.get("reduction", {name: str(value) for name, value in macros.items()})
     if walk.columns:
-        lanes = -(-kept[0] // tuning.vector)
-        return stream.launch(
-            program, "columns", (lanes, prod(kept[1:]) * walk.pieces), (tuning.row_group, 1), operands, words
-        )
-    return stream.launch(program, "rows", (out.size * walk.pieces * group,), (group,), operands, words)
+        return stream.launch(program, "columns", (-(-lanes // strip), rest), (group, 1), operands, words)
+    return stream.launch(program, "rows", (min(parts, tuning.most_groups) * group,), (group,), operands, words)
 
 
 def _spread(arg: Arg, kept: Axes, rank: int) -> Axes:
@@ -251,10 +255,15 @@ def argmax(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axis: int) -> Cal
     strides = element_strides(x)
     outer, own = coalesce(out.shape, [element_strides(out), [strides[a] for a in kept]])
     words = [len(outer), *padded(outer, 1), *padded(own[0], 0), *padded(own[1], 0)]
-    words += [x.shape[axis], strides[axis], element_offset(out), element_offset(x)]
-    tuning = stream.target.tuning
-    macros = {"A": x.dtype.name, "OUT": out.dtype.name, "START": smallest(x.dtype)}
-    macros |= {"VEC": str(tuning.vector), "GROUP": str(tuning.row_group)}
+    tuning, group = stream.target.tuning, stream.target.tuning.row_group
+    lanes, rest = -(-outer[0] // tuning.vector), prod(outer[1:])
+    most = 1 if group > 1 else STRIP
+    strip = max(min(lanes * rest // (8 * tuning.units), most), 1)
+    words += [x.shape[axis], strides[axis], element_offset(out), element_offset(x), out.size, strip]
+    macros = {"A": x.dtype.name, "OUT": out.dtype.name, "START": smallest(x.dtype), "STRIP": str(most)}
+    macros |= {"VEC": str(tuning.vector), "GROUP": str(group), "ACCESSES": access(x.dtype, out.dtype)}
     program = stream.target.programs.get("argmax", macros)
-    group = tuning.row_group
-    return stream.launch(program, "argmax", (out.size * group,), (group,), (out, x), words)
+    # A vector of neighbouring outputs where they lie closer than the elements of one.
+    if lanes > 1 and abs(own[1][0]) < abs(strides[axis]) and x.shape[axis] < 1 << 31:
+        return stream.launch(program, "columns", (-(-lanes // strip), rest), (group, 1), (out, x), words)
+    return stream.launch(program, "rows", (min(out.size, tuning.most_groups) * group,), (group,), (out, x), words)
