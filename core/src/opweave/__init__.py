@@ -4,9 +4,9 @@
 `opweave.contract` and `opweave.kernels`, and what they need to read in ``docs/writing-a-backend.md``.
 """
 
-from opweave.comparison import compare
+from typing import TYPE_CHECKING, Any
+
 from opweave.contract import Arg, Backend, Buffer, BufferType, Device, Group, Kind, MemorySpace, Step, Stream, Usage
-from opweave.dlpack import from_dlpack
 from opweave.dtypes import DTYPES, DType, as_dtype
 from opweave.errors import (
     AllocationError,
@@ -172,9 +172,15 @@ from opweave.registry import (
     register_device,
     unload,
 )
-from opweave.scheduler import Program, Scheduler, profile, simulate
+from opweave.scheduler import Program, Scheduler
 from opweave.tensor import Placement, Spec, Tensor, constant, input
-from opweave.timeline import trace
+
+if TYPE_CHECKING:
+    from opweave.comparison import compare
+    from opweave.dlpack import from_dlpack
+    from opweave.scheduler.profiles import profile
+    from opweave.scheduler.simulated import simulate
+    from opweave.timeline import trace
 
 __version__ = "0.1.0"
 
@@ -370,3 +376,21 @@ __all__ = [
     "where",
     "write",
 ]
+
+# What most programs never use is imported when it is first asked for.
+_LATER = {
+    "compare": "opweave.comparison",
+    "from_dlpack": "opweave.dlpack",
+    "profile": "opweave.scheduler.profiles",
+    "simulate": "opweave.scheduler.simulated",
+    "trace": "opweave.timeline",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'opweave' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LATER[name]), name)
+    return value

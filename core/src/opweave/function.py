@@ -14,13 +14,14 @@ from opweave.dtypes import as_dtype, f32
 from opweave.errors import SchedulerError, ShapeError
 from opweave.graph import Graph
 from opweave.precision import check_compute_dtype, with_products_in
-from opweave.scheduler import Explanation, Program, Scheduler
+from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.program import Outputs
 from opweave.scheduler.scheduler import Where
 from opweave.tensor import Tensor, constant, host_array, input
 
 if TYPE_CHECKING:
     from opweave.dtypes import DTypeLike
+    from opweave.scheduler import Explanation
 
 __all__ = ["Function", "compile"]
 

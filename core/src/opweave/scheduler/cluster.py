@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 
 from opweave.errors import SchedulerError
 from opweave.scheduler.cost import Curve, Profile
-from opweave.scheduler.simulate import SimulatedDevice, line, simulate
+from opweave.scheduler.simulated import SimulatedDevice, line, simulate
 
 __all__ = ["Cluster", "Group", "read_cluster"]
 

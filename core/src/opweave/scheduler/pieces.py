@@ -16,7 +16,7 @@ from opweave.scheduler.scheduler import PlannedGraph, Scheduler
 if TYPE_CHECKING:
     from opweave.scheduler.cluster import Cluster
     from opweave.scheduler.program import Outputs
-    from opweave.scheduler.simulate import SimulatedDevice
+    from opweave.scheduler.simulated import SimulatedDevice
     from opweave.tensor import Tensor
 
 __all__ = ["Load", "cut", "what_if"]

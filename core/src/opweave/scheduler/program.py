@@ -30,19 +30,18 @@ from opweave.events import EVENTS
 from opweave.leaves import read_leaf, write_state
 from opweave.scheduler.actions import Action, Feed
 from opweave.scheduler.binding import Binder
-from opweave.scheduler.explain import Explanation, explain
 from opweave.scheduler.memory import MemoryUse
-from opweave.scheduler.predict import Prediction, prediction_of
 from opweave.scheduler.runlist import RunList, run_lists
 from opweave.scheduler.running import Run
 from opweave.scheduler.split import Partition, Split
-from opweave.scheduler.telling import told_calls
 from opweave.tensor import Tensor
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from opweave.contract.device import Device
+    from opweave.scheduler.explain import Explanation
+    from opweave.scheduler.predict import Prediction
     from opweave.scheduler.scheduler import Scheduler
 
 __all__ = ["MemoryMap", "Program", "Region"]
@@ -198,7 +197,7 @@ class Program:
         listed = self._lists[self._turn]
         self._turn = (self._turn + 1) % len(self._lists)
         run = Run(self, listed)
-        calls = told_calls(listed) if EVENTS.listening else listed.calls
+        calls = _told(listed) if EVENTS.listening else listed.calls
         self._latest = None
         scheduler._runner = get_ident()
         scheduler._runs[0] += 1
@@ -396,6 +395,8 @@ class Program:
     @property
     def predicted(self) -> Prediction:
         """What a run is predicted to take, by the profiles of the devices (`opweave.profile`)."""
+        from opweave.scheduler.predict import prediction_of
+
         return prediction_of(self.partition)
 
     def memory_map(self, slot: int = 0) -> MemoryMap:
@@ -424,6 +425,8 @@ class Program:
         Returns:
             A text that also has rows (``.nodes``, ``.copies``) and a page (``.save("why.html")``; notebooks show it).
         """
+        from opweave.scheduler.explain import explain
+
         remarks: dict[int, list[str]] = {}
         for action in self._lists[0].actions:
             if action is not None and action.plan is not None and action.split is not None:
@@ -462,6 +465,12 @@ def device_of(partition: Partition, tensor: Tensor) -> Device:
     if lane is None:
         raise SchedulerError(f"{tensor.describe()} is not in this program, or lies on none of its devices")
     return partition.assignment.lanes[lane].device
+
+
+def _told(listed: RunList) -> list[Call]:
+    from opweave.scheduler.telling import told_calls
+
+    return told_calls(listed)
 
 
 def _raise(error: BaseException) -> NoReturn:

@@ -26,11 +26,8 @@ from opweave.leaves import withdraw
 from opweave.scheduler.actions import settle_failure
 from opweave.scheduler.arena import Arena
 from opweave.scheduler.assign import assign
-from opweave.scheduler.explain import Explanation, explain
 from opweave.scheduler.lanes import Lane
-from opweave.scheduler.predict import Prediction, prediction_of
 from opweave.scheduler.program import Outputs, Program, device_of
-from opweave.scheduler.simulate import SimulatedDevice, unreal
 from opweave.scheduler.split import Copy, Partition, Split, partition
 from opweave.tensor import Placement, Tensor
 
@@ -38,6 +35,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from opweave.scheduler.actions import Action
+    from opweave.scheduler.explain import Explanation
+    from opweave.scheduler.predict import Prediction
     from opweave.scheduler.runlist import RunList
     from opweave.scheduler.running import Run
 
@@ -95,10 +94,14 @@ class PlannedGraph:
     @property
     def predicted(self) -> Prediction:
         """As `Program.predicted`; also for simulated devices."""
+        from opweave.scheduler.predict import prediction_of
+
         return prediction_of(self.partition)
 
     def explain(self) -> Explanation:
         """As `Program.explain`, but for memory."""
+        from opweave.scheduler.explain import explain
+
         return explain(self.partition)
 
 
@@ -238,7 +241,9 @@ class Scheduler:
         with self._lock:
             self._check_open()
             for lane in self._lanes:
-                if isinstance(lane.device, SimulatedDevice):
+                if getattr(lane.device, "simulated", False):
+                    from opweave.scheduler.simulated import unreal
+
                     raise unreal(lane.device)
             tensors, form = _form(outputs)
             pinned = {**self._pins, **self._resolve_pins(pins or {})}

@@ -33,6 +33,8 @@ LATENCY: Final = 10e-6
 class SimulatedDevice(Device):
     """Made by `simulate`. It has no memory: `Scheduler.split` takes it, running refuses it."""
 
+    simulated = True
+
     kind = Kind.GPU
 
     def __init__(self, name: str, like: Device | None, ops: Iterable[str] | None, memory: int, made: Any) -> None:
