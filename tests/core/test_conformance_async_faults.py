@@ -35,7 +35,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workload, "SECONDS", 0)
     monkeypatch.setattr(failures, "PIECE", 1 << 12)
     monkeypatch.setattr(failures, "CYCLES", 2)
-    monkeypatch.setattr(order, "PATIENCE", 0.3)
+    monkeypatch.setattr(order, "PATIENCE", 2.0)
 
 
 @pytest.fixture
