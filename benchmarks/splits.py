@@ -2,8 +2,8 @@
 
 Two CPU devices with separate memories (``OPWEAVE_CPU_DEVICES=2``). *by hand*: a list of ``partial(np.add, a, b, out)``
 that goes by way of the host at every seam (two ``np.copyto``), called in a loop; it feeds and fetches by copies too.
-*one device*: the same chain without seams, so that the difference over the number of splits is the cost of one, its copy
-included; *beyond by hand* is what a split costs more than in the loop, which makes the same copies.
+*one device*: the same chain without seams, so that the difference over the number of splits is the cost of one, its
+copy included; *beyond by hand* is what a split costs more than in the loop, which makes the same copies.
 
 Targets: at most 1.2 times the loop written by hand, at most 10 µs for each split beyond it.
 """
