@@ -27,7 +27,7 @@ from opweave.scheduler import Program
 from opweave.scheduler.program import MemoryMap, Region
 from opweave.scheduler.split import Item, Operand, Partition
 
-__all__ = ["Judgement", "judge", "verify"]
+__all__ = ["Judgement", "byte_range", "judge", "verify"]
 
 
 class Judgement(NamedTuple):
@@ -280,7 +280,7 @@ class _Memory:
         self._ranges: dict[object, list[tuple[int, int, int]]] = {}  # sorted, disjoint (start, end, holder)
 
     def write(self, region: Region, holder: int) -> None:
-        key, start, end = _range(region)
+        key, start, end = byte_range(region)
         ranges = self._ranges.setdefault(key, [])
         first, last = self._touched(ranges, start, end)
         for _, _, other in ranges[first:last]:
@@ -290,7 +290,7 @@ class _Memory:
 
     def cover(self, region: Region) -> None:
         """Count bytes as used, whoever else uses them: leaves may lie over one another."""
-        key, start, end = _range(region)
+        key, start, end = byte_range(region)
         ranges = self._ranges.setdefault(key, [])
         first, last = self._touched(ranges, start, end)
         if first < last:
@@ -298,13 +298,13 @@ class _Memory:
         ranges[first:last] = [(start, end, -1)]
 
     def holds(self, region: Region, holder: int) -> bool:
-        key, start, end = _range(region)
+        key, start, end = byte_range(region)
         ranges = self._ranges.get(key, [])
         first, last = self._touched(ranges, start, end)
         return any(other == holder for _, _, other in ranges[first:last])
 
     def overlaps(self, region: Region) -> bool:
-        key, start, end = _range(region)
+        key, start, end = byte_range(region)
         first, last = self._touched(self._ranges.get(key, []), start, end)
         return first < last
 
@@ -317,7 +317,7 @@ class _Memory:
         return first, bisect_left(ranges, (end, -1, -1), first)
 
 
-def _range(region: Region) -> tuple[Any, int, int]:
+def byte_range(region: Region) -> tuple[Any, int, int]:
     """Where a region lies: by address where memory has addresses, else by buffer."""
     buffer = region.buffer
     if buffer.address is None:
@@ -327,7 +327,7 @@ def _range(region: Region) -> tuple[Any, int, int]:
 
 
 def _overlap(a: Region, b: Region) -> bool:
-    (a_key, a_start, a_end), (b_key, b_start, b_end) = _range(a), _range(b)
+    (a_key, a_start, a_end), (b_key, b_start, b_end) = byte_range(a), byte_range(b)
     return a_key == b_key and a_start < b_end and b_start < a_end
 
 

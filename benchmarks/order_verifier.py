@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
+from benchmarks.memory_verifier import byte_range
 from opweave.contract import Stream, WorkerStream
 from opweave.scheduler import Program
 from opweave.scheduler.program import MemoryMap, Region
@@ -50,10 +51,7 @@ class _Play:
                 self._access(queue, clock, region, write, what)
 
     def _access(self, queue: int, clock: Clock, region: Region, write: bool, what: str) -> None:
-        base = region.buffer.address
-        memory: object = id(region.buffer) if base is None else region.buffer.space
-        start = region.offset + (base or 0)
-        end = start + region.size
+        memory, start, end = byte_range(region)
         past = self.past.setdefault(memory, [])
         for other in past:
             apart = other.end <= start or end <= other.start or not (write or other.write)

@@ -179,10 +179,7 @@ def _place(tensor: Tensor) -> tuple[int, int] | None:
     if leaf is None:
         return None
     if leaf.placement is not None:
-        buffer, offset = leaf.placement.buffer, leaf.placement.offset
-        if buffer.address is None:
-            return id(buffer), offset  # buffers without addresses never overlap
-        return 0 if buffer.space.host else id(buffer.space), buffer.address + offset
+        return leaf.placement.buffer.location(leaf.placement.offset)
     if leaf.data is not None:
         return 0, leaf.data.__array_interface__["data"][0]
     return None

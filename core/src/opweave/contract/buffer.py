@@ -89,6 +89,13 @@ class Buffer:
             self._begin = self.type._address(self.handle)
         return self._begin
 
+    def location(self, offset: int) -> tuple[int, int]:
+        """Which memory, as a number (0: the host's), and which byte of it: equal where two buffers lie over the same
+        bytes. Buffers without addresses never do; each is a memory of its own."""
+        if self.address is None:
+            return id(self), offset
+        return 0 if self.space.host else id(self.space), self.address + offset
+
     @property
     def freed(self) -> bool:
         return self._freed

@@ -40,6 +40,7 @@ class RunList:
         after: marks, behind fetches that are queued.
         plans: the compiled plans among the calls.
         marks: the latest marks of its acts, for other queues to wait for.
+        streams: the asynchronous ones that a run uses.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class RunList:
         self.after: list[Call] = []
         self.plans: list[Plan] = []
         self.marks: Marks = []
-        self.streams: list[Stream] = []  # the asynchronous ones that a run uses
+        self.streams: list[Stream] = []
 
 
 class _Entry(NamedTuple):
@@ -71,7 +72,7 @@ def run_lists(binder: Binder, overlapping: bool, count: Callable[[int], object])
     """
     lists = [_Lister(binder, slot, count) for slot in range(binder.slots)]
     orders: list[list[list[Need]]]
-    if any(lane.stream.is_async for lane in binder.lanes):
+    if lists[0].ordered:
         orders = find_waits([[e.act for e in made.entries] for made in lists], 2 * len(binder.lanes), overlapping)
     else:
         orders = [[[] for _ in made.entries] for made in lists]
@@ -98,11 +99,11 @@ class _Lister:
         self.result: Final = RunList()
         self.entries: list[_Entry] = []
         self.ordered: Final = any(lane.stream.is_async for lane in self.lanes)
-        # Read-only leaves cannot be in anybody's way, unless somebody writes into the same memory.
         self.scratch: Final[dict[int, list[Arg]]] = {}
         if self.ordered:
             for (index, _), arg in binder.scratch.items():
                 self.scratch.setdefault(index, []).append(arg)
+        # Read-only leaves cannot be in anybody's way, unless somebody writes into the same memory.
         self.leaves_matter: Final = bool(self.partition.placed) or any(
             t.leaf is not None and t.leaf.kind == "state" for t in self.partition.graph.leaves
         )
@@ -238,11 +239,10 @@ class _Lister:
         body = range(self.n_feeds, len(self.entries))
         for index in range(self.n_feeds):
             result.before += [self._wait(self.entries[index].act.queue, need, lists)[0] for need in order[index]]
-        last: Split | None = None
-        fed = [i for i in range(self.n_feeds) if i in marked]
         splits = self.partition.splits
-        for index in fed:
-            self._mark(self.entries[index].act.queue, index, marks, splits[0])
+        for index in range(self.n_feeds):
+            if index in marked:
+                self._mark(self.entries[index].act.queue, index, marks, splits[0])
         for index in body:
             act, call, action = self.entries[index]
             last = action.split if action is not None else splits[-1] if splits else None
@@ -275,11 +275,8 @@ class _Lister:
 
 
 def _bytes_of(buffer: Any, offset: int, size: int, write: bool) -> Access:
-    # Two buffers may lie over the same bytes, where these have an address.
-    base = buffer.address
-    if base is None:
-        return Access(id(buffer), offset, offset + size, write)
-    return Access(buffer.space, base + offset, base + offset + size, write)
+    memory, start = buffer.location(offset)
+    return Access(memory, start, start + size, write)
 
 
 def _mark(stream: Stream, marks: Marks, index: int) -> None:

@@ -443,10 +443,8 @@ class Scheduler:
                 failed.append(run)
         splits: list[Split] = []
         for other in failed:
-            own = other.program.partition.splits
-            splits += (
-                own if other is not run or action is None or action.split is None else own[: action.split.index + 1]
-            )
+            last = action.split if other is run and action is not None else None
+            splits += other.program.partition.splits[: None if last is None else last.index + 1]
         actions = [a for other in failed for a in other.listed.actions]
         reason = settle_failure(error, action, actions, self._lanes, splits, anywhere=self._cut)
         if self._cut and isinstance(reason, Cancelled):
@@ -506,11 +504,12 @@ class Scheduler:
             leaves = {t: None for program in list(self._alive) for t in program.partition.graph.leaves}
             for tensor in leaves:
                 withdraw(tensor, lost.device)
-            try:
-                self.close()
-            except Exception:
-                # A lost device may refuse to be closed in order; there is nothing left to save on it.
-                self._closed = True
+        try:
+            # Without the lock, which a run that another thread has submitted meanwhile would wait for.
+            self.close()
+        except Exception:
+            # A lost device may refuse to be closed in order; there is nothing left to save on it.
+            self._closed = True
         kinds = {k: v for k, v in self._buffer_types.items() if (k if isinstance(k, str) else k.name) != lost.name}
         return Scheduler(
             [lane.device if lane.owned else lane.stream for lane in rest],
