@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_info
 import opweave as ow
 from opweave.errors import PluginError
 from opweave_cpu import CpuBackend, CpuDevice
-from opweave_cpu.device import CpuStream
+from opweave_cpu.stream import CpuStream
 from opweave_cpu.threads import THREADS
 
 Array = np.ndarray[Any, Any]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -73,6 +74,18 @@ class HostMemory(Device):
 
     def _download(self, mem: np.ndarray[Any, Any], offset: int, out: memoryview) -> None:
         out[:] = mem.data[offset : offset + len(out)]
+
+    # A subclass that moves bytes differently need not know of these two.
+
+    def _bind_upload(self, mem: np.ndarray[Any, Any], offset: int, data: memoryview) -> Call:
+        if type(self)._upload is not HostMemory._upload:
+            return super()._bind_upload(mem, offset, data)
+        return partial(np.copyto, mem[offset : offset + len(data)], np.frombuffer(data, np.uint8))
+
+    def _bind_download(self, mem: np.ndarray[Any, Any], offset: int, out: memoryview) -> Call:
+        if type(self)._download is not HostMemory._download:
+            return super()._bind_download(mem, offset, out)
+        return partial(np.copyto, np.frombuffer(out, np.uint8), mem[offset : offset + len(out)])
 
     def _fill(self, mem: np.ndarray[Any, Any], offset: int, size: int, value: int) -> None:
         mem[offset : offset + size] = value

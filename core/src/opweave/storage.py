@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from opweave.layout import Shape
 
 __all__ = [
+    "InTurn",
     "array_shape",
     "bind_copy",
     "bind_read",
@@ -149,8 +150,23 @@ def copy(dst: Arg, src: Arg) -> None:
 # --- decided beforehand ---------------------------------------------------------------------------------------------
 
 
+class InTurn:
+    """Calls made as one."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self, calls: tuple[Call, ...]) -> None:
+        self.calls: Final = calls
+
+    def __call__(self) -> None:
+        for call in self.calls:
+            call()
+
+
 def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
     """The call that copies ``src``, whose producer is done or which ``stream`` waits for, to ``dst``.
+
+    It is of no use once one of the buffers was freed, which it need not notice.
 
     Returns:
         The call, and whether it queues the copy on ``stream`` (that of the target's device). If not, it is made by the
@@ -166,12 +182,18 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
     if not stream.is_async:
         if to.is_host and of.is_host:
             return partial(np.copyto, dst.view, src.view), False
+        size = dst.nbytes
+        if dense:
+            to.check(dst.offset, size, write=True)
+            of.check(src.offset, size)
         if dense and of.is_host:
-            return partial(stream.upload, to, dst.offset, of.host_bytes(src.offset, src.nbytes)), False
+            return to.type._bind_upload(to.handle, dst.offset, of.host_bytes(src.offset, size)), False
         if dense and to.is_host:
-            return partial(of.download, src.offset, to.host_bytes(dst.offset, dst.nbytes)), False
-        if dense and to.type is not of.type and not to.type.can_map and not of.type.can_map:
-            return _bind_bounce(to, dst.offset, of, src.offset, src.nbytes), False
+            return of.type._bind_download(of.handle, src.offset, to.host_bytes(dst.offset, size)), False
+        if dense and to.type is not of.type and not to.type.can_map and not of.type.can_map and size <= BOUNCE_BYTES:
+            passing = stream._staging(size)
+            down = of.type._bind_download(of.handle, src.offset, passing)
+            return InTurn((down, to.type._bind_upload(to.handle, dst.offset, passing))), False
         return partial(copy, dst, src), False
     if dense and of.is_host and stream.queues_uploads(to):
         return partial(stream.upload, to, dst.offset, of.host_bytes(src.offset, src.nbytes)), True
@@ -185,22 +207,6 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
 
         return direct, True
     return partial(copy, dst, src), False
-
-
-def _bind_bounce(to: Buffer, dst_offset: int, of: Buffer, src_offset: int, size: int) -> Call:
-    """`copy_bytes` between two opaque memories, with everything decided that can be."""
-    if size > BOUNCE_BYTES:
-        return partial(copy_bytes, to, dst_offset, of, src_offset, size)
-    download, upload = of.type._download, to.type._upload
-
-    def bounce() -> None:
-        piece = np.empty(size, np.uint8).data
-        of.check(src_offset, size)
-        to.check(dst_offset, size, write=True)
-        download(of.handle, src_offset, piece)
-        upload(to.handle, dst_offset, piece)
-
-    return bounce
 
 
 def bind_selected_copy(

@@ -24,7 +24,13 @@ from opweave.layout import span
 from opweave.tensor import Placement
 
 if TYPE_CHECKING:
-    from opweave.contract.execution import Plan
+    from typing import Protocol
+
+    class Dependent(Protocol):
+        """Something that ends with a buffer."""
+
+        def _orphan(self, buffer: Buffer) -> None: ...
+
     from opweave.contract.memory import BufferType
     from opweave.dtypes import DType
     from opweave.layout import Shape, Strides
@@ -61,7 +67,7 @@ class Buffer:
         readonly: bool = False,
     ) -> None:
         self._freed = False
-        self._plans: WeakSet[Plan] | None = None
+        self._plans: WeakSet[Dependent] | None = None
         self.type: Final = type
         self.device: Final = type.device
         self.space: Final = type.space
@@ -263,7 +269,7 @@ class Buffer:
         settle(self.space)
         self._release()
 
-    def _note(self, plan: Plan) -> None:
+    def _note(self, plan: Dependent) -> None:
         """Have ``plan`` ended with the buffer."""
         if self._plans is None:
             self._plans = WeakSet()

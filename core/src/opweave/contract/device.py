@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -24,7 +25,7 @@ from opweave.layout import nbytes
 
 if TYPE_CHECKING:
     from opweave.contract.space import Handle
-    from opweave.contract.step import Step
+    from opweave.contract.step import Call, Step
     from opweave.dtypes import DType
     from opweave.kernels import KernelTable
     from opweave.layout import Shape, Strides
@@ -357,6 +358,14 @@ class Device:
         if params and self.stream_class.__init__ is Stream.__init__:
             raise TypeError(f"unknown parameters {sorted(params)}")
         return self.stream_class(self, **params)
+
+    def _bind_upload(self, mem: Handle, offset: int, data: memoryview) -> Call:
+        """``_upload`` as a call that is made many times, of whatever ``data`` holds by then."""
+        return partial(self._upload, mem, offset, data)
+
+    def _bind_download(self, mem: Handle, offset: int, out: memoryview) -> Call:
+        """``_download`` as a call that is made many times."""
+        return partial(self._download, mem, offset, out)
 
     def _fill(self, mem: Handle, offset: int, size: int, value: int) -> None:
         """Set bytes to ``value``. Default: by uploads."""

@@ -212,6 +212,7 @@ class Stream:
         self._pending = []
         self._running = None
         self._cut = False
+        self._passing = memoryview(b"")
         return self
 
     has_thread = False
@@ -225,6 +226,7 @@ class Stream:
     _pending: list[Any]  # what queued transfers need alive
     _running: Any  # the iterator over the calls of the plan that is being submitted
     _cut: bool  # `abort` ended it
+    _passing: memoryview  # host memory for what passes through
 
     def __init__(self, device: Device) -> None:
         self.device: Final = device
@@ -492,6 +494,12 @@ class Stream:
         """Whether the author's hooks know this buffer: plain memory of the device itself."""
         return buffer.device is self.device and buffer.type.is_raw
 
+    def _staging(self, size: int) -> memoryview:
+        """Host memory for bytes on their way from one device to another: the same at every call, if it is enough."""
+        if len(self._passing) < size:
+            self._passing = memoryview(bytearray(size))
+        return self._passing[:size]
+
     def _keep(self, *what: object) -> None:
         # Only after queueing: `settle` relies on everything in the list being queued.
         if self.is_async:
@@ -620,6 +628,13 @@ class Stream:
         """Make a plan's calls in order. Override it for what has to hold while they run: a current context, a mode."""
         for call in calls:
             call()
+
+    def _joins(self, other: Stream) -> bool:
+        """Whether ``_run`` may make calls of ``other``'s plans too, between its own. Both are synchronous.
+
+        Default: where neither needs anything while they are made.
+        """
+        return type(self)._run is Stream._run and type(other)._run is Stream._run
 
     def _translate(self, error: Exception) -> Exception:
         """What a plan's call raised, as it is told: a driver's status as `DeviceLostError`, say. Default: as it is.

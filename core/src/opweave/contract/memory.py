@@ -7,6 +7,7 @@ An author implements memory with four methods of `Device` (``_alloc _free _uploa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,7 @@ from opweave.events import EVENTS
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
+    from opweave.contract.step import Call
     from opweave.tensor import Tensor
 
 __all__ = ["BOUNCE_BYTES", "BufferType", "copy_by_host", "fill_by_upload"]
@@ -181,8 +183,18 @@ class BufferType:
     def _download(self, mem: Handle, offset: int, out: memoryview) -> None:
         self.device._download(mem, offset, out)
 
-    # The device's own ways to fill, copy and map know its own memory only: where a subclass moves bytes differently,
-    # these go by its `_upload` and `_download`.
+    # The device's own ways to fill, copy, map and bind know its own memory only: where a subclass moves bytes
+    # differently, these go by its `_upload` and `_download`.
+
+    def _bind_upload(self, mem: Handle, offset: int, data: memoryview) -> Call:
+        if type(self)._upload is BufferType._upload:
+            return self.device._bind_upload(mem, offset, data)
+        return partial(self._upload, mem, offset, data)
+
+    def _bind_download(self, mem: Handle, offset: int, out: memoryview) -> Call:
+        if type(self)._download is BufferType._download:
+            return self.device._bind_download(mem, offset, out)
+        return partial(self._download, mem, offset, out)
 
     def _fill(self, mem: Handle, offset: int, size: int, value: int) -> None:
         if type(self)._upload is BufferType._upload or not self.is_raw:

@@ -46,6 +46,16 @@ class Fetch(NamedTuple):
     stream: WorkerStream | None
     lane: Lane | None
 
+    def get(self) -> Array:
+        """What ``read`` gives; raises `ExecutionError`, which says what failed where."""
+        try:
+            return self.read()
+        except Exception as error:
+            device = self.lane.name if self.lane is not None else ""
+            what = self.tensor.describe()
+            message = f"fetching {what} failed on {device}: {type(error).__name__}: {error}"
+            raise ExecutionError(message, node=what, device=device) from error
+
 
 class Action(NamedTuple):
     """What a call of the run list is, for messages and traces.

@@ -30,6 +30,7 @@ from opweave.events import EVENTS
 from opweave.leaves import read_leaf, write_state
 from opweave.scheduler.actions import Action, Feed
 from opweave.scheduler.binding import Binder
+from opweave.scheduler.joint import Joint
 from opweave.scheduler.memory import MemoryUse
 from opweave.scheduler.runlist import RunList, run_lists
 from opweave.scheduler.running import Run
@@ -105,6 +106,7 @@ class Program:
         self._moves: Final = binder.moves
         self._scratch: Final = binder.scratch
         self._feeds: Final = self._lists[0].feeds
+        self._single: Final = isinstance(outputs, Tensor)
         # Copies of chosen rows count what they move when they do.
         self._copied: Final = sum(copy.nbytes for copy in partition.copies if copy.ids is None)
         scheduler._alive.add(self)
@@ -133,9 +135,12 @@ class Program:
             Cancelled: `Scheduler.cancel` was called meanwhile.
             LifetimeError: the program or its scheduler was closed.
         """
+        scheduler = self._scheduler
+        with scheduler._lock:
+            if scheduler._ready is self and not scheduler._queued and not EVENTS.listening:
+                return self._again(feeds, named)
         if self._watching is not None:
             return self._watching.run(feeds, **named)
-        scheduler = self._scheduler
         if scheduler._queued:
             return self.submit(feeds, **named).result()  # behind what was submitted before
         with scheduler._lock:
@@ -178,6 +183,52 @@ class Program:
         with scheduler._lock:
             return self._ended(self._begin(ready, snapshot=False))
 
+    def _again(self, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> Any:
+        """`run` where the last thing that the scheduler did was to run this program, which nothing has changed since.
+
+        Everything that need not be looked at again is left out: among kernels that fill the caches, each line of code
+        and each object that a run touches takes its time to come back.
+        """
+        scheduler, listed = self._scheduler, self._lists[0]
+        scheduler._ready = None
+        for state in self._states:
+            if state.leaf.damaged:  # type: ignore[union-attr]
+                raise ExecutionError(state.leaf.damaged, states=(state.name,))  # type: ignore[union-attr]
+        ready = self._fitting(feeds, named) if feeds or named or self._feeds else ()
+        joint = listed.joint
+        if joint is None:
+            return self._ended(self._begin([*ready], snapshot=False))
+        scheduler._runner = get_ident()
+        counts = scheduler._runs
+        counts[0] += 1
+        counts[1] += self._copied
+        scheduler._cut = False
+        feed = None
+        rest = iter(joint.calls)
+        try:
+            for feed, value in ready:
+                if feed.view is not None:
+                    np.copyto(feed.view, value)
+                elif feed.put is not None:
+                    feed.put(value)
+            feed = None
+            scheduler._rest = rest
+            joint.run(rest)
+            if scheduler._cut:
+                raise Cancelled("the run was ended by cancel()")
+        except BaseException as error:
+            run = Run(self, listed)
+            run.feeding = feed
+            failure = self._failed(run, error, len(joint.calls) - length_hint(rest) - 1, joint)
+            raise failure from failure.__cause__
+        finally:
+            scheduler._runner = 0
+            scheduler._rest = None
+        scheduler._ready = self
+        if self._single:
+            return listed.fetches[0].get()
+        return self._formed([fetch.get() for fetch in listed.fetches])
+
     def _ended(self, run: Run) -> Any:
         if not run.ended:
             self._scheduler._conclude(run)
@@ -187,6 +238,7 @@ class Program:
         """Feed, and make or queue the calls. The caller holds the scheduler's lock."""
         scheduler = self._scheduler
         scheduler._check_caller()
+        scheduler._ready = None
         if self._closed:
             raise LifetimeError(f"{self!r} was closed")
         for state in self._states:
@@ -195,9 +247,12 @@ class Program:
         if scheduler._flying:
             scheduler._make_room()
         listed = self._lists[self._turn]
+        if listed.ended:
+            raise LifetimeError(f"{self!r} cannot run: {listed.ended}")
         self._turn = (self._turn + 1) % len(self._lists)
         run = Run(self, listed)
-        calls = _told(listed) if EVENTS.listening else listed.calls
+        joint = None if EVENTS.listening else listed.joint
+        calls = _told(listed) if EVENTS.listening else listed.calls if joint is None else joint.calls
         self._latest = None
         scheduler._runner = get_ident()
         scheduler._runs[0] += 1
@@ -211,24 +266,39 @@ class Program:
             run.feed(ready, snapshot=snapshot)
             begun = True
             scheduler._rest = rest
-            for call in rest:
-                call()
+            if joint is not None:
+                joint.run(rest)
+            else:
+                for call in rest:
+                    call()
             if scheduler._cut:
                 raise Cancelled("the run was ended by cancel()")
             run.close()
         except BaseException as error:
-            index = len(calls) - length_hint(rest) - 1
-            # A run that was cut short does not know where: its list was run to its end without calling.
-            action = listed.actions[index] if begun and index >= 0 and not scheduler._cut else None
-            if run.feeding is not None and run.feeding.lane is not None:
-                action = Action("feed", run.feeding.lane, None, tensor=run.feeding.tensor)
-            failure = scheduler._settle(run, error, action)
+            failure = self._failed(run, error, len(calls) - length_hint(rest) - 1 if begun else -1, joint)
             raise failure from failure.__cause__
         finally:
             scheduler._runner = 0
             scheduler._rest = None
         scheduler._note(run)
+        if not run.ends and listed.joint is not None:
+            scheduler._ready = self
         return run
+
+    def _failed(self, run: Run, error: BaseException, index: int, joint: Joint | None) -> BaseException:
+        """Leave everything usable after call number ``index`` failed (negative: none did); gives what to raise."""
+        scheduler = self._scheduler
+        action = None
+        # A run that was cut short does not know where: its list was run to its end without calling.
+        if index >= 0 and not scheduler._cut:
+            if joint is not None:
+                error, action = joint.blame(index, error)
+            else:
+                action = run.listed.actions[index]
+        if run.feeding is not None and run.feeding.lane is not None:
+            action = Action("feed", run.feeding.lane, None, tensor=run.feeding.tensor)
+        self._latest = None
+        return scheduler._settle(run, error, action)
 
     def _fitting(self, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> list[tuple[Feed, Array]]:
         """A value for every input, checked."""
@@ -347,6 +417,7 @@ class Program:
             watching = Program(scheduler, cut, self._form, self._pins, show)
             watching._written = self._written
             self._watching = watching
+            scheduler._ready = None
         try:
             yield
         finally:
@@ -441,9 +512,7 @@ class Program:
                 self._latest = None
                 self._scheduler._forget(self)
                 for listed in self._lists:
-                    for plan in listed.plans:
-                        plan.close()
-                    listed.calls.clear()
+                    listed.close()
 
 
 def _bind(partition: Partition, scheduler: Scheduler, show: Callable[[Tensor, Call], None] | None) -> Binder:

@@ -13,11 +13,13 @@ import numpy as np
 
 from opweave.contract.worker import WorkerStream
 from opweave.scheduler.actions import Action, Feed, Fetch
+from opweave.scheduler.joint import Joint, join
 from opweave.scheduler.order import HOST_QUEUE, Access, Act, Need, find_waits
 from opweave.scheduler.split import Operand
 from opweave.storage import array_shape, bind_copy, bind_read, bind_selected_copy, bind_write
 
 if TYPE_CHECKING:
+    from opweave.contract.buffer import Buffer
     from opweave.contract.execution import Event, Plan, Stream
     from opweave.contract.step import Arg, Call
     from opweave.scheduler.binding import Binder
@@ -38,12 +40,16 @@ class RunList:
         calls, actions: what then happens, and what each of these calls is.
         fetches: how each output is brought back. Without a stream: once everything is done.
         after: marks, behind fetches that are queued.
+        joint: the calls with the plans of synchronous streams taken apart, if there are any.
         plans: the compiled plans among the calls.
         marks: the latest marks of its acts, for other queues to wait for.
         streams: the asynchronous ones that a run uses.
+        ended: why it can no longer be run.
     """
 
     def __init__(self) -> None:
+        self.joint: Joint | None = None
+        self.ended = ""
         self.before: list[Call] = []
         self.feeds: dict[str, Feed] = {}
         self.calls: list[Call] = []
@@ -53,6 +59,17 @@ class RunList:
         self.plans: list[Plan] = []
         self.marks: Marks = []
         self.streams: list[Stream] = []
+
+    def _orphan(self, buffer: Buffer) -> None:
+        """Memory that the calls use is gone."""
+        self.joint, self.ended = None, f"{buffer!r} was freed"
+
+    def close(self) -> None:
+        """Give up the plans and the calls."""
+        for plan in self.plans:
+            plan.close()
+        self.joint = None
+        self.calls.clear()
 
 
 class _Entry(NamedTuple):
@@ -259,6 +276,10 @@ class _Lister:
                 result.after.append(partial(_mark, self._stream(act.queue), marks, index))
             elif index in marked and last is not None:
                 self._mark(act.queue, index, marks, last)
+        result.joint = join(calls, actions)
+        for buffer in {self.binder.buffers[place] for place in self.partition.owners}:
+            assert buffer is not None
+            buffer._note(result)
 
     def _mark(self, queue: int, index: int, marks: Marks, split: Split) -> None:
         self.result.calls.append(partial(_mark, self._stream(queue), marks, index))

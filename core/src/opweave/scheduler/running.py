@@ -80,13 +80,7 @@ class Run:
             raise self.error
         for i, fetch in enumerate(self.listed.fetches):
             if fetch.stream is None:
-                try:
-                    self._arrays[i] = fetch.read()
-                except Exception as error:
-                    device = fetch.lane.name if fetch.lane is not None else ""
-                    what = fetch.tensor.describe()
-                    message = f"fetching {what} failed on {device}: {type(error).__name__}: {error}"
-                    raise ExecutionError(message, node=what, device=device) from error
+                self._arrays[i] = fetch.get()
         return self._arrays
 
     def fail(self, error: BaseException) -> None:

@@ -157,6 +157,7 @@ class Scheduler:
         self._runs = [0, 0]
         self._closed = False
         self._last: Program | None = None
+        self._ready: Program | None = None  # the same, if it can be run again without looking at anything
         self._pins: dict[Tensor, int] = {}
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._host: Final = HostDevice()
@@ -542,7 +543,7 @@ class Scheduler:
             if known is program:
                 del self._programs[key]
         if self._last is program:
-            self._last = None
+            self._last = self._ready = None
 
     def _check_open(self) -> None:
         if self._closed:

@@ -1,44 +1,18 @@
-"""`CpuDevice`: the processor and the memory of this process, and the stream that runs kernels on it."""
+"""`CpuDevice`: the processor and the memory of this process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from opweave.contract import Call, Device, Kind, MemorySpace, Stream
+from opweave.contract import Device, Kind, MemorySpace, Stream
 from opweave.host import HostMemory
 from opweave_cpu.hardware import blas_features, cpu_name, instruction_sets
 from opweave_cpu.kernels import KERNELS
-from opweave_cpu.threads import THREADS, check_threads
+from opweave_cpu.stream import CpuStream
+from opweave_cpu.threads import check_threads
 
-__all__ = ["CpuDevice", "CpuStream", "IsolatedCpuDevice"]
-
-
-class CpuStream(Stream):
-    """Runs kernels in the calling thread; big ones share their work with the threads of the process.
-
-    Args:
-        threads: how many threads its work uses, ``None``: what the backend's ``set_threads`` says. The limit of BLAS
-            belongs to the process: it is set when a run begins and differs from the last one.
-    """
-
-    def __init__(self, device: Device, threads: int | None = None) -> None:
-        super().__init__(device)
-        self._threads = threads
-
-    @property
-    def threads(self) -> int:
-        """How many threads its work uses."""
-        return self._threads or THREADS.default or THREADS.cores
-
-    def _run(self, calls: Iterator[Call]) -> None:
-        THREADS.limit_blas(self._threads or THREADS.default)
-        # Overflow gives infinities and 0/0 NaN on every device; NumPy alone would warn.
-        with np.errstate(all="ignore"):
-            for call in calls:
-                call()
+__all__ = ["CpuDevice", "IsolatedCpuDevice"]
 
 
 class CpuDevice(HostMemory):

@@ -48,12 +48,13 @@ class Threads:
     Attributes:
         cores: processors that the process may use.
         default: threads of streams that were opened without ``threads``; ``None``: all cores, and BLAS as it was found.
+        blas_limit: how many threads BLAS may use at present, ``None``: as many as it was found with.
     """
 
     def __init__(self) -> None:
         self.cores: Final = _cores()
         self.default: int | None = None
-        self._blas_limit: int | None = None
+        self.blas_limit: int | None = None
         self._blas_found: list[tuple[Any, int]] = []
         self._pool: ThreadPoolExecutor | None = None
         self._lock = Lock()
@@ -65,7 +66,7 @@ class Threads:
 
     def limit_blas(self, n: int | None) -> None:
         """Let BLAS use ``n`` threads, ``None``: as many as it was found with. Costs nothing while ``n`` is the same."""
-        if n != self._blas_limit:
+        if n != self.blas_limit:
             self._set_blas(n)
 
     def _set_blas(self, n: int | None) -> None:
@@ -77,7 +78,7 @@ class Threads:
                 self._blas_found = [(library, library.num_threads) for library in libraries]
             for library, found in self._blas_found:
                 library.set_num_threads(found if n is None else n)
-            self._blas_limit = n
+            self.blas_limit = n
 
     def spread(self, jobs: Sequence[Callable[[], Any]]) -> None:
         """Do all jobs, the first one in this thread and the others in workers; raises the first error.
@@ -96,7 +97,7 @@ class Threads:
 
     def spread_products(self, jobs: Sequence[Callable[[], Any]]) -> None:
         """`spread` with one thread of BLAS for each job: with more of them the jobs would wait for each other in it."""
-        before = self._blas_limit
+        before = self.blas_limit
         self.limit_blas(1)
         try:
             self.spread(jobs)

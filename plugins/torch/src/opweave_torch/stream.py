@@ -35,6 +35,9 @@ class TorchStream(Stream):
         with torch.inference_mode(), one_tensor_a_window():
             return super()._compile(groups)
 
+    def _joins(self, other: Stream) -> bool:
+        return isinstance(other, TorchStream) and other.options == self.options
+
     def _run(self, calls: Iterator[Call]) -> None:
         threads, deterministic = self.options.threads or THREADS.default, self.options.deterministic
         if threads is None and not deterministic:

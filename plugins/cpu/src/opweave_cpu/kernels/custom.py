@@ -11,11 +11,14 @@ import numpy as np
 from opweave.contract import Arg, Call, Stream
 from opweave.errors import DTypeError, ShapeError
 from opweave_cpu.kernels.table import KERNELS, PLAIN
+from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import Array
 
 
 @KERNELS("custom", dtypes=PLAIN)
 def custom(stream: Stream, op: str, out: Arg, *srcs: Arg, fn: Callable[..., Any], **promised: object) -> Call:
+    if isinstance(stream, CpuStream):
+        stream.keep_context()  # the function may ask for variables of its caller
     views = [src.view.view() for src in srcs]
     for view in views:
         # A function that writes into its sources would change tensors that others read.

@@ -1,0 +1,101 @@
+"""`Joint`: the calls of a run's plans in one row, so that a split costs no more than its calls.
+
+Plans of synchronous streams need not take turns: what one stream sets up for its calls (`Stream._run`) mostly suits the
+others too, and is then set up once a run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from opweave.contract.execution import StepError, Stream
+from opweave.errors import Cancelled
+from opweave.storage import InTurn
+
+if TYPE_CHECKING:
+    from opweave.contract.step import Call
+    from opweave.scheduler.actions import Action
+
+__all__ = ["Joint", "join"]
+
+
+class Joint:
+    """A run list in one row of calls.
+
+    Attributes:
+        streams: those whose plans were taken apart. The first one makes the calls.
+        calls: steps and copies.
+        starts: where in ``calls`` each of ``actions`` begins.
+    """
+
+    __slots__ = ("_actions", "calls", "starts", "streams")
+
+    def __init__(
+        self, streams: Sequence[Stream], calls: list[Call], starts: list[int], actions: Sequence[Action]
+    ) -> None:
+        self.streams: Final = streams
+        self.calls: Final = calls
+        self.starts: Final = starts
+        self._actions: Final = actions
+
+    def run(self, rest: Iterator[Call]) -> None:
+        """Make the calls, of which ``rest`` is an iterator."""
+        streams = self.streams
+        for stream in streams:
+            stream._cut = False
+            stream._running = rest
+        try:
+            streams[0]._run(rest)
+        finally:
+            for stream in streams:
+                stream._running = None
+        for stream in streams:
+            if stream._cut:
+                raise Cancelled(f"the run on {stream.device.name} was ended by abort()")
+
+    def blame(self, index: int, error: BaseException) -> tuple[BaseException, Action]:
+        """What a failure of call number ``index`` is, as if its plan had told of it, and the action it happened in."""
+        at = bisect_right(self.starts, index) - 1
+        action = self._actions[at]
+        plan = action.plan
+        if plan is None or not isinstance(error, Exception) or isinstance(error, Cancelled):
+            return error, action
+        told = plan.stream._translate(error)
+        if told is not error:
+            told.__cause__ = error
+        end = self.starts[at + 1] if at + 1 < len(self.starts) else len(self.calls)
+        step = index - self.starts[at] if end - self.starts[at] == plan.size else None
+        failure = StepError(step, told, plan)
+        failure.__cause__ = told
+        return failure, action
+
+
+def join(calls: Sequence[Call], actions: Sequence[Action]) -> Joint | None:
+    """The calls of ``actions`` in one row, where all their streams are synchronous and go together.
+
+    Streams that others may submit to do not: they look whose turn it is. Nor do runs that somebody observes: what
+    others wrote is not called in the state that kernels need.
+    """
+    streams: dict[Stream, None] = {}
+    for action in actions:
+        stream = action.lane.stream
+        if action.kind not in ("plan", "copy") or not action.lane.owned or stream.is_async:
+            return None
+        if action.plan is not None:
+            streams[stream] = None
+    leader = next(iter(streams), None)
+    if leader is None or not all(stream is leader or leader._joins(stream) for stream in streams):
+        return None
+    row: list[Call] = []
+    starts: list[int] = []
+    for call, action in zip(calls, actions, strict=True):
+        starts.append(len(row))
+        if action.plan is not None:
+            row += action.plan._calls or ()
+        elif isinstance(call, InTurn):
+            row += call.calls
+        else:
+            row.append(call)
+    return Joint(tuple(streams), row, starts, actions)

@@ -1,0 +1,67 @@
+"""`CpuStream`: runs kernels in the calling thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextvars import copy_context
+from typing import Final
+
+import numpy as np
+
+from opweave.contract import Call, Device, Stream
+from opweave.events import EVENTS
+from opweave_cpu.threads import THREADS
+
+__all__ = ["CpuStream"]
+
+
+class CpuStream(Stream):
+    """Runs kernels in the calling thread; big ones share their work with the threads of the process.
+
+    Args:
+        threads: how many threads its work uses, ``None``: what the backend's ``set_threads`` says. The limit of BLAS
+            belongs to the process: it is set when a run begins and differs from the last one.
+    """
+
+    def __init__(self, device: Device, threads: int | None = None) -> None:
+        super().__init__(device)
+        self._threads = threads
+        # Overflow gives infinities and 0/0 NaN on every device; NumPy alone would warn. Its error state is a context
+        # variable, and entering a context that has it costs a tenth of what `np.errstate` does.
+        self._context: Final = copy_context()
+        self._context.run(np.seterr, all="ignore")
+        self._entered = False
+        self._foreign = False
+
+    @property
+    def threads(self) -> int:
+        """How many threads its work uses."""
+        return self._threads or THREADS.default or THREADS.cores
+
+    def keep_context(self) -> None:
+        """Make calls with the context variables of whoever runs them from here on, because some are not ours."""
+        self._foreign = True
+
+    def _joins(self, other: Stream) -> bool:
+        return (
+            isinstance(other, CpuStream) and other._threads == self._threads and (self._foreign or not other._foreign)
+        )
+
+    def _run(self, calls: Iterator[Call]) -> None:
+        limit = self._threads or THREADS.default
+        if limit != THREADS.blas_limit:
+            THREADS.limit_blas(limit)
+        if self._foreign or self._entered or EVENTS.listening:
+            with np.errstate(all="ignore"):
+                _make(calls)
+            return
+        self._entered = True
+        try:
+            self._context.run(_make, calls)
+        finally:
+            self._entered = False
+
+
+def _make(calls: Iterator[Call]) -> None:
+    for call in calls:
+        call()
