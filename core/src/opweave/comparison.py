@@ -10,6 +10,7 @@ import numpy as np
 
 from opweave import registry
 from opweave.contract.device import Device
+from opweave.distance import distance
 from opweave.dtypes import f32
 from opweave.errors import OpweaveError, SchedulerError, UnsupportedOpError
 from opweave.graph import Graph
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from opweave.dtypes import DTypeLike
     from opweave.scheduler import Program
 
-__all__ = ["Comparison", "NodeError", "compare", "distance"]
+__all__ = ["Comparison", "NodeError", "compare"]
 
 Array = np.ndarray[Any, Any]
 
@@ -109,31 +110,6 @@ class Comparison:
 
 def _figures(row: NodeError) -> str:
     return row.reason or f"normalised mean square error {row.nmse:.2e}, largest error {row.largest:.2e}"
-
-
-def distance(got: Array, want: Array) -> tuple[float, float]:
-    """Normalised mean square error and largest relative error of ``got``; (0, 0) where nothing differs.
-
-    Errors are relative to the values of ``want``, those of single elements to the element plus the root mean square of
-    all. Both are infinite where NaN or infinities differ, or anything of integers.
-    """
-    if got.tobytes() == want.tobytes():
-        return 0.0, 0.0
-    if got.dtype.kind in "iub":
-        return (float("inf"),) * 2 if np.any(got != want) else (0.0, 0.0)
-    with np.errstate(all="ignore"):
-        a, b = got.astype(np.float64), want.astype(np.float64)
-        strange = ~(np.isfinite(a) & np.isfinite(b))
-        if np.any(strange & (a != b) & ~(np.isnan(a) & np.isnan(b))):
-            return float("inf"), float("inf")
-        a, b = np.where(strange, 0, a), np.where(strange, 0, b)
-        miss = np.abs(a - b)
-        if not miss.any():
-            return 0.0, 0.0
-        power = float(np.mean(b * b))
-        if not power:
-            return float("inf"), float("inf")
-        return float(np.mean(miss * miss)) / power, float(np.max(miss / (np.abs(b) + np.sqrt(power))))
 
 
 def compare(
@@ -255,7 +231,7 @@ def _judge(
         return NodeError(node, float("nan"), float("nan"), reason, False)
     except OpweaveError as error:
         return NodeError(node, float("inf"), float("inf"), f"{type(error).__name__}: {error}", True)
-    nmse, largest = distance(got, value)
+    nmse, largest, *_ = distance(got, value)
     return NodeError(node, nmse, largest, "", nmse > _bound(node, compute_dtype, bounds))
 
 
@@ -277,7 +253,7 @@ def _whole(
         return [NodeError(output, float("inf"), float("inf"), reason, True) for output in outputs]
     rows = []
     for output, here, there in zip(outputs, got, wanted, strict=True):
-        nmse, largest = distance(here, there)
+        nmse, largest, *_ = distance(here, there)
         rows.append(NodeError(output, nmse, largest, "", nmse > _bound(output, compute_dtype, bounds)))
     return rows
 

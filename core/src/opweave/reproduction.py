@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 import opweave as ow
-from opweave.comparison import distance
+from opweave.distance import distance
 from opweave.opdef import find_op
 from opweave.tensor import node, view_node
 
@@ -57,11 +57,10 @@ def result(device):
 
 first, second = {devices!r}
 want, got = result(first), result(second)
-nmse, largest = distance(got, want)
+nmse, largest, worst, _ = distance(got, want)
 print(f"{{second}} against {{first}}: normalised mean square error {{nmse:.2e}}, largest error {{largest:.2e}}")
 if got.tobytes() != want.tobytes():
-    flat = int(np.argmax(np.abs(got.astype(np.float64) - want.astype(np.float64))))
-    at = tuple(map(int, np.unravel_index(flat, got.shape)))
+    at = tuple(map(int, np.unravel_index(worst, got.shape)))
     print(f"largest at {{at}}: {{second}} gives {{got[at]}}, {{first}} {{want[at]}}")
 '''
 
