@@ -11,6 +11,7 @@ import pytest
 import opweave as ow
 from opweave.host import HostDevice
 from opweave.scheduler import Explanation
+from opweave.scheduler.explain import human_time
 from tests.core.devices import BASIC, Separate
 
 F = np.float32
@@ -88,6 +89,34 @@ def test_the_page_shows_every_node_copy_and_refusal_and_needs_nothing_else(expla
     assert set(page.links) <= page.ids
     assert "&lt;b&gt;" in text
     assert "<b>" not in text, "names are escaped"
+
+
+def test_the_page_shows_predicted_times_where_there_are_some():
+    x = ow.input("x", (64, 64))
+    program = ow.Scheduler([ow.simulate("slow", like="cpu"), ow.simulate("fast", like="cpu")]).split(ow.relu(x @ x))
+    assert "redicted" not in program.explain().html()
+    predicted = program.predicted
+    explained = program.explain()
+    assert explained.predicted is predicted
+    page = Page()
+    page.feed(explained.html())
+    assert page.open == []
+    assert f"Predicted to take {human_time(predicted.seconds)}" in explained.html()
+    for shown, row in zip(page.rows["node"], explained.nodes, strict=True):
+        assert row.seconds is not None
+        assert shown.endswith(human_time(row.seconds))
+
+
+def test_curves_of_all_devices_have_one_axis_of_time():
+    x = ow.input("x", (4, 4))
+    first, second = Separate("a"), Separate("b")
+    y = -x
+    explained = ow.Scheduler([first, second]).split(ow.relu(-ow.exp(y)), pins={y: first, ow.exp(y): second}).explain()
+    early, late = explained.curves
+    assert early.moments[-1][0] < late.moments[-1][0]
+    polygons = [re.findall(r"([\d.]+),([\d.]+)", points) for points in re.findall(r'points="(.*?)"', explained.html())]
+    ends = [max(float(x) for x, y in points if float(y) < 120) for points in polygons]
+    assert ends[0] / ends[1] == pytest.approx(early.moments[-1][0] / late.moments[-1][0], rel=1e-3)
 
 
 def test_notebooks_show_the_page_in_a_frame_of_its_own(explanation):

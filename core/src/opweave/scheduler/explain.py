@@ -11,10 +11,13 @@ from opweave.scheduler.assign import CAUSES
 from opweave.scheduler.memory import MemoryUse, lifetimes
 
 if TYPE_CHECKING:
+    from opweave.scheduler.predict import Prediction
     from opweave.scheduler.split import Partition
     from opweave.tensor import Tensor
 
-__all__ = ["CopyRow", "Explanation", "MemoryCurve", "NodeRow", "explain", "human_bytes", "node_rows"]
+__all__ = [
+    "CopyRow", "Explanation", "MemoryCurve", "NodeRow", "explain", "human_bytes", "human_time", "node_rows",
+]  # fmt: skip
 
 
 class NodeRow(NamedTuple):
@@ -68,6 +71,7 @@ class Explanation(str):
         memory: device -> bytes (`MemoryUse`); empty for what was planned without memory.
         curves: memory over the run, by device.
         splits: for every split its device and what its plan says about itself.
+        predicted: what a run is predicted to take, where it was placed by cost or somebody asked.
     """
 
     nodes: list[NodeRow]
@@ -75,6 +79,7 @@ class Explanation(str):
     memory: Mapping[str, MemoryUse]
     curves: list[MemoryCurve]
     splits: list[tuple[str, list[str]]]
+    predicted: Prediction | None
 
     def html(self) -> str:
         """One self-contained HTML page."""
@@ -195,7 +200,7 @@ def explain(
         f"{human_bytes(sum(c.nbytes for c in partition.copies))} a run"
     ]
     if predicted is not None:
-        lines.append(f"predicted: {_micro(predicted.seconds)}, {_micro(predicted.copies)} of it moving bytes")
+        lines.append(f"predicted: {human_time(predicted.seconds)}, {human_time(predicted.copies)} of it moving bytes")
         lines += [f"{name} lacks {human_bytes(size)} of memory" for name, size in predicted.short.items()]
     for tensor, place in partition.inputs.items():
         lines.append(f"input {tensor.name} {tensor.dtype}{list(tensor.shape)} on {lanes[partition.arenas[place]].name}")
@@ -206,7 +211,7 @@ def explain(
     used: set[str] = set()
     for split in partition.splits:
         head = f"split {split.index} on {split.lane.name}: {_count(len(split.items), 'step')}"
-        told = [f"predicted {_micro(predicted.splits[split.index])}"] if predicted is not None else []
+        told = [f"predicted {human_time(predicted.splits[split.index])}"] if predicted is not None else []
         lines.append("; ".join([head, *told, *remarks.get(split.index, ())]))
         for copy in split.copies:
             source = _where(partition, copy.src.place)
@@ -224,7 +229,7 @@ def explain(
             used.add(row.cause)
             line = f"    {row.node:<{width}}  {row.op:<12} {row.dtype}{list(row.shape)}  [{row.cause}]"
             if row.seconds is not None:
-                line += f"  {_micro(row.seconds)}"
+                line += f"  {human_time(row.seconds)}"
             lines.append(line.rstrip())
             lines += [f"        not on {device}: {reason}" for device, reason in row.refusals.items()]
         for copy in split.write_backs:
@@ -241,6 +246,7 @@ def explain(
     if meanings:
         lines += ["causes:", *(f"    {m}" for m in meanings)]
     result = Explanation("\n".join(lines))
+    result.predicted = predicted
     result.nodes = [row for of_split in rows.values() for row in of_split]
     result.copies = copy_rows(partition)
     result.memory = memory or {}
@@ -259,7 +265,8 @@ def _where(partition: Partition, place: int) -> str:
     return space.name
 
 
-def _micro(seconds: float) -> str:
+def human_time(seconds: float) -> str:
+    """``seconds`` in microseconds."""
     return f"{seconds * 1e6:,.3g} µs" if seconds < 1e-3 else f"{seconds * 1e6:,.0f} µs"
 
 

@@ -28,10 +28,11 @@ def page(explanation: Explanation) -> str:
     # Local: importing opweave must not pay for it.
     from jinja2 import Environment
 
-    from opweave.scheduler.explain import human_bytes
+    from opweave.scheduler.explain import human_bytes, human_time
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["bytes"] = human_bytes
+    environment.filters["time"] = human_time
     devices = list(dict.fromkeys([*explanation.memory, *(device for device, _ in explanation.splits)]))
     colours = {device: COLOURS[i % len(COLOURS)] for i, device in enumerate(devices)}
     shown = explanation.nodes[:MOST_NODES]
@@ -43,38 +44,47 @@ def page(explanation: Explanation) -> str:
     for copy in explanation.copies:
         copies.setdefault(copy.split, []).append(copy)
     used = {row.cause for row in explanation.nodes}
+    # One axis of time for all devices.
+    end = max((curve.moments[-1][0] for curve in explanation.curves), default=0) or 1
     template = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
     return environment.from_string(template).render(
         summary=explanation.partition("\n")[0],
+        predicted=explanation.predicted,
         devices=devices,
         colours=colours,
         counts=counts,
         total=len(explanation.nodes),
         hidden=len(explanation.nodes) - len(shown),
         splits=[
-            {"index": i, "device": device, "remarks": remarks, "nodes": nodes.get(i, []), "copies": copies.get(i, [])}
+            {
+                "index": i,
+                "device": device,
+                "remarks": remarks,
+                "nodes": nodes.get(i, []),
+                "copies": copies.get(i, []),
+                "seconds": explanation.predicted.splits[i] if explanation.predicted is not None else None,
+            }
             for i, (device, remarks) in enumerate(explanation.splits)
         ],
         memory=explanation.memory,
         copied=sum(copy.nbytes for copy in explanation.copies),
-        curves=[_curve(curve) for curve in explanation.curves],
+        curves=[_curve(curve, end) for curve in explanation.curves],
         causes=[(cause, text) for cause, text in CAUSES.items() if cause in used],
         width=WIDTH,
         height=HEIGHT,
     )
 
 
-def _curve(curve: MemoryCurve) -> dict[str, Any]:
-    """A curve as the points of a polygon over an area of `WIDTH` × `HEIGHT`."""
+def _curve(curve: MemoryCurve, end: int) -> dict[str, Any]:
+    """A curve up to the moment ``end`` as the points of a polygon over an area of `WIDTH` × `HEIGHT`."""
     top = max(curve.planned, max((size for _, size in curve.moments), default=0), 1)
-    end = max(curve.moments[-1][0], 1)
     points = [f"0,{HEIGHT}"]
     last = 0
     for moment, size in curve.moments:
         x = moment / end * WIDTH
         points += [f"{x:.1f},{HEIGHT - last / top * HEIGHT:.1f}", f"{x:.1f},{HEIGHT - size / top * HEIGHT:.1f}"]
         last = size
-    points.append(f"{WIDTH},{HEIGHT}")
+    points += [f"{WIDTH},{HEIGHT - last / top * HEIGHT:.1f}", f"{WIDTH},{HEIGHT}"]
     return {
         "device": curve.device,
         "points": " ".join(points),
