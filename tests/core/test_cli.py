@@ -123,6 +123,13 @@ class TestDevices:
             2,
         )
 
+    def test_plugins_that_failed_are_named(self, folder, run):
+        folder.add("boom", "1 / 0")
+        code, out, _ = run("devices", columns=120)
+        assert code == 0
+        assert out.rstrip().endswith("without devices: boom (broken); opweave plugins tells why")
+        assert "boom" not in run("devices", columns=120, OPWEAVE_DISABLE="boom")[1]
+
     def test_what_was_listed_and_fails_is_an_error(self, folder, run):
         folder.add("boom", "1 / 0")
         code, out, err = run("devices", OPWEAVE_BACKENDS="boom,nosuch")

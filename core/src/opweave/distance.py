@@ -43,9 +43,11 @@ def distance(got: Array, want: Array) -> Distance:
         miss = np.abs(a - b)
         if not miss.any():
             return Distance(0.0, 0.0)
-        power = float(np.mean(b * b))
-        if not power:
+        scale = float(np.max(np.abs(b)))
+        if not scale:
             return Distance(np.inf, np.inf, int(np.argmax(miss)))
+        b, miss = b / scale, miss / scale  # squares of f64 may be too large for it, or too small
+        power = float(np.mean(b * b))
         relative = miss / (np.abs(b) + np.sqrt(power))
         worst = int(np.argmax(relative))
         return Distance(float(np.mean(miss * miss)) / power, float(relative[worst]), worst)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.text import Text
 
 from opweave import registry
 from opweave.cli.output import Row, human_bytes, print_json, print_rows, quiet_stdout
 from opweave.registry.compatibility import core_version
+from opweave.registry.records import State
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
 
 __all__ = ["show_devices"]
+
+_FAILED: Final = (State.UNAVAILABLE, State.BROKEN, State.INCOMPATIBLE)
 
 
 class _Shown(NamedTuple):
@@ -50,10 +53,14 @@ def show_devices(*, as_json: bool, features: bool) -> None:
     if as_json:
         print_json({"opweave": core_version(), "devices": [_as_json(s) for s in shown]})
         return
-    unused = any(s.order is None for s in shown)
-    footer = "-: not used by default, its hardware is used through another device" if unused else ""
+    footer = []
+    if any(s.order is None for s in shown):
+        footer.append("-: not used by default, its hardware is used through another device")
+    failed = [f"{r.name} ({r.state.value})" for r in registry.REGISTRY.plugins() if r.state in _FAILED]
+    if failed:
+        footer.append(f"without devices: {', '.join(failed)}; opweave plugins tells why")
     header = ["", "device", "kind", "memory free / total", "shares memory with"]
-    print_rows(header, [_as_row(s) for s in shown], indent=3, footer=footer)
+    print_rows(header, [_as_row(s) for s in shown], indent=3, footer="\n".join(footer))
 
 
 def _ask(device: Device, devices: Sequence[Device], order: int | None, through: str | None, features: bool) -> _Shown:

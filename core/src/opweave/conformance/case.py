@@ -92,7 +92,7 @@ class Case(NamedTuple):
         return tuple([operand.tensor(f"x{i}") for i, operand in enumerate(self.operands)])
 
 
-FLOATS: Final = ("f32", "f16", "bf16")
+FLOATS: Final = ("f32", "f16", "bf16", "f64")
 INTS: Final = ("i32", "i64", "i16", "i8", "u8")
 SIZES: Final[tuple[Shape, ...]] = ((1,), (7,), (64,), (1025,), (), (3, 5), (16, 128), (2, 3, 33), (2, 3, 4, 5))
 """One element, odd, powers of two and beside them, no axis and several."""

@@ -27,6 +27,7 @@ __all__ = ["Finding", "Trial", "overwritable", "step_of", "the_node"]
 Array = np.ndarray[Any, Any]
 GUARD: Final = 256
 GUARD_BYTE: Final = 0xA5
+SPOILED_BYTE: Final = 0x42
 
 
 class Finding(NamedTuple):
@@ -199,8 +200,11 @@ class Trial:
             assert arena is not None
             way = "in one buffer with its sources: " if over is None else f"in place over source {over}: "
             arena.upload(0, image)
-            # A second run must not depend on what the first one left; over its own source it would.
+            # A second run must not depend on what the first one left; over its own source it would. Nor may it leave
+            # the result to the first one: what was there before it would be seen in any type.
             for again in (False, True) if over is None and not self.writes else (False,):
+                if again:
+                    arena.upload(step.out.offset, np.full(step.out.nbytes, SPOILED_BYTE, np.uint8))
                 plan.run()
                 self.stream.synchronize()
                 after = arena.read()

@@ -10,7 +10,7 @@ from opweave.conformance.case import FLOATS, INTS, LAYOUTS, STRIDED, Case, Opera
 from opweave.layout import Shape
 from opweave.tensor import Tensor
 
-PLAIN = (*FLOATS, *INTS, "bool", "f64")
+PLAIN = (*FLOATS, *INTS, "bool")
 
 
 def cases() -> Iterator[Case]:

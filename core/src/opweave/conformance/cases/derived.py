@@ -36,6 +36,8 @@ def derived(cases: Iterable[Case]) -> Iterator[Case]:
         yield from _sizes(plain)
         yield from _aliases(plain)
         yield from _within_the_state(plain)
+        if not any(o.values == "special" for c in known_cases for o in c.operands):
+            yield from _special(plain)
 
 
 def _is_plain(candidate: Case) -> bool:
@@ -83,6 +85,27 @@ def _products() -> Iterator[Case]:
     yield case("embedding", ops.embedding, Operand((MANY_ROWS, 3)), ids, tag="sized")
     state = Operand((MANY_ROWS, 3), state=True)
     yield case("index_copy", ops.index_copy, state, ids, Operand((MANY_ROWS, 3)), tag="sized")
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+OPEN: Final = frozenset({
+    "conv_transpose1d", "conv_transpose2d", "interpolate", "selective_scan", "timestep_embedding",
+})  # fmt: skip
+"""Operations in which terms without weight may be left out or multiplied by 0, which differ for NaN and infinities;
+and waves, which have no phase there."""
+
+
+def _special(plain: list[Case]) -> Iterator[Case]:
+    """NaN and infinities among the values of the first case that has room for them beside ordinary results."""
+    for template in plain:
+        for i, operand in enumerate(template.operands):
+            wanted = operand.dtype == "f32" and not operand.state and template.op not in OPEN
+            if wanted and prod(operand.shape) >= 32 and template.build(*template.tensors()).size >= 16:
+                special = operand._replace(values="special")
+                operands = (*template.operands[:i], special, *template.operands[i + 1 :])
+                yield case(template.op, template.build, *operands, tag="valued")
+                return
 
 
 # --- aliasing -------------------------------------------------------------------------------------------------------
