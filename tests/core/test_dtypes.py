@@ -49,7 +49,9 @@ def test_kinds():
     assert as_dtype(bool).name == "bool"
 
 
-@pytest.mark.parametrize("like", [np.complex64, np.uint32, "U3", object, np.datetime64, 3, None.__class__])
+@pytest.mark.parametrize(
+    "like", [np.complex64, np.uint32, "U3", object, np.datetime64, 3, None.__class__, ow.input("x", (2,))]
+)
 def test_types_that_do_not_exist_here(like):
     with pytest.raises((ow.DTypeError, ow.UnknownNameError)):
         as_dtype(like)

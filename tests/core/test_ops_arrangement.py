@@ -196,6 +196,10 @@ def test_a_diagonal_of_a_state_can_be_written():
         (lambda x: ow.pad(x, ((1, 1),) * 3), ow.ShapeError, "pad: widths .* a pair for each axis"),
         (lambda x: ow.pad(x, (1, 2, 3)), ow.ShapeError, "pad: widths"),
         (lambda x: ow.pad(x, 1, "mirror"), ow.UnknownNameError, "mode of pad named 'mirror'"),  # type: ignore[arg-type]
+        (lambda x: ow.pad(x, 1, np.ones(2)), ow.UnknownNameError, "mode of pad"),  # type: ignore[arg-type]
+        (lambda x: ow.pad(x, 1 << 62), ow.ShapeError, "pad: .* than there are addresses"),
+        (lambda x: ow.tile(x, 1 << 62), ow.ShapeError, "than there are addresses"),
+        (lambda x: ow.diag_embed(x[:0], 1 << 70), ow.ShapeError, "diag_embed: .* than there are addresses"),
         (lambda x: ow.pad(x, ((3, 0), (0, 0)), "reflect"), ow.ShapeError, "axis 0 of length 3 .* frame of 2 by 'refl"),
         (lambda x: ow.pad(x, ((4, 0), (0, 0)), "wrap"), ow.ShapeError, "frame of 3 by 'wrap'"),
         (lambda x: ow.pad(x[:0], 1, "edge"), ow.ShapeError, "frame of 0 by 'edge'"),
@@ -213,3 +217,11 @@ def test_a_diagonal_of_a_state_can_be_written():
 def test_what_does_not_fit_is_refused(make, error, message):
     with pytest.raises(error, match=message):
         make(ow.input("x", (3, 4)))
+
+
+@pytest.mark.parametrize("k", [1 << 31, 1 << 70, -(1 << 31), -(1 << 70)])
+def test_triangles_beyond_the_matrix_are_all_of_it_or_nothing(k):
+    x = np.arange(1.0, 13).reshape(3, 4)
+    for function in (ow.tril, ow.triu):
+        whole = (k > 0) == (function is ow.tril)
+        np.testing.assert_array_equal(value(function(ow.constant(x), k)), x if whole else np.zeros_like(x))

@@ -134,5 +134,7 @@ def test_refusals():
         ow.attention(q, k, k, soft_cap="much")  # type: ignore[arg-type]
     with pytest.raises(ow.DTypeError, match="not negative"):
         ow.attention(q, k, k, soft_cap=-1)
+    with pytest.raises(ow.DTypeError, match="finite and not negative"):
+        ow.attention(q, k, k, soft_cap=float("nan"))
     with pytest.raises(ow.DTypeError, match="does not take q8_0"):
         ow.attention(ow.input("q", (1, 4, 3, 32), "q8_0"), k, k)

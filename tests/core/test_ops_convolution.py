@@ -222,3 +222,9 @@ def test_refusals():
         ow.interpolate(ow.input("x", (1, 2, 3)), 2, mode="bilinear")
     with pytest.raises(ow.DTypeError, match="scale_factor is a positive number"):
         ow.interpolate(x, scale_factor=-1)
+    with pytest.raises(ow.DTypeError, match="scale_factor is a positive number"):
+        ow.interpolate(x, scale_factor=1e308)
+    with pytest.raises(ow.ShapeError, match="no mode"):
+        ow.interpolate(x, 2, mode=["nearest"])  # type: ignore[arg-type]
+    with pytest.raises(ow.ShapeError, match="stride is an integer of at least 1"):
+        ow.max_pool2d(x, 1, stride=1 << 63)

@@ -53,6 +53,9 @@ def test_equal_ones_are_one():
         (lambda: ow.arange("5"), ow.DTypeError, "finite Python numbers"),  # type: ignore[arg-type]
         (lambda: ow.arange(float("inf")), ow.DTypeError, "finite Python numbers, not inf"),
         (lambda: ow.arange(1 << 70), ow.ShapeError, "more than there are addresses"),
+        (lambda: ow.arange(1 << 62), ow.ShapeError, "arange: .* than there are addresses"),
+        (lambda: ow.full((1 << 40, 1 << 40), 1.0), ow.ShapeError, "full: .* than there are addresses"),
+        (lambda: ow.full((1 << 70, 0), 1.0), ow.ShapeError, "full: .* than there are addresses"),
         (lambda: ow.arange(300, dtype="u8"), ow.DTypeError, "arange: 299 does not fit into u8"),
         (lambda: ow.arange(-1, 3, dtype="u8"), ow.DTypeError, "-1 does not fit into u8"),
         (lambda: ow.arange(0.5, 3, dtype="i32"), ow.DTypeError, "0.5 does not fit into i32"),

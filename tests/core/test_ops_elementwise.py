@@ -285,6 +285,15 @@ def test_a_cast_to_the_same_type_is_the_tensor():
     assert x.astype(np.float32) is x
 
 
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [(2.7, "i32"), (-2.7, "i8"), (300, "u8"), (-1, "u8"), (2.5, "bool"), (True, "i64"), (1e30, "f16"), (-3, "bf16")],
+)
+def test_a_number_is_cast_as_an_array_of_it_would_be(number, dtype):
+    alone, among_others = ow.cast(ow.constant(number), dtype), ow.cast(ow.constant([number, number]), dtype)
+    assert value(alone).tolist() == value(among_others)[0].tolist()
+
+
 def test_equal_nodes_are_one():
     x, y = ow.input("x", (3,)), ow.input("y", (3,))
     assert ow.add(x, y) is ow.add(x, y)

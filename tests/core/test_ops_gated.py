@@ -111,6 +111,12 @@ def test_an_unknown_form_of_gelu_is_named():
         ow.geglu(ow.input("x", (4,)), approximate="tan")  # type: ignore[arg-type]
 
 
+def test_the_limit_of_clamped_units_is_not_negative():
+    for limit in (-1.0, float("nan")):
+        with pytest.raises(ow.DTypeError, match="limit is a number that is not negative"):
+            ow.swiglu_oai(ow.input("x", (4,)), limit=limit)
+
+
 def test_definitions_tell_what_may_be_overwritten_and_where_they_stand():
     for name in NAMES:
         assert (OPS[name].family, OPS[name].inplace, OPS[name].pointwise) == ("gated", (0, 1), True)

@@ -289,6 +289,8 @@ def test_concat_refuses_what_does_not_fit():
         ow.concat([])
     with pytest.raises(ow.ShapeError, match="a sequence of tensors"):
         opdef.build("concat", a)
+    with pytest.raises(ow.ShapeError, match="concat: takes a sequence of tensors, not 3"):
+        ow.concat(3)  # type: ignore[arg-type]
     with pytest.raises(ow.BoundsError, match="concat: axis 2"):
         ow.concat([a, a], 2)
     w = ow.input("w", (2, 32), "q4_0")

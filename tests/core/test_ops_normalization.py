@@ -222,10 +222,11 @@ def test_group_norm_is_torchs(groups, rest, weight, bias):
 
 def test_group_norm_refuses():
     x = ow.input("x", (2, 6, 4))
+    assert ow.group_norm(x, np.int64(2)) is ow.group_norm(x, 2)  # type: ignore[arg-type]
     for groups in (0, 4, 7):
         with pytest.raises(ow.ShapeError, match=f"channels make {groups} equal groups"):
             ow.group_norm(x, groups)
-    with pytest.raises(ow.ShapeError, match=r"groups is a number of groups, not 2\.0"):
+    with pytest.raises(ow.ShapeError, match=r"groups is an integer, not 2\.0"):
         ow.group_norm(x, 2.0)  # type: ignore[arg-type]
     with pytest.raises(ow.ShapeError, match="group_norm: needs x"):
         ow.group_norm(ow.input("v", (6,)), 2)

@@ -159,6 +159,14 @@ def test_rope_nodes_and_refusals():
         ow.rope(x, at, ext_factor=1.0)
     with pytest.raises(ow.DTypeError, match="base is a positive number"):
         ow.rope(x, at, base=0)
+    with pytest.raises(ow.DTypeError, match="base is a positive number, not nan"):
+        ow.rope(x, at, base=float("nan"))
+    with pytest.raises(ow.DTypeError, match="attn_factor is a finite number"):
+        ow.rope(x, at, attn_factor=float("inf"))
+    with pytest.raises(ow.DTypeError, match="with a base of 1 all pairs turn alike"):
+        ow.rope(x, at, base=1, ext_factor=1, original_context=64)
+    with pytest.raises(ow.ShapeError, match=r"sections are numbers of pairs, .* not 2"):
+        ow.rope(x, at, sections=2)
     with pytest.raises(ow.ShapeError, match=r"needs \(4,\) frequency factors"):
         ow.rope(x, at, ow.input("f", (8,)))
     with pytest.raises(ow.ShapeError, match="needs x"):

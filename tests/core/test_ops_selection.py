@@ -98,6 +98,8 @@ def test_without_bounds_it_is_the_tensor():
 
 def test_what_is_no_bound_is_refused():
     x = ow.input("x", (3,))
+    with pytest.raises(ow.DTypeError, match="clamp: NaN bounds nothing"):
+        ow.maximum(ow.input("x", (3,)), float("nan"))
     with pytest.raises(ow.DTypeError, match="clamp: 300 does not fit into u8"):
         ow.clamp(ow.input("u", (3,), "u8"), max=300)
     with pytest.raises(ow.DTypeError, match="maximum: "):

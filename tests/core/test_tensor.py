@@ -278,6 +278,10 @@ def test_values_that_a_dtype_does_not_hold_are_refused(value, dtype, says):
         ([], "u8", []),
         ([1e30, -1e30, 1 / 3], "f16", [float("inf"), float("-inf"), 0.333251953125]),
         (1 << 70, "f32", 2.0**70),
+        ([1 << 70, -(1 << 70)], "bf16", [2.0**70, -(2.0**70)]),
+        ([True, False], "i64", [1, 0]),
+        (np.array([True]), "i8", [1]),
+        ([1e308, -1e308], None, [float("inf"), float("-inf")]),
     ],
 )
 def test_values_that_a_dtype_holds_are_converted(value, dtype, held):

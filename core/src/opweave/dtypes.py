@@ -126,7 +126,7 @@ def as_dtype(like: DTypeLike) -> DType:
         return found
     try:
         plain = _BY_NUMPY.get(np.dtype(like))
-    except TypeError:
+    except (TypeError, ValueError):
         plain = None
     if plain is None:
         raise DTypeError(f"opweave has no dtype for {like!r}; it has {', '.join(t.name for t in _PLAIN)}")

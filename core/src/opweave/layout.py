@@ -34,6 +34,7 @@ __all__ = [
 Shape = tuple[int, ...]
 Strides = tuple[int, ...]
 MAX_NDIM: Final = 8
+_ADDRESSES: Final = 1 << 63
 
 
 def check_shape(shape: Any, dtype: DType) -> Shape:
@@ -57,8 +58,9 @@ def nbytes(shape: Shape, dtype: DType) -> int:
 
 
 def dense_strides(shape: Shape, dtype: DType) -> Strides:
-    """Row-major strides in bytes."""
+    """Row-major strides in bytes; raises `ShapeError` where elements lie beyond what 64 bits address."""
     step = dtype.itemsize
+    lengths = shape
     strides = []
     if dtype.block > 1:
         strides.append(step)
@@ -67,6 +69,10 @@ def dense_strides(shape: Shape, dtype: DType) -> Strides:
     for length in reversed(shape):
         strides.append(step)
         step *= length
+    if not step:
+        step = prod([n for n in lengths if n]) * dtype.itemsize  # what NumPy and drivers look at, though it is empty
+    if step >= _ADDRESSES:
+        raise ShapeError(f"shape {lengths} of {dtype} asks for more bytes than there are addresses")
     strides.reverse()
     return tuple(strides)
 

@@ -442,7 +442,11 @@ def _node(op: OpDef, srcs: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor:
     if known is not None:
         return known
     shape, dtype = op.infer(*srcs, **attrs)
-    tensor = _new(op, srcs, attrs, dtype, shape, dense_strides(shape, dtype))
+    try:
+        strides = dense_strides(shape, dtype)
+    except ShapeError as error:
+        raise ShapeError(f"{op.name}: {error}") from None
+    tensor = _new(op, srcs, attrs, dtype, shape, strides)
     if op.writes:
         target = srcs[0].memory
         if target.leaf is None or target.leaf.kind != "state":
@@ -528,7 +532,7 @@ def host_array(value: Any, dtype: DTypeLike | None = None, *, copy: bool) -> np.
         raise DTypeError(f"cannot make an array of {type(value).__name__}: {error}") from None
     if dtype is None and not isinstance(value, (np.ndarray, np.generic)):
         # Python numbers have no width of their own; f32 and i64 are what models compute in.
-        array = array.astype(np.float32) if array.dtype == np.float64 else array
+        array = _converted(array, f32) if array.dtype == np.float64 else array
     want = as_dtype(array.dtype if dtype is None else dtype)
     if array.dtype != want.numpy:
         if isinstance(value, np.ndarray) and not want.is_float and array.dtype.kind not in "biu":
@@ -544,10 +548,12 @@ def _converted(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any
     # Numbers beyond 64 bits are objects.
     if kind not in "biuf" and not (kind == "O" and all(isinstance(v, (int, float)) for v in array.flat)):
         as_dtype(array.dtype)
-    if not dtype.is_float:
+    if not dtype.is_float and kind != "b":
         _check_range(array, dtype)
     try:
         with np.errstate(over="ignore"):
+            if kind == "O" and dtype.is_float:
+                array = array.astype(np.float64)  # what Python's numbers become by themselves; bf16 takes no others
             return array.astype(dtype.numpy)
     except OverflowError as error:
         raise DTypeError(f"cannot make {dtype} of such numbers: {error}") from None

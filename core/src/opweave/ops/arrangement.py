@@ -228,7 +228,7 @@ def pad(x: Any, widths: Any, mode: PadMode = "constant", value: float = 0) -> Te
     """
     x = make("pad", x)
     plain("pad", x)
-    if mode not in get_args(PadMode):
+    if not isinstance(mode, str) or mode not in get_args(PadMode):
         raise UnknownNameError("mode of pad", str(mode), get_args(PadMode))
     pairs = _widths(widths, x)
     fill = as_fill("pad", value, x.dtype) if mode == "constant" else 0
@@ -280,7 +280,9 @@ def _triangle(op: OpDef, x: Any, k: int) -> Tensor:
     plain(op.name, x)
     if x.ndim < 2:
         raise ShapeError(f"{op.name}: needs at least two axes; the operand is {x.describe()}")
-    return node(op, (x,), {"k": as_integer(op.name, "k", k)})
+    # Diagonals that lie outside are all one: there is nothing to cut off, or nothing left.
+    diagonal = max(-x.shape[-2], min(as_integer(op.name, "k", k), x.shape[-1]))
+    return node(op, (x,), {"k": diagonal})
 
 
 @builds(TRIL)

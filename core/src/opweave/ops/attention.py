@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import inf, sqrt
 from typing import Any, Final
 
 import numpy as np
@@ -146,8 +146,10 @@ def attention(
     floats = tuple([floating("attention", x) for x in promoted("attention", *operands)])
     query, key, value = floats[:3]
     bias, cap = as_number("attention", "max_bias", max_bias), as_number("attention", "soft_cap", soft_cap)
-    if bias < 0 or cap < 0:
-        raise DTypeError(f"attention: max_bias and soft_cap are not negative; got {max_bias!r} and {soft_cap!r}")
+    if not (0 <= bias < inf and 0 <= cap < inf):
+        raise DTypeError(
+            f"attention: max_bias and soft_cap are finite and not negative; got {max_bias!r} and {soft_cap!r}"
+        )
     if scale is None:
         scale = 1.0 / sqrt(query.shape[-1]) if query.ndim and query.shape[-1] else 1.0
     attrs = {

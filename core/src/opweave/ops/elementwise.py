@@ -362,5 +362,5 @@ def cast(x: Any, dtype: DTypeLike) -> Tensor:
         return y
     if not y.shape and y.leaf is not None and y.leaf.kind == "constant" and dtype.block == 1:
         with np.errstate(all="ignore"):
-            return constant(y.leaf.data, dtype)  # a number is converted at once
+            return constant(CAST.reference(y.leaf.data, dtype=dtype))  # a number is converted at once
     return node(CAST, (y,), {"dtype": dtype})

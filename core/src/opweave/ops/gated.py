@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from opweave.errors import ShapeError, UnknownNameError
+from opweave.errors import DTypeError, ShapeError, UnknownNameError
 from opweave.ops.activation import gelu_of, gelu_quick_of, gelu_tanh_of, silu_of
 from opweave.ops.elementwise import elementwise
 from opweave.ops.operands import Array, as_number, builds, floating, make, pair, promoted, wide
@@ -129,7 +129,9 @@ def swiglu_oai(x: Any, gate: Any = None, alpha: float = 1.702, limit: float = 7.
         limit: largest gate, and largest size of a value; not negative.
 
     Raises:
-        ShapeError, DTypeError: as `reglu`; an alpha or limit that is no number.
+        ShapeError, DTypeError: as `reglu`; an alpha or limit that is no such number.
     """
     attrs = {"alpha": as_number("swiglu_oai", "alpha", alpha), "limit": as_number("swiglu_oai", "limit", limit)}
+    if not attrs["limit"] >= 0:
+        raise DTypeError(f"swiglu_oai: limit is a number that is not negative, not {limit!r}")
     return node(SWIGLU_OAI, _value_and_gate("swiglu_oai", x, gate), attrs)

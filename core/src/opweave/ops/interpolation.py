@@ -134,7 +134,7 @@ def interpolate(
     """
     y = make("interpolate", x)
     plain("interpolate", y)
-    if mode not in _RANKS:
+    if not isinstance(mode, str) or mode not in _RANKS:
         raise ShapeError(f"interpolate: there is no mode {mode!r}; there are: {', '.join(_RANKS)}")
     if (size is None) == (scale_factor is None):
         raise ShapeError(f"interpolate: needs either size or scale_factor; the operand is {y.describe()}")
@@ -145,7 +145,7 @@ def interpolate(
         raise ShapeError(f"interpolate: needs (batch, channels) and at least one more axis, not {y.describe()}")
     factors: Factors = None
     if size is None:
-        factors = _factors(scale_factor, rank)
+        factors = _factors(scale_factor, y.shape[2:])
         lengths = tuple([floor(n * f) for n, f in zip(y.shape[2:], factors, strict=True)])
     else:
         lengths = as_lengths("interpolate", "size", size, rank)
@@ -153,9 +153,10 @@ def interpolate(
     return node(INTERPOLATE, (y if mode == "nearest" else floating("interpolate", y),), attrs)
 
 
-def _factors(value: Any, rank: int) -> tuple[float, ...]:
+def _factors(value: Any, lengths: Shape) -> tuple[float, ...]:
+    rank = len(lengths)
     values = value if isinstance(value, (tuple, list)) else (value,) * rank
     factors = tuple([as_number("interpolate", "scale_factor", f) for f in values])
-    if len(factors) != rank or not all(isfinite(f) and f > 0 for f in factors):
+    if len(factors) != rank or not all(isfinite(f * n) and f > 0 for f, n in zip(factors, lengths, strict=True)):
         raise DTypeError(f"interpolate: scale_factor is a positive number, or {rank} of them, not {value!r}")
     return factors

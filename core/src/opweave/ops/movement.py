@@ -352,6 +352,7 @@ def broadcast_to(x: Any, shape: Any) -> Tensor:
     try:
         target = check_shape(shape, x.dtype)
         strides = broadcast_strides(x.shape, x.strides, target)
+        dense_strides(target, x.dtype)  # which refuses more than there are addresses for
     except OpweaveError as error:
         raise explain(error, "broadcast_to", x) from None
     return x if target == x.shape else _view(BROADCAST_TO, x, {"shape": target}, target, strides, x.offset)
@@ -497,7 +498,11 @@ def concat(tensors: Sequence[Any], axis: int = 0) -> Tensor:
     """
     if isinstance(tensors, Tensor):
         raise ShapeError(f"concat: takes a sequence of tensors, not one; got {tensors!r}")
-    pieces = tuple([make("concat", t) for t in tensors])
+    try:
+        given = list(tensors)
+    except TypeError:
+        raise ShapeError(f"concat: takes a sequence of tensors, not {tensors!r:.60}") from None
+    pieces = tuple([make("concat", t) for t in given])
     if not pieces:
         raise ShapeError("concat: needs at least one tensor")
     plain("concat", *pieces)

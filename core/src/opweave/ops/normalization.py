@@ -12,7 +12,19 @@ from opweave.layout import Shape
 from opweave.opdef import Infer, OpDef, define_op, flops_per_element
 from opweave.ops.elementwise import add
 from opweave.ops.movement import broadcast_to, reshape, swapaxes
-from opweave.ops.operands import Array, as_axis, as_number, builds, cast, floating, make, plain, promoted, wide
+from opweave.ops.operands import (
+    Array,
+    as_axis,
+    as_integer,
+    as_number,
+    builds,
+    cast,
+    floating,
+    make,
+    plain,
+    promoted,
+    wide,
+)
 from opweave.tensor import Tensor, constant, node
 
 __all__ = ["alibi_slopes", "group_norm", "l2_norm", "layer_norm", "log_softmax", "rms_norm", "softmax"]
@@ -387,8 +399,7 @@ def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: f
         ShapeError: shapes that do not fit, groups that do not divide the channels.
         DTypeError: a quantized operand.
     """
-    if not isinstance(groups, int) or isinstance(groups, bool):
-        raise ShapeError(f"group_norm: groups is a number of groups, not {groups!r}")
+    groups = as_integer("group_norm", "groups", groups)
     x = floating("group_norm", x)
     if weight is None and bias is not None:
         y = group_norm(x, groups, eps=eps)

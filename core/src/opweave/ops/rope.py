@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil, floor, log, pi
+from math import ceil, floor, inf, isfinite, log, pi
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -183,11 +183,13 @@ def rope(
     at = make("rope", positions)
     if at.dtype is not i32 and at.dtype is not i64:
         raise DTypeError(f"rope: positions are i32 or i64, not {at.describe()}")
-    if pairing not in ("adjacent", "half"):
+    if not isinstance(pairing, str) or pairing not in ("adjacent", "half"):
         raise ShapeError(f"rope: there is no pairing {pairing!r}; there are: adjacent, half")
     (turned,) = as_lengths("rope", "dims", (y.shape[-1] if y.ndim else 0) if dims is None else dims, 1, 2)
     if turned % 2:
         raise ShapeError(f"rope: dims is even, two a pair, not {turned}; the operand is {y.describe()}")
+    if not isinstance(sections, (tuple, list)):
+        raise ShapeError(f"rope: sections are numbers of pairs, one for each row of positions, not {sections!r:.60}")
     parts = as_lengths("rope", "sections", sections, len(sections), 0) if sections else ()
     if parts and sum(parts) != turned // 2:
         raise ShapeError(f"rope: sections {parts} do not add up to {turned // 2} pairs; the operand is {y.describe()}")
@@ -196,11 +198,16 @@ def rope(
     numbers |= {"beta_fast": beta_fast, "beta_slow": beta_slow}
     for name, value in numbers.items():
         attrs[name] = as_number("rope", name, value)
-        if name not in ("ext_factor", "attn_factor") and attrs[name] <= 0:
+        if name in ("ext_factor", "attn_factor"):
+            if not isfinite(attrs[name]):
+                raise DTypeError(f"rope: {name} is a finite number, not {value!r}")
+        elif not 0 < attrs[name] < inf:
             raise DTypeError(f"rope: {name} is a positive number, not {value!r}")
     (attrs["original_context"],) = as_lengths(
         "rope", "original_context", original_context, 1, 1 if attrs["ext_factor"] else 0
     )
+    if attrs["ext_factor"] and attrs["base"] == 1:
+        raise DTypeError("rope: with a base of 1 all pairs turn alike, and ext_factor has nothing to choose by")
     if y.ndim < 2:
         raise ShapeError(f"rope: needs x (..., tokens, size), not {y.describe()}")
     srcs = (y, _spread_positions(at, y, parts))

@@ -85,7 +85,8 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> Tensor:
 
     Raises:
         ShapeError: tensors that do not broadcast.
-        DTypeError: a quantized or bool operand, a bound that is no number, or an integer that the dtype does not hold.
+        DTypeError: a quantized or bool operand, a bound that is no number or NaN, or an integer that the
+            dtype does not hold.
     """
     y: Tensor = make("clamp", x)
     plain("clamp", y)
@@ -97,6 +98,8 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> Tensor:
         return y if max is None else minimum(y, max)
     if not bounds:
         return y
+    if any(b != b for b in bounds):
+        raise DTypeError(f"clamp: NaN bounds nothing; the operand is {y.describe()}")
     if y.dtype.is_integer and all(isinstance(b, int) for b in bounds):
         for b in bounds:
             make("clamp", b, y)  # which refuses what does not fit

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from opweave.dtypes import DType, i64
-from opweave.errors import BoundsError, ShapeError
+from opweave.errors import BoundsError
 from opweave.layout import Shape
 from opweave.opdef import OpDef, define_op, flops_per_element
 from opweave.ops.indexing import take_along_axis
-from opweave.ops.operands import Array, as_axis, builds, cast, make, plain, wide
+from opweave.ops.operands import Array, as_axis, as_integer, builds, cast, make, plain, wide
 from opweave.tensor import Tensor, node
 
 __all__ = ["argsort", "cumsum", "top_k"]
@@ -145,8 +145,7 @@ def top_k(x: Any, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
         ShapeError: ``k`` is no integer.
     """
     x, at = _on_axis("top_k", x, axis)
-    if not isinstance(k, int) or isinstance(k, bool):
-        raise ShapeError(f"top_k: k is a number of elements, not {k!r}")
+    k = as_integer("top_k", "k", k)
     if not 0 <= k <= x.shape[at]:
         raise BoundsError(f"top_k: k = {k} is outside of 0 .. {x.shape[at]}, axis {at} of the operand {x.describe()}")
     indices = node(TOP_K, (x,), {"k": k, "axis": at})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import index as as_index
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,18 +16,20 @@ from opweave.tensor import Tensor
 
 __all__ = ["as_lengths", "batched", "fitting", "windows_of"]
 
+_ADDRESSES: Final = 1 << 63
+
 
 def as_lengths(op: str, what: str, value: Any, rank: int, least: int = 1) -> tuple[int, ...]:
     """``value``, one integer or one for each of ``rank`` axes, as a tuple.
 
     Raises:
-        ShapeError: not integers, another number of them, or one below ``least``.
+        ShapeError: not integers, another number of them, one below ``least`` or beyond 64 bits.
     """
     try:
         numbers = tuple(map(as_index, value)) if isinstance(value, (tuple, list)) else (as_index(value),) * rank
     except TypeError:
         numbers = ()
-    if len(numbers) != rank or min(numbers) < least:
+    if len(numbers) != rank or min(numbers) < least or max(numbers) >= _ADDRESSES:
         raise ShapeError(f"{op}: {what} is an integer of at least {least}, or {rank} of them, not {value!r}")
     return numbers
 
