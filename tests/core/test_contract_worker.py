@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -207,3 +209,24 @@ def test_memory_that_is_collected_on_a_worker_is_freed_without_waiting_for_other
         other.call(freed.set)
         assert freed.wait(10)
         device.go.set()
+
+
+FORGOTTEN = """
+import numpy as np, opweave as ow
+
+def main():
+    scheduler = ow.Scheduler("host", parallel=True)
+    x = ow.input("x", (4,))
+    program = scheduler.build(ow.exp(x))
+    program.run(x=np.zeros(4, "f4"))
+    program.submit(x=np.zeros(4, "f4"))
+    raise ValueError("nobody closes the scheduler, and this keeps it")
+
+main()
+"""
+
+
+def test_a_process_ends_whoever_still_holds_a_stream():
+    ended = subprocess.run([sys.executable, "-c", FORGOTTEN], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("ValueError: nobody closes the scheduler, and this keeps it\n")

@@ -91,6 +91,16 @@ def test_the_page_shows_every_node_copy_and_refusal_and_needs_nothing_else(expla
     assert "<b>" not in text, "names are escaped"
 
 
+def test_steps_that_the_page_does_not_show_are_counted(monkeypatch):
+    monkeypatch.setattr("opweave.scheduler.page.MOST_NODES", 2)
+    x = ow.input("x", (4,))
+    y = ow.exp(ow.exp(ow.exp(x)))
+    text = ow.Scheduler([Separate("a"), Separate("b")]).split(-y, pins={y: "a", -y: "b"}).explain().html()
+    assert re.findall(r"(\d+ steps?), 1 copy<", text) == ["1 step"]
+    assert re.findall(r"(\d+ steps?)<", text) == ["3 steps"]
+    assert "2 further steps are not shown" in text
+
+
 def test_the_page_shows_predicted_times_where_there_are_some():
     x = ow.input("x", (64, 64))
     program = ow.Scheduler([ow.simulate("slow", like="cpu"), ow.simulate("fast", like="cpu")]).split(ow.relu(x @ x))

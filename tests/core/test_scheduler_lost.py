@@ -121,3 +121,18 @@ def test_streams_of_the_caller_are_kept(model):
         with scheduler.without(device) as rest:
             assert rest.streams == (stream,)
         assert not stream.closed
+
+
+def test_programs_of_other_schedulers_end_with_the_place_of_their_state():
+    lost, kept = Separate("lost"), Separate("kept")
+    state, x = ow.state("s", (4,), device=lost), ow.input("x", (4,))
+    added = ow.assign(state, state + x)
+    one, other = ow.Scheduler([lost, kept]), ow.Scheduler([lost, kept])
+    first, second = one.build(added), other.build(added)
+    for program in (first, second, second):
+        program.run(x=np.ones(4, np.float32))
+    rest = one.without(lost)
+    rest.build(added).run(x=np.ones(4, np.float32))
+    with pytest.raises(ow.LifetimeError, match="given up"):
+        second.run(x=np.ones(4, np.float32))
+    np.testing.assert_array_equal(ow.read(state), np.full(4, 4, np.float32))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -119,6 +121,37 @@ def test_what_cannot_be_observed_is_refused():
         program.close()
         with pytest.raises(ow.LifetimeError), program.observe(print):
             pass
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_runs_of_other_threads_go_on_while_observers_come_and_go(parallel):
+    _, nodes = chain()
+    with ow.Scheduler(HostDevice(), parallel=parallel) as scheduler:
+        program = scheduler.build(nodes[-1])
+        over = threading.Event()
+        runs: list[None] = []
+        wrong: list[Exception] = []
+
+        def work() -> None:
+            try:
+                while not over.is_set():
+                    program.run(x=np.zeros(4, F))
+                    runs.append(None)
+            except ow.OpweaveError as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(50):
+            before = len(runs)
+            with program.observe(lambda node, value: None):
+                while len(runs) < before + 2 and not wrong:
+                    time.sleep(0.0002)
+        over.set()
+        for thread in threads:
+            thread.join(10)
+    assert not wrong
 
 
 def asynchronous(rng: random.Random) -> list[ow.Device]:

@@ -124,6 +124,46 @@ def test_tensors_without_elements_run_nowhere_and_are_right():
     assert c.tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("devices", "options", "says"),
+    [
+        ([], {}, "at least one device"),
+        ([None], {}, "devices, streams, or names of devices, not on None"),
+        (["host"], {"parallel": -1}, "number of slots, not -1"),
+        (["host"], {"parallel": 0.5}, r"number of slots, not 0\.5"),
+        (["host"], {"placement": "costs"}, "'priority' or 'cost'"),
+    ],
+)
+def test_schedulers_that_make_no_sense_are_refused(devices, options, says):
+    with pytest.raises(ow.SchedulerError, match=says):
+        ow.Scheduler(devices, **options)
+
+
+@pytest.mark.parametrize("outputs", [3, None])
+def test_outputs_that_are_no_tensors_are_refused(outputs):
+    with pytest.raises(ow.SchedulerError, match="outputs are a tensor, a sequence or a mapping"):
+        ow.Scheduler("host").build(outputs)
+
+
+def test_what_has_no_elements_needs_no_device_that_runs_it(x):
+    y = ow.exp(ow.input("none", (0, 3))) * 2
+    assert ow.Scheduler(Separate("g", ("add",))).build(y).run(none=np.zeros((0, 3), F)).shape == (0, 3)
+
+
+def test_programs_that_are_no_longer_remembered_are_closed_too(x):
+    scheduler = ow.Scheduler(HostDevice())
+    program = scheduler.build(x + 1)
+    program.run(x=array(4, 4))
+    others = [scheduler.build(x * i) for i in range(70)]
+    assert scheduler.build(x + 1) is not program
+    assert len(others) == 70
+    program.run(x=array(4, 4))
+    scheduler.reset()
+    for _ in range(2):
+        with pytest.raises(ow.LifetimeError, match="was closed"):
+            program.run(x=array(4, 4))
+
+
 # --- several devices --------------------------------------------------------------------------------------------------
 
 

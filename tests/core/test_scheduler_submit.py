@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -314,6 +315,130 @@ def test_a_closed_scheduler_takes_nothing_and_closing_waits_for_what_it_took(par
     assert [f.result(0)[0] for f in futures] == [1, 2, 3, 4]
     with pytest.raises(ow.LifetimeError):
         program.submit(x=ones())
+
+
+def test_what_ends_a_process_ends_a_run_once_and_leaves_everything_usable(parallel):
+    x, state = ow.input("x", (16,)), ow.state("s", (16,))
+    ends = [True]
+
+    def leave(array: np.ndarray) -> np.ndarray:
+        if ends[0]:
+            raise SystemExit("enough")
+        return array
+
+    with ow.Scheduler(HostDevice(), parallel=parallel) as scheduler:
+        program = scheduler.build(ow.assign(state, ow.custom(leave, x, like=x)))
+        for start in (lambda: program.run(x=ones()), lambda: program.submit(x=ones()).result(10)):
+            with pytest.raises(SystemExit, match="enough"):
+                start()
+            scheduler.synchronize()
+            with pytest.raises(ow.ExecutionError, match="half written"):
+                ow.read(state)
+            ow.write(state, ones())
+        ends[0] = False
+        assert program.run(x=ones(2))[0] == 2
+
+
+def test_callbacks_of_futures_may_use_programs_whatever_is_queued_behind_them(parallel):
+    x, state = ow.input("x", (16,)), ow.state("s", (16,))
+    device, seen = Gate("a"), []
+    with ow.Scheduler(device, parallel=parallel) as scheduler:
+        program = scheduler.build([x + 1, ow.assign(state, x)])
+
+        def done(future: Any) -> None:
+            seen.append(program.run(x=ones(7))[0][0])
+            seen.append(program.read(state)[0])
+            program.write(state, ones(3))
+            scheduler.synchronize()
+            later.append(program.submit(x=ones(9)))
+            try:
+                scheduler.close()
+            except ow.SchedulerError as error:
+                seen.append(str(error))
+
+        later: list[Any] = []
+        futures = [program.submit(x=ones(i)) for i in range(3)]
+        futures[0].add_done_callback(done)
+        device.go.set()
+        assert [f.result(10)[0][0] for f in futures] == [1, 2, 3]
+        while len(seen) < 3:
+            time.sleep(0.001)
+        assert later[0].result(10)[0][0] == 10
+    assert seen[0] == 8
+    assert "callback of one of its futures" in str(seen[2])
+
+
+def test_what_would_wait_for_the_end_of_a_run_is_refused_within_it():
+    x, state = ow.input("x", (16,)), ow.state("s", (16,))
+    refused: list[str] = []
+    scheduler = ow.Scheduler(HostDevice(), parallel=True)
+
+    def inside(array: np.ndarray) -> np.ndarray:
+        for work in (
+            scheduler.synchronize, scheduler.close, scheduler.reset, program.close, lambda: program.read(state),
+            lambda: program.write(state, array), lambda: scheduler.without("host"),
+        ):  # fmt: skip
+            try:
+                work()
+            except ow.SchedulerError as error:
+                refused.append(str(error))
+        return array
+
+    program = scheduler.build([ow.custom(inside, x, like=x), ow.assign(state, x)])
+    assert program.submit(x=ones()).result(10)[0][0] == 1
+    assert len(refused) == 7
+    scheduler.close()
+
+
+@pytest.mark.parametrize("what", ["scheduler", "program", "everything"])
+def test_a_run_does_not_close_what_it_runs_on(what):
+    x = ow.input("x", (16,))
+    scheduler = ow.Scheduler(HostDevice())
+
+    def inside(array: np.ndarray) -> np.ndarray:
+        {"scheduler": scheduler.close, "program": program.close, "everything": scheduler.reset}[what]()
+        return array
+
+    program = scheduler.build(ow.custom(inside, x, like=x))
+    with pytest.raises(ow.ExecutionError, match="closed from within a run"):
+        program.run(x=ones())
+    assert scheduler.build(x + 1).run(x=ones())[0] == 2
+
+
+def slow(array: np.ndarray) -> np.ndarray:
+    time.sleep(0.001)
+    return array
+
+
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_ending_while_others_submit_leaves_nobody_waiting(parallel, end):
+    x = ow.input("x", (16,))
+    for _ in range(3):
+        scheduler = ow.Scheduler(HostDevice(), parallel=parallel)
+        program = scheduler.build(ow.custom(slow, x, like=x))
+        taken: list[Any] = []
+        begun = threading.Event()
+
+        def submit(program: Any = program, taken: list[Any] = taken, begun: threading.Event = begun) -> None:
+            with suppress(ow.LifetimeError):
+                while True:
+                    taken.append(program.submit(x=ones()))
+                    begun.set()
+                    time.sleep(0.0005)
+
+        threads = [threading.Thread(target=submit, daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        assert begun.wait(10)
+        ending = threading.Thread(target=getattr(scheduler, end), daemon=True)
+        ending.start()
+        for thread in (ending, *threads):
+            thread.join(10)
+            assert not thread.is_alive()
+        for future in taken:
+            error = future.exception(10)
+            assert error is None or isinstance(error, ow.LifetimeError)
+        scheduler.close()
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,11 +104,17 @@ class TestSimulate:
             ({"flops": 1, "bandwidth": -1}, "bandwidth is -1"),
             ({"flops": 1, "bandwidth": 1, "launch": -1}, "not negative"),
             ({"flops": 1, "bandwidth": 1, "link": 0}, "bytes per second"),
+            ({"flops": 1, "bandwidth": 1, "link": (1,)}, "bytes per second"),
+            ({"flops": 1, "bandwidth": 1, "link": {"host": "16 GB"}}, "bytes per second"),
         ],
     )
     def test_figures_that_make_no_sense(self, figures, message):
         with pytest.raises(ow.SchedulerError, match=message):
             ow.simulate("gpu", **figures)
+
+    def test_a_dtype_that_does_not_exist(self):
+        with pytest.raises(ow.UnknownNameError, match="no dtype named 'f31'"):
+            ow.simulate("gpu", flops={"f31": 1e9}, bandwidth=1e9)
 
     def test_memory_is_that_of_the_real_planner(self):
         rows = ow.input("rows", (64, 64))
@@ -279,3 +286,21 @@ def test_a_thousand_devices_take_no_longer_than_the_nodes_make_it(tmp_path):
     plan = what_if(layers(400, 64), described._replace(groups=groups), pipeline=True)
     assert len(plan.predicted.busy) > 300
     assert len(asked) <= 3 * 800
+
+
+def test_what_has_no_room_on_the_best_device_spills_over_to_the_next():
+    matrices = ow.weights({f"w{i}": ow.Spec((1024, 1024), ow.as_dtype("f32")) for i in range(16)})
+    y = ow.input("x", (8, 1024))
+    for matrix in matrices.values():
+        y = ow.relu(ow.linear(y, matrix))
+    like: dict[str, Any] = {"flops": 1e12, "bandwidth": 1e11, "link": (1e-6, 1e10)}
+    few = [ow.simulate(f"d{i}", memory=18 << 20, **like) for i in range(6)]
+    plan = ow.Scheduler(few, placement="cost").split(y)
+    assert plan.predicted.short == {}
+    assert [split.lane.name for split in plan.splits] == ["d0", "d1", "d2", "d3"]
+    assert {plan.partition.assignment.causes[n] for n in plan.partition.graph.nodes} == {"cost"}
+    roomy = [ow.simulate(f"d{i}", memory=1 << 30, **like) for i in range(2)]
+    assert len(ow.Scheduler(roomy, placement="cost").split(y).splits) == 1
+    scarce = ow.Scheduler(few[:2], placement="cost").split(y, pins={y: "d1"})
+    assert scarce.device_of(y).name == "d1"
+    assert scarce.predicted.short

@@ -302,6 +302,8 @@ def withdraw(tensor: Tensor, device: Device) -> None:
             if leaf.kind != "state":
                 raise SchedulerError(reason) from error
             leaf.damaged = f"{reason}; write it anew to use it"
+    # Programs of other schedulers would go on with what lies there, and never see what is written elsewhere.
+    leaf.placement.buffer.retire()
     leaf.placement, leaf.device, leaf.data = None, None, values
 
 

@@ -275,10 +275,14 @@ class Buffer:
             self._plans = WeakSet()
         self._plans.add(plan)
 
-    def _release(self) -> None:
-        self._freed = True
+    def retire(self) -> None:
+        """End the plans that were compiled with the buffer: what it holds is kept elsewhere from here on."""
         for plan in self._plans or ():
             plan._orphan(self)
+
+    def _release(self) -> None:
+        self._freed = True
+        self.retire()
         handle, self.handle = self.handle, None
         try:
             self.type._free(handle)

@@ -164,7 +164,7 @@ class Plan:
     def _orphan(self, buffer: Buffer) -> None:
         """Memory that the calls use is gone."""
         if self._calls is not None:
-            self._calls, self._ended = None, f"{buffer!r} was freed"
+            self._calls, self._ended = None, f"{buffer!r} was {'freed' if buffer.freed else 'given up'}"
 
     def __len__(self) -> int:
         return self.size

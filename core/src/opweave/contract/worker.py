@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
+from sys import is_finalizing
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave.contract.execution import Stream
 from opweave.contract.space import WORKING
-from opweave.errors import Cancelled, LifetimeError
+from opweave.errors import Cancelled, ExecutionError, LifetimeError
 
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
@@ -103,8 +104,12 @@ class WorkerStream(Stream):
         try:
             if self._broken is None:
                 work()
-        except BaseException as error:  # an interrupt too is the submitter's to hear of
+        except Exception as error:
             self._break(error)
+        except BaseException as error:  # it ends no thread of ours, and is the submitter's to hear of, once
+            told = ExecutionError(f"work on {self.device.name} ended with {error!r}", device=self.device.name)
+            told.__cause__ = error
+            self._break(told)
         finally:
             with self._counting:
                 self._left -= 1
@@ -170,8 +175,8 @@ class WorkerStream(Stream):
         return handle.event is None or handle.event.done
 
     def _synchronize(self) -> None:
-        if self.is_current:
-            return  # it cannot wait for itself; everything before is done
+        if self.is_current or is_finalizing():
+            return  # it cannot wait for itself, where everything before is done; nor for a thread that has been ended
         mark = self._record()
         mark.reached.wait()
         try:
@@ -193,7 +198,7 @@ class WorkerStream(Stream):
 
     def _close(self) -> None:
         self._queue.put(None)
-        if not self.is_current:
+        if not self.is_current and not is_finalizing():
             self._thread.join()
         self.inner.close()
 

@@ -43,17 +43,22 @@ class Joint:
     def run(self, rest: Iterator[Call]) -> None:
         """Make the calls, of which ``rest`` is an iterator."""
         streams = self.streams
-        for stream in streams:
-            stream._cut = False
-            stream._running = rest
+        taken = 0
         try:
-            streams[0]._run(rest)
-        finally:
             for stream in streams:
+                if not stream._busy.acquire(blocking=False):
+                    raise stream._taken()
+                taken += 1
+                stream._cut = False
+                stream._running = rest
+            streams[0]._run(rest)
+            for stream in streams:
+                if stream._cut:
+                    raise Cancelled(f"the run on {stream.device.name} was ended by abort()")
+        finally:
+            for stream in streams[:taken]:
                 stream._running = None
-        for stream in streams:
-            if stream._cut:
-                raise Cancelled(f"the run on {stream.device.name} was ended by abort()")
+                stream._busy.release()
 
     def blame(self, index: int, error: BaseException) -> tuple[BaseException, Action]:
         """What a failure of call number ``index`` is, as if its plan had told of it, and the action it happened in."""

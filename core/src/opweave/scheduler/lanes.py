@@ -116,6 +116,8 @@ class Lane:
         return known
 
     def _ask(self, signature: Signature) -> Verdict:
+        if 0 in signature.out[1]:
+            return Verdict(None)  # there is nothing to compute, and nothing will be
         if any(0 in shape for _, shape, _ in signature.srcs) and self.device.kind is not Kind.HOST:
             return Verdict("a source has no elements; only the host runs such nodes")
         step = unbound_step(signature, self.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -37,9 +38,7 @@ def page(explanation: Explanation) -> str:
     colours = {device: COLOURS[i % len(COLOURS)] for i, device in enumerate(devices)}
     shown = explanation.nodes[:MOST_NODES]
     nodes = {split: list(rows) for split, rows in groupby(shown, key=lambda row: row.split)}
-    counts = dict.fromkeys(devices, 0)
-    for row in explanation.nodes:
-        counts[row.device] += 1
+    counts, steps = Counter(row.device for row in explanation.nodes), Counter(row.split for row in explanation.nodes)
     copies: dict[int, list[Any]] = {}
     for copy in explanation.copies:
         copies.setdefault(copy.split, []).append(copy)
@@ -59,6 +58,7 @@ def page(explanation: Explanation) -> str:
             {
                 "index": i,
                 "device": device,
+                "steps": steps[i],
                 "remarks": remarks,
                 "nodes": nodes.get(i, []),
                 "copies": copies.get(i, []),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from opweave.scheduler.placing import live_bytes
 from opweave.scheduler.predict import predict
 from opweave.scheduler.scheduler import PlannedGraph, Scheduler
 
@@ -43,7 +44,7 @@ def what_if(outputs: Outputs, cluster: Cluster, *, pipeline: bool = False) -> Pl
     for node in first.partition.graph.nodes:
         if node.base is None:
             of_group.setdefault(first.partition.assignment.lane_of[node], []).append(node)
-    live = _live(first.partition.graph.nodes, first.partition.graph.outputs)
+    live = live_bytes(first.partition.graph.nodes, first.partition.graph.outputs)
     members: list[SimulatedDevice] = []
     pins: dict[Tensor, SimulatedDevice] = {}
     for index, nodes in sorted(of_group.items()):
@@ -65,29 +66,6 @@ def what_if(outputs: Outputs, cluster: Cluster, *, pipeline: bool = False) -> Pl
         plan.partition.assignment.causes[node] = "cost"
     plan.partition.prediction = predict(plan.partition)
     return plan
-
-
-def _live(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[Tensor, int]:
-    """For each node the bytes of the computed values that are still needed when it runs, its own included."""
-    order = [n for n in nodes if n.base is None]
-    last = {n: i for i, n in enumerate(order)}
-    for i, node in enumerate(order):
-        for source in node.srcs:
-            if source.root in last:
-                last[source.root] = i
-    for output in outputs:
-        if output.root in last:
-            last[output.root] = len(order)
-    ends: dict[int, int] = {}
-    result = {}
-    alive = 0
-    for i, node in enumerate(order):
-        size = node.nbytes if node.state is None else 0
-        alive += size
-        ends[last[node]] = ends.get(last[node], 0) + size
-        result[node] = alive
-        alive -= ends.pop(i, 0)
-    return result
 
 
 class Load(NamedTuple):

@@ -1,7 +1,8 @@
 """Placement by cost: of the ways to place a graph the one whose run is predicted to take least.
 
 Candidates are the assignment that `solve` finds, the rules of priority, and every device alone as far as it runs the
-nodes; so the choice is never predicted to be worse than any of these. Pins, and nodes that write memory that lies
+nodes; so the choice is never predicted to be worse than any of these. Where none of them fits the devices' memory, the
+best one is spilled: what a device has no room for goes to another. Pins, and nodes that write memory that lies
 somewhere, are decided beforehand. Placed weights are not: reading them elsewhere costs a copy in each run.
 """
 
@@ -14,17 +15,19 @@ from typing import TYPE_CHECKING, Final
 from opweave.scheduler.assign import Assignment, assign, lane_at
 from opweave.scheduler.cost import CostModel
 from opweave.scheduler.optimize import Problem, solve
-from opweave.scheduler.predict import predict
+from opweave.scheduler.predict import predict, room_of
 from opweave.scheduler.profiles import profile
 from opweave.scheduler.split import Partition, partition
 
 if TYPE_CHECKING:
+    from opweave.contract.device import Device
     from opweave.graph import Graph
+    from opweave.scheduler.cost import Profile
     from opweave.scheduler.lanes import Lane
     from opweave.scheduler.predict import Prediction
     from opweave.tensor import Placement, Tensor
 
-__all__ = ["place_by_cost"]
+__all__ = ["live_bytes", "place_by_cost"]
 
 CHOICES: Final = frozenset(
     ("weights", "expand-down", "expand-up", "most-inputs", "priority", "reader", "upgrade", "host")
@@ -50,16 +53,19 @@ def place_by_cost(
     model = CostModel(lanes, [profile(lane.device) for lane in lanes])
     rules = assign(graph, lanes, pins, op_offload, placed)
     assignments = [rules]
+    fixed = {t: at for t, at in rules.lane_of.items() if rules.causes[t] in ("pinned", "storage") and t.op}
+
+    def assigned(choice: Mapping[Tensor, int]) -> Assignment:
+        wanted = {node: choice.get(node, at) for node, at in rules.lane_of.items() if node.op is not None}
+        wanted = {node: fixed.get(node, at) for node, at in wanted.items() if node.base is None}
+        made = assign(graph, lanes, wanted, op_offload, placed)
+        for node in wanted:
+            made.causes[node] = rules.causes[node] if node in fixed else "cost"
+        return made
+
     if len(lanes) > 1:
-        fixed = {t: at for t, at in rules.lane_of.items() if rules.causes[t] in ("pinned", "storage") and t.op}
-        choices = [_solved(graph, rules, fixed, model), *_single(rules, lanes)]
-        for choice in choices:
-            wanted = {node: choice.get(node, at) for node, at in rules.lane_of.items() if node.op is not None}
-            wanted = {node: fixed.get(node, at) for node, at in wanted.items() if node.base is None}
-            made = assign(graph, lanes, wanted, op_offload, placed)
-            for node in wanted:
-                made.causes[node] = rules.causes[node] if node in fixed else "cost"
-            assignments.append(made)
+        choices = [_solved(graph, rules, fixed, model), *_single(rules, model)]
+        assignments += [assigned(choice) for choice in choices]
     cut = [partition(graph, assignment, placed) for assignment in assignments]
     seconds = [predict(parts, model, memory=False).seconds for parts in cut]
     best: tuple[Partition, Prediction] | None = None
@@ -70,6 +76,11 @@ def place_by_cost(
         if not prediction.short:
             break
     assert best is not None
+    if best[1].short and len(lanes) > 1:
+        parts = partition(graph, assigned(_spilled(graph, best[0].assignment, fixed, model)), placed)
+        prediction = predict(parts, model)
+        if sum(prediction.short.values()) < sum(best[1].short.values()):
+            best = parts, prediction
     best[0].prediction = best[1]
     if best[0].assignment is rules and len(lanes) > 1:
         for node, cause in rules.causes.items():
@@ -81,11 +92,85 @@ def place_by_cost(
     return best[0]
 
 
-def _single(rules: Assignment, lanes: Sequence[Lane]) -> Iterator[dict[Tensor, int]]:
-    """For each lane all nodes that it runs."""
+def _single(rules: Assignment, model: CostModel) -> Iterator[dict[Tensor, int]]:
+    """For each lane all nodes that it runs; of lanes that are equal only the first one, and those where leaves lie."""
     nodes = [node for node in rules.lane_of if node.op is not None and node.base is None]
-    for lane in lanes:
-        yield {node: lane.index for node in nodes if rules.supports(lane, node)}
+    homes = {at for tensor, at in rules.lane_of.items() if tensor.op is None}
+    tried: list[tuple[Profile, list[Tensor]]] = []
+    for lane in rules.lanes:
+        runs = [node for node in nodes if rules.supports(lane, node)]
+        known = model.profiles[lane.index]._replace(device="")
+        if lane.index in homes or (known, runs) not in tried:
+            tried.append((known, runs))
+            yield dict.fromkeys(runs, lane.index)
+
+
+class _Room:
+    """What a device still has room for, while nodes are given to it one after the other."""
+
+    def __init__(self, device: Device) -> None:
+        self._left = room_of(device)
+        self._leaves: set[Tensor] = set()
+
+    def _more(self, leaves: Collection[Tensor]) -> int:
+        return sum([leaf.nbytes for leaf in leaves if leaf not in self._leaves])
+
+    def fits(self, leaves: Collection[Tensor], live: int) -> bool:
+        return self._more(leaves) + live <= self._left
+
+    def take(self, leaves: Collection[Tensor]) -> None:
+        self._left -= self._more(leaves)
+        self._leaves.update(leaves)
+
+
+def _spilled(graph: Graph, chosen: Assignment, fixed: Mapping[Tensor, int], model: CostModel) -> dict[Tensor, int]:
+    """``chosen``, but what a device has no room for, and what follows there, goes to the one with room that takes
+    least."""
+    live = live_bytes(graph.nodes, graph.outputs)
+    rooms = [_Room(lane.device) for lane in chosen.lanes]
+    instead = list(range(len(rooms)))  # where goes what was to go there
+    result: dict[Tensor, int] = {}
+    for node in graph.nodes:
+        if node.base is not None:
+            continue
+        leaves = {source.memory for source in node.srcs if source.memory.leaf is not None}
+        wanted = chosen.lane_of[node]
+        at = fixed.get(node, instead[wanted])
+        if node not in fixed and not rooms[at].fits(leaves, live[node]):
+            signature = chosen.signature(node)
+            others = [
+                (model.step(node, signature, lane.index), lane.index)
+                for lane, room in zip(chosen.lanes, rooms, strict=True)
+                if room.fits(leaves, live[node]) and chosen.supports(lane, node)
+            ]
+            if others:
+                at = instead[wanted] = min(others)[1]
+        rooms[at].take(leaves)
+        result[node] = at
+    return result
+
+
+def live_bytes(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[Tensor, int]:
+    """For each node the bytes of the computed values that are still needed when it runs, its own included."""
+    order = [n for n in nodes if n.base is None]
+    last = {n: i for i, n in enumerate(order)}
+    for i, node in enumerate(order):
+        for source in node.srcs:
+            if source.root in last:
+                last[source.root] = i
+    for output in outputs:
+        if output.root in last:
+            last[output.root] = len(order)
+    ends: dict[int, int] = {}
+    result = {}
+    alive = 0
+    for i, node in enumerate(order):
+        size = node.nbytes if node.state is None else 0
+        alive += size
+        ends[last[node]] = ends.get(last[node], 0) + size
+        result[node] = alive
+        alive -= ends.pop(i, 0)
+    return result
 
 
 def _solved(graph: Graph, rules: Assignment, fixed: Mapping[Tensor, int], model: CostModel) -> dict[Tensor, int]:

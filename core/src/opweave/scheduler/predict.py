@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from opweave.contract.space import round_up
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from opweave.scheduler.split import Operand, Partition
     from opweave.tensor import Tensor
 
-__all__ = ["Prediction", "predict", "prediction_of"]
+__all__ = ["Prediction", "predict", "prediction_of", "room_of"]
 
 
 class Prediction(NamedTuple):
@@ -96,11 +97,16 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
     use = _memory(partition) if memory else {}
     short = {}
     for lane in lanes if memory else ():
-        free, total = lane.device.mem_info()
-        missing = sum(use[lane.name]) - (total if hasattr(lane.device, "declared") else free)
-        if total and missing > 0:
-            short[lane.name] = missing
+        missing = sum(use[lane.name]) - room_of(lane.device)
+        if missing > 0:
+            short[lane.name] = int(missing)
     return Prediction(sum(busy.values()) + moved, busy, moved, nodes, splits, use, short)
+
+
+def room_of(device: Device) -> float:
+    """Bytes that a device has for a program; infinite where it does not tell. All of a simulated one's are free."""
+    free, total = device.mem_info()
+    return (total if hasattr(device, "declared") else free) if total else inf
 
 
 def prediction_of(partition: Partition) -> Prediction:

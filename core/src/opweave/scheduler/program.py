@@ -139,9 +139,14 @@ class Program:
         with scheduler._lock:
             if scheduler._ready is self and not scheduler._queued and not EVENTS.listening:
                 return self._again(feeds, named)
-        if self._watching is not None:
-            return self._watching.run(feeds, **named)
-        if scheduler._queued:
+        watching = self._watching
+        if watching is not None:
+            try:
+                return watching.run(feeds, **named)
+            except LifetimeError:
+                if self._closed or not watching._closed:
+                    raise  # else another thread has ended its observing meanwhile
+        if scheduler._behind:
             return self.submit(feeds, **named).result()  # behind what was submitted before
         with scheduler._lock:
             run = self._begin(self._fitting(feeds, named), snapshot=False)
@@ -162,19 +167,27 @@ class Program:
         Raises:
             ShapeError, DTypeError, UnknownNameError, SchedulerError, LifetimeError: as `run`, at once.
         """
-        if self._watching is not None:
-            return self._watching.submit(feeds, **named)
+        watching = self._watching
+        if watching is not None:
+            try:
+                return watching.submit(feeds, **named)
+            except LifetimeError:
+                if self._closed or not watching._closed:
+                    raise  # else another thread has ended its observing meanwhile
         scheduler = self._scheduler
         scheduler._check_caller()
+        if self._closed:
+            raise LifetimeError(f"{self!r} was closed")
         if scheduler.parallel:
             with scheduler._lock:
+                scheduler._check_open()
                 ready = self._fitting(feeds, named)
                 try:
                     run = self._begin(ready, snapshot=True)
                 except (ExecutionError, Cancelled) as error:
                     # It may be the failure of a run before this one, which came to light while this one was queued.
-                    return scheduler._executor.submit(_raise, error)
-                return scheduler._executor.submit(self._ended, run)
+                    return scheduler._hand_over(_raise, error)
+                return scheduler._hand_over(self._ended, run)
         ready = [(feed, _kept(feed, value)) for feed, value in self._fitting(feeds, named)]
         return scheduler._enqueue(self._run_queued, ready)
 
@@ -352,8 +365,13 @@ class Program:
         Raises:
             SchedulerError: a value that is not kept; make it an output.
         """
-        if self._watching is not None:
-            return self._watching.read(tensor)
+        watching = self._watching
+        if watching is not None:
+            try:
+                return watching.read(tensor)
+            except LifetimeError:
+                if self._closed or not watching._closed:
+                    raise  # else another thread has ended its observing meanwhile
         if isinstance(tensor, Tensor) and tensor in self.partition.graph.outputs:
             with self._scheduler._quiet():
                 if self._latest is None or self._scheduler._last is not self:
@@ -505,14 +523,23 @@ class Program:
         return explain(self.partition, self.memory, remarks=remarks)
 
     def close(self) -> None:
-        """Give up the compiled plans. Closing twice does nothing."""
+        """Give up the compiled plans. Closing twice does nothing.
+
+        Raises:
+            SchedulerError: called from within a run.
+        """
+        self._scheduler._check_closer()
         with self._scheduler._quiet():
-            if not self._closed:
-                self._closed = True
-                self._latest = None
-                self._scheduler._forget(self)
-                for listed in self._lists:
-                    listed.close()
+            self._end()
+
+    def _end(self) -> None:
+        """`close`, where nothing is under way."""
+        if not self._closed:
+            self._closed = True
+            self._latest = None
+            self._scheduler._forget(self)
+            for listed in self._lists:
+                listed.close()
 
 
 def _bind(partition: Partition, scheduler: Scheduler, show: Callable[[Tensor, Call], None] | None) -> Binder:

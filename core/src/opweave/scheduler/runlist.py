@@ -62,7 +62,7 @@ class RunList:
 
     def _orphan(self, buffer: Buffer) -> None:
         """Memory that the calls use is gone."""
-        self.joint, self.ended = None, f"{buffer!r} was freed"
+        self.joint, self.ended = None, f"{buffer!r} was {'freed' if buffer.freed else 'given up'}"
 
     def close(self) -> None:
         """Give up the plans and the calls."""

@@ -6,7 +6,7 @@ import gc
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from threading import Lock, RLock, get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -120,7 +120,8 @@ class Scheduler:
             the first build where there are none.
 
     Raises:
-        SchedulerError: no devices, one named twice, a buffer type that its device cannot reach, or no such placement.
+        SchedulerError: no devices, one named twice, a buffer type that its device cannot reach, no such placement or
+            number of slots.
         UnknownNameError, PluginError: a name that is no device, or one of a plugin that failed.
     """
 
@@ -136,11 +137,16 @@ class Scheduler:
         if placement not in ("priority", "cost"):
             raise SchedulerError(f"placement is 'priority' or 'cost', not {placement!r}")
         self.placement: Final = placement
+        if not isinstance(parallel, int) or parallel < 0:
+            raise SchedulerError(f"parallel is True, False or a number of slots, not {parallel!r}")
         given = [devices] if isinstance(devices, (Device, Stream, str)) else list(devices)
         if not given:
             raise SchedulerError("a scheduler needs at least one device")
         kinds = {k if isinstance(k, str) else k.name: v for k, v in (buffer_types or {}).items()}
         resolved = [registry.device(d) if isinstance(d, str) else d for d in given]
+        for item in resolved:
+            if not isinstance(item, (Device, Stream)):
+                raise SchedulerError(f"a scheduler runs on devices, streams, or names of devices, not on {item!r}")
         names = [d.name if isinstance(d, Device) else d.device.name for d in resolved if isinstance(d, Device)]
         if len(set(names)) != len(names):
             raise SchedulerError(f"a device is named twice: {', '.join(names)}; give two streams of it instead")
@@ -152,6 +158,7 @@ class Scheduler:
         self._queued = 0  # runs that were submitted and have not ended
         self._flying: Final[deque[Run]] = deque()
         self._pool: ThreadPoolExecutor | None = None
+        self._ender = 0  # its thread
         self._alive: Final[WeakSet[Program]] = WeakSet()
         self._builds = [0, 0]
         self._runs = [0, 0]
@@ -356,27 +363,52 @@ class Scheduler:
 
     def _check_caller(self) -> None:
         """Whether this thread may run something now: not from within a run."""
-        inside = WORKING.active and any(isinstance(s, WorkerStream) and s.is_current for s in self.streams)
-        if inside or self._runner == get_ident():
+        if self._on_worker or self._runner == get_ident():
             raise SchedulerError("a program cannot be run from within a run of its own scheduler")
 
+    def _check_closer(self, *, whole: bool = False) -> None:
+        """Whether this thread may close programs now, or the whole scheduler."""
+        if self._on_worker or self._runner == get_ident():
+            raise SchedulerError("neither a scheduler nor its programs can be closed from within a run")
+        if whole and self._ender == get_ident():
+            raise SchedulerError("a scheduler cannot be closed from a callback of one of its futures, which holds up "
+                                 "the runs behind it")  # fmt: skip
+
     @property
-    def _executor(self) -> ThreadPoolExecutor:
-        """One thread: what is given to it ends in order."""
+    def _on_worker(self) -> bool:
+        """Whether this thread is one that runs wait for."""
+        return WORKING.active and any(isinstance(s, WorkerStream) and s.is_current for s in self.streams)
+
+    def _give(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Have the thread in which runs end do something; the caller holds ``_counting``.
+
+        One thread: what is given to it ends in order.
+        """
         self._check_open()
         if self._pool is None:
             from concurrent.futures import ThreadPoolExecutor
 
             self._pool = ThreadPoolExecutor(1, "opweave runs")
-        return self._pool
+            self._ender = self._pool.submit(get_ident).result()
+        return self._pool.submit(work, *args)
+
+    def _hand_over(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        """The end of a run that was begun to the thread in which runs end."""
+        with self._counting:
+            return self._give(work, *args)
 
     def _enqueue(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Have the thread of the runs do something, behind what it was given before."""
+        """A whole run to the thread in which runs end, behind those that it was given before."""
         with self._counting:
+            future = self._give(work, *args)
             self._queued += 1
-        future = self._executor.submit(work, *args)
         future.add_done_callback(self._dequeue)
         return future
+
+    @property
+    def _behind(self) -> bool:
+        """Whether this thread has to wait for runs that were submitted; callbacks of futures hold them up."""
+        return self._queued > 0 and self._ender != get_ident()
 
     def _dequeue(self, future: Future[Any]) -> None:
         with self._counting:
@@ -463,10 +495,18 @@ class Scheduler:
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
-        """A ``with`` block in which nothing is under way, after everything that was submitted before."""
-        pool = self._pool
-        if self._queued and pool is not None and self._runner != get_ident():
-            pool.submit(int).result()
+        """A ``with`` block in which nothing is under way, after everything that was submitted before.
+
+        The caller does not hold the lock, which those runs want.
+        """
+        if self._on_worker:
+            raise SchedulerError("within a run that goes on meanwhile values are not read, written or waited for")
+        before = None
+        if self._behind and self._runner != get_ident():
+            with self._counting:
+                before = self._pool.submit(int) if self._pool is not None else None
+        if before is not None:
+            before.result()
         with self._lock:
             while self._flying:
                 self._conclude(self._flying[0])
@@ -476,9 +516,10 @@ class Scheduler:
 
     def reset(self) -> None:
         """Close all programs, lift all pins and give their memory back; the scheduler can be used again."""
+        self._check_closer()
         with self._quiet():
-            for program in list(self._programs.values()):
-                program.close()
+            for program in list(self._alive):  # those too that are no longer remembered
+                program._end()
             self._programs.clear()
             self._pins.clear()
             for arena in self._arenas:
@@ -495,8 +536,10 @@ class Scheduler:
             device: one of this scheduler, e.g. ``error.device`` of an `ExecutionError`.
 
         Raises:
-            SchedulerError: not a device of this scheduler, or the only one; weights whose only copy is lost.
+            SchedulerError: not a device of this scheduler, or the only one; weights whose only copy is lost; called as
+                `close` may not be.
         """
+        self._check_closer(whole=True)
         lost = self._lanes[self._index(device)]
         rest = [lane for lane in self._lanes if lane is not lost]
         if not rest:
@@ -505,12 +548,8 @@ class Scheduler:
             leaves = {t: None for program in list(self._alive) for t in program.partition.graph.leaves}
             for tensor in leaves:
                 withdraw(tensor, lost.device)
-        try:
-            # Without the lock, which a run that another thread has submitted meanwhile would wait for.
+        with suppress(Exception):  # a lost device may refuse to be closed in order; nothing is left to save on it
             self.close()
-        except Exception:
-            # A lost device may refuse to be closed in order; there is nothing left to save on it.
-            self._closed = True
         kinds = {k: v for k, v in self._buffer_types.items() if (k if isinstance(k, str) else k.name) != lost.name}
         return Scheduler(
             [lane.device if lane.owned else lane.stream for lane in rest],
@@ -524,19 +563,27 @@ class Scheduler:
         """Close programs and the streams that it opened, and free its memory, after submitted runs have ended.
 
         Closing twice does nothing.
+
+        Raises:
+            SchedulerError: called from within a run, or from a callback of one of its futures.
         """
-        pool, self._pool = self._pool, None
+        self._check_closer(whole=True)
+        with self._lock, self._counting:
+            self._closed = True  # nothing is submitted from here on
+            pool, self._pool = self._pool, None
         if pool is not None:
-            pool.shutdown()
+            pool.shutdown()  # without the lock, which the runs want
+            self._ender = 0  # another thread may come by that number
         with self._lock:
-            if not self._closed:
+            try:
                 self.reset()
-                self._closed = True
+            finally:
                 self._close_streams()
 
     def _close_streams(self) -> None:
-        for lane in self._lanes:
-            lane.close()
+        with ExitStack() as stack:  # all of them, whatever one of them raises
+            for lane in reversed(self._lanes):
+                stack.callback(lane.close)
 
     def _forget(self, program: Program) -> None:
         for key, known in list(self._programs.items()):
@@ -573,6 +620,8 @@ def _form(outputs: Outputs) -> tuple[tuple[Tensor, ...], Any]:
         return (outputs,), "one"
     if isinstance(outputs, Mapping):
         return tuple(outputs.values()), tuple(outputs)
+    if not isinstance(outputs, Iterable):
+        raise SchedulerError(f"outputs are a tensor, a sequence or a mapping of tensors, not {outputs!r}")
     return tuple(outputs), "many"
 
 

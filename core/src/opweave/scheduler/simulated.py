@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from opweave import registry
 from opweave.contract.device import Device, Kind
 from opweave.contract.space import MemorySpace, Usage
+from opweave.dtypes import as_dtype
 from opweave.errors import SchedulerError, UnknownNameError
 from opweave.kernels import KernelTable
 from opweave.opdef import OPS
@@ -122,7 +123,7 @@ def simulate(
 
     Raises:
         SchedulerError: neither ``like`` nor both of ``flops`` and ``bandwidth``, or a figure that is not positive.
-        UnknownNameError: no such device or operation.
+        UnknownNameError: no such device, operation or dtype.
     """
     model = registry.device(like) if isinstance(like, str) else like
     known = None if ops is None else list(ops)
@@ -132,6 +133,8 @@ def simulate(
     if model is None and (flops is None or bandwidth is None):
         raise SchedulerError(f"simulate({name!r}) needs like=, or flops= and bandwidth=")
     rates = dict(flops) if isinstance(flops, Mapping) else {} if flops is None else {ANY: flops}
+    for dtype in rates if isinstance(flops, Mapping) else ():
+        as_dtype(dtype)
     for what, figure in {"bandwidth": bandwidth, **{f"flops of {k}": v for k, v in rates.items()}}.items():
         if figure is not None and not figure > 0:
             raise SchedulerError(f"simulate({name!r}): {what} is {figure}; it is a positive number")
@@ -149,8 +152,12 @@ def simulate(
 
 def line(link: Link) -> Curve:
     """Seconds over bytes of a link."""
-    latency, rate = (LATENCY, link) if isinstance(link, (int, float)) else link
-    if latency < 0 or not rate > 0:
+    try:
+        latency, rate = (LATENCY, link) if isinstance(link, (int, float)) else link
+        right = latency >= 0 and rate > 0
+    except (TypeError, ValueError):
+        right = False
+    if not right:
         raise SchedulerError(f"a link is bytes per second, or (seconds, bytes per second), not {link!r}")
     return Curve.line(latency, rate)
 

@@ -36,7 +36,7 @@ class TorchStream(Stream):
             return super()._compile(groups)
 
     def _joins(self, other: Stream) -> bool:
-        return isinstance(other, TorchStream) and other.options == self.options
+        return isinstance(other, TorchStream) and type(other)._run is type(self)._run and other.options == self.options
 
     def _run(self, calls: Iterator[Call]) -> None:
         threads, deterministic = self.options.threads or THREADS.default, self.options.deterministic

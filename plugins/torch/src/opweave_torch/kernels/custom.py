@@ -22,7 +22,8 @@ def custom(stream: Stream, op: str, out: Arg, *srcs: Arg, fn: Callable[..., Any]
 
 
 def _call(fn: Callable[..., Any], srcs: list[tuple[torch.Tensor, DType]], out: torch.Tensor, dtype: DType) -> None:
-    result = np.asarray(fn(*[_array(x, kind) for x, kind in srcs]))
+    with torch.inference_mode(False):  # what others wrote may want gradients
+        result = np.asarray(fn(*[_array(x, kind) for x, kind in srcs]))
     name = getattr(fn, "__qualname__", repr(fn))
     if result.shape != tuple(out.shape):
         raise ShapeError(f"custom: {name} returned shape {result.shape}, not {tuple(out.shape)} as promised by like=")
