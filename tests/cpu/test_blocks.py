@@ -64,7 +64,7 @@ def allocated_by(plan: Plan) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("rows", [1, 5, 40])
 @pytest.mark.parametrize("dtype", QUANTIZED, ids=repr)
 def test_linear_in_many_tiles_allocates_nothing(compiled: Any, dtype: Any, rows: int) -> None:
     x, w = np.random.default_rng(1).standard_normal((rows, SHAPE[1])).astype(np.float32), random_blocks(SHAPE, dtype)

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from opweave_cpu.tiles import for_rows
+
 X = np.ones(16, np.float32)
 
 
@@ -57,3 +59,24 @@ def test_leading_axes_of_a_product_become_rows_of_one(bind: Callable[..., Any]) 
     x, w, out = np.ones((4, 3, 8), np.float32), np.ones((5, 8), np.float32), np.ones((4, 3, 5), np.float32)
     call = bind("linear", out, x, w)
     assert call.func.__self__.shape == (12, 8)
+
+
+@pytest.mark.parametrize(("row", "size"), [(100, None), (512, 512), (5000, None)])
+def test_passes_over_rows_have_buffers_of_their_own(row: int, size: int | None) -> None:
+    sizes, before = [], np.getbufsize()
+    for_rows(lambda: sizes.append(np.getbufsize()), row)()
+    assert sizes == [size or before]
+    assert np.getbufsize() == before
+
+
+@pytest.mark.parametrize("rows", [64, 256])  # one tile, and several
+def test_norms_go_without_buffers(monkeypatch: pytest.MonkeyPatch, apply: Callable[..., Any], rows: int) -> None:
+    x, sizes, vecdot = np.ones((rows, 512), np.float32), [], np.vecdot
+
+    def noted(*args: Any) -> Any:
+        sizes.append(np.getbufsize())
+        return vecdot(*args)
+
+    monkeypatch.setattr(np, "vecdot", noted)
+    np.testing.assert_allclose(apply("rms_norm", x, x, eps=0.0), 1, rtol=1e-6)
+    assert set(sizes) == {512}

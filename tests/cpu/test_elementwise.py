@@ -154,11 +154,11 @@ def test_running_takes_no_memory_beyond_the_planned_workspace(
 
 
 @pytest.mark.parametrize("op", ["exp", "expm1", "log1p", "sin", "cos", "tanh"])
-@pytest.mark.parametrize("lacks", [False, True])
+@pytest.mark.parametrize("vectors", [False, True])
 def test_functions_of_halves_are_right_with_and_without_vectors_for_them(
-    monkeypatch: pytest.MonkeyPatch, apply: Apply, op: str, lacks: bool
+    monkeypatch: pytest.MonkeyPatch, apply: Apply, op: str, vectors: bool
 ) -> None:
-    monkeypatch.setattr(elementwise, "_lacks_vectors_of_halves", lambda: lacks)
+    monkeypatch.setattr(elementwise, "has_avx512", lambda: vectors)
     x = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     np.testing.assert_allclose(apply(op, np.zeros_like(x), x), exact(op, [x], {}), rtol=1e-3, atol=6e-8)
 

@@ -12,7 +12,7 @@ import opweave as ow
 from opweave.contract import Arg, Step
 from opweave.dtypes import as_dtype
 from opweave.errors import BoundsError
-from opweave_cpu import CpuDevice, tiles
+from opweave_cpu import CpuDevice, exponential, tiles
 from opweave_cpu.threads import THREADS
 
 Array = np.ndarray[Any, Any]
@@ -53,6 +53,14 @@ def test_half_sums_are_rounded_once(apply: Apply, dtype: Any, op: str) -> None:
 
 
 # --- accuracy -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vectors", [False, True])
+def test_powers_of_e_are_right_by_either_way(monkeypatch: pytest.MonkeyPatch, vectors: bool) -> None:
+    monkeypatch.setattr(exponential, "has_avx512", lambda: vectors)
+    power, factor = exponential.exponential.__wrapped__(as_dtype("f32"))
+    x = np.linspace(-87, 88, 5001).astype(np.float32)
+    np.testing.assert_allclose(power(np.float32(factor) * x), np.exp(x.astype(np.float64)), rtol=5e-6)
 
 
 @pytest.mark.parametrize(("dtype", "lowest", "error"), [(np.float32, -12.0, 1e-5), (np.float64, -36.0, 5e-13)])
@@ -312,14 +320,40 @@ def test_images_made_a_whole_number_of_times_as_large(mode: Any, factor: int, dt
 
 @pytest.mark.parametrize(("dtype", "error"), [(np.float32, 1e-5), (np.float16, 2e-3)])
 @pytest.mark.parametrize(
-    "attrs", [{}, {"padding": 2, "stride": 2}, {"padding": 1, "dilation": 2, "groups": 2}], ids=str
+    "attrs",
+    [{}, {"padding": 2, "stride": 2}, {"padding": 1, "dilation": 2, "groups": 2}, {"padding": 3, "stride": (2, 1)}],
+    ids=str,
 )
+@pytest.mark.parametrize("fewest", [1, 64])  # with columns of a row of the kernel used for all of it, and without
 def test_columns_of_a_convolution_in_several_pieces(
-    monkeypatch: pytest.MonkeyPatch, attrs: dict[str, int], dtype: Any, error: float
+    monkeypatch: pytest.MonkeyPatch, attrs: dict[str, Any], dtype: Any, error: float, fewest: int
 ) -> None:
     monkeypatch.setattr("opweave_cpu.kernels.convolution.COLUMNS", 1 << 15)
+    monkeypatch.setattr("opweave_cpu.kernels.convolution.FEWEST_COLUMNS", fewest)
     x, w = normal(2, 8, 21, 23, dtype=dtype), normal(6, 8 // attrs.get("groups", 1), 3, 3, dtype=dtype)
     assert_as_defined(ow.conv2d(x, w, normal(6, dtype=dtype), **attrs), error)
+
+
+@pytest.mark.parametrize("fewest", [1, 64])
+def test_columns_of_lines_and_of_volumes(monkeypatch: pytest.MonkeyPatch, fewest: int) -> None:
+    monkeypatch.setattr("opweave_cpu.kernels.convolution.COLUMNS", 1 << 15)
+    monkeypatch.setattr("opweave_cpu.kernels.convolution.FEWEST_COLUMNS", fewest)
+    line, volume = normal(2, 8, 901, dtype=np.float32), normal(1, 8, 7, 9, 11, dtype=np.float32)
+    assert_as_defined(ow.conv1d(line, normal(4, 8, 5, dtype=np.float32), padding=2), 1e-5)
+    assert_as_defined(ow.conv3d(volume, normal(6, 8, 2, 3, 3, dtype=np.float32), padding=1), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "attrs", [{"padding": 1}, {"padding": 2, "stride": 2}, {"padding": 3, "stride": 3, "dilation": 2}], ids=str
+)
+@pytest.mark.parametrize("shape", [(2, 6, 40, 41), (1, 2, 70, 300)], ids=str)
+def test_filters_of_single_channels_in_several_tiles(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], attrs: dict[str, int]
+) -> None:
+    monkeypatch.setattr("opweave_cpu.kernels.convolution.TILE", 1 << 14)
+    channels = shape[1]
+    x, w = normal(*shape, dtype=np.float32), normal(2 * channels, 1, 3, 3, dtype=np.float32)
+    assert_as_defined(ow.conv2d(x, w, normal(2 * channels, dtype=np.float32), groups=channels, **attrs), 1e-5)
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])

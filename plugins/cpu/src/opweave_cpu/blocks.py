@@ -1,4 +1,4 @@
-"""Rows of quantized weights, some at a time, decoded into scratch memory."""
+"""Rows of weights that have to be converted, or decoded, some at a time before they are multiplied."""
 
 from __future__ import annotations
 
@@ -11,30 +11,61 @@ import numpy as np
 from opweave.contract import Arg
 from opweave.dtypes import DType, as_dtype
 from opweave.ops.blocks import Decoder, scratch_bytes
-from opweave_cpu.tiles import Array, Scratch, padded, shares
+from opweave_cpu.tiles import Array, Scratch, padded
 
 __all__ = ["BLOCK_TILE", "RowDecoder", "decoder_bytes", "longest", "row_pieces"]
 
 BLOCK_TILE: Final = 1 << 17
-"""Weights that are decoded at a time: their f32 values and what they are made of fit the second-level cache."""
-FEWEST_ROWS: Final = 16
-"""With fewer rows at a time a product becomes one of vectors."""
+"""Weights that are decoded at a time: their f32 values and what they are made of fit the second-level cache, from which
+a product with few rows reads them too."""
+
+MANY_ROWS: Final = 16
+"""Rows from which on a product takes longer than reading the weights: it is faster with more of them at a time."""
+
+LARGEST_TILE: Final = 1 << 21
+"""Weights of such a product at most."""
+
+COLUMNS: Final = 1 << 10
+"""Columns of the result that keep BLAS at full speed: it wakes its threads for each product."""
+
+STEP: Final = 16
+"""Rows of weights are taken in multiples of so many, as BLAS takes them."""
 
 _F32: Final = as_dtype("f32")
 _U8: Final = as_dtype("u8")
 
 
-def row_pieces(w: Arg) -> list[slice]:
-    """The rows of a matrix of weights in pieces of nearly one length, to be decoded one after the other."""
+def row_pieces(w: Arg, rows: int) -> list[slice]:
+    """The rows of a matrix of weights in pieces of nearly one length, each multiplied at once by ``rows`` rows."""
     outputs, inputs = w.shape[-2:]
-    return shares(outputs, -(-outputs // max(FEWEST_ROWS, BLOCK_TILE // inputs)))
+    most = BLOCK_TILE // inputs
+    if rows >= MANY_ROWS:
+        most = max(most, min(COLUMNS, LARGEST_TILE // inputs))
+    return _pieces(outputs, _even(outputs, most))
+
+
+def _even(n: int, most: int) -> int:
+    """The length of equal pieces of ``n`` rows, of about ``most`` at most."""
+    count = -(-n // max(STEP, most))
+    return -(-n // (count * STEP)) * STEP
+
+
+def _pieces(n: int, length: int) -> list[slice]:
+    return [slice(i, min(i + length, n)) for i in range(0, n, length)]
+
+
+def _decoded_rows(w: Arg, pieces: Sequence[slice]) -> int:
+    """Rows that are decoded at a time."""
+    rows = longest(pieces)
+    return min(rows, _even(rows, BLOCK_TILE // w.shape[-1]))
 
 
 def decoder_bytes(w: Arg, pieces: Sequence[slice], dtype: DType) -> int:
     """Bytes of the workspace that a `RowDecoder` takes."""
-    size = longest(pieces) * w.shape[-1]
-    wide = 0 if dtype is _F32 else padded(size * dtype.itemsize)
-    return padded(scratch_bytes(w.dtype, size // w.dtype.block)) + padded(size * _F32.itemsize) + wide
+    inputs, rows = w.shape[-1], longest(pieces)
+    tile = _decoded_rows(w, pieces) * inputs
+    narrow = 0 if dtype is _F32 else padded(tile * _F32.itemsize)
+    return padded(scratch_bytes(w.dtype, tile // w.dtype.block)) + narrow + padded(rows * inputs * dtype.itemsize)
 
 
 def longest(pieces: Sequence[slice]) -> int:
@@ -48,25 +79,41 @@ class RowDecoder:
 
     Args:
         w: the weights; of more than two axes the last two are matrices.
-        pieces: what is decoded at a time.
+        pieces: what is multiplied at a time.
         dtype: of the values: f32 or wider.
         scratch: hands out `decoder_bytes`.
     """
 
     def __init__(self, w: Arg, pieces: Sequence[slice], dtype: DType, scratch: Scratch) -> None:
         rows, inputs = longest(pieces), w.shape[-1]
-        blocks = inputs // w.dtype.block
-        room = scratch.take((scratch_bytes(w.dtype, rows * blocks),), _U8)
-        values = scratch.take((rows, inputs), _F32)
-        wide = values if dtype is _F32 else scratch.take((rows, inputs), dtype)
+        blocks, tile = inputs // w.dtype.block, _decoded_rows(w, pieces)
+        room = scratch.take((scratch_bytes(w.dtype, tile * blocks),), _U8)
+        narrow = None if dtype is _F32 else scratch.take((tile, inputs), _F32)
+        values = scratch.take((rows, inputs), dtype)
+        decoders: dict[int, Decoder] = {}
         self._known: dict[int, tuple[Callable[[Array], None], Array]] = {}
         for n in {piece.stop - piece.start for piece in pieces}:
-            decode = Decoder(w.dtype, (n, blocks), room).into(values[:n])
-            self._known[n] = decode if wide is values else partial(_widen, decode, values[:n], wide[:n]), wide[:n]
+            parts = []
+            for part in _pieces(n, tile):
+                count = part.stop - part.start
+                decoder = decoders.get(count)
+                if decoder is None:
+                    decoder = decoders[count] = Decoder(w.dtype, (count, blocks), room)
+                into = values[part]
+                if narrow is None:
+                    parts.append((part, decoder.into(into)))
+                else:
+                    parts.append((part, partial(_widen, decoder.into(narrow[:count]), narrow[:count], into)))
+            self._known[n] = partial(_decode, parts), values[:n]
 
     def __call__(self, n: int) -> tuple[Callable[[Array], None], Array]:
         """``decode(blocks)`` for ``n`` rows of blocks, as `fields_of` shows them, and the array of their values."""
         return self._known[n]
+
+
+def _decode(parts: Sequence[tuple[slice, Callable[[Array], None]]], blocks: Array) -> None:
+    for part, decode in parts:
+        decode(blocks[part])
 
 
 def _widen(decode: Callable[[Array], None], values: Array, wide: Array, blocks: Array) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["blas_features", "cpu_name", "instruction_sets"]
+__all__ = ["blas_features", "cpu_name", "has_avx512", "instruction_sets"]
 
 # Those that say how fast vector code can be; names as Linux spells them.
 _TELLING = (
@@ -45,6 +45,12 @@ def instruction_sets() -> tuple[str, ...]:
     fields = _first_cpu()
     have = set((fields.get("flags") or fields.get("Features") or "").split())
     return tuple(name for name in _TELLING if name in have)
+
+
+@cache
+def has_avx512() -> bool:
+    """Whether NumPy computes in vectors of 512 bits, for which it has more functions, and f16."""
+    return "avx512bw" in instruction_sets()
 
 
 def blas_features() -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from opweave.contract import Call, Device, Stream
 from opweave.events import EVENTS
-from opweave_cpu.threads import THREADS
+from opweave_cpu.threads import THREADS, set_up_numpy
 
 __all__ = ["CpuStream"]
 
@@ -29,7 +29,7 @@ class CpuStream(Stream):
         # Overflow gives infinities and 0/0 NaN on every device; NumPy alone would warn. Its error state is a context
         # variable, and entering a context that has it costs a tenth of what `np.errstate` does.
         self._context: Final = copy_context()
-        self._context.run(np.seterr, all="ignore")
+        self._context.run(set_up_numpy)
         self._entered = False
         self._foreign = False
 
@@ -44,7 +44,10 @@ class CpuStream(Stream):
 
     def _joins(self, other: Stream) -> bool:
         return (
-            isinstance(other, CpuStream) and other._threads == self._threads and (self._foreign or not other._foreign)
+            isinstance(other, CpuStream)
+            and type(other)._run is type(self)._run
+            and other._threads == self._threads
+            and (self._foreign or not other._foreign)
         )
 
     def _run(self, calls: Iterator[Call]) -> None:

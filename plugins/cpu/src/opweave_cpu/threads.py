@@ -12,7 +12,7 @@ import numpy as np
 
 from opweave.errors import PluginError
 
-__all__ = ["THREADS", "Threads", "check_threads"]
+__all__ = ["THREADS", "Threads", "check_threads", "set_up_numpy"]
 
 
 def check_threads(n: object) -> int:
@@ -33,8 +33,14 @@ def _cores() -> int:
         return os.cpu_count() or 1
 
 
-def _ignore_floating_point_errors() -> None:
-    # Each thread has an error state of its own, and NumPy's default is to warn.
+BUFFER: Final = 2048
+"""Elements of NumPy's buffers, by way of which it takes operands with gaps or repeated rows unless the rows are long
+beside a buffer. With its own 8192 nothing takes less time, and much takes a fifth more."""
+
+
+def set_up_numpy(buffer: int = BUFFER) -> None:
+    """Have NumPy compute in this thread, or this context, as kernels need it: short buffers, and no warnings."""
+    np.setbufsize(buffer)
     np.seterr(all="ignore")
 
 
@@ -108,7 +114,7 @@ class Threads:
         with self._lock:
             if self._pool is None:
                 workers = max(1, self.cores - 1)
-                self._pool = ThreadPoolExecutor(workers, "opweave-cpu", _ignore_floating_point_errors)
+                self._pool = ThreadPoolExecutor(workers, "opweave-cpu", set_up_numpy)
             return self._pool
 
     def _after_fork(self) -> None:

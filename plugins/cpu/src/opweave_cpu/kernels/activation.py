@@ -12,6 +12,7 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.dtypes import DType, as_dtype
 from opweave.ops.activation import QUICK
+from opweave_cpu.exponential import exponential
 from opweave_cpu.kernels.elementwise import one_pass
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import SPREAD_PASS, Array, Body, bind_tiled, compute_dtype, constant, tiled_workspace
@@ -91,12 +92,13 @@ def _elu_body(dtype: DType, alpha: float) -> Body:
 @cache
 def _softplus_body(dtype: DType) -> Body:
     """max(x, 0) + log1p(exp(-|x|)), which never overflows."""
-    zero = constant(0, dtype)
+    power, base = exponential(dtype)
+    zero, factor = constant(0, dtype), constant(-base, dtype)
 
     def body(out: Array, x: Array, t: Array) -> None:
         np.absolute(x, t)
-        np.negative(t, t)
-        np.exp(t, t)
+        np.multiply(t, factor, t)
+        power(t, t)
         np.log1p(t, t)
         np.maximum(x, zero, out=out)
         np.add(out, t, out)
@@ -107,11 +109,12 @@ def _softplus_body(dtype: DType) -> Body:
 @cache
 def _sigmoid_body(dtype: DType) -> Body:
     """1 / (1 + exp(-x)); exp overflows to infinity for x far below 0, whose reciprocal is the right 0."""
-    one = constant(1, dtype)
+    power, base = exponential(dtype)
+    one, factor = constant(1, dtype), constant(-base, dtype)
 
     def body(out: Array, x: Array) -> None:
-        np.negative(x, out)
-        np.exp(out, out)
+        np.multiply(x, factor, out)
+        power(out, out)
         np.add(out, one, out)
         np.reciprocal(out, out)
 
@@ -145,11 +148,12 @@ def _hardswish_body(dtype: DType) -> Body:
 @cache
 def silu_body(dtype: DType, slope: float = 1.0) -> Body:
     """x / (1 + exp(-slope * x)), with one scratch array."""
-    one, factor = constant(1, dtype), constant(-slope, dtype)
+    power, base = exponential(dtype)
+    one, factor = constant(1, dtype), constant(-slope * base, dtype)
 
     def body(out: Array, x: Array, t: Array) -> None:
         np.multiply(x, factor, t)
-        np.exp(t, t)
+        power(t, t)
         np.add(t, one, t)
         np.divide(x, t, out)
 
@@ -159,7 +163,8 @@ def silu_body(dtype: DType, slope: float = 1.0) -> Body:
 @cache
 def gelu_tanh_body(dtype: DType) -> Body:
     """x / (1 + exp(-2u)) with 2u = x (a + b x²), with one scratch array."""
-    a = -2 * sqrt(2 / pi)
+    power, base = exponential(dtype)
+    a = -2 * sqrt(2 / pi) * base
     linear, cubic, one = constant(a, dtype), constant(a * 0.044715, dtype), constant(1, dtype)
 
     def body(out: Array, x: Array, t: Array) -> None:
@@ -167,7 +172,7 @@ def gelu_tanh_body(dtype: DType) -> Body:
         np.multiply(t, cubic, t)
         np.add(t, linear, t)
         np.multiply(t, x, t)
-        np.exp(t, t)
+        power(t, t)
         np.add(t, one, t)
         np.divide(x, t, out)
 
@@ -208,7 +213,8 @@ def gelu_body(dtype: DType) -> Body:
     """
     limit, *coefficients = _TAIL[dtype.itemsize]
     numerator, denominator = ([constant(c, dtype) for c in reversed(cs)] for cs in coefficients)
-    largest, half, minus_half = constant(limit, dtype), constant(0.5, dtype), constant(-0.5, dtype)
+    power, base = exponential(dtype)
+    largest, half, factor = constant(limit, dtype), constant(0.5, dtype), constant(-0.5 * base, dtype)
 
     def body(out: Array, x: Array, a: Array, p: Array, q: Array) -> None:
         np.absolute(x, a)
@@ -225,8 +231,8 @@ def gelu_body(dtype: DType) -> Body:
         np.divide(p, q, p)
         np.multiply(p, a, p)
         np.multiply(a, a, q)
-        np.multiply(q, minus_half, q)
-        np.exp(q, q)
+        np.multiply(q, factor, q)
+        power(q, q)
         np.multiply(p, q, p)
         np.multiply(x, half, out)
         np.absolute(out, q)

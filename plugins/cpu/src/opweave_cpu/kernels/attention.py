@@ -17,7 +17,7 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.ops.normalization import alibi_slopes
 from opweave_cpu.kernels.table import FLOATS, KERNELS
 from opweave_cpu.lanes import Cut, Rooms, bind_lanes, full_cuts, is_blas_matrix, lane_count
-from opweave_cpu.tiles import Array, compute_dtype, constant, row_sums
+from opweave_cpu.tiles import Array, compute_dtype, constant, for_rows, row_sums
 
 QUERY_ROWS: Final = 256
 """Queries of a tile: enough for BLAS to be at full speed."""
@@ -192,7 +192,7 @@ def attention(
         if len(rooms[5]):
             yield partial(np.copyto, result, total.reshape(result.shape), "unsafe")
 
-    return bind_lanes(stream, plan.jobs, plan.rooms, workspace, tile_calls)
+    return for_rows(bind_lanes(stream, plan.jobs, plan.rooms, workspace, tile_calls), plan.keys)
 
 
 def _behind(ones: Array, tokens: int, keys: int, ahead: int) -> Array:

@@ -20,13 +20,12 @@ from opweave_cpu.lanes import (
     Rooms,
     at,
     bind_lanes,
-    cuts_of,
     full_cuts,
     is_blas_matrix,
     lane_count,
     overlap,
 )
-from opweave_cpu.tiles import TILE, Array, compute_dtype, copy_call, in_turn
+from opweave_cpu.tiles import TILE, Array, compute_dtype, copy_call, for_rows, in_turn
 
 COLUMNS: Final = 1 << 23
 """Bytes of columns at a time: a product so big that it keeps all threads of BLAS at work."""
@@ -36,6 +35,9 @@ COLUMN_TILE: Final = 1 << 20
 
 FEWEST_COLUMNS: Final = 64
 """With fewer of them BLAS slows down more than the cache helps."""
+
+SHIFT_LOSS: Final = 4
+"""So many times the results that a row has may be computed in vain beyond its end: less than columns would take."""
 
 
 def _needs_packed_output(step: Step) -> str | None:
@@ -99,28 +101,51 @@ def _needs_depthwise(step: Step) -> str | None:
 
 class _Columns:
     """How a convolution becomes products of the weights and columns: the elements that the kernel meets at each place,
-    one below the other. So many places at a time as there is room for."""
+    one below the other. So many places at a time as there is room for.
+
+    Where the kernel moves by one element along the last axis, what its next element meets is one place on in the same
+    columns, if these go on beyond the ends of rows. Then columns are made for the first element only, and each element
+    has a product of its own, all of which are added up. (What is computed between rows is not stored.)
+
+    Attributes:
+        shifts: how many places on each element along the last axis finds its columns; ``(0,)``: it has its own.
+        kernel, places: those that there are columns for.
+    """
 
     def __init__(self, out: Arg, x: Arg, w: Arg, attrs: Mapping[str, Any]) -> None:
         self.dtype = compute_dtype(out.dtype)
         self.groups: int = attrs["groups"]
         self.kernel, self.places = w.shape[2:], out.shape[2:]
         self.outputs, self.inputs = w.shape[0] // self.groups, w.shape[1]
-        item, height = self.dtype.itemsize, self.inputs * prod(self.kernel)
         self.direct = self._is_product(x, attrs)
         self.framed = not self.direct and (x.dtype is not self.dtype or any(map(any, attrs["padding"])))
         self.lengths = tuple([n + sum(pads) for n, pads in zip(x.shape[2:], attrs["padding"], strict=True)])
+        self.shifts = (0,)
+        if not self.direct and attrs["stride"][-1] == 1 and self._shifting_pays():
+            self.shifts = tuple([i * attrs["dilation"][-1] for i in range(self.kernel[-1])])
+            self.kernel, self.places = (*self.kernel[:-1], 1), (*self.places[:-1], self.lengths[-1])
+        item, height, several = self.dtype.itemsize, self.inputs * prod(self.kernel), len(self.shifts) > 1
         columns = prod(self.places)
         if not self.direct:
-            columns = min(columns, max(FEWEST_COLUMNS, COLUMNS // (item * height)))
+            fewest = self.lengths[-1] if several else FEWEST_COLUMNS
+            columns = min(columns, max(fewest, COLUMNS // (item * height)))
         self.cuts = full_cuts(self.places, columns)
+        results = self.outputs * columns
         sizes = [
-            w.size if _packs(w, self.dtype) else 0,
+            w.size if several or _packs(w, self.dtype) else 0,
             self.inputs * prod(self.lengths) if self.framed else 0,
             0 if self.direct else height * columns,
-            self.outputs * columns if out.dtype is not self.dtype else 0,
+            results if several or out.dtype is not self.dtype else 0,
+            results if several else 0,
         ]
         self.rooms = Rooms(1, [(size, self.dtype) for size in sizes])
+
+    def _shifting_pays(self) -> bool:
+        """Whether there are enough columns for products of their own, more of them are left out than sums are added,
+        and little of what is computed lies between rows."""
+        height, between = self.inputs * prod(self.kernel[:-1]), self.lengths[-1] - self.places[-1]
+        enough = max(FEWEST_COLUMNS, 2 * self.outputs)
+        return self.kernel[-1] > 1 and height >= enough and between * self.outputs <= SHIFT_LOSS * self.places[-1]
 
     def _is_product(self, x: Arg, attrs: Mapping[str, Any]) -> bool:
         """Whether the input is the columns already: a kernel of one element that meets every element."""
@@ -143,15 +168,16 @@ def conv(
 ) -> Call:
     """One thread makes columns, BLAS uses all: threads that did both would wait for each other between short calls."""
     plan = _Columns(out, x, w, attrs)
-    packed, frame, columns, result = plan.rooms.own(workspace, 0)
+    packed, frame, columns, result, term = plan.rooms.own(workspace, 0)
     calls: list[Call] = []
-    weights = w.view
+    weights, several = w.view, len(plan.shifts) > 1
     if len(packed):
-        weights = packed.reshape(w.shape)
-        calls.append(partial(np.copyto, weights, w.view))
-    matrices = weights.reshape(plan.groups, plan.outputs, -1)
-    biases = None if b is None else b.view.reshape(plan.groups, -1, 1)
-    sources, targets = _grouped(x.view, plan.groups), out.view.reshape(x.shape[0], plan.groups, plan.outputs, -1)
+        weights = packed.reshape(len(plan.shifts), *w.shape[:-1], -1)
+        parts = w.view[..., None] if several else w.view[..., None, :]
+        calls.append(partial(np.copyto, np.moveaxis(weights, 0, -2), parts))
+    matrices = weights.reshape(len(plan.shifts), plan.groups, plan.outputs, -1)
+    sources, targets = _grouped(x.view, plan.groups), _grouped(out.view, plan.groups)
+    biases = None if b is None else b.view.reshape(plan.groups, -1, *[1] * len(plan.places))
     if plan.framed:
         framed = frame.reshape(plan.inputs, *plan.lengths)
         inside = framed[
@@ -159,7 +185,7 @@ def conv(
         ]
         calls.append(partial(frame.fill, 0))
     for n, g in product(range(x.shape[0]), range(plan.groups)):
-        source, matrix, stored = sources[n, g], matrices[g], targets[n, g]
+        source, target = sources[n, g], targets[n, g]
         if plan.framed:
             calls.append(partial(np.copyto, inside, source))
             source = framed
@@ -168,19 +194,30 @@ def conv(
         for cut in plan.cuts:
             shape = [c.stop - c.start for c in cut]
             count = prod(shape)
-            target = stored[:, first : first + count]
             if windows is None:
                 right = source.reshape(plan.inputs, -1)
             else:
-                right = columns[: matrix.shape[1] * count].reshape(-1, count)
+                right = columns[: matrices.shape[-1] * count].reshape(-1, count)
                 tile = right.reshape(plan.inputs, *plan.kernel, *shape)
                 calls.append(copy_call(stream, tile, windows[at(..., *cut)]))
-            sums = result[: target.size].reshape(target.shape) if len(result) else target
-            calls.append(partial(np.matmul, matrix, right, sums))
+            # Up to the last place that is stored.
+            length = count - plan.places[-1] + out.shape[-1]
+            stored = target[at(slice(None), *cut)]
+            sums = target.reshape(plan.outputs, -1)[:, first : first + count]
+            values = stored
+            if len(result):
+                sums = result[: plan.outputs * count].reshape(-1, count)
+                values = sums.reshape(-1, *shape)[..., : stored.shape[-1]]
+                sums = sums[:, :length]
+            for i, shift in enumerate(plan.shifts):
+                products = term[: plan.outputs * count].reshape(-1, count)[:, :length] if i else sums
+                calls.append(partial(np.matmul, matrices[i, g], right[:, shift : shift + length], products))
+                if i:
+                    calls.append(partial(np.add, sums, products, sums))
             if biases is not None:
-                calls.append(partial(np.add, sums, biases[g], sums))
-            if sums is not target:
-                calls.append(partial(np.copyto, target, sums, "unsafe"))
+                calls.append(partial(np.add, values, biases[g], values))
+            if values is not stored:
+                calls.append(partial(np.copyto, stored, values, "unsafe"))
             first += count
     return in_turn(calls)
 
@@ -195,22 +232,47 @@ def _windows(x: Array, plan: _Columns, stride: Sequence[int], dilation: Sequence
 
 
 class _Depthwise:
-    """How a convolution of channels apart is cut: (image, channels, outputs of a channel, *places)."""
+    """How a convolution of channels apart is cut and laid out: some channels at a time, and some places along the first
+    axis.
 
-    def __init__(self, out: Arg, x: Arg, w: Arg) -> None:
+    Their input is copied into a frame, taken apart by strides: of an axis of stride s, element i of the frame lies at
+    i // s of part i % s. There an element of the kernel meets neighbouring elements at neighbouring places, and as rows
+    of frame and results are of one length, those of all places of a channel are one stretch. (What is computed between
+    rows is not stored.)
+    """
+
+    def __init__(self, out: Arg, x: Arg, w: Arg, attrs: Mapping[str, Any]) -> None:
         self.dtype = compute_dtype(out.dtype)
-        self.converts = out.dtype is not self.dtype
-        self.outputs, self.places = w.shape[0] // x.shape[1], out.shape[2:]
-        elements = TILE // self.dtype.itemsize
-        self.jobs = cuts_of(x.shape[0], (x.shape[1], self.outputs, *self.places), elements)
-        tile = (min(elements, prod(out.shape[1:])), self.dtype)
-        lanes = lane_count(len(self.jobs), out.size * prod(w.shape[2:]))
-        shared = [(w.size, self.dtype)] if _packs(w, self.dtype) else []
-        self.rooms = Rooms(lanes, [tile] * (1 + self.converts), shared)
+        self.outputs, places = w.shape[0] // x.shape[1], out.shape[2:]
+        self.stride, dilation = attrs["stride"], attrs["dilation"]
+        self.shifts = [before for before, _ in attrs["padding"]]
+        offsets = _offsets(w.shape[2:], dilation)
+        self.parts = [tuple([o % s for o, s in zip(offset, self.stride, strict=True)]) for offset in offsets]
+        ahead = [[o // s for o, s in zip(offset, self.stride, strict=True)] for offset in offsets]
+        self.margin = [(k - 1) * d // s for k, d, s in zip(w.shape[2:], dilation, self.stride, strict=True)]
+        self.row = [n + more for n, more in zip(places[1:], self.margin[1:], strict=True)]
+        pitch = [prod(self.row[i:]) for i in range(len(places))]
+        self.starts = [sum([n * p for n, p in zip(counts, pitch, strict=True)]) for counts in ahead]
+        self.used = list(dict.fromkeys(self.parts))
+        # The frame, sums and products fit the second-level cache.
+        most = TILE // (self.dtype.itemsize * pitch[0] * len(self.used))
+        rows = max(1, min(places[0], most - self.margin[0]))
+        channels = max(1, min(x.shape[1], most // (rows + self.margin[0])))
+        cuts = product(_slices(x.shape[1], channels), _slices(places[0], rows))
+        self.jobs = [(n, *cut) for n, cut in product(range(x.shape[0]), cuts)]
+        self.longest = rows * pitch[0]
+        lanes = lane_count(len(self.jobs), out.size * len(offsets))
+        frame = len(self.used) * channels * (rows + self.margin[0]) * pitch[0]
+        own = [(frame, self.dtype)] + [(channels * rows * pitch[0], self.dtype)] * 2
+        self.rooms = Rooms(lanes, own, [(w.size, self.dtype)] if _packs(w, self.dtype) else [])
+
+
+def _slices(n: int, length: int) -> list[slice]:
+    return [slice(i, min(i + length, n)) for i in range(0, n, length)]
 
 
 def _depthwise_workspace(step: Step) -> int:
-    return _Depthwise(step.out, step.srcs[0], step.srcs[1]).rooms.nbytes
+    return _Depthwise(step.out, step.srcs[0], step.srcs[1], step.attrs).rooms.nbytes
 
 
 @KERNELS("conv1d", "conv2d", "conv3d", dtypes=FLOATS, when=_needs_depthwise, workspace=_depthwise_workspace)
@@ -218,40 +280,48 @@ def depthwise_conv(
     stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, workspace: Arg | None, **attrs: Any
 ) -> Call:
     """Element by element of the kernel: a product and a sum for each."""
-    plan = _Depthwise(out, x, w)
+    plan = _Depthwise(out, x, w, attrs)
     weights, convert = _weights(w, plan.rooms, workspace)
-    lengths, stride = x.shape[2:], attrs["stride"]
-    shifts = [before for before, _ in attrs["padding"]]
-    offsets = _offsets(w.shape[2:], attrs["dilation"])
-    every, pair = slice(None), (x.shape[1], plan.outputs)
-    stored, inputs = out.view.reshape(x.shape[0], *pair, *plan.places), x.view
-    filters = weights.reshape(*pair, *w.shape[2:])
-    biases = None if b is None else b.view.reshape(*pair, *[1] * len(lengths))
+    inputs, places = x.view, out.shape[2:]
+    stored = out.view.reshape(x.shape[0], x.shape[1], plan.outputs, *places)
+    filters = weights.reshape(x.shape[1], plan.outputs, -1)
+    biases = None if b is None else b.view.reshape(x.shape[1], plan.outputs, *[1] * len(places))
+    inside = tuple([slice(0, n) for n in places[1:]])
 
-    def tile_calls(job: tuple[int, Cut], rooms: list[Array]) -> Iterator[Call]:
-        n, (channels, copies, *cut) = job
-        target = stored[at(n, channels, copies, *cut)]
-        products = rooms[0][: target.size].reshape(target.shape)
-        total = rooms[1][: target.size].reshape(target.shape) if plan.converts else target
-        factors_at = filters[channels, copies].reshape(*target.shape[:2], -1, *[1] * len(lengths))
-        parts = [_places_in(cut, offset, lengths, stride, shifts) for offset in offsets]
-        # What meets the input everywhere is stored, the others are added.
-        first = next((i for i, (*_, whole) in enumerate(parts) if whole), None)
-        if first is None:
-            yield partial(total.fill, 0)
-        else:
-            yield partial(np.multiply, inputs[at(n, channels, None, *parts[first][1])], factors_at[:, :, first], total)
-        for i, (to, of, _) in enumerate(parts):
-            if i != first:
-                part, sum_ = products[at(every, every, *to)], total[at(every, every, *to)]
-                yield partial(np.multiply, inputs[at(n, channels, None, *of)], factors_at[:, :, i], part)
-                yield partial(np.add, sum_, part, sum_)
-        if biases is not None:
-            yield partial(np.add, total, biases[channels, copies], total)
-        if total is not target:
-            yield partial(np.copyto, target, total, "unsafe")
+    def tile_calls(job: tuple[int, slice, slice], rooms: list[Array]) -> Iterator[Call]:
+        n, channels, rows = job
+        count, height = channels.stop - channels.start, rows.stop - rows.start
+        lengths = [height + plan.margin[0], *plan.row]
+        frame = rooms[0][: len(plan.used) * count * prod(lengths)].reshape(len(plan.used), count, *lengths)
+        yield partial(frame.fill, 0)
+        for k, part in enumerate(plan.used):
+            to, of = [], []
+            for axis, (length, step) in enumerate(zip(lengths, plan.stride, strict=True)):
+                first = rows.start * step if axis == 0 else 0
+                target, source = overlap(length, x.shape[2 + axis], step, first + part[axis] - plan.shifts[axis])
+                to.append(target)
+                of.append(source)
+            yield partial(np.copyto, frame[at(k, slice(None), *to)], inputs[at(n, channels, *of)])
+        flat = frame.reshape(len(plan.used), count, -1)
+        pitch = prod(plan.row)
+        # Up to the last place that is stored.
+        length = height * pitch - sum([more * prod(plan.row[i + 1 :]) for i, more in enumerate(plan.margin[1:])])
+        grid, products = (room[: count * height * pitch].reshape(count, -1) for room in rooms[1:])
+        sums, term = grid[:, :length], products[:, :length]
+        results = grid.reshape(count, height, *plan.row)[at(slice(None), slice(None), *inside)]
+        for copy in range(plan.outputs):
+            factors = filters[channels, copy]
+            for i, (part, start) in enumerate(zip(plan.parts, plan.starts, strict=True)):
+                met = flat[plan.used.index(part), :, start : start + length]
+                yield partial(np.multiply, met, factors[:, i : i + 1], term if i else sums)
+                if i:
+                    yield partial(np.add, sums, term, sums)
+            if biases is not None:
+                yield partial(np.add, results, biases[channels, copy], results)
+            yield partial(np.copyto, stored[n, channels, copy, rows], results, "unsafe")
 
-    return in_turn([*convert, bind_lanes(stream, plan.jobs, plan.rooms, workspace, tile_calls)])
+    call = bind_lanes(stream, plan.jobs, plan.rooms, workspace, tile_calls)
+    return in_turn([*convert, for_rows(call, plan.longest)])
 
 
 # --- transposed convolution -----------------------------------------------------------------------------------------
@@ -351,7 +421,7 @@ def im2col(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
     return bind_lanes(stream, jobs, Rooms(lane_count(len(jobs), out.size), []), None, copies)
 
 
-def _channel_slices(channels: int, size: int) -> Iterator[slice]:
+def _channel_slices(channels: int, size: int) -> list[slice]:
     """Slices of the channels with about a tile of ``size`` elements each."""
     step = max(1, TILE * channels // size)
-    return (slice(i, min(i + step, channels)) for i in range(0, channels, step))
+    return _slices(channels, step)

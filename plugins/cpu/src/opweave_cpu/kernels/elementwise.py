@@ -10,7 +10,7 @@ import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.dtypes import DType
-from opweave_cpu.hardware import instruction_sets
+from opweave_cpu.hardware import has_avx512
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, PLAIN
 from opweave_cpu.tiles import (
     SPREAD_PASS,
@@ -83,13 +83,8 @@ def binary(stream: Stream, op: str, out: Arg, a: Arg, b: Arg) -> Call:
     return partial(_UFUNCS[op], a.view, b.view, target)
 
 
-@cache
-def _lacks_vectors_of_halves() -> bool:
-    return "avx512bw" not in instruction_sets()
-
-
 def _needs_vectors_of_halves(step: Step) -> str | None:
-    return "on this processor NumPy computes f16 one by one" if _lacks_vectors_of_halves() else None
+    return None if has_avx512() else "on this processor NumPy computes f16 one by one"
 
 
 @KERNELS("neg", "abs", "sign", "square", dtypes=NUMBERS, inplace=True)

@@ -14,7 +14,7 @@ from opweave.dtypes import DType, as_dtype
 from opweave.ops.blocks import fields_of
 from opweave_cpu.blocks import RowDecoder, decoder_bytes, longest, row_pieces
 from opweave_cpu.kernels.indexing import check_ids
-from opweave_cpu.kernels.matmul import lies_ready, must_pack, weight_rows
+from opweave_cpu.kernels.matmul import lies_ready, must_pack
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_cpu.tiles import Array, Scratch, compute_dtype, padded, tile_cuts, tile_rows
 
@@ -32,33 +32,35 @@ def _needs_packed_output(step: Step) -> str | None:
 # --- expert_linear --------------------------------------------------------------------------------------------------
 
 
-def _pieces(w: Arg, dtype: DType) -> list[slice]:
+def _pieces(w: Arg, ids: Arg, dtype: DType) -> list[slice]:
     """Rows of an expert's weights that are multiplied at a time: all, if BLAS reads them as they lie."""
-    outputs = w.shape[1]
-    tile = weight_rows(w, dtype) if must_pack(w, dtype) else outputs
-    return [slice(i, min(i + tile, outputs)) for i in range(0, outputs, tile)]
+    return _converted_pieces(w, ids) if must_pack(w, dtype) else [slice(0, w.shape[1])]
 
 
-def _rows_workspace(step: Step, pieces: Sequence[slice]) -> int:
+def _converted_pieces(w: Arg, ids: Arg) -> list[slice]:
+    return row_pieces(w, ids.size // w.shape[0])  # as many rows as an expert has if all are used alike
+
+
+def _rows_workspace(step: Step) -> int:
     x, w, ids = step.srcs
     dtype = compute_dtype(step.out.dtype)
-    sizes = [ids.size * w.shape[2], ids.size * longest(pieces)]
+    sizes = [ids.size * w.shape[2], step.out.size]
     if not lies_ready(x, dtype):
         sizes.append(x.size)
     return sum(padded(size * dtype.itemsize) for size in sizes)
 
 
 def _expert_workspace(step: Step) -> int:
-    w, dtype = step.srcs[1], compute_dtype(step.out.dtype)
-    pieces = _pieces(w, dtype)
+    (_, w, ids), dtype = step.srcs, compute_dtype(step.out.dtype)
+    pieces = _pieces(w, ids, dtype)
     weights = padded(longest(pieces) * w.shape[2] * dtype.itemsize) if must_pack(w, dtype) else 0
-    return _rows_workspace(step, pieces) + weights
+    return _rows_workspace(step) + weights
 
 
 @KERNELS("expert_linear", dtypes=NUMBERS, when=_needs_packed_output, workspace=_expert_workspace)
 def expert_linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, workspace: Arg | None) -> Call:
     dtype = compute_dtype(out.dtype)
-    scratch, weights, pieces = Scratch(workspace), w.view, _pieces(w, dtype)
+    scratch, weights, pieces = Scratch(workspace), w.view, _pieces(w, ids, dtype)
     if not must_pack(w, dtype):
         return _bind(op, out, x, w, ids, scratch, pieces, lambda expert, piece: weights[expert, piece])
     room = scratch.take((longest(pieces), w.shape[2]), dtype)
@@ -72,9 +74,9 @@ def expert_linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *
 
 
 def _blocks_workspace(step: Step) -> int:
-    w, dtype = step.srcs[1], compute_dtype(step.out.dtype)
-    pieces = row_pieces(w)
-    return _rows_workspace(step, pieces) + decoder_bytes(w, pieces, dtype)
+    (_, w, ids), dtype = step.srcs, compute_dtype(step.out.dtype)
+    pieces = _converted_pieces(w, ids)
+    return _rows_workspace(step) + decoder_bytes(w, pieces, dtype)
 
 
 @KERNELS(
@@ -86,7 +88,7 @@ def _blocks_workspace(step: Step) -> int:
 def expert_linear_of_blocks(
     stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, blocks: DType, workspace: Arg | None
 ) -> Call:
-    scratch, stored, pieces = Scratch(workspace), fields_of(w.view, blocks), row_pieces(w)
+    scratch, stored, pieces = Scratch(workspace), fields_of(w.view, blocks), _converted_pieces(w, ids)
     decoder = RowDecoder(w, pieces, compute_dtype(out.dtype), scratch)
 
     def decoded(expert: int, piece: slice) -> Array:
@@ -110,12 +112,12 @@ def _bind(
     """The call that multiplies by the rows of an expert's weights that ``some_rows`` gives, in the type to compute in.
 
     The rows of ``x`` are packed in order of their experts. Those of one expert are multiplied at once by each piece of
-    its weights, and the results stored where they belong.
+    its weights. In the end the results go where they belong.
     """
     dtype = compute_dtype(out.dtype)
     experts, outputs, inputs = w.shape
     used = ids.shape[1]
-    packed, results = scratch.take((ids.size, inputs), dtype), scratch.take((ids.size * longest(pieces),), dtype)
+    packed, results = scratch.take((ids.size, inputs), dtype), scratch.take((ids.size, outputs), dtype)
     picks, target, source = ids.view, out.view.reshape(-1, outputs), x.view
     copies = not lies_ready(x, dtype)
     flat = scratch.take((x.size // inputs, inputs), dtype) if copies else source.reshape(-1, inputs)
@@ -130,12 +132,14 @@ def _bind(
         flat.take(order if shared == 1 else order // shared, 0, packed, "clip")
         for expert, first, last in _groups(flat_ids[order]):
             rows = packed[first:last]
-            places = order[first:last]
             for piece in pieces:
-                n = piece.stop - piece.start
-                result = results[: (last - first) * n].reshape(last - first, n)
-                np.matmul(rows, some_rows(expert, piece).T, result)
-                target[places, piece] = result
+                np.matmul(rows, some_rows(expert, piece).T, results[first:last, piece])
+        if target.dtype == results.dtype:
+            back = np.empty_like(order)
+            back[order] = np.arange(len(order))
+            results.take(back, 0, target, "clip")  # half as long as storing row by row
+        else:
+            target[order] = results
 
     return run
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from math import prod
-from typing import Final
 
 import numpy as np
 
@@ -14,9 +13,6 @@ from opweave.ops.blocks import fields_of
 from opweave_cpu.blocks import RowDecoder, decoder_bytes, longest, row_pieces
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_cpu.tiles import Array, Scratch, compute_dtype, in_turn, padded
-
-WEIGHT_TILE: Final = 1 << 20
-"""Bytes of converted weight rows at a time: what one product reads while it is in the second-level cache."""
 
 
 def _is_matrix(arg: Arg) -> bool:
@@ -92,18 +88,13 @@ def _is_plain(x: Arg, w: Arg, out: Arg) -> bool:
     return not dtype.is_half and x.is_dense and out.is_dense and not must_pack(x, dtype) and not must_pack(w, dtype)
 
 
-def weight_rows(w: Arg, dtype: DType) -> int:
-    """Rows of the weights that are converted at a time; not so few that the product becomes one of vectors."""
-    outputs, inputs = w.shape[-2:]
-    return min(outputs, max(16, WEIGHT_TILE // (inputs * dtype.itemsize)))
-
-
 def _linear_workspace(step: Step) -> int:
     x, w, *_ = step.srcs
     if _is_plain(x, w, step.out):
         return 0
     dtype = compute_dtype(step.out.dtype)
-    rows, tile = x.size // x.shape[-1], weight_rows(w, dtype)
+    rows = x.size // w.shape[1]
+    tile = longest(row_pieces(w, rows))
     return sum(padded(size * dtype.itemsize) for size in (x.size, tile * w.shape[1], rows * tile))
 
 
@@ -111,8 +102,10 @@ def _linear_workspace(step: Step) -> int:
 def linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, workspace: Arg | None) -> Call:
     if workspace is not None:  # nothing plain asks for one
         return _linear_by_tiles(out, x, w, b, workspace)
-    target = out.view.reshape(-1, w.shape[0])
-    call = product_call(x.view.reshape(-1, w.shape[1]), w.view.T, target)
+    rows, target = x.view, out.view
+    if rows.ndim != 2:
+        rows, target = rows.reshape(-1, w.shape[1]), target.reshape(-1, w.shape[0])
+    call = product_call(rows, w.view.T, target)
     return call if b is None else in_turn([call, partial(np.add, target, b.view, target)])
 
 
@@ -120,16 +113,17 @@ def _linear_by_tiles(out: Arg, x: Arg, w: Arg, b: Arg | None, workspace: Arg | N
     """Some rows of the weights at a time: converted, multiplied, rounded into their columns of ``out``."""
     dtype = compute_dtype(out.dtype)
     scratch = Scratch(workspace)
-    outputs, inputs = w.shape
-    rows, tile = x.size // inputs, weight_rows(w, dtype)
+    inputs = w.shape[1]
+    rows = x.size // inputs
+    pieces = row_pieces(w, rows)
+    tile = longest(pieces)
     packed = scratch.take(x.shape, dtype)
     results = scratch.take((rows * tile,), dtype)
     weights = scratch.take((tile * inputs,), dtype)
     left, target, stored = packed.reshape(-1, inputs), out.view, w.view
     bias = None if b is None else b.view
     calls: list[Call] = [partial(np.copyto, packed, x.view)]
-    for first in range(0, outputs, tile):
-        piece = slice(first, min(first + tile, outputs))
+    for piece in pieces:
         n = piece.stop - piece.start
         result = results[: rows * n].reshape(rows, n)
         some = weights[: n * inputs].reshape(n, inputs)
@@ -152,7 +146,8 @@ def lies_ready(arg: Arg, dtype: DType) -> bool:
 def _blocks_workspace(step: Step) -> int:
     x, w, *_ = step.srcs
     dtype = compute_dtype(step.out.dtype)
-    rows, pieces = x.size // w.shape[1], row_pieces(w)
+    rows = x.size // w.shape[1]
+    pieces = row_pieces(w, rows)
     packed = 0 if lies_ready(x, dtype) else padded(x.size * dtype.itemsize)
     result = 0 if lies_ready(step.out, dtype) else padded(rows * longest(pieces) * dtype.itemsize)
     return packed + result + decoder_bytes(w, pieces, dtype)
@@ -165,7 +160,7 @@ def linear_of_blocks(
     dtype = compute_dtype(out.dtype)
     scratch = Scratch(workspace)
     outputs, inputs = w.shape
-    pieces, stored, target = row_pieces(w), fields_of(w.view, blocks), out.view
+    pieces, stored, target = row_pieces(w, x.size // inputs), fields_of(w.view, blocks), out.view
     decoder = RowDecoder(w, pieces, dtype, scratch)
     calls: list[Call] = []
     left = x.view

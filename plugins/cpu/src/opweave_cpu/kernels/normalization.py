@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from opweave.ops.normalization import alibi_slopes
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import (
     Array,
+    Body,
     Scratch,
     at_once,
     bind_tiled,
@@ -34,27 +35,32 @@ def _workspace(step: Step) -> int:
     return tiled_workspace(step, stats=1, by_rows=True)
 
 
-@KERNELS("softmax", inplace=True, workspace=_workspace)
-def softmax(
-    stream: Stream, op: str, out: Arg, x: Arg, mask: Arg | None = None, *, scale: float, workspace: Arg | None
-) -> Call:
-    dtype = compute_dtype(out.dtype)
+@lru_cache(maxsize=64)
+def _softmax_body(dtype: DType, n: int, scale: float, masked: bool) -> Body:
     factor = None if scale == 1 else constant(scale, dtype)
-    add = row_sums(out.shape[-1], dtype.numpy)
+    add = row_sums(n, dtype.numpy)
 
     def body(out: Array, x: Array, *rest: Array) -> None:
         if factor is not None:
             x = np.multiply(x, factor, out)
-        if mask is not None:
+        if masked:
             x = np.add(x, rest[0], out)
         stat = rest[-1]
         np.maximum.reduce(x, axis=-1, out=stat, keepdims=True)
         np.subtract(x, stat, out)
         np.exp(out, out)
         add(out, stat)
-        np.divide(out, stat, out)
+        np.reciprocal(stat, stat)
+        np.multiply(out, stat, out)  # in half the time of a division
 
-    srcs = [x.view] if mask is None else [x.view, mask.view]
+    return body
+
+
+@KERNELS("softmax", inplace=True, workspace=_workspace)
+def softmax(stream: Stream, op: str, out: Arg, x: Arg, *mask: Arg, scale: float, workspace: Arg | None) -> Call:
+    dtype = compute_dtype(out.dtype)
+    body = _softmax_body(dtype, out.shape[-1], scale, bool(mask))
+    srcs = [x.view, *[m.view for m in mask]]
     return bind_tiled(stream, body, out.view, srcs, dtype, workspace, stats=1, by_rows=True)
 
 
@@ -98,7 +104,8 @@ def head_softmax(
         np.subtract(extra, top, top)
         np.exp(top, top)
         np.add(total, top, total)
-        np.divide(out, total, out)
+        np.reciprocal(total, total)
+        np.multiply(out, total, out)
 
     each = Arg(sinks.buffer, sinks.offset, sinks.dtype, (heads, 1, 1), (sinks.strides[0], 0, 0))
     srcs = [x.view, repeated(each, out.shape)]
@@ -143,12 +150,10 @@ def l2_norm(stream: Stream, op: str, out: Arg, x: Arg, *, eps: float, workspace:
     return bind_tiled(stream, body, out.view, [x.view], dtype, workspace, stats=1, by_rows=True)
 
 
-@KERNELS("layer_norm", "rms_norm", inplace=True, workspace=_workspace)
-def norm(stream: Stream, op: str, out: Arg, x: Arg, *parameters: Arg, eps: float, workspace: Arg | None) -> Call:
-    """``parameters`` are a weight, or a weight and a bias, or nothing."""
-    dtype = compute_dtype(out.dtype)
-    count, epsilon = constant(x.shape[-1], dtype), constant(eps, dtype)
-    centred, add = op == "layer_norm", row_sums(x.shape[-1], dtype.numpy)
+@lru_cache(maxsize=64)
+def _norm_body(dtype: DType, n: int, eps: float, centred: bool, parameters: int) -> Body:
+    count, epsilon = constant(n, dtype), constant(eps, dtype)
+    add = row_sums(n, dtype.numpy)
 
     def body(out: Array, x: Array, *rest: Array) -> None:
         stat = rest[-1]
@@ -160,13 +165,22 @@ def norm(stream: Stream, op: str, out: Arg, x: Arg, *parameters: Arg, eps: float
         np.divide(stat, count, stat)
         np.add(stat, epsilon, stat)
         np.sqrt(stat, stat)
-        np.divide(x, stat, out)
+        np.reciprocal(stat, stat)
+        np.multiply(x, stat, out)
         if parameters:
             np.multiply(out, rest[0], out)
-        if len(parameters) > 1:
+        if parameters > 1:
             np.add(out, rest[1], out)
 
-    srcs = [x.view, *(repeated(p, out.shape) for p in parameters)]
+    return body
+
+
+@KERNELS("layer_norm", "rms_norm", inplace=True, workspace=_workspace)
+def norm(stream: Stream, op: str, out: Arg, x: Arg, *parameters: Arg, eps: float, workspace: Arg | None) -> Call:
+    """``parameters`` are a weight, or a weight and a bias, or nothing."""
+    dtype = compute_dtype(out.dtype)
+    body = _norm_body(dtype, x.shape[-1], eps, op == "layer_norm", len(parameters))
+    srcs = [x.view, *[repeated(p, out.shape) for p in parameters]]
     return bind_tiled(stream, body, out.view, srcs, dtype, workspace, stats=1, by_rows=True)
 
 
@@ -248,7 +262,8 @@ def _norm_groups(
         np.multiply(stat, per_count, stat)
         np.add(stat, epsilon, stat)
         np.sqrt(stat, stat)
-        np.divide(work, stat, work)
+        np.reciprocal(stat, stat)
+        np.multiply(work, stat, work)
         if parameters:
             np.multiply(work, parameters[0], work)
         if len(parameters) > 1:

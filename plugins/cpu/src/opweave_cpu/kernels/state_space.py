@@ -140,7 +140,9 @@ def selective_scan(
         if rate.dtype != dtype:
             rate = rooms[8][: some * n].reshape(some, n)
             yield partial(np.copyto, rate, rates[channels])
-        yield partial(h.fill, 0) if state is None else partial(np.copyto, h, state[i, channels])
+        before = h if state is None or state.dtype != dtype else state[i, channels]
+        if before is h:
+            yield partial(np.copyto, h, zero if state is None else state[i, channels])
         for first in range(0, tokens, plan.tokens):
             ts = slice(first, min(first + plan.tokens, tokens))
             count = ts.stop - first
@@ -165,7 +167,12 @@ def selective_scan(
             grown = room_of[2]
             yield partial(np.multiply, x, step, grown)
             yield partial(np.multiply, grown[:, :, None], read[:, None], hs)
-            yield partial(_pass_on, h, decay, hs)
+            # From token to token: what is left of the state before is added to what flows in, which `hs` holds.
+            if count == 1:
+                yield partial(np.multiply, decay, before, decay)
+                yield partial(np.add, hs, decay, hs)
+            else:
+                yield partial(_pass_on, before, decay, hs)
             yield partial(np.matmul, hs, write[:, :, None], y[:, :, None])
             if through is not None:
                 yield partial(np.multiply, x, through[channels], room_of[1])
@@ -174,15 +181,14 @@ def selective_scan(
                 yield partial(np.copyto, result, y, "unsafe")
             if ts.stop < tokens:
                 yield partial(np.copyto, h, hs[-1])
+                before = h
             elif states is not None:
                 yield partial(np.copyto, states[i, channels], hs[-1], "unsafe")
 
     return bind_lanes(stream, plan.jobs, plan.rooms, workspace, tile_calls)
 
 
-def _pass_on(h: Array, decay: Array, hs: Array) -> None:
-    """From token to token: what is left of the state before is added to what flows in, which ``hs`` holds."""
-    before = h
+def _pass_on(before: Array, decay: Array, hs: Array) -> None:
     for now, factor in zip(hs, decay, strict=True):
         np.multiply(factor, before, factor)
         np.add(now, factor, now)
