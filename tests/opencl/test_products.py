@@ -68,6 +68,17 @@ def test_quantized_weights(formed, name, m):
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
 
 
+@pytest.mark.parametrize("name", ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k"])
+def test_rows_of_more_blocks_than_are_unpacked_at_once(device, name):
+    dtype = ow.as_dtype(name)
+    raw = np.random.default_rng(3).integers(0, 100, (40, 9 * dtype.itemsize), np.uint8)
+    x = floats(1, 9 * dtype.block)
+    leaves = ow.weights({"x": x, "w": ow.Blocks(raw, (40, 9 * dtype.block), dtype)})
+    want = x.astype(np.float64) @ dequantize(raw, dtype).astype(np.float64).T
+    got = run(device, ow.linear(leaves["x"], leaves["w"]))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
+
+
 @pytest.mark.parametrize("index", [np.int32, np.int64])
 @pytest.mark.parametrize("tokens", [2, 50])
 def test_rows_of_experts_that_do_not_exist_are_zeros(formed, tokens, index):

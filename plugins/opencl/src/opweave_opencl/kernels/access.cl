@@ -101,7 +101,11 @@ LOOSE(double)
 #define W(T, x) CONVERT(WRAP(T))(x)
 
 // Which elements of a vector are among its first ones.
-__constant char lane_numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-#define AMONG_FIRST(T, count) (CONVERT(MASK(T))(VLOAD(VEC)(0, lane_numbers)) < (MASK(T))(count))
+#define NUMBERS_1 0
+#define NUMBERS_2 0, 1
+#define NUMBERS_4 NUMBERS_2, 2, 3
+#define NUMBERS_8 NUMBERS_4, 4, 5, 6, 7
+#define NUMBERS_16 NUMBERS_8, 8, 9, 10, 11, 12, 13, 14, 15
+#define AMONG_FIRST(T, count) (CONVERT(MASK(T))((GLUE(char, VEC))(GLUE(NUMBERS_, VEC))) < (MASK(T))(count))
 
 #endif

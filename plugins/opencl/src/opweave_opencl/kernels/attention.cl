@@ -93,7 +93,7 @@ __kernel void attend(PARAMETERS)
             __global const MEM(T) *from = k + (k0 + j) * p.k_step[2];
 #if ROWS > 4
             fetch(from, p.k_step[3], one, p.size);
-            for (int i = 0; i < SIZE; i++) ((__local float *)keys[i])[j] = one[i];
+            for (int i = 0; i < p.size; i++) ((__local float *)keys[i])[j] = one[i];
 #else
             fetch(from, p.k_step[3], (__local float *)key, p.size);
             for (int r = 0; r < count; r++) {

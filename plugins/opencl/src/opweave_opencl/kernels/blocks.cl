@@ -19,21 +19,19 @@ typedef char16 Chars16 __attribute__((aligned(1)));
 #define CHARS16(p) vload16(0, (__global const char *)(p))
 #endif
 
-// Asks for the memory of a block somewhat ahead. Decoding takes so many instructions for each byte that processors do not
-// see the next misses in time.
+// Asks for the memory of a block a page ahead. Decoding takes so many instructions for each byte that processors do not
+// see the next misses in time, and what they fetch by themselves ends with a page.
 #ifdef __clang__
 #define FETCH_AHEAD(block) \
-    for (int i_ = 0; i_ < BYTES; i_ += 64) __builtin_prefetch((block) + 1024 + i_)
+    __attribute__((opencl_unroll_hint)) for (int i_ = 0; i_ < BYTES; i_ += 64) __builtin_prefetch((block) + 4096 + i_)
 #else
 #define FETCH_AHEAD(block)
 #endif
 
-// The f16 at ``p``, any but infinities and NaN, which no scale is: moved to its place in a float and given its exponent.
-static inline float half_at(__global const uchar *p)
-{
-    const short bits = (short)(p[0] | p[1] << 8);
-    return as_float((int)bits << 13 & (int)0x8fffe000) * 0x1p112f;
-}
+// The f16 in the upper half of a word, or at ``p``, any but infinities and NaN, which no scale is: moved to its place in
+// a float and given its exponent.
+static inline float half_above(const int word) { return as_float(word >> 3 & (int)0x8fffe000) * 0x1p112f; }
+static inline float half_at(__global const uchar *p) { return half_above((p[0] | p[1] << 8) << 16); }
 
 // Low halves of 16 bytes, or high halves.
 static inline int16 nibbles(const uchar16 bytes, const int high)

@@ -22,7 +22,19 @@
 #define op_reciprocal(T, x) ((V(T))(1) / x)
 
 #define op_pow(T, x, y) GLUE(power_, T)(x, y)
+#if VEC > 4 && defined(cl_khr_fp64)
+// PoCL's pow of more than four doubles at once is wrong.
+static inline V(f64) power_f64(const V(f64) x, const V(f64) y)
+{
+#if VEC == 16
+    return (V(f64))(pow(x.s0123, y.s0123), pow(x.s4567, y.s4567), pow(x.s89ab, y.s89ab), pow(x.scdef, y.scdef));
+#else
+    return (V(f64))(pow(x.lo, y.lo), pow(x.hi, y.hi));
+#endif
+}
+#else
 #define power_f64 pow
+#endif
 #define power_f32 pow
 #define power_f16 pow
 #define power_bf16 pow

@@ -22,8 +22,20 @@
 #if VEC == 16
 #define MAGNITUDE(x) as_float16(as_int16(x) & 0x7fffffff)
 
-// x = n log 2 + r; log 2 is the sum of two, of which the first has few bits. Powers of 2 are multiplied by in two steps,
-// since the first may be too large, or the last too small, for a float.
+// y · 2^n for n that is whole; in two steps where there is no instruction for it, since 2^n may be too large or too small
+// for a float.
+#if defined(__AVX512F__) && __has_builtin(__builtin_ia32_scalefps512_mask)
+#define TIMES_POWER(y, n) __builtin_ia32_scalefps512_mask(y, n, y, (ushort)0xffff, 4)
+#else
+static inline float16 times_power(const float16 y, const float16 n)
+{
+    const int16 power = as_int16(n + 12582912.0f) - 0x4b400000, half_power = power >> 1;
+    return y * as_float16((half_power + 127) << 23) * as_float16((power - half_power + 127) << 23);
+}
+#define TIMES_POWER times_power
+#endif
+
+// x = n log 2 + r; log 2 is the sum of two, of which the first has few bits.
 static inline float16 exp_of_float(const float16 x)
 {
     const float16 low = x < -104.0f ? (float16)(-104.0f) : x, in = low > 89.0f ? (float16)(89.0f) : low;
@@ -34,8 +46,7 @@ static inline float16 exp_of_float(const float16 x)
     y = y * r + 0.16666521f;
     y = y * r + 0.49999994f;
     y = y * r * r + r + 1.0f;
-    const int16 power = as_int16(moved) - 0x4b400000, half_power = power >> 1;
-    return y * as_float16((half_power + 127) << 23) * as_float16((power - half_power + 127) << 23);
+    return TIMES_POWER(y, n);
 }
 
 static inline float16 expm1_of_float(const float16 x)

@@ -1,7 +1,7 @@
 // Softmax, norms and their kin. A row is normalised by one group of work-items; it has some lines of n elements.
 //
 // Macros: those of groups.cl; T, the type of all operands; OPERANDS, how many there are: out, x, and what the kernel names
-// then. One of
+// then; WHOLE, whether all their lines consist of whole vectors without gaps. One of
 //   SOFTMAX  MASKED: the number of the mask among the operands, or 0; LOGARITHM: the logarithm is the result; HEADS: sinks,
 //            one for each head, come before the mask, and the mask is multiplied by the head's slope; WIDE: T does not round
 //   NORM     weight if WEIGHT, bias if BIAS; CENTER: the mean is taken off; EUCLIDEAN: divided by the length of the row
@@ -46,9 +46,25 @@ static inline long row_of(const Params *p, const int k, long row)
 #define FOR_ROWS(row) \
     for (long row = FIRST_ROW(get_group_id(0)), end_of_##row = FIRST_ROW(get_group_id(0) + 1); row < end_of_##row; row++)
 #define FOR_ELEMENTS for (long l = 0; l < p.lines; l++) FOR_SHARE(i, p.n)
+#if WHOLE
+#define HERE VEC
+#define STEP(k) 1
+#else
 #define HERE COUNT(i, p.n)
-#define GET(operand, k) TAKE(T)(operand + l * p.line[k], i, p.step[k], HERE)
+#define STEP(k) p.step[k]
+#endif
+#define GET(operand, k) TAKE(T)(operand + l * p.line[k], i, STEP(k), HERE)
 #define ROW(k) (m##k + row_of(&p, k, row))
+
+// Processors see the misses of a row only once they are done with the row before, so that one asks for them: from each
+// element of x it is AHEAD to that of the group's next row. Longer rows would not stay in caches until then.
+#define AHEAD (row_of(&p, 1, row + 1 < end_of_row && p.lines * p.n <= 1 << 16 ? row + 1 : row) - row_of(&p, 1, row))
+#if WHOLE && GROUP == 1 && defined(__clang__)
+#define FETCH_NEXT __builtin_prefetch(x + l * p.line[1] + i + ahead, 0, 2)
+#else
+#define FETCH_NEXT
+#endif
+
 // Elements beyond the last one of a line count as ``other``.
 #define OR(v, other) (HERE < VEC ? (AMONG_FIRST(T, HERE) ? v : (V(T))(other)) : v)
 
@@ -73,7 +89,7 @@ static inline long row_of(const Params *p, const int k, long row)
 // Powers of e are kept in the output, where it does not round them.
 #define KEPT (!LOGARITHM && WIDE)
 #if KEPT
-#define POWER TAKE(T)(out + l * p.line[0], i, p.step[0], HERE)
+#define POWER TAKE(T)(out + l * p.line[0], i, STEP(0), HERE)
 #else
 #define POWER FUNCTION(exp, T)(LOGITS - most)
 #endif
@@ -95,6 +111,7 @@ __kernel void softmax(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOUR
     FOR_ROWS(row) {
         __global MEM(T) *out = ROW(0);
         __global const MEM(T) *x = ROW(1);
+        const long ahead = AHEAD;
         R slope = 1;
         R most = -INFINITY;
 #if HEADS
@@ -109,16 +126,17 @@ __kernel void softmax(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOUR
         FOR_ELEMENTS {
             const V(T) z = LOGITS;
             const V(T) valid = OR(z, -INFINITY);
-            each = LARGER(each, valid);
+            each = valid > each ? valid : each; // a NaN comes to light in the sum
         }
         const R found = largest_group(largest_lanes(each), scratch);
         most = LARGER(most, found);
 
         V(T) sums = (V(T))(0);
         FOR_ELEMENTS {
+            FETCH_NEXT;
             const V(T) e = FUNCTION(exp, T)(LOGITS - most);
 #if KEPT
-            PUT(T)(e, out + l * p.line[0], i, p.step[0], HERE);
+            PUT(T)(e, out + l * p.line[0], i, STEP(0), HERE);
 #endif
             sums += OR(e, 0);
         }
@@ -128,10 +146,10 @@ __kernel void softmax(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOUR
 #endif
 #if LOGARITHM
         const R lost = most + log(sum);
-        FOR_ELEMENTS PUT(T)(LOGITS - lost, out + l * p.line[0], i, p.step[0], HERE);
+        FOR_ELEMENTS PUT(T)(LOGITS - lost, out + l * p.line[0], i, STEP(0), HERE);
 #else
         const R factor = 1 / sum;
-        FOR_ELEMENTS PUT(T)(POWER * factor, out + l * p.line[0], i, p.step[0], HERE);
+        FOR_ELEMENTS PUT(T)(POWER * factor, out + l * p.line[0], i, STEP(0), HERE);
 #endif
     }
 }
@@ -145,6 +163,7 @@ __kernel void norm(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOURTH 
     FOR_ROWS(row) {
         __global MEM(T) *out = ROW(0);
         __global const MEM(T) *x = ROW(1);
+        const long ahead = AHEAD;
 #if WEIGHT
         __global const MEM(T) *weight = ROW(2);
 #endif
@@ -173,6 +192,7 @@ __kernel void norm(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOURTH 
         const R factor = 1 / sqrt(square / count + NUMBER(p.a));
 #endif
         FOR_ELEMENTS {
+            FETCH_NEXT;
             V(T) v = (GET(x, 1) - mean) * factor;
 #if WEIGHT
             v *= GET(weight, 2);
@@ -180,7 +200,7 @@ __kernel void norm(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOURTH 
 #if BIAS
             v += GET(bias, 3);
 #endif
-            PUT(T)(v, out + l * p.line[0], i, p.step[0], HERE);
+            PUT(T)(v, out + l * p.line[0], i, STEP(0), HERE);
         }
     }
 }

@@ -44,7 +44,7 @@ def head_softmax(
 ) -> Call:
     operands = [out, x, sinks] if mask is None else [out, x, sinks, mask]
     strides = [element_strides(arg) for arg in operands]
-    strides[2] = (*(0,) * (len(x.shape) - 3), *strides[2], 0, 0)
+    strides[2] = (*(0,) * (len(x.shape) - 3), *strides[2], 0, 1)
     macros = {"SOFTMAX": 1, "MASKED": 0 if mask is None else 3, "LOGARITHM": 0, "HEADS": 1}
     return _rows(stream, "softmax", macros, operands, strides, scale, max_bias, heads=(x.shape[-3], x.shape[-2]))
 
@@ -147,7 +147,9 @@ def _rows(
     tuning = stream.target.tuning
     group = tuning.row_group
     groups = min(rows, tuning.most_groups)
-    values = macros | {"OPERANDS": len(operands), "VEC": tuning.vector, "GROUP": group, "WIDE": int(not dtype.is_half)}
+    whole = n % tuning.vector == 0 and all(own[-1] == 1 for own in strides)
+    values = macros | {"OPERANDS": len(operands), "VEC": tuning.vector, "GROUP": group}
+    values |= {"WIDE": int(not dtype.is_half), "WHOLE": int(whole)}
     program = stream.target.programs.get(
         "normalization", {"T": dtype.name, **{name: str(value) for name, value in values.items()}}
     )

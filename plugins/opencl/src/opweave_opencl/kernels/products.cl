@@ -4,7 +4,7 @@
 //   panel  one work-item computes a block of rows of PANELS x COLUMNS columns. It packs what it needs of b into local
 //          memory, and keeps ROWS x COLUMNS sums in registers: vectors along n.
 //   dots   a and b both lie along k without gaps: ROWS x 4 sums in registers, which are vectors along k.
-//   decoded  one row of a and quantized b: what is decoded stays in registers.
+//   decoded  one row of a and quantized b, which is decoded in registers, or unpacked by unpacking.cl.
 //   tile   a group of 16 x 16 work-items computes a square of elements, EACH x EACH by each, from tiles in local memory.
 //   strip  few rows of a, which lie along k without gaps as those of b do: a group shares each column.
 //
@@ -17,6 +17,9 @@
 #include "vectors.cl"
 #ifdef BLOCKS
 #include "blocks.cl"
+#if defined(DOTS) || defined(DECODED)
+#include "unpacking.cl"
+#endif
 #define B_MEM uchar
 #else
 #define B_MEM MEM(T)
@@ -216,6 +219,12 @@ __kernel void dots(PARAMETERS)
 #if !DIRECT || defined(BLOCKS)
     __local Sum tile[4][DEPTH] __attribute__((aligned(64)));
 #endif
+#ifdef UNPACKED
+    __local Unpacked ready[DEPTH / COUNT];
+#define DECODE_ROW(row, c) unpack_row(row, tile[c], chunk, ready)
+#else
+#define DECODE_ROW(row, c) decode_row(row, tile[c], chunk)
+#endif
     M_AND_K;
     const long column = (long)get_global_id(0) * p.width;
     const long columns = min(p.width, p.n - column);
@@ -235,8 +244,7 @@ __kernel void dots(PARAMETERS)
 #endif
             for (int j = 0; j < columns; j += 4) {
 #if defined(BLOCKS)
-                for (int c = 0; c < 4; c++)
-                    decode_row(b + min(column + j + c, p.n - 1) * p.b_n + k0 / COUNT * BYTES, tile[c], chunk);
+                for (int c = 0; c < 4; c++) DECODE_ROW(b + min(column + j + c, p.n - 1) * p.b_n + k0 / COUNT * BYTES, c);
 #define COLUMN(c) tile[c]
 #elif DIRECT
 #define COLUMN(c) (b + min(column + j + c, p.n - 1) * p.b_n + k0)
@@ -283,8 +291,20 @@ __kernel void dots(PARAMETERS)
 #endif
 
 #ifdef DECODED
+// Adds what a block contributes to two sums; elements(block, part) are 16 of it.
+#define ADD_BLOCK(elements, block) \
+    UNROLL for (int part = 0; part < PARTS; part += 2) \
+    { \
+        one += LOAD16(x + part * 16) * elements(block, part); \
+        two += LOAD16(x + part * 16 + 16) * elements(block, part + 1); \
+    }
+
 __kernel void decoded(PARAMETERS)
 {
+#ifdef UNPACKED
+#define BLOCKS_AT_ONCE 4L // so many that the compiler does not keep what is unpacked in registers
+    __local Unpacked ready[BLOCKS_AT_ONCE];
+#endif
     M_AND_K;
     ENTER_BATCH(get_global_id(2));
     const long end = min((long)(get_global_id(0) + 1) * p.width, p.n);
@@ -293,14 +313,21 @@ __kernel void decoded(PARAMETERS)
             __global const float *x = a + A_ROW(row);
             __global const uchar *block = b + column * p.b_n;
             float16 one = 0.0f, two = 0.0f;
+#ifdef UNPACKED
+            for (long left = depth / COUNT; left > 0; left -= BLOCKS_AT_ONCE) {
+                const int blocks = min(left, BLOCKS_AT_ONCE);
+                for (int i = 0; i < blocks; i++, block += BYTES) {
+                    FETCH_AHEAD(block);
+                    unpack(block, &ready[i]);
+                }
+                for (int i = 0; i < blocks; i++, x += COUNT) ADD_BLOCK(unpacked, &ready[i])
+            }
+#else
             for (long k = 0; k < depth; k += COUNT, x += COUNT, block += BYTES) {
                 FETCH_AHEAD(block);
-                UNROLL for (int part = 0; part < PARTS; part += 2)
-                {
-                    one += LOAD16(x + part * 16) * decode(block, part);
-                    two += LOAD16(x + part * 16 + 16) * decode(block, part + 1);
-                }
+                ADD_BLOCK(decode, block)
             }
+#endif
             STORE(T, lanes_sum(one + two) + BIAS_AT(row, column), out, OUT_ROW(row) + column * p.out_n);
         }
 }

@@ -1,0 +1,116 @@
+// Blocks of 256 weights unpacked for processors: to bytes, and to floats that scale them, in local memory. One instruction
+// then moves the bit fields of 32 weights, and a scale is multiplied by from where it lies. Taken apart 16 at a time, as
+// decode does it, they keep the one unit that moves elements between lanes busy for longer than the arithmetic takes.
+//
+// Macros: BLOCKS_<name>, as blocks.cl, which comes before, as does vectors.cl. UNPACKED is defined for types with such
+// blocks:
+//   unpack(block, to)      a block as an Unpacked
+//   unpacked(from, part)   elements 16 * part .. 16 * part + 15 of it; ``part`` is a constant
+//   unpack_row(block, to, n, ready)
+//
+// Where fields lie, and the order of the arithmetic, are those of decode.
+
+#if COUNT == 256
+#define UNPACKED
+
+// Elements are scale · q for signed q, or scale · q - offset; SHARING parts have one scale. Offsets lie behind the scales.
+#if defined(BLOCKS_q3_k) || defined(BLOCKS_q6_k)
+#define Q char
+#else
+#define Q uchar
+#define OFFSETS
+#endif
+#if defined(BLOCKS_q4_k) || defined(BLOCKS_q5_k)
+#define SHARING 2
+#else
+#define SHARING 1
+#endif
+
+typedef struct {
+    Q q[COUNT];
+    float scales[32];
+} Unpacked __attribute__((aligned(64)));
+
+static inline float16 unpacked(__local const Unpacked *from, const int part)
+{
+    const float16 q = CONVERT(float16)(*(__local const GLUE(Q, 16) *)(from->q + 16 * part));
+    const float scale = from->scales[part / SHARING];
+#ifdef OFFSETS
+    return scale * q - from->scales[(PARTS + part) / SHARING];
+#else
+    return scale * q;
+#endif
+}
+
+typedef uint8 Bytes32 __attribute__((aligned(1)));
+typedef uint Bytes4 __attribute__((aligned(1)));
+#define BYTES32(p) (*(__global const Bytes32 *)(p))
+#define BYTES4(p) (*(__global const Bytes4 *)(p))
+
+// Bits of every byte: moved to the right, or to the left if ``right`` is negative, then those of ``mask``.
+#define FIELDS(bytes, right, mask) \
+    (((right) < 0 ? (bytes) << -(right) : (bytes) >> (right)) & 0x01010101u * (mask))
+
+typedef char Chars32 __attribute__((ext_vector_type(32)));
+#define MINUS(bytes, less) __builtin_astype(__builtin_astype(bytes, Chars32) - (char)(less), uint8)
+
+static inline void unpack(__global const uchar *b, __local Unpacked *to)
+{
+    __local float16 *scales = (__local float16 *)to->scales;
+    __local uint8 *q = (__local uint8 *)to->q;
+
+#if defined(BLOCKS_q2_k)
+    const uchar16 both = BYTES16(b);
+    scales[0] = half_at(b + 80) * convert_float16(both & (uchar)15);
+    scales[1] = half_at(b + 82) * convert_float16(both >> (uchar)4);
+    UNROLL for (int i = 0; i < 8; i++) q[i] = FIELDS(BYTES32(b + 16 + i / 4 * 32), i % 4 * 2, 3);
+
+#elif defined(BLOCKS_q3_k)
+    const uint one = BYTES4(b + 96), two = BYTES4(b + 100), high = BYTES4(b + 104);
+    const uint4 fours = FIELDS((uint4)(one, two, one, two), (uint4)(0, 0, 4, 4), 15);
+    const uint4 pairs = FIELDS((uint4)high, (uint4)(0, 2, 4, 6), 3) << 4;
+    scales[0] = half_at(b + 108) * convert_float16(as_char16(fours | pairs) - (char)32);
+    UNROLL for (int i = 0; i < 8; i++)
+    {
+        const uint8 low = FIELDS(BYTES32(b + 32 + i / 4 * 32), i % 4 * 2, 3);
+        q[i] = MINUS(low | FIELDS(BYTES32(b), i - 2, 4), 4);
+    }
+
+#elif defined(BLOCKS_q6_k)
+    scales[0] = half_at(b + 208) * convert_float16(CHARS16(b + 192));
+    UNROLL for (int i = 0; i < 8; i++)
+    {
+        const uint8 low = FIELDS(BYTES32(b + i / 4 * 64 + i % 2 * 32), i % 4 / 2 * 4, 15);
+        q[i] = MINUS(low | FIELDS(BYTES32(b + 128 + i / 4 * 32), i % 4 * 2 - 4, 48), 32);
+    }
+
+#else
+    const uint4 head = as_uint4(BYTES16(b));
+    const uint4 low = FIELDS(head.s1323, (uint4)(0, 0, 0, 4), (uint4)(63, 15, 63, 15));
+    const uint4 high = FIELDS(head.s1122, 2, (uint4)(0, 48, 0, 48));
+    const float8 scale = half_above(head.s0 << 16), offset = half_above(head.s0);
+    scales[0] = (float16)(scale, offset) * convert_float16(as_uchar16(low | high));
+    UNROLL for (int i = 0; i < 8; i++)
+    {
+#ifdef BLOCKS_q4_k
+        q[i] = FIELDS(BYTES32(b + 16 + i / 2 * 32), i % 2 * 4, 15);
+#else
+        q[i] = FIELDS(BYTES32(b + 48 + i / 2 * 32), i % 2 * 4, 15) | FIELDS(BYTES32(b + 16), i - 4, 16);
+#endif
+    }
+#endif
+}
+
+// decode_row by way of ``ready``, which holds as many blocks.
+static inline void unpack_row(__global const uchar *b, __local float *to, const int n, __local Unpacked *ready)
+{
+    const int blocks = n / COUNT;
+    for (int i = 0; i < blocks; i++, b += BYTES) {
+        FETCH_AHEAD(b);
+        unpack(b, &ready[i]);
+    }
+    for (int i = 0; i < blocks; i++)
+        UNROLL for (int part = 0; part < PARTS; part++, to += 16)
+            *(__local float16 *)to = unpacked(&ready[i], part);
+}
+#endif
