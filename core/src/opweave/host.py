@@ -80,12 +80,12 @@ class HostMemory(Device):
     def _bind_upload(self, mem: np.ndarray[Any, Any], offset: int, data: memoryview) -> Call:
         if type(self)._upload is not HostMemory._upload:
             return super()._bind_upload(mem, offset, data)
-        return partial(np.copyto, mem[offset : offset + len(data)], np.frombuffer(data, np.uint8))
+        return _bind_bytes(mem[offset : offset + len(data)], np.frombuffer(data, np.uint8))
 
     def _bind_download(self, mem: np.ndarray[Any, Any], offset: int, out: memoryview) -> Call:
         if type(self)._download is not HostMemory._download:
             return super()._bind_download(mem, offset, out)
-        return partial(np.copyto, np.frombuffer(out, np.uint8), mem[offset : offset + len(out)])
+        return _bind_bytes(np.frombuffer(out, np.uint8), mem[offset : offset + len(out)])
 
     def _fill(self, mem: np.ndarray[Any, Any], offset: int, size: int, value: int) -> None:
         mem[offset : offset + size] = value
@@ -103,6 +103,17 @@ class HostMemory(Device):
 
     def _unmap(self, mem: np.ndarray[Any, Any], view: memoryview) -> None:
         view.release()
+
+
+FEW_BYTES: Final = 1 << 14
+"""Bytes up to which memoryviews copy, which takes a quarter of the time of NumPy's call; that one lets other threads run
+meanwhile."""
+
+
+def _bind_bytes(dst: np.ndarray[Any, Any], src: np.ndarray[Any, Any]) -> Call:
+    if dst.size > FEW_BYTES:
+        return partial(np.copyto, dst, src)
+    return partial(dst.data.__setitem__, slice(None), src.data)
 
 
 class _References(KernelTable):

@@ -7,7 +7,7 @@ others too, and is then set up once a run.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract.execution import StepError, Stream
@@ -25,7 +25,7 @@ class Joint:
     """A run list in one row of calls.
 
     Attributes:
-        streams: those whose plans were taken apart. The first one makes the calls.
+        streams: those whose plans were taken apart. The last one makes the calls of all.
         calls: steps and copies.
         starts: where in ``calls`` each of ``actions`` begins.
     """
@@ -39,26 +39,6 @@ class Joint:
         self.calls: Final = calls
         self.starts: Final = starts
         self._actions: Final = actions
-
-    def run(self, rest: Iterator[Call]) -> None:
-        """Make the calls, of which ``rest`` is an iterator."""
-        streams = self.streams
-        taken = 0
-        try:
-            for stream in streams:
-                if not stream._busy.acquire(blocking=False):
-                    raise stream._taken()
-                taken += 1
-                stream._cut = False
-                stream._running = rest
-            streams[0]._run(rest)
-            for stream in streams:
-                if stream._cut:
-                    raise Cancelled(f"the run on {stream.device.name} was ended by abort()")
-        finally:
-            for stream in streams[:taken]:
-                stream._running = None
-                stream._busy.release()
 
     def blame(self, index: int, error: BaseException) -> tuple[BaseException, Action]:
         """What a failure of call number ``index`` is, as if its plan had told of it, and the action it happened in."""
@@ -90,8 +70,8 @@ def join(calls: Sequence[Call], actions: Sequence[Action]) -> Joint | None:
             return None
         if action.plan is not None:
             streams[stream] = None
-    leader = next(iter(streams), None)
-    if leader is None or not all(stream is leader or leader._joins(stream) for stream in streams):
+    leaders = [s for s in streams if all(other is s or s._joins(other) for other in streams)]
+    if not leaders:
         return None
     row: list[Call] = []
     starts: list[int] = []
@@ -103,4 +83,5 @@ def join(calls: Sequence[Call], actions: Sequence[Action]) -> Joint | None:
             row += call.calls
         else:
             row.append(call)
-    return Joint(tuple(streams), row, starts, actions)
+    followers = [stream for stream in streams if stream is not leaders[0]]
+    return Joint((*followers, leaders[0]), row, starts, actions)

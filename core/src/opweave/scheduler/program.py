@@ -137,8 +137,9 @@ class Program:
         """
         scheduler = self._scheduler
         with scheduler._lock:
+            # Run again with nothing in between: there is nothing to look at but what was fed.
             if scheduler._ready is self and not scheduler._queued and not EVENTS.listening:
-                return self._again(feeds, named)
+                return self._make(self._fitting(feeds, named) if feeds or named or self._feeds else ())
         watching = self._watching
         if watching is not None:
             try:
@@ -149,9 +150,10 @@ class Program:
         if scheduler._behind:
             return self.submit(feeds, **named).result()  # behind what was submitted before
         with scheduler._lock:
-            run = self._begin(self._fitting(feeds, named), snapshot=False)
+            ready = self._fitting(feeds, named)
             if not scheduler.parallel:
-                return self._ended(run)
+                return self._run_here(ready)
+            run = self._begin(ready, snapshot=False)
         return self._ended(run)
 
     def submit(self, feeds: Mapping[Any, Any] | None = None, /, **named: Any) -> Future[Any]:
@@ -192,41 +194,57 @@ class Program:
         return scheduler._enqueue(self._run_queued, ready)
 
     def _run_queued(self, ready: list[tuple[Feed, Array]]) -> Any:
-        scheduler = self._scheduler
-        with scheduler._lock:
+        with self._scheduler._lock:
+            return self._run_here(ready)
+
+    def _run_here(self, ready: list[tuple[Feed, Array]]) -> Any:
+        """A whole run. The caller holds the scheduler's lock, and keeps it until everything is done."""
+        if self._lists[0].joint is None or EVENTS.listening:
             return self._ended(self._begin(ready, snapshot=False))
+        self._admit()
+        return self._make(ready)
 
-    def _again(self, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> Any:
-        """`run` where the last thing that the scheduler did was to run this program, which nothing has changed since.
+    def _make(self, ready: Sequence[tuple[Feed, Array]]) -> Any:
+        """Feed, make the calls in one row, and fetch.
 
-        Everything that need not be looked at again is left out: among kernels that fill the caches, each line of code
-        and each object that a run touches takes its time to come back.
+        As short as can be: among kernels that fill the caches, each line of code and each object that a run touches
+        takes its time to come back.
         """
         scheduler, listed = self._scheduler, self._lists[0]
         scheduler._ready = None
         for state in self._states:
             if state.leaf.damaged:  # type: ignore[union-attr]
                 raise ExecutionError(state.leaf.damaged, states=(state.name,))  # type: ignore[union-attr]
-        ready = self._fitting(feeds, named) if feeds or named or self._feeds else ()
         joint = listed.joint
         if joint is None:
-            return self._ended(self._begin([*ready], snapshot=False))
+            raise self._given_up(listed)
         scheduler._runner = get_ident()
         counts = scheduler._runs
         counts[0] += 1
-        counts[1] += self._copied
+        if self._copied:
+            counts[1] += self._copied
         scheduler._cut = False
-        feed = None
+        feed, taken = None, 0
         rest = iter(joint.calls)
+        streams = joint.streams
         try:
             for feed, value in ready:
                 if feed.view is not None:
-                    np.copyto(feed.view, value)
+                    feed.view[...] = value  # half the time of np.copyto
                 elif feed.put is not None:
                     feed.put(value)
             feed = None
             scheduler._rest = rest
-            joint.run(rest)
+            for stream in streams:
+                if not stream._busy.acquire(False):
+                    raise stream._taken()
+                taken += 1
+                stream._cut = False
+                stream._running = rest
+            stream._run(rest)  # of any of them: they go together
+            for stream in streams:
+                if stream._cut:
+                    raise Cancelled(f"the run on {stream.device.name} was ended by abort()")
             if scheduler._cut:
                 raise Cancelled("the run was ended by cancel()")
         except BaseException as error:
@@ -235,12 +253,20 @@ class Program:
             failure = self._failed(run, error, len(joint.calls) - length_hint(rest) - 1, joint)
             raise failure from failure.__cause__
         finally:
+            for stream in streams[:taken]:
+                stream._running = None
+                stream._busy.release()
             scheduler._runner = 0
             scheduler._rest = None
-        scheduler._ready = self
-        if self._single:
-            return listed.fetches[0].get()
-        return self._formed([fetch.get() for fetch in listed.fetches])
+        self._latest = listed
+        scheduler._last = scheduler._ready = self
+        fetches = listed.fetches
+        try:
+            return fetches[0].read() if self._single else self._formed([fetch.get() for fetch in fetches])
+        except ExecutionError:
+            raise
+        except Exception as error:
+            raise fetches[0].failed(error) from error
 
     def _ended(self, run: Run) -> Any:
         if not run.ended:
@@ -249,23 +275,11 @@ class Program:
 
     def _begin(self, ready: list[tuple[Feed, Array]], *, snapshot: bool) -> Run:
         """Feed, and make or queue the calls. The caller holds the scheduler's lock."""
-        scheduler = self._scheduler
-        scheduler._check_caller()
-        scheduler._ready = None
-        if self._closed:
-            raise LifetimeError(f"{self!r} was closed")
-        for state in self._states:
-            if state.leaf.damaged:  # type: ignore[union-attr]
-                raise ExecutionError(state.leaf.damaged, states=(state.name,))  # type: ignore[union-attr]
-        if scheduler._flying:
-            scheduler._make_room()
-        listed = self._lists[self._turn]
-        if listed.ended:
-            raise LifetimeError(f"{self!r} cannot run: {listed.ended}")
+        self._admit()
+        scheduler, listed = self._scheduler, self._lists[self._turn]
         self._turn = (self._turn + 1) % len(self._lists)
         run = Run(self, listed)
-        joint = None if EVENTS.listening else listed.joint
-        calls = _told(listed) if EVENTS.listening else listed.calls if joint is None else joint.calls
+        calls = _told(listed) if EVENTS.listening else listed.calls
         self._latest = None
         scheduler._runner = get_ident()
         scheduler._runs[0] += 1
@@ -279,26 +293,39 @@ class Program:
             run.feed(ready, snapshot=snapshot)
             begun = True
             scheduler._rest = rest
-            if joint is not None:
-                joint.run(rest)
-            else:
-                for call in rest:
-                    call()
+            for call in rest:
+                call()
             if scheduler._cut:
                 raise Cancelled("the run was ended by cancel()")
             run.close()
         except BaseException as error:
-            failure = self._failed(run, error, len(calls) - length_hint(rest) - 1 if begun else -1, joint)
+            failure = self._failed(run, error, len(calls) - length_hint(rest) - 1 if begun else -1)
             raise failure from failure.__cause__
         finally:
             scheduler._runner = 0
             scheduler._rest = None
         scheduler._note(run)
-        if not run.ends and listed.joint is not None:
-            scheduler._ready = self
         return run
 
-    def _failed(self, run: Run, error: BaseException, index: int, joint: Joint | None) -> BaseException:
+    def _admit(self) -> None:
+        """Whether a run may begin now; waits until there is room for it."""
+        scheduler = self._scheduler
+        scheduler._check_caller()
+        scheduler._ready = None
+        if self._closed:
+            raise LifetimeError(f"{self!r} was closed")
+        for state in self._states:
+            if state.leaf.damaged:  # type: ignore[union-attr]
+                raise ExecutionError(state.leaf.damaged, states=(state.name,))  # type: ignore[union-attr]
+        if scheduler._flying:
+            scheduler._make_room()
+        if self._lists[self._turn].ended:
+            raise self._given_up(self._lists[self._turn])
+
+    def _given_up(self, listed: RunList) -> LifetimeError:
+        return LifetimeError(f"{self!r} cannot run: {listed.ended}")
+
+    def _failed(self, run: Run, error: BaseException, index: int, joint: Joint | None = None) -> BaseException:
         """Leave everything usable after call number ``index`` failed (negative: none did); gives what to raise."""
         scheduler = self._scheduler
         action = None
@@ -315,10 +342,9 @@ class Program:
 
     def _fitting(self, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> list[tuple[Feed, Array]]:
         """A value for every input, checked."""
-        given: dict[str, Any] = {}
-        for key, value in (feeds or {}).items():
-            given[key.name if isinstance(key, Tensor) else key] = value
-        given.update(named)
+        given = {**named}
+        if feeds:
+            given = {(key if type(key) is str else _name(key)): value for key, value in feeds.items()} | given
         ready: list[tuple[Feed, Array]] = []
         for name, feed in self._lists[self._turn].feeds.items():
             value = given.pop(name, None)
@@ -571,6 +597,10 @@ def _told(listed: RunList) -> list[Call]:
 
 def _raise(error: BaseException) -> NoReturn:
     raise error
+
+
+def _name(key: Any) -> Any:
+    return key.name if isinstance(key, Tensor) else key
 
 
 def _kept(feed: Feed, value: Array) -> Array:

@@ -51,7 +51,7 @@ class Run:
         for feed, value in ready:
             self.feeding = feed
             if feed.view is not None:
-                np.copyto(feed.view, value)
+                feed.view[...] = value
             elif feed.put is not None:
                 leaf = feed.tensor.leaf
                 own = snapshot and feed.queued and not (leaf is not None and leaf.borrowed)

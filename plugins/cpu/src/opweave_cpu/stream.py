@@ -66,5 +66,6 @@ class CpuStream(Stream):
 
 
 def _make(calls: Iterator[Call]) -> None:
+    # A loop in Python, though there are faster ones: here interrupts arrive, and other threads get their turn.
     for call in calls:
         call()
