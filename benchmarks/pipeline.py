@@ -51,7 +51,7 @@ def all_at_once(program: ow.Program, arrays: list[np.ndarray]) -> list[np.ndarra
 def main() -> None:
     given = options("A model in two halves on two devices: runs in turn against overlapping runs.")
     report = Report("pipeline", given)
-    rows, width, layers, runs = (128, 512, 4, 8) if given.quick else (256, 768, 6, 16)
+    rows, width, layers, runs = (128, 512, 4, 8) if given.quick else (256, 768, 6, 32)
     os.environ["OPWEAVE_CPU_DEVICES"] = "2"  # read when the backend is loaded
     first, second = ow.device("cpu:0"), ow.device("cpu:1")
     x = ow.input("x", (rows, width))

@@ -106,8 +106,7 @@ class HostMemory(Device):
 
 
 FEW_BYTES: Final = 1 << 14
-"""Bytes up to which memoryviews copy, which takes a quarter of the time of NumPy's call; that one lets other threads run
-meanwhile."""
+"""Bytes up to which memoryviews copy: they take a quarter of the time of NumPy's call, which lets other threads run."""
 
 
 def _bind_bytes(dst: np.ndarray[Any, Any], src: np.ndarray[Any, Any]) -> Call:
