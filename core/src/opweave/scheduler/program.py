@@ -241,7 +241,7 @@ class Program:
                 taken += 1
                 stream._cut = False
                 stream._running = rest
-            stream._run(rest)  # of any of them: they go together
+            stream._run(rest)  # the last one makes the calls of all
             for stream in streams:
                 if stream._cut:
                     raise Cancelled(f"the run on {stream.device.name} was ended by abort()")
