@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from threading import Thread
+
 import numpy as np
 import pyopencl as cl
 import pytest
@@ -206,3 +209,29 @@ def test_waiting_often_keeps_little(device, stream, buffers):
             stream.queue.finish()
         other.synchronize()
         assert len(other.queues._gate) <= MANY + 1
+
+
+# --- collections in the middle ----------------------------------------------------------------------------------------
+
+
+class Collecting(dict):
+    """Cyclic garbage is collected while it is being copied, which may happen whenever something is allocated."""
+
+    def copy(self):
+        gc.collect()
+        return super().copy()
+
+
+def test_a_buffer_that_is_collected_while_the_queues_are_looked_at_is_freed(device, stream, buffers):
+    a, b, _ = buffers
+    stream.compile([plus(a, a, b)]).run()
+    stream.queues._computing = Collecting(stream.queues._computing)
+    held = [device.alloc(BYTES)]
+    held.append(held)
+    taken = device.mem_info()[0]
+    del held
+    waiting = Thread(target=stream.synchronize, daemon=True)
+    waiting.start()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert device.mem_info()[0] == taken + BYTES

@@ -191,9 +191,11 @@ class WorkerStream(Stream):
             raise mark.error
 
     def _abort(self) -> None:
+        # Made before: a collection while the lock is held may wait for the thread, which wants it.
+        ended = Cancelled(f"queued work of {self.device.name} was ended by abort()")
         with self._counting:
             if self._left:
-                self._break(Cancelled(f"queued work of {self.device.name} was ended by abort()"))
+                self._break(ended)
         self.inner.abort()
 
     def _close(self) -> None:

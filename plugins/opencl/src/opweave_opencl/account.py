@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Lock
+from threading import RLock
 from typing import Final
 
 __all__ = ["Account"]
@@ -21,7 +21,7 @@ class Account:
     def __init__(self, total: int) -> None:
         self.total: Final = total
         self.taken = 0
-        self._lock: Final = Lock()
+        self._lock: Final = RLock()  # reentrant: a collection while it is held may free buffers, which gives bytes back
 
     @property
     def free(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from threading import Lock
+from threading import RLock
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,7 +34,7 @@ class Profiler:
         self._device: Final = device
         self._queue: Final = queue
         self._ran: Final[deque[tuple[str, str, cl.Event]]] = deque()
-        self._lock: Final = Lock()
+        self._lock: Final = RLock()  # reentrant: a collection while it is held may free buffers, which waits and tells
 
     def timed(self, launch: Callable[[], cl.Event], name: str, kernel: str) -> Callable[[], cl.Event]:
         """``launch`` with its event kept while somebody listens."""
@@ -50,8 +50,12 @@ class Profiler:
         """Tell of the kernels that are complete, from any thread; what nobody listens to is forgotten."""
         done: list[tuple[str, str, cl.Event]] = []
         with self._lock:
-            while self._ran and complete(self._ran[0][2]):
-                done.append(self._ran.popleft())
+            while self._ran:
+                first = self._ran[0]
+                if not complete(first[2]):
+                    break
+                if self._ran and self._ran[0] is first:
+                    done.append(self._ran.popleft())
         if done and EVENTS.listening:
             ahead = self._ahead()
             for name, kernel, event in done:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -83,7 +83,9 @@ class Queues:
         self._computing: dict[Work, cl.Event] = {}
         self._moving: dict[Work, cl.Event] = {}
         self._gate: list[cl.Event] = []  # what the next transfer has to wait for besides
-        self._lock: Final = Lock()
+        # Reentrant: a collection while it is held may free buffers, which waits for everything submitted. So nothing is
+        # walked through here that `finish` may change.
+        self._lock: Final = RLock()
 
     @property
     def split(self) -> bool:
@@ -97,7 +99,7 @@ class Queues:
         if not self._moving:
             return
         with self._lock:
-            events = [event for moved, event in self._moving.items() if moved.meets(work)]
+            events = [event for moved, event in self._moving.copy().items() if moved.meets(work)]
         if events:
             # The queue is in order: the last of them is over when all are.
             cl.enqueue_barrier(self.kernels, wait_for=events[-1:])
@@ -127,15 +129,15 @@ class Queues:
             pending.pop(work, None)
             pending[work] = event
             if len(pending) > MANY:
-                for past in list(pending):
-                    if not complete(pending[past]):
+                for past, done in pending.copy().items():
+                    if not complete(done):
                         break
-                    del pending[past]
+                    pending.pop(past, None)
 
     def _follows(self, work: Work) -> bool:
         """Whether kernels under way touch the same bytes."""
         with self._lock:
-            for past, event in reversed(self._computing.items()):
+            for past, event in reversed(self._computing.copy().items()):
                 if complete(event):
                     return False  # and so are those before it
                 if past.meets(work):
@@ -164,16 +166,16 @@ class Queues:
     def finish(self) -> None:
         """Wait on the host until everything submitted is done."""
         with self._lock:
-            done, moved = list(self._computing.items()), list(self._moving.items())
+            done, moved = self._computing.copy(), self._moving.copy()
         self.kernels.finish()
         if self._transfers is not None:
             self._transfers.finish()
         with self._lock:
             # What was submitted meanwhile stays.
             for pending, past in ((self._computing, done), (self._moving, moved)):
-                for work, event in past:
+                for work, event in past.items():
                     if pending.get(work) is event:
-                        del pending[work]
+                        pending.pop(work, None)
 
 
 def complete(event: cl.Event) -> bool:
