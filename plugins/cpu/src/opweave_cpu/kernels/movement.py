@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from opweave.contract import Arg, Call, Stream
 from opweave.dtypes import DTYPES
 from opweave_cpu.kernels.table import KERNELS, PLAIN
-from opweave_cpu.tiles import SPREAD, SPREAD_PASS, at_once, copy_call, in_turn, lanes, shares
+from opweave_cpu.tiles import SPREAD_PASS, at_once, copy_call, in_turn, lanes
 
 STRIP: Final = 64
 """Elements of the last axis that a transposing copy takes at a time: so many lines of the source stay in the cache
@@ -48,21 +47,4 @@ def _turns(x: np.ndarray[Any, Any]) -> bool:
 
 @KERNELS("concat", dtypes=PLAIN)
 def concat(stream: Stream, op: str, out: Arg, *srcs: Arg, axis: int) -> Call:
-    target, pieces = out.view, [s.view for s in srcs]
-    count = lanes(stream) if out.nbytes >= SPREAD else 1
-    if count < 2 or len(target) < count:
-        return partial(np.concatenate, pieces, axis, target)
-    parts = shares(len(target), count)
-    if axis:
-        return at_once([partial(np.concatenate, [x[part] for x in pieces], axis, target[part]) for part in parts])
-    ends = list(accumulate(map(len, pieces)))
-    starts = [0, *ends[:-1]]
-    jobs = []
-    for part in parts:
-        calls = []
-        for x, start, end in zip(pieces, starts, ends, strict=True):
-            low, high = max(start, part.start), min(end, part.stop)
-            if low < high:
-                calls.append(partial(np.copyto, target[low:high], x[low - start : high - start]))
-        jobs.append(in_turn(calls))
-    return at_once(jobs)
+    return partial(np.concatenate, [s.view for s in srcs], axis, out.view)
