@@ -7,11 +7,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from opweave.cli.output import print_json, quiet_stdout
+from opweave.cli.output import print_json, progress, quiet_stdout
 from opweave.registry.compatibility import core_version
 
 if TYPE_CHECKING:
@@ -67,18 +67,7 @@ def run_conformance(
 
 
 def _perform(suite: Suite, *, quiet: bool) -> None:
-    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=quiet or not console.is_terminal,
-        redirect_stdout=False,
-    )
-    with bar:
+    with progress(MofNCompleteColumn(), TimeRemainingColumn(), quiet=quiet) as bar:
         task = bar.add_task(suite.name, total=len(suite.items))
         failed = 0
         for item in suite.items:

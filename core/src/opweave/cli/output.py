@@ -9,10 +9,11 @@ from contextlib import contextmanager, redirect_stdout
 from typing import Any, NamedTuple
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Row", "human_bytes", "print_json", "print_rows", "quiet_stdout"]
+__all__ = ["Row", "human_bytes", "print_json", "print_rows", "progress", "quiet_stdout"]
 
 _GAP = 2  # between columns
 
@@ -54,6 +55,20 @@ def _line(cells: Sequence[Text], widths: Sequence[int]) -> Table:
     line.add_column(overflow="fold")
     line.add_row(*cells)
     return line
+
+
+def progress(*columns: ProgressColumn, quiet: bool) -> Progress:
+    """A bar on stderr that vanishes when it is done: a description, the bar, ``columns``; only on terminals."""
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        *columns,
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+        redirect_stdout=False,
+    )
 
 
 def human_bytes(n: int) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TimeRemainingColumn
 from rich.text import Text
 
 from opweave import registry
-from opweave.cli.output import Row, print_json, print_rows, quiet_stdout
+from opweave.cli.output import Row, print_json, print_rows, progress, quiet_stdout
 from opweave.registry.compatibility import core_version
 from opweave.scheduler.cost import Profile
 from opweave.scheduler.profiles import cache_folder, profile
@@ -26,17 +25,7 @@ def show_profiles(names: Sequence[str], *, refresh: bool, as_json: bool) -> None
         UnknownNameError, PluginError: a name that is no device, or one of a plugin that failed.
         AllocationError: no room for the arrays to measure with.
     """
-    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=as_json or not console.is_terminal,
-        redirect_stdout=False,
-    )
-    with quiet_stdout(), bar:
+    with quiet_stdout(), progress(TimeRemainingColumn(), quiet=as_json) as bar:
         known = registry.REGISTRY
         devices = [known.device(name) for name in names] if names else list(known.devices())
         found = []

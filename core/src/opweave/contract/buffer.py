@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     class Dependent(Protocol):
         """Something that ends with a buffer."""
 
-        def _orphan(self, buffer: Buffer) -> None: ...
+        def _orphan(self, why: str) -> None: ...
 
 
 __all__ = ["Buffer", "MultiBuffer", "mapped"]
@@ -289,7 +289,7 @@ class Buffer:
         for known in self._plans or ():
             plan = known()
             if plan is not None:
-                plan._orphan(self)
+                plan._orphan(f"{self!r} was {'freed' if self._freed else 'given up'}")
 
     def _release(self) -> None:
         self._freed = True

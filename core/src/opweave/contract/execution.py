@@ -161,10 +161,10 @@ class Plan:
         """What its calls have to say about themselves (their attribute ``remark``): that they run as one graph, say."""
         return [remark for call in self._calls or () if (remark := getattr(call, "remark", ""))]
 
-    def _orphan(self, buffer: Buffer) -> None:
+    def _orphan(self, why: str) -> None:
         """Memory that the calls use is gone."""
         if self._calls is not None:
-            self._calls, self._ended = None, f"{buffer!r} was {'freed' if buffer.freed else 'given up'}"
+            self._calls, self._ended = None, why
 
     def __len__(self) -> int:
         return self.size
@@ -554,14 +554,21 @@ class Stream:
             if not isinstance(error, Exception) or isinstance(error, Cancelled):
                 self._fail(error)
                 raise
-            told = self._translate(error)
-            if told is not error:
-                told.__cause__ = error
-            self._fail(told)
             known = len(calls) == plan.size and index >= 0 and not self._cut
-            raise StepError(index if known else None, told, plan) from told
+            failure = self._step_error(plan, index if known else None, error)
+            self._fail(failure.error)
+            raise failure from failure.error
         finally:
             self._running = None
+
+    def _step_error(self, plan: Plan, step: int | None, error: Exception) -> StepError:
+        """What a call of ``plan`` raised, as it is told."""
+        told = self._translate(error)
+        if told is not error:
+            told.__cause__ = error
+        failure = StepError(step, told, plan)
+        failure.__cause__ = told
+        return failure
 
     def _fail(self, error: BaseException, first: int = 0) -> None:
         """Note a failure that concerns marks from ``first`` on (default: those that are recorded from now on)."""

@@ -51,14 +51,10 @@ class Fetch(NamedTuple):
         try:
             return self.read()
         except Exception as error:
-            raise self.failed(error) from error
-
-    def failed(self, error: Exception) -> ExecutionError:
-        """What a failure of ``read`` is to those who wanted the output."""
-        device = self.lane.name if self.lane is not None else ""
-        what = self.tensor.describe()
-        message = f"fetching {what} failed on {device}: {type(error).__name__}: {error}"
-        return ExecutionError(message, node=what, device=device)
+            device = self.lane.name if self.lane is not None else ""
+            what = self.tensor.describe()
+            message = f"fetching {what} failed on {device}: {type(error).__name__}: {error}"
+            raise ExecutionError(message, node=what, device=device) from error
 
 
 class Action(NamedTuple):

@@ -10,11 +10,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from opweave.contract.execution import StepError, Stream
 from opweave.errors import Cancelled
 from opweave.storage import InTurn
 
 if TYPE_CHECKING:
+    from opweave.contract.execution import Stream
     from opweave.contract.step import Call
     from opweave.scheduler.actions import Action
 
@@ -47,14 +47,9 @@ class Joint:
         plan = action.plan
         if plan is None or not isinstance(error, Exception) or isinstance(error, Cancelled):
             return error, action
-        told = plan.stream._translate(error)
-        if told is not error:
-            told.__cause__ = error
         end = self.starts[at + 1] if at + 1 < len(self.starts) else len(self.calls)
         step = index - self.starts[at] if end - self.starts[at] == plan.size else None
-        failure = StepError(step, told, plan)
-        failure.__cause__ = told
-        return failure, action
+        return plan.stream._step_error(plan, step, error), action
 
 
 def join(calls: Sequence[Call], actions: Sequence[Action]) -> Joint | None:

@@ -106,11 +106,11 @@ class Program:
         self._moves: Final = binder.moves
         self._scratch: Final = binder.scratch
         self._feeds: Final = self._lists[0].feeds
-        self._single: Final = isinstance(outputs, Tensor)
         # Copies of chosen rows count what they move when they do.
         self._copied: Final = sum(copy.nbytes for copy in partition.copies if copy.ids is None)
         scheduler._alive.add(self)
-        self._states: Final = [t for t in partition.graph.leaves if t.leaf is not None and t.leaf.kind == "state"]
+        leaves = [tensor.leaf for tensor in partition.graph.leaves]
+        self._states: Final = [leaf for leaf in leaves if leaf is not None and leaf.kind == "state"]
 
     def __repr__(self) -> str:
         nodes, splits = len(self.partition.graph.nodes), len(self.partition.splits)
@@ -142,11 +142,8 @@ class Program:
                 return self._make(self._fitting(feeds, named) if feeds or named or self._feeds else ())
         watching = self._watching
         if watching is not None:
-            try:
+            with self._unless_ended(watching):
                 return watching.run(feeds, **named)
-            except LifetimeError:
-                if self._closed or not watching._closed:
-                    raise  # else another thread has ended its observing meanwhile
         if scheduler._behind:
             return self.submit(feeds, **named).result()  # behind what was submitted before
         with scheduler._lock:
@@ -171,11 +168,8 @@ class Program:
         """
         watching = self._watching
         if watching is not None:
-            try:
+            with self._unless_ended(watching):
                 return watching.submit(feeds, **named)
-            except LifetimeError:
-                if self._closed or not watching._closed:
-                    raise  # else another thread has ended its observing meanwhile
         scheduler = self._scheduler
         scheduler._check_caller()
         if self._closed:
@@ -212,9 +206,8 @@ class Program:
         """
         scheduler, listed = self._scheduler, self._lists[0]
         scheduler._ready = None
-        for state in self._states:
-            if state.leaf.damaged:  # type: ignore[union-attr]
-                raise ExecutionError(state.leaf.damaged, states=(state.name,))  # type: ignore[union-attr]
+        if self._states:
+            self._check_states()
         joint = listed.joint
         if joint is None:
             raise self._given_up(listed)
@@ -260,13 +253,9 @@ class Program:
             scheduler._rest = None
         self._latest = listed
         scheduler._last = scheduler._ready = self
-        fetches = listed.fetches
-        try:
-            return fetches[0].read() if self._single else self._formed([fetch.get() for fetch in fetches])
-        except ExecutionError:
-            raise
-        except Exception as error:
-            raise fetches[0].failed(error) from error
+        if isinstance(self._form, Tensor):
+            return listed.fetches[0].get()
+        return self._formed([fetch.get() for fetch in listed.fetches])
 
     def _ended(self, run: Run) -> Any:
         if not run.ended:
@@ -314,13 +303,16 @@ class Program:
         scheduler._ready = None
         if self._closed:
             raise LifetimeError(f"{self!r} was closed")
-        for state in self._states:
-            if state.leaf.damaged:  # type: ignore[union-attr]
-                raise ExecutionError(state.leaf.damaged, states=(state.name,))  # type: ignore[union-attr]
+        self._check_states()
         if scheduler._flying:
             scheduler._make_room()
         if self._lists[self._turn].ended:
             raise self._given_up(self._lists[self._turn])
+
+    def _check_states(self) -> None:
+        for state in self._states:
+            if state.damaged:
+                raise ExecutionError(state.damaged, states=(state.name,))
 
     def _given_up(self, listed: RunList) -> LifetimeError:
         return LifetimeError(f"{self!r} cannot run: {listed.ended}")
@@ -393,11 +385,8 @@ class Program:
         """
         watching = self._watching
         if watching is not None:
-            try:
+            with self._unless_ended(watching):
                 return watching.read(tensor)
-            except LifetimeError:
-                if self._closed or not watching._closed:
-                    raise  # else another thread has ended its observing meanwhile
         if isinstance(tensor, Tensor) and tensor in self.partition.graph.outputs:
             with self._scheduler._quiet():
                 if self._latest is None or self._scheduler._last is not self:
@@ -467,6 +456,15 @@ class Program:
         finally:
             self._watching = None
             watching.close()
+
+    @contextmanager
+    def _unless_ended(self, watching: Program) -> Iterator[None]:
+        """A ``with`` block that is left without a word if another thread ends its observing meanwhile."""
+        try:
+            yield
+        except LifetimeError:
+            if self._closed or not watching._closed:
+                raise
 
     def _forget_marks(self) -> None:
         """Nothing is under way any more, and marks of the past may be failed ones."""

@@ -19,7 +19,6 @@ from opweave.scheduler.split import Operand
 from opweave.storage import array_shape, bind_copy, bind_read, bind_selected_copy, bind_write
 
 if TYPE_CHECKING:
-    from opweave.contract.buffer import Buffer
     from opweave.contract.execution import Event, Plan, Stream
     from opweave.contract.step import Arg, Call
     from opweave.scheduler.binding import Binder
@@ -60,9 +59,9 @@ class RunList:
         self.marks: Marks = []
         self.streams: list[Stream] = []
 
-    def _orphan(self, buffer: Buffer) -> None:
+    def _orphan(self, why: str) -> None:
         """Memory that the calls use is gone."""
-        self.joint, self.ended = None, f"{buffer!r} was {'freed' if buffer.freed else 'given up'}"
+        self.joint, self.ended = None, why
 
     def close(self) -> None:
         """Give up the plans and the calls."""

@@ -11,7 +11,7 @@ import numpy as np
 from opweave.contract import Arg
 from opweave.dtypes import DType, as_dtype
 from opweave.ops.blocks import Decoder, scratch_bytes
-from opweave_cpu.tiles import Array, Scratch, padded
+from opweave_cpu.tiles import Array, Scratch, padded, stretches
 
 __all__ = ["BLOCK_TILE", "RowDecoder", "decoder_bytes", "longest", "row_pieces"]
 
@@ -41,17 +41,13 @@ def row_pieces(w: Arg, rows: int) -> list[slice]:
     most = BLOCK_TILE // inputs
     if rows >= MANY_ROWS:
         most = max(most, min(COLUMNS, LARGEST_TILE // inputs))
-    return _pieces(outputs, _even(outputs, most))
+    return stretches(outputs, _even(outputs, most))
 
 
 def _even(n: int, most: int) -> int:
     """The length of equal pieces of ``n`` rows, of about ``most`` at most."""
     count = -(-n // max(STEP, most))
     return -(-n // (count * STEP)) * STEP
-
-
-def _pieces(n: int, length: int) -> list[slice]:
-    return [slice(i, min(i + length, n)) for i in range(0, n, length)]
 
 
 def _decoded_rows(w: Arg, pieces: Sequence[slice]) -> int:
@@ -94,7 +90,7 @@ class RowDecoder:
         self._known: dict[int, tuple[Callable[[Array], None], Array]] = {}
         for n in {piece.stop - piece.start for piece in pieces}:
             parts = []
-            for part in _pieces(n, tile):
+            for part in stretches(n, tile):
                 count = part.stop - part.start
                 decoder = decoders.get(count)
                 if decoder is None:

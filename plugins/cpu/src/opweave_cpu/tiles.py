@@ -23,7 +23,7 @@ from opweave_cpu.threads import THREADS, set_up_numpy
 __all__ = [
     "LONGEST_ROW", "SPREAD", "SPREAD_PASS", "TILE", "Array", "Body", "Scratch", "at_once", "bind_tiled", "bound",
     "compute_dtype", "constant", "copy_call", "for_rows", "in_turn", "lanes", "most_lanes", "padded", "repeated",
-    "row_sums", "scratch_array", "spread_pass", "tile_cuts", "tile_rows", "tiled_workspace",
+    "row_sums", "scratch_array", "spread_pass", "stretches", "tile_cuts", "tile_rows", "tiled_workspace",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -120,6 +120,11 @@ def shares(n: int, count: int) -> list[slice]:
     """``range(n)`` cut into ``count`` pieces of nearly one length, without empty ones."""
     edges = [n * i // count for i in range(count + 1)]
     return [slice(a, b) for a, b in pairwise(edges) if a < b]
+
+
+def stretches(n: int, length: int) -> list[slice]:
+    """``range(n)`` cut into pieces of ``length``, of which the last one may be shorter."""
+    return [slice(i, min(i + length, n)) for i in range(0, n, length)]
 
 
 def at_once(jobs: Sequence[Call]) -> Call:
@@ -386,6 +391,4 @@ def tile_cuts(shape: Sequence[int], rows: int, *, keep_last: bool) -> list[Cut]:
         inner *= shape[axis]
     length = shape[axis - 1]
     step = -(-length // -(-length // max(1, rows // inner)))  # pieces of nearly one length
-    pieces = [slice(i, i + step) for i in range(0, length, step)]
-    outer = [[slice(i, i + 1) for i in range(n)] for n in shape[: axis - 1]]
-    return list(product(*outer, pieces))
+    return list(product(*[stretches(n, 1) for n in shape[: axis - 1]], stretches(length, step)))

@@ -25,7 +25,7 @@ from opweave_cpu.lanes import (
     lane_count,
     overlap,
 )
-from opweave_cpu.tiles import TILE, Array, compute_dtype, copy_call, for_rows, in_turn
+from opweave_cpu.tiles import TILE, Array, compute_dtype, copy_call, for_rows, in_turn, stretches
 
 COLUMNS: Final = 1 << 23
 """Bytes of columns at a time: a product so big that it keeps all threads of BLAS at work."""
@@ -258,17 +258,13 @@ class _Depthwise:
         most = TILE // (self.dtype.itemsize * pitch[0] * len(self.used))
         rows = max(1, min(places[0], most - self.margin[0]))
         channels = max(1, min(x.shape[1], most // (rows + self.margin[0])))
-        cuts = product(_slices(x.shape[1], channels), _slices(places[0], rows))
+        cuts = product(stretches(x.shape[1], channels), stretches(places[0], rows))
         self.jobs = [(n, *cut) for n, cut in product(range(x.shape[0]), cuts)]
         self.longest = rows * pitch[0]
         lanes = lane_count(len(self.jobs), out.size * len(offsets))
         frame = len(self.used) * channels * (rows + self.margin[0]) * pitch[0]
         own = [(frame, self.dtype)] + [(channels * rows * pitch[0], self.dtype)] * 2
         self.rooms = Rooms(lanes, own, [(w.size, self.dtype)] if _packs(w, self.dtype) else [])
-
-
-def _slices(n: int, length: int) -> list[slice]:
-    return [slice(i, min(i + length, n)) for i in range(0, n, length)]
 
 
 def _depthwise_workspace(step: Step) -> int:
@@ -340,7 +336,7 @@ class _Transposed:
         some = min(self.outputs, max(16, TILE // (item * places)))
         columns = min(length, max(FEWEST_COLUMNS, COLUMN_TILE // (item * some * elements)))
         self.cuts = full_cuts(x.shape[2:], columns)
-        pieces = [slice(i, min(i + some, self.outputs)) for i in range(0, self.outputs, some)]
+        pieces = stretches(self.outputs, some)
         self.jobs = list(product(range(x.shape[0]), range(self.groups), pieces))
         own = [(some * elements * columns, self.dtype), (self.inputs * columns, self.dtype)]
         if self.converts:
@@ -424,4 +420,4 @@ def im2col(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
 def _channel_slices(channels: int, size: int) -> list[slice]:
     """Slices of the channels with about a tile of ``size`` elements each."""
     step = max(1, TILE * channels // size)
-    return _slices(channels, step)
+    return stretches(channels, step)
