@@ -6,17 +6,16 @@ and `Event` are finished classes around what the author's hooks return.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import length_hint
-from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave.contract.buffer import Buffer
 from opweave.contract.fusing import check_fusion
 from opweave.contract.space import Usage, as_bytes
 from opweave.contract.step import Arg, Call, Group, Step
+from opweave.contract.submission import Submission
 from opweave.dtypes import u8
 from opweave.errors import Cancelled, ExecutionError, LifetimeError, OpweaveError, UnsupportedOpError
 
@@ -112,14 +111,13 @@ class Plan:
         size: number of groups; one call each unless the stream compiled several into one.
     """
 
-    __slots__ = ("__weakref__", "_busy", "_calls", "_ended", "size", "stream")
+    __slots__ = ("__weakref__", "_calls", "_ended", "size", "stream")
 
     def __init__(self, stream: Stream, calls: Sequence[Call], size: int, buffers: Iterable[Buffer] = ()) -> None:
         self.stream: Final = stream
         self.size: Final = size
         self._calls: list[Call] | None = list(calls)
         self._ended = "its stream was closed"
-        self._busy = stream._busy
         for buffer in buffers:
             buffer._note(self)
 
@@ -140,12 +138,13 @@ class Plan:
             raise LifetimeError(f"{self!r} cannot run: {self._ended}")
         if around is not None:
             calls = [around(i, call) for i, call in enumerate(calls)]
-        if not self._busy.acquire(blocking=False):
+        lock = stream._submission.lock
+        if not lock.acquire(blocking=False):
             raise stream._taken()
         try:
             stream._launch(self, calls)
         finally:
-            self._busy.release()
+            lock.release()
 
     def close(self) -> None:
         """Forget the calls, after the stream is done with them. Closing twice does nothing.
@@ -204,28 +203,24 @@ class Stream:
     def __new__(cls, *args: Any, **kwargs: Any) -> Stream:
         # State lives here so that authors need not call super().__init__.
         self = super().__new__(cls)
-        self._busy = RLock()
+        self._submission = Submission()
         self._closed = False
         self._sequence = 0
         self._reached = 0
         self._epoch = Epoch()
         self._pending = []
-        self._running = None
-        self._cut = False
         self._passing = memoryview(b"")
         return self
 
     has_thread = False
     """Whether its work runs on a thread of this process; see `WorkerStream`."""
 
-    _busy: RLock
+    _submission: Submission
     _closed: bool
     _sequence: int  # of the last mark
     _reached: int  # the last mark that is known to be complete
     _epoch: Epoch
     _pending: list[Any]  # what queued transfers need alive
-    _running: Any  # the iterator over the calls of the plan that is being submitted
-    _cut: bool  # `abort` ended it
     _passing: memoryview  # host memory for what passes through
 
     def __init__(self, device: Device) -> None:
@@ -434,11 +429,7 @@ class Stream:
     def abort(self) -> None:
         """End running work early, from any thread: the plan that is being submitted raises `Cancelled` after its
         present step. What an asynchronous device has taken is ended where the device can."""
-        rest = self._running
-        if rest is not None:
-            # Asking a flag before each call would cost more than many a call; an iterator that is at its end is free.
-            self._cut = True
-            rest.__setstate__(sys.maxsize)
+        self._submission.end(f"the work on {self.device.name} was ended by abort()")
         self._abort()
 
     def recover(self) -> None:
@@ -543,23 +534,26 @@ class Stream:
 
     def _launch(self, plan: Plan, calls: list[Call]) -> None:
         """Make the calls of a plan, whose turn it is."""
-        self._cut = False
-        rest = self._running = iter(calls)
+        submission = self._submission
+        outer = submission.rest  # of a run that this plan is a part of
+        if outer is None:
+            submission.cut = ""
+        rest = submission.rest = iter(calls)
         try:
             self._run(rest)
-            if self._cut:
-                raise Cancelled(f"the plan on {self.device.name} was ended by abort()")
+            if submission.cut:
+                raise Cancelled(submission.cut)
         except BaseException as error:
             index = len(calls) - length_hint(rest) - 1
             if not isinstance(error, Exception) or isinstance(error, Cancelled):
                 self._fail(error)
                 raise
-            known = len(calls) == plan.size and index >= 0 and not self._cut
+            known = len(calls) == plan.size and index >= 0 and not submission.cut
             failure = self._step_error(plan, index if known else None, error)
             self._fail(failure.error)
             raise failure from failure.error
         finally:
-            self._running = None
+            submission.rest = outer
 
     def _step_error(self, plan: Plan, step: int | None, error: Exception) -> StepError:
         """What a call of ``plan`` raised, as it is told."""
@@ -586,7 +580,8 @@ class Stream:
     def _turn(self, *, submits: bool = True) -> Iterator[None]:
         """The turn to submit: of one thread, on an open stream. A submission that fails is noted."""
         self._check_open()
-        if not self._busy.acquire(blocking=False):
+        lock = self._submission.lock
+        if not lock.acquire(blocking=False):
             raise self._taken()
         try:
             yield
@@ -598,7 +593,7 @@ class Stream:
                 raise
             raise ExecutionError(f"{self.device.name} failed: {error}", device=self.device.name) from error
         finally:
-            self._busy.release()
+            lock.release()
 
     @contextmanager
     def _noting_failure(self) -> Iterator[None]:

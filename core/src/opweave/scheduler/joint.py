@@ -25,17 +25,15 @@ class Joint:
     """A run list in one row of calls.
 
     Attributes:
-        streams: those whose plans were taken apart. The last one makes the calls of all.
+        stream: of those whose plans were taken apart the one that makes the calls of all.
         calls: steps and copies.
         starts: where in ``calls`` each of ``actions`` begins.
     """
 
-    __slots__ = ("_actions", "calls", "starts", "streams")
+    __slots__ = ("_actions", "calls", "starts", "stream")
 
-    def __init__(
-        self, streams: Sequence[Stream], calls: list[Call], starts: list[int], actions: Sequence[Action]
-    ) -> None:
-        self.streams: Final = streams
+    def __init__(self, stream: Stream, calls: list[Call], starts: list[int], actions: Sequence[Action]) -> None:
+        self.stream: Final = stream
         self.calls: Final = calls
         self.starts: Final = starts
         self._actions: Final = actions
@@ -78,5 +76,4 @@ def join(calls: Sequence[Call], actions: Sequence[Action]) -> Joint | None:
             row += call.calls
         else:
             row.append(call)
-    followers = [stream for stream in streams if stream is not leaders[0]]
-    return Joint((*followers, leaders[0]), row, starts, actions)
+    return Joint(leaders[0], row, starts, actions)

@@ -89,10 +89,12 @@ class Program:
         show: Callable[[Tensor, Call], None] | None = None,
     ) -> None:
         self._scheduler: Final = scheduler
+        self._progress: Final = scheduler._progress
         self._pins: Final = pins
         self._watching: Program | None = None  # the same with observers, while there are any
         self.partition: Final = partition
         self._form: Final = outputs
+        self._single: Final = isinstance(outputs, Tensor)
         self._closed = False
         self._lanes: Final = partition.assignment.lanes
         self._written: dict[str, Array] = {}  # fed to runs that do not say otherwise
@@ -135,15 +137,16 @@ class Program:
             Cancelled: `Scheduler.cancel` was called meanwhile.
             LifetimeError: the program or its scheduler was closed.
         """
-        scheduler = self._scheduler
-        with scheduler._lock:
+        progress = self._progress
+        with progress.lock:
             # Run again with nothing in between: there is nothing to look at but what was fed.
-            if scheduler._ready is self and not scheduler._queued and not EVENTS.listening:
+            if progress.ready is self and not progress.queued and not EVENTS.listening:
                 return self._make(self._fitting(feeds, named) if feeds or named or self._feeds else ())
         watching = self._watching
         if watching is not None:
             with self._unless_ended(watching):
                 return watching.run(feeds, **named)
+        scheduler = self._scheduler
         if scheduler._behind:
             return self.submit(feeds, **named).result()  # behind what was submitted before
         with scheduler._lock:
@@ -204,22 +207,20 @@ class Program:
         As short as can be: among kernels that fill the caches, each line of code and each object that a run touches
         takes its time to come back.
         """
-        scheduler, listed = self._scheduler, self._lists[0]
-        scheduler._ready = None
+        progress, listed = self._progress, self._lists[0]
+        progress.ready = None
         if self._states:
             self._check_states()
         joint = listed.joint
         if joint is None:
             raise self._given_up(listed)
-        scheduler._runner = get_ident()
-        counts = scheduler._runs
-        counts[0] += 1
+        progress.runner = get_ident()
+        progress.begun += 1
         if self._copied:
-            counts[1] += self._copied
-        scheduler._cut = False
-        feed, taken = None, 0
-        rest = iter(joint.calls)
-        streams = joint.streams
+            progress.copied += self._copied
+        progress.cut = ""
+        feed = None
+        rest = progress.rest = iter(joint.calls)
         try:
             for feed, value in ready:
                 if feed.view is not None:
@@ -227,33 +228,20 @@ class Program:
                 elif feed.put is not None:
                     feed.put(value)
             feed = None
-            scheduler._rest = rest
-            for stream in streams:
-                if not stream._busy.acquire(False):
-                    raise stream._taken()
-                taken += 1
-                stream._cut = False
-                stream._running = rest
-            stream._run(rest)  # the last one makes the calls of all
-            for stream in streams:
-                if stream._cut:
-                    raise Cancelled(f"the run on {stream.device.name} was ended by abort()")
-            if scheduler._cut:
-                raise Cancelled("the run was ended by cancel()")
+            joint.stream._run(rest)
+            if progress.cut:
+                raise Cancelled(progress.cut)
         except BaseException as error:
             run = Run(self, listed)
             run.feeding = feed
             failure = self._failed(run, error, len(joint.calls) - length_hint(rest) - 1, joint)
             raise failure from failure.__cause__
         finally:
-            for stream in streams[:taken]:
-                stream._running = None
-                stream._busy.release()
-            scheduler._runner = 0
-            scheduler._rest = None
+            progress.rest = None
+            progress.runner = 0
         self._latest = listed
-        scheduler._last = scheduler._ready = self
-        if isinstance(self._form, Tensor):
+        progress.last = progress.ready = self
+        if self._single:
             return listed.fetches[0].get()
         return self._formed([fetch.get() for fetch in listed.fetches])
 
@@ -265,34 +253,31 @@ class Program:
     def _begin(self, ready: list[tuple[Feed, Array]], *, snapshot: bool) -> Run:
         """Feed, and make or queue the calls. The caller holds the scheduler's lock."""
         self._admit()
-        scheduler, listed = self._scheduler, self._lists[self._turn]
+        scheduler, progress, listed = self._scheduler, self._progress, self._lists[self._turn]
         self._turn = (self._turn + 1) % len(self._lists)
         run = Run(self, listed)
         calls = _told(listed) if EVENTS.listening else listed.calls
         self._latest = None
-        scheduler._runner = get_ident()
-        scheduler._runs[0] += 1
-        scheduler._runs[1] += self._copied
-        scheduler._cut = False
-        rest = iter(calls)
-        begun = False
+        progress.runner = get_ident()
+        progress.begun += 1
+        progress.copied += self._copied
+        progress.cut = ""
+        rest = progress.rest = iter(calls)
         try:
-            if scheduler._last is not self:
+            if progress.last is not self:
                 scheduler._switch(self, listed)
             run.feed(ready, snapshot=snapshot)
-            begun = True
-            scheduler._rest = rest
             for call in rest:
                 call()
-            if scheduler._cut:
-                raise Cancelled("the run was ended by cancel()")
+            if progress.cut:
+                raise Cancelled(progress.cut)
             run.close()
         except BaseException as error:
-            failure = self._failed(run, error, len(calls) - length_hint(rest) - 1 if begun else -1)
+            failure = self._failed(run, error, len(calls) - length_hint(rest) - 1)
             raise failure from failure.__cause__
         finally:
-            scheduler._runner = 0
-            scheduler._rest = None
+            progress.rest = None
+            progress.runner = 0
         scheduler._note(run)
         return run
 
@@ -300,7 +285,7 @@ class Program:
         """Whether a run may begin now; waits until there is room for it."""
         scheduler = self._scheduler
         scheduler._check_caller()
-        scheduler._ready = None
+        self._progress.ready = None
         if self._closed:
             raise LifetimeError(f"{self!r} was closed")
         self._check_states()
@@ -319,10 +304,9 @@ class Program:
 
     def _failed(self, run: Run, error: BaseException, index: int, joint: Joint | None = None) -> BaseException:
         """Leave everything usable after call number ``index`` failed (negative: none did); gives what to raise."""
-        scheduler = self._scheduler
         action = None
         # A run that was cut short does not know where: its list was run to its end without calling.
-        if index >= 0 and not scheduler._cut:
+        if index >= 0 and not self._progress.cut:
             if joint is not None:
                 error, action = joint.blame(index, error)
             else:
@@ -330,7 +314,7 @@ class Program:
         if run.feeding is not None and run.feeding.lane is not None:
             action = Action("feed", run.feeding.lane, None, tensor=run.feeding.tensor)
         self._latest = None
-        return scheduler._settle(run, error, action)
+        return self._scheduler._settle(run, error, action)
 
     def _fitting(self, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> list[tuple[Feed, Array]]:
         """A value for every input, checked."""
@@ -354,7 +338,7 @@ class Program:
 
     def _formed(self, arrays: list[Array]) -> Any:
         form = self._form
-        if isinstance(form, Tensor):
+        if self._single:
             return arrays[0]
         if isinstance(form, Mapping):
             return dict(zip(form, arrays, strict=True))
@@ -389,7 +373,7 @@ class Program:
                 return watching.read(tensor)
         if isinstance(tensor, Tensor) and tensor in self.partition.graph.outputs:
             with self._scheduler._quiet():
-                if self._latest is None or self._scheduler._last is not self:
+                if self._latest is None or self._progress.last is not self:
                     raise SchedulerError(f"{tensor.describe()} has no value: run the program first, and read it "
                                          "before another program of its scheduler runs")  # fmt: skip
                 return self._latest.fetches[self.partition.graph.outputs.index(tensor)].read()
@@ -450,7 +434,7 @@ class Program:
             watching = Program(scheduler, cut, self._form, self._pins, show)
             watching._written = self._written
             self._watching = watching
-            scheduler._ready = None
+            self._progress.ready = None
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""`Run`: one run of a program, from feeding to the results, perhaps beside others that are under way."""
+"""`Progress`: how far a scheduler's runs are. `Run`: one of them, from feeding to the results, maybe beside others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from opweave.contract.submission import Submission
 from opweave.errors import Cancelled, ExecutionError
 
 if TYPE_CHECKING:
@@ -17,9 +18,33 @@ if TYPE_CHECKING:
     from opweave.scheduler.program import Program
     from opweave.scheduler.runlist import RunList
 
-__all__ = ["Run"]
+__all__ = ["Progress", "Run"]
 
 Array = np.ndarray[Any, Any]
+
+
+class Progress(Submission):
+    """How far a scheduler's runs are. Its own synchronous streams submit in the same turn.
+
+    Attributes:
+        runner: the thread that is in a run, 0: none is.
+        ready: the program that can be run again without looking at anything but what is fed.
+        last: the program whose values are in memory.
+        queued: runs that were submitted as a whole and have not ended.
+        begun: runs that began.
+        copied: bytes that they copied between memories.
+    """
+
+    __slots__ = ("begun", "copied", "last", "queued", "ready", "runner")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = 0
+        self.ready: Program | None = None
+        self.last: Program | None = None
+        self.queued = 0
+        self.begun = 0
+        self.copied = 0
 
 
 class Run:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from threading import Lock, RLock, get_ident
+from threading import Lock, get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from weakref import WeakSet
@@ -28,6 +27,7 @@ from opweave.scheduler.arena import Arena
 from opweave.scheduler.assign import assign
 from opweave.scheduler.lanes import Lane
 from opweave.scheduler.program import Outputs, Program, device_of
+from opweave.scheduler.running import Progress
 from opweave.scheduler.split import Copy, Partition, Split, partition
 from opweave.tensor import Placement, Tensor
 
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 __all__ = ["PlannedGraph", "Scheduler", "Stats"]
 
 Where = Device | Stream | str
+
+CANCELLED: Final = "the run was ended by cancel()"
 
 PROGRAMS_KEPT: Final = 64
 """How many programs a scheduler remembers, so that building the same outputs again costs nothing."""
@@ -150,21 +152,15 @@ class Scheduler:
         names = [d.name if isinstance(d, Device) else d.device.name for d in resolved if isinstance(d, Device)]
         if len(set(names)) != len(names):
             raise SchedulerError(f"a device is named twice: {', '.join(names)}; give two streams of it instead")
-        self._lock: Final = RLock()
-        self._runner = 0  # the thread that is in a run
-        self._rest: Any = None  # the iterator over the calls of the run that is being submitted
-        self._cut = False  # `cancel` ended it
+        self._progress: Final = Progress()
+        self._lock: Final = self._progress.lock
         self._counting: Final = Lock()
-        self._queued = 0  # runs that were submitted and have not ended
         self._flying: Final[deque[Run]] = deque()
         self._pool: ThreadPoolExecutor | None = None
         self._ender = 0  # its thread
         self._alive: Final[WeakSet[Program]] = WeakSet()
         self._builds = [0, 0]
-        self._runs = [0, 0]
         self._closed = False
-        self._last: Program | None = None
-        self._ready: Program | None = None  # the same, if it can be run again without looking at anything
         self._pins: dict[Tensor, int] = {}
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._host: Final = HostDevice()
@@ -176,7 +172,10 @@ class Scheduler:
                     raise SchedulerError(f"{stream!r} has no thread of its own, which parallel=True needs: "
                                          "give the device, or device.open(worker=True)")  # fmt: skip
                 kind = kinds.pop(stream.device.name, None)
-                self._lanes.append(Lane(index, stream, kind, owned=stream is not item))
+                lane = Lane(index, stream, kind, owned=stream is not item)
+                if lane.owned and not stream.is_async:
+                    stream._submission = self._progress
+                self._lanes.append(lane)
             if kinds:
                 raise SchedulerError(f"buffer types for devices that are not here: {', '.join(kinds)}")
         except BaseException:
@@ -334,8 +333,8 @@ class Scheduler:
     def stats(self) -> Stats:
         """What was built, run, allocated and copied so far."""
         built, reused = self._builds
-        runs, copied = self._runs
-        return Stats(built, reused, runs, copied, sum(arena.allocated for arena in self._arenas))
+        progress = self._progress
+        return Stats(built, reused, progress.begun, progress.copied, sum(arena.allocated for arena in self._arenas))
 
     def synchronize(self) -> None:
         """Wait until all submitted runs have ended and all streams are done.
@@ -352,23 +351,23 @@ class Scheduler:
 
         A plan ends after its present step, where the device can; states that it writes may be half written.
         """
-        self._cut = True
-        rest = self._rest
-        if rest is not None:
-            rest.__setstate__(sys.maxsize)
-        if rest is not None or self._flying:
+        progress = self._progress
+        submitting = progress.rest is not None
+        progress.end(CANCELLED)
+        if submitting or self._flying:
+            progress.cut = CANCELLED
             for lane in self._lanes:
                 for stream in lane.streams:
                     stream.abort()
 
     def _check_caller(self) -> None:
         """Whether this thread may run something now: not from within a run."""
-        if self._on_worker or self._runner == get_ident():
+        if self._on_worker or self._progress.runner == get_ident():
             raise SchedulerError("a program cannot be run from within a run of its own scheduler")
 
     def _check_closer(self, *, whole: bool = False) -> None:
         """Whether this thread may close programs now, or the whole scheduler."""
-        if self._on_worker or self._runner == get_ident():
+        if self._on_worker or self._progress.runner == get_ident():
             raise SchedulerError("neither a scheduler nor its programs can be closed from within a run")
         if whole and self._ender == get_ident():
             raise SchedulerError("a scheduler cannot be closed from a callback of one of its futures, which holds up "
@@ -401,21 +400,21 @@ class Scheduler:
         """A whole run to the thread in which runs end, behind those that it was given before."""
         with self._counting:
             future = self._give(work, *args)
-            self._queued += 1
+            self._progress.queued += 1
         future.add_done_callback(self._dequeue)
         return future
 
     @property
     def _behind(self) -> bool:
         """Whether this thread has to wait for runs that were submitted; callbacks of futures hold them up."""
-        return self._queued > 0 and self._ender != get_ident()
+        return self._progress.queued > 0 and self._ender != get_ident()
 
     def _dequeue(self, future: Future[Any]) -> None:
         with self._counting:
-            self._queued -= 1
+            self._progress.queued -= 1
 
     def _count_copied(self, size: int) -> None:
-        self._runs[1] += size
+        self._progress.copied += size
 
     def _make_room(self) -> None:
         """Wait until one more run may be under way."""
@@ -428,7 +427,7 @@ class Scheduler:
             for end in run.ends:
                 for stream in listed.streams:
                     stream.wait(end)
-        self._last = program
+        self._progress.last = program
 
     def _note(self, run: Run) -> None:
         """All of a run was submitted."""
@@ -479,9 +478,9 @@ class Scheduler:
             last = action.split if other is run and action is not None else None
             splits += other.program.partition.splits[: None if last is None else last.index + 1]
         actions = [a for other in failed for a in other.listed.actions]
-        reason = settle_failure(error, action, actions, self._lanes, splits, anywhere=self._cut)
-        if self._cut and isinstance(reason, Cancelled):
-            reason = Cancelled("the run was ended by cancel()")
+        reason = settle_failure(error, action, actions, self._lanes, splits, anywhere=bool(self._progress.cut))
+        if self._progress.cut and isinstance(reason, Cancelled):
+            reason = Cancelled(self._progress.cut)
         for other in failed:
             if other is failed[0]:
                 other.fail(reason)
@@ -502,7 +501,7 @@ class Scheduler:
         if self._on_worker:
             raise SchedulerError("within a run that goes on meanwhile values are not read, written or waited for")
         before = None
-        if self._behind and self._runner != get_ident():
+        if self._behind and self._progress.runner != get_ident():
             with self._counting:
                 before = self._pool.submit(int) if self._pool is not None else None
         if before is not None:
@@ -589,8 +588,8 @@ class Scheduler:
         for key, known in list(self._programs.items()):
             if known is program:
                 del self._programs[key]
-        if self._last is program:
-            self._last = self._ready = None
+        if self._progress.last is program:
+            self._progress.last = self._progress.ready = None
 
     def _check_open(self) -> None:
         if self._closed:
