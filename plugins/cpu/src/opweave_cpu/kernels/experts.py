@@ -14,7 +14,7 @@ from opweave.dtypes import DType, as_dtype
 from opweave.ops.blocks import fields_of
 from opweave_cpu.blocks import RowDecoder, decoder_bytes, longest, row_pieces
 from opweave_cpu.kernels.indexing import check_ids
-from opweave_cpu.kernels.matmul import lies_ready, must_pack
+from opweave_cpu.kernels.matmul import is_turned, lies_ready, must_pack
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_cpu.tiles import Array, Scratch, compute_dtype, padded, tile_cuts, tile_rows
 
@@ -112,7 +112,7 @@ def _bind(
     """The call that multiplies by the rows of an expert's weights that ``some_rows`` gives, in the type to compute in.
 
     The rows of ``x`` are packed in order of their experts. Those of one expert are multiplied at once by each piece of
-    its weights. In the end the results go where they belong.
+    its weights, and the results go where they belong.
     """
     dtype = compute_dtype(out.dtype)
     experts, outputs, inputs = w.shape
@@ -131,15 +131,16 @@ def _bind(
         order = np.argsort(flat_ids, kind="stable")
         flat.take(order if shared == 1 else order // shared, 0, packed, "clip")
         for expert, first, last in _groups(flat_ids[order]):
-            rows = packed[first:last]
-            for piece in pieces:
-                np.matmul(rows, some_rows(expert, piece).T, results[first:last, piece])
-        if target.dtype == results.dtype:
-            back = np.empty_like(order)
-            back[order] = np.arange(len(order))
-            results.take(back, 0, target, "clip")  # half as long as storing row by row
-        else:
-            target[order] = results
+            rows, result = packed[first:last], results[first:last]
+            if is_turned(last - first, inputs, outputs, dtype):
+                turned = result.reshape(outputs, last - first)
+                for piece in pieces:
+                    np.matmul(some_rows(expert, piece), rows.T, turned[piece])
+                result = turned.T
+            else:
+                for piece in pieces:
+                    np.matmul(rows, some_rows(expert, piece).T, result[:, piece])
+            target[order[first:last]] = result
 
     return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 from typing import Final
@@ -13,7 +14,9 @@ from opweave.dtypes import DType, as_dtype
 from opweave.ops.blocks import fields_of
 from opweave_cpu.blocks import RowDecoder, decoder_bytes, longest, row_pieces
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
-from opweave_cpu.tiles import Array, Scratch, compute_dtype, in_turn, padded
+from opweave_cpu.tiles import Array, Scratch, compute_dtype, in_turn, padded, scratch_array
+
+_F32: Final = as_dtype("f32")
 
 
 def _is_matrix(arg: Arg) -> bool:
@@ -33,6 +36,32 @@ def must_pack(arg: Arg, dtype: DType) -> bool:
     return arg.dtype is not dtype or not _is_matrix(arg)
 
 
+# --- the other way round --------------------------------------------------------------------------------------------
+
+FEW_ROWS: Final = range(2, 49)
+"""Rows of ``x`` with which OpenBLAS takes up to twice as long for ``x @ weights.T`` in f32 as for its transpose,
+``weights @ x.T``; storing that transposed takes less than is won."""
+
+VERY_FEW_ROWS: Final = 4
+"""Fewer have a kernel of their own, up to a million multiplications."""
+
+
+def is_turned(rows: int, inputs: int, outputs: int, dtype: DType) -> bool:
+    """Whether ``rows`` rows are multiplied by weights, ``outputs`` rows, faster the other way round."""
+    if rows not in FEW_ROWS or inputs < 128 or dtype is not _F32:
+        return False
+    return rows * inputs * outputs > (1 << 18 if rows >= VERY_FEW_ROWS else 1 << 20)
+
+
+def tile_product(left: Array, weights: Array, room: Array, lead: Sequence[int], *, turned: bool) -> tuple[Call, Array]:
+    """The call ``left @ weights.T``, and its result in ``room``, which is flat; ``lead`` is the shape of the rows."""
+    rows, n = len(left), len(weights)
+    room = room[: rows * n]
+    if turned:
+        return partial(np.matmul, weights, left.T, room.reshape(n, rows)), np.moveaxis(room.reshape(n, *lead), 0, -1)
+    return product_call(left, weights.T, room.reshape(rows, n)), room.reshape(*lead, n)
+
+
 # --- matmul ---------------------------------------------------------------------------------------------------------
 
 
@@ -42,10 +71,17 @@ def _packed_shape(arg: Arg) -> tuple[int, ...]:
     return (*(1 if again else n for n, again in zip(arg.shape[:-2], repeats, strict=True)), *arg.shape[-2:])
 
 
+def _is_turned(a: Arg, b: Arg, dtype: DType) -> bool:
+    """Whether ``b`` is a transposed matrix of weights, for which `is_turned`."""
+    if len(a.shape) != 2 or len(b.shape) != 2 or must_pack(b, dtype) or b.strides[0] != dtype.itemsize:
+        return False
+    return is_turned(a.shape[0], b.shape[0], b.shape[1], dtype)
+
+
 def _matmul_workspace(step: Step) -> int:
     dtype = compute_dtype(step.out.dtype)
     sizes = [prod(_packed_shape(arg)) for arg in step.srcs if must_pack(arg, dtype)]
-    if step.out.dtype is not dtype:
+    if step.out.dtype is not dtype or _is_turned(step.srcs[0], step.srcs[1], dtype):
         sizes.append(step.out.size)
     return sum(padded(size * dtype.itemsize) for size in sizes)
 
@@ -67,6 +103,9 @@ def matmul(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, workspace: Arg 
         return packed
 
     left, right = operand(a), operand(b)
+    if _is_turned(a, b, dtype):
+        call, result = tile_product(left, right.T, scratch.take((out.size,), dtype), out.shape[:1], turned=True)
+        return in_turn([*calls, call, partial(np.copyto, out.view, result, "unsafe")])
     result = out.view if out.dtype is dtype else scratch.take(out.shape, dtype)
     calls.append(product_call(left, right, result))
     if out.dtype is not dtype:
@@ -75,8 +114,8 @@ def matmul(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, workspace: Arg 
 
 
 SMALL_RESULT: Final = 1 << 14
-"""Bytes of a result up to which `ndarray.dot` is faster: it finds the same product in half the time, but fills the result
-with zeros first, which for a square matrix of 512 is one part in twenty."""
+"""Bytes of a result up to which `ndarray.dot` is faster: it finds the same product in half the time, but first fills
+the result with zeros, which for square matrices of 512 takes a twentieth of all."""
 
 
 def product_call(a: Array, b: Array, out: Array) -> Call:
@@ -96,21 +135,26 @@ def _is_plain(x: Arg, w: Arg, out: Arg) -> bool:
 
 def _linear_workspace(step: Step) -> int:
     x, w, *_ = step.srcs
-    if _is_plain(x, w, step.out):
-        return 0
     dtype = compute_dtype(step.out.dtype)
     rows = x.size // w.shape[1]
+    if _is_plain(x, w, step.out):
+        return step.out.nbytes if is_turned(rows, w.shape[1], w.shape[0], dtype) else 0
     tile = longest(row_pieces(w, rows))
     return sum(padded(size * dtype.itemsize) for size in (x.size, tile * w.shape[1], rows * tile))
 
 
 @KERNELS("linear", dtypes=NUMBERS, workspace=_linear_workspace)
 def linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, workspace: Arg | None) -> Call:
-    if workspace is not None:  # nothing plain asks for one
+    if not _is_plain(x, w, out):
         return _linear_by_tiles(out, x, w, b, workspace)
     rows, target = x.view, out.view
     if rows.ndim != 2:
         rows, target = rows.reshape(-1, w.shape[1]), target.reshape(-1, w.shape[0])
+    if workspace is not None:
+        room = scratch_array(workspace, out.size, out.dtype)
+        call, result = tile_product(rows, w.view, room, rows.shape[:1], turned=True)
+        store = partial(np.copyto, target, result) if b is None else partial(np.add, result, b.view, target)
+        return in_turn([call, store])
     call = product_call(rows, w.view.T, target)
     return call if b is None else in_turn([call, partial(np.add, target, b.view, target)])
 
@@ -127,17 +171,16 @@ def _linear_by_tiles(out: Arg, x: Arg, w: Arg, b: Arg | None, workspace: Arg | N
     results = scratch.take((rows * tile,), dtype)
     weights = scratch.take((tile * inputs,), dtype)
     left, target, stored = packed.reshape(-1, inputs), out.view, w.view
+    turned = is_turned(rows, inputs, tile, dtype)
     bias = None if b is None else b.view
     calls: list[Call] = [partial(np.copyto, packed, x.view)]
     for piece in pieces:
-        n = piece.stop - piece.start
-        result = results[: rows * n].reshape(rows, n)
-        some = weights[: n * inputs].reshape(n, inputs)
-        calls += [partial(np.copyto, some, stored[piece]), product_call(left, some.T, result)]
+        some = weights[: (piece.stop - piece.start) * inputs].reshape(-1, inputs)
+        call, result = tile_product(left, some, results, out.shape[:-1], turned=turned)
+        calls += [partial(np.copyto, some, stored[piece]), call]
         if bias is not None:
             calls.append(partial(np.add, result, bias[piece], result))
-        columns = target[..., piece]
-        calls.append(partial(np.copyto, columns, result.reshape(columns.shape), "unsafe"))
+        calls.append(partial(np.copyto, target[..., piece], result, "unsafe"))
     return in_turn(calls)
 
 
@@ -155,7 +198,8 @@ def _blocks_workspace(step: Step) -> int:
     rows = x.size // w.shape[1]
     pieces = row_pieces(w, rows)
     packed = 0 if lies_ready(x, dtype) else padded(x.size * dtype.itemsize)
-    result = 0 if lies_ready(step.out, dtype) else padded(rows * longest(pieces) * dtype.itemsize)
+    direct = lies_ready(step.out, dtype) and not is_turned(rows, w.shape[1], longest(pieces), dtype)
+    result = 0 if direct else padded(rows * longest(pieces) * dtype.itemsize)
     return packed + result + decoder_bytes(w, pieces, dtype)
 
 
@@ -174,17 +218,20 @@ def linear_of_blocks(
         left = scratch.take(x.shape, dtype)
         calls.append(partial(np.copyto, left, x.view))
     left = left.reshape(-1, inputs)
-    direct = lies_ready(out, dtype)
+    turned = is_turned(len(left), inputs, longest(pieces), dtype)
+    direct = lies_ready(out, dtype) and not turned
     results = target.reshape(-1, outputs) if direct else scratch.take((len(left) * longest(pieces),), dtype)
     bias = None if b is None else b.view
     for piece in pieces:
-        n = piece.stop - piece.start
-        decode, tile = decoder(n)
-        result = results[:, piece] if direct else results[: len(left) * n].reshape(-1, n)
-        calls += [partial(decode, stored[piece]), product_call(left, tile.T, result)]
+        decode, tile = decoder(piece.stop - piece.start)
+        if direct:
+            result = results[:, piece]
+            call = product_call(left, tile.T, result)
+        else:
+            call, result = tile_product(left, tile, results, out.shape[:-1], turned=turned)
+        calls += [partial(decode, stored[piece]), call]
         if bias is not None:
             calls.append(partial(np.add, result, bias[piece], result))
         if not direct:
-            columns = target[..., piece]
-            calls.append(partial(np.copyto, columns, result.reshape(columns.shape), "unsafe"))
+            calls.append(partial(np.copyto, target[..., piece], result, "unsafe"))
     return in_turn(calls)
