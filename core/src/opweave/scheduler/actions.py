@@ -51,10 +51,14 @@ class Fetch(NamedTuple):
         try:
             return self.read()
         except Exception as error:
-            device = self.lane.name if self.lane is not None else ""
-            what = self.tensor.describe()
-            message = f"fetching {what} failed on {device}: {type(error).__name__}: {error}"
-            raise ExecutionError(message, node=what, device=device) from error
+            raise self.failed(error) from error
+
+    def failed(self, error: Exception) -> ExecutionError:
+        """What to raise where ``read`` has raised ``error``."""
+        device = self.lane.name if self.lane is not None else ""
+        what = self.tensor.describe()
+        message = f"fetching {what} failed on {device}: {type(error).__name__}: {error}"
+        return ExecutionError(message, node=what, device=device)
 
 
 class Action(NamedTuple):

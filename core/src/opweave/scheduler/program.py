@@ -80,6 +80,12 @@ class Program:
         partition: the graph as it was cut.
     """
 
+    __slots__ = (
+        "__weakref__", "_buffers", "_closed", "_copied", "_feeds", "_form", "_lanes", "_latest", "_lists", "_moves",
+        "_offsets", "_pins", "_planned", "_progress", "_scheduler", "_scratch", "_single", "_states", "_turn",
+        "_watching", "_written", "partition",
+    )  # fmt: skip
+
     def __init__(
         self,
         scheduler: Scheduler,
@@ -242,7 +248,11 @@ class Program:
         self._latest = listed
         progress.last = progress.ready = self
         if self._single:
-            return listed.fetches[0].get()
+            fetch = listed.fetches[0]
+            try:
+                return fetch.read()
+            except Exception as error:
+                raise fetch.failed(error) from error
         return self._formed([fetch.get() for fetch in listed.fetches])
 
     def _ended(self, run: Run) -> Any:

@@ -46,6 +46,11 @@ class RunList:
         ended: why it can no longer be run.
     """
 
+    __slots__ = (
+        "__weakref__", "actions", "after", "before", "calls", "ended", "feeds", "fetches", "joint", "marks", "plans",
+        "streams",
+    )  # fmt: skip
+
     def __init__(self) -> None:
         self.joint: Joint | None = None
         self.ended = ""

@@ -25,7 +25,7 @@ MANY_ROWS: Final = 16
 LARGEST_TILE: Final = 1 << 21
 """Weights of such a product at most."""
 
-COLUMNS: Final = 1 << 10
+COLUMNS: Final = 1 << 11
 """Columns of the result that keep BLAS at full speed: it wakes its threads for each product."""
 
 STEP: Final = 16

@@ -57,6 +57,8 @@ class Threads:
         blas_limit: how many threads BLAS may use at present, ``None``: as many as it was found with.
     """
 
+    __slots__ = ("_blas_found", "_lock", "_pool", "blas_limit", "cores", "default")
+
     def __init__(self) -> None:
         self.cores: Final = _cores()
         self.default: int | None = None

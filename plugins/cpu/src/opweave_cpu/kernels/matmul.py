@@ -62,6 +62,23 @@ def tile_product(left: Array, weights: Array, room: Array, lead: Sequence[int], 
     return product_call(left, weights.T, room.reshape(rows, n)), room.reshape(*lead, n)
 
 
+def store_calls(result: Array, bias: Array | None, out: Array, room: Array | None = None) -> list[Call]:
+    """The calls that store a result, plus a bias, rounded once.
+
+    A result that was computed the other way round is first put in order, in ``room``, which is flat: rounding across
+    the rows takes twice as long.
+    """
+    if result.dtype == out.dtype:
+        return [partial(np.copyto, out, result) if bias is None else partial(np.add, result, bias, out)]
+    calls: list[Call] = []
+    wide = result if room is None else room[: result.size].reshape(result.shape)
+    if bias is not None:
+        calls.append(partial(np.add, result, bias, wide))
+    elif room is not None:
+        calls.append(partial(np.copyto, wide, result))
+    return [*calls, partial(np.copyto, out, wide, "unsafe")]
+
+
 # --- matmul ---------------------------------------------------------------------------------------------------------
 
 
@@ -105,7 +122,7 @@ def matmul(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, workspace: Arg 
     left, right = operand(a), operand(b)
     if _is_turned(a, b, dtype):
         call, result = tile_product(left, right.T, scratch.take((out.size,), dtype), out.shape[:1], turned=True)
-        return in_turn([*calls, call, partial(np.copyto, out.view, result, "unsafe")])
+        return in_turn([*calls, call, *store_calls(result, None, out.view)])
     result = out.view if out.dtype is dtype else scratch.take(out.shape, dtype)
     calls.append(product_call(left, right, result))
     if out.dtype is not dtype:
@@ -140,7 +157,10 @@ def _linear_workspace(step: Step) -> int:
     if _is_plain(x, w, step.out):
         return step.out.nbytes if is_turned(rows, w.shape[1], w.shape[0], dtype) else 0
     tile = longest(row_pieces(w, rows))
-    return sum(padded(size * dtype.itemsize) for size in (x.size, tile * w.shape[1], rows * tile))
+    sizes = [x.size, tile * w.shape[1], rows * tile]
+    if step.out.dtype is not dtype and is_turned(rows, w.shape[1], tile, dtype):
+        sizes.append(rows * tile)
+    return sum(padded(size * dtype.itemsize) for size in sizes)
 
 
 @KERNELS("linear", dtypes=NUMBERS, workspace=_linear_workspace)
@@ -153,8 +173,7 @@ def linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = No
     if workspace is not None:
         room = scratch_array(workspace, out.size, out.dtype)
         call, result = tile_product(rows, w.view, room, rows.shape[:1], turned=True)
-        store = partial(np.copyto, target, result) if b is None else partial(np.add, result, b.view, target)
-        return in_turn([call, store])
+        return in_turn([call, *store_calls(result, None if b is None else b.view, target)])
     call = product_call(rows, w.view.T, target)
     return call if b is None else in_turn([call, partial(np.add, target, b.view, target)])
 
@@ -172,15 +191,14 @@ def _linear_by_tiles(out: Arg, x: Arg, w: Arg, b: Arg | None, workspace: Arg | N
     weights = scratch.take((tile * inputs,), dtype)
     left, target, stored = packed.reshape(-1, inputs), out.view, w.view
     turned = is_turned(rows, inputs, tile, dtype)
+    room = scratch.take((rows * tile,), dtype) if turned and out.dtype is not dtype else None
     bias = None if b is None else b.view
     calls: list[Call] = [partial(np.copyto, packed, x.view)]
     for piece in pieces:
         some = weights[: (piece.stop - piece.start) * inputs].reshape(-1, inputs)
         call, result = tile_product(left, some, results, out.shape[:-1], turned=turned)
         calls += [partial(np.copyto, some, stored[piece]), call]
-        if bias is not None:
-            calls.append(partial(np.add, result, bias[piece], result))
-        calls.append(partial(np.copyto, target[..., piece], result, "unsafe"))
+        calls += store_calls(result, None if bias is None else bias[piece], target[..., piece], room)
     return in_turn(calls)
 
 
@@ -198,8 +216,10 @@ def _blocks_workspace(step: Step) -> int:
     rows = x.size // w.shape[1]
     pieces = row_pieces(w, rows)
     packed = 0 if lies_ready(x, dtype) else padded(x.size * dtype.itemsize)
-    direct = lies_ready(step.out, dtype) and not is_turned(rows, w.shape[1], longest(pieces), dtype)
-    result = 0 if direct else padded(rows * longest(pieces) * dtype.itemsize)
+    turned = is_turned(rows, w.shape[1], longest(pieces), dtype)
+    result = 0 if lies_ready(step.out, dtype) and not turned else padded(rows * longest(pieces) * dtype.itemsize)
+    if turned and step.out.dtype is not dtype:
+        result *= 2
     return packed + result + decoder_bytes(w, pieces, dtype)
 
 
@@ -220,18 +240,19 @@ def linear_of_blocks(
     left = left.reshape(-1, inputs)
     turned = is_turned(len(left), inputs, longest(pieces), dtype)
     direct = lies_ready(out, dtype) and not turned
-    results = target.reshape(-1, outputs) if direct else scratch.take((len(left) * longest(pieces),), dtype)
+    size = len(left) * longest(pieces)
+    results = target.reshape(-1, outputs) if direct else scratch.take((size,), dtype)
+    room = scratch.take((size,), dtype) if turned and out.dtype is not dtype else None
     bias = None if b is None else b.view
     for piece in pieces:
         decode, tile = decoder(piece.stop - piece.start)
+        some = None if bias is None else bias[piece]
         if direct:
             result = results[:, piece]
-            call = product_call(left, tile.T, result)
+            calls += [partial(decode, stored[piece]), product_call(left, tile.T, result)]
+            if some is not None:
+                calls.append(partial(np.add, result, some, result))
         else:
             call, result = tile_product(left, tile, results, out.shape[:-1], turned=turned)
-        calls += [partial(decode, stored[piece]), call]
-        if bias is not None:
-            calls.append(partial(np.add, result, bias[piece], result))
-        if not direct:
-            calls.append(partial(np.copyto, target[..., piece], result, "unsafe"))
+            calls += [partial(decode, stored[piece]), call, *store_calls(result, some, target[..., piece], room)]
     return in_turn(calls)
