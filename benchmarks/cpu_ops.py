@@ -385,6 +385,7 @@ def matmul(m: tuple[int, ...], n: tuple[int, ...]) -> Contest:
 
 
 @case("linear", "128x384 -> 1536, bias", 128, limit=PRODUCTS)
+@case("linear", "16x384 -> 1536, bias", 16, limit=PRODUCTS)
 @case("linear", "1x384 -> 1536, bias", 1, limit=PRODUCTS)
 def linear(rows: int) -> Contest:
     x, w, b = array(rows, 384), array(1536, 384, seed=1), array(1536, seed=2)
@@ -395,6 +396,7 @@ def linear(rows: int) -> Contest:
 
 
 @case("linear", "128x384 -> 1536, bf16", 128)
+@case("linear", "16x384 -> 1536, bf16", 16)
 @case("linear", "1x384 -> 1536, bf16", 1)
 def linear_of_halves(rows: int) -> Contest:
     x, w = (placed(a.astype(BF)) for a in (array(rows, 384), array(1536, 384, seed=1)))
@@ -442,6 +444,7 @@ def q4_0(w: Array) -> tuple[Array, Call]:
 
 
 @case("linear", "128x384 -> 1536, q8_0", "q8_0", 128)
+@case("linear", "16x384 -> 1536, q8_0", "q8_0", 16)
 @case("linear", "1x384 -> 1536, q8_0", "q8_0", 1)
 @case("linear", "128x384 -> 1536, q4_0", "q4_0", 128)
 @case("linear", "1x384 -> 1536, q4_0", "q4_0", 1)

@@ -316,3 +316,43 @@ def test_the_error_state_of_the_caller_neither_matters_nor_changes(x, setting):
         for _ in range(2):
             assert np.isinf(program.run(x=ONES * 1000)).all()
         assert set(np.geterr().values()) == {setting}
+
+
+def test_another_thread_that_submits_during_a_run_is_refused_and_does_no_harm(x):
+    trouble = Trouble()
+    scheduler, _, last = chain(x, trouble)
+    program = scheduler.build(last)
+    program.run(x=ONES)
+    refused: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            scheduler.streams[0].record()
+        except ow.LifetimeError as error:
+            refused.append(error)
+
+    def meanwhile() -> None:
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+
+    trouble.todo = meanwhile
+    np.testing.assert_array_equal(program.run(x=ONES), want(ONES))
+    assert "another thread" in str(refused[0])
+    trouble.todo = lambda: None
+    elsewhere()  # between runs it may
+    assert len(refused) == 1
+    np.testing.assert_array_equal(program.run(x=2 * ONES), want(2 * ONES))
+
+
+def test_a_cancelled_run_leaves_no_trace_in_the_next_one(x):
+    trouble = Trouble()
+    scheduler, _, last = chain(x, trouble)
+    program, other = scheduler.build(last), scheduler.build(-x)
+    for _ in range(2):
+        trouble.todo = scheduler.cancel
+        with pytest.raises(ow.Cancelled, match=r"cancel\(\)"):
+            program.run(x=ONES)
+        trouble.todo = lambda: None
+        np.testing.assert_array_equal(other.run(x=ONES), -ONES)
+        np.testing.assert_array_equal(program.run(x=ONES), want(ONES))

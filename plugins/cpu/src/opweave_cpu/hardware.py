@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["blas_features", "cpu_name", "has_avx512", "instruction_sets"]
+__all__ = ["blas_features", "cpu_name", "has_avx512", "has_openblas", "instruction_sets"]
 
 # Those that say how fast vector code can be; names as Linux spells them.
 _TELLING = (
@@ -51,6 +51,13 @@ def instruction_sets() -> tuple[str, ...]:
 def has_avx512() -> bool:
     """Whether NumPy computes in vectors of 512 bits, for which it has more functions, and f16."""
     return "avx512bw" in instruction_sets()
+
+
+@cache
+def has_openblas() -> bool:
+    """Whether NumPy was built for OpenBLAS, as its wheels for Linux and Windows are."""
+    known = np.show_config(mode="dicts") or {}
+    return "openblas" in str(known.get("Build Dependencies", {}).get("blas", {}).get("name", ""))
 
 
 def blas_features() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.dtypes import DType, as_dtype
 from opweave.ops.blocks import fields_of
 from opweave_cpu.blocks import RowDecoder, decoder_bytes, longest, row_pieces
+from opweave_cpu.hardware import has_openblas
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_cpu.tiles import Array, Scratch, compute_dtype, in_turn, padded, scratch_array
 
@@ -48,7 +49,7 @@ VERY_FEW_ROWS: Final = 4
 
 def is_turned(rows: int, inputs: int, outputs: int, dtype: DType) -> bool:
     """Whether ``rows`` rows are multiplied by weights, ``outputs`` rows, faster the other way round."""
-    if rows not in FEW_ROWS or inputs < 128 or dtype is not _F32:
+    if rows not in FEW_ROWS or inputs < 128 or dtype is not _F32 or not has_openblas():
         return False
     return rows * inputs * outputs > (1 << 18 if rows >= VERY_FEW_ROWS else 1 << 20)
 
