@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import length_hint
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave.contract.buffer import Buffer
@@ -138,13 +139,11 @@ class Plan:
             raise LifetimeError(f"{self!r} cannot run: {self._ended}")
         if around is not None:
             calls = [around(i, call) for i, call in enumerate(calls)]
-        lock = stream._submission.lock
-        if not lock.acquire(blocking=False):
+        submission = stream._submission
+        if submission.taken:
             raise stream._taken()
-        try:
+        with submission.lock:
             stream._launch(self, calls)
-        finally:
-            lock.release()
 
     def close(self) -> None:
         """Forget the calls, after the stream is done with them. Closing twice does nothing.
@@ -535,11 +534,13 @@ class Stream:
     def _launch(self, plan: Plan, calls: list[Call]) -> None:
         """Make the calls of a plan, whose turn it is."""
         submission = self._submission
-        outer = submission.rest  # of a run that this plan is a part of
-        if outer is None:
-            submission.cut = ""
-        rest = submission.rest = iter(calls)
+        before, outer = submission.thread, submission.rest  # of a run that this plan is a part of
+        rest = iter(calls)
         try:
+            submission.thread = get_ident()
+            if outer is None:
+                submission.cut = ""
+            submission.rest = rest
             self._run(rest)
             if submission.cut:
                 raise Cancelled(submission.cut)
@@ -554,6 +555,7 @@ class Stream:
             raise failure from failure.error
         finally:
             submission.rest = outer
+            submission.thread = before
 
     def _step_error(self, plan: Plan, step: int | None, error: Exception) -> StepError:
         """What a call of ``plan`` raised, as it is told."""
@@ -580,20 +582,23 @@ class Stream:
     def _turn(self, *, submits: bool = True) -> Iterator[None]:
         """The turn to submit: of one thread, on an open stream. A submission that fails is noted."""
         self._check_open()
-        lock = self._submission.lock
-        if not lock.acquire(blocking=False):
+        submission = self._submission
+        if submission.taken:
             raise self._taken()
-        try:
-            yield
-        except Exception as error:
-            if not submits:
-                raise
-            self._fail(error)
-            if isinstance(error, OpweaveError):
-                raise
-            raise ExecutionError(f"{self.device.name} failed: {error}", device=self.device.name) from error
-        finally:
-            lock.release()
+        with submission.lock:
+            before = submission.thread
+            try:
+                submission.thread = get_ident()
+                yield
+            except Exception as error:
+                if not submits:
+                    raise
+                self._fail(error)
+                if isinstance(error, OpweaveError):
+                    raise
+                raise ExecutionError(f"{self.device.name} failed: {error}", device=self.device.name) from error
+            finally:
+                submission.thread = before
 
     @contextmanager
     def _noting_failure(self) -> Iterator[None]:

@@ -26,14 +26,16 @@ class Joint:
 
     Attributes:
         stream: of those whose plans were taken apart the one that makes the calls of all.
+        submission: theirs.
         calls: steps and copies.
         starts: where in ``calls`` each of ``actions`` begins.
     """
 
-    __slots__ = ("_actions", "calls", "starts", "stream")
+    __slots__ = ("_actions", "calls", "starts", "stream", "submission")
 
     def __init__(self, stream: Stream, calls: list[Call], starts: list[int], actions: Sequence[Action]) -> None:
         self.stream: Final = stream
+        self.submission: Final = stream._submission
         self.calls: Final = calls
         self.starts: Final = starts
         self._actions: Final = actions

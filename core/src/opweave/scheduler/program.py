@@ -220,31 +220,41 @@ class Program:
         joint = listed.joint
         if joint is None:
             raise self._given_up(listed)
-        progress.runner = get_ident()
-        progress.begun += 1
-        if self._copied:
-            progress.copied += self._copied
-        progress.cut = ""
+        submission, thread = joint.submission, get_ident()
+        if submission.thread not in (0, thread):
+            raise joint.stream._taken()
         feed = None
-        rest = progress.rest = iter(joint.calls)
-        try:
-            for feed, value in ready:
-                if feed.view is not None:
-                    feed.view[...] = value  # half the time of np.copyto
-                elif feed.put is not None:
-                    feed.put(value)
-            feed = None
-            joint.stream._run(rest)
-            if progress.cut:
-                raise Cancelled(progress.cut)
-        except BaseException as error:
-            run = Run(self, listed)
-            run.feeding = feed
-            failure = self._failed(run, error, len(joint.calls) - length_hint(rest) - 1, joint)
-            raise failure from failure.__cause__
-        finally:
-            progress.rest = None
-            progress.runner = 0
+        rest = iter(joint.calls)
+        with submission.lock:
+            before, outer = submission.thread, submission.rest  # of a plan that this run is a part of
+            try:
+                progress.runner = submission.thread = thread
+                progress.begun += 1
+                if self._copied:
+                    progress.copied += self._copied
+                progress.cut = ""
+                if outer is None:
+                    submission.cut = ""
+                submission.rest = rest
+                for feed, value in ready:
+                    if feed.view is not None:
+                        feed.view[...] = value  # half the time of np.copyto
+                    elif feed.put is not None:
+                        feed.put(value)
+                feed = None
+                joint.stream._run(rest)
+                if progress.cut or submission.cut:
+                    raise Cancelled(progress.cut or submission.cut)
+            except BaseException as error:
+                progress.cut = progress.cut or submission.cut
+                run = Run(self, listed)
+                run.feeding = feed
+                failure = self._failed(run, error, len(joint.calls) - length_hint(rest) - 1, joint)
+                raise failure from failure.__cause__
+            finally:
+                submission.rest = outer
+                submission.thread = before
+                progress.runner = 0
         self._latest = listed
         progress.last = progress.ready = self
         if self._single:
@@ -268,12 +278,13 @@ class Program:
         run = Run(self, listed)
         calls = _told(listed) if EVENTS.listening else listed.calls
         self._latest = None
-        progress.runner = get_ident()
-        progress.begun += 1
-        progress.copied += self._copied
-        progress.cut = ""
-        rest = progress.rest = iter(calls)
+        rest = iter(calls)
         try:
+            progress.runner = get_ident()
+            progress.begun += 1
+            progress.copied += self._copied
+            progress.cut = ""
+            progress.rest = rest
             if progress.last is not self:
                 scheduler._switch(self, listed)
             run.feed(ready, snapshot=snapshot)

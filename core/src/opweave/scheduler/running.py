@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from opweave.contract.submission import Submission
 from opweave.errors import Cancelled, ExecutionError
 
 if TYPE_CHECKING:
@@ -23,11 +23,14 @@ __all__ = ["Progress", "Run"]
 Array = np.ndarray[Any, Any]
 
 
-class Progress(Submission):
-    """How far a scheduler's runs are. Its own synchronous streams submit in the same turn.
+class Progress:
+    """How far a scheduler's runs are.
 
     Attributes:
+        lock: held while one is submitted, and by whoever builds or changes something.
         runner: the thread that is in a run, 0: none is.
+        rest: the iterator over the calls of a run's list, where they are not made in one row.
+        cut: why a run was ended early, ``""``: it was not.
         ready: the program that can be run again without looking at anything but what is fed.
         last: the program whose values are in memory.
         queued: runs that were submitted as a whole and have not ended.
@@ -35,11 +38,14 @@ class Progress(Submission):
         copied: bytes that they copied between memories.
     """
 
-    __slots__ = ("begun", "copied", "last", "queued", "ready", "runner")
+    # One object, as `Submission` is one.
+    __slots__ = ("begun", "copied", "cut", "last", "lock", "queued", "ready", "rest", "runner")
 
     def __init__(self) -> None:
-        super().__init__()
+        self.lock: Final = RLock()
         self.runner = 0
+        self.rest: Any = None
+        self.cut = ""
         self.ready: Program | None = None
         self.last: Program | None = None
         self.queued = 0

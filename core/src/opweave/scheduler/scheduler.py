@@ -16,6 +16,7 @@ from opweave.contract.device import Device
 from opweave.contract.execution import Stream
 from opweave.contract.memory import BufferType
 from opweave.contract.space import WORKING
+from opweave.contract.submission import Submission, end_iterator
 from opweave.contract.worker import WorkerStream
 from opweave.errors import Cancelled, HazardError, LifetimeError, SchedulerError
 from opweave.events import EVENTS
@@ -153,6 +154,7 @@ class Scheduler:
         if len(set(names)) != len(names):
             raise SchedulerError(f"a device is named twice: {', '.join(names)}; give two streams of it instead")
         self._progress: Final = Progress()
+        submission = Submission()  # one turn for all of its own streams, of which it uses one after the other
         self._lock: Final = self._progress.lock
         self._counting: Final = Lock()
         self._flying: Final[deque[Run]] = deque()
@@ -174,7 +176,7 @@ class Scheduler:
                 kind = kinds.pop(stream.device.name, None)
                 lane = Lane(index, stream, kind, owned=stream is not item)
                 if lane.owned and not stream.is_async:
-                    stream._submission = self._progress
+                    stream._submission = submission
                 self._lanes.append(lane)
             if kinds:
                 raise SchedulerError(f"buffer types for devices that are not here: {', '.join(kinds)}")
@@ -352,10 +354,10 @@ class Scheduler:
         A plan ends after its present step, where the device can; states that it writes may be half written.
         """
         progress = self._progress
-        submitting = progress.rest is not None
-        progress.end(CANCELLED)
-        if submitting or self._flying:
+        if progress.runner or self._flying:
             progress.cut = CANCELLED
+            if progress.rest is not None:
+                end_iterator(progress.rest)
             for lane in self._lanes:
                 for stream in lane.streams:
                     stream.abort()
