@@ -3,8 +3,12 @@ the step that it struck, whatever the calls were put together to."""
 
 from __future__ import annotations
 
+import gc
+import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any
 
@@ -356,3 +360,98 @@ def test_a_cancelled_run_leaves_no_trace_in_the_next_one(x):
         trouble.todo = lambda: None
         np.testing.assert_array_equal(other.run(x=ONES), -ONES)
         np.testing.assert_array_equal(program.run(x=ONES), want(ONES))
+
+
+# --- the turn of its streams ----------------------------------------------------------------------------------------
+
+
+def test_cancel_ends_runs_of_its_own_scheduler_only(x):
+    trouble = Trouble()
+    first = ow.Scheduler([Separate("a", (*BASIC, "custom"))])
+    second = ow.Scheduler(first.streams[0])  # which it does not own
+    program = second.build(-ow.custom(trouble, x, like=x))
+    program.run(x=ONES)
+    trouble.todo = first.cancel
+    np.testing.assert_array_equal(program.run(x=ONES), -(1 + ONES))
+    trouble.todo = second.cancel
+    with pytest.raises(ow.Cancelled):
+        program.run(x=ONES)
+
+
+def test_a_stream_can_be_used_while_its_scheduler_is_only_locked(x):
+    scheduler, _, last = chain(x, Trouble())
+    stream = scheduler.streams[0]
+    seen: list[object] = []
+    thread = threading.Thread(target=lambda: seen.append(stream.record()))
+    with scheduler._lock:  # as while building, reading or waiting
+        thread.start()
+        thread.join()
+    assert len(seen) == 1
+    np.testing.assert_array_equal(scheduler.build(last).run(x=ONES), want(ONES))
+
+
+def test_a_run_within_a_plan_does_not_shield_the_plan_from_its_end(x):
+    device = Separate("a")
+    scheduler = ow.Scheduler([device])
+    program = scheduler.build(-x)
+    program.run(x=ONES)
+    plan = program._lists[0].plans[0]
+
+    def around(index: int, call: Call) -> Call:
+        def inside() -> None:
+            program.run(x=ONES)
+            scheduler.streams[0].abort()
+            call()
+
+        return inside
+
+    with pytest.raises(ow.Cancelled, match=r"abort\(\)"):
+        plan.run(around)
+    scheduler.streams[0].recover()
+    np.testing.assert_array_equal(program.run(x=2 * ONES), -2 * ONES)
+
+
+def test_a_stream_that_is_kept_keeps_no_scheduler_alive(x):
+    scheduler = ow.Scheduler([Separate("a")])
+    scheduler.build(-x).run(x=ONES)
+    stream, gone = scheduler.streams[0], weakref.ref(scheduler)
+    del scheduler
+    gc.collect()
+    assert gone() is None
+    assert stream.device.name == "a"
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that interrupts")
+@pytest.mark.parametrize("joined", [True, False])
+def test_an_interrupt_at_any_moment_leaves_nothing_taken(x, joined):
+    scheduler = ow.Scheduler([Separate("a"), Separate("b")])
+    if not joined:
+        scheduler = ow.Scheduler([Separate("a").open(), Separate("b").open()])
+    middle = -x
+    program = scheduler.build(ow.relu(-middle), pins={middle: "b"})
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def run() -> None:
+        np.testing.assert_array_equal(program.run(x=ONES), ONES)
+
+    def run_until_interrupted(seconds: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        for _ in range(100_000):
+            program.run(x=ONES)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for k in range(200):
+            with pytest.raises(KeyboardInterrupt):
+                run_until_interrupted(2e-5 + k * 1e-6)
+            run()  # here
+            if k % 20 == 0:
+                other = Future[None]()  # and elsewhere
+                thread = threading.Thread(target=lambda other=other: other.set_result(run()), daemon=True)
+                thread.start()
+                other.result(timeout=20)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
