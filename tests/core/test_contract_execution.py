@@ -526,6 +526,44 @@ def test_a_call_that_fails_is_named_and_fails_later_marks(device, stream):
     assert (read(out) == 2).all(), "work before the failure was done"
 
 
+class Tardy(Stream):
+    """Asynchronous; waiting for a mark takes until somebody says so, and fails."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.waiting, self.over = threading.Event(), threading.Event()
+
+    def _synchronize(self):
+        pass
+
+    def _join(self, handle):
+        self.waiting.set()
+        assert self.over.wait(10)
+        raise Boom("late")
+
+
+def test_a_failure_that_somebody_hears_of_after_the_recovery_is_not_one_of_the_time_behind_it():
+    stream = Tardy(HostDevice())
+    mark, heard = stream.record(), []
+
+    def wait():
+        try:
+            mark.synchronize()
+        except ExecutionError as error:
+            heard.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert stream.waiting.wait(10)
+    stream.recover()  # as another thread does, which heard of it first
+    stream.over.set()
+    thread.join()
+    assert len(heard) == 1
+    assert mark.failure is not None
+    assert stream.failure is None
+    assert stream.record().failure is None
+
+
 def test_recovering_hides_no_failure_that_nobody_knows_of(device, stream):
     a, _, out = three(device)
     stream.compile([Step("exp", out, (a,), {})]).run()

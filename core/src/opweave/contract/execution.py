@@ -72,7 +72,7 @@ class Event:
         try:
             reached = stream._query(self._handle)
         except Exception as error:
-            stream._fail(error, self.sequence)
+            stream._fail(error, self.sequence, self._epoch)
             return True
         if reached:
             stream._reach(self.sequence)
@@ -83,8 +83,16 @@ class Event:
         self._raise()
         stream = self.stream
         if self.sequence > stream._reached:
-            with stream._noting_failure():
+            try:
                 stream._join(self._handle)
+            except Exception as error:
+                # Nobody knows which work it was: it concerns every mark that was not seen complete. The stream itself
+                # may have recovered from it meanwhile, because another thread waited too.
+                stream._fail(error, min(stream._reached + 1, self.sequence), self._epoch)
+                if isinstance(error, OpweaveError):
+                    raise
+                device = stream.device.name
+                raise ExecutionError(f"work on {device} failed: {error}", device=device) from error
             stream._reach(self.sequence)
         self._raise()
 
@@ -566,9 +574,10 @@ class Stream:
         failure.__cause__ = told
         return failure
 
-    def _fail(self, error: BaseException, first: int = 0) -> None:
-        """Note a failure that concerns marks from ``first`` on (default: those that are recorded from now on)."""
-        epoch = self._epoch
+    def _fail(self, error: BaseException, first: int = 0, epoch: Epoch | None = None) -> None:
+        """Note a failure that concerns marks of an epoch (default: the present one) from ``first`` on (default: those
+        that are recorded from now on)."""
+        epoch = epoch or self._epoch
         if epoch.failure is None:
             epoch.first = first or self._sequence + 1
             epoch.failure = error
@@ -599,17 +608,6 @@ class Stream:
                 raise ExecutionError(f"{self.device.name} failed: {error}", device=self.device.name) from error
             finally:
                 submission.thread = before
-
-    @contextmanager
-    def _noting_failure(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            # Nobody knows which work it was: it concerns every mark that was not seen complete.
-            self._fail(error, self._reached + 1)
-            if isinstance(error, OpweaveError):
-                raise
-            raise ExecutionError(f"work on {self.device.name} failed: {error}", device=self.device.name) from error
 
     # --- what an author may override --------------------------------------------------------------------------------
 
