@@ -436,6 +436,10 @@ def test_an_interrupt_at_any_moment_leaves_nothing_taken(x, joined):
     def run() -> None:
         np.testing.assert_array_equal(program.run(x=ONES), ONES)
 
+    def run_elsewhere(done: Future[None]) -> None:
+        run()
+        done.set_result(None)
+
     def run_until_interrupted(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         for _ in range(100_000):
@@ -448,10 +452,9 @@ def test_an_interrupt_at_any_moment_leaves_nothing_taken(x, joined):
                 run_until_interrupted(2e-5 + k * 1e-6)
             run()  # here
             if k % 20 == 0:
-                other = Future[None]()  # and elsewhere
-                thread = threading.Thread(target=lambda other=other: other.set_result(run()), daemon=True)
-                thread.start()
-                other.result(timeout=20)
+                done = Future[None]()  # and elsewhere
+                threading.Thread(target=run_elsewhere, args=(done,), daemon=True).start()
+                done.result(timeout=20)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
