@@ -5,7 +5,7 @@ Sizes are those of models. The contestants take turns in one process, on all cor
 - ``numpy``: the best plain formulation: results go into arrays made beforehand (``out=``), without temporaries where
   NumPy can avoid them, and without tiles or threads of one's own. BLAS uses all cores.
 - ``kernel``: what a program calls for the operation. Its operands are weights, its result lies in planned memory.
-- ``run``: a program of the one operation, which costs 1 µs by itself, and several when the operation's data have driven
+- ``run``: a program of the one operation, which costs 1.3 µs by itself, and more when the operation's data have driven
   it out of the caches. `dispatch.py` and `decode.py` look into that.
 - ``torch``: eager, in inference mode, with ``out=`` where the function has it. Nothing where torch lacks the operation.
 
