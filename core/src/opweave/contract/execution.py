@@ -215,7 +215,7 @@ class Stream:
         self._sequence = 0
         self._reached = 0
         self._epoch = Epoch()
-        self._pending = []
+        self._pending = {}
         self._passing = memoryview(b"")
         return self
 
@@ -227,7 +227,7 @@ class Stream:
     _sequence: int  # of the last mark
     _reached: int  # the last mark that is known to be complete
     _epoch: Epoch
-    _pending: list[Any]  # what queued transfers need alive
+    _pending: dict[int, list[Any]]  # what queued transfers need alive, by the first mark behind them
     _passing: memoryview  # host memory for what passes through
 
     def __init__(self, device: Device) -> None:
@@ -351,12 +351,13 @@ class Stream:
         if self._closed or not self.is_async:
             return
         mark = self._sequence
-        # Swapped out before waiting: a transfer that another thread queues meanwhile stays in the new list.
-        done, self._pending = self._pending, []
+        # Swapped out before waiting: a transfer that another thread queues meanwhile stays in the new table.
+        done, self._pending = self._pending, {}
         try:
             self._synchronize()
         except Exception as error:
-            self._pending[:0] = done
+            for first, kept in done.items():
+                self._pending.setdefault(first, []).extend(kept)
             self._fail(error, self._reached + 1)
         else:
             self._reach(mark)
@@ -501,7 +502,7 @@ class Stream:
     def _keep(self, *what: object) -> None:
         # Only after queueing: `settle` relies on everything in the list being queued.
         if self.is_async:
-            self._pending.append(what)
+            self._pending.setdefault(self._sequence + 1, []).append(what)
 
     def _check_operands(self, groups: Sequence[Group]) -> set[Buffer]:
         """The buffers of bound steps, checked. Inside a group of several, values may live without memory."""
@@ -586,6 +587,10 @@ class Stream:
 
     def _reach(self, mark: int) -> None:
         self._reached = max(self._reached, mark)
+        if self._pending:
+            for first in list(self._pending):  # any thread may be here, and each takes out only what is done
+                if first <= mark:
+                    self._pending.pop(first, None)
 
     @contextmanager
     def _turn(self, *, submits: bool = True) -> Iterator[None]:
