@@ -203,6 +203,8 @@ def _import(
 ) -> None:
     """Use arrays where they lie, as far as the device takes them."""
     for tensor, array in zip(tensors, arrays, strict=True):
+        if device.default_buffer_type.alloc_size(tensor) > array.nbytes:
+            continue  # kernels may read the padding
         try:
             buffer = device.import_host(array)
         except (UnsupportedOpError, AllocationError):
@@ -316,6 +318,7 @@ def place(tensor: Tensor, buffer: Buffer, offset: int = 0) -> Placement:
 
     Raises:
         SchedulerError: a view, an input, or a leaf that has memory already.
+        UnsupportedOpError: the kind of memory is not for such tensors (`BufferType.usages`).
         BoundsError, LifetimeError: it does not fit there, the offset is not aligned, or the buffer was freed.
     """
     leaf = tensor.leaf
@@ -323,6 +326,12 @@ def place(tensor: Tensor, buffer: Buffer, offset: int = 0) -> Placement:
         raise SchedulerError(f"{tensor.describe()} cannot be placed; place the tensor that owns the memory")
     if leaf is not None and leaf.placement is not None:
         raise SchedulerError(f"{tensor.describe()} already lies in {leaf.placement.buffer!r}")
+    if leaf is None:
+        buffer.type.check_usage(Usage.COMPUTE)
+    elif leaf.kind != "state":
+        buffer.type.check_usage(Usage.WEIGHTS)
+    elif not buffer.type.holds(Usage.ANY):
+        buffer.type.check_usage(Usage.COMPUTE)
     made = buffer.init(tensor, offset)
     if leaf is not None:
         leaf.placement = Location(buffer, offset, made.handle)
@@ -350,10 +359,8 @@ def read_leaf(tensor: Tensor) -> np.ndarray[Any, Any]:
     if leaf.placement is not None:
         buffer, offset, _ = leaf.placement
         buffer.device.synchronize()
-        if buffer.type.is_raw:
-            return read(Arg(buffer, offset + tensor.offset, tensor.dtype, tensor.shape, tensor.strides))
-        values = read(dense_arg(buffer, offset, owner.dtype, owner.shape))
-    elif leaf.data is not None:
+        return read(Arg(buffer, offset + tensor.offset, tensor.dtype, tensor.shape, tensor.strides))
+    if leaf.data is not None:
         values = leaf.data
     elif leaf.kind == "state":
         values = np.full(owner.shape, leaf.fill, owner.dtype.numpy)

@@ -56,8 +56,8 @@ class Buffer:
     """
 
     __slots__ = (
-        "__weakref__", "_begin", "_freed", "_plans", "_usage", "device", "handle", "owner", "readonly", "size", "space",
-        "type",
+        "__weakref__", "_begin", "_freed", "_plans", "_prepared", "_usage", "device", "handle", "owner", "readonly", "size",
+        "space", "type",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +71,7 @@ class Buffer:
     ) -> None:
         self._freed = False
         self._plans: list[ref[Dependent]] | None = None
+        self._prepared: dict[int, int] = {}  # in memory that is not raw: where each tensor begins -> its packed bytes
         self.type: Final = type
         self.device: Final = type.device
         self.space: Final = type.space
@@ -93,6 +94,7 @@ class Buffer:
 
     @usage.setter
     def usage(self, usage: Usage) -> None:
+        self.type.check_usage(usage)
         if usage is not self._usage:
             self._usage = usage
             if self._plans is not None:
@@ -151,18 +153,53 @@ class Buffer:
             raise HazardError(f"{self!r} lies over read-only memory; nothing may write there")
 
     def upload(self, offset: int, data: Any) -> None:
-        """Write the bytes of a contiguous array or buffer at ``offset``; complete when it returns."""
+        """Write the bytes of a contiguous array or buffer at ``offset``; complete when it returns.
+
+        In memory of whole tensors (see `BufferType`) a part of a tensor is written by reading the tensor, changing the
+        part and writing it whole.
+
+        Raises:
+            LifetimeError, BoundsError, HazardError: see `check`.
+            LayoutError: memory of whole tensors, and the range is not in one of those that were prepared.
+        """
         view = as_bytes(data)
         self.check(offset, len(view), write=True)
-        if len(view):
-            self.type._upload(self.handle, offset, view)
+        if not len(view):
+            return
+        start, size = self._tensor_around(offset, len(view))
+        if size != len(view):
+            part, view = view, memoryview(bytearray(size))
+            self.type._download(self.handle, start, view)
+            view[offset - start : offset - start + len(part)] = part
+        self.type._upload(self.handle, start, view)
 
     def download(self, offset: int, out: Any) -> None:
-        """Read bytes from ``offset`` on into a contiguous writable array or buffer; complete when it returns."""
+        """Read bytes from ``offset`` on into a contiguous writable array or buffer; complete when it returns.
+
+        In memory of whole tensors a part of a tensor is read by reading it whole. Raises what `upload` does.
+        """
         view = as_bytes(out, writable=True)
         self.check(offset, len(view))
-        if len(view):
-            self.type._download(self.handle, offset, view)
+        if not len(view):
+            return
+        start, size = self._tensor_around(offset, len(view))
+        if size == len(view):
+            self.type._download(self.handle, start, view)
+        else:
+            whole = memoryview(bytearray(size))
+            self.type._download(self.handle, start, whole)
+            view[:] = whole[offset - start : offset - start + len(view)]
+
+    def _tensor_around(self, offset: int, size: int) -> tuple[int, int]:
+        """Start and bytes of the prepared tensor that holds a range; the range itself where none was prepared."""
+        if not self._prepared or self._prepared.get(offset) == size:
+            return offset, size
+        for start, whole in self._prepared.items():
+            if start <= offset and offset + size <= start + whole:
+                return start, whole
+        raise LayoutError(
+            f"bytes {offset:,} .. {offset + size:,} of {self!r} are in no tensor that was prepared there (Buffer.init)"
+        )
 
     def read(self, offset: int = 0, size: int | None = None) -> np.ndarray[Any, Any]:
         """The bytes as a new ``uint8`` array."""
@@ -173,12 +210,16 @@ class Buffer:
         return out
 
     def fill(self, value: int, offset: int = 0, size: int | None = None) -> None:
-        """Set bytes to ``value`` (0 .. 255)."""
+        """Set bytes to ``value`` (0 .. 255). In memory of whole tensors these are the bytes that reading them gives."""
         if value not in range(256):
             raise BoundsError(f"{value} is no byte")
         size = self.size - offset if size is None else size
         self.check(offset, size, write=True)
-        if size:
+        if self._prepared:
+            ranges = [(offset, size)] if size < self.size else self._prepared.items()
+            for start, length in ranges:
+                self.upload(start, bytes((value,)) * length)
+        elif size:
             self.type._fill(self.handle, offset, size, int(value))
 
     def clear(self, value: int = 0) -> None:
@@ -190,9 +231,11 @@ class Buffer:
 
         Raises:
             LifetimeError, BoundsError: the range is not valid.
-            LayoutError: the process cannot address it.
+            LayoutError: the process cannot address it, or tensors lie there in a form of the memory's own.
         """
         self.check(offset, size)
+        if not self.type.is_raw:
+            raise LayoutError(f"{self!r} does not hold tensors as they were uploaded; download them")
         try:
             view = memoryview(self.handle)
         except TypeError:
@@ -266,11 +309,19 @@ class Buffer:
         self.check(offset, self.type.alloc_size(tensor))
         if offset % self.type.alignment:
             raise BoundsError(f"offset {offset} is not a multiple of the alignment {self.type.alignment} of {self!r}")
-        return Placement(tensor, self, offset, self.type._init(self.handle, offset, tensor))
+        placement = Placement(tensor, self, offset, self.type._init(self.handle, offset, tensor))
+        if not self.type.is_raw:
+            end = offset + tensor.nbytes
+            for start, size in [*self._prepared.items()]:
+                if start < end and offset < start + size:
+                    del self._prepared[start]  # what was there is overwritten
+            self._prepared[offset] = tensor.nbytes
+        return placement
 
     def reset(self) -> None:
         """Forget what `init` prepared; the bytes stay."""
         self.check(0, 0)
+        self._prepared.clear()
         self.type._reset(self.handle)
 
     def free(self, *, wait: bool = True) -> None:

@@ -17,7 +17,7 @@ from opweave.contract.fusing import check_fusion
 from opweave.contract.space import Usage, as_bytes
 from opweave.contract.step import Arg, Call, Group, Step
 from opweave.contract.submission import Submission
-from opweave.errors import Cancelled, ExecutionError, LifetimeError, OpweaveError, UnsupportedOpError
+from opweave.errors import Cancelled, ExecutionError, LayoutError, LifetimeError, OpweaveError, UnsupportedOpError
 from opweave.graph.dtypes import u8
 
 if TYPE_CHECKING:
@@ -305,6 +305,7 @@ class Stream:
                 reach.
             BoundsError: an operand that reaches out of its buffer.
             HazardError: a result in read-only memory.
+            LayoutError: an operand in memory of a special form that the device does not take.
         """
         ready: Sequence[Group] = [Group((g,)) if isinstance(g, Step) else g for g in groups]
         buffers = self._check_operands(ready)
@@ -535,6 +536,10 @@ class Stream:
             raise LifetimeError(f"an operand of {step.op} {step.label!r} has no memory: {arg!r}")
         buffer.check(arg.offset, arg.span, write=write)
         self._check_reach(buffer)
+        if not buffer.type.is_raw and (write or not self.device.reads(buffer.type)):
+            what = "write" if write else "read"
+            raise LayoutError(f"{step.op} {step.label!r} cannot {what} {buffer!r} itself, which keeps tensors in a "
+                              "form of its own; copy to or from plain memory")  # fmt: skip
         return buffer
 
     def _taken(self) -> LifetimeError:

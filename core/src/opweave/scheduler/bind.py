@@ -89,9 +89,17 @@ class Binder:
         steps = []
         for item in split.items:
             live = self.last_reader.get(item.out.place, -1) > split.index or self.partition.arenas[item.out.place] < 0
-            steps.append(_step(item, _unbound(item.out), tuple(map(_unbound, item.srcs)), live))
+            steps.append(_step(item, _unbound(item.out), tuple(map(self._source, item.srcs)), live))
         index_of = {id(step): i for i, step in enumerate(steps)}
         return [([index_of[id(step)] for step in group.steps], group.workspace) for group in stream.fuse(steps)]
+
+    def _source(self, operand: Operand) -> Arg:
+        """An operand before memory is planned, with the kind of memory that it is read in where that is special."""
+        arg = _unbound(operand)
+        prepared = self.partition.assignment.prepared
+        if prepared and operand.place in self.partition.owners:
+            arg._type = prepared.get(self.partition.owners[operand.place][0])
+        return arg
 
     @cached_property
     def last_reader(self) -> dict[int, int]:
