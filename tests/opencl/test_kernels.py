@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from opweave.contract import Arg, Step
-from opweave.dtypes import as_dtype
+from opweave.graph.dtypes import as_dtype
 from opweave_opencl.kernels import KERNELS
 
 
