@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from opweave.contract import Device
-from opweave.errors import Unavailable, UnknownNameError
 from opweave.contract.kernels import KernelTable
+from opweave.errors import Unavailable, UnknownNameError
 from opweave.registry import Registry, State, UnusableDevice
 from tests.support.plugins_for_tests import OLD, PluginFolder, by_name, probed
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from opweave.contract import Backend, Device
+from opweave.contract.kernels import KernelTable
+from opweave.errors import Unavailable
 from opweave_opencl.account import Account
 from opweave_opencl.device import OpenCLDevice
-from opweave_opencl.discovery import find_devices, partition, select
+from opweave_opencl.discovery import SELECTION, find_devices, partition, select
+from opweave_opencl.drivers import not_loaded, packaged
 from opweave_opencl.sharing import SharedContext
 from opweave_opencl.unified import UnifiedDevice
 
@@ -35,4 +39,18 @@ class OpenCLBackend(Backend):
         for f in found:
             make = UnifiedDevice if f.device.host_unified_memory else OpenCLDevice
             devices.append(make(f.id, f.device, shared[f.device.platform.int_ptr], accounts[f.whole.int_ptr]))
+        if not os.environ.get(SELECTION):
+            devices += [MissingDriver(library.name, why) for library, why in not_loaded(packaged()).items()]
         return devices
+
+
+class MissingDriver(Device):
+    """Stands for the devices of a driver that is installed and not in use."""
+
+    kernels = KernelTable()
+
+    def __init__(self, library: str, why: str) -> None:
+        self.id, self.description, self._why = library, "an OpenCL driver", why
+
+    def _probe(self) -> None:
+        raise Unavailable(self._why, remedy="pip install 'opweave-opencl[intel]'")

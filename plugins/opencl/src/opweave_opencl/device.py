@@ -11,10 +11,12 @@ import numpy as np
 
 from opweave.contract import BufferType, Device, Kind, Usage
 from opweave.contract.kernels import KernelTable
+from opweave.errors import Unavailable
 from opweave.host.memory import host_memory_info
 from opweave_opencl.account import Account
-from opweave_opencl.discovery import describe, hardware_id, kind_of
+from opweave_opencl.discovery import describe, hardware_id, kind_of, remedy_for
 from opweave_opencl.errors import translated
+from opweave_opencl.health import why_unusable
 from opweave_opencl.kernels import KERNELS
 from opweave_opencl.pinned import PinnedMemory
 from opweave_opencl.program import Programs
@@ -84,6 +86,12 @@ class OpenCLDevice(Device):
     def errors(self, doing: str, *, allocating: bool = False) -> AbstractContextManager[None]:
         """A ``with`` block in which driver errors become typed ones."""
         return translated(self.name, doing, allocating=allocating)
+
+    def _probe(self) -> None:
+        why = why_unusable(self.cl_device)
+        if why is not None:
+            self._contexts.leave_out(self.cl_device)
+            raise Unavailable(why, remedy=remedy_for(self.cl_device))
 
     # --- properties -------------------------------------------------------------------------------------------------
 
