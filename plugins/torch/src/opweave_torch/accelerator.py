@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
+from weakref import finalize
 
 import torch
 
@@ -13,6 +14,7 @@ from opweave.errors import UnsupportedOpError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape, Strides, span
 from opweave.host.memory import host_memory_info
+from opweave.host.promises import PROMISES
 from opweave_torch.kernels import KERNELS
 from opweave_torch.memory import byte_tensor, dense_bytes, shaped
 from opweave_torch.options import Options, check_cublas
@@ -148,10 +150,15 @@ class SeparateCpuDevice(TorchAccelerator):
         return host_memory_info()
 
     def _alloc(self, size: int, usage: Usage) -> torch.Tensor:
-        if size > self.mem_info()[1] > 0:
-            # Systems promise more than there is, and end the process when it is used.
-            raise MemoryError("more than the machine has")
-        return super()._alloc(size, usage)
+        # Systems promise more than there is, and end the process when it is used.
+        PROMISES.take(size)
+        try:
+            mem = super()._alloc(size, usage)
+        except BaseException:
+            PROMISES.give(size)
+            raise
+        finalize(mem, PROMISES.give, size).atexit = False
+        return mem
 
     def _finish(self) -> None:
         pass
