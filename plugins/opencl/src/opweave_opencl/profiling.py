@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from threading import RLock
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave.tracing import TRACE
@@ -34,7 +34,7 @@ class Profiler:
         self._device: Final = device
         self._clock: Final = clock
         self._ran: Final[deque[tuple[str, str, cl.Event]]] = deque()
-        self._lock: Final = RLock()  # reentrant: a collection while it is held may free buffers, which waits and tells
+        self._lock: Final = Lock()
 
     def timed(self, launch: Callable[[], cl.Event], name: str, kernel: str) -> Callable[[], cl.Event]:
         """``launch`` with its event kept while somebody listens."""
@@ -54,8 +54,7 @@ class Profiler:
                 first = self._ran[0]
                 if not complete(first[2]):
                     break
-                if self._ran and self._ran[0] is first:
-                    done.append(self._ran.popleft())
+                done.append(self._ran.popleft())
         if done and TRACE.listening:
             scale = self._clock.scale()
             for name, kernel, event in done:
