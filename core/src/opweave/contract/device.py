@@ -20,7 +20,7 @@ from opweave.contract.execution import Stream
 from opweave.contract.memory import BufferType, copy_by_host, fill_by_upload
 from opweave.contract.space import MemorySpace, Usage, add_queue, as_bytes
 from opweave.contract.worker import WorkerStream
-from opweave.errors import AllocationError, Broken, UnsupportedOpError
+from opweave.errors import AllocationError, Broken, Unavailable, UnsupportedOpError
 from opweave.graph.layout import nbytes
 
 if TYPE_CHECKING:
@@ -187,6 +187,21 @@ class Device:
 
     def __repr__(self) -> str:
         return f"<Device {self.name}{': ' + self.description if self.description else ''}>"
+
+    def probe(self) -> None:
+        """Find out whether the device works, by what its author's ``_probe`` tries. The registry does it once, when it
+        has found the device; one that does not work is listed with the reason, and not among ``ow.devices()``.
+
+        Raises:
+            Unavailable: it does not work: why, in the driver's own words, and what to do about it.
+        """
+        try:
+            self._probe()
+        except Unavailable:
+            raise
+        except Exception as error:
+            why = f"trying it failed: {type(error).__name__}: {error}"
+            raise Unavailable(why, remedy="update its driver, or report it to the authors of the backend") from error
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
@@ -361,6 +376,10 @@ class Device:
             raise TypeError(f"unknown parameters {sorted(params)}")
         return self.stream_class(self, **params)
 
+    def _probe(self) -> None:
+        """Try the device: raise ``Unavailable`` with cause and remedy where it is there but does not work (a driver
+        that does not know the hardware, a library without kernels for it). Default: nothing is tried."""
+
     def _bind_upload(self, mem: Handle, offset: int, data: memoryview) -> Call:
         """``_upload`` as a call that is made many times, of whatever ``data`` holds by then."""
         return partial(self._upload, mem, offset, data)
@@ -484,7 +503,7 @@ class Backend:
     version: str = ""
 
     def devices(self) -> Sequence[Device]:
-        """The devices that are here now.
+        """The devices that are here now, also those of which ``_probe`` finds out that they do not work.
 
         Raises:
             Unavailable: no hardware, driver or library here; say which and how to get it.

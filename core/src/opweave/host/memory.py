@@ -5,38 +5,33 @@ from __future__ import annotations
 import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+from weakref import finalize
 
 import numpy as np
 
 from opweave.contract.device import Device
 from opweave.contract.space import HOST_SPACE, MemorySpace, Usage
+from opweave.host.promises import PROMISES
 
 if TYPE_CHECKING:
     from opweave.contract.step import Call
 
 __all__ = ["HostMemory", "NumPyMemory", "host_memory_info"]
 
-CHECKED_BYTES: Final = 256 << 20
-"""From this size on an allocation is held against the memory that is left."""
+CHECKED_BYTES: Final = 1 << 20
+"""From this size on an allocation counts, and is held against the memory that is left."""
 
 
 def host_memory_info() -> tuple[int, int]:
-    """Available and total bytes of the machine's memory; ``(0, 0)`` where the system does not tell."""
+    """Bytes of the machine's memory that are left, without what buffers were promised, and in all; ``(0, 0)`` where the
+    system does not tell."""
     try:
         page, total = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
         free = os.sysconf("SC_AVPHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 0, 0
-    return _meminfo().get("MemAvailable", page * free), page * total
-
-
-def _meminfo() -> dict[str, int]:
-    """Linux's own account in bytes; empty elsewhere."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
-    except OSError:
-        return {}
+    left = PROMISES.left()
+    return page * free if left is None else left, page * total
 
 
 PAGE: Final = 4096
@@ -56,17 +51,18 @@ class NumPyMemory(Device):
         return host_memory_info()
 
     def _alloc(self, size: int, usage: Usage) -> np.ndarray[Any, Any]:
-        if size >= CHECKED_BYTES:
-            # Systems promise more than there is, and end the process when it is used.
-            known = _meminfo()
-            if known and size > known.get("MemAvailable", size) + known.get("SwapFree", 0):
-                raise MemoryError("more than the machine has left")
         # np.empty promises 16 bytes; over-allocate and step forward to the alignment.
         alignment = PAGE if size >= LARGE else self.alignment
+        if size >= CHECKED_BYTES:
+            PROMISES.take(size)
         try:
             raw = np.empty(size + alignment, np.uint8)
-        except ValueError as error:
-            raise MemoryError(str(error)) from None  # more than there are addresses
+        except (ValueError, MemoryError) as error:
+            if size >= CHECKED_BYTES:
+                PROMISES.give(size)
+            raise MemoryError(str(error)) from None  # ValueError: more than there are addresses
+        if size >= CHECKED_BYTES:
+            finalize(raw, PROMISES.give, size).atexit = False  # views keep it as long as they live
         skip = -raw.__array_interface__["data"][0] % alignment
         return raw[skip : skip + size]
 
