@@ -5,6 +5,8 @@ in these: by NumPy's functions for ``longdouble``, by torch in f64, by the ``ggu
 of it is shared with ``opweave.ops``.
 """
 
+# mypy: disable-error-code="assignment, misc, index, arg-type"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
