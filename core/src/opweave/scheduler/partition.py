@@ -56,10 +56,14 @@ class Item(NamedTuple):
 class Copy(NamedTuple):
     """Bytes that move before a split starts, or after it (write-back).
 
-    ``cause`` is ``"seam"`` (another device's value), ``"pack"`` (the device's kernels need dense operands),
-    ``"unpack"`` (the memory keeps tensors in a form that the device's kernels do not read), ``"stream"`` (a
-    weight brought from the host for this split), ``"region"`` and ``"write-back"`` (a state whose device does not run the node that writes
-    it).
+    ``cause`` is one of
+
+    - ``"seam"``: another device's value;
+    - ``"pack"``: the device's kernels need dense operands;
+    - ``"unpack"``: the memory keeps tensors in a form that the device's kernels do not read;
+    - ``"stream"``: a weight brought from the host for this split;
+    - ``"region"``, ``"write-back"``: a state whose device does not run the node that writes it.
+
     ``ids`` names the rows along the first axis that are wanted at all; ``None``: everything.
     """
 

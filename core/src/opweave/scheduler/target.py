@@ -173,4 +173,8 @@ class Target:
         if reason is not None and not packed:
             return Verdict(reason)
         device = self.device
-        return Verdict(None, packed, device.inplace(step), device._workspace(step), device.kernels.find(step), unpacked)
+        try:
+            workspace = device._workspace(step)
+        except Exception as error:  # as a check that fails: another device may run it
+            return Verdict(f"its workspace failed: {type(error).__name__}: {error}")
+        return Verdict(None, packed, device.inplace(step), workspace, device.kernels.find(step), unpacked)
