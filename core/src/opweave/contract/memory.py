@@ -257,10 +257,9 @@ class BufferType:
 def check_sizes(what: str, alignment: object, max_size: object) -> None:
     """Raises `Broken` unless an alignment and a largest size are such as memory can have."""
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-        raise Broken(f"the alignment of {what} is {alignment!r}", remedy="a power of two, in bytes: 64, say")
+        raise Broken(f"the alignment of {what} is {alignment!r}, not a power of two in bytes")
     if max_size is not None and (not isinstance(max_size, int) or max_size <= 0):
-        raise Broken(f"the largest buffer of {what} has {max_size!r} bytes",
-                     remedy="a positive number, or None for no limit")  # fmt: skip
+        raise Broken(f"the largest buffer of {what} has {max_size!r} bytes, not a positive number (None: no limit)")
 
 
 # --- the slow ways, which any memory has ----------------------------------------------------------------------------

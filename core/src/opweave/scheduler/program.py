@@ -16,6 +16,7 @@ import numpy as np
 
 from opweave.contract.buffer import Buffer
 from opweave.contract.step import Call
+from opweave.dlpack import host_view
 from opweave.errors import (
     AllocationError,
     Cancelled,
@@ -654,7 +655,8 @@ def _fit(feed: Feed, value: Any) -> Array:
     if isinstance(value, Tensor):
         raise DTypeError(f"{feed.tensor.describe()} is fed with arrays, not with tensors")
     try:
-        array = np.asarray(value)
+        foreign = hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, np.generic))
+        array = host_view(value) if foreign else np.asarray(value)
     except (TypeError, ValueError) as error:
         raise DTypeError(f"cannot feed {feed.tensor.describe()} with {type(value).__name__}: {error}") from None
     if array.dtype != feed.dtype:
