@@ -320,11 +320,14 @@ def test_devices_that_do_not_reach_it_get_plain_copies(v, values, parallel, make
             np.testing.assert_array_equal(program.run(x=values), 2 * values)
 
 
-def test_placing_by_cost_knows_of_it(x, v, values, tmp_path, monkeypatch):
-    monkeypatch.setenv("OPWEAVE_CACHE_DIR", str(tmp_path))
+def test_what_such_copies_take_is_predicted(x, v, values, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPWEAVE_PROFILE_CACHE", str(tmp_path))
     w = negated(Negated(Knowing()), values)
-    with ow.Scheduler([Plain(), HostDevice()], placement="cost") as scheduler:
-        np.testing.assert_array_equal(scheduler.build(ow.linear(x, w)).run(x=v), v @ values.T)
+    with ow.Scheduler([Plain()], placement="cost") as scheduler:
+        program = scheduler.build(ow.linear(x, w))
+        np.testing.assert_array_equal(program.run(x=v), v @ values.T)
+        plain = scheduler.build(ow.linear(x, ow.weights({"w": values})["w"]))
+        assert program.predicted.copies > plain.predicted.copies
 
 
 def test_plans_made_by_hand_are_refused(values):
