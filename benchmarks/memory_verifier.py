@@ -22,10 +22,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Any, Final, NamedTuple
 
-from opweave.opdef import OPS
+from opweave.graph.opdef import OPS
 from opweave.scheduler import Program
+from opweave.scheduler.partition import Item, Operand, Partition
 from opweave.scheduler.program import MemoryMap, Region
-from opweave.scheduler.split import Item, Operand, Partition
 
 __all__ = ["Judgement", "byte_range", "judge", "verify"]
 

@@ -28,7 +28,7 @@ import numpy as np
 import pyopencl as cl
 
 from opweave.contract import Arg, Group, Step
-from opweave.dtypes import as_dtype
+from opweave.graph.dtypes import as_dtype
 from opweave_opencl import OpenCLBackend
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is

@@ -17,10 +17,10 @@ from typing import Any, Final
 import opweave
 from opweave import ops
 from opweave.conformance import CASES, Case
-from opweave.dtypes import DTYPES, DType
-from opweave.kernels import Kernel, KernelTable
-from opweave.opdef import OPS, OpDef
-from opweave.tensor import Tensor
+from opweave.contract.kernels import Kernel, KernelTable
+from opweave.graph.dtypes import DTYPES, DType
+from opweave.graph.opdef import OPS, OpDef
+from opweave.graph.tensor import Tensor
 
 PAGE: Final = Path(__file__).with_name("operations.md")
 BACKENDS: Final = ("cpu", "opencl", "torch")

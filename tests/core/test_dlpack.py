@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.dtypes import as_dtype
 from opweave.errors import DTypeError, LifetimeError, Unavailable, UnsupportedOpError
-from tests.core.example_backend import ExampleDevice
+from opweave.graph.dtypes import as_dtype
+from tests.support.example_backend import ExampleDevice
 
 F32 = as_dtype("f32")
 

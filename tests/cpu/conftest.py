@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from opweave.contract import Arg, Step, Stream
-from opweave.dtypes import as_dtype
-from opweave.layout import dense_strides
+from opweave.graph.dtypes import as_dtype
+from opweave.graph.layout import dense_strides
 from opweave_cpu import CpuDevice
 
 Array = np.ndarray[Any, Any]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from opweave.contract import Arg, Group, Plan, Step
-from opweave.dtypes import DTYPES, as_dtype
-from opweave.layout import dense_strides, nbytes
+from opweave.graph.dtypes import DTYPES, as_dtype
+from opweave.graph.layout import dense_strides, nbytes
 from opweave.ops.blocks import dequantize
 from opweave_cpu import CpuDevice
 from opweave_cpu.blocks import BLOCK_TILE

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from opweave.dtypes import as_dtype
 from opweave.errors import DTypeError, ShapeError
+from opweave.graph.dtypes import as_dtype
 
 Array = np.ndarray[Any, Any]
 Apply = Callable[..., Array]

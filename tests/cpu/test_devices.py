@@ -9,8 +9,8 @@ import pytest
 
 from opweave.conformance import Case, cases_for, run_case
 from opweave.contract import HOST_SPACE, Arg, Kind, SetThreads, Step
-from opweave.dtypes import as_dtype
 from opweave.errors import Broken, LifetimeError, UnsupportedOpError
+from opweave.graph.dtypes import as_dtype
 from opweave_cpu import CpuBackend, CpuDevice, IsolatedCpuDevice
 
 F32 = as_dtype("f32")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from opweave.contract import Arg, Step
-from opweave.dtypes import as_dtype
-from opweave.opdef import OPS
+from opweave.graph.dtypes import as_dtype
+from opweave.graph.opdef import OPS
 from opweave_cpu import CpuDevice, tiles
 from opweave_cpu.kernels import activation, elementwise
 from opweave_cpu.threads import THREADS

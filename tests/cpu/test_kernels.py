@@ -3,7 +3,7 @@
 import pytest
 
 from opweave.conformance import CASES, Case, run_case
-from opweave.opdef import OPS
+from opweave.graph.opdef import OPS
 from opweave_cpu import CpuDevice
 from opweave_cpu.kernels import KERNELS
 

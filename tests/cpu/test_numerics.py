@@ -10,8 +10,8 @@ import pytest
 
 import opweave as ow
 from opweave.contract import Arg, Step
-from opweave.dtypes import as_dtype
 from opweave.errors import BoundsError
+from opweave.graph.dtypes import as_dtype
 from opweave_cpu import CpuDevice, exponential, tiles
 from opweave_cpu.threads import THREADS
 

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from opweave.dtypes import as_dtype
+from opweave.graph.dtypes import as_dtype
 from opweave_cpu.hardware import has_openblas
 from opweave_cpu.kernels.matmul import FEW_ROWS, is_turned
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opweave_opencl import OpenCLBackend
-from tests.core.conformance import failed
+from tests.support.conformance import failed
 
 
 def test_the_suite_passes():

@@ -9,7 +9,7 @@ import pytest
 
 from opweave.contract import Arg, Step
 from opweave.conformance.values import SCALES
-from opweave.dtypes import as_dtype
+from opweave.graph.dtypes import as_dtype
 from opweave_opencl.kernels import KERNELS
 
 

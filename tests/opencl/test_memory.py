@@ -10,9 +10,9 @@ import pytest
 
 import opweave as ow
 from opweave.contract import HOST_SPACE, Arg, Group, Step
-from opweave.dtypes import as_dtype
 from opweave.errors import AllocationError, BoundsError, LifetimeError
-from opweave.host import HostBackend
+from opweave.graph.dtypes import as_dtype
+from opweave.host.device import HostBackend
 
 F32 = as_dtype("f32")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from opweave.conformance import CASES, Case, run_case
-from opweave.opdef import OPS
+from opweave.graph.opdef import OPS
 from opweave_opencl import OpenCLBackend, OpenCLDevice
 from opweave_opencl.kernels import KERNELS
 from opweave_opencl.tuning import Tuning

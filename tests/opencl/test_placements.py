@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from tests.core.evaluate import evaluate
+from tests.support.evaluate import evaluate
 
 DEVICES = ("opencl:0", "cpu")
 SAMPLES = 48

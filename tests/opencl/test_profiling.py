@@ -9,8 +9,8 @@ import pytest
 
 import opweave as ow
 from opweave.contract import Arg, Step
-from opweave.dtypes import as_dtype
-from opweave.events import EVENTS, Happening
+from opweave.graph.dtypes import as_dtype
+from opweave.tracing import EVENTS, Happening
 
 N = 1 << 20
 SLACK = 1_000_000  # ns by which the clocks may differ

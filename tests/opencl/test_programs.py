@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from opweave.contract import Arg, Step
-from opweave.dtypes import as_dtype
 from opweave.errors import ExecutionError
+from opweave.graph.dtypes import as_dtype
 from opweave_opencl import KernelBuildError, program
 
 BROKEN = """__kernel void broken(__global float *out)

@@ -11,7 +11,7 @@ import pyopencl as cl
 import pytest
 
 from opweave.contract import Arg, Step
-from opweave.dtypes import as_dtype
+from opweave.graph.dtypes import as_dtype
 from opweave_opencl.queues import MANY, SMALL, Touched, Work
 
 N = 1 << 18  # floats: 1 MiB

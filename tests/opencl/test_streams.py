@@ -9,8 +9,8 @@ import pyopencl as cl
 import pytest
 
 from opweave.contract import Arg, Group, Plan, Step, StepError
-from opweave.dtypes import as_dtype
 from opweave.errors import DeviceLostError, ExecutionError, LifetimeError
+from opweave.graph.dtypes import as_dtype
 from opweave_opencl.errors import translated
 
 N = 1 << 20

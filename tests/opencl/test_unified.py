@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from opweave.contract import Arg, Buffer, Kind, MultiBuffer, Step, mapped
-from opweave.dtypes import as_dtype
 from opweave.errors import HazardError, UnsupportedOpError
+from opweave.graph.dtypes import as_dtype
 from opweave_opencl.device import OpenCLDevice
 from opweave_opencl.unified import UnifiedDevice
 

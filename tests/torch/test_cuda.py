@@ -12,7 +12,7 @@ import torch
 import opweave as ow
 from opweave.conformance import CASES, run_case
 from opweave.contract import Arg, Kind
-from opweave.dtypes import as_dtype
+from opweave.graph.dtypes import as_dtype
 from opweave_torch.accelerator import CudaDevice
 from opweave_torch.memory import tensor
 

@@ -14,8 +14,8 @@ import torch
 
 import opweave as ow
 from opweave.contract import HOST_SPACE, Arg, Kind, SetThreads, Step
-from opweave.dtypes import as_dtype
 from opweave.errors import Broken, PluginError, Unavailable
+from opweave.graph.dtypes import as_dtype
 from opweave_torch import TorchBackend
 from opweave_torch.accelerator import CudaDevice, MpsDevice, SeparateCpuDevice, TorchAccelerator, XpuDevice
 from opweave_torch.device import TorchCpuDevice

@@ -11,7 +11,7 @@ import torch
 
 import opweave as ow
 from opweave.conformance import CASES, run_case
-from opweave.opdef import OPS
+from opweave.graph.opdef import OPS
 from opweave_torch.accelerator import SeparateCpuDevice
 from opweave_torch.device import TorchCpuDevice
 from opweave_torch.fusing import FUNCTIONS, Fusing

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from opweave.conformance import CASES, Case, run_case
-from opweave.opdef import OPS
+from opweave.graph.opdef import OPS
 from opweave_torch.accelerator import SeparateCpuDevice
 from opweave_torch.device import TorchCpuDevice
 from opweave_torch.kernels import KERNELS

@@ -13,9 +13,9 @@ import torch
 
 import opweave as ow
 from opweave.contract import Arg, Usage
-from opweave.dtypes import DTYPES, as_dtype
 from opweave.errors import AllocationError, DTypeError, HazardError, UnsupportedOpError
-from opweave.layout import dense_strides, nbytes
+from opweave.graph.dtypes import DTYPES, as_dtype
+from opweave.graph.layout import dense_strides, nbytes
 from opweave_torch.accelerator import SeparateCpuDevice, TorchAccelerator
 from opweave_torch.memory import TORCH_DTYPES, dense_bytes, one_tensor_a_window, tensor
 

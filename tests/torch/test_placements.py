@@ -12,7 +12,7 @@ import pytest
 
 import opweave as ow
 from opweave.contract import Device
-from opweave.graph import Graph
+from opweave.graph.graph import Graph
 from opweave_torch.accelerator import SeparateCpuDevice
 from opweave_torch.device import TorchCpuDevice
 

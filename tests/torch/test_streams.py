@@ -10,8 +10,8 @@ import torch
 
 import opweave as ow
 from opweave.contract import Arg, Step, Stream
-from opweave.dtypes import as_dtype
 from opweave.errors import DeviceLostError, ExecutionError
+from opweave.graph.dtypes import as_dtype
 from opweave_torch.accelerator import SeparateCpuDevice
 from opweave_torch.capture import CapturedPlan
 from opweave_torch.options import Options

@@ -7,7 +7,7 @@ import pytest
 
 import opweave as ow
 from opweave.contract import Step
-from opweave.scheduler.lanes import unbound_step
+from opweave.scheduler.target import unbound_step
 from opweave_torch.device import TorchCpuDevice
 from opweave_torch.worth import SWITCH_FLOPS, UPLOAD_ROWS, flops, is_worth_a_switch, is_worth_an_upload
 

@@ -1,13 +1,13 @@
 """opweave: one compute graph, many devices.
 
 ``import opweave as ow`` gives everything that a person who runs graphs needs; authors of backends find the contract in
-`opweave.contract` and `opweave.kernels`, and what they need to read in ``docs/writing-a-backend.md``.
+`opweave.contract` and `opweave.contract.kernels`, and what they need to read in ``docs/writing-a-backend.md``.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from opweave.contract import Arg, Backend, Buffer, BufferType, Device, Group, Kind, MemorySpace, Step, Stream, Usage
-from opweave.dtypes import DTYPES, DType, as_dtype
+from opweave.contract.kernels import KernelTable
 from opweave.errors import (
     AllocationError,
     BoundsError,
@@ -30,12 +30,13 @@ from opweave.errors import (
     UnsupportedOpError,
 )
 from opweave.function import Function, compile
-from opweave.graph import Graph
-from opweave.kernels import KernelTable
+from opweave.graph.dtypes import DTYPES, DType, as_dtype
+from opweave.graph.graph import Graph
+from opweave.graph.opdef import OpDef, define_op
+from opweave.graph.tensor import Placement, Spec, Tensor, constant, input
 from opweave.leaves import Blocks, Weights, place, state, weights
 from opweave.leaves import read_leaf as read
 from opweave.leaves import write_state as write
-from opweave.opdef import OpDef, define_op
 from opweave.ops import (
     abs,
     accumulate,
@@ -173,14 +174,13 @@ from opweave.registry import (
     unload,
 )
 from opweave.scheduler import Program, Scheduler
-from opweave.tensor import Placement, Spec, Tensor, constant, input
 
 if TYPE_CHECKING:
-    from opweave.comparison import compare
+    from opweave.cost.store import profile
     from opweave.dlpack import from_dlpack
-    from opweave.scheduler.profiles import profile
-    from opweave.scheduler.simulated import simulate
-    from opweave.timeline import trace
+    from opweave.tools.compare import compare
+    from opweave.tools.trace import trace
+    from opweave.whatif.simulate import simulate
 
 __version__ = "0.1.0"
 
@@ -379,11 +379,11 @@ __all__ = [
 
 # What most programs never use is imported when it is first asked for.
 _LATER = {
-    "compare": "opweave.comparison",
+    "compare": "opweave.tools.compare",
     "from_dlpack": "opweave.dlpack",
-    "profile": "opweave.scheduler.profiles",
-    "simulate": "opweave.scheduler.simulated",
-    "trace": "opweave.timeline",
+    "profile": "opweave.cost.store",
+    "simulate": "opweave.whatif.simulate",
+    "trace": "opweave.tools.trace",
 }
 
 

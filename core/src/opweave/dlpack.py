@@ -12,7 +12,7 @@ import numpy as np
 from opweave import registry
 from opweave.contract.space import Usage
 from opweave.errors import DTypeError, Unavailable
-from opweave.tensor import Leaf, Location, Tensor, constant, new_leaf
+from opweave.graph.tensor import Leaf, Location, Tensor, constant, new_leaf
 
 __all__ = ["from_dlpack", "host_view"]
 

@@ -10,17 +10,17 @@ import numpy as np
 
 from opweave import registry
 from opweave.dlpack import host_view
-from opweave.dtypes import as_dtype, f32
 from opweave.errors import SchedulerError, ShapeError
-from opweave.graph import Graph
-from opweave.precision import check_compute_dtype, with_products_in
+from opweave.graph.dtypes import as_dtype, f32
+from opweave.graph.graph import Graph
+from opweave.graph.tensor import Tensor, constant, host_array, input
 from opweave.scheduler import Program, Scheduler
+from opweave.scheduler.precision import check_compute_dtype, with_products_in
 from opweave.scheduler.program import Outputs
 from opweave.scheduler.scheduler import Where
-from opweave.tensor import Tensor, constant, host_array, input
 
 if TYPE_CHECKING:
-    from opweave.dtypes import DTypeLike
+    from opweave.graph.dtypes import DTypeLike
     from opweave.scheduler import Explanation
 
 __all__ = ["Function", "compile"]

@@ -16,7 +16,6 @@ from opweave.contract.buffer import Buffer, MultiBuffer
 from opweave.contract.device import Device
 from opweave.contract.space import Usage
 from opweave.contract.step import Arg
-from opweave.dtypes import DType, DTypeLike, as_dtype, f32
 from opweave.errors import (
     AllocationError,
     DTypeError,
@@ -26,9 +25,10 @@ from opweave.errors import (
     UnknownNameError,
     UnsupportedOpError,
 )
-from opweave.layout import check_shape, nbytes
-from opweave.storage import array_shape, dense_arg, read, write
-from opweave.tensor import Leaf, Location, Placement, Spec, Tensor, host_array, new_leaf
+from opweave.graph.dtypes import DType, DTypeLike, as_dtype, f32
+from opweave.graph.layout import check_shape, nbytes
+from opweave.graph.tensor import Leaf, Location, Placement, Spec, Tensor, host_array, new_leaf
+from opweave.host.storage import array_shape, dense_arg, read, write
 
 __all__ = ["Blocks", "Weights", "place", "read_leaf", "state", "upload", "weights", "write_state"]
 

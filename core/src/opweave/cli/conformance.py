@@ -126,7 +126,7 @@ def _counted(head: str, counts: dict[str, int]) -> Text:
 
 def _print_matrix(console: Console, rows: dict[str, dict[str, Cell]]) -> None:
     """Operations by types; in several tables where the terminal is too narrow for one."""
-    from opweave.dtypes import DTYPES
+    from opweave.graph.dtypes import DTYPES
 
     console.print(Text("Cases by operation and type: passed, r refused, F failed", "bold"))
     columns = [name for name in DTYPES if any(name in row for row in rows.values())]

@@ -9,9 +9,9 @@ from rich.text import Text
 
 from opweave import registry
 from opweave.cli.output import Row, print_json, print_rows, progress, quiet_stdout
+from opweave.cost.profile import Profile
+from opweave.cost.store import cache_folder, profile
 from opweave.registry.compatibility import core_version
-from opweave.scheduler.cost import Profile
-from opweave.scheduler.profiles import cache_folder, profile
 
 __all__ = ["show_profiles"]
 

@@ -11,11 +11,11 @@ from typing import Any
 from rich.text import Text
 
 from opweave.cli.output import Row, human_bytes, print_json, print_rows, quiet_stdout
+from opweave.cost.predict import Prediction
 from opweave.errors import SchedulerError, UnknownNameError
 from opweave.registry.compatibility import core_version
-from opweave.scheduler.cluster import Cluster, read_cluster
-from opweave.scheduler.pieces import what_if
-from opweave.scheduler.predict import Prediction
+from opweave.whatif.cluster import Cluster, read_cluster
+from opweave.whatif.divide import what_if
 
 __all__ = ["show_what_if"]
 
@@ -28,7 +28,7 @@ def show_what_if(graph: str, cluster: str, *, pipeline: bool, as_json: bool) -> 
 
     Args:
         graph: ``FILE.py:function``; the function takes nothing and returns a tensor, several or a dict of them.
-        cluster: a TOML file, see `opweave.scheduler.cluster`.
+        cluster: a TOML file, see `opweave.whatif.cluster`.
 
     Raises:
         SchedulerError, UnknownNameError: files or names that are not there, or make no sense.

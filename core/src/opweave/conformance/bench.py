@@ -11,7 +11,7 @@ from opweave.conformance.checklist import Check, Checklist, Mismatch, Subject, e
 from opweave.conformance.workload import Task, long_enough
 from opweave.contract.worker import WorkerStream
 from opweave.errors import OpweaveError
-from opweave.host import HostDevice
+from opweave.host.device import HostDevice
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
 
-from opweave.dtypes import as_dtype
-from opweave.layout import Shape
-from opweave.tensor import Leaf, Tensor, input, new_leaf
+from opweave.graph.dtypes import as_dtype
+from opweave.graph.layout import Shape
+from opweave.graph.tensor import Leaf, Tensor, input, new_leaf
 
 __all__ = [
     "FLOATS", "INTS", "LAYOUTS", "SIZES", "STRIDED", "Case", "Layout", "Operand", "Values", "case", "with_options",

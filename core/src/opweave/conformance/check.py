@@ -14,7 +14,7 @@ from opweave.errors import OpweaveError, UnsupportedOpError
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
-    from opweave.tensor import Tensor
+    from opweave.graph.tensor import Tensor
 
 __all__ = ["Verdict", "generator", "run_case"]
 

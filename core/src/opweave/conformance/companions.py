@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from opweave.contract.device import Device, Kind
 from opweave.contract.space import MemorySpace
-from opweave.host import HostDevice
+from opweave.host.device import HostDevice
 
 __all__ = ["SeparateMemory"]
 

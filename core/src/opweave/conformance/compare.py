@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from opweave.conformance.limits import Limits
-from opweave.distance import distance
+from opweave.tools.distance import distance
 
 __all__ = ["compare"]
 

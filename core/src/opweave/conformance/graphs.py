@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from opweave import ops
-from opweave.graph import Graph
+from opweave.graph.graph import Graph
+from opweave.graph.tensor import Tensor
+from opweave.graph.tensor import input as leaf
 from opweave.leaves import state, weights
-from opweave.tensor import Tensor
-from opweave.tensor import input as leaf
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from opweave.dtypes import bool_
-from opweave.tensor import Tensor
+from opweave.graph.dtypes import bool_
+from opweave.graph.tensor import Tensor
 
 __all__ = ["Limits", "limits"]
 

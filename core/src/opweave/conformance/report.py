@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opweave.conformance.levels import LEVELS
-from opweave.dtypes import DTYPES
+from opweave.graph.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from opweave.conformance.suite import Outcome, Suite

@@ -12,11 +12,11 @@ from opweave.conformance.limits import limits
 from opweave.contract.execution import Plan
 from opweave.contract.space import round_up
 from opweave.contract.step import Arg, Group, Step
-from opweave.dtypes import u8
-from opweave.graph import Graph
-from opweave.layout import dense_strides
-from opweave.storage import array_shape
-from opweave.tensor import Tensor
+from opweave.graph.dtypes import u8
+from opweave.graph.graph import Graph
+from opweave.graph.layout import dense_strides
+from opweave.graph.tensor import Tensor
+from opweave.host.storage import array_shape
 
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.conformance.case import Operand
-from opweave.dtypes import DType
+from opweave.graph.dtypes import DType
 
 __all__ = ["SCALES", "make_values"]
 

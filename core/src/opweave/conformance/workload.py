@@ -14,9 +14,9 @@ from opweave import ops
 from opweave.conformance.checklist import expect, expect_equal, inapplicable
 from opweave.conformance.trial import step_of
 from opweave.contract.step import Arg, Group, Step
-from opweave.dtypes import as_dtype, u8
-from opweave.tensor import Tensor
-from opweave.tensor import input as leaf
+from opweave.graph.dtypes import as_dtype, u8
+from opweave.graph.tensor import Tensor
+from opweave.graph.tensor import input as leaf
 
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer

@@ -17,19 +17,19 @@ from weakref import ref
 import numpy as np
 
 from opweave.contract.space import WORKING, Handle, Usage, as_bytes, settle
-from opweave.dtypes import u8
 from opweave.errors import BoundsError, HazardError, LayoutError, LifetimeError
-from opweave.events import EVENTS
-from opweave.layout import span
-from opweave.tensor import Placement
+from opweave.graph.dtypes import u8
+from opweave.graph.layout import span
+from opweave.graph.tensor import Placement
+from opweave.tracing import EVENTS
 
 if TYPE_CHECKING:
     from typing import Protocol
 
     from opweave.contract.memory import BufferType
-    from opweave.dtypes import DType
-    from opweave.layout import Shape, Strides
-    from opweave.tensor import Tensor
+    from opweave.graph.dtypes import DType
+    from opweave.graph.layout import Shape, Strides
+    from opweave.graph.tensor import Tensor
 
     class Dependent(Protocol):
         """Something that ends with a buffer."""

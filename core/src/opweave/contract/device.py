@@ -21,14 +21,14 @@ from opweave.contract.memory import BufferType, copy_by_host, fill_by_upload
 from opweave.contract.space import MemorySpace, Usage, add_queue, as_bytes
 from opweave.contract.worker import WorkerStream
 from opweave.errors import AllocationError, Broken, UnsupportedOpError
-from opweave.layout import nbytes
+from opweave.graph.layout import nbytes
 
 if TYPE_CHECKING:
+    from opweave.contract.kernels import KernelTable
     from opweave.contract.space import Handle
     from opweave.contract.step import Call, Step
-    from opweave.dtypes import DType
-    from opweave.kernels import KernelTable
-    from opweave.layout import Shape, Strides
+    from opweave.graph.dtypes import DType
+    from opweave.graph.layout import Shape, Strides
 
 WINDOWS_PER_BUFFER: Final = 16
 """Windows over one mapping begin at least a 16th of the largest buffer apart."""

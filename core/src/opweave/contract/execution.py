@@ -17,8 +17,8 @@ from opweave.contract.fusing import check_fusion
 from opweave.contract.space import Usage, as_bytes
 from opweave.contract.step import Arg, Call, Group, Step
 from opweave.contract.submission import Submission
-from opweave.dtypes import u8
 from opweave.errors import Cancelled, ExecutionError, LifetimeError, OpweaveError, UnsupportedOpError
+from opweave.graph.dtypes import u8
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device

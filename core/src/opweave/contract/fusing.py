@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from opweave.errors import Broken
-from opweave.opdef import OPS
+from opweave.graph.opdef import OPS
 
 if TYPE_CHECKING:
     from opweave.contract.execution import Stream

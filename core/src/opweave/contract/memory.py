@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 from opweave.contract.buffer import Buffer, MultiBuffer
 from opweave.contract.space import Handle, MemorySpace, Usage, round_up
 from opweave.errors import AllocationError, BoundsError, Broken
-from opweave.events import EVENTS
+from opweave.tracing import EVENTS
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
     from opweave.contract.step import Call
-    from opweave.tensor import Tensor
+    from opweave.graph.tensor import Tensor
 
 __all__ = ["BOUNCE_BYTES", "BufferType", "copy_by_host", "fill_by_upload"]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from opweave.contract.buffer import Buffer
-from opweave.dtypes import DType
 from opweave.errors import LifetimeError
-from opweave.layout import Shape, Strides, is_dense, nbytes, span
+from opweave.graph.dtypes import DType
+from opweave.graph.layout import Shape, Strides, is_dense, nbytes, span
 
 if TYPE_CHECKING:
     from opweave.contract.memory import BufferType

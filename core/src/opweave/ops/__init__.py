@@ -1,4 +1,4 @@
-"""The operations, by family. Importing this enters all of them into the table ``opweave.opdef.OPS``.
+"""The operations, by family. Importing this enters all of them into the table ``opweave.graph.opdef.OPS``.
 
 One operation is one room: its definition (shape rule, NumPy reference, what may be overwritten, cost) stands right
 above its public builder.

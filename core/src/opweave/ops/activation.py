@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from opweave.dtypes import bool_, i32
+from opweave.graph.dtypes import bool_, i32
+from opweave.graph.tensor import Tensor, node
 from opweave.ops.elementwise import elementwise
 from opweave.ops.operands import Array, as_number, builds, cast, floating, make, plain, wide
-from opweave.tensor import Tensor, node
 
 __all__ = [
     "elu", "gelu", "gelu_quick", "gelu_tanh", "hardsigmoid", "hardswish", "leaky_relu", "relu", "sigmoid", "silu",

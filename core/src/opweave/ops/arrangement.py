@@ -8,13 +8,13 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from opweave.dtypes import DType
 from opweave.errors import ShapeError, UnknownNameError
-from opweave.layout import MAX_NDIM, Shape
-from opweave.opdef import OpDef, define_op
+from opweave.graph.dtypes import DType
+from opweave.graph.layout import MAX_NDIM, Shape
+from opweave.graph.opdef import OpDef, define_op
+from opweave.graph.tensor import Tensor, node
 from opweave.ops.movement import broadcast_to, diagonal, flatten, reshape
 from opweave.ops.operands import Array, as_axis, as_fill, as_integer, builds, make, plain
-from opweave.tensor import Tensor, node
 
 __all__ = ["PadMode", "diag", "diag_embed", "flip", "pad", "repeat", "roll", "tile", "tril", "triu"]
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from opweave.dtypes import DType
 from opweave.errors import DTypeError, LayoutError
+from opweave.graph.dtypes import DType
 
 __all__ = ["Decoder", "dequantize", "fields_of", "scratch_bytes"]
 

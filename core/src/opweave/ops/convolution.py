@@ -13,13 +13,13 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from opweave.dtypes import DType
 from opweave.errors import ShapeError
-from opweave.layout import Shape
-from opweave.opdef import Infer, OpDef, define_op, flops_per_element
+from opweave.graph.dtypes import DType
+from opweave.graph.layout import Shape
+from opweave.graph.opdef import Infer, OpDef, define_op, flops_per_element
+from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, builds, floating, make, plain, promoted, wide
 from opweave.ops.windows import as_lengths, batched, fitting, windows_of
-from opweave.tensor import Tensor, node
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "im2col"]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from opweave.dtypes import DType, DTypeLike, as_dtype, bool_, f32, i64
 from opweave.errors import DTypeError, OpweaveError, ShapeError
-from opweave.layout import Shape, check_shape
-from opweave.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.dtypes import DType, DTypeLike, as_dtype, bool_, f32, i64
+from opweave.graph.layout import Shape, check_shape
+from opweave.graph.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, Number, as_fill, builds, is_number
-from opweave.tensor import Tensor, node
 
 __all__ = ["arange", "full"]
 

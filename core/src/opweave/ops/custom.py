@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from opweave.dtypes import DType, as_dtype
 from opweave.errors import DTypeError, ShapeError
-from opweave.layout import Shape, check_shape
-from opweave.opdef import OpDef, define_op
+from opweave.graph.dtypes import DType, as_dtype
+from opweave.graph.layout import Shape, check_shape
+from opweave.graph.opdef import OpDef, define_op
+from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, builds, make, plain
-from opweave.tensor import Tensor, node
 
 __all__ = ["custom"]
 

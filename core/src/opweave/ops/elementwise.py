@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from opweave.dtypes import DType, DTypeLike, as_dtype, bool_
 from opweave.errors import DTypeError, ShapeError
-from opweave.layout import Shape
-from opweave.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.dtypes import DType, DTypeLike, as_dtype, bool_
+from opweave.graph.layout import Shape
+from opweave.graph.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.tensor import Tensor, constant, node
 from opweave.ops.operands import Array, as_number, builds, floating, is_number, make, pair, plain, promoted, wide
-from opweave.tensor import Tensor, constant, node
 
 __all__ = [
     "abs", "add", "cast", "cos", "div", "exp", "expm1", "log", "log1p", "mul", "neg", "pow", "reciprocal", "rsqrt",

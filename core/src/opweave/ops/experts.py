@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from opweave.dtypes import DType, bool_, f32, i32, i64
 from opweave.errors import DTypeError, ShapeError
-from opweave.layout import Shape
-from opweave.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.dtypes import DType, bool_, f32, i32, i64
+from opweave.graph.layout import Shape
+from opweave.graph.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.tensor import Tensor, node
 from opweave.ops.blocks import dequantize
 from opweave.ops.indexing import check_ids
 from opweave.ops.movement import expand_dims
 from opweave.ops.operands import Array, builds, cast, make, plain, promoted, rows, wide
-from opweave.tensor import Tensor, node
 
 __all__ = ["add_expert", "expert_linear"]
 

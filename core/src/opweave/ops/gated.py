@@ -15,10 +15,10 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 
 from opweave.errors import DTypeError, ShapeError, UnknownNameError
+from opweave.graph.tensor import Tensor, node
 from opweave.ops.activation import gelu_of, gelu_quick_of, gelu_tanh_of, silu_of
 from opweave.ops.elementwise import elementwise
 from opweave.ops.operands import Array, as_number, builds, floating, make, pair, promoted, wide
-from opweave.tensor import Tensor, node
 
 __all__ = ["Approximate", "geglu", "reglu", "swiglu", "swiglu_oai"]
 

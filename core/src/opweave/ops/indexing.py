@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from opweave.dtypes import DType, bool_, f32, i32, i64
 from opweave.errors import BoundsError, DTypeError, LayoutError, ShapeError
-from opweave.layout import Shape, broadcast_shapes
-from opweave.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.dtypes import DType, bool_, f32, i32, i64
+from opweave.graph.layout import Shape, broadcast_shapes
+from opweave.graph.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.tensor import Tensor, node
 from opweave.ops.blocks import dequantize
 from opweave.ops.movement import broadcast_to, flatten
 from opweave.ops.operands import Array, as_axis, as_integer, builds, cast, make, plain, wide
 from opweave.ops.operands import rows as in_rows
-from opweave.tensor import Tensor, node
 
 __all__ = [
     "accumulate", "add_region", "assign", "embedding", "index_add", "index_copy", "set_region", "take_along_axis",

@@ -7,13 +7,13 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from opweave.dtypes import DType
 from opweave.errors import DTypeError, ShapeError
-from opweave.layout import Shape
-from opweave.opdef import OpDef, define_op
+from opweave.graph.dtypes import DType
+from opweave.graph.layout import Shape
+from opweave.graph.opdef import OpDef, define_op
+from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, as_number, builds, floating, make, plain, wide
 from opweave.ops.windows import as_lengths
-from opweave.tensor import Tensor, node
 
 __all__ = ["axis_taps", "interpolate"]
 

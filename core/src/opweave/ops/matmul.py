@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from opweave.dtypes import DType, bool_, f32
 from opweave.errors import DTypeError, ShapeError
-from opweave.layout import Shape, broadcast_shapes, is_dense, reshape_strides
-from opweave.opdef import OpDef, define_op
+from opweave.graph.dtypes import DType, bool_, f32
+from opweave.graph.layout import Shape, broadcast_shapes, is_dense, reshape_strides
+from opweave.graph.opdef import OpDef, define_op
+from opweave.graph.tensor import Tensor, node
 from opweave.ops.blocks import dequantize
 from opweave.ops.elementwise import mul
 from opweave.ops.movement import expand_dims, reshape, transpose
@@ -26,7 +27,6 @@ from opweave.ops.operands import (
     shows_columns_of_blocks,
     wide,
 )
-from opweave.tensor import Tensor, node
 
 __all__ = ["linear", "matmul", "outer"]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from opweave.dtypes import DType
 from opweave.errors import BoundsError, LayoutError, OpweaveError, ShapeError
-from opweave.layout import (
+from opweave.graph.dtypes import DType
+from opweave.graph.layout import (
     Shape,
     Strides,
     broadcast_strides,
@@ -28,9 +28,9 @@ from opweave.layout import (
     resolve_reshape,
     slice_window,
 )
-from opweave.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.tensor import Tensor, node, shows_columns_of_blocks, view_node
 from opweave.ops.operands import Array, as_axis, as_integer, builds, explain, make, plain, promoted, rows
-from opweave.tensor import Tensor, node, shows_columns_of_blocks, view_node
 
 __all__ = [
     "broadcast_to", "concat", "contiguous", "copy", "diagonal", "expand_dims", "flatten", "reshape", "slice", "split",

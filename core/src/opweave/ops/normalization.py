@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from opweave.dtypes import DType
 from opweave.errors import DTypeError, ShapeError
-from opweave.layout import Shape
-from opweave.opdef import Infer, OpDef, define_op, flops_per_element
+from opweave.graph.dtypes import DType
+from opweave.graph.layout import Shape
+from opweave.graph.opdef import Infer, OpDef, define_op, flops_per_element
+from opweave.graph.tensor import Tensor, constant, node
 from opweave.ops.elementwise import add
 from opweave.ops.movement import broadcast_to, reshape, swapaxes
 from opweave.ops.operands import (
@@ -25,7 +26,6 @@ from opweave.ops.operands import (
     promoted,
     wide,
 )
-from opweave.tensor import Tensor, constant, node
 
 __all__ = ["alibi_slopes", "group_norm", "l2_norm", "layer_norm", "log_softmax", "rms_norm", "softmax"]
 

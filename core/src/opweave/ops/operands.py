@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from opweave import opdef
-from opweave.dtypes import DType, bool_, f32, i64, promote
 from opweave.errors import BoundsError, DTypeError, LayoutError, OpweaveError, ShapeError
-from opweave.layout import broadcast_shapes, normalize_axis
-from opweave.opdef import OpDef
-from opweave.tensor import Tensor, as_tensor, constant, shows_columns_of_blocks
+from opweave.graph import opdef
+from opweave.graph.dtypes import DType, bool_, f32, i64, promote
+from opweave.graph.layout import broadcast_shapes, normalize_axis
+from opweave.graph.opdef import OpDef
+from opweave.graph.tensor import Tensor, as_tensor, constant, shows_columns_of_blocks
 
 __all__ = [
     "Array", "Number", "as_axis", "as_fill", "as_integer", "as_number", "broadcast_to", "builds", "cast", "explain",

@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from opweave.dtypes import DType
 from opweave.errors import ShapeError
-from opweave.layout import Shape
-from opweave.opdef import Infer, OpDef, define_op
+from opweave.graph.dtypes import DType
+from opweave.graph.layout import Shape
+from opweave.graph.opdef import Infer, OpDef, define_op
+from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, builds, floating, make, plain, wide
 from opweave.ops.windows import as_lengths, batched, fitting, windows_of
-from opweave.tensor import Tensor, node
 
 __all__ = ["avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d"]
 

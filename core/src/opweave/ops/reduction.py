@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from opweave.dtypes import DType, f32, i64
 from opweave.errors import OpweaveError, ShapeError
-from opweave.layout import Shape, normalize_axes
-from opweave.opdef import OpDef, define_op
+from opweave.graph.dtypes import DType, f32, i64
+from opweave.graph.layout import Shape, normalize_axes
+from opweave.graph.opdef import OpDef, define_op
+from opweave.graph.tensor import Tensor, node
 from opweave.ops.movement import reshape
 from opweave.ops.operands import Array, as_axis, as_number, builds, cast, explain, make, pair, plain, wide
-from opweave.tensor import Tensor, node
 
 __all__ = ["argmax", "count_equal", "max", "mean", "min", "prod", "sum", "var"]
 

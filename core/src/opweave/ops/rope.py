@@ -7,13 +7,13 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from opweave.dtypes import DType, i32, i64
 from opweave.errors import DTypeError, ShapeError
-from opweave.layout import Shape
-from opweave.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.dtypes import DType, i32, i64
+from opweave.graph.layout import Shape
+from opweave.graph.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, as_number, broadcast_to, builds, cast, floating, make, plain, wide
 from opweave.ops.windows import as_lengths
-from opweave.tensor import Tensor, node
 
 __all__ = ["rope", "rope_frequencies", "timestep_embedding"]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from opweave.opdef import OpDef
+from opweave.graph.opdef import OpDef
+from opweave.graph.tensor import Tensor, node
 from opweave.ops.elementwise import elementwise
 from opweave.ops.operands import builds, make, plain, wide
-from opweave.tensor import Tensor, node
 
 __all__ = ["ceil", "floor", "round", "trunc"]
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from opweave.dtypes import DType, bool_, f32, i32
 from opweave.errors import DTypeError, ShapeError
-from opweave.layout import Shape, broadcast_shapes
-from opweave.opdef import OpDef, define_op
+from opweave.graph.dtypes import DType, bool_, f32, i32
+from opweave.graph.layout import Shape, broadcast_shapes
+from opweave.graph.opdef import OpDef, define_op
+from opweave.graph.tensor import Tensor, node
 from opweave.ops.elementwise import elementwise, same
 from opweave.ops.operands import (
     Array,
@@ -25,7 +26,6 @@ from opweave.ops.operands import (
     plain,
     wide,
 )
-from opweave.tensor import Tensor, node
 
 __all__ = ["clamp", "maximum", "minimum", "step", "where"]
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from opweave.dtypes import DType, i64
 from opweave.errors import BoundsError
-from opweave.layout import Shape
-from opweave.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.dtypes import DType, i64
+from opweave.graph.layout import Shape
+from opweave.graph.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.tensor import Tensor, node
 from opweave.ops.indexing import take_along_axis
 from opweave.ops.operands import Array, as_axis, as_integer, builds, cast, make, plain, wide
-from opweave.tensor import Tensor, node
 
 __all__ = ["argsort", "cumsum", "top_k"]
 

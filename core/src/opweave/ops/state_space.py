@@ -10,15 +10,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from opweave.dtypes import DType
 from opweave.errors import ShapeError
-from opweave.layout import Shape
-from opweave.opdef import OpDef, define_op
+from opweave.graph.dtypes import DType
+from opweave.graph.layout import Shape
+from opweave.graph.opdef import OpDef, define_op
+from opweave.graph.tensor import Tensor, node
 from opweave.ops.activation import silu
 from opweave.ops.elementwise import add, mul
 from opweave.ops.movement import concat, reshape
 from opweave.ops.operands import Array, broadcast_to, builds, floating, make, promoted, wide
-from opweave.tensor import Tensor, node
 
 __all__ = ["causal_conv1d", "selective_scan"]
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.errors import ShapeError
-from opweave.layout import Shape
+from opweave.graph.layout import Shape
+from opweave.graph.tensor import Tensor
 from opweave.ops.movement import reshape
 from opweave.ops.operands import Array
-from opweave.tensor import Tensor
 
 __all__ = ["as_lengths", "batched", "fitting", "windows_of"]
 

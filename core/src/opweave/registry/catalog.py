@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from opweave.contract.device import Backend
 from opweave.errors import NameConflict, OpweaveError, PluginError, Unavailable, UnknownNameError
-from opweave.host import HostBackend
+from opweave.host.device import HostBackend
 from opweave.registry import discovery
 from opweave.registry.checks import adopt, devices_of
 from opweave.registry.compatibility import core_version, why_incompatible
@@ -30,7 +30,7 @@ class Catalog:
 
     def __init__(self, environ: Mapping[str, str] | None, search: Sequence[str] | None) -> None:
         self.plugins: list[Plugin] = []
-        self.host = Plugin("host", "opweave.host:HostBackend", distribution="opweave")
+        self.host = Plugin("host", "opweave.host.device:HostBackend", distribution="opweave")
         self.selection = Selection()
         self._environ, self._search = environ, search
         self._scanned = False

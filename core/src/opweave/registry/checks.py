@@ -7,9 +7,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, TypeGuard
 
 from opweave.contract.device import Backend, Device, Kind
+from opweave.contract.kernels import KernelTable
 from opweave.errors import Broken, Unavailable
-from opweave.kernels import KernelTable
-from opweave.opdef import OpDef
+from opweave.graph.opdef import OpDef
 from opweave.registry.naming import check_name, device_names, key
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pluggy import HookspecMarker
 
 if TYPE_CHECKING:
     from opweave.contract.device import Backend
-    from opweave.opdef import OpDef
+    from opweave.graph.opdef import OpDef
 
 hookspec = HookspecMarker("opweave")
 

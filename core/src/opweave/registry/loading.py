@@ -7,7 +7,7 @@ from types import ModuleType
 
 from opweave.contract.device import Device
 from opweave.errors import NameConflict, PluginError, Unavailable
-from opweave.opdef import OPS, define_op
+from opweave.graph.opdef import OPS, define_op
 from opweave.registry import checks
 from opweave.registry.catalog import Catalog
 from opweave.registry.failures import fail

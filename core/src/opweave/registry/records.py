@@ -10,7 +10,7 @@ from opweave.errors import Broken, Incompatible, NameConflict, PluginError, Unav
 
 if TYPE_CHECKING:
     from opweave.contract.device import Backend, Device
-    from opweave.opdef import OpDef
+    from opweave.graph.opdef import OpDef
 
 __all__ = ["Family", "Plugin", "PluginRecord", "State"]
 

@@ -13,9 +13,9 @@ from opweave.errors import Cancelled, ExecutionError, LifetimeError
 if TYPE_CHECKING:
     from opweave.contract.execution import Plan
     from opweave.contract.worker import WorkerStream
-    from opweave.scheduler.lanes import Lane
-    from opweave.scheduler.split import Copy, Split
-    from opweave.tensor import Tensor
+    from opweave.graph.tensor import Tensor
+    from opweave.scheduler.partition import Copy, Split
+    from opweave.scheduler.target import Lane
 
 __all__ = ["Action", "Feed", "Fetch", "settle_failure"]
 

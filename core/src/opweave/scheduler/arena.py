@@ -9,7 +9,7 @@ from opweave.contract.buffer import Buffer
 from opweave.contract.space import Usage
 
 if TYPE_CHECKING:
-    from opweave.scheduler.lanes import Lane
+    from opweave.scheduler.target import Lane
 
 __all__ = ["Arena"]
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Final
 from opweave.contract.device import Device, Kind
 from opweave.contract.space import Usage
 from opweave.errors import UnsupportedOpError
-from opweave.scheduler.lanes import Lane, Verdict, unbound_step
-from opweave.tensor import Signature
+from opweave.graph.tensor import Signature
+from opweave.scheduler.target import Lane, Verdict, unbound_step
 
 if TYPE_CHECKING:
     from opweave.contract.memory import BufferType
     from opweave.contract.step import Step
-    from opweave.graph import Graph
-    from opweave.tensor import Leaf, Location, Placement, Tensor
+    from opweave.graph.graph import Graph
+    from opweave.graph.tensor import Leaf, Location, Placement, Tensor
 
 __all__ = ["CAUSES", "Assignment", "assign", "lane_at"]
 

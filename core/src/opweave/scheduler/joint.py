@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from opweave.errors import Cancelled
-from opweave.storage import InTurn
+from opweave.host.storage import InTurn
 
 if TYPE_CHECKING:
     from opweave.contract.execution import Stream

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from opweave.scheduler.assign import CAUSES
 
 if TYPE_CHECKING:
-    from opweave.scheduler.explain import Explanation, MemoryCurve
+    from opweave.scheduler.report import Explanation, MemoryCurve
 
 __all__ = ["page"]
 
@@ -29,7 +29,7 @@ def page(explanation: Explanation) -> str:
     # Local: importing opweave must not pay for it.
     from jinja2 import Environment
 
-    from opweave.scheduler.explain import human_bytes, human_time
+    from opweave.scheduler.report import human_bytes, human_time
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["bytes"] = human_bytes

@@ -26,23 +26,23 @@ from opweave.errors import (
     ShapeError,
     UnknownNameError,
 )
-from opweave.events import EVENTS
+from opweave.graph.tensor import Tensor
 from opweave.leaves import read_leaf, write_state
 from opweave.scheduler.actions import Action, Feed
-from opweave.scheduler.binding import Binder
+from opweave.scheduler.allocate import MemoryUse
+from opweave.scheduler.bind import Binder
 from opweave.scheduler.joint import Joint
-from opweave.scheduler.memory import MemoryUse
-from opweave.scheduler.runlist import RunList, run_lists
+from opweave.scheduler.lower import RunList, run_lists
+from opweave.scheduler.partition import Partition, Split
 from opweave.scheduler.running import Run
-from opweave.scheduler.split import Partition, Split
-from opweave.tensor import Tensor
+from opweave.tracing import EVENTS
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from opweave.contract.device import Device
-    from opweave.scheduler.explain import Explanation
-    from opweave.scheduler.predict import Prediction
+    from opweave.cost.predict import Prediction
+    from opweave.scheduler.report import Explanation
     from opweave.scheduler.scheduler import Scheduler
 
 __all__ = ["MemoryMap", "Program", "Region"]
@@ -513,7 +513,7 @@ class Program:
     @property
     def predicted(self) -> Prediction:
         """What a run is predicted to take, by the profiles of the devices (`opweave.profile`)."""
-        from opweave.scheduler.predict import prediction_of
+        from opweave.cost.predict import prediction_of
 
         return prediction_of(self.partition)
 
@@ -543,7 +543,7 @@ class Program:
         Returns:
             A text that also has rows (``.nodes``, ``.copies``) and a page (``.save("why.html")``; notebooks show it).
         """
-        from opweave.scheduler.explain import explain
+        from opweave.scheduler.report import explain
 
         remarks: dict[int, list[str]] = {}
         for action in self._lists[0].actions:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from opweave.contract.execution import Event
     from opweave.scheduler.actions import Feed
+    from opweave.scheduler.lower import RunList
     from opweave.scheduler.program import Program
-    from opweave.scheduler.runlist import RunList
 
 __all__ = ["Progress", "Run"]
 

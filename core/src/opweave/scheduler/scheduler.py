@@ -19,26 +19,26 @@ from opweave.contract.space import WORKING
 from opweave.contract.submission import Submission, end_iterator
 from opweave.contract.worker import WorkerStream
 from opweave.errors import Cancelled, HazardError, LifetimeError, SchedulerError
-from opweave.events import EVENTS
-from opweave.graph import Graph
-from opweave.host import HostDevice
+from opweave.graph.graph import Graph
+from opweave.graph.tensor import Placement, Tensor
+from opweave.host.device import HostDevice
 from opweave.leaves import withdraw
 from opweave.scheduler.actions import settle_failure
 from opweave.scheduler.arena import Arena
 from opweave.scheduler.assign import assign
-from opweave.scheduler.lanes import Lane
+from opweave.scheduler.partition import Copy, Partition, Split, partition
 from opweave.scheduler.program import Outputs, Program, device_of
 from opweave.scheduler.running import Progress
-from opweave.scheduler.split import Copy, Partition, Split, partition
-from opweave.tensor import Placement, Tensor
+from opweave.scheduler.target import Lane
+from opweave.tracing import EVENTS
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
+    from opweave.cost.predict import Prediction
     from opweave.scheduler.actions import Action
-    from opweave.scheduler.explain import Explanation
-    from opweave.scheduler.predict import Prediction
-    from opweave.scheduler.runlist import RunList
+    from opweave.scheduler.lower import RunList
+    from opweave.scheduler.report import Explanation
     from opweave.scheduler.running import Run
 
 __all__ = ["PlannedGraph", "Scheduler", "Stats"]
@@ -97,13 +97,13 @@ class PlannedGraph:
     @property
     def predicted(self) -> Prediction:
         """As `Program.predicted`; also for simulated devices."""
-        from opweave.scheduler.predict import prediction_of
+        from opweave.cost.predict import prediction_of
 
         return prediction_of(self.partition)
 
     def explain(self) -> Explanation:
         """As `Program.explain`, but for memory."""
-        from opweave.scheduler.explain import explain
+        from opweave.scheduler.report import explain
 
         return explain(self.partition)
 
@@ -251,7 +251,7 @@ class Scheduler:
             self._check_open()
             for lane in self._lanes:
                 if getattr(lane.device, "simulated", False):
-                    from opweave.scheduler.simulated import unreal
+                    from opweave.whatif.simulate import unreal
 
                     raise unreal(lane.device)
             tensors, form = _form(outputs)
@@ -304,7 +304,7 @@ class Scheduler:
     ) -> Partition:
         graph = Graph(tensors)
         if self.placement == "cost":
-            from opweave.scheduler.placing import place_by_cost  # importing opweave must not pay for it
+            from opweave.cost.place import place_by_cost  # importing opweave must not pay for it
 
             return place_by_cost(graph, self._lanes, pins, self._op_offload, placed, observed)
         return partition(graph, assign(graph, self._lanes, pins, self._op_offload, placed), placed, observed)

@@ -7,12 +7,12 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from opweave.contract.worker import WorkerStream
-from opweave.events import EVENTS
+from opweave.tracing import EVENTS
 
 if TYPE_CHECKING:
     from opweave.contract.step import Call
     from opweave.scheduler.actions import Action
-    from opweave.scheduler.runlist import RunList
+    from opweave.scheduler.lower import RunList
 
 __all__ = ["told_calls"]
 

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from opweave.contract import Arg
-from opweave.dtypes import DType, as_dtype
+from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.blocks import Decoder, scratch_bytes
 from opweave_cpu.tiles import Array, Scratch, padded, stretches
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from opweave.contract import Device, Kind, MemorySpace, Stream
-from opweave.host import HostMemory
+from opweave.host.memory import HostMemory
 from opweave_cpu.hardware import blas_features, cpu_name, instruction_sets
 from opweave_cpu.kernels import KERNELS
 from opweave_cpu.stream import CpuStream

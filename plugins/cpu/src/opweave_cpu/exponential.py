@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from opweave.dtypes import DType
+from opweave.graph.dtypes import DType
 from opweave_cpu.hardware import has_avx512
 
 __all__ = ["exponential"]

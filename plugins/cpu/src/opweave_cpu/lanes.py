@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, Final, TypeVar
 
 from opweave.contract import Arg, Call, Stream
-from opweave.dtypes import DType
+from opweave.graph.dtypes import DType
 from opweave_cpu.threads import THREADS
 from opweave_cpu.tiles import Array, bound, lanes, padded, scratch_array, shares, tile_cuts
 

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from opweave.contract import Call, Device, Stream
-from opweave.events import EVENTS
+from opweave.tracing import EVENTS
 from opweave_cpu.threads import THREADS, set_up_numpy
 
 __all__ = ["CpuStream"]

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import DType, as_dtype
+from opweave.graph.dtypes import DType, as_dtype
 from opweave_cpu.threads import THREADS, set_up_numpy
 
 __all__ = [

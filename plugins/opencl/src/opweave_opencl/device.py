@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from opweave.contract import BufferType, Device, Kind, Usage
-from opweave.host import host_memory_info
-from opweave.kernels import KernelTable
+from opweave.contract.kernels import KernelTable
+from opweave.host.memory import host_memory_info
 from opweave_opencl.account import Account
 from opweave_opencl.discovery import describe, hardware_id, kind_of
 from opweave_opencl.errors import translated

@@ -9,7 +9,7 @@ from threading import RLock
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
-from opweave.events import EVENTS
+from opweave.tracing import EVENTS
 from opweave_opencl.queues import complete
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from opweave.contract import Arg, Buffer, Call, Group, Step, Stream
 from opweave.errors import ExecutionError, LifetimeError
-from opweave.events import EVENTS
+from opweave.tracing import EVENTS
 from opweave_opencl import fusing
 from opweave_opencl.errors import translate
 from opweave_opencl.profiling import Profiler

@@ -9,10 +9,10 @@ from typing import Any, Final
 import torch
 
 from opweave.contract import HOST_SPACE, BufferType, Device, Kind, Step, Stream, Usage
-from opweave.dtypes import DType
 from opweave.errors import UnsupportedOpError
-from opweave.host import host_memory_info
-from opweave.layout import Shape, Strides, span
+from opweave.graph.dtypes import DType
+from opweave.graph.layout import Shape, Strides, span
+from opweave.host.memory import host_memory_info
 from opweave_torch.kernels import KERNELS
 from opweave_torch.memory import byte_tensor, dense_bytes, shaped
 from opweave_torch.options import Options, check_cublas

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from opweave.contract import Kind, Step, Stream
-from opweave.host import HostMemory
+from opweave.host.memory import HostMemory
 from opweave_torch.fusing import FusingStream
 from opweave_torch.kernels import KERNELS
 from opweave_torch.options import Options

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from opweave.contract import Arg, Call, Group, Step, pointwise_groups
-from opweave.dtypes import as_dtype
+from opweave.graph.dtypes import as_dtype
 from opweave_torch.kernels.table import FLOATS
 from opweave_torch.memory import tensor, torch_dtype
 from opweave_torch.stream import TorchStream

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from opweave.contract import Arg
-from opweave.dtypes import DTYPES, DType
 from opweave.errors import DTypeError, UnsupportedOpError
-from opweave.layout import Shape, Strides
+from opweave.graph.dtypes import DTYPES, DType
+from opweave.graph.layout import Shape, Strides
 
 __all__ = ["TORCH_DTYPES", "byte_tensor", "dense_bytes", "one_tensor_a_window", "shaped", "tensor", "torch_dtype"]
 

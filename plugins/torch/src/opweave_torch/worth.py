@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from opweave.contract import Step
-from opweave.opdef import OPS
+from opweave.graph.opdef import OPS
 
 __all__ = ["flops", "is_worth_a_switch", "is_worth_an_upload"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from opweave import ops
 from opweave.conformance.case import FLOATS, INTS, LAYOUTS, STRIDED, Case, Operand, Values, case, with_options
-from opweave.layout import Shape
-from opweave.tensor import Tensor
+from opweave.graph.layout import Shape
+from opweave.graph.tensor import Tensor
 
 PLAIN = (*FLOATS, *INTS, "bool")
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from opweave import ops
 from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case, with_options
-from opweave.layout import Shape
-from opweave.tensor import Tensor
+from opweave.graph.layout import Shape
+from opweave.graph.tensor import Tensor
 
 SHAPES: Final[tuple[tuple[Shape, int, int, int], ...]] = (
     ((1, 1, 1, 1), 1, 1, 1),

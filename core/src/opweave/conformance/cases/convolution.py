@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from opweave import ops
 from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case, with_options
-from opweave.layout import Shape
+from opweave.graph.layout import Shape
 
 Form = tuple[Shape, Shape, dict[str, Any]]
 

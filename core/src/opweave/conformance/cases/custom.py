@@ -9,7 +9,7 @@ import numpy as np
 
 from opweave import ops
 from opweave.conformance.case import FLOATS, INTS, LAYOUTS, Case, Operand, case
-from opweave.tensor import Tensor
+from opweave.graph.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 

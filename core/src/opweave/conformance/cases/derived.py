@@ -14,9 +14,9 @@ from typing import Final
 from opweave import ops
 from opweave.conformance.case import Case, Operand, case
 from opweave.errors import OpweaveError
-from opweave.layout import Shape
-from opweave.opdef import OPS
-from opweave.tensor import Tensor
+from opweave.graph.layout import Shape
+from opweave.graph.opdef import OPS
+from opweave.graph.tensor import Tensor
 
 __all__ = ["derived"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from opweave import ops
 from opweave.conformance.case import FLOATS, INTS, LAYOUTS, SIZES, STRIDED, Case, Operand, Values, case
-from opweave.dtypes import DTYPES, as_dtype
-from opweave.tensor import Tensor
+from opweave.graph.dtypes import DTYPES, as_dtype
+from opweave.graph.tensor import Tensor
 
 
 def elementwise(

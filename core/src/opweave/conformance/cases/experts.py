@@ -7,7 +7,7 @@ from typing import Final
 
 from opweave import ops
 from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case
-from opweave.dtypes import DTYPES
+from opweave.graph.dtypes import DTYPES
 
 SIZES: Final[tuple[tuple[int, int, int, int, int], ...]] = (
     (1, 1, 1, 1, 1), (1, 2, 4, 7, 33), (5, 2, 3, 16, 16), (17, 4, 8, 9, 64), (40, 1, 3, 65, 17),

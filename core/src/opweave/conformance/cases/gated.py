@@ -8,8 +8,8 @@ from typing import Final
 from opweave import ops
 from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case, with_options
 from opweave.conformance.cases.elementwise import elementwise
-from opweave.layout import Shape
-from opweave.tensor import Tensor
+from opweave.graph.layout import Shape
+from opweave.graph.tensor import Tensor
 
 FUSED: Final[tuple[Shape, ...]] = ((2,), (14,), (128,), (3, 10), (16, 256), (2, 3, 66))
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from opweave import ops
 from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case, with_options
-from opweave.layout import Shape
+from opweave.graph.layout import Shape
 
 TABLES: Final[tuple[tuple[Shape, Shape], ...]] = (
     ((1, 1), (1,)),

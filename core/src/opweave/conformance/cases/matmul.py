@@ -7,8 +7,8 @@ from typing import Final
 
 from opweave import ops
 from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case
-from opweave.dtypes import DTYPES
-from opweave.layout import Shape
+from opweave.graph.dtypes import DTYPES
+from opweave.graph.layout import Shape
 
 PRODUCTS: Final[tuple[tuple[int, int, int], ...]] = (
     (1, 1, 1), (1, 64, 1), (5, 3, 7), (16, 16, 16), (17, 33, 65), (64, 128, 32), (1, 257, 9), (130, 2, 3),

@@ -7,8 +7,8 @@ from typing import Final
 
 from opweave import ops
 from opweave.conformance.case import FLOATS, LAYOUTS, STRIDED, Case, Operand, case, with_options
-from opweave.layout import Shape
-from opweave.tensor import Tensor
+from opweave.graph.layout import Shape
+from opweave.graph.tensor import Tensor
 
 ROWS: Final[tuple[Shape, ...]] = ((1,), (7,), (1, 1), (3, 5), (4, 64), (2, 257), (129, 3), (2, 3, 33))
 HEADS: Final[tuple[Shape, ...]] = ((1, 1, 1), (4, 5, 7), (3, 2, 65), (2, 6, 3, 8), (12, 1, 33))

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from opweave import ops
 from opweave.conformance.case import FLOATS, INTS, LAYOUTS, Case, Operand, case, with_options
-from opweave.layout import Shape
+from opweave.graph.layout import Shape
 
 FORMS: Final[tuple[tuple[Shape, dict[str, Any]], ...]] = (
     ((1, 1, 1, 1), {"kernel_size": 1}),

@@ -7,8 +7,8 @@ from typing import Final
 
 from opweave import ops
 from opweave.conformance.case import FLOATS, INTS, LAYOUTS, Case, Operand, case, with_options
-from opweave.dtypes import as_dtype
-from opweave.layout import Shape
+from opweave.graph.dtypes import as_dtype
+from opweave.graph.layout import Shape
 
 AXES: Final[tuple[tuple[Shape, tuple[int, ...] | None], ...]] = (
     ((1,), None),

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from opweave import ops
 from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case, with_options
-from opweave.layout import Shape
-from opweave.tensor import Tensor
+from opweave.graph.layout import Shape
+from opweave.graph.tensor import Tensor
 
 YARN: Final[dict[str, Any]] = {"scale": 0.25, "ext_factor": 1.0, "attn_factor": 0.9, "original_context": 128}
 SHAPES: Final[tuple[Shape, ...]] = ((1, 2), (3, 8), (2, 5, 16), (2, 3, 7, 64), (1, 8, 300, 128))

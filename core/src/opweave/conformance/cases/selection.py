@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from opweave import ops
 from opweave.conformance.case import FLOATS, INTS, LAYOUTS, SIZES, STRIDED, Case, Layout, Operand, case, with_options
 from opweave.conformance.cases.elementwise import elementwise
-from opweave.layout import Shape
+from opweave.graph.layout import Shape
 
 
 def cases() -> Iterator[Case]:

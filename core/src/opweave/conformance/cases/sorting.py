@@ -7,8 +7,8 @@ from typing import Final
 
 from opweave import ops
 from opweave.conformance.case import FLOATS, INTS, LAYOUTS, Case, Operand, case, with_options
-from opweave.layout import Shape
-from opweave.tensor import Tensor
+from opweave.graph.layout import Shape
+from opweave.graph.tensor import Tensor
 
 LINES: Final[tuple[tuple[Shape, int], ...]] = (
     ((1,), 0), ((7,), 0), ((1025,), 0), ((3, 5), 0), ((3, 5), 1), ((4, 257), 1), ((2, 33, 3), 1), ((70, 64), 0),

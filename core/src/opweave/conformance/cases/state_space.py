@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from opweave import ops
 from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case, with_options
-from opweave.layout import Shape
-from opweave.tensor import Tensor
+from opweave.graph.layout import Shape
+from opweave.graph.tensor import Tensor
 
 LINES: Final[tuple[tuple[Shape, int], ...]] = (
     ((1, 1, 1), 1), ((2, 3, 9), 4), ((1, 5, 2), 4), ((2, 64, 33), 3), ((1, 600, 257), 4)

@@ -15,10 +15,10 @@ from opweave.conformance.compare import compare
 from opweave.conformance.graphs import MODELS, Model, Places
 from opweave.conformance.limits import Limits, limits
 from opweave.errors import SchedulerError, UnsupportedOpError
-from opweave.graph import Graph
-from opweave.host import HostDevice
+from opweave.graph.graph import Graph
+from opweave.graph.tensor import Tensor
+from opweave.host.device import HostDevice
 from opweave.scheduler import Scheduler
-from opweave.tensor import Tensor
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device

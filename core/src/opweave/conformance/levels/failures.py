@@ -19,11 +19,12 @@ from opweave.conformance.trial import step_of
 from opweave.contract.execution import Plan, Stream
 from opweave.contract.step import Call
 from opweave.errors import AllocationError, ExecutionError
-from opweave.host import HostDevice, host_memory_info
+from opweave.graph.tensor import Tensor
+from opweave.graph.tensor import input as leaf
+from opweave.host.device import HostDevice
+from opweave.host.memory import host_memory_info
 from opweave.leaves import read_leaf, state
 from opweave.scheduler import Scheduler
-from opweave.tensor import Tensor
-from opweave.tensor import input as leaf
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device

@@ -95,7 +95,7 @@ def _(subject: Subject) -> None:
 @device("kernels")
 def _(subject: Subject) -> None:
     """Kernels are registered for operations that exist."""
-    from opweave.opdef import OPS
+    from opweave.graph.opdef import OPS
 
     table = getattr(subject.device, "kernels", None)
     if table is None:

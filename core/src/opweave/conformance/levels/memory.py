@@ -13,10 +13,10 @@ from opweave.contract.buffer import Buffer, MultiBuffer
 from opweave.contract.memory import BufferType
 from opweave.contract.space import Usage
 from opweave.contract.step import Arg, Step
-from opweave.dtypes import f32
 from opweave.errors import LifetimeError
+from opweave.graph.dtypes import f32
+from opweave.graph.tensor import input as leaf
 from opweave.ops import contiguous
-from opweave.tensor import input as leaf
 
 __all__ = ["CHECKS", "noise"]
 

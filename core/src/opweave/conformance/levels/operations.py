@@ -16,12 +16,12 @@ from opweave.conformance.checklist import Answer, Check, Checklist, Subject, exp
 from opweave.conformance.trial import step_of, the_node
 from opweave.contract.device import Kind
 from opweave.contract.step import Arg, Step
-from opweave.dtypes import as_dtype, f32
-from opweave.host import HostDevice
-from opweave.opdef import OPS
+from opweave.graph.dtypes import as_dtype, f32
+from opweave.graph.opdef import OPS
+from opweave.graph.tensor import Tensor
+from opweave.graph.tensor import input as leaf
+from opweave.host.device import HostDevice
 from opweave.scheduler import Scheduler
-from opweave.tensor import Tensor
-from opweave.tensor import input as leaf
 
 __all__ = ["CHECKS", "column"]
 
@@ -98,7 +98,7 @@ def _ask_empty(build: Callable[[], Tensor], subject: Subject) -> None:
 
 
 def _leaves(output: Tensor) -> list[Tensor]:
-    from opweave.graph import Graph
+    from opweave.graph.graph import Graph
 
     return list(Graph(output).leaves)
 

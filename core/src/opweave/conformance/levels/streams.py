@@ -13,7 +13,7 @@ from opweave.conformance.bench import ROUNDS, Bench, Ways, beside, chain_of, joi
 from opweave.conformance.checklist import Mismatch, expect, expect_equal, inapplicable
 from opweave.conformance.companions import SeparateMemory
 from opweave.errors import Cancelled, ExecutionError
-from opweave.host import HostDevice
+from opweave.host.device import HostDevice
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device

@@ -19,8 +19,8 @@ from opweave.conformance.checklist import (
 from opweave.conformance.levels.memory import noise
 from opweave.contract.buffer import Buffer, MultiBuffer, mapped
 from opweave.errors import BoundsError, HazardError, LayoutError, UnsupportedOpError
-from opweave.host import HostDevice
-from opweave.storage import copy_bytes
+from opweave.host.device import HostDevice
+from opweave.host.storage import copy_bytes
 
 __all__ = ["CHECKS"]
 

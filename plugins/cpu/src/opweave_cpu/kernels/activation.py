@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import DType, as_dtype
+from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.activation import QUICK
 from opweave_cpu.exponential import exponential
 from opweave_cpu.kernels.elementwise import one_pass

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import DType
-from opweave.layout import is_dense
+from opweave.graph.dtypes import DType
+from opweave.graph.layout import is_dense
 from opweave_cpu.kernels.table import FLOATS, KERNELS, PLAIN
 from opweave_cpu.lanes import (
     Cut,

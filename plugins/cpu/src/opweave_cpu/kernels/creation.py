@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import DType, as_dtype
+from opweave.graph.dtypes import DType, as_dtype
 from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN
 from opweave_cpu.tiles import TILE, Array, constant, copy_call, in_turn, scratch_array
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import DType
+from opweave.graph.dtypes import DType
 from opweave_cpu.hardware import has_avx512
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, PLAIN
 from opweave_cpu.tiles import (

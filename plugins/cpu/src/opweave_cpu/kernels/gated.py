@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import DType
+from opweave.graph.dtypes import DType
 from opweave.ops.activation import QUICK
 from opweave_cpu.kernels.activation import gelu_body, gelu_tanh_body, silu_body
 from opweave_cpu.kernels.table import KERNELS

@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import DType, as_dtype
 from opweave.errors import BoundsError
+from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.blocks import Decoder, fields_of, scratch_bytes
 from opweave_cpu.blocks import BLOCK_TILE
 from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN, QUANTIZED

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import DType
-from opweave.layout import is_dense
+from opweave.graph.dtypes import DType
+from opweave.graph.layout import is_dense
 from opweave.ops.interpolation import axis_taps, tap_kind
 from opweave_cpu.kernels.table import KERNELS, PLAIN
 from opweave_cpu.lanes import Cut, Rooms, bind_lanes, cuts_of, lane_count

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import DType, as_dtype
+from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.blocks import fields_of
 from opweave_cpu.blocks import RowDecoder, decoder_bytes, longest, row_pieces
 from opweave_cpu.hardware import has_openblas

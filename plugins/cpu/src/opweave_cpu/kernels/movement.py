@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Stream
-from opweave.dtypes import DTYPES
+from opweave.graph.dtypes import DTYPES
 from opweave_cpu.kernels.table import KERNELS, PLAIN
 from opweave_cpu.tiles import SPREAD_PASS, at_once, copy_call, in_turn, lanes
 

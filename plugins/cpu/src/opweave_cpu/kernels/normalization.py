@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import DType
+from opweave.graph.dtypes import DType
 from opweave.ops.normalization import alibi_slopes
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import (

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import as_dtype
+from opweave.graph.dtypes import as_dtype
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, PLAIN
 from opweave_cpu.threads import THREADS
 from opweave_cpu.tiles import (

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import as_dtype
+from opweave.graph.dtypes import as_dtype
 from opweave.ops.rope import pair_slices, rope_frequencies
 from opweave_cpu.kernels.table import FLOATS, KERNELS
 from opweave_cpu.lanes import Cut, Rooms, bind_lanes, full_cuts, lane_count

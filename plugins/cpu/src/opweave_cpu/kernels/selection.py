@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import DType, as_dtype
+from opweave.graph.dtypes import DType, as_dtype
 from opweave_cpu.kernels.elementwise import one_pass, one_pass_of_halves
 from opweave_cpu.kernels.table import KERNELS, PLAIN
 from opweave_cpu.tiles import Array, bind_tiled, constant, tiled_workspace

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import as_dtype
+from opweave.graph.dtypes import as_dtype
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import (
     SPREAD_PASS,

@@ -6,7 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
-from opweave.dtypes import DTYPES, DType
+from opweave.graph.dtypes import DTYPES, DType
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded
 

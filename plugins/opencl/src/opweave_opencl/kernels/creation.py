@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from opweave.contract import Arg, Call
-from opweave.dtypes import DType, as_dtype
+from opweave.graph.dtypes import DType, as_dtype
 from opweave_opencl.kernels.pointwise import Writer, launch_pointwise
 from opweave_opencl.kernels.table import KERNELS, NUMBERS, PLAIN
 from opweave_opencl.kernels.words import VALUES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from opweave.contract import Arg, Call, Step
-from opweave.dtypes import DType
+from opweave.graph.dtypes import DType
 from opweave_opencl.kernels.blocks import QUANTIZED, not_in_rows
 from opweave_opencl.kernels.calls import in_turn
 from opweave_opencl.kernels.products import TYPES, Product, launch_product

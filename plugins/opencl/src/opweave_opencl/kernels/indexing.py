@@ -9,8 +9,8 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
-from opweave.dtypes import DType
-from opweave.layout import dense_strides
+from opweave.graph.dtypes import DType
+from opweave.graph.layout import dense_strides
 from opweave_opencl.kernels.calls import in_turn
 from opweave_opencl.kernels.movement import WORDS, copy_call, window_of
 from opweave_opencl.kernels.pointwise import bind_pointwise, walk_words

@@ -6,7 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
-from opweave.dtypes import DTYPES, as_dtype
+from opweave.graph.dtypes import DTYPES, as_dtype
 from opweave_opencl.kernels.calls import in_turn
 from opweave_opencl.kernels.pointwise import FORMULAS, Formula, bind_pointwise
 from opweave_opencl.kernels.table import KERNELS, PLAIN

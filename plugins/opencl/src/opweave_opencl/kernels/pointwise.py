@@ -12,7 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opweave.contract import Arg, Call, Step
-from opweave.dtypes import DType
+from opweave.graph.dtypes import DType
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.kernels.words import as_word
 from opweave_opencl.layouts import Axes, element_offset, element_strides, nested, padded

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call
-from opweave.dtypes import DType, f32
+from opweave.graph.dtypes import DType, f32
 from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded
 
 if TYPE_CHECKING:

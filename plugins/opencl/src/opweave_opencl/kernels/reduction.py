@@ -7,8 +7,8 @@ from math import inf, prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opweave.contract import Arg, Call, Step
-from opweave.dtypes import DType, as_dtype
-from opweave.layout import dense_strides
+from opweave.graph.dtypes import DType, as_dtype
+from opweave.graph.layout import dense_strides
 from opweave_opencl.kernels.calls import in_turn
 from opweave_opencl.kernels.table import FLOATS, KERNELS, PLAIN
 from opweave_opencl.kernels.words import access, as_word

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
-from opweave.dtypes import as_dtype
+from opweave.graph.dtypes import as_dtype
 from opweave_opencl.kernels.calls import in_turn
 from opweave_opencl.kernels.reduction import accumulator
 from opweave_opencl.kernels.table import FLOATS, KERNELS, PLAIN

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from opweave.contract import Step
-from opweave.dtypes import DType, as_dtype
-from opweave.kernels import F, KernelTable, LayoutRule
+from opweave.contract.kernels import F, KernelTable, LayoutRule
+from opweave.graph.dtypes import DType, as_dtype
 
 __all__ = ["FLOATS", "KERNELS", "MOVABLE", "NUMBERS", "PLAIN"]
 

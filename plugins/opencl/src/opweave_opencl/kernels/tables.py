@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 
 from opweave.contract import Arg, Buffer, Call
-from opweave.dtypes import as_dtype
+from opweave.graph.dtypes import as_dtype
 
 if TYPE_CHECKING:
     from opweave_opencl.device import OpenCLDevice

@@ -8,7 +8,7 @@ from __future__ import annotations
 from struct import pack, unpack
 from typing import Final
 
-from opweave.dtypes import DType
+from opweave.graph.dtypes import DType
 
 __all__ = ["VALUES", "access", "as_word", "word"]
 

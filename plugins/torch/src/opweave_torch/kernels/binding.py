@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from opweave.contract import Arg, Call, Step
-from opweave.dtypes import DType, as_dtype
-from opweave.layout import nbytes
+from opweave.graph.dtypes import DType, as_dtype
+from opweave.graph.layout import nbytes
 from opweave_torch.memory import tensor, torch_dtype
 
 __all__ = [

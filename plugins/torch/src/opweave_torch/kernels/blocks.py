@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from opweave.contract import Call
-from opweave.dtypes import DType, i16, i32, u8
+from opweave.graph.dtypes import DType, i16, i32, u8
 from opweave_torch.kernels.binding import F32, Scratch
 
 __all__ = ["Decoding", "decoding_bytes"]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.layout import reshape_strides
+from opweave.graph.layout import reshape_strides
 from opweave.ops.windows import fitting
 from opweave_torch.kernels.binding import Scratch, converted, converted_bytes, in_turn, padded, widened
 from opweave_torch.kernels.table import KERNELS, PLAIN

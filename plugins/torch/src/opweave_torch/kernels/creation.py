@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from opweave.contract import Arg, Call, Stream
-from opweave.dtypes import DType
+from opweave.graph.dtypes import DType
 from opweave_torch.kernels.binding import rounded
 from opweave_torch.kernels.table import KERNELS, NUMBERS, PLAIN
 from opweave_torch.memory import tensor

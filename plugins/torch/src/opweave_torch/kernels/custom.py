@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from opweave.contract import Arg, Call, Stream
-from opweave.dtypes import DType
 from opweave.errors import DTypeError, ShapeError
+from opweave.graph.dtypes import DType
 from opweave_torch.kernels.table import KERNELS, PLAIN
 from opweave_torch.memory import tensor
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import DType
+from opweave.graph.dtypes import DType
 from opweave_torch.kernels.binding import F32, Scratch, in_turn, lies_over, rounded, scalar, widening, widening_bytes
 from opweave_torch.kernels.table import FLOATS, HALVES, KERNELS, NUMBERS, PLAIN, WHOLE, WIDE
 from opweave_torch.memory import tensor

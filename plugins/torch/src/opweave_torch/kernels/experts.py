@@ -11,8 +11,8 @@ from functools import partial
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import DType, as_dtype
 from opweave.errors import BoundsError
+from opweave.graph.dtypes import DType, as_dtype
 from opweave_torch.kernels.binding import Scratch, in_turn, padded, widened
 from opweave_torch.kernels.matmul import Tile, as_source, as_target, matrix_bytes, product, tile_bytes
 from opweave_torch.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED

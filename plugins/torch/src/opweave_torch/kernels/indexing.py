@@ -12,9 +12,9 @@ from typing import Final
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import DType, as_dtype
 from opweave.errors import BoundsError
-from opweave.layout import reshape_strides
+from opweave.graph.dtypes import DType, as_dtype
+from opweave.graph.layout import reshape_strides
 from opweave_torch.kernels.binding import F32, I64, Scratch, in_turn, lies_over, padded
 from opweave_torch.kernels.blocks import Decoding, decoding_bytes
 from opweave_torch.kernels.table import HALVES, KERNELS, PLAIN, QUANTIZED, WHOLE, WIDE

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import DTYPES
+from opweave.graph.dtypes import DTYPES
 from opweave.ops.interpolation import axis_taps
 from opweave_torch.kernels.binding import Scratch, in_turn, padded
 from opweave_torch.kernels.table import FLOATS, KERNELS, PLAIN

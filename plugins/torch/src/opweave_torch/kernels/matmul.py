@@ -9,8 +9,8 @@ from typing import Final
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import DType, as_dtype
-from opweave.layout import reshape_strides
+from opweave.graph.dtypes import DType, as_dtype
+from opweave.graph.layout import reshape_strides
 from opweave_torch.kernels.binding import F32, Scratch, in_turn, padded, widened
 from opweave_torch.kernels.blocks import Decoding
 from opweave_torch.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from opweave.contract import Arg, Call, Stream
-from opweave.dtypes import DTYPES
+from opweave.graph.dtypes import DTYPES
 from opweave_torch.kernels.table import KERNELS, PLAIN
 from opweave_torch.memory import tensor
 

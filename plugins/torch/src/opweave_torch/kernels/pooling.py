@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import i64
+from opweave.graph.dtypes import i64
 from opweave_torch.kernels.binding import Scratch, in_turn, padded
 from opweave_torch.kernels.table import KERNELS, WHOLE
 from opweave_torch.memory import tensor

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import DTYPES, DType
+from opweave.graph.dtypes import DTYPES, DType
 from opweave.ops.rope import rope_frequencies
 from opweave_torch.kernels.binding import Scratch, in_turn, lies_over, padded, widened
 from opweave_torch.kernels.table import FLOATS, KERNELS

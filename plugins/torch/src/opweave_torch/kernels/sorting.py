@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.dtypes import as_dtype
+from opweave.graph.dtypes import as_dtype
 from opweave_torch.kernels.binding import BOOL, F32, I64, Scratch, in_turn, padded, scalar
 from opweave_torch.kernels.table import HALVES, KERNELS, PLAIN, WIDE
 from opweave_torch.memory import tensor

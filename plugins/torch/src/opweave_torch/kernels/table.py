@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from opweave.dtypes import DTYPES
-from opweave.kernels import KernelTable
+from opweave.contract.kernels import KernelTable
+from opweave.graph.dtypes import DTYPES
 
 __all__ = ["FLOATS", "HALVES", "KERNELS", "NUMBERS", "PLAIN", "QUANTIZED", "SYNCHRONIZES", "WHOLE", "WIDE"]
 

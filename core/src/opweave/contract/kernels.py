@@ -1,0 +1,202 @@
+"""`KernelTable`: a device's kernels and what they accept. What the device supports follows from the declarations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
+
+from opweave.errors import UnsupportedOpError
+from opweave.graph.dtypes import DType, as_dtype
+from opweave.graph.layout import is_dense
+from opweave.graph.opdef import OPS
+
+if TYPE_CHECKING:
+    from opweave.contract.execution import Stream
+    from opweave.contract.step import Arg, Call, Group, Step
+
+__all__ = ["Kernel", "KernelTable", "LayoutRule"]
+
+LayoutRule = Literal["dense", "rows", "strided"]
+"""``dense``: every operand row-major without gaps. ``rows``: each row (last axis) without gaps. ``strided``: any."""
+
+Factory = Callable[..., "Call"]
+"""``factory(stream, op, out, *srcs, **attrs)`` binds a kernel to its operands and gives a call without arguments."""
+
+F = TypeVar("F", bound=Factory)
+
+
+class Kernel(NamedTuple):
+    """A factory and what it accepts: the arguments of `KernelTable.__call__`."""
+
+    factory: Factory
+    dtypes: frozenset[DType]
+    indices: frozenset[DType]
+    layout: LayoutRule
+    inplace: bool
+    when: Callable[[Step], str | None] | None
+    workspace: Callable[[Step], int] | None
+
+    def why_not(self, step: Step) -> str | None:
+        """Why the kernel does not take ``step``, or ``None``."""
+        op = OPS.get(step.op)
+        indices, index_out = ((), False) if op is None else (op.indices, op.index_out)
+        skip = 1 if op is not None and op.writes else 0
+        why = self._refuses("the output", step.out, index_out)
+        for i, src in enumerate(step.srcs):
+            why = why or self._refuses(f"source {i}", src, i + skip in indices)
+        if why is None and self.when is not None:
+            why = self.when(step)
+            if why is not None and not isinstance(why, str):
+                raise TypeError(f"when= gives a reason for refusing {step.op}, or None; not {why!r}")
+        return why
+
+    def _refuses(self, what: str, arg: Arg, is_index: bool) -> str | None:
+        accepted = self.indices if is_index else self.dtypes
+        if arg.dtype not in accepted:
+            return f"{what} is {arg.dtype}, not {' '.join(sorted(t.name for t in accepted))}"
+        if self.layout == "dense":
+            if not is_dense(arg.shape, arg.strides, arg.dtype):
+                return f"{what} is not dense"
+        elif self.layout == "rows" and arg.shape and arg.shape[-1] > 1 and arg.strides[-1] != arg.dtype.itemsize:
+            return f"the rows of {what} have gaps"
+        return None
+
+
+class KernelTable:
+    """The kernels of a device, registered by decorator::
+
+        kernels = KernelTable(dtypes="f32", layout="dense")
+
+        @kernels("add", "mul", inplace=True)
+        def pointwise(stream, op, out, *srcs, **attrs):
+            return stream.bind(f"{op}_f32", out.address, *(s.address for s in srcs), out.size)
+
+    Several kernels for one op are asked in the order of registration, those of ``parent`` last; the first that takes a
+    step runs it. View operations, and results without elements, never arrive.
+
+    Args:
+        dtypes: types of data operands that kernels accept unless they say otherwise, ``"f32 f16"``.
+        layout: how operands must lie unless a kernel says otherwise. For operands that do not, the core inserts a
+            packed copy before the step.
+        index: types of index operands (ids, argmax's output).
+        parent: a table to fall back on, for devices that share most kernels.
+    """
+
+    def __init__(
+        self,
+        dtypes: str | Iterable[DType] = "f32",
+        layout: LayoutRule = "dense",
+        *,
+        index: str | Iterable[DType] = "i32 i64",
+        parent: KernelTable | None = None,
+    ) -> None:
+        self.dtypes: Final = _dtype_set(dtypes)
+        self.index: Final = _dtype_set(index)
+        self.layout: Final[LayoutRule] = layout
+        self._parent: Final = parent
+        self._kernels: Final[dict[str, list[Kernel]]] = {}
+        self._found: tuple[Step, Kernel] | None = None
+
+    def __call__(
+        self,
+        *ops: str,
+        dtypes: str | Iterable[DType] | None = None,
+        layout: LayoutRule | None = None,
+        index: str | Iterable[DType] | None = None,
+        inplace: bool = False,
+        when: Callable[[Step], str | None] | None = None,
+        workspace: Callable[[Step], int] | None = None,
+    ) -> Callable[[F], F]:
+        """Register a factory for the named ops.
+
+        Args:
+            dtypes, layout, index: in place of the table's own.
+            inplace: the output may lie exactly over a source of equal layout.
+            when: a further condition: a reason for refusing a step, or ``None``.
+            workspace: bytes of scratch memory for a step; the factory then gets ``workspace=Arg`` (u8).
+        """
+        if not ops:
+            raise TypeError("name at least one operation")
+
+        def register(factory: F) -> F:
+            kernel = Kernel(
+                factory,
+                self.dtypes if dtypes is None else _dtype_set(dtypes),
+                self.index if index is None else _dtype_set(index),
+                layout or self.layout,
+                inplace,
+                when,
+                workspace,
+            )
+            for op in ops:
+                self._kernels.setdefault(op, []).append(kernel)
+            self._found = None
+            return factory
+
+        return register
+
+    def ops(self) -> set[str]:
+        """The operations for which there is a kernel."""
+        return set(self._kernels) | (self._parent.ops() if self._parent else set())
+
+    def candidates(self, op: str) -> list[Kernel]:
+        """The kernels registered for ``op``."""
+        return self._kernels.get(op, []) + (self._parent.candidates(op) if self._parent else [])
+
+    def find(self, step: Step) -> Kernel | None:
+        """The first kernel that takes ``step``."""
+        found = self._found
+        if found is not None and found[0] is step:
+            return found[1]
+        return self._ask(step)[0]
+
+    def why_not(self, step: Step) -> str | None:
+        """Why no kernel takes ``step``, or ``None``."""
+        kernel, reasons = self._ask(step)
+        if kernel is None:
+            return "; ".join(dict.fromkeys(reasons)) or f"no kernel for {step.op}"
+        # Whoever is told "yes" asks next for the kernel, its workspace, and whether it works in place. Bound steps are
+        # not kept: they would keep their memory.
+        if all(arg.buffer is None for arg in (step.out, *step.srcs)):
+            self._found = step, kernel
+        return None
+
+    def _ask(self, step: Step) -> tuple[Kernel | None, list[str]]:
+        """The first kernel that takes ``step``, and why those before it do not."""
+        reasons: list[str] = []
+        for kernel in self.candidates(step.op):
+            why = kernel.why_not(step)
+            if why is None:
+                return kernel, reasons
+            reasons.append(why)
+        return None, reasons
+
+    def workspace(self, step: Step) -> int:
+        """Bytes of scratch memory that the kernel for ``step`` needs."""
+        kernel = self.find(step)
+        if kernel is None or kernel.workspace is None:
+            return 0
+        size = kernel.workspace(step)
+        if not isinstance(size, int) or size < 0:
+            raise TypeError(f"workspace= of {step.op} gives a number of bytes, not {size!r}")
+        return size
+
+    def bind(self, stream: Stream, group: Group) -> Call:
+        """The call for a group of one step; raises `UnsupportedOpError` where no kernel takes it."""
+        step = group.steps[0]
+        kernel = self.find(step)
+        if kernel is None or len(group.steps) > 1:
+            why = "fused groups need a stream that overrides _bind" if kernel else self.why_not(step)
+            raise UnsupportedOpError(f"{stream.device.name} does not run {step.op}", {stream.device.name: str(why)})
+        return bind_kernel(kernel, stream, step, group.scratch)
+
+
+def bind_kernel(kernel: Kernel, stream: Stream, step: Step, scratch: Arg | None) -> Call:
+    """The call of ``kernel`` for ``step``."""
+    if kernel.workspace is None:
+        return kernel.factory(stream, step.op, step.out, *step.srcs, **step.attrs)
+    return kernel.factory(stream, step.op, step.out, *step.srcs, workspace=scratch, **step.attrs)
+
+
+def _dtype_set(names: str | Iterable[Any]) -> frozenset[DType]:
+    return frozenset(as_dtype(n) for n in (names.split() if isinstance(names, str) else names))

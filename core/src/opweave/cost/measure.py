@@ -1,0 +1,244 @@
+"""Measuring what a device takes: a table of representative operations, each at several sizes, and transfers.
+
+Figures are minima of several runs: a busy machine makes runs longer, nothing makes them shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import inf
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from opweave.contract.step import Arg, Group, Step
+from opweave.cost.profile import Curve, OpCost, Profile, work
+from opweave.cost.samples import EXPERTS, SAMPLES, Sample
+from opweave.errors import OpweaveError
+from opweave.graph.dtypes import u8
+from opweave.scheduler.target import Lane, unbound_step
+
+if TYPE_CHECKING:
+    from opweave.contract.buffer import Buffer
+    from opweave.contract.device import Device
+    from opweave.graph.tensor import Tensor
+
+__all__ = ["Progress", "measure"]
+
+Points = dict[float, float]
+"""Work -> seconds."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is measured next, how much was measured, and how much there is."""
+
+PASSES: Final = 2
+"""How often the whole table is measured: what disturbs one pass is gone in the next."""
+RUNS: Final = (3, 15)
+"""How many runs a point gets, between these two: as many as take about `POINT_SECONDS` undisturbed."""
+POINT_SECONDS: Final = 0.01
+MOST_SECONDS: Final = 0.05
+"""On a busy machine a point is given up after so long."""
+RUN_SECONDS: Final = 5e-4
+"""A run repeats small steps until it takes about this long."""
+MOST_STEPS: Final = 64
+SLOW: Final = 0.05
+"""After a step of this many seconds the larger sizes of its operation are left out."""
+
+
+def measure(device: Device, progress: Progress | None = None) -> Profile:
+    """Run representative operations and transfers on a device; takes seconds.
+
+    Raises:
+        AllocationError: no room for some MiB.
+        UnsupportedOpError: the device runs none of them.
+    """
+    stream = device.open()
+    try:
+        return _Measurement(device, Lane(0, stream, None, owned=True), progress).run()
+    finally:
+        stream.close()
+
+
+class _Measurement:
+    def __init__(self, device: Device, lane: Lane, progress: Progress | None) -> None:
+        self.device, self.lane, self.stream = device, lane, lane.stream
+        self.progress: Final = progress
+        self.done = 0
+        self.pause: Final = _Pause()
+        self.overhead = self.switch = inf
+
+    def run(self) -> Profile:
+        up: Points = {}
+        down: Points = {}
+        by_bytes: dict[tuple[str, str], Points] = {}
+        by_flops: dict[tuple[str, str], Points] = {}
+        for _ in range(PASSES):
+            self._tell("transfers")
+            self._transfers(up, down)
+            for make in SAMPLES:
+                sample = make()
+                self._tell(f"{sample.op} {sample.dtype}")
+                key = sample.op, sample.dtype
+                try:
+                    if sample.op in ("add", "relu", "copy") and sample.dtype == "f32":
+                        self._measure_switch(sample.build()[0])
+                    self._points(sample.build(), 0, by_bytes.setdefault(key, {}))
+                    if sample.products is not None:
+                        self._points(sample.products(), 1, by_flops.setdefault(key, {}))
+                except (OpweaveError, MemoryError, NotImplementedError):
+                    continue  # what fails here costs what the operation costs that stands for its family
+        self._tell("")
+        costs: dict[str, dict[str, OpCost]] = {}
+        for make in SAMPLES:
+            sample = make()
+            made = _cost(sample, by_bytes.get((sample.op, sample.dtype)), by_flops.get((sample.op, sample.dtype)))
+            if made is not None:
+                costs.setdefault(sample.op, {})[sample.dtype] = made
+        upload = _curve(up)
+        if "add" not in costs:
+            costs["add"] = next(iter(costs.values()), {"f32": OpCost(upload)})
+        return Profile(self.device.name, self.switch if self.switch < inf else 0.0, upload, _curve(down), costs)
+
+    def _tell(self, what: str) -> None:
+        if self.progress is not None:
+            self.progress(what, self.done, PASSES * (1 + len(SAMPLES)))
+        self.done += 1
+
+    def _transfers(self, up: Points, down: Points) -> None:
+        for size in (4 << 10, 64 << 10, 1 << 20, 8 << 20):
+            data = np.ones(size, np.uint8)
+            buffer = self.device.alloc(size)
+            try:
+                _note(up, size, _least(partial(buffer.upload, 0, data), self.pause))
+                _note(down, size, _least(partial(buffer.download, 0, data), self.pause))
+            finally:
+                buffer.free()
+
+    def _measure_switch(self, node: Tensor) -> None:
+        """What running a plan takes beyond its steps: at once after another run of it, and after a pause."""
+        with _Bound(self.lane, node) as bound:
+            one, many = self._timed(bound, 1), self._timed(bound, MOST_STEPS)
+            step = max(many - one, 0.0) / (MOST_STEPS - 1)
+            self.overhead = min(self.overhead, max(one - step, 0.0))
+            self.switch = min(self.switch, max(self._timed(bound, 1, self.pause) - step, 0.0))
+
+    def _timed(self, bound: _Bound, count: int, before: Callable[[], Any] | None = None) -> float:
+        """Seconds of a plan of ``count`` equal steps."""
+        plan = self.stream.compile([bound.group] * count)
+
+        def run() -> None:
+            plan.run()
+            self.stream.synchronize()
+
+        try:
+            return _least(run, before)
+        finally:
+            plan.close()
+
+    def _points(self, nodes: list[Tensor], unit: int, points: Points) -> None:
+        """Measure nodes by bytes (``unit`` 0) or floating-point operations (1)."""
+        overhead = self.overhead if self.overhead < inf else 0.0
+        for node in nodes:
+            signature = node.signature
+            assert signature is not None
+            if self.lane.verdict(signature).reason is not None:
+                continue
+            with _Bound(self.lane, node) as bound:
+                seconds = self._timed(bound, 1)
+                count = int(min(MOST_STEPS, RUN_SECONDS / max(seconds - overhead, 1e-7)))
+                if count > 1:
+                    seconds = self._timed(bound, count)
+            each = max(seconds - overhead, 1e-9) / max(count, 1)
+            _note(points, work(node)[unit], each)
+            if each > SLOW:
+                break
+
+
+def _note(points: Points, amount: float, seconds: float) -> None:
+    points[amount] = min(seconds, points.get(amount, inf))
+
+
+def _cost(sample: Sample, by_bytes: Points | None, by_flops: Points | None) -> OpCost | None:
+    if not by_bytes:
+        return None
+    if sample.products is sample.build:
+        # The same steps by flops alone: their bytes do not decide.
+        return OpCost(Curve(((0.0, min(by_bytes.values())),)), _curve(by_flops) if by_flops else None)
+    return OpCost(_curve(by_bytes), _curve(by_flops) if by_flops else None)
+
+
+class _Bound:
+    """A node as a step with memory of its own, until the ``with`` block ends."""
+
+    def __init__(self, lane: Lane, node: Tensor) -> None:
+        assert node.signature is not None
+        verdict = lane.verdict(node.signature)
+        step = unbound_step(node.signature, lane.device, packed=verdict.packed)
+        self.buffers: list[Buffer] = []
+        try:
+            out, *srcs = [self._bind(lane, arg) for arg in (step.out, *step.srcs)]
+            scratch = None
+            if verdict.workspace:
+                self.buffers.append(lane.buffer_type.alloc(verdict.workspace))
+                scratch = Arg(self.buffers[-1], 0, u8, (verdict.workspace,), (1,))
+        except BaseException:
+            self.__exit__()
+            raise
+        self.group: Final = Group((Step(step.op, out, tuple(srcs), step.attrs),), verdict.workspace, scratch)
+
+    def _bind(self, lane: Lane, arg: Arg) -> Arg:
+        buffer = lane.buffer_type.alloc(max(arg.nbytes, 1))
+        self.buffers.append(buffer)
+        if arg.dtype.is_float:
+            buffer.upload(0, np.full(arg.shape, 0.5, arg.dtype.numpy))
+        elif arg.dtype.is_integer:
+            # Indices: of every expert, of rows that are there.
+            buffer.upload(0, (np.arange(arg.size) % EXPERTS).astype(arg.dtype.numpy))
+        else:
+            buffer.clear()
+        return Arg(buffer, 0, arg.dtype, arg.shape, arg.strides, None, arg.value)
+
+    def __enter__(self) -> _Bound:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for buffer in self.buffers:
+            buffer.free()
+
+
+def _least(call: Callable[[], Any], before: Callable[[], Any] | None = None) -> float:
+    """The least seconds of several calls, after one that warms up; ``before`` is called before each, untimed."""
+    call()
+    least, count, end = inf, 0, perf_counter() + MOST_SECONDS
+    while count < RUNS[0] or (count < RUNS[1] and count * least < POINT_SECONDS and perf_counter() < end):
+        if before is not None:
+            before()
+        start = perf_counter()
+        call()
+        least = min(least, perf_counter() - start)
+        count += 1
+    return least
+
+
+class _Pause:
+    """Work of the host's for a tenth of a millisecond: a device waits about so long for its turn in a program, its
+    threads go to sleep, and caches fill with something else."""
+
+    def __init__(self) -> None:
+        self.here, self.there = np.ones(1 << 18, np.float32), np.ones(1 << 18, np.float32)
+
+    def __call__(self) -> None:
+        np.copyto(self.there, self.here)
+
+
+def _curve(points: Points) -> Curve:
+    """The curve through measured points. One that takes as long as more work does was disturbed, and is left out."""
+    kept: list[tuple[float, float]] = []
+    for amount, seconds in sorted(points.items(), reverse=True):
+        if not kept or seconds < kept[-1][1]:
+            kept.append((float(amount), seconds))
+    if len(kept) == 1 and kept[0][0] > 0:
+        kept.append((0.0, 0.0))
+    return Curve(tuple(reversed(kept)))

@@ -1,0 +1,254 @@
+"""Placement by cost: of the ways to place a graph the one whose run is predicted to take least.
+
+Candidates are the assignment that `solve` finds, the rules of priority, and every device alone as far as it runs the
+nodes; so the choice is never predicted to be worse than any of these. Where none of them fits the devices' memory, the
+best one is spilled: what a device has no room for goes to another. Pins, and nodes that write memory that lies
+somewhere, are decided beforehand. Placed weights are not: reading them elsewhere costs a copy in each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from opweave.cost.optimize import Problem, solve
+from opweave.cost.predict import predict, room_of
+from opweave.cost.profile import CostModel
+from opweave.cost.store import profile
+from opweave.scheduler.assign import Assignment, assign, lane_at
+from opweave.scheduler.partition import Partition, partition
+
+if TYPE_CHECKING:
+    from opweave.contract.device import Device
+    from opweave.cost.predict import Prediction
+    from opweave.cost.profile import Profile
+    from opweave.graph.graph import Graph
+    from opweave.graph.tensor import Placement, Tensor
+    from opweave.scheduler.target import Lane
+
+__all__ = ["live_bytes", "place_by_cost"]
+
+CHOICES: Final = frozenset(
+    ("weights", "expand-down", "expand-up", "most-inputs", "priority", "reader", "upgrade", "host")
+)  # fmt: skip
+"""Causes of the rules of priority that do not hold here, where the rules happen to be the best candidate."""
+
+
+def place_by_cost(
+    graph: Graph,
+    lanes: Sequence[Lane],
+    pins: Mapping[Tensor, int],
+    op_offload: bool,
+    placed: Mapping[Tensor, Placement],
+    observed: Collection[Tensor] = (),
+) -> Partition:
+    """The cut graph that is predicted to take least, of those whose memory suffices if there are any.
+
+    Devices without a profile are measured first.
+
+    Raises:
+        UnsupportedOpError: as `assign`.
+    """
+    model = CostModel(lanes, [profile(lane.device) for lane in lanes])
+    rules = assign(graph, lanes, pins, op_offload, placed)
+    assignments = [rules]
+    fixed = {t: at for t, at in rules.lane_of.items() if rules.causes[t] in ("pinned", "storage") and t.op}
+
+    def assigned(choice: Mapping[Tensor, int]) -> Assignment:
+        wanted = {node: choice.get(node, at) for node, at in rules.lane_of.items() if node.op is not None}
+        wanted = {node: fixed.get(node, at) for node, at in wanted.items() if node.base is None}
+        made = assign(graph, lanes, wanted, op_offload, placed)
+        for node in wanted:
+            made.causes[node] = rules.causes[node] if node in fixed else "cost"
+        return made
+
+    if len(lanes) > 1:
+        choices = [_solved(graph, rules, fixed, model), *_single(rules, model)]
+        assignments += [assigned(choice) for choice in choices]
+    cut = [partition(graph, assignment, placed) for assignment in assignments]
+    seconds = [predict(parts, model, memory=False).seconds for parts in cut]
+    best: tuple[Partition, Prediction] | None = None
+    for index in sorted(range(len(cut)), key=seconds.__getitem__):
+        prediction = predict(cut[index], model)
+        if best is None or not prediction.short:
+            best = cut[index], prediction
+        if not prediction.short:
+            break
+    assert best is not None
+    if best[1].short and len(lanes) > 1:
+        parts = partition(graph, assigned(_spilled(graph, best[0].assignment, fixed, model)), placed)
+        prediction = predict(parts, model)
+        if sum(prediction.short.values()) < sum(best[1].short.values()):
+            best = parts, prediction
+    best[0].prediction = best[1]
+    if best[0].assignment is rules and len(lanes) > 1:
+        for node, cause in rules.causes.items():
+            if cause in CHOICES:
+                rules.causes[node] = "cost"
+    if observed:
+        # Looking on moves nothing.
+        return partition(graph, best[0].assignment, placed, observed)
+    return best[0]
+
+
+def _single(rules: Assignment, model: CostModel) -> Iterator[dict[Tensor, int]]:
+    """For each lane all nodes that it runs; of lanes that are equal only the first one, and those where leaves lie."""
+    nodes = [node for node in rules.lane_of if node.op is not None and node.base is None]
+    homes = {at for tensor, at in rules.lane_of.items() if tensor.op is None}
+    tried: list[tuple[Profile, list[Tensor]]] = []
+    for lane in rules.lanes:
+        runs = [node for node in nodes if rules.supports(lane, node)]
+        known = model.profiles[lane.index]._replace(device="")
+        if lane.index in homes or (known, runs) not in tried:
+            tried.append((known, runs))
+            yield dict.fromkeys(runs, lane.index)
+
+
+class _Room:
+    """What a device still has room for, while nodes are given to it one after the other."""
+
+    def __init__(self, device: Device) -> None:
+        self._left = room_of(device)
+        self._leaves: set[Tensor] = set()
+
+    def _more(self, leaves: Collection[Tensor]) -> int:
+        return sum([leaf.nbytes for leaf in leaves if leaf not in self._leaves])
+
+    def fits(self, leaves: Collection[Tensor], live: int) -> bool:
+        return self._more(leaves) + live <= self._left
+
+    def take(self, leaves: Collection[Tensor]) -> None:
+        self._left -= self._more(leaves)
+        self._leaves.update(leaves)
+
+
+def _spilled(graph: Graph, chosen: Assignment, fixed: Mapping[Tensor, int], model: CostModel) -> dict[Tensor, int]:
+    """``chosen``, but what a device has no room for, and what follows there, goes to the one with room that takes
+    least."""
+    live = live_bytes(graph.nodes, graph.outputs)
+    rooms = [_Room(lane.device) for lane in chosen.lanes]
+    instead = list(range(len(rooms)))  # where goes what was to go there
+    result: dict[Tensor, int] = {}
+    for node in graph.nodes:
+        if node.base is not None:
+            continue
+        leaves = {source.memory for source in node.srcs if source.memory.leaf is not None}
+        wanted = chosen.lane_of[node]
+        at = fixed.get(node, instead[wanted])
+        if node not in fixed and not rooms[at].fits(leaves, live[node]):
+            signature = chosen.signature(node)
+            others = [
+                (model.step(node, signature, lane.index), lane.index)
+                for lane, room in zip(chosen.lanes, rooms, strict=True)
+                if room.fits(leaves, live[node]) and chosen.supports(lane, node)
+            ]
+            if others:
+                at = instead[wanted] = min(others)[1]
+        rooms[at].take(leaves)
+        result[node] = at
+    return result
+
+
+def live_bytes(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[Tensor, int]:
+    """For each node the bytes of the computed values that are still needed when it runs, its own included."""
+    order = [n for n in nodes if n.base is None]
+    last = {n: i for i, n in enumerate(order)}
+    for i, node in enumerate(order):
+        for source in node.srcs:
+            if source.root in last:
+                last[source.root] = i
+    for output in outputs:
+        if output.root in last:
+            last[output.root] = len(order)
+    ends: dict[int, int] = {}
+    result = {}
+    alive = 0
+    for i, node in enumerate(order):
+        size = node.nbytes if node.state is None else 0
+        alive += size
+        ends[last[node]] = ends.get(last[node], 0) + size
+        result[node] = alive
+        alive -= ends.pop(i, 0)
+    return result
+
+
+def _solved(graph: Graph, rules: Assignment, fixed: Mapping[Tensor, int], model: CostModel) -> dict[Tensor, int]:
+    building = _Building(rules, fixed, model)
+    for node in graph.nodes:
+        if node.base is None:
+            building.add(node)
+    building.add_results(graph)
+    chosen = solve(building.problem).lanes
+    return {node: chosen[index] for node, index in building.index.items() if node.op is not None}
+
+
+class _Building:
+    """A graph as a `Problem`. Inputs and placed leaves are nodes too: they cost something where they enter or lie."""
+
+    def __init__(self, rules: Assignment, fixed: Mapping[Tensor, int], model: CostModel) -> None:
+        self.rules: Final = rules
+        self.fixed: Final = fixed
+        self.model: Final = model
+        self.lanes: Final = rules.lanes
+        self.index: dict[Tensor, int] = {}
+        self.own: list[list[float]] = []
+        self.sources: list[tuple[int, ...]] = []
+        self.sizes: list[int] = []  # bytes that readers elsewhere would copy
+        self.home: dict[Tensor, int] = {}  # a state without memory -> the node that decides where it will lie
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(self.own, self.sources, [self.model.table(size) for size in self.sizes])
+
+    def _new(self, tensor: Tensor, own: list[float], sources: tuple[int, ...]) -> int:
+        self.index[tensor] = index = len(self.own)
+        self.own.append(own)
+        self.sources.append(sources)
+        self.sizes.append(0)
+        return index
+
+    def add(self, node: Tensor) -> None:
+        """A computed node, with the leaves that it is the first to read."""
+        signature = self.rules.signature(node)
+        own = [self.model.step(node, signature, lane.index) for lane in self.lanes]
+        at = self.fixed.get(node)
+        if at is not None:
+            own = [seconds if d == at else inf for d, seconds in enumerate(own)]
+        read: dict[int, None] = {}
+        for source in node.srcs:
+            value = self._value(source.root, own)
+            if value is not None:
+                read[value] = None
+                writes = node.op is not None and node.op.writes and source is node.srcs[0]
+                # What is written elsewhere goes there and back.
+                self.sizes[value] = max(self.sizes[value], source.nbytes * (2 if writes else 1))
+        index = self._new(node, own, tuple(read))
+        if node.state is not None:
+            self.home.setdefault(node.state, index)
+
+    def _value(self, root: Tensor, own: list[float]) -> int | None:
+        """The node that stands for a value, ``None`` for what lies everywhere it is wanted."""
+        known = self.index.get(root)
+        if known is not None or root.leaf is None:
+            return known
+        leaf = root.leaf
+        if leaf.kind == "input":
+            return self._new(root, [self.model.feed(lane.index, root.nbytes) for lane in self.lanes], ())
+        if leaf.placement is None:
+            return self.home.get(root)
+        home = lane_at(self.lanes, leaf.placement)
+        if home is None:
+            buffer = leaf.placement.buffer
+            for lane in self.lanes:
+                own[lane.index] += self.model.move(buffer.device, buffer.space, lane.index, root.nbytes)
+            return None
+        return self._new(root, [0.0 if d == home else inf for d in range(len(self.lanes))], ())
+
+    def add_results(self, graph: Graph) -> None:
+        """Results are brought to the host."""
+        for output in graph.outputs:
+            index = self.index.get(output.root)
+            if index is not None and output.op is not None:
+                for lane in self.lanes:
+                    self.own[index][lane.index] += self.model.fetch(lane.device, output.nbytes)

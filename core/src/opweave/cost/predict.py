@@ -1,0 +1,169 @@
+"""What a cut graph is predicted to take: seconds, by device, of copies, and bytes of memory by the real planner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from opweave.contract.space import round_up
+from opweave.cost.profile import CostModel
+from opweave.cost.store import profile
+from opweave.scheduler.allocate import Block, MemoryUse, lifetimes, plan_chunks
+
+if TYPE_CHECKING:
+    from opweave.contract.device import Device
+    from opweave.contract.space import MemorySpace
+    from opweave.graph.tensor import Tensor
+    from opweave.scheduler.partition import Operand, Partition
+
+__all__ = ["Prediction", "predict", "prediction_of", "room_of"]
+
+
+class Prediction(NamedTuple):
+    """What a run is predicted to take. One device works at a time.
+
+    Attributes:
+        seconds: of one run: steps, copies, inputs and results.
+        busy: device -> seconds of its steps.
+        copies: seconds of moving bytes: between memories, of inputs from the host, of results to it.
+        nodes: computed tensor -> seconds.
+        splits: seconds of each split, copies before and after it included.
+        memory: device -> bytes, planned as for a program but not allocated.
+        short: device -> bytes that it lacks, for devices whose memory does not suffice.
+    """
+
+    seconds: float
+    busy: dict[str, float]
+    copies: float
+    nodes: Mapping[Tensor, float]
+    splits: list[float]
+    memory: dict[str, MemoryUse]
+    short: dict[str, int]
+
+    @property
+    def interval(self) -> float:
+        """Seconds between the ends of two runs that overlap (pipelining): those of the busiest device."""
+        return max(self.busy.values(), default=0.0)
+
+
+def predict(partition: Partition, model: CostModel | None = None, *, memory: bool = True) -> Prediction:
+    """The prediction for a cut graph.
+
+    Args:
+        model: costs on the lanes, ``None``: from their profiles, which are measured where there are none yet.
+        memory: plan the memory too.
+    """
+    lanes = partition.assignment.lanes
+    if model is None:
+        model = CostModel(lanes, [profile(lane.device) for lane in lanes])
+    busy = {lane.name: 0.0 for lane in lanes}
+    nodes: dict[Tensor, float] = {}
+    splits: list[float] = []
+    moved = 0.0
+    for split in partition.splits:
+        at = split.lane.index
+        steps = model.profiles[at].switch
+        for item in split.items:
+            if item.node is None:
+                steps += model.pack(at, item.out.dtype, item.out.shape)
+                continue
+            signature = partition.assignment.signature(item.node)
+            took = nodes[item.node] = model.step(item.node, signature, at)
+            steps += took
+        busy[split.lane.name] += steps
+        copies = 0.0
+        for copy in split.copies:
+            device, space = _where(partition, copy.src)
+            size = copy.nbytes
+            if copy.ids is not None:
+                rows = copy.dst.shape[0]
+                size = size // max(rows, 1) * min(rows, _count(copy.ids))
+            if copy.cause == "pack":
+                copies += model.feed(at, size) + model.fetch(split.lane.device, size)
+            else:
+                copies += model.move(device, space, at, size)
+        for copy in split.write_backs:
+            device, space = _where(partition, copy.dst)
+            back = next((lane.index for lane in lanes if lane.device is device), at)
+            copies += model.move(split.lane.device, split.lane.space, back, copy.nbytes)
+        splits.append(steps + copies)
+        moved += copies
+    for tensor, place in partition.inputs.items():
+        moved += model.feed(partition.arenas[place], tensor.nbytes)
+    for output, tensor in zip(partition.outputs, partition.graph.outputs, strict=True):
+        if output is not None:
+            moved += model.fetch(_where(partition, output)[0], tensor.nbytes)
+    use = _memory(partition) if memory else {}
+    short = {}
+    for lane in lanes if memory else ():
+        missing = sum(use[lane.name]) - room_of(lane.device)
+        if missing > 0:
+            short[lane.name] = int(missing)
+    return Prediction(sum(busy.values()) + moved, busy, moved, nodes, splits, use, short)
+
+
+def room_of(device: Device) -> float:
+    """Bytes that a device has for a program; infinite where it does not tell. All of a simulated one's are free."""
+    free, total = device.mem_info()
+    return (total if hasattr(device, "declared") else free) if total else inf
+
+
+def prediction_of(partition: Partition) -> Prediction:
+    """The prediction that a partition was chosen by, else one that is made now."""
+    if partition.prediction is None:
+        partition.prediction = predict(partition)
+    return partition.prediction
+
+
+def _count(ids: Operand) -> int:
+    count = 1
+    for n in ids.shape:
+        count *= n
+    return count
+
+
+def _where(partition: Partition, operand: Operand) -> tuple[Device | None, MemorySpace]:
+    """The device and the space of the memory that an operand lies in."""
+    arena = partition.arenas[operand.place]
+    if arena >= 0:
+        lane = partition.assignment.lanes[arena]
+        return lane.device, lane.space
+    tensor, space = partition.owners[operand.place]
+    leaf = tensor.leaf
+    if leaf is not None and leaf.placement is not None:
+        return leaf.placement.buffer.device, space
+    owner = next((lane.device for lane in partition.assignment.lanes if lane.space is space), None)
+    return owner, space
+
+
+def _memory(partition: Partition) -> dict[str, MemoryUse]:
+    """As `Program.memory`, by the planner, without allocating. Fused groups would need less."""
+    lanes = partition.assignment.lanes
+    birth, death, alias, times = lifetimes(partition, [None] * len(partition.splits))
+    last = list(death)
+    for place, target in enumerate(alias):
+        if target != place:
+            last[target] = max(last[target], death[place])
+    blocks: list[list[Block]] = [[] for _ in lanes]
+    for place, arena in enumerate(partition.arenas):
+        if arena >= 0 and birth[place] >= 0 and alias[place] == place:
+            blocks[arena].append(Block(partition.sizes[place], birth[place], last[place]))
+    for split, start in zip(partition.splits, times, strict=True):
+        for k, item in enumerate(split.items):
+            if item.verdict.workspace:
+                blocks[split.lane.index].append(Block(item.verdict.workspace, start + 1 + k, start + 1 + k))
+    columns = {}
+    for lane, wanted in zip(lanes, blocks, strict=True):
+        kind = lane.buffer_type
+        planned = plan_chunks(wanted, kind.alignment, (), kind.max_size).nbytes if wanted else 0
+        columns[lane.name] = [round_up(planned, kind.alignment), 0, 0]
+    first: dict[MemorySpace, str] = {}
+    for index, (tensor, space) in partition.owners.items():
+        if tensor.leaf is None:
+            continue
+        if space not in first:
+            first[space] = next((lane.name for lane in lanes if lane.device.reaches(space)), "")
+        if first[space]:
+            columns[first[space]][2 if tensor.leaf.kind == "state" else 1] += partition.sizes[index]
+    return {name: MemoryUse(*column) for name, column in columns.items()}

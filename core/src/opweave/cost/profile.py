@@ -1,0 +1,297 @@
+"""What a step and a copy are predicted to take: `Curve`, `Profile`, and `CostModel` over the lanes of a scheduler.
+
+Seconds of a step are ``max(bytes curve, flops curve)`` of its operation and dtype. A curve goes through measured points
+(measured profiles), or is the line ``launch + work / rate`` (declared ones), so that the maximum is ``launch +
+max(bytes / bandwidth, flops / throughput)``: the roofline model of Williams, Waterman and Patterson (2009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import inf, prod
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from opweave.graph.layout import is_dense, nbytes
+from opweave.graph.opdef import OPS
+
+if TYPE_CHECKING:
+    from opweave.contract.device import Device
+    from opweave.contract.space import MemorySpace
+    from opweave.graph.dtypes import DType
+    from opweave.graph.layout import Shape, Strides
+    from opweave.graph.tensor import Signature, Tensor
+    from opweave.scheduler.target import Lane
+
+__all__ = ["ANY", "CostModel", "Curve", "OpCost", "Profile", "work"]
+
+ANY: Final = "*"
+"""The operation, or the dtype, of an entry that serves for all that have none of their own."""
+
+ALIKE: Final[Mapping[str, str]] = {
+    "expm1": "exp", "log": "exp", "log1p": "exp", "sin": "exp", "cos": "exp", "pow": "exp", "elu": "exp",
+    "softplus": "exp", "rsqrt": "sqrt", "reciprocal": "div", "gelu_quick": "silu", "hardsigmoid": "relu",
+    "hardswish": "relu", "contiguous": "copy", "assign": "copy", "set_region": "copy", "index_copy": "copy",
+    "add_region": "add", "accumulate": "add", "group_norm": "layer_norm",
+    "log_softmax": "softmax", "head_softmax": "softmax", "mean": "sum", "min": "max", "minimum": "add",
+    "maximum": "add", "conv1d": "conv2d", "conv3d": "conv2d", "conv_transpose1d": "conv2d",
+    "conv_transpose2d": "conv2d", "timestep_embedding": "exp", "argsort": "top_k", "square": "add", "neg": "add",
+    "abs": "add", "sub": "add", "mul": "add", "scale": "add", "add_expert": "embedding",
+}  # fmt: skip
+"""Operation -> the measured one that it runs like."""
+
+FAMILIES: Final[Mapping[str, str]] = {
+    "activation": "silu", "movement": "copy", "arrangement": "copy", "normalization": "rms_norm",
+    "attention": "attention", "convolution": "conv2d", "indexing": "embedding", "experts": "expert_linear",
+    "gated": "swiglu", "matmul": "linear", "pooling": "max_pool2d", "interpolation": "max_pool2d",
+    "reduction": "sum", "rope": "rope", "sorting": "cumsum",
+}  # fmt: skip
+"""Family -> the measured operation that stands for the others of it. Others fall back on ``add``."""
+
+
+class Curve(NamedTuple):
+    """Seconds over work (bytes or flops): straight lines between points; beyond the last one as steep as from the first
+    to the last, which a single disturbed measurement hardly changes."""
+
+    points: tuple[tuple[float, float], ...]
+
+    @classmethod
+    def line(cls, start: float, rate: float) -> Curve:
+        """``start + work / rate`` seconds."""
+        return cls(((0.0, start), (rate, start + 1.0)) if rate < inf else ((0.0, start),))
+
+    def __call__(self, amount: float) -> float:
+        x0, y0 = self.points[0]
+        if amount <= x0:
+            return y0
+        for x1, y1 in self.points[1:]:
+            if amount <= x1:
+                return y0 + (amount - x0) * (y1 - y0) / (x1 - x0)
+            x0, y0 = x1, y1
+        return y0 + (amount - x0) / self.rate
+
+    @property
+    def rate(self) -> float:
+        """Work per second for much work."""
+        (x0, y0), (x1, y1) = self.points[0], self.points[-1]
+        return (x1 - x0) / (y1 - y0) if y1 > y0 else inf
+
+
+class OpCost(NamedTuple):
+    """Seconds of an operation's steps by bytes moved, and where products decide also by floating-point operations."""
+
+    by_bytes: Curve
+    by_flops: Curve | None = None
+
+    def seconds(self, size: float, flops: float) -> float:
+        least = self.by_bytes(size)
+        return least if self.by_flops is None else max(least, self.by_flops(flops))
+
+
+class Profile(NamedTuple):
+    """What a device takes, in seconds.
+
+    Attributes:
+        device: its name.
+        switch: handing a split over to it and waiting for its end.
+        upload, download: bytes from and to the host.
+        costs: operation (`ANY`: all others) -> dtype (`ANY`: all others) -> cost of a step.
+        peers: name of another device, or of its group -> bytes from or to it directly; others go by way of the host.
+        group: name of the equal devices that it is one of, or ``""``.
+    """
+
+    device: str
+    switch: float
+    upload: Curve
+    download: Curve
+    costs: Mapping[str, Mapping[str, OpCost]]
+    peers: Mapping[str, Curve] = MappingProxyType({})
+    group: str = ""
+
+    def link(self, other: Profile) -> Curve | None:
+        """The direct way to or from another device, if there is one."""
+        here, there = self.peers, other.peers
+        return (
+            here.get(other.device) or there.get(self.device) or here.get(other.group) or there.get(self.group)
+        )  # fmt: skip
+
+    @property
+    def launch(self) -> float:
+        """Seconds of the smallest step."""
+        return self._of("add", "elementwise", "f32").seconds(0, 0)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second that large elementwise steps read and write."""
+        return self._of("add", "elementwise", "f32").by_bytes.rate
+
+    def flops(self, dtype: str) -> float:
+        """Floating-point operations per second in large products."""
+        curve = self._of("linear", "matmul", dtype).by_flops
+        return curve.rate if curve is not None else inf
+
+    def step(self, op: str, dtype: str, size: float, flops: float) -> float:
+        """Seconds of a step that moves ``size`` bytes and makes ``flops`` floating-point operations.
+
+        Of a dtype that was not measured for the operation: as much longer than in f32 as additions take.
+        """
+        known = OPS.get(op)
+        family = known.family if known is not None else ""
+        by_dtype = self._by_dtype(op, family)
+        seconds = self._of(op, family, dtype).seconds(size, flops)
+        if dtype in by_dtype or ANY in by_dtype:
+            return seconds
+        adds = self.costs.get("add", {})
+        if dtype in adds and "f32" in adds:
+            seconds *= adds[dtype].by_bytes(size) / max(adds["f32"].by_bytes(size), 1e-12)
+        return seconds
+
+    def _by_dtype(self, op: str, family: str) -> Mapping[str, OpCost]:
+        costs = self.costs
+        return (
+            costs.get(op) or costs.get(ALIKE.get(op, "")) or costs.get(FAMILIES.get(family, ""))
+            or costs.get("add") or costs[ANY]
+        )  # fmt: skip
+
+    def _of(self, op: str, family: str, dtype: str) -> OpCost:
+        by_dtype = self._by_dtype(op, family)
+        found = by_dtype.get(dtype) or by_dtype.get(ANY) or by_dtype.get("f32")
+        return found or next(iter(by_dtype.values()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Nested lists and dicts."""
+        return {**self._asdict(), "peers": dict(self.peers)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Profile:
+        """What `to_json` gave. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything else."""
+
+        def curve(value: Any) -> Curve:
+            points = tuple((float(x), float(y)) for x, y in value[0])
+            if not points or any(b <= a for (a, _), (b, _) in pairwise(points)):
+                raise ValueError("a curve needs points in order")
+            return Curve(points)
+
+        def cost(value: Any) -> OpCost:
+            by_bytes, by_flops = value
+            return OpCost(curve(by_bytes), None if by_flops is None else curve(by_flops))
+
+        costs = {op: {dtype: cost(v) for dtype, v in by.items()} for op, by in document["costs"].items()}
+        if "add" not in costs and ANY not in costs:
+            raise ValueError("a profile needs the cost of add")
+        return cls(
+            str(document["device"]), float(document["switch"]), curve(document["upload"]), curve(document["download"]),
+            costs, {name: curve(v) for name, v in document["peers"].items()}, str(document["group"]),
+        )  # fmt: skip
+
+
+def _window_bytes(window: tuple[DType, Shape, Strides]) -> int:
+    """Bytes of a window, repeated axes counted once."""
+    dtype, shape, strides = window
+    return nbytes(tuple([1 if s == 0 else n for n, s in zip(shape, strides, strict=True)]), dtype)
+
+
+def work(node: Tensor) -> tuple[int, int]:
+    """Bytes that a node reads and writes, and its floating-point operations."""
+    signature, op = node.signature, node.op
+    assert signature is not None
+    assert op is not None
+    if 0 in node.shape:
+        return 0, 0
+    sizes = [_window_bytes(window) for window in signature.srcs]
+    if op.writes:
+        return 2 * sum(sizes[1:]), op.flops(node)
+    selects = op.selects
+    if selects is None and op.name == "embedding":
+        selects = (0, 1)
+    if selects is not None:
+        table, ids = selects
+        rows = signature.srcs[table][1][0]
+        # At most as many rows as there are ids are read.
+        sizes[table] = sizes[table] // max(rows, 1) * min(rows, prod(signature.srcs[ids][1]))
+    return sum(sizes) + nbytes(node.shape, node.dtype), op.flops(node)
+
+
+def _decisive_dtype(signature: Signature) -> str:
+    """The dtype that decides which kernel runs: of products that of the weights, else that of the first source."""
+    windows = signature.srcs
+    if not windows:
+        return signature.out[0].name
+    product = signature.op.family in ("matmul", "experts", "convolution") and len(windows) > 1
+    return windows[1 if product else 0][0].name
+
+
+class CostModel:
+    """Seconds of nodes and copies on the lanes of a scheduler. Equal nodes are worked out once.
+
+    Args:
+        profiles: of every lane, in their order.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], profiles: Sequence[Profile]) -> None:
+        self.lanes: Final = lanes
+        self.profiles: Final = profiles
+        self._steps: dict[tuple[Any, int], float] = {}
+        self._tables: dict[int, list[list[float]]] = {}
+        self._profile_of: Final = {lane.device.name: p for lane, p in zip(lanes, profiles, strict=True)}
+
+    def step(self, node: Tensor, signature: Signature, at: int) -> float:
+        """Seconds of a node on lane ``at``, ``inf`` where it does not run."""
+        key = (signature, at)
+        known = self._steps.get(key)
+        if known is None:
+            known = self._steps[key] = self._step(node, signature, at)
+        return known
+
+    def _step(self, node: Tensor, signature: Signature, at: int) -> float:
+        verdict = self.lanes[at].verdict(signature)
+        if verdict.reason is not None:
+            return inf
+        if 0 in node.shape:
+            return 0.0
+        profile = self.profiles[at]
+        size, flops = work(node)
+        seconds = profile.step(signature.op.name, _decisive_dtype(signature), size, flops)
+        if verdict.packed:
+            for dtype, shape, strides in signature.srcs:
+                if not is_dense(shape, strides, dtype):
+                    seconds += self.pack(at, dtype, shape)
+        return seconds
+
+    def pack(self, at: int, dtype: DType, shape: Shape) -> float:
+        """Seconds of making a dense copy on a lane."""
+        return self.profiles[at].step("copy", dtype.name, 2 * nbytes(shape, dtype), 0)
+
+    def feed(self, at: int, size: int) -> float:
+        """Seconds of bringing an input from the host to a lane."""
+        return self.profiles[at].upload(size)
+
+    def fetch(self, device: Device | None, size: int) -> float:
+        """Seconds of bringing a result from a device to the host."""
+        profile = self._profile_of.get(device.name) if device is not None else None
+        return (profile or self.profiles[-1]).download(size)
+
+    def move(self, device: Device | None, space: MemorySpace, at: int, size: int) -> float:
+        """Seconds of bringing ``size`` bytes from ``space``, memory of ``device``, to a lane that does not reach it."""
+        lane, profile = self.lanes[at], self.profiles[at]
+        if lane.device.reaches(space):
+            return 0.0
+        other = self._profile_of.get(device.name) if device is not None else None
+        if other is not None:
+            direct = profile.link(other)
+            if direct is not None:
+                return direct(size)
+        down = 0.0 if space.host or other is None else other.download(size)
+        up = 0.0 if lane.space.host and down else profile.upload(size)
+        return down + up
+
+    def table(self, size: int) -> list[list[float]]:
+        """``table[a][b]``: seconds of moving ``size`` bytes from lane ``a`` to lane ``b``."""
+        known = self._tables.get(size)
+        if known is None:
+            known = self._tables[size] = [
+                [self.move(a.device, a.space, b.index, size) if a is not b else 0.0 for b in self.lanes]
+                for a in self.lanes
+            ]
+        return known

@@ -1,0 +1,207 @@
+"""`Graph`: the nodes that some outputs need, in an order that is safe to run.
+
+An order is safe when sources come before their readers and, for memory that is written, readers of an old version come
+before the writer of the next one (anti-dependencies). Where no such order exists the graph is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from opweave.errors import HazardError, LayoutError, SchedulerError
+from opweave.graph.layout import span
+from opweave.graph.tensor import Tensor, shows_columns_of_blocks
+
+__all__ = ["Graph"]
+
+
+class Graph:
+    """The nodes behind ``outputs``, ordered. Immutable.
+
+    Attributes:
+        outputs: what was asked for.
+        nodes: computed tensors and views in an order that is safe to run.
+        leaves: the leaves they begin with, in order of first use.
+
+    Raises:
+        HazardError: two writers of one version; a reader of an old version that cannot come before the writer; an
+            output that shows an old version.
+        LayoutError: an output that is the transpose of a quantized matrix, or a node that reads one.
+        SchedulerError: two different inputs of one name; no output.
+    """
+
+    __slots__ = ("leaves", "nodes", "outputs")
+
+    def __init__(self, outputs: Tensor | Sequence[Tensor]) -> None:
+        self.outputs: Final = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+        for output in self.outputs:
+            if not isinstance(output, Tensor):
+                raise SchedulerError(f"an output is a Tensor, not {type(output).__name__}")
+        if not self.outputs:
+            raise SchedulerError("a graph needs at least one output")
+        order = _sort(self.outputs)
+        if any(t.op is not None and t.op.writes for t in order):
+            order = _sort(self.outputs, _anti_dependencies(order, self.outputs))
+        self.nodes: Final = tuple([t for t in order if t.op is not None])
+        self.leaves: Final = tuple([t for t in order if t.op is None])
+        _check_inputs(self.leaves)
+        if any(t.dtype.block > 1 for t in self.leaves):
+            _check_blocks(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __repr__(self) -> str:
+        return f"<Graph of {len(self.nodes)} nodes, {len(self.leaves)} leaves, {len(self.outputs)} outputs>"
+
+
+def _sort(outputs: Iterable[Tensor], before: dict[Tensor, list[Tensor]] | None = None) -> list[Tensor]:
+    """Depth-first order, sources first; ``before[t]`` are further tensors that must precede ``t``."""
+    order: list[Tensor] = []
+    done: set[Tensor] = set()
+    opened: set[Tensor] = set()
+    stack = list(outputs)
+    stack.reverse()
+    while stack:
+        tensor = stack[-1]
+        if tensor in done:
+            stack.pop()
+            continue
+        pending = []
+        for s in tensor.srcs:
+            if s not in done:
+                if s.srcs:
+                    pending.append(s)
+                else:
+                    # Leaves wait for nothing.
+                    done.add(s)
+                    order.append(s)
+        if before is not None and tensor in before:
+            pending += [s for s in before[tensor] if s not in done]
+        if not pending:
+            stack.pop()
+            done.add(tensor)
+            order.append(tensor)
+            continue
+        if before is not None:
+            # Tensors that were opened and are not done are exactly those on the path from an output to here.
+            opened.add(tensor)
+            for s in pending:
+                if s in opened:
+                    _raise_cycle(s, tensor, before)
+        pending.reverse()
+        stack += pending
+    return order
+
+
+def _raise_cycle(a: Tensor, b: Tensor, before: dict[Tensor, list[Tensor]]) -> None:
+    writer, reader = (a, b) if a in before else (b, a)
+    raise HazardError(
+        f"{writer.describe()} overwrites what {reader.describe()} reads, and neither can come first; "
+        "read the new version, or take ow.copy(...) of the old one before it is written"
+    )
+
+
+def _check_blocks(nodes: Iterable[Tensor]) -> None:
+    """No bytes are those of a transposed quantized matrix, and matmul, the only one to take it, reads the matrix."""
+    for tensor in nodes:
+        if shows_columns_of_blocks(tensor):
+            raise LayoutError(
+                "the transpose of a quantized matrix only serves as the right operand of matmul "
+                f"(x @ w.T, which is linear(x, w)), not as an output or for another node: {tensor.describe()}"
+            )
+
+
+def _check_inputs(leaves: Iterable[Tensor]) -> None:
+    names: dict[str, Tensor] = {}
+    for tensor in leaves:
+        assert tensor.leaf is not None
+        if tensor.leaf.kind in ("input", "state"):
+            other = names.setdefault(tensor.leaf.name, tensor)
+            if other is not tensor:
+                raise SchedulerError(
+                    f"two different leaves are named {tensor.leaf.name!r}: {other.describe()} and {tensor.describe()}"
+                )
+
+
+def _anti_dependencies(order: list[Tensor], outputs: Iterable[Tensor]) -> dict[Tensor, list[Tensor]]:
+    """Writer -> the readers of the version that it overwrites."""
+    same_memory = _aliases(order)
+    writers: dict[Tensor, Tensor] = {}  # version -> the node that overwrites it
+    for tensor in order:
+        if tensor.op is not None and tensor.op.writes:
+            for version in same_memory.get(tensor.srcs[0].root, (tensor.srcs[0].root,)):
+                other = writers.setdefault(version, tensor)
+                if other is not tensor:
+                    raise HazardError(
+                        f"two nodes write the same version of {tensor.memory.name!r}: {other.describe()} and "
+                        f"{tensor.describe()}; let the second one write what the first one returned"
+                    )
+    before: dict[Tensor, list[Tensor]] = {}
+    for tensor in order:
+        if tensor.op is None or tensor.op.is_view:
+            continue
+        for source in tensor.srcs[1:] if tensor.op.writes else tensor.srcs:
+            writer = writers.get(source.root)
+            if writer is tensor:
+                _check_self_overlap(tensor, source)
+            elif writer is not None:
+                before.setdefault(writer, []).append(tensor)
+    for output in outputs:
+        writer = writers.get(output.root)
+        if writer is not None:
+            raise HazardError(
+                f"the output {output.describe()} shows a version of {output.memory.name!r} that {writer.describe()} "
+                "overwrites; ask for the new version, or for ow.copy(...) of the old one"
+            )
+    return before
+
+
+def _check_self_overlap(tensor: Tensor, source: Tensor) -> None:
+    """A writer may read the version that it overwrites only where it does not write."""
+    target = tensor.srcs[0]
+    a, c = target.offset, source.offset
+    if source.memory is not target.memory:
+        # Two leaves over the same bytes: what counts is where they lie.
+        a, c = a + (_place(target.memory) or (0, 0))[1], c + (_place(source.memory) or (0, 0))[1]
+    b = a + span(target.shape, target.strides, target.dtype)
+    d = c + span(source.shape, source.strides, source.dtype)
+    if a < d and c < b:
+        raise HazardError(
+            f"{tensor.describe()} reads the bytes that it overwrites; take ow.copy(...) of its source first"
+        )
+
+
+def _place(tensor: Tensor) -> tuple[int, int] | None:
+    """Memory (0: the host's) and first byte in it of a leaf, ``None`` where it has no bytes yet."""
+    leaf = tensor.leaf
+    if leaf is None:
+        return None
+    if leaf.placement is not None:
+        return leaf.placement.buffer.location(leaf.placement.offset)
+    if leaf.data is not None:
+        return 0, leaf.data.__array_interface__["data"][0]
+    return None
+
+
+def _aliases(order: list[Tensor]) -> dict[Tensor, tuple[Tensor, ...]]:
+    """Leaf -> all leaves over the same bytes, for those that share some. Recognised by space and byte range."""
+    ranges = []
+    for tensor in order:
+        place = _place(tensor)
+        if place is not None:
+            ranges.append((*place, place[1] + tensor.nbytes, tensor))
+    ranges.sort(key=lambda r: r[:3])
+    result: dict[Tensor, tuple[Tensor, ...]] = {}
+    group: list[Tensor] = []
+    space = end = -1
+    for where, start, stop, tensor in ranges:
+        if group and where == space and start < end:
+            group.append(tensor)
+            end = max(end, stop)
+        else:
+            group, space, end = [tensor], where, stop
+        if len(group) > 1:
+            result.update(dict.fromkeys(group, tuple(group)))
+    return result

@@ -1,0 +1,262 @@
+"""Where elements lie: shapes, strides in bytes, offsets, and the arithmetic of views.
+
+Everything here is a pure function of tuples. A window is ``(shape, strides, offset)`` with strides and offset in bytes,
+relative to the start of a dense row-major root. For quantized types the stride of the last axis is that of a block.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from operator import index as as_index
+from typing import Any, Final
+
+from opweave.errors import BoundsError, LayoutError, ShapeError
+from opweave.graph.dtypes import DType
+
+__all__ = [
+    "MAX_NDIM",
+    "Shape",
+    "Strides",
+    "broadcast_shapes",
+    "broadcast_strides",
+    "check_shape",
+    "dense_strides",
+    "is_dense",
+    "nbytes",
+    "normalize_axes",
+    "normalize_axis",
+    "reshape_strides",
+    "resolve_reshape",
+    "slice_window",
+    "span",
+]
+
+Shape = tuple[int, ...]
+Strides = tuple[int, ...]
+MAX_NDIM: Final = 8
+_ADDRESSES: Final = 1 << 63
+
+
+def check_shape(shape: Any, dtype: DType) -> Shape:
+    """``shape`` as a tuple of non-negative ints of at most 8 axes whose last one holds whole blocks of ``dtype``."""
+    try:
+        result = (as_index(shape),) if not isinstance(shape, (tuple, list)) else tuple(map(as_index, shape))
+    except TypeError:
+        raise ShapeError(f"a shape is a tuple of integers, not {shape!r}") from None
+    if len(result) > MAX_NDIM:
+        raise ShapeError(f"shape {result} has {len(result)} axes; at most {MAX_NDIM} are possible")
+    if result and min(result) < 0:
+        raise ShapeError(f"shape {result} has a negative length")
+    if dtype.block > 1 and (not result or result[-1] % dtype.block):
+        raise LayoutError(f"shape {result}: the last axis of {dtype} must be a multiple of its block of {dtype.block}")
+    return result
+
+
+def nbytes(shape: Shape, dtype: DType) -> int:
+    """Bytes of a dense tensor."""
+    return prod(shape) // dtype.block * dtype.itemsize
+
+
+def dense_strides(shape: Shape, dtype: DType) -> Strides:
+    """Row-major strides in bytes; raises `ShapeError` where elements lie beyond what 64 bits address."""
+    step = dtype.itemsize
+    lengths = shape
+    strides = []
+    if dtype.block > 1:
+        strides.append(step)
+        step *= shape[-1] // dtype.block
+        shape = shape[:-1]
+    for length in reversed(shape):
+        strides.append(step)
+        step *= length
+    if not step:
+        step = prod([n for n in lengths if n]) * dtype.itemsize  # what NumPy and drivers look at, though it is empty
+    if step >= _ADDRESSES:
+        raise ShapeError(f"shape {lengths} of {dtype} asks for more bytes than there are addresses")
+    strides.reverse()
+    return tuple(strides)
+
+
+def is_dense(shape: Shape, strides: Strides, dtype: DType) -> bool:
+    """Whether the elements lie row-major without gaps. Axes of length 1 may have any stride."""
+    step = dtype.itemsize
+    axis = len(shape) - 1
+    if dtype.block > 1:
+        if strides[axis] != step and shape[axis] > dtype.block:
+            return False
+        step *= shape[axis] // dtype.block
+        axis -= 1
+    while axis >= 0:
+        length = shape[axis]
+        if length != 1:
+            if strides[axis] != step:
+                return length == 0 or 0 in shape
+            step *= length
+        axis -= 1
+    return True
+
+
+def span(shape: Shape, strides: Strides, dtype: DType) -> int:
+    """Bytes from the first to past the last element; strides are non-negative here."""
+    if 0 in shape:
+        return 0
+    end = dtype.itemsize
+    for axis, (length, stride) in enumerate(zip(shape, strides, strict=True)):
+        steps = length // dtype.block if dtype.block > 1 and axis == len(shape) - 1 else length
+        end += (steps - 1) * stride
+    return end
+
+
+def normalize_axis(axis: int, ndim: int) -> int:
+    """``axis`` as a non-negative index; raises `BoundsError` outside of ``-ndim .. ndim - 1``."""
+    axis = as_index(axis)
+    if not -ndim <= axis < ndim:
+        raise BoundsError(f"axis {axis} is out of range for {ndim} axes")
+    return axis % ndim
+
+
+def normalize_axes(axes: int | tuple[int, ...] | list[int] | None, ndim: int) -> tuple[int, ...]:
+    """Several axes, sorted and without repetition; ``None`` means all."""
+    if axes is None:
+        return tuple(range(ndim))
+    if not isinstance(axes, (tuple, list)):
+        axes = (axes,)
+    result = sorted(normalize_axis(a, ndim) for a in axes)
+    if len(set(result)) != len(result):
+        raise ShapeError(f"axes {tuple(axes)} name an axis twice")
+    return tuple(result)
+
+
+def broadcast_shapes(*shapes: Shape) -> Shape:
+    """The common shape by NumPy's rule; raises `ShapeError` naming the shapes."""
+    first = shapes[0]
+    if all(s == first for s in shapes):
+        return first
+    ndim = max(map(len, shapes))
+    result = []
+    for axis in range(-ndim, 0):
+        lengths = {s[axis] for s in shapes if len(s) >= -axis} - {1}
+        if len(lengths) > 1:
+            raise ShapeError(f"shapes {' and '.join(map(str, shapes))} do not broadcast: axis {axis} differs")
+        result.append(lengths.pop() if lengths else 1)
+    return tuple(result)
+
+
+def broadcast_strides(shape: Shape, strides: Strides, to: Shape) -> Strides:
+    """Strides of ``shape`` seen as ``to``: repeated axes get stride 0."""
+    lead = len(to) - len(shape)
+    if lead < 0 or any(have not in (1, want) for have, want in zip(shape, to[lead:], strict=True)):
+        raise ShapeError(f"shape {shape} does not broadcast to {to}")
+    return (0,) * lead + tuple(
+        0 if have == 1 and want != 1 else stride for have, want, stride in zip(shape, to[lead:], strides, strict=True)
+    )
+
+
+def resolve_reshape(shape: Shape, to: Any) -> Shape:
+    """The target of a reshape with at most one ``-1`` filled in."""
+    target = (as_index(to),) if not isinstance(to, (tuple, list)) else tuple(map(as_index, to))
+    size, known = prod(shape), prod(n for n in target if n != -1)
+    if target.count(-1) > 1 or any(n < -1 for n in target):
+        raise ShapeError(f"cannot reshape {shape} to {target}: one length may be -1, none below")
+    if -1 in target and known and size % known == 0:
+        target = tuple(size // known if n == -1 else n for n in target)
+    if prod(target) != size or -1 in target:
+        raise ShapeError(f"cannot reshape {shape} to {target}: {size} elements do not fit")
+    return target
+
+
+def reshape_strides(shape: Shape, strides: Strides, to: Shape, dtype: DType) -> Strides | None:
+    """Strides that show the window ``(shape, strides)`` as ``to`` without moving bytes, or ``None`` if none do.
+
+    Axes are walked in groups of equal element count; within a group the old axes must be mergeable.
+    """
+    if dtype.block > 1:
+        if not to or not shape or shape[-1] != to[-1]:
+            if is_dense(shape, strides, dtype) and to and to[-1] % dtype.block == 0:
+                return dense_strides(to, dtype)
+            return None
+        lead = reshape_strides(shape[:-1], strides[:-1], to[:-1], _BYTE)
+        return None if lead is None else (*lead, strides[-1])
+    if 0 in shape or is_dense(shape, strides, dtype):
+        return dense_strides(to, dtype)
+    old = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
+    result: list[int] = []
+    i = 0
+    j = 0
+    while j < len(to):
+        if to[j] == 1:
+            result.append(old[i - 1][1] if i else dtype.itemsize)
+            j += 1
+            continue
+        have, want = old[i][0], to[j]
+        i_end, j_end = i + 1, j + 1
+        while have != want:
+            if have < want:
+                have *= old[i_end][0]
+                i_end += 1
+            else:
+                want *= to[j_end]
+                j_end += 1
+        for k in range(i, i_end - 1):
+            if old[k][1] != old[k + 1][0] * old[k + 1][1]:
+                return None
+        step = old[i_end - 1][1]
+        group = []
+        for n in reversed(to[j:j_end]):
+            group.append(step)
+            step *= n
+        result += reversed(group)
+        i, j = i_end, j_end
+    return tuple(result)
+
+
+def slice_window(shape: Shape, strides: Strides, offset: int, key: Any, dtype: DType) -> tuple[Shape, Strides, int]:
+    """The window that ``key`` (ints, slices, ``None``, ``...``) selects, by NumPy's basic indexing.
+
+    Raises:
+        BoundsError: an integer outside its axis.
+        LayoutError: a negative step, a cut block, or an index that is no int, slice, None or Ellipsis.
+    """
+    keys = list(key) if isinstance(key, tuple) else [key]
+    used = sum(k is not None and k is not Ellipsis for k in keys)
+    if keys.count(Ellipsis) > 1 or used > len(shape):
+        raise BoundsError(f"index {key!r} has too many parts for shape {shape}")
+    at = keys.index(Ellipsis) if Ellipsis in keys else len(keys)
+    keys[at : at + 1] = [slice(None)] * (len(shape) - used)
+    out_shape: list[int] = []
+    out_strides: list[int] = []
+    axis = 0
+    for k in keys:
+        if k is None:
+            out_shape.append(1)
+            out_strides.append(dtype.itemsize if axis == len(shape) else strides[axis] * shape[axis])
+            continue
+        length, stride = shape[axis], strides[axis]
+        block = dtype.block if axis == len(shape) - 1 else 1
+        axis += 1
+        if isinstance(k, slice):
+            start, stop, step = k.indices(length)
+            if step < 0:
+                raise LayoutError(f"slice {k} of shape {shape} has a negative step, and views only run forward")
+            count = max(0, -(-(stop - start) // step))
+            if block > 1 and (start % block or count % block or (step != 1 and count)):
+                raise LayoutError(f"slice {k} of the last axis of {shape} cuts a block of {block} {dtype} elements")
+            offset += start // block * stride if count else 0
+            out_shape.append(count)
+            out_strides.append(stride * step)
+            continue
+        try:
+            i = as_index(k)
+        except TypeError:
+            raise LayoutError(f"cannot index a tensor with {type(k).__name__}; gather rows with embedding()") from None
+        if block > 1:
+            raise LayoutError(f"index {i} of the last axis of {shape} cuts a block of {block} {dtype} elements")
+        if not -length <= i < length:
+            raise BoundsError(f"index {i} is out of range for axis {axis - 1} of length {length}")
+        offset += i % length * stride
+    if dtype.block > 1 and keys and keys[-1] is None:
+        raise LayoutError(f"a new last axis would cut the blocks of {dtype}")
+    return tuple(out_shape), tuple(out_strides), offset
+
+
+_BYTE: Final = DType("byte", "u", "u1", 0)

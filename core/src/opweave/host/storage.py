@@ -1,0 +1,288 @@
+"""Reading, writing and copying between any two places: directly, by way of the host, or bounced in pieces.
+
+Everything here is complete when it returns. `bind_copy` decides the way beforehand and gives a call without arguments,
+which is what programs run at the seams between devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from opweave.contract.buffer import Buffer, mapped
+from opweave.contract.execution import Stream
+from opweave.contract.memory import BOUNCE_BYTES
+from opweave.contract.step import Arg
+from opweave.contract.worker import WorkerStream
+from opweave.errors import DTypeError, LifetimeError, ShapeError
+from opweave.graph.layout import dense_strides
+from opweave.tracing import EVENTS
+
+if TYPE_CHECKING:
+    from opweave.contract.step import Call
+    from opweave.graph.dtypes import DType
+    from opweave.graph.layout import Shape
+
+__all__ = [
+    "InTurn",
+    "array_shape",
+    "bind_copy",
+    "bind_read",
+    "bind_selected_copy",
+    "bind_write",
+    "copy",
+    "copy_bytes",
+    "read",
+    "write",
+]
+
+
+def array_shape(shape: Shape, dtype: DType) -> Shape:
+    """The shape of the host array of a tensor: of quantized ones the last axis counts bytes."""
+    return (*shape[:-1], dtype.row_bytes(shape[-1])) if dtype.block > 1 else shape
+
+
+def copy_bytes(dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size: int) -> None:
+    """Copy ``size`` bytes between any two buffers.
+
+    Within one kind of memory the device copies; where one side is addressable (host memory, or mapped) the bytes move
+    once; between two opaque memories they bounce through the host in pieces. Ranges of one buffer may overlap. Memory
+    of whole tensors (repacked, split) gives and takes packed tensors: there a range is that of a tensor.
+
+    Raises:
+        BoundsError, LifetimeError: a range or a buffer is not valid.
+        HazardError: the target is read-only.
+    """
+    dst.check(dst_offset, size, write=True)
+    src.check(src_offset, size)
+    if not size:
+        return
+    start = perf_counter_ns() if EVENTS.listening else 0
+    if dst.type is src.type:
+        dst.type._copy(dst.handle, dst_offset, src.handle, src_offset, size)
+    elif src.is_host:
+        dst.upload(dst_offset, src.host_bytes(src_offset, size))
+    elif dst.is_host:
+        src.download(src_offset, dst.host_bytes(dst_offset, size))
+    elif dst.type.can_map:
+        with mapped(dst, dst_offset, size, write=True) as view:
+            src.download(src_offset, view)
+    elif src.type.can_map:
+        with mapped(src, src_offset, size) as view:
+            dst.upload(dst_offset, view)
+    else:
+        step = min(size, BOUNCE_BYTES) if dst.type.is_raw and src.type.is_raw else size
+        piece = np.empty(step, np.uint8)
+        for at in range(0, size, step):
+            part = piece[: size - at]
+            src.download(src_offset + at, part)
+            dst.upload(dst_offset + at, part)
+    if EVENTS.listening:
+        EVENTS.emit("copy", f"{src.name} -> {dst.name}", start, perf_counter_ns(), bytes=size)
+
+
+def read(arg: Arg) -> np.ndarray[Any, Any]:
+    """A new dense array with the operand's values (raw bytes for quantized types).
+
+    Raises:
+        BoundsError, LifetimeError: the operand does not lie in a living buffer.
+    """
+    buffer = _memory(arg)
+    shape = array_shape(arg.shape, arg.dtype)
+    if not arg.size:
+        return np.empty(shape, arg.dtype.numpy)
+    if buffer.is_host:
+        buffer.check(arg.offset, arg.span)
+        return np.array(arg.view, order="C", copy=True)
+    if arg.is_dense:
+        out = np.empty(shape, arg.dtype.numpy)
+        buffer.download(arg.offset, out)
+        return out
+    raw = buffer.read(arg.offset, arg.span)
+    strides = (*arg.strides[:-1], 1) if arg.dtype.block > 1 else arg.strides
+    return np.array(np.ndarray(shape, arg.dtype.numpy, raw, 0, strides), order="C", copy=True)
+
+
+def write(arg: Arg, array: np.ndarray[Any, Any]) -> None:
+    """Set the operand to the values of an array of its dtype and shape.
+
+    Raises:
+        ShapeError, DTypeError: the array does not fit.
+        BoundsError, LifetimeError, HazardError: the operand does not lie in a living buffer that may be written.
+    """
+    buffer = _memory(arg)
+    if array.shape != array_shape(arg.shape, arg.dtype):
+        raise ShapeError(f"an array of shape {array.shape} does not fit {arg!r}")
+    if array.dtype != arg.dtype.numpy:
+        raise DTypeError(f"an array of {array.dtype} does not fit {arg!r}")
+    if not arg.size:
+        return
+    if buffer.is_host:
+        buffer.check(arg.offset, arg.span, write=True)
+        np.copyto(arg.view, array)
+    elif arg.is_dense:
+        buffer.upload(arg.offset, np.ascontiguousarray(array))
+    else:
+        with mapped(buffer, arg.offset, arg.span, write=True) as raw:
+            strides = (*arg.strides[:-1], 1) if arg.dtype.block > 1 else arg.strides
+            np.copyto(np.ndarray(array.shape, arg.dtype.numpy, raw, 0, strides), array)
+
+
+def copy(dst: Arg, src: Arg) -> None:
+    """Copy values between any two operands of one shape and dtype, whatever their layouts and memories."""
+    if dst.shape != src.shape or dst.dtype is not src.dtype:
+        raise ShapeError(f"cannot copy {src!r} to {dst!r}: shapes and dtypes must be equal")
+    to, of = _memory(dst), _memory(src)
+    to.check(dst.offset, dst.span, write=True)
+    of.check(src.offset, src.span)
+    if dst.is_dense and src.is_dense:
+        copy_bytes(to, dst.offset, of, src.offset, src.nbytes)
+    elif to.is_host and of.is_host:
+        np.copyto(dst.view, src.view)
+    else:
+        write(dst, read(src))
+
+
+# --- decided beforehand ---------------------------------------------------------------------------------------------
+
+
+class InTurn:
+    """Calls made as one."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self, calls: tuple[Call, ...]) -> None:
+        self.calls: Final = calls
+
+    def __call__(self) -> None:
+        for call in self.calls:
+            call()
+
+
+def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
+    """The call that copies ``src``, whose producer is done or which ``stream`` waits for, to ``dst``.
+
+    It is of no use once one of the buffers was freed, which it need not notice.
+
+    Returns:
+        The call, and whether it queues the copy on ``stream`` (that of the target's device). If not, it is made by the
+        calling thread, complete when the call returns; both sides must be ready by then.
+    """
+    if isinstance(stream, WorkerStream):
+        call, queued = bind_copy(dst, stream.inner, src)
+        return partial(stream.call, call if queued else _settled(stream.inner, call)), True
+    to, of = _memory(dst), _memory(src)
+    dense = dst.is_dense and src.is_dense
+    if not stream.device.reaches(to.space):
+        return partial(copy, dst, src), False  # memory of a device that nobody has a stream of
+    if not stream.is_async:
+        if to.is_host and of.is_host:
+            return partial(np.copyto, dst.view, src.view), False
+        size = dst.nbytes
+        if dense:
+            to.check(dst.offset, size, write=True)
+            of.check(src.offset, size)
+        if dense and of.is_host:
+            return to.type._bind_upload(to.handle, dst.offset, of.host_bytes(src.offset, size)), False
+        if dense and to.is_host:
+            return of.type._bind_download(of.handle, src.offset, to.host_bytes(dst.offset, size)), False
+        if dense and to.type is not of.type and not to.type.can_map and not of.type.can_map and size <= BOUNCE_BYTES:
+            passing = stream._staging(size)
+            down = of.type._bind_download(of.handle, src.offset, passing)
+            return InTurn((down, to.type._bind_upload(to.handle, dst.offset, passing))), False
+        return partial(copy, dst, src), False
+    if dense and of.is_host and stream.queues_uploads(to):
+        return partial(stream.upload, to, dst.offset, of.host_bytes(src.offset, src.nbytes)), True
+    if dense and stream.queues_copies(to, of):
+
+        def direct() -> None:
+            if not stream.copy_from(to, dst.offset, of, src.offset, src.nbytes):
+                # Settled, the stream has also waited for the source.
+                stream.synchronize()
+                copy(dst, src)
+
+        return direct, True
+    return partial(copy, dst, src), False
+
+
+def bind_selected_copy(
+    dst: Arg, stream: Stream, src: Arg, ids: Arg, count: Callable[[int], object] = lambda n: None
+) -> tuple[Call, bool]:
+    """As `bind_copy`, of only those rows along the first axis that ``ids`` name when the call is made.
+
+    Both sides are dense. The other rows of ``dst`` stay as they are. ``count`` is called with the bytes copied.
+    """
+    if isinstance(stream, WorkerStream):
+        call, _ = bind_selected_copy(dst, stream.inner, src, ids, count)
+        return partial(stream.call, _settled(stream.inner, call)), True
+    to, of, rows = _memory(dst), _memory(src), dst.shape[0]
+    row = dst.nbytes // rows
+
+    def copy_rows() -> None:
+        wanted = np.unique(read(ids))
+        wanted = wanted[(wanted >= 0) & (wanted < rows)]
+        count(wanted.size * row)
+        # Neighbours in one piece.
+        for piece in np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1):
+            if piece.size:
+                start = int(piece[0]) * row
+                copy_bytes(to, dst.offset + start, of, src.offset + start, piece.size * row)
+
+    return copy_rows, False
+
+
+def bind_write(dst: Arg, stream: Stream) -> tuple[np.ndarray[Any, Any] | None, Any, bool]:
+    """How fed arrays get to ``dst``: the array to copy into, or a call that takes an array of its shape and dtype.
+
+    The last result says whether the call queues the copy on ``stream`` and may read the array after it has returned.
+    """
+    buffer = _memory(dst)
+    if isinstance(stream, WorkerStream):
+        view, put, queued = bind_write(dst, stream.inner)
+        job = partial(np.copyto, view) if view is not None else put
+        if not queued:
+            job = _settled(stream.inner, job)
+        return None, lambda array: stream.call(partial(job, array)), True
+    if dst.is_dense and stream.queues_uploads(buffer):
+        return None, lambda array: stream.upload(buffer, dst.offset, np.ascontiguousarray(array)), True
+    if buffer.is_host:
+        return dst.view, None, False
+    return None, partial(write, dst), False
+
+
+def _settled(stream: Stream, call: Callable[..., Any]) -> Callable[..., Any]:
+    """``call``, made once ``stream`` has nothing under way."""
+    if not stream.is_async:
+        return call
+
+    def settled(*args: Any) -> Any:
+        stream.synchronize()
+        return call(*args)
+
+    return settled
+
+
+def bind_read(src: Arg, stream: Stream | None = None) -> Call:
+    """The call that gives a new array with the values of ``src``, which must be ready by then.
+
+    Args:
+        stream: whose work makes ``src``; if it has a thread, the call is made there, in its order.
+    """
+    call = src.view.copy if _memory(src).is_host and src.is_dense else partial(read, src)
+    # What the thread has submitted to a stream that is asynchronous itself may still be under way.
+    return _settled(stream.inner, call) if isinstance(stream, WorkerStream) else call
+
+
+def _memory(arg: Arg) -> Buffer:
+    if arg.buffer is None:
+        raise LifetimeError(f"{arg!r} has no memory yet")
+    return arg.buffer
+
+
+def dense_arg(buffer: Buffer, offset: int, dtype: DType, shape: Shape, value: int = -1, handle: Any = None) -> Arg:
+    """An operand that lies row-major at ``offset``."""
+    return Arg(buffer, offset, dtype, shape, dense_strides(shape, dtype), handle, value)

@@ -1,0 +1,281 @@
+"""`explain`: which node runs where and why, what is copied, what memory it takes: as text, as rows, as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from opweave.scheduler.allocate import MemoryUse, lifetimes
+from opweave.scheduler.assign import CAUSES
+
+if TYPE_CHECKING:
+    from opweave.cost.predict import Prediction
+    from opweave.graph.tensor import Tensor
+    from opweave.scheduler.partition import Partition
+
+__all__ = [
+    "CopyRow", "Explanation", "MemoryCurve", "NodeRow", "explain", "human_bytes", "human_time", "node_rows",
+]  # fmt: skip
+
+
+class NodeRow(NamedTuple):
+    """One node of a program, for reports.
+
+    ``refusals`` holds, for devices of higher priority that were passed over because they do not run the node, their
+    reasons. ``seconds`` is what it is predicted to take, ``None`` where nobody asked for a prediction.
+    """
+
+    split: int
+    device: str
+    node: str
+    op: str
+    dtype: str
+    shape: tuple[int, ...]
+    cause: str
+    refusals: dict[str, str]
+    seconds: float | None = None
+
+
+class CopyRow(NamedTuple):
+    """One copy between memories that every run makes. ``cause`` as in `Copy`; ``after``: a write-back."""
+
+    split: int
+    tensor: str
+    source: str
+    target: str
+    nbytes: int
+    cause: str
+    after: bool
+
+
+class MemoryCurve(NamedTuple):
+    """Bytes of a device's living temporaries over a run.
+
+    Attributes:
+        moments: (moment, bytes from there on); a moment is the start of a split, or one step.
+        planned: bytes that the memory plan takes, at least the highest point of the curve; 0 without a plan.
+    """
+
+    device: str
+    moments: list[tuple[int, int]]
+    planned: int
+
+
+class Explanation(str):
+    """What `Program.explain` gives: a text that also has rows and a page.
+
+    Attributes:
+        nodes, copies: every node and every copy, in order.
+        memory: device -> bytes (`MemoryUse`); empty for what was planned without memory.
+        curves: memory over the run, by device.
+        splits: for every split its device and what its plan says about itself.
+        predicted: what a run is predicted to take, where it was placed by cost or somebody asked.
+    """
+
+    nodes: list[NodeRow]
+    copies: list[CopyRow]
+    memory: Mapping[str, MemoryUse]
+    curves: list[MemoryCurve]
+    splits: list[tuple[str, list[str]]]
+    predicted: Prediction | None
+
+    def html(self) -> str:
+        """One self-contained HTML page."""
+        from opweave.scheduler.page import page
+
+        return page(self)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the page to a file."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.html())
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the page in a frame, so that its styles stay its own."""
+        from html import escape
+
+        source = escape(self.html(), quote=True)
+        return f'<iframe srcdoc="{source}" style="width: 100%; height: 40em; border: 1px solid #ccc"></iframe>'
+
+
+def copy_rows(partition: Partition) -> list[CopyRow]:
+    """Every copy of a run, in order."""
+    rows = []
+    for split in partition.splits:
+        for copy in (*split.copies, *split.write_backs):
+            source, target = _where(partition, copy.src.place), _where(partition, copy.dst.place)
+            after = copy.cause == "write-back"
+            rows.append(CopyRow(split.index, copy.tensor.name, source, target, copy.nbytes, copy.cause, after))
+    return rows
+
+
+def memory_curves(partition: Partition, memory: Mapping[str, MemoryUse]) -> list[MemoryCurve]:
+    """Bytes of living temporaries over a run, for every device that has some."""
+    birth, death, alias, times = lifetimes(partition, [None] * len(partition.splits))
+    end = (times[-1] + len(partition.splits[-1].items) + 1) if times else 0
+    curves = []
+    for lane in partition.assignment.lanes:
+        changes: dict[int, int] = {}
+        for place, size in enumerate(partition.sizes):
+            if partition.arenas[place] == lane.index and birth[place] >= 0:
+                # What takes over a place begins behind its end.
+                start = birth[place] + (alias[place] != place)
+                changes[start] = changes.get(start, 0) + size
+                changes[min(death[place], end) + 1] = changes.get(min(death[place], end) + 1, 0) - size
+        if changes:
+            bytes_ = 0
+            moments = []
+            for moment in sorted(changes):
+                bytes_ += changes[moment]
+                moments.append((moment, bytes_))
+            planned = memory[lane.name].temporaries if lane.name in memory else 0
+            curves.append(MemoryCurve(lane.name, moments, planned))
+    return curves
+
+
+def node_rows(partition: Partition) -> list[NodeRow]:
+    """Every node that runs, in order."""
+    assignment, predicted = partition.assignment, partition.prediction
+    rows = []
+    for split in partition.splits:
+        for item in split.items:
+            node = item.node
+            if node is None:
+                shape = item.out.shape
+                rows.append(
+                    NodeRow(split.index, split.lane.name, "pack", item.op, item.out.dtype.name, shape, "dense", {})
+                )
+                continue
+            refusals = {}
+            for lane in assignment.lanes[: split.lane.index]:
+                reason = assignment.verdict(lane, node).reason
+                if reason is not None:
+                    refusals[lane.name] = reason
+            cause = assignment.causes.get(node, "")
+            seconds = predicted.nodes.get(node) if predicted is not None else None
+            rows.append(
+                NodeRow(
+                    split.index, split.lane.name, node.name, item.op, node.dtype.name, node.shape, cause, refusals,
+                    seconds,
+                )
+            )  # fmt: skip
+    return rows
+
+
+def human_bytes(n: int) -> str:
+    """``n`` bytes with a binary unit and three significant digits."""
+    value = float(n)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB"
+
+
+def _copy_line(tensor: Tensor, cause: str, size: int, source: str, target: str, chosen: bool = False) -> str:
+    most = "at most " if chosen else ""  # only the rows that are asked for
+    what = f"{tensor.name} {tensor.dtype}{list(tensor.shape)}"
+    return f"    copy {what}: {source} -> {target}, {most}{human_bytes(size)} ({cause})"
+
+
+def explain(
+    partition: Partition,
+    memory: Mapping[str, MemoryUse] | None = None,
+    limit: int = 200,
+    remarks: Mapping[int, Sequence[str]] = MappingProxyType({}),
+) -> Explanation:
+    """The partition explained. In the text, long splits show their first and last nodes, ``limit`` lines in all.
+
+    Args:
+        memory: device -> bytes.
+        remarks: index of a split -> what its plan says about itself.
+    """
+    graph, lanes, predicted = partition.graph, partition.assignment.lanes, partition.prediction
+    steps = sum(len(s.items) for s in partition.splits)
+    lines = [
+        f"{steps} steps in {_count(len(partition.splits), 'split')} over {', '.join(x.name for x in lanes)}; "
+        f"{_count(len(partition.copies), 'copy', 'copies')} of "
+        f"{human_bytes(sum(c.nbytes for c in partition.copies))} a run"
+    ]
+    if predicted is not None:
+        lines.append(f"predicted: {human_time(predicted.seconds)}, {human_time(predicted.copies)} of it moving bytes")
+        lines += [f"{name} lacks {human_bytes(size)} of memory" for name, size in predicted.short.items()]
+    for tensor, place in partition.inputs.items():
+        lines.append(f"input {tensor.name} {tensor.dtype}{list(tensor.shape)} on {lanes[partition.arenas[place]].name}")
+    rows: dict[int, list[NodeRow]] = {}
+    for row in node_rows(partition):
+        rows.setdefault(row.split, []).append(row)
+    share = max(6, limit // max(1, len(partition.splits)))
+    used: set[str] = set()
+    for split in partition.splits:
+        head = f"split {split.index} on {split.lane.name}: {_count(len(split.items), 'step')}"
+        told = [f"predicted {human_time(predicted.splits[split.index])}"] if predicted is not None else []
+        lines.append("; ".join([head, *told, *remarks.get(split.index, ())]))
+        for copy in split.copies:
+            source = _where(partition, copy.src.place)
+            lines.append(
+                _copy_line(copy.tensor, copy.cause, copy.nbytes, source, split.lane.name, copy.ids is not None)
+            )
+        shown = rows.get(split.index, [])
+        width = max((len(r.node) for r in shown), default=0)
+        cut = _middle(shown, share)
+        for i, row in enumerate(shown):
+            if cut and cut[0] <= i < cut[1]:
+                if i == cut[0]:
+                    lines.append(f"    ... {cut[1] - cut[0]} more ...")
+                continue
+            used.add(row.cause)
+            line = f"    {row.node:<{width}}  {row.op:<12} {row.dtype}{list(row.shape)}  [{row.cause}]"
+            if row.seconds is not None:
+                line += f"  {human_time(row.seconds)}"
+            lines.append(line.rstrip())
+            lines += [f"        not on {device}: {reason}" for device, reason in row.refusals.items()]
+        for copy in split.write_backs:
+            target = _where(partition, copy.dst.place)
+            lines.append(_copy_line(copy.tensor, copy.cause, copy.nbytes, split.lane.name, target))
+    for output in graph.outputs:
+        lines.append(f"output {output.name} {output.dtype}{list(output.shape)}")
+    for name, use in (memory or {}).items():
+        lines.append(
+            f"memory on {name}: {human_bytes(use.temporaries)} temporaries, {human_bytes(use.weights)} weights, "
+            f"{human_bytes(use.states)} states"
+        )
+    meanings = [f"[{cause}] {CAUSES[cause]}" for cause in CAUSES if cause in used]
+    if meanings:
+        lines += ["causes:", *(f"    {m}" for m in meanings)]
+    result = Explanation("\n".join(lines))
+    result.predicted = predicted
+    result.nodes = [row for of_split in rows.values() for row in of_split]
+    result.copies = copy_rows(partition)
+    result.memory = memory or {}
+    result.curves = memory_curves(partition, result.memory)
+    result.splits = [(split.lane.name, list(remarks.get(split.index, ()))) for split in partition.splits]
+    return result
+
+
+def _where(partition: Partition, place: int) -> str:
+    arena = partition.arenas[place]
+    if arena >= 0:
+        return partition.assignment.lanes[arena].name
+    tensor, space = partition.owners[place]
+    if tensor.leaf is not None and tensor.leaf.device:
+        return tensor.leaf.device
+    return space.name
+
+
+def human_time(seconds: float) -> str:
+    """``seconds`` in microseconds."""
+    return f"{seconds * 1e6:,.3g} µs" if seconds < 1e-3 else f"{seconds * 1e6:,.0f} µs"
+
+
+def _middle(rows: Iterable[NodeRow], limit: int) -> tuple[int, int] | None:
+    count = len(list(rows))
+    if count <= limit:
+        return None
+    return limit // 2, count - limit // 2
+
+
+def _count(n: int, singular: str, plural: str = "") -> str:
+    return f"{n} {singular if n == 1 else plural or singular + 's'}"

@@ -1,0 +1,288 @@
+"""`compare`: what two devices make of a graph, node by node, and a script that repeats the first difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from opweave import registry
+from opweave.contract.device import Device
+from opweave.errors import OpweaveError, SchedulerError, UnsupportedOpError
+from opweave.graph.dtypes import f32
+from opweave.graph.graph import Graph
+from opweave.graph.tensor import Tensor, input
+from opweave.host.device import HostDevice
+from opweave.leaves import Blocks, read_leaf, state, weights, write_state
+from opweave.scheduler import Scheduler
+from opweave.scheduler.precision import check_compute_dtype, rebuilt, with_products_in
+from opweave.tools.distance import distance
+from opweave.tools.reproduce import write_script
+
+if TYPE_CHECKING:
+    from opweave.graph.dtypes import DTypeLike
+    from opweave.scheduler import Program
+
+__all__ = ["Comparison", "NodeError", "compare"]
+
+Array = np.ndarray[Any, Any]
+
+ALLOWED: Final = {"f64": 1e-20, "f32": 1e-9, "f16": 1e-5, "bf16": 1e-3}
+"""Normalised mean square errors below which results count as equal, by dtype; integers must be equal."""
+
+
+class NodeError(NamedTuple):
+    """How far the second device is from the first one at one node, given the first one's sources.
+
+    Attributes:
+        node: of the graph.
+        nmse: mean square error over the mean square of the first device's values; infinite where NaN, infinities or
+            integers differ.
+        largest: largest error of an element, relative to the element plus the root mean square of all.
+        reason: why the second device did not compute it (no kernel, an error), or ``""``.
+        diverges: whether this counts as a difference.
+    """
+
+    node: Tensor
+    nmse: float
+    largest: float
+    reason: str
+    diverges: bool
+
+
+class Comparison:
+    """What `compare` found.
+
+    Attributes:
+        first, second: names of the devices.
+        nodes: one row for each computed node, in order.
+        outputs: for each output how far the second device is when it computes everything itself: errors add up.
+        script: the file that repeats the first difference, if one was asked for and there was one.
+    """
+
+    def __init__(self, first: str, second: str) -> None:
+        self.first, self.second = first, second
+        self.nodes: list[NodeError] = []
+        self.outputs: list[NodeError] = []
+        self.script: str = ""
+
+    @property
+    def first_divergence(self) -> NodeError | None:
+        """The first node at which the devices differ though their sources are the same."""
+        return next((row for row in self.nodes if row.diverges), None)
+
+    def __bool__(self) -> bool:
+        """Whether they agree at every node."""
+        return self.first_divergence is None
+
+    def __str__(self) -> str:
+        """A table: the first difference, the worst nodes, the outputs."""
+        found = self.first_divergence
+        run = sum(not row.reason for row in self.nodes)
+        lines = [f"{self.second} against {self.first}: {run} of {len(self.nodes)} nodes computed on both"]
+        if found is None:
+            lines.append("no difference beyond rounding")
+        else:
+            lines.append(f"first difference: {found.node.describe()}")
+            lines.append(f"    {_figures(found)}")
+        if self.script:
+            lines.append(f"    to repeat it: python {self.script}")
+        worst = sorted((row for row in self.nodes if not row.reason), key=lambda row: -row.nmse)[:10]
+        if worst:
+            width = max(len(row.node.name) for row in worst)
+            lines.append("worst nodes, each given the same sources:")
+            lines += [f"    {row.node.name:<{width}}  {_figures(row)}" for row in worst]
+        lines.append("outputs, all computed there:")
+        lines += [f"    {row.node.name}  {_figures(row)}" for row in self.outputs]
+        refused = [row for row in self.nodes if row.reason]
+        if refused:
+            lines.append(f"not computed on {self.second}:")
+            lines += [f"    {row.node.name}: {row.reason}" for row in refused[:20]]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        found = self.first_divergence
+        state_ = "agree" if found is None else f"differ at {found.node.name}"
+        return f"<Comparison of {self.first} and {self.second}: they {state_}>"
+
+
+def _figures(row: NodeError) -> str:
+    return row.reason or f"normalised mean square error {row.nmse:.2e}, largest error {row.largest:.2e}"
+
+
+def compare(
+    target: Tensor | Sequence[Tensor],
+    feeds: Mapping[Any, Any] | None = None,
+    *,
+    first: Device | str = "host",
+    second: Device | str,
+    compute_dtype: DTypeLike = f32,
+    allowed: Mapping[str, float] | float | None = None,
+    script: str | PathLike[str] | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Comparison:
+    """Run a graph on two devices and compare every node.
+
+    Each node is computed on the second device from what the *first* one gave its sources, in the same layouts, so that
+    an error is found where it is made and not where it shows. States are left as they were.
+
+    Args:
+        target: outputs.
+        feeds: input tensor or name -> array.
+        first: the device to believe; what it cannot run is computed by ``host``.
+        second: the device in question.
+        compute_dtype: ``"bf16"`` or ``"f16"``: what computing products in that type on the second device costs.
+        allowed: dtype -> normalised mean square error up to which results count as equal, or one for all.
+        script: where to write a script that repeats the first difference, with its data beside it (``.npz``).
+        progress: called with the number of nodes compared so far, and of all.
+
+    Raises:
+        SchedulerError, ShapeError, DTypeError, UnknownNameError: no such device, inputs that are missing or do not fit.
+    """
+    outputs = (target,) if isinstance(target, Tensor) else tuple(target)
+    one, other = _device(first), _device(second)
+    check_compute_dtype(compute_dtype)
+    bounds = {**ALLOWED, **allowed} if isinstance(allowed, Mapping) else ALLOWED
+    if isinstance(allowed, (int, float)):
+        bounds = dict.fromkeys(ALLOWED, float(allowed))
+    result = Comparison(one.name, other.name)
+    leaves = Graph(outputs).leaves
+    fed = {(k.name if isinstance(k, Tensor) else k): v for k, v in (feeds or {}).items()}
+    states = {t: read_leaf(t) for t in leaves if t.leaf is not None and t.leaf.kind == "state"}
+    known: dict[Tensor, Array] = dict(states)
+    with _scheduler(one) as believed, Scheduler(other) as questioned:
+        program = believed.build(outputs, pins=_pins(believed, outputs))
+        nodes = [item.node for split in program.splits for item in split.items if item.node is not None]
+        last = {source.root: node for node in nodes for source in node.srcs}
+        for name, tensor in program.inputs.items():
+            if name in fed:
+                known[tensor] = np.asarray(fed[name]).astype(tensor.dtype.numpy, copy=False)
+
+        def look(node: Tensor, value: Array) -> None:
+            row = _judge(node, value, known, questioned, compute_dtype, bounds)
+            result.nodes.append(row)
+            if row.diverges and not row.reason and script is not None and not result.script:
+                result.script = write_script(script, node, known, (one.name, other.name))
+            known[node] = value
+            for source in node.srcs:
+                if last.get(source.root) is node and source.root.op is not None:
+                    known.pop(source.root, None)
+            if progress is not None:
+                progress(len(result.nodes), len(nodes))
+
+        with program.observe(look):
+            wanted = program.run(feeds)
+    _restore(states)
+    result.outputs += _whole(outputs, wanted, feeds, other, compute_dtype, bounds)
+    _restore(states)
+    return result
+
+
+def _device(where: Device | str) -> Device:
+    return where if isinstance(where, Device) else registry.device(where)
+
+
+def _scheduler(device: Device) -> Scheduler:
+    return Scheduler(device if isinstance(device, HostDevice) else [device, registry.device("host")])
+
+
+def _pins(scheduler: Scheduler, outputs: tuple[Tensor, ...]) -> dict[Tensor, Device]:
+    """Everything that the first device can run goes there, whatever the rules of placing would say."""
+    lane = scheduler._lanes[0]
+    pins = {}
+    for node in Graph(outputs).nodes:
+        if node.signature is not None and not node.is_view and lane.verdict(node.signature).reason is None:
+            pins[node] = lane.device
+    return pins
+
+
+def _restore(states: Mapping[Tensor, Array]) -> None:
+    for tensor, values in states.items():
+        write_state(tensor, values)
+
+
+def _bound(node: Tensor, compute_dtype: DTypeLike, bounds: Mapping[str, float]) -> float:
+    """What counts as equal at a node: of its own dtype, or of the one that products are computed in."""
+    if not node.dtype.is_float:
+        return 0.0
+    bound = bounds[node.dtype.name]
+    return max(bound, bounds[check_compute_dtype(compute_dtype).name]) if node.dtype is f32 else bound
+
+
+def _judge(
+    node: Tensor,
+    value: Array,
+    known: Mapping[Tensor, Array],
+    scheduler: Scheduler,
+    compute_dtype: DTypeLike,
+    bounds: Mapping[str, float],
+) -> NodeError:
+    try:
+        alone, given = isolated(node, known)
+        program = scheduler.build(with_products_in(compute_dtype, (alone,)))
+        try:
+            (got,) = program.run(given)
+        finally:
+            program.close()
+    except UnsupportedOpError as error:
+        reason = next(iter(error.reasons.values()), str(error))
+        return NodeError(node, float("nan"), float("nan"), reason, False)
+    except OpweaveError as error:
+        return NodeError(node, float("inf"), float("inf"), f"{type(error).__name__}: {error}", True)
+    nmse, largest, *_ = distance(got, value)
+    return NodeError(node, nmse, largest, "", nmse > _bound(node, compute_dtype, bounds))
+
+
+def _whole(
+    outputs: tuple[Tensor, ...],
+    wanted: Sequence[Array],
+    feeds: Mapping[Any, Any] | None,
+    device: Device,
+    compute_dtype: DTypeLike,
+    bounds: Mapping[str, float],
+) -> list[NodeError]:
+    try:
+        with _scheduler(device) as scheduler:
+            made = with_products_in(compute_dtype, outputs)
+            program: Program = scheduler.build(made, pins=_pins(scheduler, made))
+            got = program.run(feeds)
+    except OpweaveError as error:
+        reason = f"{type(error).__name__}: {error}"
+        return [NodeError(output, float("inf"), float("inf"), reason, True) for output in outputs]
+    rows = []
+    for output, here, there in zip(outputs, got, wanted, strict=True):
+        nmse, largest, *_ = distance(here, there)
+        rows.append(NodeError(output, nmse, largest, "", nmse > _bound(output, compute_dtype, bounds)))
+    return rows
+
+
+def isolated(node: Tensor, known: Mapping[Tensor, Array]) -> tuple[Tensor, dict[str, Array]]:
+    """``node`` on leaves of its own that have the values and layouts of its sources, and what to feed these."""
+    stand_ins: dict[Tensor, Tensor] = {}
+    given: dict[str, Array] = {}
+    for source in node.srcs:
+        root = source.root
+        if root in stand_ins:
+            continue
+        name = f"source{len(stand_ins)}"
+        if node.op is not None and node.op.writes and source is node.srcs[0]:
+            stand_ins[root] = state(name, root.shape, root.dtype)
+            write_state(stand_ins[root], _value(root, known))
+        elif root.dtype.block > 1:
+            stand_ins[root] = weights({name: Blocks(_value(root, known), root.shape, root.dtype)})[name]
+        else:
+            stand_ins[root] = input(name, root.shape, root.dtype)
+            given[name] = _value(root, known)
+    (alone,) = rebuilt((node,), stand_ins)
+    return alone, given
+
+
+def _value(root: Tensor, known: Mapping[Tensor, Array]) -> Array:
+    found = known.get(root)
+    if found is not None:
+        return found
+    if root.leaf is None or root.leaf.kind == "input":
+        raise SchedulerError(f"{root.describe()} has no value")
+    return read_leaf(root)

@@ -1,0 +1,101 @@
+"""`trace`: what happened when, as a file for Perfetto (https://ui.perfetto.dev) and other viewers of Chrome's traces.
+
+The format is Google's "Trace Event Format", its JSON object form: complete events (``"X"``) with times in microseconds,
+counters (``"C"``) and names of threads (``"M"``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from opweave.tracing import EVENTS, Happening
+
+__all__ = ["Timeline", "trace"]
+
+MEMORY: Final = ("alloc", "free")
+
+
+class Timeline:
+    """What was heard, in the order in which it ended.
+
+    Attributes:
+        events: the happenings.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Happening] = []
+
+    def to_json(self) -> dict[str, Any]:
+        """In Chrome's format: a track for each stream and one for what belongs to none, counters of memory."""
+        tracks: dict[str, int] = {}
+        rows: list[dict[str, Any]] = []
+        taken: dict[str, int] = {}
+        begin = min((e.start for e in self.events), default=0)
+        for event in sorted(self.events, key=lambda e: e.start):
+            device = str(event.data.get("device", ""))
+            stamp = (event.start - begin) / 1e3
+            if event.kind in MEMORY:
+                change = event.data["bytes"] if event.kind == "alloc" else -event.data["bytes"]
+                taken[device] = taken.get(device, 0) + change
+                rows.append(
+                    {"ph": "C", "pid": 1, "ts": stamp, "name": f"memory of {device}", "args": {"bytes": taken[device]}}
+                )
+                continue
+            track = " ".join(filter(None, [device or "opweave", str(event.data.get("queue", ""))]))
+            if event.kind in ("step", "kernel"):
+                track += " steps"  # beside the splits that they are of: their clocks need not agree
+            rows.append(
+                {
+                    "ph": "X",
+                    "pid": 1,
+                    "tid": tracks.setdefault(track, len(tracks) + 1),
+                    "ts": stamp,
+                    "dur": (event.end - event.start) / 1e3,
+                    "name": event.name or event.kind,
+                    "cat": event.kind,
+                    "args": {k: v for k, v in event.data.items() if k != "queue"},
+                }
+            )
+        names = [
+            {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": track}}
+            for track, tid in tracks.items()
+        ]
+        names.append({"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"opweave ({os.getpid()})"}})
+        return {"traceEvents": names + rows, "displayTimeUnit": "ms"}
+
+
+@contextmanager
+def trace(path: str | os.PathLike[str] | None = None, *, steps: bool = False) -> Iterator[Timeline]:
+    """A ``with`` block that records what happens in this process, and writes it to a file at its end.
+
+    Args:
+        path: a ``.json`` file to open in Perfetto or ``chrome://tracing``; ``None``: none is written.
+        steps: record every step of devices that work in this process, which costs about a microsecond each. (Devices
+            that time their kernels themselves, as ``opencl`` opened with ``profiling=True``, tell of them anyway.)
+
+    Returns:
+        The timeline, which grows while the block runs. Work of asynchronous streams that is to be in it must be done by
+        the end of the block.
+
+    Raises:
+        OSError: the file cannot be written; said before anything runs.
+    """
+    if path is not None:
+        with open(path, "a", encoding="utf-8"):
+            pass
+    timeline = Timeline()
+    before = EVENTS.detailed
+    EVENTS.detailed = before or steps
+    try:
+        with EVENTS.listen(timeline.events.append):
+            yield timeline
+    finally:
+        EVENTS.detailed = before
+        if path is not None:
+            import json
+
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(timeline.to_json(), file)

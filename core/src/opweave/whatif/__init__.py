@@ -1,0 +1,1 @@
+"""Graphs on hardware that is not there: simulated devices and clusters."""

@@ -1,0 +1,190 @@
+"""`simulate`: a device that is not there, to plan, explain and predict with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+from opweave import registry
+from opweave.contract.device import Device, Kind
+from opweave.contract.kernels import KernelTable
+from opweave.contract.space import MemorySpace, Usage
+from opweave.cost.profile import ANY, Curve, OpCost, Profile
+from opweave.cost.store import profile
+from opweave.errors import SchedulerError, UnknownNameError
+from opweave.graph.dtypes import as_dtype
+from opweave.graph.opdef import OPS
+
+if TYPE_CHECKING:
+    from opweave.contract.step import Step
+
+__all__ = ["Link", "SimulatedDevice", "simulate"]
+
+Link = float | tuple[float, float]
+"""Bytes per second, or seconds of latency and bytes per second."""
+
+HOST_LINK: Final = 16e9
+"""Bytes per second to the host where nothing is said: 16 lanes of PCI Express 3."""
+
+LATENCY: Final = 10e-6
+"""Seconds until a transfer begins, where a link is only a bandwidth."""
+
+
+class SimulatedDevice(Device):
+    """Made by `simulate`. It has no memory: `Scheduler.split` takes it, running refuses it."""
+
+    simulated = True
+
+    kind = Kind.GPU
+
+    def __init__(self, name: str, like: Device | None, ops: Iterable[str] | None, memory: int, made: Any) -> None:
+        self._name = name
+        self.like: Final = like
+        self.space = MemorySpace(name)
+        self.description = f"simulated, like {like.name}" if like is not None else "simulated"
+        self._ops = None if ops is None else frozenset(ops)
+        self._memory: Final = memory
+        self._made: Final = made
+        self._declared: Profile | None = None
+        if like is not None:
+            self.kind, self.alignment, self.max_buffer_size = like.kind, like.alignment, like.max_buffer_size
+            if hasattr(like, "kernels"):
+                self.kernels = like.kernels
+        else:
+            self.kernels = KernelTable()
+
+    def declared(self) -> Profile:
+        """What it was declared with; the figures that were not, of the device that it is like."""
+        if self._declared is None:
+            self._declared = self._made()
+        return self._declared
+
+    def twin(self, name: str, profile: Profile, memory: int | None = None) -> SimulatedDevice:
+        """Another one that runs the same operations, with a profile of its own."""
+        size = self._memory if memory is None else memory
+        made = type(self)(name, self.like, None, size, lambda: profile)
+        made._ops = self._ops
+        return made
+
+    def mem_info(self) -> tuple[int, int]:
+        return self._memory, self._memory
+
+    def _why_not(self, step: Step) -> str | None:
+        if self._ops is not None and step.op not in self._ops:
+            return f"no kernel for {step.op}"
+        return self.like._why_not(step) if self.like is not None else None
+
+    def _inplace(self, step: Step) -> bool:
+        return self.like._inplace(step) if self.like is not None else bool(OPS[step.op].inplace)
+
+    def _workspace(self, step: Step) -> int:
+        return self.like._workspace(step) if self.like is not None else 0
+
+    def _alloc(self, size: int, usage: Usage) -> Any:
+        raise unreal(self)
+
+
+def unreal(device: Device) -> SchedulerError:
+    """What is raised where a simulated device would have to hold or compute something."""
+    return SchedulerError(
+        f"{device.name} is simulated: Scheduler.split plans, explains and predicts with it, nothing can be stored or "
+        "run there; give weights as ow.Spec"
+    )
+
+
+def simulate(
+    name: str,
+    like: Device | str | None = None,
+    *,
+    flops: float | Mapping[str, float] | None = None,
+    bandwidth: float | None = None,
+    launch: float | None = None,
+    memory: int = 0,
+    link: Link | Mapping[str, Link] | None = None,
+    ops: Iterable[str] | None = None,
+) -> Device:
+    """A device that is not there. ``Scheduler([...]).split(outputs)`` plans with it, explains, and predicts.
+
+    A step takes ``launch + max(bytes / bandwidth, operations / flops)`` seconds. Without any of these three figures it
+    takes what it takes on the device that it is ``like``, with some of them the others are that device's.
+
+    Args:
+        name: how it is called in this scheduler and its reports.
+        like: a device, or its name, that runs the same operations.
+        flops: floating-point operations per second, of all dtypes or by dtype (``{"f32": 2e13, "f16": 1e14}``; others
+            as f32, or as the slowest given).
+        bandwidth: bytes per second of its memory.
+        launch: seconds that the smallest step takes.
+        memory: bytes; 0: unlimited.
+        link: bytes per second to the host, with ``(seconds, bytes per second)`` the latency too (10 µs without); or by
+            name: ``{"host": 16e9, "other": (2e-6, 50e9)}`` for direct links to other devices.
+        ops: the operations that it runs, all of ``like`` or all that there are without.
+
+    Raises:
+        SchedulerError: neither ``like`` nor both of ``flops`` and ``bandwidth``, or a figure that is not positive.
+        UnknownNameError: no such device, operation or dtype.
+    """
+    model = registry.device(like) if isinstance(like, str) else like
+    known = None if ops is None else list(ops)
+    for op in known or ():
+        if op not in OPS:
+            raise UnknownNameError("operation", op, OPS)
+    if model is None and (flops is None or bandwidth is None):
+        raise SchedulerError(f"simulate({name!r}) needs like=, or flops= and bandwidth=")
+    rates = dict(flops) if isinstance(flops, Mapping) else {} if flops is None else {ANY: flops}
+    for dtype in rates if isinstance(flops, Mapping) else ():
+        as_dtype(dtype)
+    for what, figure in {"bandwidth": bandwidth, **{f"flops of {k}": v for k, v in rates.items()}}.items():
+        if figure is not None and not figure > 0:
+            raise SchedulerError(f"simulate({name!r}): {what} is {figure}; it is a positive number")
+    if (launch is not None and launch < 0) or memory < 0:
+        raise SchedulerError(f"simulate({name!r}): launch and memory are not negative")
+    links = {str(k): line(v) for k, v in link.items()} if isinstance(link, Mapping) else (
+        {} if link is None else {"host": line(link)}
+    )  # fmt: skip
+
+    def make() -> Profile:
+        return _declare(name, model, rates, bandwidth, launch, dict(links))
+
+    return SimulatedDevice(name, model, known, int(memory), make)
+
+
+def line(link: Link) -> Curve:
+    """Seconds over bytes of a link."""
+    try:
+        latency, rate = (LATENCY, link) if isinstance(link, (int, float)) else link
+        right = latency >= 0 and rate > 0
+    except (TypeError, ValueError):
+        right = False
+    if not right:
+        raise SchedulerError(f"a link is bytes per second, or (seconds, bytes per second), not {link!r}")
+    return Curve.line(latency, rate)
+
+
+def _declare(
+    name: str,
+    like: Device | None,
+    rates: dict[str, float],
+    bandwidth: float | None,
+    launch: float | None,
+    links: dict[str, Curve],
+) -> Profile:
+    host = links.pop("host", None)
+    complete = bool(rates) and None not in (bandwidth, launch, host)
+    base = (
+        profile(like) if like is not None and not complete else Profile(name, 0.0, line(HOST_LINK), line(HOST_LINK), {})
+    )
+    costs: Mapping[str, Mapping[str, OpCost]] = base.costs
+    if like is None or rates or bandwidth is not None or launch is not None:
+        start = launch if launch is not None else base.launch if like is not None else 0.0
+        wide = bandwidth if bandwidth is not None else base.bandwidth
+        if rates:
+            slowest = rates.get(ANY, rates.get("f32", min(rates.values())))
+        else:
+            rates, slowest = {}, base.flops("f32")
+        by_bytes = Curve.line(start, wide)
+        costs = {ANY: {dtype: OpCost(by_bytes, Curve.line(start, rate) if rate < inf else None)
+                       for dtype, rate in {**rates, ANY: slowest}.items()}}  # fmt: skip
+    return Profile(name, 0.0 if host or like is None else base.switch, host or base.upload, host or base.download,
+                   costs, links)  # fmt: skip

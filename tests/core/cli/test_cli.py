@@ -1,0 +1,432 @@
+"""The ``opweave`` command: what it prints, to whom, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from opweave import registry
+from opweave.cli import main
+from opweave.cli.output import human_bytes
+from opweave.cost.profile import Curve, OpCost, Profile
+from tests.support.plugins_for_tests import PluginFolder, backend
+
+LONG = "a card that is not there, " * 8 + "the end of the message"
+REMEDY = "see https://example.org/" + "a-very-long-path/" * 12 + "page"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with PluginFolder(tmp_path / "site") as folder:
+        folder.path.mkdir()
+        yield folder
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capsys):
+    """``run("devices", "--json")`` gives exit code, standard output, standard error, on the plugins in ``folder``."""
+
+    def run(*arguments: str, columns: int = 80, **environ: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(registry, "REGISTRY", folder.registry(**environ))
+        monkeypatch.setattr(sys, "argv", ["opweave", *arguments])
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.delenv("FORCE_COLOR", raising=False)
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capsys.readouterr()
+        code = caught.value.code
+        return (code if isinstance(code, int) else int(code is not None)), out, err
+
+    return run
+
+
+def words(text: str) -> str:
+    """Text without the line breaks and spaces that a table puts into it."""
+    return "".join(text.split())
+
+
+class TestDevices:
+    def test_table(self, folder, run):
+        gpu = "Unit('cuda:0', kind=Kind.GPU, hardware_id='pci:1', description='Big [bold]Chip[/bold]')"
+        folder.add(
+            "acme", backend(f"[{gpu}, Unit('npu', mem_info=lambda: (3 << 29, 2 << 30))]", attributes="priority = 9")
+        )
+        folder.add("twin", backend("[Unit(kind=Kind.GPU, hardware_id='pci:1', mem_info=lambda: (0, 0))]"))
+        code, out, err = run("devices", columns=120)
+        assert (code, err) == (0, "")
+        lines = [line.split() for line in out.splitlines() if line and not line.startswith("   ")]
+        assert [line[:3] for line in lines[:4]] == [
+            ["1", "acme:cuda:0", "GPU"],
+            ["-", "twin", "GPU"],
+            ["2", "acme:npu", "ACCEL"],
+            ["3", "host", "HOST"],
+        ]
+        assert "Big [bold]Chip[/bold]" in out, "descriptions are no markup"
+        assert lines[2][3:] == ["1.50", "GiB", "/", "2.00", "GiB", "acme:cuda:0,", "twin,", "host"]
+        assert lines[1][3] == "?", "a device may not know its memory"
+        assert "can  fill copy import_host map" in out
+        assert [line.split() for line in out.splitlines() if "pci:1" in line] == [
+            ["at", "pci:1"],
+            ["at", "pci:1,", "used", "through", "acme:cuda:0"],
+        ]
+        assert out.rstrip().endswith("-: not used by default, its hardware is used through another device")
+
+    @pytest.mark.parametrize("columns", [40, 80, 120])
+    def test_fits_the_terminal_and_cuts_nothing(self, folder, run, columns):
+        description = (
+            "An accelerator whose name is long enough that it cannot stand in one line of a terminal, revision 7"
+        )
+        folder.add("acme", backend(f"[Unit(str(i), description={description!r}) for i in range(12)]"))
+        _, out, _ = run("devices", columns=columns)
+        assert max(map(len, out.splitlines())) <= max(columns, 66), "or the width that the columns need"
+        assert words(out).count(words(description)) == 12
+        others = ", ".join(f"acme:{i}" for i in range(1, 12)) + ", host"
+        assert words(others) in words(out), "all that share memory with acme:0"
+
+    def test_json(self, folder, run):
+        folder.add("acme", "print('loading')\n" + backend("[Unit(features=lambda: {'driver': {1}})]"))
+        code, out, err = run("devices", "--json")
+        document = json.loads(out)
+        assert code == 0
+        assert err == "loading\n", "what a plugin prints does not end up in the document"
+        acme, host = document["devices"]
+        assert list(acme) == list(host) == [
+            "name", "backend", "kind", "description", "hardware_id", "default_order", "used_through",
+            "memory_free", "memory_total", "memory_space", "shares_memory_with", "capabilities", "features", "problems",
+        ]  # fmt: skip
+        assert (acme["name"], acme["backend"], acme["kind"], acme["default_order"]) == ("acme", "acme", "ACCEL", 1)
+        assert acme["shares_memory_with"] == ["host"]
+        assert acme["capabilities"]["map"] is True
+        assert acme["features"] is None, "unless asked for"
+
+    def test_features(self, folder, run):
+        folder.add("acme", backend("[Unit(features=lambda: {'driver': 7, 'sets': ('a', 'b')})]"))
+        code, out, _ = run("devices", "--features")
+        assert code == 0
+        assert "driver  7" in out
+        assert "sets    a b" in out
+        assert json.loads(run("devices", "--features", "--json")[1])["devices"][0]["features"] == {
+            "driver": 7,
+            "sets": ["a", "b"],
+        }
+
+    def test_a_driver_that_answers_with_errors(self, folder, run):
+        folder.add("acme", backend("[Unit(mem_info=lambda: 1 / 0, features=lambda: 1 / 0)]"))
+        code, out, _ = run("devices", "--features")
+        assert code == 0
+        assert "memory: ZeroDivisionError: division by zero" in out
+        acme = json.loads(run("devices", "--features", "--json")[1])["devices"][0]
+        assert (acme["memory_free"], acme["memory_total"], acme["features"], len(acme["problems"])) == (None,) * 3 + (
+            2,
+        )
+
+    def test_plugins_that_failed_are_named(self, folder, run):
+        folder.add("boom", "1 / 0")
+        code, out, _ = run("devices", columns=120)
+        assert code == 0
+        assert out.rstrip().endswith("without devices: boom (broken); opweave plugins tells why")
+        assert "boom" not in run("devices", columns=120, OPWEAVE_DISABLE="boom")[1]
+
+    def test_what_was_listed_and_fails_is_an_error(self, folder, run):
+        folder.add("boom", "1 / 0")
+        code, out, err = run("devices", OPWEAVE_BACKENDS="boom,nosuch")
+        assert (code, out) == (1, "")
+        assert "error: plugin 'boom' (opweave-boom 1.0): ZeroDivisionError: division by zero" in err
+        assert "no plugin named 'nosuch'" in err
+
+
+class TestPlugins:
+    def test_table(self, folder, run):
+        folder.add("acme", backend("[Unit(), Unit()]"))
+        folder.add("boom", "def deep():\n    raise ValueError('[red]oh[/red]')\ndeep()", version="2.5")
+        folder.add("later", requires=("opweave>=9",))
+        folder.add("off")
+        code, out, err = run("plugins", OPWEAVE_DISABLE="off")
+        assert (code, err) == (0, "")
+        rows = [line.split() for line in out.splitlines() if line and not line.startswith(" ")]
+        assert rows == [
+            ["plugin", "distribution", "state", "devices"],
+            ["acme", "opweave-acme", "1.0", "ready", "2"],
+            ["boom", "opweave-boom", "2.5", "broken", "-"],
+            ["later", "opweave-later", "1.0", "incompatible", "-"],
+            ["off", "opweave-off", "1.0", "disabled", "-"],
+            ["host", "opweave", registry.REGISTRY.plugins()[-1].version, "ready", "1"],
+        ]
+        assert "cause   ValueError: [red]oh[/red]" in out
+        assert "line 2, in deep" in out
+        assert "remedy  report it to the authors of opweave-boom" in out
+        assert "cause   it was made for opweave>=9" in out
+        assert "cause   disabled by OPWEAVE_DISABLE" in out
+
+    @pytest.mark.parametrize("columns", [40, 80, 120])
+    def test_cause_and_remedy_are_shown_in_full(self, folder, run, columns):
+        folder.add("acme", backend(body=f"raise Unavailable({LONG!r}, remedy={REMEDY!r})"))
+        code, out, _ = run("plugins", columns=columns)
+        assert code == 0
+        assert words(LONG) in words(out)
+        assert words(REMEDY) in words(out)
+        assert "\u2026" not in out
+        below = [line for line in out.splitlines() if line.startswith(" ")]
+        assert max(map(len, below)) <= columns
+
+    def test_json(self, folder, run):
+        folder.add("acme")
+        folder.add("boom", "1 / 0")
+        code, out, _ = run("plugins", "--json")
+        assert code == 0
+        acme, boom, host = json.loads(out)["plugins"]
+        keys = ["name", "distribution", "version", "state", "value", "devices", "error", "remedy", "traceback"]
+        assert list(acme) == list(boom) == list(host) == keys
+        assert acme == {
+            "name": "acme", "distribution": "opweave-acme", "version": "1.0", "state": "ready",
+            "value": "opweave_acme:Acme", "devices": ["acme"], "error": None, "remedy": None, "traceback": None,
+        }  # fmt: skip
+        assert (boom["state"], boom["devices"], boom["error"]) == ("broken", [], "ZeroDivisionError: division by zero")
+        assert "opweave_boom.py" in boom["traceback"]
+
+    @pytest.mark.parametrize(
+        ("source", "code"),
+        [("1 / 0", 1), (backend(), 0), (backend("[]"), 0), ("import a_module_that_nobody_has", 0)],
+        ids=["broken", "ready", "no device", "no library"],
+    )
+    def test_strict_fails_for_what_is_broken(self, folder, run, source, code):
+        folder.add("acme", source)
+        assert run("plugins", "--strict")[0] == code
+        assert run("plugins", "--strict", "--json")[0] == code
+        assert run("plugins")[0] == 0
+
+    def test_what_was_listed_and_fails_is_an_error_after_the_table(self, folder, run):
+        folder.add("acme")
+        code, out, err = run("plugins", OPWEAVE_BACKENDS="acme,nosuch")
+        assert code == 1
+        assert "opweave-acme 1.0" in out
+        assert "no plugin named 'nosuch'" in err
+
+
+HOOK = """
+@hookimpl
+def opweave_cli(app):
+    @app.command()
+    def {name}({parameters}):
+        "Say hello."
+        print("hello from {name}")
+"""
+
+
+def with_command(name: str, parameters: str = "") -> str:
+    return backend(extra=HOOK.format(name=name, parameters=parameters))
+
+
+class TestCommandsOfPlugins:
+    def test_are_added(self, folder, run):
+        folder.add("greeter", with_command("greet"), value="opweave_greeter")
+        folder.add("second", with_command("wave"), value="opweave_second")
+        assert run("greet") == (0, "hello from greet\n", "")
+        assert run("wave") == (0, "hello from wave\n", "")
+        code, out, _ = run("--help")
+        assert code == 0
+        assert all(command in out for command in ("devices", "plugins", "greet", "wave"))
+
+    @pytest.mark.parametrize(
+        ("source", "why"),
+        [
+            (backend(extra="@hookimpl\ndef opweave_cli(app): 1 / 0"), "ZeroDivisionError"),
+            (with_command("greet", "x: int | list[str]"), "AssertionError"),
+            (with_command("devices"), "the command devices is taken"),
+        ],
+        ids=["hook raises", "parameter impossible", "name taken"],
+    )
+    def test_that_are_broken_are_left_out(self, folder, run, source, why):
+        folder.add("bad", source, value="opweave_bad")
+        folder.add("good", with_command("wave"), value="opweave_good")
+        code, out, err = run("wave")
+        assert (code, out) == (0, "hello from wave\n")
+        assert "no commands from plugin 'bad'" in err
+        assert why in err
+
+    def test_do_not_touch_the_built_in_ones(self, folder, run):
+        folder.add("bad", with_command("devices"), value="opweave_bad")
+        code, out, err = run("plugins")
+        assert (code, err) == (0, "")
+        assert "opweave-bad" in out
+
+    def test_a_plugin_whose_entry_point_is_a_class_is_not_imported_for_them(self, folder, run):
+        folder.add("acme")
+        assert run("--help")[0] == 0
+        assert "opweave_acme" not in folder.imported()
+
+    def test_errors_of_theirs_are_shown_without_a_traceback(self, folder, run):
+        source = with_command("greet").replace('print("hello from greet")', 'raise Unavailable("no card")')
+        folder.add("acme", source, value="opweave_acme")
+        assert run("greet") == (1, "", "error: no card\n")
+
+
+def test_version_asks_no_plugin(folder, run):
+    folder.add("acme", "raise SystemExit", value="opweave_acme")
+    code, out, err = run("--version")
+    assert (code, err) == (0, "")
+    assert out == f"opweave {registry.REGISTRY.plugins()[-1].version}\n"
+    assert not folder.imported()
+
+
+@pytest.mark.parametrize("arguments", [["nosuch"], ["devices", "--nosuch"], ["plugins", "extra"]])
+def test_a_wrong_call(run, arguments):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert "Usage" in err
+
+
+def test_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "opweave", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("opweave ")
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [
+        (0, "0 B"), (999, "999 B"), (1000, "0.98 KiB"), (1024, "1.00 KiB"), (511 << 20, "511 MiB"),
+        (1023 << 20, "1.00 GiB"), (8 << 30, "8.00 GiB"), (3 << 60, "3072 PiB"),
+    ],
+)  # fmt: skip
+def test_bytes_for_people(n, text):
+    assert human_bytes(n) == text
+
+
+class TestProfile:
+    @pytest.fixture(autouse=True)
+    def quick(self, monkeypatch, tmp_path):
+        """Measuring takes no time, and every profile is kept in a folder of the test's."""
+        monkeypatch.setenv("OPWEAVE_PROFILE_CACHE", str(tmp_path / "profiles"))
+        self.measured: list[str] = []
+
+        def measure(device, progress=None):
+            self.measured.append(device.name)
+            if progress is not None:
+                progress("add f32", 0, 1)
+            line = Curve.line(2e-6, 4e9)
+            return Profile(device.name, 1e-6, line, line, {
+                "add": {"f32": OpCost(line)}, "linear": {"f32": OpCost(line, line), "f16": OpCost(line, line)},
+            })  # fmt: skip
+
+        monkeypatch.setattr("opweave.cost.measure.measure", measure)
+
+    def test_table(self, folder, run):
+        folder.add("acme", backend())
+        code, out, err = run("profile", columns=120)
+        assert (code, err) == (0, "")
+        assert self.measured == ["acme", "host"]
+        lines = [line.split() for line in out.splitlines()]
+        assert lines[1] == ["acme", "2", "µs", "1", "µs", "4", "GB/s", "4", "GB/s", "/", "4", "GB/s", "4", "Gflop/s"]
+        assert "products  f16 4 Gflop/s" in out
+
+    def test_chosen_devices_are_measured_once_unless_told_otherwise(self, folder, run):
+        folder.add("acme", backend())
+        run("profile", "acme")
+        run("profile", "acme")
+        assert self.measured == ["acme"]
+        run("profile", "acme", "--refresh")
+        assert self.measured == ["acme", "acme"]
+
+    def test_json(self, folder, run, tmp_path):
+        folder.add("acme", "print('loading')\n" + backend())
+        code, out, err = run("profile", "acme", "--json")
+        document = json.loads(out)
+        assert (code, err) == (0, "loading\n")
+        assert document["folder"] == str(tmp_path / "profiles")
+        (acme,) = document["profiles"]
+        assert (acme["device"], acme["launch_seconds"], acme["flops"]["f16"]) == ("acme", 2e-6, pytest.approx(4e9))
+        assert Profile.from_json(acme["profile"]).device == "acme"
+
+    def test_a_device_that_is_not_there(self, run):
+        code, out, err = run("profile", "cuda:7")
+        assert (code, out) == (1, "")
+        assert err.startswith("error: there is no device named 'cuda:7'")
+
+
+GRAPH = """
+import opweave as ow
+print("making the graph")
+
+def layers(n=40):
+    w = ow.weights({str(i): ow.Spec((1024, 1024)) for i in range(n)})
+    h = ow.input("x", (16, 1024))
+    for i in range(n):
+        h = ow.relu(ow.linear(h, w[str(i)]))
+    return h
+"""
+
+CLUSTER = """
+[[group]]
+name = "gpu"
+count = {count}
+flops = 2e13
+bandwidth = 2e12
+memory = "20 MiB"
+"""
+
+
+class TestWhatIf:
+    @pytest.fixture
+    def files(self, tmp_path):
+        (tmp_path / "graph.py").write_text(GRAPH)
+
+        def files(count: int = 1000) -> tuple[str, str]:
+            (tmp_path / "cluster.toml").write_text(CLUSTER.format(count=count))
+            return f"{tmp_path / 'graph.py'}:layers", str(tmp_path / "cluster.toml")
+
+        return files
+
+    def test_table(self, run, files):
+        code, out, err = run("what-if", *files(), columns=100)
+        assert (code, err) == (0, "making the graph\n")
+        lines = out.splitlines()
+        assert lines[0].split() == ["device", "steps", "busy", "of", "the", "time", "memory", "/", "there", "is"]
+        assert lines[1].split()[:2] == ["gpu:0", "8"]
+        assert lines[1].endswith("16.1 MiB / 20.0 MiB")
+        assert "... 2 more" in out
+        assert "one run: " in out
+        assert "in 9 copies, inputs and results" in out
+        assert "not used: 990 of gpu" in out
+
+    def test_json(self, run, files):
+        code, out, _ = run("what-if", *files(), "--json")
+        document = json.loads(out)
+        assert code == 0
+        assert document["groups"] == [{"name": "gpu", "count": 1000}]
+        assert [d["name"] for d in document["devices"]] == [f"gpu:{i}" for i in range(10)]
+        assert document["seconds"] == pytest.approx(
+            sum(d["busy_seconds"] for d in document["devices"]) + document["copy_seconds"]
+        )
+        assert document["devices"][0]["memory"]["weights"] == 16 << 20
+
+    def test_pipelining_spreads_the_graph(self, run, files):
+        plain = json.loads(run("what-if", *files(), "--json")[1])
+        spread = json.loads(run("what-if", *files(), "--json", "--pipeline")[1])
+        assert len(spread["devices"]) > len(plain["devices"])
+        assert spread["interval_seconds"] < plain["interval_seconds"]
+
+    def test_too_little_memory_is_said_and_fails(self, run, files):
+        code, out, _ = run("what-if", *files(2))
+        assert code == 1
+        assert "out of memory: 1 of 2 devices" in out
+        assert "lacks" in out
+
+    @pytest.mark.parametrize(
+        ("graph", "message"),
+        [
+            ("graph.py", "a graph is FILE.py:function, not 'graph.py'"),
+            ("nowhere.py:f", "there is no file 'nowhere.py'"),
+        ],
+    )
+    def test_graphs_that_are_not_there(self, run, files, graph, message):
+        code, out, err = run("what-if", graph, files()[1])
+        assert (code, out) == (1, "")
+        assert message in err
+
+    def test_functions_and_clusters_that_are_not_there(self, run, files):
+        graph, cluster = files()
+        assert "did you mean 'layers'?" in run("what-if", graph[:-1], cluster)[2]
+        assert "cannot read the cluster file" in run("what-if", graph, cluster + "x")[2]

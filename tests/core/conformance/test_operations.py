@@ -1,0 +1,188 @@
+"""The cases themselves: they cover every operation, the references pass them, and each planted fault is found."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from opweave.conformance import CASES, cases_for, run_case
+from opweave.conformance.values import make_values
+from opweave.contract import Stream
+from opweave.contract.kernels import KernelTable
+from opweave.graph.dtypes import as_dtype
+from opweave.graph.opdef import OPS
+from opweave.host.device import HostDevice
+
+
+def test_every_operation_has_cases():
+    covered = Counter(case.op for case in CASES)
+    wanted = {name for name, op in OPS.items() if not op.is_view and op.family != "third-party"}
+    assert set(covered) == wanted
+    assert len({case.id for case in CASES}) == len(CASES)
+
+
+def test_cases_are_named_after_the_node_that_they_try():
+    for case in CASES[::7]:
+        assert case.build(*case.tensors()).root.name == case.op, case.id
+
+
+def test_the_references_pass_all_cases():
+    device = HostDevice()
+    verdicts = [run_case(device, case) for case in CASES]
+    assert [v for v in verdicts if v.status != "passed"] == []
+
+
+def test_the_seed_decides_the_values():
+    operand = cases_for("exp")[3].operands[0]
+    dtype = as_dtype(operand.dtype)
+    first, again, other = [make_values(np.random.default_rng(s), operand, operand.shape, dtype) for s in (0, 0, 1)]
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+# --- planted faults -------------------------------------------------------------------------------------------------
+
+
+class FaultyStream(Stream):
+    def __init__(self, device, fault):
+        super().__init__(device)
+        self.fault = fault
+
+    def _bind(self, group):
+        step = group.steps[0]
+        fault, definition = self.fault, OPS[step.op]
+
+        def call():
+            arrays = [s.view for s in step.srcs]
+            with np.errstate(all="ignore"):
+                if definition.writes:
+                    definition.reference(step.out.view, *arrays, **step.attrs)
+                else:
+                    np.copyto(step.out.view, definition.reference(*arrays, **step.attrs), casting="unsafe")
+                fault(step)
+
+        return call
+
+
+class FaultyHost(HostDevice):
+    """The references, and something wrong after each of them."""
+
+    def __init__(self, fault):
+        self.fault = fault
+
+    def _open(self, **params):
+        return FaultyStream(self, self.fault)
+
+
+def judge(name, fault):
+    (case,) = [c for c in CASES if c.id == name]
+    return run_case(FaultyHost(fault), case)
+
+
+def bytes_of(arg):
+    return arg.buffer.handle
+
+
+def one_element_off(step):
+    step.out.view[..., -1] *= np.float32(1.001)
+
+
+def one_too_many(step):
+    step.out.view[3] += 1
+
+
+def one_past_the_end(step):
+    bytes_of(step.out)[step.out.offset + step.out.nbytes] = 0
+
+
+def one_before_the_start(step):
+    bytes_of(step.out)[step.out.offset - 1] = 0
+
+
+def source_changed(step):
+    view = step.srcs[0].view
+    view[(0,) * view.ndim] += 1
+
+
+def gap_of_the_source_changed(step):
+    bytes_of(step.srcs[0])[step.srcs[0].offset + 4] ^= 1
+
+
+def nan_becomes_zero(step):
+    np.nan_to_num(step.out.view, copy=False, posinf=np.inf, neginf=-np.inf)
+
+
+def infinity_becomes_the_largest(step):
+    np.copyto(step.out.view, np.finfo(np.float32).max, where=np.isposinf(step.out.view))
+
+
+def nothing(step):
+    pass
+
+
+def rounded_to_f16(step):
+    step.out.view[...] = step.out.view.astype(np.float16)
+
+
+def last_of_equals(step):
+    x = step.srcs[0].view
+    step.out.view[...] = x.shape[-1] - 1 - np.argmax(x[..., ::-1], -1)
+
+
+def raises(step):
+    raise RuntimeError("the device fell over")
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "reason"),
+    [
+        ("exp-f32-1025", one_element_off, "largest error"),
+        ("exp-f32-1025", one_past_the_end, "1 bytes outside of the output were written, the first at 4100"),
+        ("exp-f32-1025", one_before_the_start, "bytes outside of the output were written, the first at -1"),
+        ("add-f32-16x128,16x128", source_changed, "the source x0 was changed"),
+        ("neg-f32-sliced-5x17", gap_of_the_source_changed, "the source x0 was changed"),
+        ("exp-f32-67-special", nan_becomes_zero, "NaN or infinities differ"),
+        ("exp-f32-67-special", infinity_becomes_the_largest, "NaN or infinities differ"),
+        ("tanh-f32-1025", rounded_to_f16, "largest error"),
+        ("argmax-f32-4x257-ties-axis1", last_of_equals, "elements differ: at "),
+        ("add-i32-64,64", one_too_many, "1 of 64 elements differ"),
+        ("assign-f32-sliced+contiguous-5x17,5x17-region", gap_of_the_source_changed, "the source x1 was changed"),
+        ("exp-f32-64", raises, "the device fell over"),
+    ],
+)
+def test_a_planted_fault_is_found(name, fault, reason):
+    verdict = judge(name, fault)
+    assert verdict.status == "failed"
+    assert not verdict
+    assert reason in verdict.reason
+    assert judge(name, nothing).status == "passed"
+
+
+def test_a_kernel_that_cannot_work_in_place_is_found():
+    def reads_again(step):
+        # As a kernel does that writes before it has read everything.
+        if (step.srcs[0].buffer, step.srcs[0].offset) == (step.out.buffer, step.out.offset):
+            step.out.view[1:] = np.exp(step.out.view[:-1])
+
+    verdict = judge("exp-f32-64", reads_again)
+    assert verdict.status == "failed"
+    assert verdict.reason.startswith("in place over source 0: ")
+
+
+def test_writing_beside_the_region_of_a_state_is_found():
+    def beside(step):
+        bytes_of(step.out)[step.out.offset + 4] ^= 1  # between two elements of the region
+
+    verdict = judge("assign-f32-sliced+contiguous-5x17,5x17-region", beside)
+    assert verdict.status == "failed"
+    assert "outside of the output" in verdict.reason
+
+
+def test_what_a_device_does_not_run_is_refused_with_its_reason():
+    class Small(HostDevice):
+        def _why_not(self, step):
+            return KernelTable("f32", "dense").why_not(step)
+
+    verdict = run_case(Small(), CASES[0])
+    assert (verdict.status, verdict.reason) == ("refused", "no kernel for add")
+    assert verdict

@@ -1,0 +1,121 @@
+"""Every Python block in the documentation runs, and prints what the page says it prints.
+
+The blocks of a page run one after the other in one fresh process, as a reader would type them. A block of ``text``
+right after one of ``python`` is what it prints, where ``...`` stands for anything. Where there is no OpenCL device, a
+block that names one is left out, with all that follow on its page.
+"""
+
+from __future__ import annotations
+
+import doctest
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+# As in the settings of pytest: warnings are errors, but for remarks of the OpenCL compiler.
+REMARKS = ["Non-empty compiler output encountered", "From-source build succeeded"]
+WARNINGS = ["-Werror", *(f"-Wignore:{remark}" for remark in REMARKS)]
+
+# Runs the blocks that come in as JSON, each compiled as if it stood alone in its page, so that lines are the page's.
+RUNNER = """
+import contextlib, io, json, sys, traceback
+page, blocks = json.load(sys.stdin)
+results, names = [], {"__name__": "__main__"}
+for line, code in blocks:
+    out, error = io.StringIO(), ""
+    try:
+        if "opencl:" in code:
+            import opweave
+            try:
+                opweave.device("opencl")
+            except opweave.OpweaveError as missing:
+                results.append([f"{type(missing).__name__}: {missing}", "skip"])
+                break
+        with contextlib.redirect_stdout(out):
+            exec(compile("\\n" * line + code, page, "exec"), names)
+    except Exception:
+        error = traceback.format_exc()
+    results.append([out.getvalue(), error])
+    if error:
+        break
+json.dump(results, sys.stdout)
+"""
+
+
+class Block(NamedTuple):
+    """A block of code: ``line`` is that of its fence, ``expected`` what the page says it prints."""
+
+    page: str
+    line: int
+    code: str
+    expected: str | None
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks_of(page: str) -> list[Block]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found: list[Block] = []
+    end = -1
+    for match in FENCE.finditer(text):
+        language, body = match.groups()
+        if language == "python":
+            found.append(Block(page, text.count("\n", 0, match.start()) + 1, body, None))
+        elif language == "text" and found and end >= 0 and not text[end : match.start()].strip():
+            found[-1] = found[-1]._replace(expected=body)
+        end = match.end() if language == "python" else -1
+    return found
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+@cache
+def results(page: str) -> list[list[str]]:
+    """For each block of a page that was reached: what it printed, and how it failed."""
+    todo = json.dumps([page, [(b.line, b.code) for b in BLOCKS if b.page == page]])
+    command = [sys.executable, *WARNINGS, "-c", RUNNER]
+    with tempfile.TemporaryDirectory() as folder:  # pages may write files
+        ran = subprocess.run(command, input=todo, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_block(block: Block):
+    pytest.importorskip("opweave_cpu", reason="the examples run on the CPU backend")
+    index = [b for b in BLOCKS if b.page == block.page].index(block)
+    reached = results(block.page)
+    if reached[-1][1] == "skip" and index >= len(reached) - 1:
+        pytest.skip(reached[-1][0])
+    assert index < len(reached), "a block before it failed"
+    printed, error = reached[index]
+    assert not error, error
+    if block.expected is not None:
+        same = doctest.OutputChecker().check_output(block.expected, printed, FLAGS)
+        assert same, f"{block} says it prints\n{block.expected}\nbut it prints\n{printed}"
+
+
+def test_there_is_something_to_run():
+    pages = {block.page for block in BLOCKS}
+    assert {"README.md", "docs/guide.md"} <= pages
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_files_lead_somewhere(page: str):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = [t for t in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in t]
+    missing = [t for t in targets if not ((ROOT / page).parent / t).exists()]
+    assert not missing

@@ -1,0 +1,79 @@
+"""Element types: names, sizes, promotion."""
+
+import pickle
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import opweave as ow
+from opweave.graph.dtypes import DTYPES, as_dtype, promote
+
+PLAIN = [t for t in DTYPES.values() if not t.is_quantized]
+QUANTIZED = [t for t in DTYPES.values() if t.is_quantized]
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=repr)
+def test_there_is_one_object_for_each_type(dtype):
+    assert as_dtype(dtype) is dtype
+    assert as_dtype(dtype.name) is dtype
+    assert as_dtype(dtype.name.upper()) is dtype
+    assert pickle.loads(pickle.dumps(dtype)) is dtype
+    assert repr(dtype) == str(dtype) == dtype.name
+
+
+@pytest.mark.parametrize("dtype", PLAIN, ids=repr)
+def test_plain_types_are_numpys(dtype):
+    assert as_dtype(dtype.numpy) is dtype
+    assert as_dtype(dtype.numpy.type) is dtype
+    assert as_dtype(str(dtype.numpy)) is dtype
+    assert dtype.itemsize == dtype.numpy.itemsize
+    assert dtype.block == 1
+    assert dtype.row_bytes(6) == 6 * dtype.itemsize
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED, ids=repr)
+def test_quantized_types_are_bytes_in_blocks(dtype):
+    assert dtype.numpy == np.uint8
+    assert dtype.row_bytes(3 * dtype.block) == 3 * dtype.itemsize
+    assert not dtype.is_float
+    assert not dtype.is_integer
+
+
+def test_kinds():
+    assert {t.name for t in PLAIN if t.is_float} == {"f64", "f32", "f16", "bf16"}
+    assert {t.name for t in PLAIN if t.is_half} == {"f16", "bf16"}
+    assert {t.name for t in PLAIN if t.is_integer} == {"i64", "i32", "i16", "i8", "u8"}
+    assert as_dtype(ml_dtypes.bfloat16).name == "bf16"
+    assert as_dtype(float).name == "f64"
+    assert as_dtype(bool).name == "bool"
+
+
+@pytest.mark.parametrize(
+    "like", [np.complex64, np.uint32, "U3", object, np.datetime64, 3, None.__class__, ow.input("x", (2,))]
+)
+def test_types_that_do_not_exist_here(like):
+    with pytest.raises((ow.DTypeError, ow.UnknownNameError)):
+        as_dtype(like)
+
+
+def test_names_that_do_not_exist_get_suggestions():
+    with pytest.raises(ow.UnknownNameError, match="no dtype named 'bf61'; did you mean 'bf16'"):
+        as_dtype("bf61")
+
+
+@pytest.mark.parametrize("a", PLAIN, ids=repr)
+@pytest.mark.parametrize("b", PLAIN, ids=repr)
+def test_promotion_is_commutative_and_idempotent(a, b):
+    common = promote(a, b)
+    assert promote(b, a) is common
+    assert promote(common, a) is common
+    assert promote(common, b) is common
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED, ids=repr)
+def test_quantized_types_do_not_promote(dtype):
+    with pytest.raises(ow.DTypeError, match="quantized types only enter linear"):
+        promote(dtype, as_dtype("f32"))
+    with pytest.raises(ow.DTypeError):
+        promote(as_dtype("i8"), dtype)

@@ -1,0 +1,97 @@
+"""Devices for tests of the scheduler: NumPy kernels, each device with memory that no other one sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from opweave.contract import Device, Kind, MemorySpace, Step
+from opweave.contract.kernels import KernelTable
+from opweave.graph.opdef import OPS
+from opweave.host.memory import HostMemory
+
+BASIC = ("add", "sub", "mul", "neg", "exp", "relu", "scale", "matmul", "linear", "concat", "assign", "index_copy")
+
+
+def reference_kernel(stream: Any, op: str, out: Any, *srcs: Any, **attrs: Any) -> Any:
+    """The op's reference as a kernel that writes where it is told."""
+    definition, target, arrays = OPS[op], out.view, [s.view for s in srcs]
+
+    def run() -> None:
+        with np.errstate(all="ignore"):  # overflow gives infinities on every device
+            if definition.writes:
+                definition.reference(target, *arrays, **attrs)
+            else:
+                np.copyto(target, definition.reference(*arrays, **attrs), casting="unsafe")
+
+    return run
+
+
+def table(ops: Iterable[str] = BASIC, layout: Any = "strided", pack: bool = False) -> KernelTable:
+    kernels = KernelTable("f32", layout)
+    kernels(*ops, inplace=True)(reference_kernel)
+    if pack:
+        kernels("contiguous", layout="strided")(reference_kernel)
+    return kernels
+
+
+class Separate(HostMemory):
+    """A device with a memory space of its own. ``refuse`` are ops it does not run; ``offload``, ``want`` ones it
+    asks for."""
+
+    kind = Kind.GPU
+    # Not the host's memory: nothing may be imported from or mapped into the process.
+    _import_host = Device._import_host
+    _map = Device._map
+    _unmap = Device._unmap
+
+    def __init__(
+        self,
+        name: str,
+        ops: Iterable[str] = BASIC,
+        *,
+        layout: str = "strided",
+        pack: bool = False,
+        offload: Iterable[str] = (),
+        max_buffer_size: int | None = None,
+    ) -> None:
+        self._name = name
+        self.space = MemorySpace(name)
+        self.kernels = table(ops, layout, pack)
+        self.max_buffer_size = max_buffer_size
+        self._offloaded = set(offload)
+
+    def mem_info(self) -> tuple[int, int]:
+        return 1 << 30, 1 << 30
+
+    def _offload(self, step: Step) -> bool:
+        return step.op in self._offloaded
+
+
+class Beside(HostMemory):
+    """An accelerator in the host's memory that wants some ops."""
+
+    kind = Kind.ACCEL
+
+    def __init__(self, name: str, ops: Iterable[str] = BASIC, want: Iterable[str] = ()) -> None:
+        self._name = name
+        self.kernels = table(ops)
+        self._wanted = set(want)
+
+    def _wants(self, step: Step) -> bool:
+        return step.op in self._wanted
+
+
+class Plain(HostMemory):
+    """NumPy in the host's memory."""
+
+    kind = Kind.CPU
+
+    def __init__(self, name: str = "plain", ops: Iterable[str] = BASIC) -> None:
+        self._name = name
+        self.kernels = table(ops)
+
+
+__all__ = ["BASIC", "Beside", "Plain", "Separate", "reference_kernel", "table"]
