@@ -18,7 +18,7 @@ from opweave.conformance import CASES, Case, run_case
 from opweave.conformance.suite import Suite
 from opweave.conformance.trial import overwritable, the_node
 from opweave.contract import Arg, Kind, Step
-from opweave.errors import UnsupportedOpError
+from opweave.errors import BoundsError, UnsupportedOpError
 from opweave.graph.layout import dense_strides, is_dense, span
 from opweave.graph.opdef import OPS
 from opweave.graph.tensor import Tensor
@@ -569,3 +569,58 @@ def test_devices_that_change_are_found() -> None:
             return [SoundDevice() for _ in range(self.count)]
 
     assert set(verdicts(levels=[0], backend=Changing)) == {"hygiene-devices-repeatable"}
+
+
+# --- indices --------------------------------------------------------------------------------------------------------
+
+PICKING = [name for name, op in OPS.items() if op.indices and name != "rope"]
+
+
+def test_the_sound_device_raises_wrong_indices() -> None:
+    found = suite(["fault-index-*"])
+    outcomes = {o.id: o.status for item in found.items for o in [found.perform(item)]}
+    assert outcomes == {f"fault-index-{op}": "passed" for op in PICKING}
+
+
+@pytest.mark.parametrize("op", PICKING)
+def test_a_device_that_picks_by_a_wrong_index_in_silence_is_found(monkeypatch, op) -> None:
+    def run_step(self: SoundDevice, step: Step) -> None:
+        sources = [np.array(self.view(arg)) for arg in step.srcs]
+        if step.op == op:
+            skip = 1 if OPS[op].writes else 0
+            ids = next(s for i, s in enumerate(sources) if i + skip in OPS[op].indices)
+            ids[...] = np.maximum(np.minimum(ids, lengths(step) - 1), 0)
+        self.store(step, *sources)
+
+    monkeypatch.setattr(SoundDevice, "run_step", run_step)
+    assert set(verdicts(["fault-index-*"])) == {f"fault-index-{op}"}
+
+
+def lengths(step: Step) -> int:
+    """Of what the step indexes."""
+    if step.op == "index_add":
+        return int(step.attrs["n"])
+    table = {"index_copy": step.out, "expert_linear": step.srcs[1 % len(step.srcs)], "add_expert": step.srcs[1]}
+    return table.get(step.op, step.srcs[0]).shape[step.attrs.get("axis", 0)]
+
+
+def test_a_wrong_index_that_is_no_bounds_error_is_found(monkeypatch) -> None:
+    right = SoundDevice.run_step
+    monkeypatch.setattr(SoundDevice, "run_step", lambda self, step: without_cause(right, self, step))
+    assert set(verdicts(["fault-index-*"])) == {f"fault-index-{op}" for op in PICKING}
+
+
+def without_cause(right: Callable[..., None], device: SoundDevice, step: Step) -> None:
+    wrong = False
+    try:
+        right(device, step)
+    except BoundsError:
+        wrong = True
+    if wrong:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def test_a_device_whose_driver_ends_its_use_is_not_asked(monkeypatch) -> None:
+    monkeypatch.setattr(SoundDevice, "raises_index_errors", False)
+    found = suite(["fault-index-*"])
+    assert {found.perform(item).status for item in found.items} == {"skipped"}

@@ -312,7 +312,9 @@ class Stream:
             # A kernel table refuses what it does not run when it binds; it does not know rules beside it.
             self._check_supported([step for group in ready for step in group.steps])
         with self._turn(submits=False):
-            return Plan(self, self._compile(ready), len(ready), buffers)
+            plan = Plan(self, self._compile(ready), len(ready), buffers)
+            self._compiled(plan)
+            return plan
 
     def run(self, steps: Sequence[Step]) -> None:
         """Check, compile and run steps once. Steps whose result has no elements are left out.
@@ -624,6 +626,10 @@ class Stream:
         """One call for each group (or fewer, where a device compiles several into one). A call may have an attribute
         ``remark``, a text that `Program.explain` shows."""
         return [self._bind(group) for group in groups]
+
+    def _compiled(self, plan: Plan) -> None:
+        """Hear of the plan that was made of what `_compile` gave: for streams that learn of a failing step only later,
+        and then raise a `StepError` that names the plan. Keep no more than a weak reference."""
 
     def _bind(self, group: Group) -> Call:
         """The call for one group. Default: the kernel of its only step."""

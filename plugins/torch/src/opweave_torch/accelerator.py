@@ -43,6 +43,7 @@ class TorchAccelerator(Device):
     stream_class: type[Stream] = QueueStream
     fusing_class: type[Stream] = FusingQueueStream
     parameters: tuple[str, ...] = ("deterministic", "compile")
+    raises_index_errors = False
 
     def __init__(self, target: torch.device) -> None:
         self.target: Final = target
@@ -140,6 +141,7 @@ class SeparateCpuDevice(TorchAccelerator):
 
     kind = Kind.ACCEL
     parameters = ("threads", "deterministic", "compile")
+    raises_index_errors = True
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))

@@ -13,7 +13,7 @@ import torch
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.errors import BoundsError
 from opweave.graph.dtypes import DType, as_dtype
-from opweave_torch.kernels.binding import Scratch, in_turn, padded, widened
+from opweave_torch.kernels.binding import Scratch, in_turn, naming_ids, padded, widened
 from opweave_torch.kernels.matmul import Tile, as_source, as_target, matrix_bytes, product, tile_bytes
 from opweave_torch.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_torch.memory import tensor
@@ -120,4 +120,5 @@ def add_expert(stream: Stream, op: str, out: Arg, x: Arg, table: Arg, ids: Arg, 
     calls.append(
         partial(torch.index_select, tensor(table), 0, picks.view(-1), out=picked.view(-1, out.shape[-1])),
     )
-    return in_turn([*calls, partial(torch.add, tensor(x), picked, out=tensor(out))])
+    calls.append(partial(torch.add, tensor(x), picked, out=tensor(out)))
+    return naming_ids(in_turn(calls), op, tensor(ids), table.shape[0])
