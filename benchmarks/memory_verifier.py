@@ -69,7 +69,7 @@ class _Moment(NamedTuple):
     reads: list[Operand]
     writes: list[Operand]
     items: list[Item]
-    lane: int
+    target: int
     workspace: Region | None
 
 
@@ -94,9 +94,9 @@ class _Replay:
         fed = [Operand(p, 0, t.dtype, t.shape, t.strides) for t, p in parts.inputs.items()]
         result = [_Moment("feeding", [], fed, [], -1, None)]
         for split, grouping in zip(parts.splits, self.where.groups, strict=True):
-            lane = split.lane.index
+            target = split.target.index
             what = f"copy for split {split.index}"
-            result += [_Moment(what, [copy.src], [copy.dst], [], lane, None) for copy in split.copies]
+            result += [_Moment(what, [copy.src], [copy.dst], [], target, None) for copy in split.copies]
             for g, indices in enumerate(grouping):
                 items = [split.items[i] for i in indices]
                 names = " + ".join(_name(i) for i in items)
@@ -106,9 +106,9 @@ class _Replay:
                     reads += [s for s in item.srcs if s.place not in made]
                     made.add(item.out.place)
                 workspace = self.where.workspaces.get((split.index, g))
-                result.append(_Moment(names, reads, [i.out for i in items], items, lane, workspace))
+                result.append(_Moment(names, reads, [i.out for i in items], items, target, workspace))
             what = f"write-back of split {split.index}"
-            result += [_Moment(what, [copy.src], [copy.dst], [], lane, None) for copy in split.write_backs]
+            result += [_Moment(what, [copy.src], [copy.dst], [], target, None) for copy in split.write_backs]
         fetched = [o for o in parts.outputs if o is not None]
         return [*result, _Moment("fetching", fetched, [], [], -1, None)]
 
@@ -136,15 +136,15 @@ class _Replay:
         for place, region in self.where.places.items():
             if not self._is_temporary(place):
                 leaves.cover(region)
-        lanes = self.partition.assignment.lanes
+        targets = self.partition.assignment.targets
         temporaries = [(f"place {p}", self.partition.arenas[p], r) for p, r in self.where.places.items()]
         for (split, group), region in self.where.workspaces.items():
-            lane = self.partition.splits[split].lane.index
-            temporaries.append((f"workspace {group} of split {split}", lane, region))
-        for name, lane, region in temporaries:
-            if lane < 0:
+            target = self.partition.splits[split].target.index
+            temporaries.append((f"workspace {group} of split {split}", target, region))
+        for name, target, region in temporaries:
+            if target < 0:
                 continue
-            if region.offset % lanes[lane].buffer_type.alignment:
+            if region.offset % targets[target].buffer_type.alignment:
                 self.faults.append(f"{name} begins at {region.offset}, which is not aligned")
             if region.offset < 0 or region.offset + region.size > region.buffer.size:
                 self.faults.append(f"{name} ends outside of its buffer")
@@ -214,20 +214,20 @@ class _Replay:
     # --- sizes ------------------------------------------------------------------------------------------------------
 
     def planned(self) -> dict[str, int]:
-        lanes = self.partition.assignment.lanes
-        ends: list[dict[int, int]] = [{} for _ in lanes]
+        targets = self.partition.assignment.targets
+        ends: list[dict[int, int]] = [{} for _ in targets]
         regions = [(self.partition.arenas[p], r) for p, r in self.where.places.items()]
-        regions += [(self.partition.splits[s].lane.index, r) for (s, _), r in self.where.workspaces.items()]
-        for lane, region in regions:
-            if lane >= 0:
-                end = region.offset + self._aligned(region.size, lane)
-                ends[lane][id(region.buffer)] = max(ends[lane].get(id(region.buffer), 0), end)
-        return {lane.name: sum(ends[lane.index].values()) for lane in lanes}
+        regions += [(self.partition.splits[s].target.index, r) for (s, _), r in self.where.workspaces.items()]
+        for target, region in regions:
+            if target >= 0:
+                end = region.offset + self._aligned(region.size, target)
+                ends[target][id(region.buffer)] = max(ends[target].get(id(region.buffer), 0), end)
+        return {target.name: sum(ends[target.index].values()) for target in targets}
 
     def bound(self) -> dict[str, int]:
         parts, count = self.partition, len(self.moments)
-        lanes = parts.assignment.lanes
-        changes = [[0] * (count + 1) for _ in lanes]
+        targets = parts.assignment.targets
+        changes = [[0] * (count + 1) for _ in targets]
         for place, first in self.written.items():
             arena = parts.arenas[place]
             last = max(first, self.read.get(place, -1))
@@ -237,17 +237,17 @@ class _Replay:
             changes[arena][first] += size
             changes[arena][last + 1] -= size
         result = {}
-        for lane in lanes:
+        for target in targets:
             live = most = 0
             for at, moment in enumerate(self.moments):
-                live += changes[lane.index][at]
+                live += changes[target.index][at]
                 here = live
-                if moment.lane == lane.index:
+                if moment.target == target.index:
                     if moment.workspace is not None:
-                        here += self._aligned(moment.workspace.size, lane.index)
+                        here += self._aligned(moment.workspace.size, target.index)
                     here -= self._saved(moment, at)
                 most = max(most, here)
-            result[lane.name] = most
+            result[target.name] = most
         return result
 
     def _is_internal(self, place: int, at: int) -> bool:
@@ -267,8 +267,8 @@ class _Replay:
             return self._aligned(self.partition.sizes[place], self.partition.arenas[place])
         return 0
 
-    def _aligned(self, size: int, lane: int) -> int:
-        step = self.partition.assignment.lanes[lane].buffer_type.alignment
+    def _aligned(self, size: int, target: int) -> int:
+        step = self.partition.assignment.targets[target].buffer_type.alignment
         return (size + step - 1) // step * step
 
 

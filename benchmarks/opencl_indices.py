@@ -1,4 +1,4 @@
-"""What checking indices costs on OpenCL: plans that pick by index, on a stream that checks them and on one that does not.
+"""What checking indices costs on OpenCL: plans that pick by index, where they are checked and where not.
 
 - ``embedding N``: N rows of a table of 32,000 rows of 1,024 floats, a plan of one step.
 - ``index_copy N``: N rows written into a state of 4,096 rows of 128 floats, as of a key-value cache.

@@ -1,7 +1,7 @@
 """A judge of the order between queues. It plays the run lists of an overlapping program and shares no code with what
 made them.
 
-Every lane of such a program has a thread of its own and so is a queue, and so has its copier. The judge keeps for each
+Every target of such a program has a thread and so is a queue, and so has its copier. The judge keeps for each
 queue how far it knows every other one to be done (a vector clock): marks remember what their queue knew, waits take it
 Each access to bytes (of temporaries, workspaces and leaves) has to come after every earlier access of another queue to
 the same bytes, unless both only read. The lists are played several times, each run in the next slot, as runs overlap.
@@ -74,9 +74,9 @@ def races(program: Program, runs: int = 5) -> list[str]:
     Raises:
         ValueError: not a program of a ``Scheduler(parallel=True)``.
     """
-    lanes = program.partition.assignment.lanes
-    if not all(isinstance(lane.stream, WorkerStream) for lane in lanes):
-        raise ValueError("only programs whose lanes all have threads of their own are played")
+    targets = program.partition.assignment.targets
+    if not all(isinstance(target.stream, WorkerStream) for target in targets):
+        raise ValueError("only programs whose targets all have threads of their own are played")
     play = _Play(program)
     maps = [program.memory_map(slot) for slot in range(program.slots)]
     for run in range(runs):
@@ -87,7 +87,7 @@ def races(program: Program, runs: int = 5) -> list[str]:
 
 def _one_run(play: _Play, program: Program, where: MemoryMap, slot: int, prefix: str) -> None:
     parts, listed = program.partition, program._lists[slot]
-    lanes = parts.assignment.lanes
+    targets = parts.assignment.targets
 
     def regions(places: Iterable[int]) -> list[Region]:
         return [where.places[p] for p in dict.fromkeys(places) if p in where.places]
@@ -95,23 +95,23 @@ def _one_run(play: _Play, program: Program, where: MemoryMap, slot: int, prefix:
     for wait in listed.before:
         _apply(play, wait)
     for tensor, place in parts.inputs.items():
-        stream = lanes[parts.arenas[place]].stream
+        stream = targets[parts.arenas[place]].stream
         play.act(stream, f"{prefix}feeding {tensor.name}", (), regions([place]))
     for call, action in zip(listed.calls, listed.actions, strict=True):
-        lane, split = action.lane, action.split
+        target, split = action.target, action.split
         assert split is not None
         if action.kind in ("mark", "sync"):
             _apply(play, call)
         elif action.copy is not None:
             copy = action.copy
-            stream = lane.copier if copy.cause == "stream" and lane.copier is not None else lane.stream
+            stream = target.copier if copy.cause == "stream" and target.copier is not None else target.stream
             reads = [copy.src.place] if copy.ids is None else [copy.src.place, copy.ids.place]
             play.act(stream, f"{prefix}copy of {copy.tensor.name}", regions(reads), regions([copy.dst.place]))
         elif action.kind == "plan":
             reads = [s.place for item in split.items for s in item.srcs]
             writes = regions([item.out.place for item in split.items])
             scratch = [region for (index, _), region in where.workspaces.items() if index == split.index]
-            play.act(lane.stream, f"{prefix}split {split.index}", regions(reads), writes + scratch)
+            play.act(target.stream, f"{prefix}split {split.index}", regions(reads), writes + scratch)
     for output, operand in zip(parts.graph.outputs, parts.outputs, strict=True):
         if operand is not None:
             fetch = next(f for f in listed.fetches if f.tensor is output)

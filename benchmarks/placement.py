@@ -112,7 +112,7 @@ def _placements(built: Any, found: list[ow.Device], samples: int) -> tuple[float
         truth = value if truth is None else truth
         np.testing.assert_allclose(value, truth, rtol=1e-2, atol=1e-3)
         calls[name] = partial(program.run, built.feeds)
-        kinds[name] = [(split.lane.name, split.nodes) for split in program.splits]
+        kinds[name] = [(split.target.name, split.nodes) for split in program.splits]
     seconds = least(calls, samples)
     # Programs that place every node alike do the same work: the least of them is that of each.
     seconds = {n: min(s for other, s in seconds.items() if kinds[other] == kinds[n]) for n in seconds}

@@ -141,7 +141,7 @@ def test_an_array_on_a_device_becomes_a_weight_there(monkeypatch: pytest.MonkeyP
     with ow.Scheduler([device, ow.device("host")]) as scheduler:
         program = scheduler.build(x * tensor)
         np.testing.assert_array_equal(program.run(x=values), values * values)
-        assert program.splits[0].lane.device is device
+        assert program.splits[0].target.device is device
 
 
 def test_a_device_that_takes_no_arrays_says_so(monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,7 @@ import pytest
 from opweave.errors import Cancelled
 from opweave.host.device import HostDevice
 from opweave.host.storage import copy_bytes
-from opweave.tracing import EVENTS, Happening, Sink
+from opweave.tracing import TRACE, Sink, TraceEvent
 
 
 def test_listeners_hear_what_happens_while_they_listen():
@@ -24,9 +24,9 @@ def test_listeners_hear_what_happens_while_they_listen():
     assert not sink.listening
     sink.emit("run", "after", 0, 0)
     assert first == [
-        Happening("run", "a", 1, 5, {"bytes": 3}),
-        Happening("copy", "b", 6, 7, {}),
-        Happening("run", "c", 8, 9, {}),
+        TraceEvent("run", "a", 1, 5, {"bytes": 3}),
+        TraceEvent("copy", "b", 6, 7, {}),
+        TraceEvent("run", "c", 8, 9, {}),
     ]
     assert [h.name for h in second] == ["b"]
 
@@ -57,10 +57,10 @@ def test_a_listener_can_end_what_it_hears_of():
     a, b = device.alloc(8), HostDevice().alloc(8)
     a.clear(1)
 
-    def cancel(happening):
+    def cancel(event):
         raise Cancelled("enough")
 
-    with EVENTS.listen(cancel):
+    with TRACE.listen(cancel):
         with pytest.raises(Cancelled):
             copy_bytes(b, 0, a, 0, 8)
         with pytest.raises(Cancelled):
@@ -71,7 +71,7 @@ def test_a_listener_can_end_what_it_hears_of():
 
 def test_times_are_in_order():
     seen = []
-    with EVENTS.listen(seen.append):
+    with TRACE.listen(seen.append):
         a, b = HostDevice().alloc(1000), HostDevice().alloc(1000)
         copy_bytes(a, 0, b, 0, 1000)
     assert [h.kind for h in seen] == ["alloc", "alloc", "copy"]

@@ -63,7 +63,7 @@ def expect_wrong(error, picking):
 
 def test_waiting_for_the_stream_raises_it(picking):
     picking.run(WRONG)
-    with pytest.raises(ow.ExecutionError, match="embedding: index 7 is outside of 0 .. 4") as caught:
+    with pytest.raises(ow.ExecutionError, match=r"embedding: index 7 is outside of 0 \.\. 4") as caught:
         picking.stream.synchronize()
     expect_wrong(caught.value, picking)
 
@@ -111,7 +111,7 @@ def test_the_step_is_known_when_its_plan_is_gone(stream, picking):
     gc.collect()
     for _ in range(3):
         picking.run(GOOD)
-    with pytest.raises(ow.ExecutionError, match="embedding: index 7 is outside of 0 .. 4"):
+    with pytest.raises(ow.ExecutionError, match=r"embedding: index 7 is outside of 0 \.\. 4"):
         stream.synchronize()
 
 

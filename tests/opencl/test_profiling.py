@@ -10,7 +10,7 @@ import pytest
 import opweave as ow
 from opweave.contract import Arg, Step
 from opweave.graph.dtypes import as_dtype
-from opweave.tracing import EVENTS, Happening
+from opweave.tracing import TRACE, TraceEvent
 
 N = 1 << 20
 SLACK = 1_000_000  # ns by which the clocks may differ
@@ -32,12 +32,12 @@ def kernels(heard):
 
 
 def test_each_kernel_is_told_with_its_name_and_times(device, steps):
-    heard: list[Happening] = []
+    heard: list[TraceEvent] = []
     with device.open(profiling=True) as stream:
         plan = stream.compile(steps)
         plan.run()  # nobody listens yet
         stream.synchronize()
-        with EVENTS.listen(heard.append):
+        with TRACE.listen(heard.append):
             before = perf_counter_ns()
             plan.run()
             stream.synchronize()
@@ -50,24 +50,24 @@ def test_each_kernel_is_told_with_its_name_and_times(device, steps):
 
 
 def test_streams_that_are_opened_while_somebody_listens_tell_their_kernels(device, steps):
-    heard: list[Happening] = []
-    with EVENTS.listen(heard.append), device.open() as stream:
+    heard: list[TraceEvent] = []
+    with TRACE.listen(heard.append), device.open() as stream:
         stream.compile(steps).run()
         stream.synchronize()
     assert [h.name for h in kernels(heard)] == ["add", "exp", "neg"]
 
 
 def test_a_kernel_of_several_steps_is_named_after_all(device, steps):
-    heard: list[Happening] = []
-    with EVENTS.listen(heard.append), device.open(profiling=True) as stream:
+    heard: list[TraceEvent] = []
+    with TRACE.listen(heard.append), device.open(profiling=True) as stream:
         stream.compile(stream.fuse(steps)).run()
         stream.synchronize()
     assert " ".join(h.name for h in kernels(heard)) == "add exp neg"
 
 
 def test_other_streams_do_not_pay_for_it(device, stream, steps):
-    heard: list[Happening] = []
-    with EVENTS.listen(heard.append):
+    heard: list[TraceEvent] = []
+    with TRACE.listen(heard.append):
         stream.run(steps)
         stream.synchronize()
     assert not kernels(heard)
@@ -75,22 +75,22 @@ def test_other_streams_do_not_pay_for_it(device, stream, steps):
 
 
 def test_what_nobody_listened_to_is_not_told_later(device, steps):
-    heard: list[Happening] = []
+    heard: list[TraceEvent] = []
     with device.open(profiling=True) as stream:
         plan = stream.compile(steps)
-        with EVENTS.listen(heard.append):
+        with TRACE.listen(heard.append):
             plan.run()
         stream.synchronize()
-        with EVENTS.listen(heard.append):
+        with TRACE.listen(heard.append):
             stream.synchronize()
     assert not kernels(heard)
 
 
 def test_a_program_is_told_step_by_step(device):
-    heard: list[Happening] = []
+    heard: list[TraceEvent] = []
     x = ow.input("x", (64, 64))
     with device.open(profiling=True) as stream, ow.Scheduler([stream, "host"]) as scheduler:
         program = scheduler.build(ow.softmax(x) @ x)
-        with EVENTS.listen(heard.append):
+        with TRACE.listen(heard.append):
             program.run(x=np.ones((64, 64), np.float32))
     assert {"softmax", "matmul"} <= {h.name for h in kernels(heard)}

@@ -99,7 +99,7 @@ def test_nothing_is_copied_between_cpu_and_torch_cpu(device):
     c = (b - a).named("c")
     with ow.Scheduler([device, cpu]) as scheduler:
         program = scheduler.build([a, b, c], pins={a.srcs[0]: cpu, a: device, b: cpu, c: device})
-        assert [split.lane.device for split in program.splits] == [cpu, device, cpu, device]
+        assert [split.target.device for split in program.splits] == [cpu, device, cpu, device]
         assert program.n_copies == 0
         # What one writes is what the other reads: one buffer, one place in it.
         for split, following in zip(program.splits, program.splits[1:], strict=False):

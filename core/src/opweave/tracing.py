@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any, NamedTuple
 
-__all__ = ["EVENTS", "Happening", "Sink"]
+__all__ = ["TRACE", "Sink", "TraceEvent"]
 
 
-class Happening(NamedTuple):
+class TraceEvent(NamedTuple):
     """One thing that happened.
 
     Attributes:
@@ -34,26 +34,26 @@ class Happening(NamedTuple):
 
 
 class Sink:
-    """Hands every `Happening` to every listener, in the thread where it happens and after it has happened.
+    """Hands every `TraceEvent` to every listener, in the thread where it happens and after it has happened.
 
     What a listener raises comes out of what emitted: a listener can end a run.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._listeners: tuple[Callable[[Happening], None], ...] = ()
+        self._listeners: tuple[Callable[[TraceEvent], None], ...] = ()
         self.listening = False
         self.detailed = False
         """Whether somebody wants to hear of every step, which costs a microsecond each."""
 
     def emit(self, kind: str, name: str, start: int, end: int, **data: Any) -> None:
-        happening = Happening(kind, name, start, end, data)
+        event = TraceEvent(kind, name, start, end, data)
         for listener in self._listeners:
-            listener(happening)
+            listener(event)
 
     @contextmanager
-    def listen(self, listener: Callable[[Happening], None]) -> Iterator[None]:
-        """Within the ``with`` block ``listener`` is called with every happening of the process."""
+    def listen(self, listener: Callable[[TraceEvent], None]) -> Iterator[None]:
+        """Within the ``with`` block ``listener`` is called with every event of the process."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
             self.listening = True
@@ -67,4 +67,4 @@ class Sink:
                 self.listening = bool(left)
 
 
-EVENTS = Sink()
+TRACE = Sink()

@@ -34,7 +34,7 @@ from opweave.graph.dtypes import bf16, f32, q8_0
 from opweave.graph.layout import dense_strides
 from opweave.graph.tensor import Tensor, constant, input
 from opweave.host.device import HostDevice
-from opweave.tracing import EVENTS
+from opweave.tracing import TRACE
 from tests.support.async_device import AsyncDevice
 from tests.support.example_backend import ExampleDevice
 
@@ -680,7 +680,7 @@ def test_repacked_host_memory_is_not_read_past_its_unpacking():
 
 def test_taking_and_giving_back_memory_is_announced():
     seen = []
-    with EVENTS.listen(lambda h: seen.append((h.kind, h.name, h.data["bytes"]))):
+    with TRACE.listen(lambda h: seen.append((h.kind, h.name, h.data["bytes"]))):
         ExampleDevice().alloc(100, Usage.WEIGHTS).free()
     assert seen == [("alloc", "exampledevice", 100), ("free", "exampledevice", 100)]
 

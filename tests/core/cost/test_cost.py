@@ -17,23 +17,23 @@ from opweave.cost.store import cache_folder
 from tests.support.devices import Plain, Separate
 
 
-def table(rng: random.Random, lanes: int, most: float) -> list[list[float]]:
-    return [[0.0 if a == b else rng.uniform(0, most) for b in range(lanes)] for a in range(lanes)]
+def table(rng: random.Random, targets: int, most: float) -> list[list[float]]:
+    return [[0.0 if a == b else rng.uniform(0, most) for b in range(targets)] for a in range(targets)]
 
 
-def problem(seed: int, sources: list[tuple[int, ...]], lanes: int, refused: float = 0.2) -> Problem:
-    """Random costs; some lanes refuse some nodes."""
+def problem(seed: int, sources: list[tuple[int, ...]], targets: int, refused: float = 0.2) -> Problem:
+    """Random costs; some targets refuse some nodes."""
     rng = random.Random(seed)
     own = []
     for _ in sources:
-        row = [rng.uniform(0, 1) if rng.random() > refused else inf for _ in range(lanes)]
-        row[rng.randrange(lanes)] = rng.uniform(0, 1)
+        row = [rng.uniform(0, 1) if rng.random() > refused else inf for _ in range(targets)]
+        row[rng.randrange(targets)] = rng.uniform(0, 1)
         own.append(row)
-    return Problem(own, sources, [table(rng, lanes, rng.choice([0.1, 1.0])) for _ in sources])
+    return Problem(own, sources, [table(rng, targets, rng.choice([0.1, 1.0])) for _ in sources])
 
 
 def least(p: Problem) -> float:
-    return min(p.seconds(lanes) for lanes in product(range(len(p.own[0])), repeat=len(p.own)))
+    return min(p.seconds(targets) for targets in product(range(len(p.own[0])), repeat=len(p.own)))
 
 
 def chain(n: int, rng: random.Random) -> list[tuple[int, ...]]:
@@ -62,26 +62,26 @@ def anything(n: int, rng: random.Random) -> list[tuple[int, ...]]:
 
 class TestOptimiser:
     @pytest.mark.parametrize("shape", [chain, into_one, out_of_one], ids=lambda f: f.__name__)
-    @pytest.mark.parametrize("lanes", [2, 3])
-    def test_chains_and_trees_get_the_least_seconds_possible(self, shape, lanes):
+    @pytest.mark.parametrize("targets", [2, 3])
+    def test_chains_and_trees_get_the_least_seconds_possible(self, shape, targets):
         for seed in range(60):
-            p = problem(seed, shape(7, random.Random(seed)), lanes)
+            p = problem(seed, shape(7, random.Random(seed)), targets)
             assert solve(p).seconds == pytest.approx(least(p), abs=1e-12), seed
 
-    @pytest.mark.parametrize(("lanes", "nodes"), [(2, 10), (3, 7)])
-    def test_graphs_get_nearly_the_least(self, lanes, nodes):
+    @pytest.mark.parametrize(("targets", "nodes"), [(2, 10), (3, 7)])
+    def test_graphs_get_nearly_the_least(self, targets, nodes):
         over = []
         for seed in range(100):
-            p = problem(seed, anything(nodes, random.Random(seed)), lanes)
+            p = problem(seed, anything(nodes, random.Random(seed)), targets)
             over.append(solve(p).seconds / least(p) - 1)
         assert np.mean(over) <= 0.01
         assert sorted(over)[94] <= 0.05, "95 of 100 within five percent"
 
-    def test_the_seconds_are_those_of_the_lanes_and_every_node_runs(self):
+    def test_the_seconds_are_those_of_the_targets_and_every_node_runs(self):
         for seed in range(20):
             p = problem(seed, anything(30, random.Random(seed)), 4)
             found = solve(p)
-            assert found.seconds == pytest.approx(p.seconds(found.lanes))
+            assert found.seconds == pytest.approx(p.seconds(found.targets))
             assert found.seconds < inf
 
     @pytest.mark.parametrize("shape", [chain, anything], ids=lambda f: f.__name__)
@@ -96,7 +96,7 @@ class TestOptimiser:
         assert solve(problem(0, sources, 3)).steps <= 500 * 20_000
 
     def test_nothing_to_do(self):
-        assert solve(Problem([], [], [])).lanes == []
+        assert solve(Problem([], [], [])).targets == []
 
 
 class TestCurves:
@@ -255,11 +255,11 @@ class TestPlacement:
         b = with_profile(Plain("b"), {ANY: 1.0}, 0.0, switch=20.0)
         y = ow.neg(ow.relu(ow.exp(x)))
         program = ow.Scheduler([a, b], placement="cost").build(y)
-        assert {split.lane.name for split in program.splits} == {"b"}
+        assert {split.target.name for split in program.splits} == {"b"}
         with program.observe(lambda node, value: None):
             program.run(x=np.ones((4, 4), np.float32))
             assert program._watching is not None
-            assert {split.lane.name for split in program._watching.splits} == {"b"}
+            assert {split.target.name for split in program._watching.splits} == {"b"}
 
     def test_memory_that_does_not_suffice_is_avoided_or_said(self, x):
         quick = ow.simulate("quick", flops=1e12, bandwidth=1e12, memory=1000)

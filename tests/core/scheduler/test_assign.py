@@ -206,7 +206,7 @@ def test_a_device_is_named_once():
         ow.Scheduler([])
 
 
-def test_equal_streams_of_one_device_are_two_lanes(x):
+def test_equal_streams_of_one_device_are_two_targets(x):
     device = Plain("cpu")
     with device.open() as a, device.open() as b:
         plan = ow.Scheduler([a, b]).split(ow.exp(ow.neg(x)), {ow.neg(x): b, ow.exp(ow.neg(x)): a})

@@ -514,7 +514,7 @@ def test_split_buffers_are_found_and_put_a_tensor_in_shards(x):
     assert [shard.size for shard in placement.handle] == [2 * 24, 6 * 24]
     np.testing.assert_array_equal(ow.read(weight), array(8, 6))
     program = ow.Scheduler([main, HostDevice()]).build(ow.linear(x, weight))
-    assert [s.lane.name for s in program.splits] == ["cards:0"]
+    assert [s.target.name for s in program.splits] == ["cards:0"]
     v = array(4, 6, seed=1)
     np.testing.assert_allclose(program.run(x=v), v @ array(8, 6).T, rtol=1e-5)
 

@@ -63,10 +63,10 @@ def run_case(
         pins = {}
         for node in [n.root for n in case.nodes if n.root.op is not None]:
             device = rng.choice(devices)
-            lane = scheduler._lanes[devices.index(device)]
+            target = scheduler._targets[devices.index(device)]
             if node in reachable and rng.random() < 0.3:
                 assert node.signature is not None
-                if lane.verdict(node.signature).reason is None:
+                if target.verdict(node.signature).reason is None:
                     pins[node] = device
         program = scheduler.build(case.outputs, pins)
         for slot in range(program.slots):

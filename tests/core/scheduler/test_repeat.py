@@ -17,7 +17,7 @@ import pytest
 
 import opweave as ow
 from opweave.contract import Call, Stream
-from opweave.tracing import EVENTS, Happening
+from opweave.tracing import TRACE, TraceEvent
 from tests.support.devices import BASIC, Separate
 
 F = np.float32
@@ -237,8 +237,8 @@ def test_observers_and_listeners_that_come_in_between_hear_of_everything(x):
         program.run(x=ONES)
     assert len(shown) == 2 * 4
     program.run(x=ONES)
-    heard: list[Happening] = []
-    with EVENTS.listen(heard.append):
+    heard: list[TraceEvent] = []
+    with TRACE.listen(heard.append):
         program.run(x=ONES)
     assert [h.kind for h in heard if h.kind != "sync"] == ["plan", "copy", "plan", "copy", "plan", "copy", "plan"]
     np.testing.assert_array_equal(program.run(x=ONES), want(ONES))

@@ -11,7 +11,7 @@ import pytest
 import opweave as ow
 from opweave.contract import MemorySpace
 from opweave.host.device import HostDevice
-from opweave.tracing import EVENTS, Happening
+from opweave.tracing import TRACE, TraceEvent
 from tests.support.devices import BASIC, Plain, Separate
 
 F = np.float32
@@ -541,10 +541,10 @@ def test_explain_tells_splits_copies_causes_refusals_and_memory(x):
 
 
 def test_listeners_hear_builds_plans_and_copies(x):
-    heard: list[Happening] = []
+    heard: list[TraceEvent] = []
     s = ow.Scheduler([Separate("far", ["exp"]), HostDevice()])
     y = ow.neg(ow.exp(x).named("hidden"))
-    with EVENTS.listen(heard.append):
+    with TRACE.listen(heard.append):
         program = s.build(y)
         program.run(x=array(4, 4))
     program.run(x=array(4, 4))

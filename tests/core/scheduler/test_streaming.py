@@ -96,9 +96,9 @@ def test_asynchronous_devices_bring_weights_on_a_second_stream():
         program = scheduler.build(y)
         for _ in range(3):
             np.testing.assert_array_equal(program.run(x=VALUES), expected(VALUES, arrays))
-        lane = scheduler._lanes[0]
-        assert isinstance(lane.copier, ThreadStream)
-        assert lane.copier is not lane.stream
+        target = scheduler._targets[0]
+        assert isinstance(target.copier, ThreadStream)
+        assert target.copier is not target.stream
 
 
 @pytest.mark.parametrize("parallel", [False, True])

@@ -10,7 +10,7 @@ import pytest
 
 import opweave as ow
 from opweave.host.device import HostDevice
-from opweave.tracing import EVENTS
+from opweave.tracing import TRACE
 from tests.support.devices import Separate
 
 F = np.float32
@@ -55,8 +55,8 @@ def test_steps_are_recorded_when_asked_for():
         with ow.trace() as timeline:
             program.run(x=np.ones(256, F))
         assert [e.kind for e in timeline.events] == ["plan"]
-        assert not EVENTS.listening
-        assert not EVENTS.detailed
+        assert not TRACE.listening
+        assert not TRACE.detailed
 
 
 def test_memory_is_counted():

@@ -167,7 +167,7 @@ class TestCluster:
         assert not predicted.short
         assert all(sum(use) <= 50 << 20 for use in predicted.memory.values())
         assert plan.n_copies == 3
-        assert [s.lane.name for s in plan.splits] == [f"gpu:{i}" for i in range(4)]
+        assert [s.target.name for s in plan.splits] == [f"gpu:{i}" for i in range(4)]
         assert plan.cause_of(plan.splits[0].nodes[0]) == "cost"
         # Two between the host and the devices, three from one to the next.
         value = 16 * 1024 * 4
@@ -297,7 +297,7 @@ def test_what_has_no_room_on_the_best_device_spills_over_to_the_next():
     few = [ow.simulate(f"d{i}", memory=18 << 20, **like) for i in range(6)]
     plan = ow.Scheduler(few, placement="cost").split(y)
     assert plan.predicted.short == {}
-    assert [split.lane.name for split in plan.splits] == ["d0", "d1", "d2", "d3"]
+    assert [split.target.name for split in plan.splits] == ["d0", "d1", "d2", "d3"]
     assert {plan.partition.assignment.causes[n] for n in plan.partition.graph.nodes} == {"cost"}
     roomy = [ow.simulate(f"d{i}", memory=1 << 30, **like) for i in range(2)]
     assert len(ow.Scheduler(roomy, placement="cost").split(y).splits) == 1

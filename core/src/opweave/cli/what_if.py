@@ -38,10 +38,10 @@ def show_what_if(graph: str, cluster: str, *, pipeline: bool, as_json: bool) -> 
         described = read_cluster(cluster)
         plan = what_if(_outputs(graph), described, pipeline=pipeline)
         predicted = plan.predicted
-    sizes = {d.name: d.mem_info()[1] for d in (lane.device for lane in plan.partition.assignment.lanes)}
+    sizes = {d.name: d.mem_info()[1] for d in (target.device for target in plan.partition.assignment.targets)}
     counts = dict.fromkeys(predicted.busy, 0)
     for split in plan.splits:
-        counts[split.lane.name] += len(split.items)
+        counts[split.target.name] += len(split.items)
     if as_json:
         print_json(_as_json(described, predicted, sizes, counts))
     else:

@@ -25,7 +25,7 @@ Values = Literal["normal", "positive", "negative", "large", "special", "ties", "
 """What a leaf is filled with: ``normal`` values around 0; ``positive`` and ``negative`` ones; ``special``: normal ones
 with NaN, infinities and zeros among them, or quantized blocks with NaN and infinities among their scales; ``large``:
 normal ones around 2^15, where types have few digits left; ``ties``: few different values; ``halves``: multiples of 1/2;
-``ids``: distinct integers below ``high`` as far as there are enough; ``mask``: 0 and -inf, never -inf alone in a row."""
+``ids``: distinct integers below ``high`` as far as there are enough; ``mask``: 0 and -inf, never all -inf in a row."""
 
 
 class Operand(NamedTuple):

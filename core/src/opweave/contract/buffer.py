@@ -21,7 +21,7 @@ from opweave.errors import BoundsError, HazardError, LayoutError, LifetimeError
 from opweave.graph.dtypes import u8
 from opweave.graph.layout import span
 from opweave.graph.tensor import Placement
-from opweave.tracing import EVENTS
+from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -299,9 +299,9 @@ class Buffer:
             self.type._free(handle)
         finally:
             self.owner = None
-        if EVENTS.listening:
+        if TRACE.listening:
             now = perf_counter_ns()
-            EVENTS.emit("free", self.name, now, now, bytes=self.size, device=self.device.name)
+            TRACE.emit("free", self.name, now, now, bytes=self.size, device=self.device.name)
 
     def __del__(self) -> None:
         # A constructor that failed leaves no attributes; an interpreter that shuts down may have lost the driver.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from opweave.contract.buffer import Buffer, MultiBuffer
 from opweave.contract.space import Handle, MemorySpace, Usage, round_up
 from opweave.errors import AllocationError, BoundsError, Broken
-from opweave.tracing import EVENTS
+from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
@@ -102,7 +102,7 @@ class BufferType:
         if size < 0:
             raise BoundsError(f"cannot allocate {size} bytes")
         self._check_max(size)
-        start = perf_counter_ns() if EVENTS.listening else 0
+        start = perf_counter_ns() if TRACE.listening else 0
         try:
             handle = self._alloc(max(size, 1), usage)
         except MemoryError as error:
@@ -118,8 +118,8 @@ class BufferType:
                 f"{self.name}: _alloc returned {buffer.address}, which is no address aligned to {self.alignment}",
                 remedy="align it; if handles are integers but no addresses, override _address to return None",
             )
-        if EVENTS.listening:
-            EVENTS.emit(
+        if TRACE.listening:
+            TRACE.emit(
                 "alloc", self.name, start, perf_counter_ns(), bytes=size, usage=usage.value, device=self.device.name
             )
         return buffer

@@ -18,7 +18,7 @@ from opweave.cost.profile import Curve, OpCost, Profile, work
 from opweave.cost.samples import EXPERTS, SAMPLES, Sample
 from opweave.errors import OpweaveError
 from opweave.graph.dtypes import u8
-from opweave.scheduler.target import Lane, unbound_step
+from opweave.scheduler.target import Target, unbound_step
 
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
@@ -56,14 +56,14 @@ def measure(device: Device, progress: Progress | None = None) -> Profile:
     """
     stream = device.open()
     try:
-        return _Measurement(device, Lane(0, stream, None, owned=True), progress).run()
+        return _Measurement(device, Target(0, stream, None, owned=True), progress).run()
     finally:
         stream.close()
 
 
 class _Measurement:
-    def __init__(self, device: Device, lane: Lane, progress: Progress | None) -> None:
-        self.device, self.lane, self.stream = device, lane, lane.stream
+    def __init__(self, device: Device, target: Target, progress: Progress | None) -> None:
+        self.device, self.target, self.stream = device, target, target.stream
         self.progress: Final = progress
         self.done = 0
         self.pause: Final = _Pause()
@@ -118,7 +118,7 @@ class _Measurement:
 
     def _measure_switch(self, node: Tensor) -> None:
         """What running a plan takes beyond its steps: at once after another run of it, and after a pause."""
-        with _Bound(self.lane, node) as bound:
+        with _Bound(self.target, node) as bound:
             one, many = self._timed(bound, 1), self._timed(bound, MOST_STEPS)
             step = max(many - one, 0.0) / (MOST_STEPS - 1)
             self.overhead = min(self.overhead, max(one - step, 0.0))
@@ -143,9 +143,9 @@ class _Measurement:
         for node in nodes:
             signature = node.signature
             assert signature is not None
-            if self.lane.verdict(signature).reason is not None:
+            if self.target.verdict(signature).reason is not None:
                 continue
-            with _Bound(self.lane, node) as bound:
+            with _Bound(self.target, node) as bound:
                 seconds = self._timed(bound, 1)
                 count = int(min(MOST_STEPS, RUN_SECONDS / max(seconds - overhead, 1e-7)))
                 if count > 1:
@@ -172,24 +172,24 @@ def _cost(sample: Sample, by_bytes: Points | None, by_flops: Points | None) -> O
 class _Bound:
     """A node as a step with memory of its own, until the ``with`` block ends."""
 
-    def __init__(self, lane: Lane, node: Tensor) -> None:
+    def __init__(self, target: Target, node: Tensor) -> None:
         assert node.signature is not None
-        verdict = lane.verdict(node.signature)
-        step = unbound_step(node.signature, lane.device, packed=verdict.packed)
+        verdict = target.verdict(node.signature)
+        step = unbound_step(node.signature, target.device, packed=verdict.packed)
         self.buffers: list[Buffer] = []
         try:
-            out, *srcs = [self._bind(lane, arg) for arg in (step.out, *step.srcs)]
+            out, *srcs = [self._bind(target, arg) for arg in (step.out, *step.srcs)]
             scratch = None
             if verdict.workspace:
-                self.buffers.append(lane.buffer_type.alloc(verdict.workspace))
+                self.buffers.append(target.buffer_type.alloc(verdict.workspace))
                 scratch = Arg(self.buffers[-1], 0, u8, (verdict.workspace,), (1,))
         except BaseException:
             self.__exit__()
             raise
         self.group: Final = Group((Step(step.op, out, tuple(srcs), step.attrs),), verdict.workspace, scratch)
 
-    def _bind(self, lane: Lane, arg: Arg) -> Arg:
-        buffer = lane.buffer_type.alloc(max(arg.nbytes, 1))
+    def _bind(self, target: Target, arg: Arg) -> Arg:
+        buffer = target.buffer_type.alloc(max(arg.nbytes, 1))
         self.buffers.append(buffer)
         if arg.dtype.is_float:
             buffer.upload(0, np.full(arg.shape, 0.5, arg.dtype.numpy))

@@ -1,10 +1,10 @@
-"""Choosing a lane for each of many nodes so that the sum of their costs and of their copies is least.
+"""Choosing a target for each of many nodes so that the sum of their costs and of their copies is least.
 
-A node costs what it takes on its lane; its value costs one copy for every further lane that reads it. Finding the least
-sum is NP-hard in general. Two dynamic programmes over the topological order, each exact on the trees that run its way
-(towards one sink, out of one source; chains both ways), share the cost of a value among its readers or sources where
-there are several. Then sweeps move single nodes and connected groups of nodes of one lane while that saves time.
-Everything is linear in nodes and edges; `Solution.steps` counts.
+A node costs what it takes on its target; its value costs one copy for every further target that reads it. Finding the
+least sum is NP-hard in general. Two dynamic programmes over the topological order, each exact on the trees that run
+its way (towards one sink, out of one source; chains both ways), share the cost of a value among its readers or
+sources where there are several. Then sweeps move single nodes and connected groups of nodes of one target while that
+saves time. Everything is linear in nodes and edges; `Solution.steps` counts.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["Problem", "Solution", "solve"]
 
 SWEEPS: Final = 4
 SUBSETS_UP_TO: Final = 4
-"""Lanes up to which every set of lanes that a value may be copied to is looked at."""
+"""Targets up to which every set of targets that a value may be copied to is looked at."""
 
 
 class Problem(NamedTuple):
     """Nodes in topological order.
 
     Attributes:
-        own: ``own[v][d]`` seconds of node ``v`` on lane ``d``, ``inf`` where it cannot run.
+        own: ``own[v][d]`` seconds of node ``v`` on target ``d``, ``inf`` where it cannot run.
         sources: the nodes whose values each one reads, each once.
-        moves: ``moves[v][a][b]`` seconds of copying the value of ``v`` from lane ``a`` to lane ``b``.
+        moves: ``moves[v][a][b]`` seconds of copying the value of ``v`` from target ``a`` to target ``b``.
     """
 
     own: Sequence[Sequence[float]]
@@ -42,30 +42,30 @@ class Problem(NamedTuple):
                 result[u].append(v)
         return result
 
-    def seconds(self, lanes: Sequence[int]) -> float:
+    def seconds(self, targets: Sequence[int]) -> float:
         """What an assignment costs in all."""
         reached: list[set[int]] = [set() for _ in self.own]
         for v, sources in enumerate(self.sources):
             for u in sources:
-                reached[u].add(lanes[v])
+                reached[u].add(targets[v])
         total = 0.0
-        for v, lane in enumerate(lanes):
-            total += self.own[v][lane]
+        for v, target in enumerate(targets):
+            total += self.own[v][target]
             for d in reached[v]:
-                total += self.moves[v][lane][d]
+                total += self.moves[v][target][d]
         return total
 
 
 class Solution(NamedTuple):
-    """The lane of every node, what all costs, and how many additions and comparisons it took to find."""
+    """The target of every node, what all costs, and how many additions and comparisons it took to find."""
 
-    lanes: list[int]
+    targets: list[int]
     seconds: float
     steps: int
 
 
 def solve(problem: Problem) -> Solution:
-    """An assignment that costs little: the least possible on chains and trees. Every node can run on some lane."""
+    """An assignment that costs little: the least possible on chains and trees. Every node can run on some target."""
     if not problem.own:
         return Solution([], 0.0, 0)
     solver = _Solver(problem)
@@ -78,69 +78,69 @@ class _Solver:
     def __init__(self, problem: Problem) -> None:
         self.own, self.sources, self.moves = problem
         self.readers: Final = problem.readers
-        self.lanes: Final = range(len(self.own[0]))
+        self.targets: Final = range(len(self.own[0]))
         self.steps = 0
 
     # --- dynamic programmes -----------------------------------------------------------------------------------------
 
     def towards_sinks(self) -> list[int]:
         """Exact where every value has one reader."""
-        lanes, moves = self.lanes, self.moves
-        best: list[list[float]] = []  # seconds of everything up to a node, by its lane
+        targets, moves = self.targets, self.moves
+        best: list[list[float]] = []  # seconds of everything up to a node, by its target
         for v, own in enumerate(self.own):
             row = list(own)
             for u in self.sources[v]:
                 share = len(self.readers[u])
                 before = [s / share for s in best[u]]
-                for d in lanes:
+                for d in targets:
                     if row[d] < inf:
-                        row[d] += min([before[e] + moves[u][e][d] for e in lanes])
-                self.steps += len(lanes) ** 2
+                        row[d] += min([before[e] + moves[u][e][d] for e in targets])
+                self.steps += len(targets) ** 2
             best.append(row)
         result = [0] * len(best)
         for v in range(len(best) - 1, -1, -1):
             wanted = {result[w] for w in self.readers[v]}
-            result[v] = min(lanes, key=[s + sum([moves[v][d][e] for e in wanted]) for d, s in enumerate(best[v])]
+            result[v] = min(targets, key=[s + sum([moves[v][d][e] for e in wanted]) for d, s in enumerate(best[v])]
                             .__getitem__)  # fmt: skip
-            self.steps += len(lanes) * (1 + len(wanted))
+            self.steps += len(targets) * (1 + len(wanted))
         return result
 
     def out_of_sources(self) -> list[int]:
         """Exact where every node has one source."""
-        lanes = self.lanes
-        best: list[list[float]] = [[] for _ in self.own]  # seconds of everything from a node on, by its lane
+        targets = self.targets
+        best: list[list[float]] = [[] for _ in self.own]  # seconds of everything from a node on, by its target
         shared: list[list[float]] = [[] for _ in self.own]  # of that what one of its sources answers for
         for v in range(len(self.own) - 1, -1, -1):
             best[v] = [s if s == inf else s + self._meet(v, d, shared)[0] for d, s in enumerate(self.own[v])]
             share = max(len(self.sources[v]), 1)
             shared[v] = [s / share for s in best[v]]
         result = [0] * len(best)
-        paid: list[frozenset[int]] = []  # the lanes that a value is brought to
+        paid: list[frozenset[int]] = []  # the targets that a value is brought to
         for v, after in enumerate(best):
 
             def total(d: int, after: list[float] = after, v: int = v) -> float:
                 return after[d] + sum([self.moves[u][result[u]][d] for u in self.sources[v] if d not in paid[u]])
 
-            result[v] = min(lanes, key=total)
-            self.steps += len(lanes) * (1 + len(self.sources[v]))
+            result[v] = min(targets, key=total)
+            self.steps += len(targets) * (1 + len(self.sources[v]))
             paid.append(self._meet(v, result[v], shared)[1])
         return result
 
-    def _meet(self, v: int, lane: int, shared: Sequence[Sequence[float]]) -> tuple[float, frozenset[int]]:
-        """Seconds of the readers of ``v`` on ``lane`` and of bringing it to them, and the lanes to bring it to."""
-        readers, cost = self.readers[v], self.moves[v][lane]
-        self.steps += len(readers) * len(self.lanes)
+    def _meet(self, v: int, target: int, shared: Sequence[Sequence[float]]) -> tuple[float, frozenset[int]]:
+        """Seconds of the readers of ``v`` on ``target`` and of bringing it to them, and the targets to bring it to."""
+        readers, cost = self.readers[v], self.moves[v][target]
+        self.steps += len(readers) * len(self.targets)
         if not readers:
             return 0.0, frozenset()
-        if len(readers) == 1 or len(self.lanes) > SUBSETS_UP_TO:
+        if len(readers) == 1 or len(self.targets) > SUBSETS_UP_TO:
             total, used = 0.0, set()
             for w in readers:
-                d = min(self.lanes, key=[s + c for s, c in zip(shared[w], cost, strict=True)].__getitem__)
+                d = min(self.targets, key=[s + c for s, c in zip(shared[w], cost, strict=True)].__getitem__)
                 total += shared[w][d] + cost[d]
                 used.add(d)
             return total, frozenset(used)
-        best, chosen = inf, frozenset(self.lanes)
-        for subset in _subsets(self.lanes):
+        best, chosen = inf, frozenset(self.targets)
+        for subset in _subsets(self.targets):
             self.steps += len(readers)
             total = sum([cost[d] for d in subset]) + sum([min([shared[w][d] for d in subset]) for w in readers])
             if total < best:
@@ -149,10 +149,10 @@ class _Solver:
 
     # --- sweeps -----------------------------------------------------------------------------------------------------
 
-    def refine(self, lanes: list[int]) -> list[int]:
-        """Move nodes, and connected groups of nodes of one lane, while that saves time."""
-        state = _State(self, lanes)
-        order = range(len(lanes))
+    def refine(self, targets: list[int]) -> list[int]:
+        """Move nodes, and connected groups of nodes of one target, while that saves time."""
+        state = _State(self, targets)
+        order = range(len(targets))
         for _ in range(SWEEPS):
             moved = False
             for nodes in chain(((v,) for v in order), ((v,) for v in reversed(order)), state.groups()):
@@ -163,24 +163,24 @@ class _Solver:
         return state.at
 
 
-def _subsets(lanes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    return chain.from_iterable(combinations(lanes, n) for n in range(1, len(lanes) + 1))
+def _subsets(targets: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    return chain.from_iterable(combinations(targets, n) for n in range(1, len(targets) + 1))
 
 
 class _State:
-    """An assignment that changes, and how many readers each value has on each lane."""
+    """An assignment that changes, and how many readers each value has on each target."""
 
-    def __init__(self, solver: _Solver, lanes: list[int]) -> None:
+    def __init__(self, solver: _Solver, targets: list[int]) -> None:
         self.own, self.sources, self.moves, self.readers = solver.own, solver.sources, solver.moves, solver.readers
-        self.lanes, self.at = solver.lanes, lanes
+        self.targets, self.at = solver.targets, targets
         self.steps = 0
-        self.count = [[0] * len(self.lanes) for _ in lanes]
+        self.count = [[0] * len(self.targets) for _ in targets]
         for v, sources in enumerate(self.sources):
             for u in sources:
-                self.count[u][lanes[v]] += 1
+                self.count[u][targets[v]] += 1
 
     def groups(self) -> Iterator[tuple[int, ...]]:
-        """Connected nodes of one lane, the smallest groups first."""
+        """Connected nodes of one target, the smallest groups first."""
         parent = list(range(len(self.at)))
 
         def find(v: int) -> int:
@@ -200,26 +200,26 @@ class _State:
                 yield tuple(group)
 
     def improve(self, nodes: tuple[int, ...]) -> bool:
-        """Move nodes of one lane to another one together, if that saves time."""
+        """Move nodes of one target to another one together, if that saves time."""
         a = self.at[nodes[0]]
         inside: dict[int, int] = {}  # value -> how many of the nodes read it
         for v in nodes:
             for u in self.sources[v]:
                 inside[u] = inside.get(u, 0) + 1
         group = frozenset(nodes)
-        gain, target = 1e-15, a
-        for b in self.lanes:
+        gain, best = 1e-15, a
+        for b in self.targets:
             if b != a:
                 saved = self._saved(nodes, group, inside, a, b)
                 if saved > gain:
-                    gain, target = saved, b
-        if target == a:
+                    gain, best = saved, b
+        if best == a:
             return False
         for v in nodes:
-            self.at[v] = target
+            self.at[v] = best
         for u, n in inside.items():
             self.count[u][a] -= n
-            self.count[u][target] += n
+            self.count[u][best] += n
         return True
 
     def _saved(self, nodes: tuple[int, ...], group: frozenset[int], inside: dict[int, int], a: int, b: int) -> float:
@@ -230,12 +230,12 @@ class _State:
                 return saved
             count, moves = self.count[v], self.moves[v]
             own = inside.get(v, 0)
-            for d in self.lanes:
+            for d in self.targets:
                 if count[d]:
                     saved += moves[a][d]
                 if (count[d] - own if d == a else count[d]) > 0:
                     saved -= moves[b][d]
-            self.steps += len(self.lanes)
+            self.steps += len(self.targets)
         for u, n in inside.items():
             self.steps += 1
             if u not in group:

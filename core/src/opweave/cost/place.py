@@ -16,7 +16,7 @@ from opweave.cost.optimize import Problem, solve
 from opweave.cost.predict import predict, room_of
 from opweave.cost.profile import CostModel
 from opweave.cost.store import profile
-from opweave.scheduler.assign import Assignment, assign, lane_at
+from opweave.scheduler.assign import Assignment, assign, target_at
 from opweave.scheduler.partition import Partition, partition
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from opweave.cost.profile import Profile
     from opweave.graph.graph import Graph
     from opweave.graph.tensor import Placement, Tensor
-    from opweave.scheduler.target import Lane
+    from opweave.scheduler.target import Target
 
 __all__ = ["live_bytes", "place_by_cost"]
 
@@ -37,7 +37,7 @@ CHOICES: Final = frozenset(
 
 def place_by_cost(
     graph: Graph,
-    lanes: Sequence[Lane],
+    targets: Sequence[Target],
     pins: Mapping[Tensor, int],
     op_offload: bool,
     placed: Mapping[Tensor, Placement],
@@ -50,20 +50,20 @@ def place_by_cost(
     Raises:
         UnsupportedOpError: as `assign`.
     """
-    model = CostModel(lanes, [profile(lane.device) for lane in lanes])
-    rules = assign(graph, lanes, pins, op_offload, placed)
+    model = CostModel(targets, [profile(target.device) for target in targets])
+    rules = assign(graph, targets, pins, op_offload, placed)
     assignments = [rules]
-    fixed = {t: at for t, at in rules.lane_of.items() if rules.causes[t] in ("pinned", "storage") and t.op}
+    fixed = {t: at for t, at in rules.target_of.items() if rules.causes[t] in ("pinned", "storage") and t.op}
 
     def assigned(choice: Mapping[Tensor, int]) -> Assignment:
-        wanted = {node: choice.get(node, at) for node, at in rules.lane_of.items() if node.op is not None}
+        wanted = {node: choice.get(node, at) for node, at in rules.target_of.items() if node.op is not None}
         wanted = {node: fixed.get(node, at) for node, at in wanted.items() if node.base is None}
-        made = assign(graph, lanes, wanted, op_offload, placed)
+        made = assign(graph, targets, wanted, op_offload, placed)
         for node in wanted:
             made.causes[node] = rules.causes[node] if node in fixed else "cost"
         return made
 
-    if len(lanes) > 1:
+    if len(targets) > 1:
         choices = [_solved(graph, rules, fixed, model), *_single(rules, model)]
         assignments += [assigned(choice) for choice in choices]
     cut = [partition(graph, assignment, placed) for assignment in assignments]
@@ -76,13 +76,13 @@ def place_by_cost(
         if not prediction.short:
             break
     assert best is not None
-    if best[1].short and len(lanes) > 1:
+    if best[1].short and len(targets) > 1:
         parts = partition(graph, assigned(_spilled(graph, best[0].assignment, fixed, model)), placed)
         prediction = predict(parts, model)
         if sum(prediction.short.values()) < sum(best[1].short.values()):
             best = parts, prediction
     best[0].prediction = best[1]
-    if best[0].assignment is rules and len(lanes) > 1:
+    if best[0].assignment is rules and len(targets) > 1:
         for node, cause in rules.causes.items():
             if cause in CHOICES:
                 rules.causes[node] = "cost"
@@ -93,16 +93,16 @@ def place_by_cost(
 
 
 def _single(rules: Assignment, model: CostModel) -> Iterator[dict[Tensor, int]]:
-    """For each lane all nodes that it runs; of lanes that are equal only the first one, and those where leaves lie."""
-    nodes = [node for node in rules.lane_of if node.op is not None and node.base is None]
-    homes = {at for tensor, at in rules.lane_of.items() if tensor.op is None}
+    """For each target all nodes that it runs; of equal targets only the first one, and those where leaves lie."""
+    nodes = [node for node in rules.target_of if node.op is not None and node.base is None]
+    homes = {at for tensor, at in rules.target_of.items() if tensor.op is None}
     tried: list[tuple[Profile, list[Tensor]]] = []
-    for lane in rules.lanes:
-        runs = [node for node in nodes if rules.supports(lane, node)]
-        known = model.profiles[lane.index]._replace(device="")
-        if lane.index in homes or (known, runs) not in tried:
+    for target in rules.targets:
+        runs = [node for node in nodes if rules.supports(target, node)]
+        known = model.profiles[target.index]._replace(device="")
+        if target.index in homes or (known, runs) not in tried:
             tried.append((known, runs))
-            yield dict.fromkeys(runs, lane.index)
+            yield dict.fromkeys(runs, target.index)
 
 
 class _Room:
@@ -127,21 +127,21 @@ def _spilled(graph: Graph, chosen: Assignment, fixed: Mapping[Tensor, int], mode
     """``chosen``, but what a device has no room for, and what follows there, goes to the one with room that takes
     least."""
     live = live_bytes(graph.nodes, graph.outputs)
-    rooms = [_Room(lane.device) for lane in chosen.lanes]
+    rooms = [_Room(target.device) for target in chosen.targets]
     instead = list(range(len(rooms)))  # where goes what was to go there
     result: dict[Tensor, int] = {}
     for node in graph.nodes:
         if node.base is not None:
             continue
         leaves = {source.memory for source in node.srcs if source.memory.leaf is not None}
-        wanted = chosen.lane_of[node]
+        wanted = chosen.target_of[node]
         at = fixed.get(node, instead[wanted])
         if node not in fixed and not rooms[at].fits(leaves, live[node]):
             signature = chosen.signature(node)
             others = [
-                (model.step(node, signature, lane.index), lane.index)
-                for lane, room in zip(chosen.lanes, rooms, strict=True)
-                if room.fits(leaves, live[node]) and chosen.supports(lane, node)
+                (model.step(node, signature, target.index), target.index)
+                for target, room in zip(chosen.targets, rooms, strict=True)
+                if room.fits(leaves, live[node]) and chosen.supports(target, node)
             ]
             if others:
                 at = instead[wanted] = min(others)[1]
@@ -179,7 +179,7 @@ def _solved(graph: Graph, rules: Assignment, fixed: Mapping[Tensor, int], model:
         if node.base is None:
             building.add(node)
     building.add_results(graph)
-    chosen = solve(building.problem).lanes
+    chosen = solve(building.problem).targets
     return {node: chosen[index] for node, index in building.index.items() if node.op is not None}
 
 
@@ -190,7 +190,7 @@ class _Building:
         self.rules: Final = rules
         self.fixed: Final = fixed
         self.model: Final = model
-        self.lanes: Final = rules.lanes
+        self.targets: Final = rules.targets
         self.index: dict[Tensor, int] = {}
         self.own: list[list[float]] = []
         self.sources: list[tuple[int, ...]] = []
@@ -211,7 +211,7 @@ class _Building:
     def add(self, node: Tensor) -> None:
         """A computed node, with the leaves that it is the first to read."""
         signature = self.rules.signature(node)
-        own = [self.model.step(node, signature, lane.index) for lane in self.lanes]
+        own = [self.model.step(node, signature, target.index) for target in self.targets]
         at = self.fixed.get(node)
         if at is not None:
             own = [seconds if d == at else inf for d, seconds in enumerate(own)]
@@ -234,21 +234,21 @@ class _Building:
             return known
         leaf = root.leaf
         if leaf.kind == "input":
-            return self._new(root, [self.model.feed(lane.index, root.nbytes) for lane in self.lanes], ())
+            return self._new(root, [self.model.feed(target.index, root.nbytes) for target in self.targets], ())
         if leaf.placement is None:
             return self.home.get(root)
-        home = lane_at(self.lanes, leaf.placement)
+        home = target_at(self.targets, leaf.placement)
         if home is None:
             buffer = leaf.placement.buffer
-            for lane in self.lanes:
-                own[lane.index] += self.model.move(buffer.device, buffer.space, lane.index, root.nbytes)
+            for target in self.targets:
+                own[target.index] += self.model.move(buffer.device, buffer.space, target.index, root.nbytes)
             return None
-        return self._new(root, [0.0 if d == home else inf for d in range(len(self.lanes))], ())
+        return self._new(root, [0.0 if d == home else inf for d in range(len(self.targets))], ())
 
     def add_results(self, graph: Graph) -> None:
         """Results are brought to the host."""
         for output in graph.outputs:
             index = self.index.get(output.root)
             if index is not None and output.op is not None:
-                for lane in self.lanes:
-                    self.own[index][lane.index] += self.model.fetch(lane.device, output.nbytes)
+                for target in self.targets:
+                    self.own[index][target.index] += self.model.fetch(target.device, output.nbytes)

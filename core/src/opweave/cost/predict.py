@@ -51,18 +51,18 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
     """The prediction for a cut graph.
 
     Args:
-        model: costs on the lanes, ``None``: from their profiles, which are measured where there are none yet.
+        model: costs on the targets, ``None``: from their profiles, which are measured where there are none yet.
         memory: plan the memory too.
     """
-    lanes = partition.assignment.lanes
+    targets = partition.assignment.targets
     if model is None:
-        model = CostModel(lanes, [profile(lane.device) for lane in lanes])
-    busy = {lane.name: 0.0 for lane in lanes}
+        model = CostModel(targets, [profile(target.device) for target in targets])
+    busy = {target.name: 0.0 for target in targets}
     nodes: dict[Tensor, float] = {}
     splits: list[float] = []
     moved = 0.0
     for split in partition.splits:
-        at = split.lane.index
+        at = split.target.index
         steps = model.profiles[at].switch
         for item in split.items:
             if item.node is None:
@@ -71,7 +71,7 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
             signature = partition.assignment.signature(item.node)
             took = nodes[item.node] = model.step(item.node, signature, at)
             steps += took
-        busy[split.lane.name] += steps
+        busy[split.target.name] += steps
         copies = 0.0
         for copy in split.copies:
             device, space = _where(partition, copy.src)
@@ -80,13 +80,13 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
                 rows = copy.dst.shape[0]
                 size = size // max(rows, 1) * min(rows, _count(copy.ids))
             if copy.cause == "pack":
-                copies += model.feed(at, size) + model.fetch(split.lane.device, size)
+                copies += model.feed(at, size) + model.fetch(split.target.device, size)
             else:
                 copies += model.move(device, space, at, size)
         for copy in split.write_backs:
             device, space = _where(partition, copy.dst)
-            back = next((lane.index for lane in lanes if lane.device is device), at)
-            copies += model.move(split.lane.device, split.lane.space, back, copy.nbytes)
+            back = next((target.index for target in targets if target.device is device), at)
+            copies += model.move(split.target.device, split.target.space, back, copy.nbytes)
         splits.append(steps + copies)
         moved += copies
     for tensor, place in partition.inputs.items():
@@ -96,10 +96,10 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
             moved += model.fetch(_where(partition, output)[0], tensor.nbytes)
     use = _memory(partition) if memory else {}
     short = {}
-    for lane in lanes if memory else ():
-        missing = sum(use[lane.name]) - room_of(lane.device)
+    for target in targets if memory else ():
+        missing = sum(use[target.name]) - room_of(target.device)
         if missing > 0:
-            short[lane.name] = int(missing)
+            short[target.name] = int(missing)
     return Prediction(sum(busy.values()) + moved, busy, moved, nodes, splits, use, short)
 
 
@@ -127,43 +127,43 @@ def _where(partition: Partition, operand: Operand) -> tuple[Device | None, Memor
     """The device and the space of the memory that an operand lies in."""
     arena = partition.arenas[operand.place]
     if arena >= 0:
-        lane = partition.assignment.lanes[arena]
-        return lane.device, lane.space
+        target = partition.assignment.targets[arena]
+        return target.device, target.space
     tensor, space = partition.owners[operand.place]
     leaf = tensor.leaf
     if leaf is not None and leaf.placement is not None:
         return leaf.placement.buffer.device, space
-    owner = next((lane.device for lane in partition.assignment.lanes if lane.space is space), None)
+    owner = next((target.device for target in partition.assignment.targets if target.space is space), None)
     return owner, space
 
 
 def _memory(partition: Partition) -> dict[str, MemoryUse]:
     """As `Program.memory`, by the planner, without allocating. Fused groups would need less."""
-    lanes = partition.assignment.lanes
+    targets = partition.assignment.targets
     birth, death, alias, times = lifetimes(partition, [None] * len(partition.splits))
     last = list(death)
-    for place, target in enumerate(alias):
-        if target != place:
-            last[target] = max(last[target], death[place])
-    blocks: list[list[Block]] = [[] for _ in lanes]
+    for place, owner_id in enumerate(alias):
+        if owner_id != place:
+            last[owner_id] = max(last[owner_id], death[place])
+    blocks: list[list[Block]] = [[] for _ in targets]
     for place, arena in enumerate(partition.arenas):
         if arena >= 0 and birth[place] >= 0 and alias[place] == place:
             blocks[arena].append(Block(partition.sizes[place], birth[place], last[place]))
     for split, start in zip(partition.splits, times, strict=True):
         for k, item in enumerate(split.items):
             if item.verdict.workspace:
-                blocks[split.lane.index].append(Block(item.verdict.workspace, start + 1 + k, start + 1 + k))
+                blocks[split.target.index].append(Block(item.verdict.workspace, start + 1 + k, start + 1 + k))
     columns = {}
-    for lane, wanted in zip(lanes, blocks, strict=True):
-        kind = lane.buffer_type
+    for target, wanted in zip(targets, blocks, strict=True):
+        kind = target.buffer_type
         planned = plan_chunks(wanted, kind.alignment, (), kind.max_size).nbytes if wanted else 0
-        columns[lane.name] = [round_up(planned, kind.alignment), 0, 0]
+        columns[target.name] = [round_up(planned, kind.alignment), 0, 0]
     first: dict[MemorySpace, str] = {}
     for index, (tensor, space) in partition.owners.items():
         if tensor.leaf is None:
             continue
         if space not in first:
-            first[space] = next((lane.name for lane in lanes if lane.device.reaches(space)), "")
+            first[space] = next((target.name for target in targets if target.device.reaches(space)), "")
         if first[space]:
             columns[first[space]][2 if tensor.leaf.kind == "state" else 1] += partition.sizes[index]
     return {name: MemoryUse(*column) for name, column in columns.items()}

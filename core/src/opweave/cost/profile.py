@@ -1,4 +1,4 @@
-"""What a step and a copy are predicted to take: `Curve`, `Profile`, and `CostModel` over the lanes of a scheduler.
+"""What a step and a copy are predicted to take: `Curve`, `Profile`, and `CostModel` over the targets of a scheduler.
 
 Seconds of a step are ``max(bytes curve, flops curve)`` of its operation and dtype. A curve goes through measured points
 (measured profiles), or is the line ``launch + work / rate`` (declared ones), so that the maximum is ``launch +
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape, Strides
     from opweave.graph.tensor import Signature, Tensor
-    from opweave.scheduler.target import Lane
+    from opweave.scheduler.target import Target
 
 __all__ = ["ANY", "CostModel", "Curve", "OpCost", "Profile", "work"]
 
@@ -223,21 +223,21 @@ def _decisive_dtype(signature: Signature) -> str:
 
 
 class CostModel:
-    """Seconds of nodes and copies on the lanes of a scheduler. Equal nodes are worked out once.
+    """Seconds of nodes and copies on the targets of a scheduler. Equal nodes are worked out once.
 
     Args:
-        profiles: of every lane, in their order.
+        profiles: of every target, in their order.
     """
 
-    def __init__(self, lanes: Sequence[Lane], profiles: Sequence[Profile]) -> None:
-        self.lanes: Final = lanes
+    def __init__(self, targets: Sequence[Target], profiles: Sequence[Profile]) -> None:
+        self.targets: Final = targets
         self.profiles: Final = profiles
         self._steps: dict[tuple[Any, int], float] = {}
         self._tables: dict[int, list[list[float]]] = {}
-        self._profile_of: Final = {lane.device.name: p for lane, p in zip(lanes, profiles, strict=True)}
+        self._profile_of: Final = {target.device.name: p for target, p in zip(targets, profiles, strict=True)}
 
     def step(self, node: Tensor, signature: Signature, at: int) -> float:
-        """Seconds of a node on lane ``at``, ``inf`` where it does not run."""
+        """Seconds of a node on target ``at``, ``inf`` where it does not run."""
         key = (signature, at)
         known = self._steps.get(key)
         if known is None:
@@ -245,7 +245,7 @@ class CostModel:
         return known
 
     def _step(self, node: Tensor, signature: Signature, at: int) -> float:
-        verdict = self.lanes[at].verdict(signature)
+        verdict = self.targets[at].verdict(signature)
         if verdict.reason is not None:
             return inf
         if 0 in node.shape:
@@ -260,11 +260,11 @@ class CostModel:
         return seconds
 
     def pack(self, at: int, dtype: DType, shape: Shape) -> float:
-        """Seconds of making a dense copy on a lane."""
+        """Seconds of making a dense copy on a target."""
         return self.profiles[at].step("copy", dtype.name, 2 * nbytes(shape, dtype), 0)
 
     def feed(self, at: int, size: int) -> float:
-        """Seconds of bringing an input from the host to a lane."""
+        """Seconds of bringing an input from the host to a target."""
         return self.profiles[at].upload(size)
 
     def fetch(self, device: Device | None, size: int) -> float:
@@ -273,9 +273,9 @@ class CostModel:
         return (profile or self.profiles[-1]).download(size)
 
     def move(self, device: Device | None, space: MemorySpace, at: int, size: int) -> float:
-        """Seconds of bringing ``size`` bytes from ``space``, memory of ``device``, to a lane that does not reach it."""
-        lane, profile = self.lanes[at], self.profiles[at]
-        if lane.device.reaches(space):
+        """Seconds to bring ``size`` bytes from ``space``, memory of ``device``, to a target that cannot reach it."""
+        target, profile = self.targets[at], self.profiles[at]
+        if target.device.reaches(space):
             return 0.0
         other = self._profile_of.get(device.name) if device is not None else None
         if other is not None:
@@ -283,15 +283,15 @@ class CostModel:
             if direct is not None:
                 return direct(size)
         down = 0.0 if space.host or other is None else other.download(size)
-        up = 0.0 if lane.space.host and down else profile.upload(size)
+        up = 0.0 if target.space.host and down else profile.upload(size)
         return down + up
 
     def table(self, size: int) -> list[list[float]]:
-        """``table[a][b]``: seconds of moving ``size`` bytes from lane ``a`` to lane ``b``."""
+        """``table[a][b]``: seconds of moving ``size`` bytes from target ``a`` to target ``b``."""
         known = self._tables.get(size)
         if known is None:
             known = self._tables[size] = [
-                [self.move(a.device, a.space, b.index, size) if a is not b else 0.0 for b in self.lanes]
-                for a in self.lanes
+                [self.move(a.device, a.space, b.index, size) if a is not b else 0.0 for b in self.targets]
+                for a in self.targets
             ]
         return known

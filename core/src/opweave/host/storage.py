@@ -20,7 +20,7 @@ from opweave.contract.step import Arg
 from opweave.contract.worker import WorkerStream
 from opweave.errors import DTypeError, LifetimeError, ShapeError
 from opweave.graph.layout import dense_strides
-from opweave.tracing import EVENTS
+from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
     from opweave.contract.step import Call
@@ -61,7 +61,7 @@ def copy_bytes(dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size:
     src.check(src_offset, size)
     if not size:
         return
-    start = perf_counter_ns() if EVENTS.listening else 0
+    start = perf_counter_ns() if TRACE.listening else 0
     if dst.type is src.type:
         dst.type._copy(dst.handle, dst_offset, src.handle, src_offset, size)
     elif src.is_host:
@@ -81,8 +81,8 @@ def copy_bytes(dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size:
             part = piece[: size - at]
             src.download(src_offset + at, part)
             dst.upload(dst_offset + at, part)
-    if EVENTS.listening:
-        EVENTS.emit("copy", f"{src.name} -> {dst.name}", start, perf_counter_ns(), bytes=size)
+    if TRACE.listening:
+        TRACE.emit("copy", f"{src.name} -> {dst.name}", start, perf_counter_ns(), bytes=size)
 
 
 def read(arg: Arg) -> np.ndarray[Any, Any]:

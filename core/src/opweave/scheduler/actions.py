@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from opweave.contract.worker import WorkerStream
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.partition import Copy, Split
-    from opweave.scheduler.target import Lane
+    from opweave.scheduler.target import Target
 
 __all__ = ["Action", "Feed", "Fetch", "settle_failure"]
 
@@ -34,7 +34,7 @@ class Feed(NamedTuple):
     view: Array | None
     put: Callable[[Array], None] | None
     queued: bool
-    lane: Lane | None
+    target: Target | None
 
 
 class Fetch(NamedTuple):
@@ -44,7 +44,7 @@ class Fetch(NamedTuple):
     tensor: Tensor
     read: Callable[[], Array]
     stream: WorkerStream | None
-    lane: Lane | None
+    target: Target | None
 
     def get(self) -> Array:
         """What ``read`` gives; raises `ExecutionError`, which says what failed where."""
@@ -55,7 +55,7 @@ class Fetch(NamedTuple):
 
     def failed(self, error: Exception) -> ExecutionError:
         """What to raise where ``read`` has raised ``error``."""
-        device = self.lane.name if self.lane is not None else ""
+        device = self.target.name if self.target is not None else ""
         what = self.tensor.describe()
         message = f"fetching {what} failed on {device}: {type(error).__name__}: {error}"
         return ExecutionError(message, node=what, device=device)
@@ -65,9 +65,9 @@ class Action(NamedTuple):
     """What a call of the run list is, for messages and traces.
 
     Attributes:
-        kind: feeding an input, running a plan, making a copy, waiting for a lane's stream, marking a point of it,
+        kind: feeding an input, running a plan, making a copy, waiting for a target's stream, marking a point of it,
             showing a value to an observer.
-        lane: whose stream does it, or is waited for.
+        target: whose stream does it, or is waited for.
         split: to which split it belongs.
         copy: the copy, of copies.
         items: of plans, the items of each fused group; ``None``: one each.
@@ -76,7 +76,7 @@ class Action(NamedTuple):
     """
 
     kind: Literal["plan", "copy", "sync", "mark", "observe", "feed"]
-    lane: Lane
+    target: Target
     split: Split | None
     copy: Copy | None = None
     items: tuple[tuple[int, ...], ...] | None = None
@@ -88,7 +88,7 @@ def settle_failure(
     error: BaseException,
     action: Action | None,
     actions: Iterable[Action],
-    lanes: Sequence[Lane],
+    targets: Sequence[Target],
     splits: Sequence[Split],
     *,
     anywhere: bool = False,
@@ -107,7 +107,7 @@ def settle_failure(
         interrupt), what ended the run on purpose (`Cancelled`) and what was freed or closed before (`LifetimeError`)
         stays what it is.
     """
-    unfinished = _finish(lanes)
+    unfinished = _finish(targets)
     step = _failed_step(error)
     if step is not None:
         action = next((a for a in actions if a.plan is step.plan and step.plan is not None), action)
@@ -128,10 +128,10 @@ def settle_failure(
             node = action.split.items[first].node
         writers += _written(action.split, first, last)
     for split in splits:
-        if anywhere or split.lane in unfinished:
+        if anywhere or split.target in unfinished:
             writers += _written(split, 0, len(split.items))
     states = {w.memory.name: w.memory for w in writers if w.state is not None}
-    device = action.lane.name if action is not None else unfinished[0].name if unfinished else ""
+    device = action.target.name if action is not None else unfinished[0].name if unfinished else ""
     what = node.describe() if node is not None else "the run"
     if node is None and action is not None and action.split is not None:
         what = f"split {action.split.index}"
@@ -175,14 +175,14 @@ def _ended_on_purpose(error: BaseException) -> BaseException | None:
     return None
 
 
-def _finish(lanes: Sequence[Lane]) -> list[Lane]:
+def _finish(targets: Sequence[Target]) -> list[Target]:
     """Wait for all streams; gives those whose queued work failed."""
     failed = []
-    for lane in lanes:
-        for stream in lane.streams:
+    for target in targets:
+        for stream in target.streams:
             stream.settle()
             if stream.is_async and stream.failure is not None:
-                failed.append(lane)
+                failed.append(target)
             stream.recover()
     return failed
 

@@ -51,7 +51,7 @@ def lifetimes(
 
     Args:
         groups: for each split the item indices of its fused groups, ``None``: every item stands alone.
-        ahead: lanes that bring the weights of a split while the one before it runs, so that both need their memory.
+        ahead: targets that bring the weights of a split while the one before it runs, so that both need their memory.
     """
     n = len(partition.sizes)
     birth = [-1] * n
@@ -62,7 +62,7 @@ def lifetimes(
         birth[place] = death[place] = 0
     # A place's first mention is its writer: sources are written before they are read.
     steps: list[tuple[int, Item]] = []
-    started: dict[int, int] = {}  # lane -> when its last split started
+    started: dict[int, int] = {}  # target -> when its last split started
     for split, grouping in zip(partition.splits, groups, strict=True):
         moment += 1
         times.append(moment)
@@ -72,10 +72,10 @@ def lifetimes(
                 death[copy.ids.place] = moment
             dst = copy.dst.place
             if birth[dst] < 0:
-                early = copy.cause == "stream" and split.lane.index in ahead
-                birth[dst] = started.get(split.lane.index, moment) if early else moment
+                early = copy.cause == "stream" and split.target.index in ahead
+                birth[dst] = started.get(split.target.index, moment) if early else moment
             death[dst] = moment
-        started[split.lane.index] = moment
+        started[split.target.index] = moment
         if grouping is None:
             for item in split.items:
                 moment += 1
@@ -120,7 +120,7 @@ def lifetimes(
 def _takes_over(item: Item, at: int, partition: Partition, birth: list[int], death: list[int], fed: set[int]) -> int:
     """The place whose memory the item's output may take over, or -1.
 
-    It must be a temporary of the same lane that ends here, lie exactly as the output will, and no other operand may
+    It must be a temporary of the same target that ends here, lie exactly as the output will, and no other operand may
     lie over it other than element by element.
     """
     _, node, (out, _, dtype, shape, strides), srcs, _ = item
@@ -200,14 +200,14 @@ def plan_chunks(
 def _into(plan: ChunkPlan, capacities: Sequence[int]) -> ChunkPlan | None:
     """The plan in chunks that exist already, ``None`` where they are too small."""
     free = sorted(range(len(capacities)), key=capacities.__getitem__)
-    target = {}
+    chosen = {}
     for chunk in sorted(range(len(plan.sizes)), key=plan.sizes.__getitem__):
         while free and capacities[free[0]] < plan.sizes[chunk]:
             del free[0]
         if not free:
             return None
-        target[chunk] = free.pop(0)
-    return ChunkPlan([target[c] for c in plan.chunks], plan.offsets, list(capacities))
+        chosen[chunk] = free.pop(0)
+    return ChunkPlan([chosen[c] for c in plan.chunks], plan.offsets, list(capacities))
 
 
 def _best_fit(

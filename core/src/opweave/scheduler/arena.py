@@ -1,4 +1,4 @@
-"""`Arena`: a lane's memory for temporaries, shared by all programs of a scheduler. Grows by chunks, never moves."""
+"""`Arena`: a target's memory for temporaries, shared by all programs of a scheduler. Grows by chunks, never moves."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from opweave.contract.buffer import Buffer
 from opweave.contract.space import Usage
 
 if TYPE_CHECKING:
-    from opweave.scheduler.target import Lane
+    from opweave.scheduler.target import Target
 
 __all__ = ["Arena"]
 
 
 class Arena:
-    """Chunks of a lane's memory.
+    """Chunks of a target's memory.
 
     Streams never share an arena, so none of them reuses bytes that another may still be reading.
     """
 
-    __slots__ = ("allocated", "chunks", "lane")
+    __slots__ = ("allocated", "chunks", "target")
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane: Final = lane
+    def __init__(self, target: Target) -> None:
+        self.target: Final = target
         self.chunks: list[Buffer] = []
         self.allocated = 0  # bytes taken so far, those given back included
 
@@ -44,7 +44,7 @@ class Arena:
         added: list[Buffer] = []
         try:
             for size in sizes[len(self.chunks) :]:
-                added.append(self.lane.buffer_type.alloc(size, Usage.COMPUTE))  # noqa: PERF401 - freed on failure
+                added.append(self.target.buffer_type.alloc(size, Usage.COMPUTE))  # noqa: PERF401 - freed on failure
         except BaseException:
             for buffer in added:
                 buffer.free()

@@ -18,7 +18,7 @@ from opweave.contract.device import Device, Kind
 from opweave.contract.space import Usage
 from opweave.errors import UnsupportedOpError
 from opweave.graph.tensor import Signature
-from opweave.scheduler.target import Lane, Verdict, unbound_step
+from opweave.scheduler.target import Target, Verdict, unbound_step
 
 if TYPE_CHECKING:
     from opweave.contract.memory import BufferType
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opweave.graph.graph import Graph
     from opweave.graph.tensor import Leaf, Location, Placement, Tensor
 
-__all__ = ["CAUSES", "Assignment", "assign", "lane_at"]
+__all__ = ["CAUSES", "Assignment", "assign", "target_at"]
 
 CAUSES: Final[dict[str, str]] = {
     "pinned": "the caller pinned it there",
@@ -49,21 +49,21 @@ CAUSES: Final[dict[str, str]] = {
 
 
 class Assignment:
-    """The lane of every node and leaf of a graph.
+    """The target of every node and leaf of a graph.
 
     Attributes:
-        lanes: the lanes by index.
-        lane_of: tensor -> index of its lane, for computed nodes, leaves and views.
+        targets: the targets by index.
+        target_of: tensor -> index of its target, for computed nodes, leaves and views.
         causes: tensor -> key of `CAUSES`.
-        streamed: nodes for which a lane brings placed weights from the host for each run.
+        streamed: nodes for which a target brings placed weights from the host for each run.
         special: signatures of nodes that read leaves in special memory (pinned, split, repacked).
     """
 
-    __slots__ = ("causes", "lane_of", "lanes", "special", "streamed")
+    __slots__ = ("causes", "special", "streamed", "target_of", "targets")
 
-    def __init__(self, lanes: Sequence[Lane]) -> None:
-        self.lanes: Final = lanes
-        self.lane_of: dict[Tensor, int] = {}
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self.targets: Final = targets
+        self.target_of: dict[Tensor, int] = {}
         self.causes: dict[Tensor, str] = {}
         self.streamed: set[Tensor] = set()
         self.special: dict[Tensor, Signature] = {}
@@ -74,21 +74,21 @@ class Assignment:
         assert found is not None
         return found
 
-    def verdict(self, lane: Lane, node: Tensor) -> Verdict:
+    def verdict(self, target: Target, node: Tensor) -> Verdict:
         """What a device says of ``node``."""
-        return lane.verdict(self.signature(node))
+        return target.verdict(self.signature(node))
 
-    def step(self, lane: Lane, node: Tensor) -> Step:
-        """``node`` as a step, the way the lane's device would get it."""
-        return unbound_step(self.signature(node), lane.device, packed=self.verdict(lane, node).packed)
+    def step(self, target: Target, node: Tensor) -> Step:
+        """``node`` as a step, the way the target's device would get it."""
+        return unbound_step(self.signature(node), target.device, packed=self.verdict(target, node).packed)
 
-    def supports(self, lane: Lane, node: Tensor) -> bool:
-        return self.verdict(lane, node).reason is None
+    def supports(self, target: Target, node: Tensor) -> bool:
+        return self.verdict(target, node).reason is None
 
 
 def assign(
     graph: Graph,
-    lanes: Sequence[Lane],
+    targets: Sequence[Target],
     pins: Mapping[Tensor, int],
     op_offload: bool,
     placed: Mapping[Tensor, Placement] = MappingProxyType({}),
@@ -99,24 +99,24 @@ def assign(
         UnsupportedOpError: a pinned node on a device that does not run it, or a node that no device runs; with every
             device's reason.
     """
-    result = Assignment(lanes)
+    result = Assignment(targets)
     nodes = [t for t in graph.nodes if t.base is None]
     memories = {t: kind for t in graph.leaves if (kind := _special_memory(t.leaf)) is not None}
     if memories:
         result.special = _special_signatures(nodes, memories)
-    lane_of: dict[Tensor, int] = result.lane_of
+    target_of: dict[Tensor, int] = result.target_of
     causes = result.causes
     if pins or placed or any(_has_place(t.leaf) for t in graph.leaves if t.leaf is not None):
         _decide_beforehand(nodes, result, pins, op_offload, placed)
-        if lane_of and len(lane_of) < len(nodes):
+        if target_of and len(target_of) < len(nodes):
             _grow(nodes, result)
-    if len(lane_of) < len(nodes):
+    if len(target_of) < len(nodes):
         _choose(nodes, result)
-    if any(type(lane.device)._wants is not Device._wants for lane in lanes):
+    if any(type(target.device)._wants is not Device._wants for target in targets):
         _upgrade(nodes, result, pins)
     for tensor in graph.nodes:
         if tensor.base is not None and tensor.base.op is not None:
-            lane_of[tensor] = lane_of[tensor.base]
+            target_of[tensor] = target_of[tensor.base]
             causes[tensor] = "view"
     _place_leaves(graph, result)
     return result
@@ -149,7 +149,7 @@ def _has_place(leaf: Leaf) -> bool:
 
 
 def _refuse(node: Tensor, result: Assignment, message: str) -> UnsupportedOpError:
-    reasons = {lane.name: result.verdict(lane, node).reason or "supported" for lane in result.lanes}
+    reasons = {target.name: result.verdict(target, node).reason or "supported" for target in result.targets}
     return UnsupportedOpError(message, reasons)
 
 
@@ -160,36 +160,36 @@ def _decide_beforehand(
     op_offload: bool,
     placed: Mapping[Tensor, Placement],
 ) -> None:
-    lanes, lane_of, causes = result.lanes, result.lane_of, result.causes
+    targets, target_of, causes = result.targets, result.target_of, result.causes
     for node in nodes:
         pinned = pins.get(node)
         if pinned is not None:
-            if not result.supports(lanes[pinned], node):
-                raise _refuse(node, result, f"{node.describe()} is pinned to {lanes[pinned].name}, which refuses it")
-            lane_of[node], causes[node] = pinned, "pinned"
+            if not result.supports(targets[pinned], node):
+                raise _refuse(node, result, f"{node.describe()} is pinned to {targets[pinned].name}, which refuses it")
+            target_of[node], causes[node] = pinned, "pinned"
             continue
         state = node.memory.leaf
         storage = placed.get(node) if state is None else state.placement
         if storage is not None:
-            home = lane_at(lanes, storage)
-            if home is not None and result.supports(lanes[home], node):
-                lane_of[node], causes[node] = home, "storage"
+            home = target_at(targets, storage)
+            if home is not None and result.supports(targets[home], node):
+                target_of[node], causes[node] = home, "storage"
                 continue
         weight = _deciding_weight(node)
         if weight is None:
             continue
         assert weight.leaf is not None
         assert weight.leaf.placement is not None
-        home = lane_at(lanes, weight.leaf.placement)
+        home = target_at(targets, weight.leaf.placement)
         if op_offload and weight.leaf.placement.buffer.is_host:
-            for lane in lanes[: len(lanes) if home is None else home]:
-                far = not lane.device.reaches(weight.leaf.placement.buffer.space)
-                if far and result.supports(lane, node) and lane.device.offloads(result.step(lane, node)):
-                    lane_of[node], causes[node] = lane.index, "offload"
+            for target in targets[: len(targets) if home is None else home]:
+                far = not target.device.reaches(weight.leaf.placement.buffer.space)
+                if far and result.supports(target, node) and target.device.offloads(result.step(target, node)):
+                    target_of[node], causes[node] = target.index, "offload"
                     result.streamed.add(node)
                     break
-        if node not in lane_of and home is not None and result.supports(lanes[home], node):
-            lane_of[node], causes[node] = home, "weights"
+        if node not in target_of and home is not None and result.supports(targets[home], node):
+            target_of[node], causes[node] = home, "weights"
 
 
 def _deciding_weight(node: Tensor) -> Tensor | None:
@@ -209,19 +209,19 @@ def _deciding_weight(node: Tensor) -> Tensor | None:
     return best
 
 
-def lane_at(lanes: Sequence[Lane], placement: Placement | Location) -> int | None:
-    """The lane whose device holds placed memory, else the first one that reaches it."""
-    for lane in lanes:
-        if lane.device is placement.buffer.device:
-            return lane.index
-    for lane in lanes:
-        if lane.device.reaches(placement.buffer.space):
-            return lane.index
+def target_at(targets: Sequence[Target], placement: Placement | Location) -> int | None:
+    """The target whose device holds placed memory, else the first one that reaches it."""
+    for target in targets:
+        if target.device is placement.buffer.device:
+            return target.index
+    for target in targets:
+        if target.device.reaches(placement.buffer.space):
+            return target.index
     return None
 
 
 def _grow(nodes: Sequence[Tensor], result: Assignment) -> None:
-    last = len(result.lanes) - 1
+    last = len(result.targets) - 1
     for order, cause in ((1, "expand-down"), (-1, "expand-up")):
         _sweep(nodes[::order], result, cause, skip=last)
     for order, cause in ((1, "expand-down"), (-1, "expand-up")):
@@ -229,24 +229,24 @@ def _grow(nodes: Sequence[Tensor], result: Assignment) -> None:
 
 
 def _sweep(nodes: Sequence[Tensor], result: Assignment, cause: str, skip: int) -> None:
-    lanes, lane_of, causes = result.lanes, result.lane_of, result.causes
+    targets, target_of, causes = result.targets, result.target_of, result.causes
     current = -1
     for node in nodes:
-        lane = lane_of.get(node)
-        if lane is not None:
-            current = -1 if lane == skip else lane
-        elif current >= 0 and result.supports(lanes[current], node):
-            lane_of[node], causes[node] = current, cause
+        target = target_of.get(node)
+        if target is not None:
+            current = -1 if target == skip else target
+        elif current >= 0 and result.supports(targets[current], node):
+            target_of[node], causes[node] = current, cause
 
 
 def _choose(nodes: Sequence[Tensor], result: Assignment) -> None:
-    lanes, lane_of, causes = result.lanes, result.lane_of, result.causes
-    first = lanes[0]
-    alone = len(lanes) == 1
+    targets, target_of, causes = result.targets, result.target_of, result.causes
+    first = targets[0]
+    alone = len(targets) == 1
     device, special = first.device, result.special
     made: list[Tensor] = []  # values out of nothing can be made wherever they are wanted
     for node in nodes:
-        if node in lane_of:
+        if node in target_of:
             continue
         if alone:
             # One device: the common case deserves the short way.
@@ -255,84 +255,84 @@ def _choose(nodes: Sequence[Tensor], result: Assignment) -> None:
             verdict = signature.verdicts.get(device) or first.verdict(signature)
             if verdict.reason is not None:
                 raise _refuse(node, result, f"no device runs {node.describe()}")
-            lane_of[node] = 0
+            target_of[node] = 0
             causes[node] = "priority"
             continue
         if not node.srcs:
             made.append(node)
             continue
         best, best_score, cause = -1, -1, "priority"
-        for lane in lanes:
-            verdict = result.verdict(lane, node)
+        for target in targets:
+            verdict = result.verdict(target, node)
             if verdict.reason is not None:
                 continue
             score = 0
             for source in node.srcs:
-                score += _reached(lane, source.root, result)
+                score += _reached(target, source.root, result)
             if score > best_score:
-                best, best_score = lane.index, score
+                best, best_score = target.index, score
         if best < 0:
             raise _refuse(node, result, f"no device runs {node.describe()}")
         if best_score > 0:
             cause = "most-inputs"
-        elif lanes[best].device.kind is Kind.HOST:
+        elif targets[best].device.kind is Kind.HOST:
             cause = "host"
-        lane_of[node], causes[node] = best, cause
+        target_of[node], causes[node] = best, cause
     if made:
         _join_readers(made, nodes, result)
 
 
 def _join_readers(made: Sequence[Tensor], nodes: Sequence[Tensor], result: Assignment) -> None:
     """Nodes without sources go where their first reader is if that supports them, else to the first that does."""
-    lanes, lane_of = result.lanes, result.lane_of
+    targets, target_of = result.targets, result.target_of
     wanted = dict.fromkeys(made, -1)
     for node in nodes:
         for source in node.srcs:
             if wanted.get(source.root) == -1:
-                wanted[source.root] = lane_of[node]
+                wanted[source.root] = target_of[node]
     for node, at in wanted.items():
-        if at >= 0 and result.supports(lanes[at], node):
-            lane_of[node], result.causes[node] = at, "reader"
+        if at >= 0 and result.supports(targets[at], node):
+            target_of[node], result.causes[node] = at, "reader"
             continue
-        able = next((lane for lane in lanes if result.supports(lane, node)), None)
+        able = next((target for target in targets if result.supports(target, node)), None)
         if able is None:
             raise _refuse(node, result, f"no device runs {node.describe()}")
-        lane_of[node] = able.index
+        target_of[node] = able.index
         result.causes[node] = "host" if able.device.kind is Kind.HOST else "priority"
 
 
-def _reached(lane: Lane, root: Tensor, result: Assignment) -> int:
-    """1 if the lane's device already reaches the value. Inputs and unplaced leaves are wherever they are wanted."""
-    home = result.lane_of.get(root) if root.state is None else None  # versions lie where their state lies
+def _reached(target: Target, root: Tensor, result: Assignment) -> int:
+    """1 if the target's device already reaches the value. Inputs and unplaced leaves are wherever they are wanted."""
+    home = result.target_of.get(root) if root.state is None else None  # versions lie where their state lies
     if home is not None:
-        return 1 if home == lane.index or lane.device.reaches(result.lanes[home].space) else 0
+        return 1 if home == target.index or target.device.reaches(result.targets[home].space) else 0
     placement = root.memory.leaf.placement if root.memory.leaf is not None else None
-    return 1 if placement is not None and lane.device.reaches(placement.buffer.space) else 0
+    return 1 if placement is not None and target.device.reaches(placement.buffer.space) else 0
 
 
 def _upgrade(nodes: Sequence[Tensor], result: Assignment, pins: Mapping[Tensor, int]) -> None:
-    lanes, lane_of = result.lanes, result.lane_of
+    targets, target_of = result.targets, result.target_of
     for node in nodes:
-        at = lane_of[node]
+        at = target_of[node]
         if node in pins:
             continue
-        for lane in lanes[:at]:
-            shared = lane.space is lanes[at].space
-            if shared and result.supports(lane, node) and lane.device.wants(result.step(lane, node)):
-                lane_of[node], result.causes[node] = lane.index, "upgrade"
+        for target in targets[:at]:
+            shared = target.space is targets[at].space
+            if shared and result.supports(target, node) and target.device.wants(result.step(target, node)):
+                target_of[node], result.causes[node] = target.index, "upgrade"
                 break
 
 
 def _place_leaves(graph: Graph, result: Assignment) -> None:
     """Inputs are fed where their readers are if they agree, else on the last device; other leaves join a reader."""
-    lane_of, causes, last = result.lane_of, result.causes, len(result.lanes) - 1
+    target_of, causes, last = result.target_of, result.causes, len(result.targets) - 1
     first: dict[Tensor, int] = {}
-    shared: set[Tensor] = set()  # read on several lanes
+    shared: set[Tensor] = set()  # read on several targets
     writers: dict[Tensor, int] = {}
     for node in graph.nodes:
         if node.base is not None:
             continue
-        at = lane_of[node]
+        at = target_of[node]
         if node.state is not None:
             writers.setdefault(node.state, at)
         for source in node.srcs:
@@ -343,13 +343,13 @@ def _place_leaves(graph: Graph, result: Assignment) -> None:
         leaf = tensor.leaf
         assert leaf is not None
         if leaf.kind == "input":
-            lane_of[tensor] = last if tensor in shared else first.get(tensor, last)
+            target_of[tensor] = last if tensor in shared else first.get(tensor, last)
             causes[tensor] = "input"
         elif leaf.placement is not None:
-            home = lane_at(result.lanes, leaf.placement)
+            home = target_at(result.targets, leaf.placement)
             if home is not None:
-                lane_of[tensor] = home
+                target_of[tensor] = home
             causes[tensor] = "storage"
         else:
-            lane_of[tensor] = writers.get(tensor, first.get(tensor, last))
+            target_of[tensor] = writers.get(tensor, first.get(tensor, last))
             causes[tensor] = "leaf"

@@ -33,7 +33,7 @@ class Binder:
     Attributes:
         slots: how many runs may be under way at once.
         show: what is called with each observed node and the call that gives its value.
-        planned: lane index -> bytes of temporaries.
+        planned: target index -> bytes of temporaries.
         scratch: (split, group) -> workspace; the same in every slot.
     """
 
@@ -47,7 +47,7 @@ class Binder:
     ) -> None:
         self.show: Final = show
         self.partition: Final = partition
-        self.lanes: Final = partition.assignment.lanes
+        self.targets: Final = partition.assignment.targets
         self.arenas: Final = arenas
         self.host: Final = host
         self.slots: Final = slots
@@ -64,8 +64,8 @@ class Binder:
         groupings = [None if f is None else [g[0] for g in f] for f in self.fused]
         for split in partition.splits:
             if any(copy.cause == "stream" for copy in split.copies):
-                split.lane.open_copier()
-        ahead = {lane.index for lane in self.lanes if lane.copier is not None}
+                split.target.open_copier()
+        ahead = {target.index for target in self.targets if target.copier is not None}
         self.scratch: Final = self._plan_memory(lifetimes(partition, groupings, ahead), self.fused)
         self._own_places()
 
@@ -81,7 +81,7 @@ class Binder:
 
     def _fuse(self, split: Split) -> list[tuple[list[int], int]] | None:
         """Item indices and workspace of each group; ``None`` where the stream does not fuse."""
-        stream = split.lane.stream
+        stream = split.target.stream
         if type(stream)._fuse is Stream._fuse:
             return None
         steps = []
@@ -120,18 +120,18 @@ class Binder:
         internal = self._internal_places(fused)
         arenas, sizes = partition.arenas, partition.sizes
         last = list(death)
-        members: list[list[int]] = [[] for _ in self.lanes]
-        for place, target in enumerate(alias):
-            if target != place:
+        members: list[list[int]] = [[] for _ in self.targets]
+        for place, owner_id in enumerate(alias):
+            if owner_id != place:
                 # What takes over a place begins when that one ends.
-                last[target] = max(last[target], death[place])
+                last[owner_id] = max(last[owner_id], death[place])
             elif arenas[place] >= 0 and birth[place] >= 0 and place not in internal:
                 members[arenas[place]].append(place)
         shared = {alias[place] for place in self._shared_places()} if self.slots > 1 else set()
         wanted = self._workspaces(times, fused)
         scratch: dict[tuple[int, int], Arg] = {}
-        for lane, places in zip(self.lanes, members, strict=True):
-            spaces = [w for w in wanted if w[0] == lane.index]
+        for target, places in zip(self.targets, members, strict=True):
+            spaces = [w for w in wanted if w[0] == target.index]
             if not places and not spaces:
                 continue
             # Runs overlap: what other queues touch has its memory to itself all the time, in every slot.
@@ -140,11 +140,11 @@ class Binder:
             blocks = [tuple.__new__(Block, (sizes[p], birth[p], last[p])) for p in places]
             blocks += [Block(sizes[p], 0, END) for p in seams]
             blocks += [Block(size, moment, moment) for _, _, size, moment in spaces]
-            kind, arena_memory = lane.buffer_type, self.arenas[lane.index]
+            kind, arena_memory = target.buffer_type, self.arenas[target.index]
             plan = plan_chunks(blocks, kind.alignment, arena_memory.capacities, kind.max_size)
             arena_memory.grow(plan.sizes)
             chunks = arena_memory.chunks
-            self.planned[lane.index] = _planned_bytes(blocks, plan.chunks, plan.offsets, kind.alignment)
+            self.planned[target.index] = _planned_bytes(blocks, plan.chunks, plan.offsets, kind.alignment)
             buffers, offsets = self.buffers, self.offsets
             for place, chunk, offset in zip(places, plan.chunks, plan.offsets, strict=False):
                 buffers[place] = chunks[chunk]
@@ -154,25 +154,25 @@ class Binder:
                 self.moves[i // each][place] = (chunks[plan.chunks[at]], plan.offsets[at])
             for i, (_, key, size, _) in enumerate(spaces, len(places) + len(seams)):
                 scratch[key] = Arg(chunks[plan.chunks[i]], plan.offsets[i], u8, (size,), (1,))
-        for place, target in enumerate(alias):
-            if target != place:
-                self.buffers[place], self.offsets[place] = self.buffers[target], self.offsets[target]
+        for place, owner_id in enumerate(alias):
+            if owner_id != place:
+                self.buffers[place], self.offsets[place] = self.buffers[owner_id], self.offsets[owner_id]
                 for moves in self.moves:
-                    if target in moves:
-                        moves[place] = moves[target]
+                    if owner_id in moves:
+                        moves[place] = moves[owner_id]
         return scratch
 
     def _shared_places(self) -> set[int]:
-        """Inputs, and temporaries that more than one lane touches."""
+        """Inputs, and temporaries that more than one target touches."""
         arenas = self.partition.arenas
         shared = set(self.partition.inputs.values())
         for split in self.partition.splits:
-            lane = split.lane.index
+            target = split.target.index
             for copy in (*split.copies, *split.write_backs):
                 places = (copy.src.place, copy.dst.place) if copy.ids is None else (copy.src.place, copy.ids.place)
-                shared.update(p for p in places if arenas[p] >= 0 and arenas[p] != lane)
+                shared.update(p for p in places if arenas[p] >= 0 and arenas[p] != target)
             for item in split.items:
-                shared.update(s.place for s in (item.out, *item.srcs) if arenas[s.place] not in (-1, lane))
+                shared.update(s.place for s in (item.out, *item.srcs) if arenas[s.place] not in (-1, target))
         return shared
 
     def _internal_places(self, fused: Sequence[list[tuple[list[int], int]] | None]) -> set[int]:
@@ -205,31 +205,31 @@ class Binder:
     def _workspaces(
         self, times: Sequence[int], fused: Sequence[list[tuple[list[int], int]] | None]
     ) -> list[tuple[int, tuple[int, int], int, int]]:
-        """(lane, (split, group), bytes, moment) of every workspace."""
+        """(target, (split, group), bytes, moment) of every workspace."""
         wanted = []
         for split, groups, start in zip(self.partition.splits, fused, times, strict=True):
             if groups is None:
                 for g, item in enumerate(split.items):
                     if item[4].workspace:
-                        wanted.append((split.lane.index, (split.index, g), item[4].workspace, start + 1 + g))
+                        wanted.append((split.target.index, (split.index, g), item[4].workspace, start + 1 + g))
             else:
                 for g, (_, size) in enumerate(groups):
                     if size:
-                        wanted.append((split.lane.index, (split.index, g), size, start + 1 + g))
+                        wanted.append((split.target.index, (split.index, g), size, start + 1 + g))
         return wanted
 
     def _own_places(self) -> None:
         """Memory of leaves: placed states and weights, and read-only leaves where they are wanted."""
         missing: dict[tuple[Device, int], list[Tensor]] = {}
-        lanes = self.lanes
+        targets = self.targets
         for tensor, space in self.partition.owners.values():
             leaf = tensor.leaf
             if 0 in tensor.shape or leaf is None or leaf.placement is not None or space in leaf.copies:
                 continue
             if leaf.kind == "state":
-                place_state(tensor, lanes[self.partition.assignment.lane_of[tensor]].device)
+                place_state(tensor, targets[self.partition.assignment.target_of[tensor]].device)
                 continue
-            device = next((x.device for x in lanes if x.device.space is space), None)
+            device = next((x.device for x in targets if x.device.space is space), None)
             if device is None or (space is HOST_SPACE and not device.caps.import_host):
                 device = self.host
             # Weights of one mapping share buffers, and so do all constants (whose group is None).
@@ -274,9 +274,9 @@ class Binder:
     # --- plans ------------------------------------------------------------------------------------------------------
 
     def compile(self, split: Split) -> Plan:
-        """The steps of a split as a plan of its lane's stream."""
+        """The steps of a split as a plan of its target's stream."""
         groups = self.fused[split.index]
-        stream = split.lane.stream
+        stream = split.target.stream
         arg = self.arg
         calls: list[Call]
         if groups is None and type(stream)._compile is Stream._compile and type(stream)._bind is Stream._bind:

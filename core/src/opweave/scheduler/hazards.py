@@ -1,8 +1,8 @@
-"""Order between lanes: which queue has to wait for which, found before anything runs.
+"""Order between targets: which queue has to wait for which, found before anything runs.
 
 Steps of one queue run in order. Queues know nothing of each other, so where one touches bytes that another one has
 written (or writes what another one still reads) it has to wait for a mark there. This is the only place that finds
-these pairs; it looks at bytes, whatever they are used for: seams, memory that lanes share, states, reused temporaries.
+these pairs; it looks at bytes, whatever they are used for: transfers, shared memory, states, reused temporaries.
 
 A run list is repeated, and with several slots runs overlap. The lists of all slots are therefore walked through twice:
 the first round leaves behind what earlier runs have done, the second one finds what to wait for.
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 __all__ = ["HOST_QUEUE", "Access", "Act", "Need", "find_waits"]
 
 HOST_QUEUE: Final = -1
-"""The queue of whatever is done by the submitting thread itself: steps of synchronous lanes, copies by the host."""
+"""The queue of whatever is done by the submitting thread itself: steps of synchronous targets, copies by the host."""
 
 
 class Access(NamedTuple):

@@ -60,8 +60,8 @@ def join(calls: Sequence[Call], actions: Sequence[Action]) -> Joint | None:
     """
     streams: dict[Stream, None] = {}
     for action in actions:
-        stream = action.lane.stream
-        if action.kind not in ("plan", "copy") or not action.lane.owned or stream.is_async:
+        stream = action.target.stream
+        if action.kind not in ("plan", "copy") or not action.target.owned or stream.is_async:
             return None
         if action.plan is not None:
             streams[stream] = None

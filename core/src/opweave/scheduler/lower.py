@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from opweave.contract.step import Arg, Call
     from opweave.scheduler.bind import Binder
     from opweave.scheduler.partition import Copy, Split
-    from opweave.scheduler.target import Lane
+    from opweave.scheduler.target import Target
 
 __all__ = ["RunList", "run_lists"]
 
@@ -94,7 +94,7 @@ def run_lists(binder: Binder, overlapping: bool, count: Callable[[int], object])
     lists = [_Lister(binder, slot, count) for slot in range(binder.slots)]
     orders: list[list[list[Need]]]
     if lists[0].ordered:
-        orders = find_waits([[e.act for e in made.entries] for made in lists], 2 * len(binder.lanes), overlapping)
+        orders = find_waits([[e.act for e in made.entries] for made in lists], 2 * len(binder.targets), overlapping)
     else:
         orders = [[[] for _ in made.entries] for made in lists]
     marked: list[set[int]] = [set() for _ in lists]
@@ -116,10 +116,10 @@ class _Lister:
         self.count: Final = count
         self.binder: Final = binder
         self.partition: Final = binder.partition
-        self.lanes: Final = binder.lanes
+        self.targets: Final = binder.targets
         self.result: Final = RunList()
         self.entries: list[_Entry] = []
-        self.ordered: Final = any(lane.stream.is_async for lane in self.lanes)
+        self.ordered: Final = any(target.stream.is_async for target in self.targets)
         self.scratch: Final[dict[int, list[Arg]]] = {}
         if self.ordered:
             for (index, _), arg in binder.scratch.items():
@@ -159,19 +159,19 @@ class _Lister:
         return _bytes_of(buffer, self.binder.offsets[place], self.partition.sizes[place], write)
 
     @staticmethod
-    def _queue(lane: Lane) -> int:
-        return lane.index if lane.stream.is_async else HOST_QUEUE
+    def _queue(target: Target) -> int:
+        return target.index if target.stream.is_async else HOST_QUEUE
 
-    def _lane_of(self, place: int, default: Lane) -> Lane:
-        """The lane whose stream works on a place's memory."""
+    def _target_of(self, place: int, default: Target) -> Target:
+        """The target whose stream works on a place's memory."""
         arena = self.partition.arenas[place]
         if arena >= 0:
-            return self.lanes[arena]
+            return self.targets[arena]
         buffer = self.binder.buffers[place]
         assert buffer is not None
-        for lane in self.lanes:
-            if lane.device is buffer.device:
-                return lane
+        for target in self.targets:
+            if target.device is buffer.device:
+                return target
         return default
 
     def _add_feeds(self) -> None:
@@ -184,16 +184,16 @@ class _Lister:
             feed = Feed(tensor, shape, tensor.dtype.numpy, None, None, False, None)
             if place is not None:
                 arg = self.binder.arg(Operand(place, 0, tensor.dtype, tensor.shape, tensor.strides))
-                lane = self.lanes[self.partition.arenas[place]]
-                view, put, queued = bind_write(arg, lane.stream)
-                feed = feed._replace(view=view, put=put, queued=queued, lane=lane)
-                self._add(lane.index if queued else HOST_QUEUE, (), (place,), None, None)
+                target = self.targets[self.partition.arenas[place]]
+                view, put, queued = bind_write(arg, target.stream)
+                feed = feed._replace(view=view, put=put, queued=queued, target=target)
+                self._add(target.index if queued else HOST_QUEUE, (), (place,), None, None)
             self.result.feeds[tensor.name] = feed
 
     def _add_split(self, split: Split) -> None:
-        lane = split.lane
+        target = split.target
         for copy in split.copies:
-            self._add_copy(copy, split, lane)
+            self._add_copy(copy, split, target)
         if split.items:
             plan = self.binder.compile(split)
             self.result.plans.append(plan)
@@ -206,19 +206,19 @@ class _Lister:
                     reads.update((s[0], None) for s in item[3])
                     writes[item[2][0]] = None
             scratch = [_bytes_of(a.buffer, a.offset, a.size, True) for a in self.scratch.get(split.index, ())]
-            action = Action("plan", lane, split, items=items, plan=plan)
-            self._add(self._queue(lane), reads, writes, plan.run, action, scratch)
+            action = Action("plan", target, split, items=items, plan=plan)
+            self._add(self._queue(target), reads, writes, plan.run, action, scratch)
         for copy in split.write_backs:
-            self._add_copy(copy, split, self._lane_of(copy.dst.place, lane))
+            self._add_copy(copy, split, self._target_of(copy.dst.place, target))
         if split.observed is not None:
             node, operand = split.observed
             assert self.binder.show is not None
             look = partial(self.binder.show, node, bind_read(self.binder.arg(operand)))
-            self._add(HOST_QUEUE, (operand.place,), (), look, Action("observe", lane, split))
+            self._add(HOST_QUEUE, (operand.place,), (), look, Action("observe", target, split))
 
-    def _add_copy(self, copy: Copy, split: Split, lane: Lane) -> None:
-        beside = copy.cause == "stream" and lane.copier is not None
-        stream = lane.copier if beside and lane.copier is not None else lane.stream
+    def _add_copy(self, copy: Copy, split: Split, target: Target) -> None:
+        beside = copy.cause == "stream" and target.copier is not None
+        stream = target.copier if beside and target.copier is not None else target.stream
         dst, src = self.binder.arg(copy.dst), self.binder.arg(copy.src)
         reads: tuple[int, ...] = (copy.src.place,)
         if copy.ids is None:
@@ -226,13 +226,13 @@ class _Lister:
         else:
             call, queued = bind_selected_copy(dst, stream, src, self.binder.arg(copy.ids), self.count)
             reads = (copy.src.place, copy.ids.place)
-        queue = HOST_QUEUE if not queued else lane.index + len(self.lanes) if beside else lane.index
-        self._add(queue, reads, (copy.dst.place,), call, Action("copy", lane, split, copy))
+        queue = HOST_QUEUE if not queued else target.index + len(self.targets) if beside else target.index
+        self._add(queue, reads, (copy.dst.place,), call, Action("copy", target, split, copy))
 
     def _stream(self, queue: int) -> Stream:
-        """Queues are the lanes' streams in order, and then their copiers."""
-        lane = self.lanes[queue % len(self.lanes)]
-        stream = lane.copier if queue >= len(self.lanes) else lane.stream
+        """Queues are the targets' streams in order, and then their copiers."""
+        target = self.targets[queue % len(self.targets)]
+        stream = target.copier if queue >= len(self.targets) else target.stream
         assert stream is not None
         return stream
 
@@ -242,12 +242,12 @@ class _Lister:
                 empty = np.empty(array_shape(output.shape, output.dtype), output.dtype.numpy)
                 self.result.fetches.append(Fetch(output, empty.copy, None, None))
                 continue
-            lane = self._lane_of(operand.place, self.lanes[-1])
-            stream = lane.stream
+            target = self._target_of(operand.place, self.targets[-1])
+            stream = target.stream
             queued = stream if isinstance(stream, WorkerStream) else None
-            self.result.fetches.append(Fetch(output, bind_read(self.binder.arg(operand), queued), queued, lane))
+            self.result.fetches.append(Fetch(output, bind_read(self.binder.arg(operand), queued), queued, target))
             if queued is not None:
-                self._add(lane.index, (operand.place,), (), None, None)
+                self._add(target.index, (operand.place,), (), None, None)
 
     # --- the list ---------------------------------------------------------------------------------------------------
 
@@ -268,10 +268,10 @@ class _Lister:
             act, call, action = self.entries[index]
             last = action.split if action is not None else splits[-1] if splits else None
             for need in order[index]:
-                wait, lane = self._wait(act.queue, need, lists)
+                wait, target = self._wait(act.queue, need, lists)
                 if last is not None:
                     calls.append(wait)
-                    actions.append(Action("sync", lane, last))
+                    actions.append(Action("sync", target, last))
             if call is not None and action is not None:
                 calls.append(call)
                 actions.append(action)
@@ -287,16 +287,16 @@ class _Lister:
 
     def _mark(self, queue: int, index: int, marks: Marks, split: Split) -> None:
         self.result.calls.append(partial(_mark, self._stream(queue), marks, index))
-        self.result.actions.append(Action("mark", self.lanes[queue % len(self.lanes)], split))
+        self.result.actions.append(Action("mark", self.targets[queue % len(self.targets)], split))
 
-    def _wait(self, queue: int, need: Need, lists: list[_Lister]) -> tuple[Call, Lane]:
-        """A wait for a mark, and the lane that it is of."""
+    def _wait(self, queue: int, need: Need, lists: list[_Lister]) -> tuple[Call, Target]:
+        """A wait for a mark, and the target that it is of."""
         slot, index = need
         marks = lists[slot].result.marks
-        lane = self.lanes[lists[slot].entries[index].act.queue % len(self.lanes)]
+        target = self.targets[lists[slot].entries[index].act.queue % len(self.targets)]
         if queue == HOST_QUEUE:
-            return partial(_wait_here, marks, index), lane
-        return partial(_wait_in, self._stream(queue), marks, index), lane
+            return partial(_wait_here, marks, index), target
+        return partial(_wait_in, self._stream(queue), marks, index), target
 
 
 def _bytes_of(buffer: Any, offset: int, size: int, write: bool) -> Access:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from opweave.graph.graph import Graph
     from opweave.graph.tensor import Leaf, Placement, Tensor
     from opweave.scheduler.assign import Assignment
-    from opweave.scheduler.target import Lane
+    from opweave.scheduler.target import Target
 
 __all__ = ["Copy", "Item", "Operand", "Partition", "Split", "partition"]
 
@@ -71,18 +71,18 @@ class Copy(NamedTuple):
 
 
 class Split:
-    """Consecutive steps on one lane.
+    """Consecutive steps on one target.
 
     Attributes:
         copies, write_backs: made before the steps, and after them.
         observed: the node whose value somebody looks at after all that, with the place where it lies.
     """
 
-    __slots__ = ("copies", "index", "items", "lane", "observed", "write_backs")
+    __slots__ = ("copies", "index", "items", "observed", "target", "write_backs")
 
-    def __init__(self, index: int, lane: Lane) -> None:
+    def __init__(self, index: int, target: Target) -> None:
         self.index: Final = index
-        self.lane: Final = lane
+        self.target: Final = target
         self.copies: list[Copy] = []
         self.items: list[Item] = []
         self.write_backs: list[Copy] = []
@@ -94,7 +94,7 @@ class Split:
         return [item.node for item in self.items if item.node is not None]
 
     def __repr__(self) -> str:
-        return f"<Split {self.index} on {self.lane.name}: {len(self.items)} steps, {len(self.copies)} copies>"
+        return f"<Split {self.index} on {self.target.name}: {len(self.items)} steps, {len(self.copies)} copies>"
 
 
 class Partition:
@@ -104,7 +104,7 @@ class Partition:
         graph, assignment: what was cut.
         splits: in the order they run.
         sizes: bytes of each place.
-        arenas: index of the lane whose temporaries hold the place, -1 for places with memory of their own.
+        arenas: index of the target whose temporaries hold the place, -1 for places with memory of their own.
         owners: places with memory of their own -> the leaf tensor, and the space its bytes are wanted in.
         names: the tensor whose value a place holds (the first one).
         inputs: input leaf -> its place.
@@ -162,18 +162,18 @@ class _Cutter:
     def __init__(self, result: Partition, observed: Collection[Tensor]) -> None:
         assignment = result.assignment
         self.observed: Final = observed
-        self.lanes: Final = assignment.lanes
-        self.lane_of: Final = assignment.lane_of
+        self.targets: Final = assignment.targets
+        self.target_of: Final = assignment.target_of
         self.streamed: Final = assignment.streamed
         self.result: Final = result
-        # Where a lane wants read-only leaves that were placed nowhere.
+        # Where a target wants read-only leaves that were placed nowhere.
         self.spaces: Final = [
-            HOST_SPACE if lane.device.reaches(HOST_SPACE) else lane.device.default_buffer_type.space
-            for lane in self.lanes
+            HOST_SPACE if target.device.reaches(HOST_SPACE) else target.device.default_buffer_type.space
+            for target in self.targets
         ]
         self.home: dict[Tensor, Operand] = {}  # where values were computed, where inputs and states lie
-        # Values from elsewhere, as a lane has read them before.
-        self.seen: list[dict[Tensor, Operand]] = [{} for _ in self.lanes]
+        # Values from elsewhere, as a target has read them before.
+        self.seen: list[dict[Tensor, Operand]] = [{} for _ in self.targets]
         self.uploaded: dict[MemorySpace, dict[Tensor, int]] = {s: {} for s in (HOST_SPACE, *self.spaces)}
         self.copied: dict[object, Operand] = {}
         self.passing: list[object] = []  # keys in `copied` that end with the current split
@@ -182,7 +182,7 @@ class _Cutter:
         self.packers: dict[object, Verdict | None] = {}
 
     def run(self) -> Partition:
-        result, lane_of, lanes, home = self.result, self.lane_of, self.lanes, self.home
+        result, target_of, targets, home = self.result, self.target_of, self.targets, self.home
         sizes, arenas, names = result.sizes, result.arenas, result.names
         current = -1
         split: Split | None = None
@@ -191,12 +191,12 @@ class _Cutter:
         for node in result.graph.nodes:
             if node.base is not None or 0 in node.shape:
                 continue
-            at = lane_of[node]
-            lane, seen = lanes[at], self.seen[at]
+            at = target_of[node]
+            target, seen = targets[at], self.seen[at]
             if observed and split is not None and self._look(split):
                 current = -1
             if at != current or split is None or (items and node in self.streamed):
-                split = self._open(lane)
+                split = self._open(target)
                 items = split.items
                 current = at
             signature, op = node.signature, node.op
@@ -204,13 +204,13 @@ class _Cutter:
             assert op is not None
             if special:
                 signature = special.get(node, signature)
-            verdict = signature.verdicts.get(lane.device) or lane.verdict(signature)
+            verdict = signature.verdicts.get(target.device) or target.verdict(signature)
             writes, packed = op.writes, verdict.packed
             operands = []
             for source in node.srcs[1:] if writes else node.srcs:
                 operand = home.get(source)
                 if operand is None or arenas[operand[0]] != at or packed:
-                    # Not the common case, a value that was computed on this very lane.
+                    # Not the common case, a value that was computed on this very target.
                     operand = None if packed else seen.get(source)
                     if operand is None and source.base is not None and not packed:
                         whole = home.get(source.base)
@@ -218,19 +218,19 @@ class _Cutter:
                             window = (whole[0], source.offset, source.dtype, source.shape, source.strides)
                             operand = new(Operand, window)
                 if operand is None:
-                    operand, split = self._operand(source, lane, split, node, packed)
+                    operand, split = self._operand(source, target, split, node, packed)
                     items = split.items
                     if not packed and not self.passing:
                         seen[source] = operand
                 operands.append(operand)
             if writes:
-                split = self._write(node, lane, split, verdict, tuple(operands))
+                split = self._write(node, target, split, verdict, tuple(operands))
                 items = split.items
                 if split.write_backs:
                     current = -1
                 continue
             if result.placed and node in result.placed:
-                self._place(node, lane, split, verdict, tuple(operands), result.placed[node].buffer.space)
+                self._place(node, target, split, verdict, tuple(operands), result.placed[node].buffer.space)
                 continue
             size = prod(node.shape) * node.dtype.itemsize  # computed tensors are never quantized
             index = len(sizes)
@@ -247,7 +247,7 @@ class _Cutter:
             leaf = leaf_tensor.leaf
             assert leaf is not None
             if leaf.kind == "input" and leaf_tensor not in result.inputs and 0 not in leaf_tensor.shape:
-                self._leaf(leaf_tensor, leaf, lanes[lane_of[leaf_tensor]])
+                self._leaf(leaf_tensor, leaf, targets[target_of[leaf_tensor]])
         return result
 
     def _look(self, split: Split) -> bool:
@@ -257,56 +257,58 @@ class _Cutter:
             split.observed = (node, self.home[node])
         return split.observed is not None
 
-    def _open(self, lane: Lane) -> Split:
+    def _open(self, target: Target) -> Split:
         for key in self.passing:
             self.copied.pop(key, None)
         self.passing.clear()
         self.opened = len(self.result.sizes)
-        split = Split(len(self.result.splits), lane)
+        split = Split(len(self.result.splits), target)
         self.result.splits.append(split)
         return split
 
     # --- sources ----------------------------------------------------------------------------------------------------
 
-    def _operand(self, source: Tensor, lane: Lane, split: Split, node: Tensor, packed: bool) -> tuple[Operand, Split]:
-        """``source`` as the lane can read it, copied or packed where it must be; perhaps in a new split."""
+    def _operand(
+        self, source: Tensor, target: Target, split: Split, node: Tensor, packed: bool
+    ) -> tuple[Operand, Split]:
+        """``source`` as the target can read it, copied or packed where it must be; perhaps in a new split."""
         root = source.root
         if 0 in source.shape:
             return self._empty(source), split
-        found = self._home(root, lane)
+        found = self._home(root, target)
         operand = Operand(found, source.offset, source.dtype, source.shape, source.strides)
-        if not self._reaches(lane, found):
-            operand = self._copy(source, operand, lane, split, node)
+        if not self._reaches(target, found):
+            operand = self._copy(source, operand, target, split, node)
         if packed and not is_dense(operand.shape, operand.strides, operand.dtype):
-            return self._pack(source, operand, lane, split)
+            return self._pack(source, operand, target, split)
         return operand, split
 
-    def _home(self, root: Tensor, lane: Lane) -> int:
+    def _home(self, root: Tensor, target: Target) -> int:
         found = self.home.get(root)
         if found is not None:
             return found.place
         if root.leaf is not None:
-            return self._leaf(root, root.leaf, lane)
+            return self._leaf(root, root.leaf, target)
         # A version of a state whose writer has no elements: the bytes are those of the state.
-        return self._settle(root, self._home(root.memory, lane))
+        return self._settle(root, self._home(root.memory, target))
 
     def _settle(self, root: Tensor, place: int) -> int:
         self.home[root] = Operand(place, 0, root.dtype, root.shape, root.strides)
         return place
 
-    def _leaf(self, root: Tensor, leaf: Leaf, lane: Lane) -> int:
+    def _leaf(self, root: Tensor, leaf: Leaf, target: Target) -> int:
         """The place of a leaf. Read-only unplaced leaves have one in every space that wants them."""
         result = self.result
         if leaf.kind == "input":
-            place = result.place(root, root.nbytes, self.lane_of[root])
+            place = result.place(root, root.nbytes, self.target_of[root])
             result.inputs[root] = place
             self.made_in[place] = -1
         elif leaf.placement is not None:
             place = result.own(root, leaf.placement.buffer.space)
         elif leaf.kind == "state":
-            place = result.own(root, self.lanes[self.lane_of[root]].device.default_buffer_type.space)
+            place = result.own(root, self.targets[self.target_of[root]].device.default_buffer_type.space)
         else:
-            space = self.spaces[lane.index]
+            space = self.spaces[target.index]
             known = self.uploaded[space].get(root)
             if known is None:
                 known = self.uploaded[space][root] = result.own(root, space)
@@ -315,10 +317,10 @@ class _Cutter:
 
     def _space(self, place: int) -> MemorySpace:
         arena = self.result.arenas[place]
-        return self.lanes[arena].space if arena >= 0 else self.result.owners[place][1]
+        return self.targets[arena].space if arena >= 0 else self.result.owners[place][1]
 
-    def _reaches(self, lane: Lane, place: int) -> bool:
-        return self.result.arenas[place] == lane.index or lane.device.reaches(self._space(place))
+    def _reaches(self, target: Target, place: int) -> bool:
+        return self.result.arenas[place] == target.index or target.device.reaches(self._space(place))
 
     def _empty(self, source: Tensor) -> Operand:
         place = self.uploaded[HOST_SPACE].get(source)
@@ -326,21 +328,21 @@ class _Cutter:
             place = self.uploaded[HOST_SPACE][source] = self.result.own(source, HOST_SPACE)
         return Operand(place, 0, source.dtype, source.shape, dense_strides(source.shape, source.dtype))
 
-    def _copy(self, source: Tensor, operand: Operand, lane: Lane, split: Split, node: Tensor) -> Operand:
-        """A packed copy of a window in the lane's memory, made before the split; one for each version and range."""
+    def _copy(self, source: Tensor, operand: Operand, target: Target, split: Split, node: Tensor) -> Operand:
+        """A packed copy of a window in the target's memory, made before the split; one for each version and range."""
         _, offset, dtype, shape, strides = operand
         # Repeated axes are copied once and repeated again in the copy.
         once = tuple([1 if s == 0 else n for n, s in zip(shape, strides, strict=True)])
         dense = is_dense(once, strides, dtype)
         range_key = nbytes(once, dtype) if dense else (once, strides)
-        key = (source.root, offset, range_key, lane.index)
+        key = (source.root, offset, range_key, target.index)
         copied = self.copied.get(key)
         if copied is None:
-            place = self.result.place(source.root, nbytes(once, dtype), lane.index)
+            place = self.result.place(source.root, nbytes(once, dtype), target.index)
             copied = Operand(place, 0, dtype, once, dense_strides(once, dtype))
             streamed = node in self.streamed and source.root.leaf is not None
             whole = Operand(operand.place, offset, dtype, once, strides)
-            ids = self._selected(source, node, lane) if streamed and dense else None
+            ids = self._selected(source, node, target) if streamed and dense else None
             split.copies.append(Copy(source, whole, copied, "stream" if streamed else "seam", ids))
             self.copied[key] = copied
             self.made_in[place] = -1
@@ -351,67 +353,69 @@ class _Cutter:
             copied.place, 0, dtype, shape, tuple([0 if s == 0 else p for p, s in zip(packed, strides, strict=True)])
         )
 
-    def _selected(self, source: Tensor, node: Tensor, lane: Lane) -> Operand | None:
+    def _selected(self, source: Tensor, node: Tensor, target: Target) -> Operand | None:
         """The ids that name the only rows of ``source`` that ``node`` reads, wherever they lie."""
         selects = node.op.selects if node.op is not None else None
         if selects is None or node.srcs[selects[0]] is not source or node.srcs.count(source) > 1:
             return None
         ids = node.srcs[selects[1]]
-        return Operand(self._home(ids.root, lane), ids.offset, ids.dtype, ids.shape, ids.strides)
+        return Operand(self._home(ids.root, target), ids.offset, ids.dtype, ids.shape, ids.strides)
 
-    def _pack(self, source: Tensor, operand: Operand, lane: Lane, split: Split) -> tuple[Operand, Split]:
-        """A dense copy of a window on the lane itself: by its own kernel if it has one, else through the host."""
-        key = (source.root, operand, lane.index, "pack")
+    def _pack(self, source: Tensor, operand: Operand, target: Target, split: Split) -> tuple[Operand, Split]:
+        """A dense copy of a window on the target itself: by its own kernel if it has one, else through the host."""
+        key = (source.root, operand, target.index, "pack")
         known = self.copied.get(key)
         if known is not None:
             return known, split
         _, _, dtype, shape, strides = operand
-        place = self.result.place(source, nbytes(shape, dtype), lane.index)
+        place = self.result.place(source, nbytes(shape, dtype), target.index)
         packed = Operand(place, 0, dtype, shape, dense_strides(shape, dtype))
-        verdict = self._packer(lane, dtype, shape, strides)
+        verdict = self._packer(target, dtype, shape, strides)
         if verdict is not None:
             split.items.append(Item("contiguous", None, packed, (operand,), verdict))
         else:
             here = self.made_in.get(operand.place)
             if here == split.index or (here is None and operand.place >= self.opened and split.items):
-                split = self._open(lane)
+                split = self._open(target)
             split.copies.append(Copy(source, operand, packed, "pack"))
         self.made_in[place] = split.index
         self.copied[key] = packed
         return packed, split
 
-    def _packer(self, lane: Lane, dtype: DType, shape: Shape, strides: Strides) -> Verdict | None:
-        key = (lane.index, dtype, shape, strides)
+    def _packer(self, target: Target, dtype: DType, shape: Shape, strides: Strides) -> Verdict | None:
+        key = (target.index, dtype, shape, strides)
         if key not in self.packers:
             out = Arg(None, 0, dtype, shape, dense_strides(shape, dtype), None, 0)
             step = Step("contiguous", out, (Arg(None, 0, dtype, shape, strides, None, 1),), {})
             verdict = None
-            if lane.device.why_not(step) is None:
-                kernel = lane.device.kernels.find(step) if hasattr(lane.device, "kernels") else None
-                verdict = Verdict(None, workspace=lane.device._workspace(step), kernel=kernel)
+            if target.device.why_not(step) is None:
+                kernel = target.device.kernels.find(step) if hasattr(target.device, "kernels") else None
+                verdict = Verdict(None, workspace=target.device._workspace(step), kernel=kernel)
             self.packers[key] = verdict
         return self.packers[key]
 
     # --- results ----------------------------------------------------------------------------------------------------
 
-    def _write(self, node: Tensor, lane: Lane, split: Split, verdict: Verdict, operands: tuple[Operand, ...]) -> Split:
-        """A node that writes a state: in place where the lane reaches it, else on a copy that is written back."""
-        target, op = node.srcs[0], node.op
+    def _write(
+        self, node: Tensor, target: Target, split: Split, verdict: Verdict, operands: tuple[Operand, ...]
+    ) -> Split:
+        """A node that writes a state: in place where the target reaches it, else on a copy that is written back."""
+        written, op = node.srcs[0], node.op
         assert op is not None
-        place = self._home(target.root, lane)
+        place = self._home(written.root, target)
         self._settle(node, place)
-        region = Operand(place, target.offset, target.dtype, target.shape, target.strides)
-        if 0 in target.shape:
+        region = Operand(place, written.offset, written.dtype, written.shape, written.strides)
+        if 0 in written.shape:
             return split
-        if self._reaches(lane, place):
+        if self._reaches(target, place):
             split.items.append(Item(op.name, node, region, operands, verdict))
             self.made_in[place] = split.index
             return split
         if split.items:
-            split = self._open(lane)
-        copy = self.result.place(target, nbytes(target.shape, target.dtype), lane.index)
-        window = Operand(copy, 0, target.dtype, target.shape, dense_strides(target.shape, target.dtype))
-        split.copies.append(Copy(target, region, window, "region"))
+            split = self._open(target)
+        copy = self.result.place(written, nbytes(written.shape, written.dtype), target.index)
+        window = Operand(copy, 0, written.dtype, written.shape, dense_strides(written.shape, written.dtype))
+        split.copies.append(Copy(written, region, window, "region"))
         split.items.append(Item(op.name, node, window, operands, verdict))
         split.write_backs.append(Copy(node, window, region, "write-back"))
         self.made_in[place] = split.index
@@ -420,7 +424,7 @@ class _Cutter:
     def _place(
         self,
         node: Tensor,
-        lane: Lane,
+        target: Target,
         split: Split,
         verdict: Verdict,
         operands: tuple[Operand, ...],
@@ -431,10 +435,10 @@ class _Cutter:
         assert op is not None
         place = self.result.own(node, space)
         final = Operand(place, 0, node.dtype, node.shape, node.strides)
-        if self._reaches(lane, place):
+        if self._reaches(target, place):
             out = final
         else:
-            out = Operand(self.result.place(node, node.nbytes, lane.index), 0, node.dtype, node.shape, node.strides)
+            out = Operand(self.result.place(node, node.nbytes, target.index), 0, node.dtype, node.shape, node.strides)
             split.write_backs.append(Copy(node, out, final, "write-back"))
         split.items.append(Item(op.name, node, out, operands, verdict))
         self._settle(node, out.place)
@@ -444,5 +448,5 @@ class _Cutter:
         if 0 in output.shape:
             return None
         root = output.root
-        lane = self.lanes[self.lane_of.get(root, len(self.lanes) - 1)]
-        return Operand(self._home(root, lane), output.offset, output.dtype, output.shape, output.strides)
+        target = self.targets[self.target_of.get(root, len(self.targets) - 1)]
+        return Operand(self._home(root, target), output.offset, output.dtype, output.shape, output.strides)

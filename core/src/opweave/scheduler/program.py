@@ -35,7 +35,7 @@ from opweave.scheduler.joint import Joint
 from opweave.scheduler.lower import RunList, run_lists
 from opweave.scheduler.partition import Partition, Split
 from opweave.scheduler.running import Run
-from opweave.tracing import EVENTS
+from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -81,9 +81,28 @@ class Program:
     """
 
     __slots__ = (
-        "__weakref__", "_buffers", "_closed", "_copied", "_feeds", "_form", "_lanes", "_latest", "_lists", "_moves",
-        "_offsets", "_pins", "_planned", "_progress", "_scheduler", "_scratch", "_single", "_states", "_turn",
-        "_watching", "_written", "partition",
+        "__weakref__",
+        "_buffers",
+        "_closed",
+        "_copied",
+        "_feeds",
+        "_form",
+        "_latest",
+        "_lists",
+        "_moves",
+        "_offsets",
+        "_pins",
+        "_planned",
+        "_progress",
+        "_scheduler",
+        "_scratch",
+        "_single",
+        "_states",
+        "_targets",
+        "_turn",
+        "_watching",
+        "_written",
+        "partition",
     )  # fmt: skip
 
     def __init__(
@@ -102,7 +121,7 @@ class Program:
         self._form: Final = outputs
         self._single: Final = isinstance(outputs, Tensor)
         self._closed = False
-        self._lanes: Final = partition.assignment.lanes
+        self._targets: Final = partition.assignment.targets
         self._written: dict[str, Array] = {}  # fed to runs that do not say otherwise
         self._latest: RunList | None = None  # of the last run, if it was a good one
         binder = _bind(partition, scheduler, show)
@@ -146,7 +165,7 @@ class Program:
         progress = self._progress
         with progress.lock:
             # Run again with nothing in between: there is nothing to look at but what was fed.
-            if progress.ready is self and not progress.queued and not EVENTS.listening:
+            if progress.ready is self and not progress.queued and not TRACE.listening:
                 return self._make(self._fitting(feeds, named) if feeds or named or self._feeds else ())
         watching = self._watching
         if watching is not None:
@@ -202,7 +221,7 @@ class Program:
 
     def _run_here(self, ready: list[tuple[Feed, Array]]) -> Any:
         """A whole run. The caller holds the scheduler's lock, and keeps it until everything is done."""
-        if self._lists[0].joint is None or EVENTS.listening:
+        if self._lists[0].joint is None or TRACE.listening:
             return self._ended(self._begin(ready, snapshot=False))
         self._admit()
         return self._make(ready)
@@ -276,7 +295,7 @@ class Program:
         scheduler, progress, listed = self._scheduler, self._progress, self._lists[self._turn]
         self._turn = (self._turn + 1) % len(self._lists)
         run = Run(self, listed)
-        calls = _told(listed) if EVENTS.listening else listed.calls
+        calls = _told(listed) if TRACE.listening else listed.calls
         self._latest = None
         rest = iter(calls)
         try:
@@ -332,8 +351,8 @@ class Program:
                 error, action = joint.blame(index, error)
             else:
                 action = run.listed.actions[index]
-        if run.feeding is not None and run.feeding.lane is not None:
-            action = Action("feed", run.feeding.lane, None, tensor=run.feeding.tensor)
+        if run.feeding is not None and run.feeding.target is not None:
+            action = Action("feed", run.feeding.target, None, tensor=run.feeding.tensor)
         self._latest = None
         return self._scheduler._settle(run, error, action)
 
@@ -501,12 +520,12 @@ class Program:
     @property
     def memory(self) -> dict[str, MemoryUse]:
         """Bytes by device: planned temporaries, weights and states that the program uses there."""
-        result = {lane.name: [self._planned.get(lane.index, 0), 0, 0] for lane in self._lanes}
+        result = {target.name: [self._planned.get(target.index, 0), 0, 0] for target in self._targets}
         for index, (tensor, space) in self.partition.owners.items():
-            for lane in self._lanes if tensor.leaf is not None else ():
-                if lane.device.reaches(space):
+            for target in self._targets if tensor.leaf is not None else ():
+                if target.device.reaches(space):
                     column = 2 if tensor.leaf is not None and tensor.leaf.kind == "state" else 1
-                    result[lane.name][column] += self.partition.sizes[index]
+                    result[target.name][column] += self.partition.sizes[index]
                     break
         return {name: MemoryUse(*columns) for name, columns in result.items()}
 
@@ -584,12 +603,12 @@ def _bind(partition: Partition, scheduler: Scheduler, show: Callable[[Tensor, Ca
 
 
 def device_of(partition: Partition, tensor: Tensor) -> Device:
-    lane = partition.assignment.lane_of.get(tensor)
-    if lane is None and tensor.base is not None:
-        lane = partition.assignment.lane_of.get(tensor.base)
-    if lane is None:
+    target = partition.assignment.target_of.get(tensor)
+    if target is None and tensor.base is not None:
+        target = partition.assignment.target_of.get(tensor.base)
+    if target is None:
         raise SchedulerError(f"{tensor.describe()} is not in this program, or lies on none of its devices")
-    return partition.assignment.lanes[lane].device
+    return partition.assignment.targets[target].device
 
 
 def _told(listed: RunList) -> list[Call]:

@@ -116,10 +116,10 @@ def memory_curves(partition: Partition, memory: Mapping[str, MemoryUse]) -> list
     birth, death, alias, times = lifetimes(partition, [None] * len(partition.splits))
     end = (times[-1] + len(partition.splits[-1].items) + 1) if times else 0
     curves = []
-    for lane in partition.assignment.lanes:
+    for target in partition.assignment.targets:
         changes: dict[int, int] = {}
         for place, size in enumerate(partition.sizes):
-            if partition.arenas[place] == lane.index and birth[place] >= 0:
+            if partition.arenas[place] == target.index and birth[place] >= 0:
                 # What takes over a place begins behind its end.
                 start = birth[place] + (alias[place] != place)
                 changes[start] = changes.get(start, 0) + size
@@ -130,8 +130,8 @@ def memory_curves(partition: Partition, memory: Mapping[str, MemoryUse]) -> list
             for moment in sorted(changes):
                 bytes_ += changes[moment]
                 moments.append((moment, bytes_))
-            planned = memory[lane.name].temporaries if lane.name in memory else 0
-            curves.append(MemoryCurve(lane.name, moments, planned))
+            planned = memory[target.name].temporaries if target.name in memory else 0
+            curves.append(MemoryCurve(target.name, moments, planned))
     return curves
 
 
@@ -145,19 +145,19 @@ def node_rows(partition: Partition) -> list[NodeRow]:
             if node is None:
                 shape = item.out.shape
                 rows.append(
-                    NodeRow(split.index, split.lane.name, "pack", item.op, item.out.dtype.name, shape, "dense", {})
+                    NodeRow(split.index, split.target.name, "pack", item.op, item.out.dtype.name, shape, "dense", {})
                 )
                 continue
             refusals = {}
-            for lane in assignment.lanes[: split.lane.index]:
-                reason = assignment.verdict(lane, node).reason
+            for target in assignment.targets[: split.target.index]:
+                reason = assignment.verdict(target, node).reason
                 if reason is not None:
-                    refusals[lane.name] = reason
+                    refusals[target.name] = reason
             cause = assignment.causes.get(node, "")
             seconds = predicted.nodes.get(node) if predicted is not None else None
             rows.append(
                 NodeRow(
-                    split.index, split.lane.name, node.name, item.op, node.dtype.name, node.shape, cause, refusals,
+                    split.index, split.target.name, node.name, item.op, node.dtype.name, node.shape, cause, refusals,
                     seconds,
                 )
             )  # fmt: skip
@@ -192,10 +192,10 @@ def explain(
         memory: device -> bytes.
         remarks: index of a split -> what its plan says about itself.
     """
-    graph, lanes, predicted = partition.graph, partition.assignment.lanes, partition.prediction
+    graph, targets, predicted = partition.graph, partition.assignment.targets, partition.prediction
     steps = sum(len(s.items) for s in partition.splits)
     lines = [
-        f"{steps} steps in {_count(len(partition.splits), 'split')} over {', '.join(x.name for x in lanes)}; "
+        f"{steps} steps in {_count(len(partition.splits), 'split')} over {', '.join(x.name for x in targets)}; "
         f"{_count(len(partition.copies), 'copy', 'copies')} of "
         f"{human_bytes(sum(c.nbytes for c in partition.copies))} a run"
     ]
@@ -203,20 +203,22 @@ def explain(
         lines.append(f"predicted: {human_time(predicted.seconds)}, {human_time(predicted.copies)} of it moving bytes")
         lines += [f"{name} lacks {human_bytes(size)} of memory" for name, size in predicted.short.items()]
     for tensor, place in partition.inputs.items():
-        lines.append(f"input {tensor.name} {tensor.dtype}{list(tensor.shape)} on {lanes[partition.arenas[place]].name}")
+        lines.append(
+            f"input {tensor.name} {tensor.dtype}{list(tensor.shape)} on {targets[partition.arenas[place]].name}"
+        )
     rows: dict[int, list[NodeRow]] = {}
     for row in node_rows(partition):
         rows.setdefault(row.split, []).append(row)
     share = max(6, limit // max(1, len(partition.splits)))
     used: set[str] = set()
     for split in partition.splits:
-        head = f"split {split.index} on {split.lane.name}: {_count(len(split.items), 'step')}"
+        head = f"split {split.index} on {split.target.name}: {_count(len(split.items), 'step')}"
         told = [f"predicted {human_time(predicted.splits[split.index])}"] if predicted is not None else []
         lines.append("; ".join([head, *told, *remarks.get(split.index, ())]))
         for copy in split.copies:
             source = _where(partition, copy.src.place)
             lines.append(
-                _copy_line(copy.tensor, copy.cause, copy.nbytes, source, split.lane.name, copy.ids is not None)
+                _copy_line(copy.tensor, copy.cause, copy.nbytes, source, split.target.name, copy.ids is not None)
             )
         shown = rows.get(split.index, [])
         width = max((len(r.node) for r in shown), default=0)
@@ -234,7 +236,7 @@ def explain(
             lines += [f"        not on {device}: {reason}" for device, reason in row.refusals.items()]
         for copy in split.write_backs:
             target = _where(partition, copy.dst.place)
-            lines.append(_copy_line(copy.tensor, copy.cause, copy.nbytes, split.lane.name, target))
+            lines.append(_copy_line(copy.tensor, copy.cause, copy.nbytes, split.target.name, target))
     for output in graph.outputs:
         lines.append(f"output {output.name} {output.dtype}{list(output.shape)}")
     for name, use in (memory or {}).items():
@@ -251,14 +253,14 @@ def explain(
     result.copies = copy_rows(partition)
     result.memory = memory or {}
     result.curves = memory_curves(partition, result.memory)
-    result.splits = [(split.lane.name, list(remarks.get(split.index, ()))) for split in partition.splits]
+    result.splits = [(split.target.name, list(remarks.get(split.index, ()))) for split in partition.splits]
     return result
 
 
 def _where(partition: Partition, place: int) -> str:
     arena = partition.arenas[place]
     if arena >= 0:
-        return partition.assignment.lanes[arena].name
+        return partition.assignment.targets[arena].name
     tensor, space = partition.owners[place]
     if tensor.leaf is not None and tensor.leaf.device:
         return tensor.leaf.device

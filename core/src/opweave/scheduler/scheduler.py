@@ -29,8 +29,8 @@ from opweave.scheduler.assign import assign
 from opweave.scheduler.partition import Copy, Partition, Split, partition
 from opweave.scheduler.program import Outputs, Program, device_of
 from opweave.scheduler.running import Progress
-from opweave.scheduler.target import Lane
-from opweave.tracing import EVENTS
+from opweave.scheduler.target import Target
+from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -166,7 +166,7 @@ class Scheduler:
         self._pins: dict[Tensor, int] = {}
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._host: Final = HostDevice()
-        self._lanes: Final[list[Lane]] = []
+        self._targets: Final[list[Target]] = []
         try:
             for index, item in enumerate(resolved):
                 stream = item if isinstance(item, Stream) else item.open(worker=True) if parallel else item.open()
@@ -174,10 +174,10 @@ class Scheduler:
                     raise SchedulerError(f"{stream!r} has no thread of its own, which parallel=True needs: "
                                          "give the device, or device.open(worker=True)")  # fmt: skip
                 kind = kinds.pop(stream.device.name, None)
-                lane = Lane(index, stream, kind, owned=stream is not item)
-                if lane.owned and not stream.is_async:
+                target = Target(index, stream, kind, owned=stream is not item)
+                if target.owned and not stream.is_async:
                     stream._submission = submission
-                self._lanes.append(lane)
+                self._targets.append(target)
             if kinds:
                 raise SchedulerError(f"buffer types for devices that are not here: {', '.join(kinds)}")
         except BaseException:
@@ -187,12 +187,12 @@ class Scheduler:
         self._buffer_types: Final = dict(buffer_types or {})
         self.parallel: Final = bool(parallel)
         self.n_slots: Final = (
-            1 if not parallel else min(max(len(self._lanes), 2), 4) if parallel is True else int(parallel)
+            1 if not parallel else min(max(len(self._targets), 2), 4) if parallel is True else int(parallel)
         )
-        self._arenas: Final = [Arena(lane) for lane in self._lanes]
+        self._arenas: Final = [Arena(target) for target in self._targets]
 
     def __repr__(self) -> str:
-        return f"<Scheduler over {', '.join(lane.name for lane in self._lanes)}>"
+        return f"<Scheduler over {', '.join(target.name for target in self._targets)}>"
 
     def __enter__(self) -> Scheduler:
         return self
@@ -203,16 +203,16 @@ class Scheduler:
     @property
     def devices(self) -> tuple[Device, ...]:
         """In order of priority."""
-        return tuple(lane.device for lane in self._lanes)
+        return tuple(target.device for target in self._targets)
 
     @property
     def streams(self) -> tuple[Stream, ...]:
         """One for each device, in the same order."""
-        return tuple(lane.stream for lane in self._lanes)
+        return tuple(target.stream for target in self._targets)
 
     def buffer_type(self, device: Where) -> BufferType:
         """The kind of memory that temporaries of a device lie in."""
-        return self._lanes[self._index(device)].buffer_type
+        return self._targets[self._index(device)].buffer_type
 
     def buffer_size(self, device: Where) -> int:
         """Bytes that are allocated for temporaries on a device."""
@@ -249,11 +249,11 @@ class Scheduler:
         """
         with self._lock:
             self._check_open()
-            for lane in self._lanes:
-                if getattr(lane.device, "simulated", False):
+            for target in self._targets:
+                if getattr(target.device, "simulated", False):
                     from opweave.whatif.simulate import unreal
 
-                    raise unreal(lane.device)
+                    raise unreal(target.device)
             tensors, form = _form(outputs)
             pinned = {**self._pins, **self._resolve_pins(pins or {})}
             placed = _check_placements(placements)
@@ -266,8 +266,8 @@ class Scheduler:
             start = perf_counter_ns()
             with _COLLECTOR.away():
                 program = Program(self, self._partition(tensors, pinned, placed), outputs, pinned)
-            if EVENTS.listening:
-                EVENTS.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
+            if TRACE.listening:
+                TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
             registry.program_built(program)
             self._programs[key] = program
             self._builds[0] += 1
@@ -293,7 +293,7 @@ class Scheduler:
         """
         for output in outputs:
             self.build(output)
-        return {lane.name: arena.nbytes for lane, arena in zip(self._lanes, self._arenas, strict=True)}
+        return {target.name: arena.nbytes for target, arena in zip(self._targets, self._arenas, strict=True)}
 
     def _partition(
         self,
@@ -306,8 +306,8 @@ class Scheduler:
         if self.placement == "cost":
             from opweave.cost.place import place_by_cost  # importing opweave must not pay for it
 
-            return place_by_cost(graph, self._lanes, pins, self._op_offload, placed, observed)
-        return partition(graph, assign(graph, self._lanes, pins, self._op_offload, placed), placed, observed)
+            return place_by_cost(graph, self._targets, pins, self._op_offload, placed, observed)
+        return partition(graph, assign(graph, self._targets, pins, self._op_offload, placed), placed, observed)
 
     def _resolve_pins(self, pins: Mapping[Tensor, Where]) -> dict[Tensor, int]:
         resolved = {}
@@ -319,14 +319,14 @@ class Scheduler:
 
     def _index(self, where: Where) -> int:
         name = where if isinstance(where, str) else where.name if isinstance(where, Device) else where.device.name
-        for lane in self._lanes:
-            if where is lane.device or where is lane.stream:
-                return lane.index
+        for target in self._targets:
+            if where is target.device or where is target.stream:
+                return target.index
         if isinstance(where, str):
             wanted = name.lower()
-            for lane in self._lanes:
-                if lane.name.lower() == wanted or lane.name.lower().split(":")[0] == wanted:
-                    return lane.index
+            for target in self._targets:
+                if target.name.lower() == wanted or target.name.lower().split(":")[0] == wanted:
+                    return target.index
         raise SchedulerError(f"{name!r} is not a device of {self!r}")
 
     # --- runs -------------------------------------------------------------------------------------------------------
@@ -344,8 +344,8 @@ class Scheduler:
         Runs that failed raise from their futures and not here.
         """
         with self._quiet():
-            for lane in self._lanes:
-                for stream in lane.streams:
+            for target in self._targets:
+                for stream in target.streams:
                     stream.synchronize()
 
     def cancel(self) -> None:
@@ -358,8 +358,8 @@ class Scheduler:
             progress.cut = CANCELLED
             if progress.rest is not None:
                 end_iterator(progress.rest)
-            for lane in self._lanes:
-                for stream in lane.streams:
+            for target in self._targets:
+                for stream in target.streams:
                     stream.abort()
 
     def _check_caller(self) -> None:
@@ -480,7 +480,7 @@ class Scheduler:
             last = action.split if other is run and action is not None else None
             splits += other.program.partition.splits[: None if last is None else last.index + 1]
         actions = [a for other in failed for a in other.listed.actions]
-        reason = settle_failure(error, action, actions, self._lanes, splits, anywhere=bool(self._progress.cut))
+        reason = settle_failure(error, action, actions, self._targets, splits, anywhere=bool(self._progress.cut))
         if self._progress.cut and isinstance(reason, Cancelled):
             reason = Cancelled(self._progress.cut)
         for other in failed:
@@ -541,8 +541,8 @@ class Scheduler:
                 `close` may not be.
         """
         self._check_closer(whole=True)
-        lost = self._lanes[self._index(device)]
-        rest = [lane for lane in self._lanes if lane is not lost]
+        lost = self._targets[self._index(device)]
+        rest = [target for target in self._targets if target is not lost]
         if not rest:
             raise SchedulerError(f"{lost.name} is the only device of {self!r}")
         with self._quiet():
@@ -553,7 +553,7 @@ class Scheduler:
             self.close()
         kinds = {k: v for k, v in self._buffer_types.items() if (k if isinstance(k, str) else k.name) != lost.name}
         return Scheduler(
-            [lane.device if lane.owned else lane.stream for lane in rest],
+            [target.device if target.owned else target.stream for target in rest],
             parallel=self.n_slots if self.parallel else False,
             op_offload=self._op_offload,
             buffer_types=kinds,
@@ -583,8 +583,8 @@ class Scheduler:
 
     def _close_streams(self) -> None:
         with ExitStack() as stack:  # all of them, whatever one of them raises
-            for lane in reversed(self._lanes):
-                stack.callback(lane.close)
+            for target in reversed(self._targets):
+                stack.callback(target.close)
 
     def _forget(self, program: Program) -> None:
         for key, known in list(self._programs.items()):

@@ -1,4 +1,4 @@
-"""`Lane`: one of the scheduler's devices with its stream, its rank, and what it remembers of signatures."""
+"""`Target`: one of the scheduler's devices with its stream, its rank, and what it remembers of signatures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from opweave.contract.memory import BufferType
     from opweave.graph.tensor import Signature
 
-__all__ = ["Lane", "Verdict", "unbound_step"]
+__all__ = ["Target", "Verdict", "unbound_step"]
 
 
 class Verdict:
@@ -63,7 +63,7 @@ def unbound_step(signature: Signature, device: Device, *, packed: bool = False) 
     return Step(signature.op.name, Arg(None, 0, *signature.out, None, 0), tuple(args), signature.attrs)
 
 
-class Lane:
+class Target:
     """One device of a scheduler.
 
     Attributes:
@@ -89,7 +89,7 @@ class Lane:
             raise SchedulerError(f"{self.name} cannot reach the memory of {self.buffer_type!r}")
 
     def __repr__(self) -> str:
-        return f"<Lane {self.index}: {self.name}>"
+        return f"<Target {self.index}: {self.name}>"
 
     @property
     def streams(self) -> list[Stream]:

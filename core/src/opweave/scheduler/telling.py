@@ -7,7 +7,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from opweave.contract.worker import WorkerStream
-from opweave.tracing import EVENTS
+from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
     from opweave.contract.step import Call
@@ -25,18 +25,18 @@ def told_calls(listed: RunList) -> list[Call]:
 def _told(call: Call, action: Action) -> Call:
     if action.kind == "mark":
         return call
-    stream = action.lane.stream
-    data: dict[str, Any] = {"device": action.lane.name}
+    stream = action.target.stream
+    data: dict[str, Any] = {"device": action.target.name}
     name = f"split {action.split.index}" if action.split is not None else ""
     if action.copy is not None:
         name = action.copy.tensor.name
         data |= {"bytes": action.copy.nbytes, "cause": action.copy.cause}
-        if action.copy.cause == "stream" and action.lane.copier is not None:
-            stream = action.lane.copier
+        if action.copy.cause == "stream" and action.target.copier is not None:
+            stream = action.target.copier
             data["queue"] = "copies"
     if action.plan is not None:
         data["steps"] = action.plan.size
-        if EVENTS.detailed:
+        if TRACE.detailed:
             call = partial(action.plan.run, _timed(action))
     if isinstance(stream, WorkerStream) and action.kind in ("plan", "copy"):
         return partial(_tell_from, stream, call, action.kind, name, data)
@@ -46,7 +46,7 @@ def _told(call: Call, action: Action) -> Call:
 def _tell(call: Call, kind: str, name: str, data: dict[str, Any]) -> None:
     start = perf_counter_ns()
     call()
-    EVENTS.emit(kind, name, start, perf_counter_ns(), **data)
+    TRACE.emit(kind, name, start, perf_counter_ns(), **data)
 
 
 def _tell_from(stream: WorkerStream, call: Call, kind: str, name: str, data: dict[str, Any]) -> None:
@@ -54,12 +54,12 @@ def _tell_from(stream: WorkerStream, call: Call, kind: str, name: str, data: dic
     begun: list[int] = []
     stream.call(lambda: begun.append(perf_counter_ns()))
     call()
-    stream.call(lambda: EVENTS.emit(kind, name, begun[0], perf_counter_ns(), **data))
+    stream.call(lambda: TRACE.emit(kind, name, begun[0], perf_counter_ns(), **data))
 
 
 def _timed(action: Action) -> Any:
     """Have each step of a plan told, where it is done when its call returns."""
-    stream = action.lane.stream
+    stream = action.target.stream
     inner = stream.inner if isinstance(stream, WorkerStream) else stream
     split, plan = action.split, action.plan
     assert split is not None
@@ -72,7 +72,7 @@ def _timed(action: Action) -> Any:
         items = [split.items[i] for i in groups[index]]
         last = items[-1].node
         name = last.name if last is not None else "pack"
-        data = {"device": action.lane.name, "op": "+".join(item.op for item in items)}
+        data = {"device": action.target.name, "op": "+".join(item.op for item in items)}
         return partial(_tell, call, "step", name, data)
 
     return around

@@ -190,11 +190,11 @@ def _scheduler(device: Device) -> Scheduler:
 
 def _pins(scheduler: Scheduler, outputs: tuple[Tensor, ...]) -> dict[Tensor, Device]:
     """Everything that the first device can run goes there, whatever the rules of placing would say."""
-    lane = scheduler._lanes[0]
+    target = scheduler._targets[0]
     pins = {}
     for node in Graph(outputs).nodes:
-        if node.signature is not None and not node.is_view and lane.verdict(node.signature).reason is None:
-            pins[node] = lane.device
+        if node.signature is not None and not node.is_view and target.verdict(node.signature).reason is None:
+            pins[node] = target.device
     return pins
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from opweave.tracing import EVENTS, Happening
+from opweave.tracing import TRACE, TraceEvent
 
 __all__ = ["Timeline", "trace"]
 
@@ -22,11 +22,11 @@ class Timeline:
     """What was heard, in the order in which it ended.
 
     Attributes:
-        events: the happenings.
+        events: the events.
     """
 
     def __init__(self) -> None:
-        self.events: list[Happening] = []
+        self.events: list[TraceEvent] = []
 
     def to_json(self) -> dict[str, Any]:
         """In Chrome's format: a track for each stream and one for what belongs to none, counters of memory."""
@@ -87,13 +87,13 @@ def trace(path: str | os.PathLike[str] | None = None, *, steps: bool = False) ->
         with open(path, "a", encoding="utf-8"):
             pass
     timeline = Timeline()
-    before = EVENTS.detailed
-    EVENTS.detailed = before or steps
+    before = TRACE.detailed
+    TRACE.detailed = before or steps
     try:
-        with EVENTS.listen(timeline.events.append):
+        with TRACE.listen(timeline.events.append):
             yield timeline
     finally:
-        EVENTS.detailed = before
+        TRACE.detailed = before
         if path is not None:
             import json
 

@@ -43,7 +43,7 @@ def what_if(outputs: Outputs, cluster: Cluster, *, pipeline: bool = False) -> Pl
     of_group: dict[int, list[Tensor]] = {}
     for node in first.partition.graph.nodes:
         if node.base is None:
-            of_group.setdefault(first.partition.assignment.lane_of[node], []).append(node)
+            of_group.setdefault(first.partition.assignment.target_of[node], []).append(node)
     live = live_bytes(first.partition.graph.nodes, first.partition.graph.outputs)
     members: list[SimulatedDevice] = []
     pins: dict[Tensor, SimulatedDevice] = {}

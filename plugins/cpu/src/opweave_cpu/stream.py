@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from opweave.contract import Call, Device, Stream
-from opweave.tracing import EVENTS
+from opweave.tracing import TRACE
 from opweave_cpu.threads import THREADS, set_up_numpy
 
 __all__ = ["CpuStream"]
@@ -54,7 +54,7 @@ class CpuStream(Stream):
         limit = self._threads or THREADS.default
         if limit != THREADS.blas_limit:
             THREADS.limit_blas(limit)
-        if self._foreign or self._entered or EVENTS.listening:
+        if self._foreign or self._entered or TRACE.listening:
             with np.errstate(all="ignore"):
                 _make(calls)
             return

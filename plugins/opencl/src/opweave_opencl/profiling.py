@@ -9,7 +9,7 @@ from threading import RLock
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
-from opweave.tracing import EVENTS
+from opweave.tracing import TRACE
 from opweave_opencl.queues import complete
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Profiler:
 
     def _launch(self, launch: Callable[[], cl.Event], name: str, kernel: str) -> cl.Event:
         event = launch()
-        if EVENTS.listening:
+        if TRACE.listening:
             self._ran.append((name, kernel, event))
         return event
 
@@ -56,12 +56,12 @@ class Profiler:
                     break
                 if self._ran and self._ran[0] is first:
                     done.append(self._ran.popleft())
-        if done and EVENTS.listening:
+        if done and TRACE.listening:
             ahead = self._ahead()
             for name, kernel, event in done:
                 profile: Any = event.profile
                 start, end = profile.start + ahead, profile.end + ahead
-                EVENTS.emit("kernel", name, start, end, device=self._device, kernel=kernel)
+                TRACE.emit("kernel", name, start, end, device=self._device, kernel=kernel)
 
     def _ahead(self) -> int:
         """Nanoseconds by which the host's clock is ahead of the device's, known as well as submitting is fast."""

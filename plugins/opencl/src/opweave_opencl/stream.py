@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from opweave.contract import Arg, Buffer, Call, Group, Plan, Step, Stream
 from opweave.errors import ExecutionError, LifetimeError
-from opweave.tracing import EVENTS
+from opweave.tracing import TRACE
 from opweave_opencl import fusing
 from opweave_opencl.errors import translate
 from opweave_opencl.indices import IndexChecks
@@ -47,7 +47,7 @@ class OpenCLStream(Stream):
     ) -> None:
         super().__init__(device)
         self.target = device
-        profiling = EVENTS.listening if profiling is None else profiling
+        profiling = TRACE.listening if profiling is None else profiling
         with device.errors("opening a stream"):
             self.queues = Queues(device.context, device.cl_device, profiling=profiling)
         self.queue: cl.CommandQueue = self.queues.kernels

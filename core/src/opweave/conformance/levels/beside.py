@@ -160,7 +160,7 @@ def _placement(program: Program) -> str:
     """Which nodes ran where."""
     return ", then ".join(
         f"{' '.join(item.node.op.name for item in split.items if item.node is not None and item.node.op)} on "
-        f"{split.lane.name}"
+        f"{split.target.name}"
         for split in program.splits
     )
 
