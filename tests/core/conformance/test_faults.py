@@ -35,12 +35,17 @@ def node_of(case: Case) -> Tensor:
     return the_node(case.build(*case.tensors()))
 
 
+def has_mixed_types(node: Tensor) -> bool:
+    return len({s.dtype for s in node.srcs if s.dtype.is_float}) > 1 and "fn" not in node.attrs
+
+
 def features(case: Case) -> set[str]:
     """What makes a case worth trying: each thing is wanted once per operation."""
     node = node_of(case)
     found = {f"type {node.dtype}"}
     found |= {f"{o.layout} {o.values}" for o in case.operands if o.layout != "contiguous" or o.values == "special"}
     found |= {f"{o.values}" for o in case.operands}
+    found |= {"mixed types"} if has_mixed_types(node) else set()
     found |= {"half and long"} if node.dtype.is_half and node.size >= 256 else set()
     found |= {"in place"} if next(overwritable(node), None) is not None else set()
     found |= {f"calls {node.attrs['fn'].__name__}"} if "fn" in node.attrs else set()
@@ -202,6 +207,17 @@ def without_the_last_source(device: SoundDevice, step: Step, right: Callable[...
     device.store(step, *[np.array(device.view(a)) for a in step.srcs[:-1]], np.zeros_like(device.view(step.srcs[-1])))
 
 
+def sources_in_the_first_ones_type(device: SoundDevice, step: Step, right: Callable[..., None]) -> None:
+    dtype = step.srcs[0].dtype
+
+    def reread(a: Arg) -> Arg:
+        if not a.dtype.is_float:
+            return a
+        return Arg(a.buffer, a.offset, dtype, a.shape, dense_strides(a.shape, dtype), a.handle, a.value)
+
+    device.store(step, *[np.array(device.view(reread(a))) for a in step.srcs])
+
+
 def sources_handed_out(device: SoundDevice, step: Step, right: Callable[..., None]) -> None:
     device.view(step.out)[...] = step.attrs["fn"](*[device.view(a) for a in step.srcs])
 
@@ -268,6 +284,7 @@ KERNEL_FAULTS = {
     "last source taken for 0": Fault(
         lambda n: len(read_by(n)) > 1 and read_by(n)[-1].dtype.is_float, without_the_last_source, always=False
     ),
+    "sources are read in the type of the first": Fault(has_mixed_types, sources_in_the_first_ones_type, always=False),
     "a function may write its sources": Fault(calls_a_function, sources_handed_out, always=False),
     "a function gets its sources in another order": Fault(
         lambda n: calls_a_function(n) and len({s.shape for s in n.srcs}) < len(n.srcs), sources_reversed

@@ -1,13 +1,15 @@
 """Cases that every operation gets, made from the ones that its family has.
 
 Sizes: lengths around powers of two, where kernels change from whole tiles to remainders, and more than 2¹⁶ rows, where
-launch grids and 16-bit counters end. Aliasing: sources that are one value, sources that overlap, and writers whose
-source lies in the state that they write; what else a scheduler may let share memory is tried with every case.
+launch grids and 16-bit counters end. Types: operands of another float type than the first one. Aliasing: sources that
+are one value, sources that overlap, and writers whose source lies in the state that they write; what else a scheduler
+may let share memory is tried with every case.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from math import prod
 from typing import Final
 
@@ -16,7 +18,8 @@ from opweave.conformance.case import Case, Operand, case
 from opweave.errors import OpweaveError
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import OPS
-from opweave.graph.tensor import Tensor
+from opweave.graph.tensor import Tensor, node
+from opweave.graph.tensor import input as leaf
 
 __all__ = ["derived"]
 
@@ -34,6 +37,7 @@ def derived(cases: Iterable[Case]) -> Iterator[Case]:
     for known_cases in by_op.values():
         plain = [c for c in known_cases if _is_plain(c)]
         yield from _sizes(plain)
+        yield from _mixed([c for c in known_cases if _is_packed(c)])
         yield from _aliases(plain)
         yield from _within_the_state(plain)
         if not any(o.values == "special" for c in known_cases for o in c.operands):
@@ -42,8 +46,13 @@ def derived(cases: Iterable[Case]) -> Iterator[Case]:
 
 def _is_plain(candidate: Case) -> bool:
     """Whether it is one of f32, indices and masks beside, packed and with ordinary values."""
+    return _is_packed(candidate) and all(o.values in ("normal", "positive", "ids") for o in candidate.operands)
+
+
+def _is_packed(candidate: Case) -> bool:
+    """Whether it is one of f32, indices and masks beside, packed."""
     types = {o.dtype for o in candidate.operands}
-    packed = all(o.layout == "contiguous" and o.values in ("normal", "positive", "ids") for o in candidate.operands)
+    packed = all(o.layout == "contiguous" for o in candidate.operands)
     return packed and "f32" in types and types <= {"f32", "bool", "i32", "i64"}
 
 
@@ -106,6 +115,48 @@ def _special(plain: list[Case]) -> Iterator[Case]:
                 operands = (*template.operands[:i], special, *template.operands[i + 1 :])
                 yield case(template.op, template.build, *operands, tag="valued")
                 return
+
+
+# --- types ----------------------------------------------------------------------------------------------------------
+
+MIXED: Final = (("f16", "f32"), ("bf16", "f32"), ("f32", "f16"))
+"""Types of the first operand, and of another one: both wider and narrower."""
+
+
+def _mixed(packed: list[Case]) -> Iterator[Case]:
+    """Cases with the most operands, one of which has another type than the others: where an operation allows that, as
+    for factors, biases and masks, each is read in its own.
+
+    Builders convert most operands to one type; devices get such nodes from graphs that were made without them.
+    """
+    large = [c for c in packed if c.op != "custom" and c.build(*c.tensors()).size >= 16]
+    large.sort(key=lambda c: -len(c.operands))
+    for i in range(1, max([len(c.operands) for c in large], default=0)):
+        yield from next(filter(None, (list(_mixed_in(c, i)) for c in large if i < len(c.operands))), ())
+
+
+def _mixed_in(template: Case, i: int) -> Iterator[Case]:
+    """Cases in which operand ``i`` has another type."""
+    given = template.operands
+    for first, other in MIXED if given[0].dtype == given[i].dtype == "f32" else ():
+        operands = [o._replace(dtype=first) if o.dtype == "f32" else o for o in given]
+        operands[i] = operands[i]._replace(dtype=other)
+        mixed = case(template.op, partial(_unconverted, template.build, i, first), *operands, tag=f"mixed{i}")
+        try:
+            mixed.build(*mixed.tensors())
+        except (OpweaveError, ValueError):
+            continue  # the operation wants one type, or a view of the operand
+        yield mixed
+
+
+def _unconverted(build: Callable[..., Tensor], i: int, dtype: str, *xs: Tensor) -> Tensor:
+    """What ``build`` makes of operands of one type, with operand ``i`` in its own put in."""
+    stand_in = leaf("stand-in", xs[i].shape, dtype)
+    known = build(*xs[:i], stand_in, *xs[i + 1 :])
+    assert known.op is not None
+    srcs = list(known.srcs)
+    srcs[[s is stand_in for s in srcs].index(True)] = xs[i]
+    return node(known.op, tuple(srcs), known.attrs)
 
 
 # --- aliasing -------------------------------------------------------------------------------------------------------
