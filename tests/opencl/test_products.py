@@ -125,3 +125,22 @@ def test_rotations_by_positions_that_f32_is_too_coarse_for(device):
     node = ow.rope(leaves["x"], leaves["positions"])
     want = run("host", node)
     np.testing.assert_allclose(run(device, node), want, rtol=1e-5, atol=1e-5)
+
+
+def test_pairs_with_an_infinite_factor_do_not_turn(device):
+    x, factors = floats(3, 8), np.array([1, np.inf, 2, -np.inf], np.float32)
+    leaves = ow.weights({"x": x, "positions": np.array([1, 70, 3]), "factors": factors})
+    node = ow.rope(leaves["x"], leaves["positions"], factors=leaves["factors"])
+    np.testing.assert_allclose(run(device, node), run("host", node), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("states", [3, 4, 20])
+def test_an_infinite_input_of_a_scan_stays_infinite(device, states):
+    u, delta = np.abs(floats(1, 2, 3)) + 0.1, np.ones((1, 2, 3), np.float32)
+    u[0, 1, 0] = np.inf
+    a, b = -np.ones((2, states), np.float32), np.ones((1, states, 3), np.float32)
+    leaves = ow.weights({"u": u, "delta": delta, "a": a, "b": b})
+    node = ow.selective_scan(leaves["u"], leaves["delta"], leaves["a"], leaves["b"], leaves["b"])
+    want = run("host", node)
+    assert np.isinf(want[0, 1]).all()
+    np.testing.assert_allclose(run(device, node), want, rtol=1e-5)

@@ -35,18 +35,19 @@ def derived(cases: Iterable[Case]) -> Iterator[Case]:
         by_op.setdefault(known.op, []).append(known)
     yield from _products()
     for known_cases in by_op.values():
-        plain = [c for c in known_cases if _is_plain(c)]
+        packed = [c for c in known_cases if _is_packed(c)]
+        plain = [c for c in packed if _is_plain(c)]
         yield from _sizes(plain)
-        yield from _mixed([c for c in known_cases if _is_packed(c)])
+        yield from _mixed(packed)
         yield from _aliases(plain)
         yield from _within_the_state(plain)
         if not any(o.values == "special" for c in known_cases for o in c.operands):
-            yield from _special(plain)
+            yield from _special([*plain, *packed])
 
 
 def _is_plain(candidate: Case) -> bool:
-    """Whether it is one of f32, indices and masks beside, packed and with ordinary values."""
-    return _is_packed(candidate) and all(o.values in ("normal", "positive", "ids") for o in candidate.operands)
+    """Whether a packed one has ordinary values."""
+    return all(o.values in ("normal", "positive", "ids") for o in candidate.operands)
 
 
 def _is_packed(candidate: Case) -> bool:
@@ -98,18 +99,18 @@ def _products() -> Iterator[Case]:
 
 # --- values ---------------------------------------------------------------------------------------------------------
 
-OPEN: Final = frozenset({
-    "conv_transpose1d", "conv_transpose2d", "interpolate", "selective_scan", "timestep_embedding",
-})  # fmt: skip
+OPEN: Final = frozenset({"conv_transpose1d", "conv_transpose2d", "interpolate", "timestep_embedding"})
 """Operations in which terms without weight may be left out or multiplied by 0, which differ for NaN and infinities;
 and waves, which have no phase there."""
 
 
-def _special(plain: list[Case]) -> Iterator[Case]:
+def _special(known: list[Case]) -> Iterator[Case]:
     """NaN and infinities among the values of the first case that has room for them beside ordinary results."""
-    for template in plain:
+    for template in known:
         for i, operand in enumerate(template.operands):
-            wanted = operand.dtype == "f32" and not operand.state and template.op not in OPEN
+            wanted = (
+                operand.dtype == "f32" and operand.values != "mask" and not operand.state and template.op not in OPEN
+            )
             if wanted and prod(operand.shape) >= 32 and template.build(*template.tensors()).size >= 16:
                 special = operand._replace(values="special")
                 operands = (*template.operands[:i], special, *template.operands[i + 1 :])

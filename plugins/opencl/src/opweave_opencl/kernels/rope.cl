@@ -41,7 +41,7 @@ __kernel void rope(__global MEM(T) *out, __global const MEM(T) *x, __global cons
     float high = frequency[p.offset[3] + i], low = frequency[p.offset[3] + p.pairs + i];
 #if FACTORS
     const float factor = LOAD(F, factors, p.offset[4] + i * p.factor_step), quotient = high / factor;
-    low = (fma(-quotient, factor, high) + low) / factor;
+    low = isinf(factor) ? 0.0f : (fma(-quotient, factor, high) + low) / factor;
     high = quotient;
 #endif
     const float angle = TURN * (part_of_turn(position, high, low) + missing * high);

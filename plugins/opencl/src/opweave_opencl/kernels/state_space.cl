@@ -33,6 +33,12 @@ __kernel void causal(__global MEM(T) *out, __global const MEM(T) *x, __global co
 
 #ifdef SCAN
 typedef VALN(f32, LANES) Lanes;
+typedef VALN(i32, LANES) Numbers;
+#if LANES == 16
+#define NUMBERS (Numbers)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+#else
+#define NUMBERS (Numbers)(0, 1, 2, 3)
+#endif
 
 typedef struct {
     long channels, tokens, states, repeats, softplus, skip, continued, last;
@@ -92,9 +98,11 @@ __kernel void scan(__global MEM(T) *out, __global const MEM(T) *u, __global cons
             GATHER(from, B, b + v * LANES * p.b_step[2] + t * p.b_step[3], p.b_step[2], n);
             GATHER(to, C, c + v * LANES * p.c_step[2] + t * p.c_step[3], p.c_step[2], n);
             h[v] = exp(step * rate[v]) * h[v] + step * input * from;
-            sum += h[v] * to;
+            const Lanes term = h[v] * to;
+            // Zeros that fill up a vector become NaN where the input is infinite.
+            sum += n < LANES ? select((Lanes)0.0f, term, NUMBERS < n) : term;
         }
-        STORE(T, sum_of(sum) + through * input, y, t * p.y_step[2]);
+        STORE(T, p.skip ? sum_of(sum) + through * input : sum_of(sum), y, t * p.y_step[2]);
     }
     if (p.last) {
         // The states of all channels, one after another, in steps of the output's only axis.
