@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from opweave.contract import HOST_SPACE, BufferType, Device, Kind, Step, Stream, Usage
+from opweave.contract import HOST_SPACE, BufferType, Device, Kind, Offloading, Step, Stream, Usage
 from opweave.errors import UnsupportedOpError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape, Strides, span
@@ -17,7 +17,6 @@ from opweave_torch.kernels import KERNELS
 from opweave_torch.memory import byte_tensor, dense_bytes, shaped
 from opweave_torch.options import Options, check_cublas
 from opweave_torch.queues import FusingQueueStream, MpsStream, QueueStream
-from opweave_torch.worth import is_worth_an_upload
 
 __all__ = [
     "CudaDevice", "MpsDevice", "PinnedMemory", "PinningAccelerator", "SeparateCpuDevice", "TorchAccelerator",
@@ -50,6 +49,7 @@ class TorchAccelerator(Device):
         self.api: Final[Any] = torch.get_device_module(target)
         self.id = target.type if target.index is None else f"{target.type}:{target.index}"
         self.description = f"PyTorch on {target}"
+        self._offloading: Final = Offloading(self)
         kind = _DLPACK_TYPES.get(target.type)
         self.dlpack_device = None if kind is None else (kind, target.index or 0)
 
@@ -132,7 +132,7 @@ class TorchAccelerator(Device):
         """Raise what stands against a deterministic stream."""
 
     def _offload(self, step: Step) -> bool:
-        return is_worth_an_upload(step)
+        return self._offloading.pays(step)
 
 
 class SeparateCpuDevice(TorchAccelerator):
