@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from opweave.contract.execution import Stream
     from opweave.contract.step import Arg, Call, Group, Step
 
-__all__ = ["Kernel", "KernelTable", "LayoutRule", "of_other_type"]
+__all__ = ["Kernel", "KernelTable", "LayoutRule", "import_kernels", "of_other_type"]
 
 LayoutRule = Literal["dense", "rows", "strided"]
 """``dense``: every operand row-major without gaps. ``rows``: each row (last axis) without gaps. ``strided``: any."""
@@ -33,6 +36,15 @@ def of_other_type(step: Step, *sources: int) -> str | None:
         if i < len(step.srcs) and step.srcs[i].dtype is not first:
             return f"source 0 is {first}, source {i} {step.srcs[i].dtype}"
     return None
+
+
+def import_kernels(package: str) -> None:
+    """Import every module of a package, so that each one enters its kernels in the table.
+
+    To be called as ``import_kernels(__name__)`` in the ``__init__`` of a package that has a module for each family.
+    """
+    for module in pkgutil.iter_modules(sys.modules[package].__path__):
+        importlib.import_module(f"{package}.{module.name}")
 
 
 class Kernel(NamedTuple):
