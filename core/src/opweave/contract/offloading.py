@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import count
 from math import inf
 from threading import Lock
 from time import perf_counter
@@ -23,7 +24,6 @@ from opweave.graph.layout import dense_strides, nbytes
 from opweave.graph.opdef import OPS
 
 if TYPE_CHECKING:
-    from opweave.contract.buffer import Buffer
     from opweave.contract.device import Device
     from opweave.contract.execution import Stream
     from opweave.graph.layout import Shape
@@ -101,8 +101,8 @@ class Offloading:
         rates = self.rates(weights.dtype)
         if rates is None:
             return False
-        count = flops(step)
-        transfer, here, there = rates.latency + size / rates.upload, count / rates.device, count / rates.host
+        work = flops(step)
+        transfer, here, there = rates.latency + size / rates.upload, work / rates.device, work / rates.host
         return transfer <= here or transfer + here <= there
 
     def rates(self, dtype: DType) -> Rates | None:
@@ -119,30 +119,26 @@ class Offloading:
 def _measured(device: Device, dtype: DType) -> Rates:
     rows = f32 if dtype.is_quantized else dtype
     attrs = {"blocks": dtype} if dtype.is_quantized else {}
-    buffers: list[Buffer] = []
+    values = count(1)
 
     def operand(shape: Shape, dtype: DType) -> Arg:
-        buffers.append(device.alloc(nbytes(shape, dtype), Usage.COMPUTE))
-        buffers[-1].upload(0, bytes(nbytes(shape, dtype)))
-        return Arg(buffers[-1], 0, dtype, shape, dense_strides(shape, dtype), value=len(buffers))
+        # Dropped at the end, not freed, which would wait for other work on the device.
+        buffer = device.alloc(nbytes(shape, dtype), Usage.COMPUTE)
+        buffer.upload(0, bytes(buffer.size))
+        return Arg(buffer, 0, dtype, shape, dense_strides(shape, dtype), value=next(values))
 
-    try:
-        with device.open() as stream:
-            x, w, out = operand((ROWS, SIDE), rows), operand((SIDE, SIDE), dtype), operand((ROWS, SIDE), rows)
-            (group,) = stream.fuse([Step("linear", out, (x, w), attrs)])
-            if group.workspace:
-                group = group._replace(scratch=operand((group.workspace,), u8))
-            plan = stream.compile([group])
-            data, piece = np.zeros(w.nbytes, np.uint8), np.zeros(64, np.uint8)
-            target = w.buffer
-            assert target is not None
-            latency = _seconds(stream, lambda: stream.upload(target, 0, piece))
-            upload = _seconds(stream, lambda: stream.upload(target, 0, data))
-            product = _seconds(stream, plan.run)
-            plan.close()
-    finally:
-        for buffer in buffers:
-            buffer.free()
+    with device.open() as stream:
+        x, w, out = operand((ROWS, SIDE), rows), operand((SIDE, SIDE), dtype), operand((ROWS, SIDE), rows)
+        (group,) = stream.fuse([Step("linear", out, (x, w), attrs)])
+        if group.workspace:
+            group = group._replace(scratch=operand((group.workspace,), u8))
+        plan = stream.compile([group])
+        data, piece = np.zeros(w.nbytes, np.uint8), np.zeros(64, np.uint8)
+        target = w.buffer
+        assert target is not None
+        latency = _seconds(stream, lambda: stream.upload(target, 0, piece))
+        upload = _seconds(stream, lambda: stream.upload(target, 0, data))
+        product = _seconds(stream, plan.run)
     return Rates(latency, w.nbytes / max(upload - latency, 1e-9), COUNT / product, _host_rate())
 
 

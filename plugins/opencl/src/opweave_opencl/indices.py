@@ -168,6 +168,4 @@ class IndexChecks:
         """Give the memory back; everything submitted is done."""
         self._copies.clear()
         self._note = self._seen = None
-        for buffer in self._memory:
-            buffer.free()
-        self._memory.clear()
+        self._memory.clear()  # dropped, not freed, which would wait for other streams of the device
