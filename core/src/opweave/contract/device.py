@@ -96,6 +96,7 @@ class Device:
         shared_spaces: further spaces that the device can address.
         dlpack_device: its type and number in DLPack, where it gives and takes arrays in its memory.
         stream_class: the class of its streams. ``open(**params)`` makes ``stream_class(device, **params)``.
+        simulated: it has no memory and computes nothing; schedulers plan with it, building a program refuses it.
 
     Threads: buffers may be made and freed in any thread; each is used by one thread at a time, in an order that the
     callers see to. ``_alloc _free`` and the memory methods are therefore called from several threads at once, for
@@ -113,6 +114,7 @@ class Device:
     shared_spaces: tuple[MemorySpace, ...] = ()
     dlpack_device: tuple[int, int] | None = None
     stream_class: type[Stream] = Stream
+    simulated: bool = False
 
     backend: Backend | None
     _name: str

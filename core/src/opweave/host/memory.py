@@ -1,4 +1,4 @@
-"""Memory of this process: how much there is, and `HostMemory`, devices whose buffers are arrays of this process."""
+"""Memory of this process: how much there is, and `NumPyMemory` and `HostMemory`, devices whose buffers are arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opweave.host.promises import PROMISES
 if TYPE_CHECKING:
     from opweave.contract.step import Call
 
-__all__ = ["HostMemory", "host_memory_info"]
+__all__ = ["HostMemory", "NumPyMemory", "host_memory_info"]
 
 CHECKED_BYTES: Final = 1 << 20
 """From this size on an allocation counts, and is held against the memory that is left."""
@@ -43,10 +43,9 @@ LARGE: Final = 1 << 16
 """Bytes of an allocation that can spare a page."""
 
 
-class HostMemory(Device):
-    """A device whose buffers are arrays of this process. Base of ``host`` and of backends that compute there."""
-
-    space: MemorySpace = HOST_SPACE
+class NumPyMemory(Device):
+    """A device whose buffers are NumPy arrays of this process, in a memory space of its own: nothing goes in or comes
+    out without a copy. Base of devices that stand for cards in tests, and of `HostMemory`."""
 
     def mem_info(self) -> tuple[int, int]:
         return host_memory_info()
@@ -76,12 +75,12 @@ class HostMemory(Device):
     # A subclass that moves bytes differently need not know of these two.
 
     def _bind_upload(self, mem: np.ndarray[Any, Any], offset: int, data: memoryview) -> Call:
-        if type(self)._upload is not HostMemory._upload:
+        if type(self)._upload is not NumPyMemory._upload:
             return super()._bind_upload(mem, offset, data)
         return _bind_bytes(mem[offset : offset + len(data)], np.frombuffer(data, np.uint8))
 
     def _bind_download(self, mem: np.ndarray[Any, Any], offset: int, out: memoryview) -> Call:
-        if type(self)._download is not HostMemory._download:
+        if type(self)._download is not NumPyMemory._download:
             return super()._bind_download(mem, offset, out)
         return _bind_bytes(np.frombuffer(out, np.uint8), mem[offset : offset + len(out)])
 
@@ -92,6 +91,13 @@ class HostMemory(Device):
         self, dst: np.ndarray[Any, Any], dst_offset: int, src: np.ndarray[Any, Any], src_offset: int, size: int
     ) -> None:
         dst[dst_offset : dst_offset + size] = src[src_offset : src_offset + size]
+
+
+class HostMemory(NumPyMemory):
+    """A device that computes in host memory, which it shares with all others that do: arrays are imported and buffers
+    are mapped without a copy. Base of ``host`` and of backends that compute there."""
+
+    space: MemorySpace = HOST_SPACE
 
     def _import_host(self, data: memoryview) -> np.ndarray[Any, Any]:
         return np.frombuffer(data, np.uint8)
