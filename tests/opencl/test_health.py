@@ -111,13 +111,16 @@ def test_another_driver_version_or_processor_is_asked_anew(device, answers, trie
     assert len([json.loads(answers.load(path.name) or b"") for path in answers.folder.iterdir()]) == 3
 
 
-def test_remedies_name_another_driver():
+def test_remedies_name_another_driver(monkeypatch):
     def on(platform: str, kind: Any) -> Any:
         return SimpleNamespace(
             platform=SimpleNamespace(name=platform, vendor="Acme Inc."), type=kind, host_unified_memory=False
         )
 
+    monkeypatch.setattr("opweave_opencl.discovery.packaged", list)
     assert "opweave-opencl[intel]" in remedy_for(on("Portable Computing Language", cl.device_type.CPU))
+    monkeypatch.setattr("opweave_opencl.discovery.packaged", lambda: ["libintelocl.so"])
+    assert "installed too" in remedy_for(on("Portable Computing Language", cl.device_type.CPU))
     assert "opweave-opencl[pocl]" in remedy_for(on("Intel(R) OpenCL", cl.device_type.CPU))
     assert remedy_for(on("Acme CL", cl.device_type.GPU)) == "update the driver of Acme Inc."
 
