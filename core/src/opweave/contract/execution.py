@@ -18,7 +18,14 @@ from opweave.contract.fusing import check_fusion
 from opweave.contract.space import Usage, as_bytes
 from opweave.contract.step import Arg, Call, Group, Step
 from opweave.contract.submission import Submission
-from opweave.errors import Cancelled, ExecutionError, LifetimeError, OpweaveError, UnsupportedOpError
+from opweave.errors import (
+    Cancelled,
+    ExecutionError,
+    LifetimeError,
+    OpweaveError,
+    UnsupportedOpError,
+    raise_backend_failure,
+)
 from opweave.graph.dtypes import u8
 
 if TYPE_CHECKING:
@@ -295,9 +302,13 @@ class Stream:
         """The steps, grouped in the order in which they will run; see `_fuse`.
 
         Raises:
+            ExecutionError: it raised.
             Broken: the author's ``_fuse`` lost, repeated or invented a step, or put one before what it depends on.
         """
-        groups = list(self._fuse(steps))
+        try:
+            groups = list(self._fuse(steps))
+        except Exception as error:
+            raise_backend_failure(error, self.device.name, "fusing steps")
         if type(self)._fuse is not Stream._fuse:
             check_fusion(self, steps, groups)
         return groups
@@ -311,6 +322,7 @@ class Stream:
                 reach.
             BoundsError: an operand that reaches out of its buffer.
             HazardError: a result in read-only memory.
+            ExecutionError: the device's code failed while it prepared a kernel; names the operation.
         """
         reclaim()
         ready: Sequence[Group] = [Group((g,)) if isinstance(g, Step) else g for g in groups]
@@ -319,7 +331,11 @@ class Stream:
             # A kernel table refuses what it does not run when it binds; it does not know rules beside it.
             self._check_supported([step for group in ready for step in group.steps])
         with self._turn(submits=False):
-            return Plan(self, self._compile(ready), len(ready), buffers)
+            try:
+                calls = self._compile(ready)
+            except Exception as error:
+                raise_backend_failure(error, self.device.name, "compiling a plan")
+            return Plan(self, calls, len(ready), buffers)
 
     def run(self, steps: Sequence[Step]) -> None:
         """Check, compile and run steps once. Steps whose result has no elements are left out.
@@ -635,7 +651,14 @@ class Stream:
     def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
         """One call for each group (or fewer, where a device compiles several into one). A call may have an attribute
         ``remark``, a text that `Program.explain` shows."""
-        return [self._bind(group) for group in groups]
+        calls = []
+        for group in groups:
+            try:
+                calls.append(self._bind(group))
+            except Exception as error:
+                node = " + ".join([f"{step.op} {step.label!r}" if step.label else step.op for step in group.steps])
+                raise_backend_failure(error, self.device.name, "preparing a kernel", node)
+        return calls
 
     def _bind(self, group: Group) -> Call:
         """The call for one group. Default: the kernel of its only step."""
