@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 import numpy as np
 
 from opweave.contract.buffer import Buffer
+from opweave.contract.space import CHANGES
 from opweave.contract.step import Call
 from opweave.dlpack import host_view
 from opweave.errors import (
@@ -512,7 +513,10 @@ class Program:
 
         `Scheduler.build` of the same outputs makes a new program where this is false.
         """
-        return not self._closed and not self._lists[0].ended and self._placements.hold()
+        placements = self._placements
+        if placements.seen is not CHANGES.latest and not placements.hold():
+            return False
+        return not (self._closed or self._lists[0].ended)
 
     @property
     def inputs(self) -> dict[str, Tensor]:
