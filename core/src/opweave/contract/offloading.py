@@ -13,6 +13,7 @@ from threading import Lock
 from time import perf_counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -83,7 +84,7 @@ class Offloading:
     """
 
     def __init__(self, device: Device) -> None:
-        self._device: Final = device
+        self._device: Final = ref(device)  # which has this object
         self._rates: Final[dict[DType, Rates | None]] = {}
         self._lock: Final = Lock()
 
@@ -109,8 +110,10 @@ class Offloading:
         """What was measured with weights of a type; ``None`` where the device does not multiply by them."""
         with self._lock:
             if dtype not in self._rates:
+                device = self._device()
+                assert device is not None
                 try:
-                    self._rates[dtype] = _measured(self._device, dtype)
+                    self._rates[dtype] = _measured(device, dtype)
                 except (MemoryError, OpweaveError):
                     self._rates[dtype] = None
             return self._rates[dtype]
