@@ -106,6 +106,7 @@ INTERPOLATE: Final = define_op(
         reference=_interpolate,
         flops=lambda out: out.size * (0 if out.attrs["mode"] == "nearest" else 4 * (out.ndim - 2)),
         formula="y[n, c, j] = Σ_t weight_t(j) · x[n, c, place_t(j)], axis by axis",
+        runs_like="max_pool2d",
     )
 )
 

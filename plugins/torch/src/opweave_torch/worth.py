@@ -10,9 +10,6 @@ from opweave.graph.opdef import OPS
 
 __all__ = ["flops", "is_worth_a_switch", "is_worth_an_upload"]
 
-HEAVY: Final = frozenset({"matmul", "attention", "convolution", "experts"})
-"""Families of operations that torch does faster than NumPy, if they are large enough."""
-
 SWITCH_FLOPS: Final = 1 << 20
 """Floating-point operations from which on a step saves more than the change of devices costs (some microseconds)."""
 
@@ -24,13 +21,13 @@ def is_worth_a_switch(step: Step) -> bool:
     """Whether torch's kernel for the CPU is worth leaving another device of this process for: large products,
     attention and convolutions."""
     op = OPS.get(step.op)
-    return op is not None and op.family in HEAVY and flops(step) >= SWITCH_FLOPS
+    return op is not None and op.product and flops(step) >= SWITCH_FLOPS
 
 
 def is_worth_an_upload(step: Step) -> bool:
     """Whether to bring weights from the host for the step, on each run: products of many rows."""
     op = OPS.get(step.op)
-    return op is not None and op.family in ("matmul", "experts") and step.out.size >= UPLOAD_ROWS * step.out.shape[-1]
+    return op is not None and op.product and step.out.size >= UPLOAD_ROWS * step.out.shape[-1]
 
 
 def flops(step: Step) -> int:
