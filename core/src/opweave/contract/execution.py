@@ -13,6 +13,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave.contract.buffer import Buffer
+from opweave.contract.discarding import reclaim
 from opweave.contract.fusing import check_fusion
 from opweave.contract.space import Usage, as_bytes
 from opweave.contract.step import Arg, Call, Group, Step
@@ -158,7 +159,10 @@ class Plan:
         if submission.taken:
             raise stream._taken()
         with submission.lock:
-            stream._launch(self, calls)
+            try:
+                stream._launch(self, calls)
+            finally:
+                stream._sequence += 1
 
     def close(self) -> None:
         """Forget the calls, after the stream is done with them. Closing twice does nothing.
@@ -221,6 +225,7 @@ class Stream:
         self._closed = False
         self._sequence = 0
         self._reached = 0
+        self._over = 0
         self._epoch = Epoch()
         self._pending = []
         self._passing = memoryview(b"")
@@ -231,8 +236,9 @@ class Stream:
 
     _submission: Submission
     _closed: bool
-    _sequence: int  # of the last mark
-    _reached: int  # the last mark that is known to be complete
+    _sequence: int  # of the last mark or other piece of work that was submitted
+    _reached: int  # the last of them that is known to be complete
+    _over: int  # the last of them that is known to be under way no more, complete or failed
     _epoch: Epoch
     _pending: list[Any]  # what queued transfers need alive
     _passing: memoryview  # host memory for what passes through
@@ -318,6 +324,7 @@ class Stream:
             HazardError: a result in read-only memory.
             ExecutionError: the device's code failed while it prepared a kernel; names the operation.
         """
+        reclaim()
         ready: Sequence[Group] = [Group((g,)) if isinstance(g, Step) else g for g in groups]
         buffers = self._check_operands(ready)
         if self.device.has_own_rules:
@@ -374,12 +381,14 @@ class Stream:
         except Exception as error:
             self._pending[:0] = done
             self._fail(error, self._reached + 1)
+            self._over = max(self._over, mark)
         else:
             self._reach(mark)
+        reclaim()
 
     def record(self) -> Event:
         """A mark after everything submitted so far."""
-        with self._turn():
+        with self._turn(counts=False):
             self._sequence += 1
             if self.is_async:
                 return Event(self, self._sequence, self._record())
@@ -602,10 +611,12 @@ class Stream:
 
     def _reach(self, mark: int) -> None:
         self._reached = max(self._reached, mark)
+        self._over = max(self._over, mark)
 
     @contextmanager
-    def _turn(self, *, submits: bool = True) -> Iterator[None]:
-        """The turn to submit: of one thread, on an open stream. A submission that fails is noted."""
+    def _turn(self, *, submits: bool = True, counts: bool = True) -> Iterator[None]:
+        """The turn to submit: of one thread, on an open stream. A submission that fails is noted, and one that
+        ``counts`` is a piece of work behind the former ones."""
         self._check_open()
         submission = self._submission
         if submission.taken:
@@ -624,6 +635,7 @@ class Stream:
                 raise ExecutionError(f"{self.device.name} failed: {error}", device=self.device.name) from error
             finally:
                 submission.thread = before
+                self._sequence += submits and counts
 
     # --- what an author may override --------------------------------------------------------------------------------
 

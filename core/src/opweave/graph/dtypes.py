@@ -13,7 +13,10 @@ import numpy as np
 
 from opweave.errors import DTypeError, UnknownNameError
 
-__all__ = ["DTYPES", "DType", "DTypeLike", "as_dtype", "promote"]
+__all__ = [
+    "DTYPES", "FLOATS", "HALVES", "INTEGERS", "NUMBERS", "PLAIN", "QUANTIZED", "WIDE",
+    "DType", "DTypeLike", "as_dtype", "promote",
+]  # fmt: skip
 
 
 class DType:
@@ -102,6 +105,15 @@ _BLOCKS = (q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, m
 
 DTYPES: Final[dict[str, DType]] = {t.name: t for t in (*_PLAIN, *_BLOCKS)}
 """Every type by its short name."""
+
+# Groups of types as kernels declare them.
+WIDE: Final = "f64 f32"
+HALVES: Final = "f16 bf16"
+FLOATS: Final = f"{WIDE} {HALVES}"
+INTEGERS: Final = "i64 i32 i16 i8 u8"
+NUMBERS: Final = f"{FLOATS} {INTEGERS}"
+PLAIN: Final = f"{NUMBERS} bool"
+QUANTIZED: Final = tuple(t for t in DTYPES.values() if t.is_quantized)
 
 _BY_NUMPY: Final = {t.numpy: t for t in _PLAIN}
 _LONG_NAMES: Final = {str(t.numpy): t for t in _PLAIN}

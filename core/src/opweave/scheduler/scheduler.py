@@ -260,7 +260,7 @@ class Scheduler:
         with self._lock:
             self._check_open()
             for target in self._targets:
-                if getattr(target.device, "simulated", False):
+                if target.device.simulated:
                     from opweave.whatif.simulate import unreal
 
                     raise unreal(target.device)
