@@ -16,7 +16,7 @@ from opweave.graph.tensor import Tensor, node
 from opweave.ops.movement import broadcast_to, diagonal, flatten, reshape
 from opweave.ops.operands import Array, as_axis, as_fill, as_integer, builds, make, plain
 
-__all__ = ["PadMode", "diag", "diag_embed", "flip", "pad", "repeat", "roll", "tile", "tril", "triu"]
+__all__ = ["diag", "diag_embed", "flip", "pad", "repeat", "roll", "tile", "tril", "triu"]
 
 
 # --- repeating ------------------------------------------------------------------------------------------------------

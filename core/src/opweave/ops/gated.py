@@ -21,7 +21,7 @@ from opweave.ops.elementwise import elementwise
 from opweave.ops.operands import Array, as_number, builds, floating, make, pair, promoted, wide
 from opweave.ops.samples import over_rows
 
-__all__ = ["Approximate", "geglu", "reglu", "swiglu", "swiglu_oai"]
+__all__ = ["geglu", "reglu", "swiglu", "swiglu_oai"]
 
 Approximate = Literal["none", "tanh", "quick"]
 """The form of gelu: exact (erf), with a hyperbolic tangent, or with a sigmoid."""

@@ -15,7 +15,7 @@ from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, as_flag, as_number, builds, floating, make, plain, wide
 from opweave.ops.windows import as_lengths
 
-__all__ = ["axis_taps", "interpolate"]
+__all__ = ["interpolate"]
 
 Mode = Literal["nearest", "linear", "bilinear", "trilinear", "bicubic"]
 Factors = tuple[float, ...] | None

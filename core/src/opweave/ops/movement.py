@@ -34,7 +34,7 @@ from opweave.ops.operands import Array, as_axis, as_integer, builds, explain, ma
 from opweave.ops.samples import ROWS, measured, operand, over_rows
 
 __all__ = [
-    "broadcast_to", "concat", "contiguous", "copy", "diagonal", "expand_dims", "flatten", "reshape", "slice", "split",
+    "broadcast_to", "concat", "contiguous", "copy", "diagonal", "expand_dims", "flatten", "reshape", "split",
     "squeeze", "swapaxes", "transpose",
 ]  # fmt: skip
 

@@ -28,7 +28,7 @@ from opweave.ops.operands import (
 )
 from opweave.ops.samples import over_rows
 
-__all__ = ["alibi_slopes", "group_norm", "l2_norm", "layer_norm", "log_softmax", "rms_norm", "softmax"]
+__all__ = ["group_norm", "l2_norm", "layer_norm", "log_softmax", "rms_norm", "softmax"]
 
 
 # --- softmax --------------------------------------------------------------------------------------------------------

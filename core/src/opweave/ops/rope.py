@@ -16,7 +16,7 @@ from opweave.ops.operands import Array, as_number, broadcast_to, builds, cast, f
 from opweave.ops.samples import measured, operand
 from opweave.ops.windows import as_lengths
 
-__all__ = ["rope", "rope_frequencies", "timestep_embedding"]
+__all__ = ["rope", "timestep_embedding"]
 
 Pairing = Literal["adjacent", "half"]
 
