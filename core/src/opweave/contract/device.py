@@ -95,6 +95,8 @@ class Device:
         space: the memory space of ordinary buffers; ``None``: a space of its own.
         shared_spaces: further spaces that the device can address.
         dlpack_device: its type and number in DLPack, where it gives and takes arrays in its memory.
+        raises_index_errors: whether an index outside of what it indexes is raised, at once or at the next wait, and the
+            device goes on; ``False`` where the driver ends the use of the device instead (CUDA's device assertions).
         stream_class: the class of its streams. ``open(**params)`` makes ``stream_class(device, **params)``.
         simulated: it has no memory and computes nothing; schedulers plan with it, building a program refuses it.
 
@@ -113,6 +115,7 @@ class Device:
     space: MemorySpace
     shared_spaces: tuple[MemorySpace, ...] = ()
     dlpack_device: tuple[int, int] | None = None
+    raises_index_errors: bool = True
     stream_class: type[Stream] = Stream
     simulated: bool = False
 
