@@ -191,11 +191,12 @@ class TestPlugins:
 
     @pytest.mark.parametrize(
         ("source", "code"),
-        [("1 / 0", 1), (backend(), 0), (backend("[]"), 0), ("import a_module_that_nobody_has", 0)],
-        ids=["broken", "ready", "no device", "no library"],
+        [("1 / 0", 1), (backend(), 0), (backend("[]"), 0), ("import a_module_that_nobody_has", 0), ("import nunpy", 1)],
+        ids=["broken", "ready", "no device", "no library", "typing error"],
     )
     def test_strict_fails_for_what_is_broken(self, folder, run, source, code):
-        folder.add("acme", source)
+        requires = ("a-module-that-nobody-has",) if "nobody" in source else ()
+        folder.add("acme", source, requires=requires)
         assert run("plugins", "--strict")[0] == code
         assert run("plugins", "--strict", "--json")[0] == code
         assert run("plugins")[0] == 0

@@ -45,6 +45,8 @@ BROKEN = {
     ),
     "lacks its class": ("x = 1", "has no attribute 'Acme'"),
     "misses a module of its own": ("import opweave_bad.inner", "No module named 'opweave_bad.inner'"),
+    "misspells a module": ("import nunpy", "No module named 'nunpy'"),
+    "misspells a module of an installed dependency": ("import numpy.linalk", "No module named 'numpy.linalk'"),
     "misses a module of opweave": ("import opweave.nothing", "No module named 'opweave.nothing'"),
     "is no class": ("Acme = 7", "opweave_bad:Acme is an object of type int, not a Backend class"),
     "is another class": ("class Acme: pass", "is the class Acme, not a Backend class"),
@@ -124,7 +126,7 @@ class TestBroken:
     def test_strict_raises_all_faults_together(self, folder):
         folder.add("boom", "1 / 0")
         folder.add("future", requires=("opweave>=9",))
-        folder.add("lacking", "import a_module_that_nobody_has")
+        folder.add("lacking", "import a_module_that_nobody_has", requires=("a-module-that-nobody-has",))
         folder.add("good")
         registry = folder.registry()
         with pytest.raises(ExceptionGroup, match="boom, future") as caught:
@@ -151,10 +153,15 @@ class TestUnavailable:
     def test_a_third_party_module_is_missing(self, folder, where):
         line = "import a_module_that_nobody_has.inner"
         source = line if where == "import" else backend(body=line)
-        _, record = load_beside_a_good_one(folder, source)
+        _, record = load_beside_a_good_one(folder, source, requires=("opweave>=0.1", "a-module-that-nobody-has"))
         assert record.state is State.UNAVAILABLE
         assert "a_module_that_nobody_has" in record.error
-        assert record.remedy.startswith("pip install a_module_that_nobody_has ")
+        assert record.remedy == 'pip install "a-module-that-nobody-has"'
+
+    def test_a_module_may_be_called_otherwise_than_its_distribution(self, folder):
+        _, record = load_beside_a_good_one(folder, "import nobodys_module", requires=("numpy", "PyNobody>=2"))
+        assert record.state is State.UNAVAILABLE
+        assert record.remedy == 'pip install "PyNobody>=2"'
 
     def test_the_remedy_follows_the_plugins_own_requirements(self, folder):
         requires = ("opweave>=0.1", "a-module.that_nobody-has[x]>=2,<3")

@@ -14,7 +14,7 @@ from opweave.cli.plugins import show_plugins
 from opweave.cli.profile import show_profiles
 from opweave.cli.what_if import show_what_if
 from opweave.errors import OpweaveError
-from opweave.registry.compatibility import core_version
+from opweave.registry.discovery import core_version
 from opweave.registry.records import State
 
 __all__ = ["build_app", "main"]

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opweave.cli.output import print_json, progress, quiet_stdout
-from opweave.registry.compatibility import core_version
+from opweave.registry.discovery import core_version
 
 if TYPE_CHECKING:
     from opweave.conformance.report import Cell

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from opweave import registry
 from opweave.cli.output import Row, human_bytes, print_json, print_rows, quiet_stdout, unusable_details
-from opweave.registry.compatibility import core_version
+from opweave.registry.discovery import core_version
 from opweave.registry.records import State
 
 if TYPE_CHECKING:

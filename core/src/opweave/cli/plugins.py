@@ -11,7 +11,7 @@ from rich.text import Text
 from opweave import registry
 from opweave.cli.output import Row, print_json, print_rows, quiet_stdout, unusable_details
 from opweave.errors import OpweaveError
-from opweave.registry.compatibility import core_version
+from opweave.registry.discovery import core_version
 from opweave.registry.records import PluginRecord, State
 
 __all__ = ["show_plugins"]

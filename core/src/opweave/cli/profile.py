@@ -11,7 +11,7 @@ from opweave import registry
 from opweave.cli.output import Row, print_json, print_rows, progress, quiet_stdout
 from opweave.cost.profile import Profile
 from opweave.cost.store import cache_folder, profile
-from opweave.registry.compatibility import core_version
+from opweave.registry.discovery import core_version
 
 __all__ = ["show_profiles"]
 
