@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from opweave import registry
-from opweave.cli import main
+from opweave.cli import main, probe
 from opweave.cli.output import human_bytes
 from opweave.cost.profile import Curve, OpCost, Profile
 from tests.support.plugins_for_tests import OLD, PluginFolder, backend, probed
@@ -25,12 +25,18 @@ def folder(tmp_path):
         yield folder
 
 
+def in_this_process(question, options, excluded, seconds, only=""):
+    """The answer of a child process, made here, where the plugins of a test are."""
+    return json.loads(json.dumps(probe.collect(question, options, excluded)))
+
+
 @pytest.fixture
 def run(folder, monkeypatch, capsys):
     """``run("devices", "--json")`` gives exit code, standard output, standard error, on the plugins in ``folder``."""
 
     def run(*arguments: str, columns: int = 80, **environ: str) -> tuple[int, str, str]:
         monkeypatch.setattr(registry, "REGISTRY", folder.registry(**environ))
+        monkeypatch.setattr(probe, "_in_child", in_this_process)
         monkeypatch.setattr(sys, "argv", ["opweave", *arguments])
         monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.delenv("FORCE_COLOR", raising=False)
@@ -95,7 +101,8 @@ class TestDevices:
         acme, host = document["devices"]
         assert list(acme) == list(host) == [
             "name", "backend", "kind", "description", "hardware_id", "default_order", "used_through",
-            "memory_free", "memory_total", "memory_space", "shares_memory_with", "capabilities", "features", "problems",
+            "memory_free", "memory_total", "memory_space", "shares_memory_with", "capabilities", "blas", "features",
+            "problems",
         ]  # fmt: skip
         assert (acme["name"], acme["backend"], acme["kind"], acme["default_order"]) == ("acme", "acme", "ACCEL", 1)
         assert acme["shares_memory_with"] == ["host"]

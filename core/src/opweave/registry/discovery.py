@@ -202,8 +202,8 @@ def _run_file(stem: str, path: str) -> object:
             raise Broken(
                 f"{other or 'a module'} is imported already under the name {stem!r}", remedy="rename the folder"
             )
-        for module in own:
-            del sys.modules[module]
+        for imported in own:
+            del sys.modules[imported]
     spec = spec_from_file_location(name, file, submodule_search_locations=inside)
     if spec is None or spec.loader is None:
         raise Broken(f"{path} cannot be run as Python")
