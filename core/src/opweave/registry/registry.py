@@ -6,7 +6,6 @@ import gc
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -352,6 +351,8 @@ class Registry:
             UnknownNameError: no plugin brings one that fits.
             OSError: the file cannot be read.
         """
+        from pathlib import Path
+
         file = Path(path)
         with file.open("rb") as opened:
             head = opened.read(64)

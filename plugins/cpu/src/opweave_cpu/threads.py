@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.errors import PluginError
+from opweave.host.cores import usable_cores
 
 __all__ = ["THREADS", "Threads", "check_threads", "set_up_numpy"]
 
@@ -24,13 +25,6 @@ def check_threads(n: object) -> int:
     if count < 1 or isinstance(n, bool):
         raise PluginError(f"threads must be a positive whole number, not {n!r}")
     return int(count)
-
-
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
 
 
 BUFFER: Final = 2048
@@ -52,7 +46,7 @@ class Threads:
     """The threads of this process that compute.
 
     Attributes:
-        cores: processors that the process may use.
+        cores: processors that the process may use, by its affinity and its control group's quota.
         default: threads of streams that were opened without ``threads``; ``None``: all cores, and BLAS as it was found.
         blas_limit: how many threads BLAS may use at present, ``None``: as many as it was found with.
     """
@@ -60,7 +54,7 @@ class Threads:
     __slots__ = ("_blas_found", "_lock", "_pool", "blas_limit", "cores", "default")
 
     def __init__(self) -> None:
-        self.cores: Final = _cores()
+        self.cores: Final = usable_cores().usable
         self.default: int | None = None
         self.blas_limit: int | None = None
         self._blas_found: list[tuple[Any, int]] = []
