@@ -9,49 +9,13 @@ import sys
 import pytest
 
 from opweave import registry
-from opweave.cli import main, probe
 from opweave.cli.output import human_bytes
 from opweave.cost.profile import Curve, OpCost, Profile
-from tests.support.plugins_for_tests import OLD, PluginFolder, backend, probed
+from tests.support.plugins_for_tests import OLD, backend, probed
+from tests.support.text import words
 
 LONG = "a card that is not there, " * 8 + "the end of the message"
 REMEDY = "see https://example.org/" + "a-very-long-path/" * 12 + "page"
-
-
-@pytest.fixture
-def folder(tmp_path):
-    with PluginFolder(tmp_path / "site") as folder:
-        folder.path.mkdir()
-        yield folder
-
-
-def in_this_process(question, options, excluded, seconds, only=""):
-    """The answer of a child process, made here, where the plugins of a test are."""
-    return json.loads(json.dumps(probe.collect(question, options, excluded)))
-
-
-@pytest.fixture
-def run(folder, monkeypatch, capsys):
-    """``run("devices", "--json")`` gives exit code, standard output, standard error, on the plugins in ``folder``."""
-
-    def run(*arguments: str, columns: int = 80, **environ: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(registry, "REGISTRY", folder.registry(**environ))
-        monkeypatch.setattr(probe, "_in_child", in_this_process)
-        monkeypatch.setattr(sys, "argv", ["opweave", *arguments])
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.delenv("FORCE_COLOR", raising=False)
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capsys.readouterr()
-        code = caught.value.code
-        return (code if isinstance(code, int) else int(code is not None)), out, err
-
-    return run
-
-
-def words(text: str) -> str:
-    """Text without the line breaks and spaces that a table puts into it."""
-    return "".join(text.split())
 
 
 class TestDevices:

@@ -47,7 +47,9 @@ def test_lists_within_lists_without_end(measured, deep):
     assert is_measured_anew(measured)
 
 
-@pytest.mark.parametrize("figure", ["NaN", "-1.0", "Infinity", "-Infinity", "1e999", '"1"', "null", "[]", "1" + "0" * 400])
+@pytest.mark.parametrize(
+    "figure", ["NaN", "-1.0", "Infinity", "-Infinity", "1e999", '"1"', "null", "[]", "1" + "0" * 400]
+)
 @pytest.mark.parametrize("where", ["switch", "upload", "costs"])
 def test_figures_that_no_device_has(measured, figure, where):
     ow.profile(Separate("one"))

@@ -30,7 +30,8 @@ _Isolated = Annotated[
     bool, typer.Option("--isolated", help="Ask each plugin in a process of its own first; else only if one crashes.")
 ]
 _Timeout = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long a process that asks plugins may take.")
+    float,
+    typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long a process may take that asks them."),
 ]
 
 

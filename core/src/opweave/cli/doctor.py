@@ -30,7 +30,9 @@ def show_doctor(*, as_json: bool, isolated: bool, seconds: float) -> list[str]:
     if as_json:
         print_json(document)
     else:
-        print_rows(["", "by", "about", "finding"], [_as_row(diagnosis) for diagnosis in found], indent=4, footer=_sum(found))
+        print_rows(
+            ["", "by", "about", "finding"], [_as_row(diagnosis) for diagnosis in found], indent=4, footer=_sum(found)
+        )
     return [diagnosis["status"] for diagnosis in found]
 
 

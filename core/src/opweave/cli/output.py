@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 __all__ = [
-    "Row", "human_bytes", "plain", "print_json", "print_rows", "progress", "quiet_stdout", "to_json", "unusable_details",
+    "Row", "human_bytes", "plain", "print_json", "print_rows", "progress", "quiet_stdout", "to_json",
+    "unusable_details",
 ]  # fmt: skip
 
 _GAP = 2  # between columns

@@ -31,8 +31,8 @@ _QUESTIONS: Final = ("devices", "doctor", "plugins")
 
 # The answer is the last line of standard output as it was at first; whatever else is printed goes to standard error.
 _START: Final = (
-    "import json, os, sys; answer = os.dup(1); os.dup2(2, 1); asked = json.load(sys.stdin); sys.path[:] = asked['path']; "
-    "from opweave.cli.probe import answer as give; give(asked, answer)"
+    "import json, os, sys; out = os.dup(1); os.dup2(2, 1); asked = json.load(sys.stdin); sys.path[:] = asked['path']; "
+    "from opweave.cli.probe import answer; answer(asked, out)"
 )
 
 

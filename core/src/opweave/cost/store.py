@@ -70,8 +70,8 @@ def profile(device: Device | str, *, refresh: bool = False, progress: Progress |
 
 
 def cache() -> FileCache:
-    """Where profiles are kept: ``OPWEAVE_PROFILE_CACHE`` (``0``: nowhere), else ``opweave/profiles`` in the user's folder
-    for caches."""
+    """Where profiles are kept: ``OPWEAVE_PROFILE_CACHE`` (``0``: nowhere), else ``opweave/profiles`` in the cache
+    folder of the user."""
     return FileCache(FOLDER, "profiles", largest=LARGEST)
 
 

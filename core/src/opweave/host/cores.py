@@ -14,7 +14,7 @@ _MEMBERSHIP: Final = Path("/proc/self/cgroup")
 
 
 class Cores(NamedTuple):
-    """Processors of the machine, of the process's affinity, and by quota (``docker run --cpus``; ``None``: no quota)."""
+    """Processors of the machine, of the process's affinity, and by quota (``docker run --cpus``; ``None``: none)."""
 
     machine: int
     affinity: int

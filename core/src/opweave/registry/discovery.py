@@ -188,7 +188,7 @@ def from_file(file: str | os.PathLike[str]) -> Plugin:
 
 
 def _run_file(stem: str, path: str) -> object:
-    from importlib.util import module_from_spec, spec_from_file_location
+    from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
     name, file, inside = f"opweave_backend_{stem}", path, None
     if path.endswith(tuple(EXTENSION_SUFFIXES)):
@@ -196,13 +196,10 @@ def _run_file(stem: str, path: str) -> object:
     elif os.path.isdir(path):
         # Under its own name, by which its modules import each other; and all of them anew.
         name, file, inside = stem, os.path.join(path, "__init__.py"), [path]
-        own = [module for module in sys.modules if module == stem or module.startswith(f"{stem}.")]
-        other = getattr(sys.modules.get(stem), "__file__", None)
-        if own and (other is None or os.path.dirname(os.path.abspath(other)) != path):
-            raise Broken(
-                f"{other or 'a module'} is imported already under the name {stem!r}", remedy="rename the folder"
-            )
-        for imported in own:
+        other = find_spec(stem)
+        if other is not None and os.path.abspath(other.origin or "") != file:
+            raise Broken(f"{stem!r} is the name of another module: {other.origin}", remedy="rename the folder")
+        for imported in [known for known in sys.modules if known == stem or known.startswith(f"{stem}.")]:
             del sys.modules[imported]
     spec = spec_from_file_location(name, file, submodule_search_locations=inside)
     if spec is None or spec.loader is None:

@@ -297,7 +297,9 @@ class Registry:
             ValueError: the parameters in ``spec`` cannot be read.
             TypeError: the device does not take them.
         """
-        name, given = parse_spec(spec) if isinstance(spec, str) else (spec, {})
+        if not isinstance(spec, str):
+            self._unknown("device", spec)
+        name, given = parse_spec(spec)
         return self.device(name).open(**{**given, **params})
 
     # --- hooks ------------------------------------------------------------------------------------------------------

@@ -70,7 +70,9 @@ def cores_diagnosis(cores: Cores) -> Diagnosis:
     """Whether a quota holds the process below the processors that libraries count."""
     if cores.quota is not None and cores.quota < cores.affinity:
         n = cores.usable
-        message = f"a quota allows {cores.quota:g} of {cores.affinity} processors; most libraries start a thread for each"
+        message = (
+            f"a quota allows {cores.quota:g} of {cores.affinity} processors; most libraries start a thread for each"
+        )
         remedy = f"export OMP_NUM_THREADS={n} OPENBLAS_NUM_THREADS={n} MKL_NUM_THREADS={n}, or raise the quota"
         return Diagnosis("processors", "slow", message, remedy)
     message = f"{cores.usable} of {cores.machine} may be used"

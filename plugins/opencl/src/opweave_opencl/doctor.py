@@ -1,5 +1,7 @@
-"""Checks for ``opweave doctor``: the cache of built programs, and variables that choose drivers. Whether devices work is
-found out when they are found, and told by the core."""
+"""Checks for ``opweave doctor``: the cache of built programs, and variables that choose drivers.
+
+Whether devices work is found out when they are found, and told by the core.
+"""
 
 from __future__ import annotations
 
