@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,9 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other s
 
 
 def test_some_driver_works():
-    """Elsewhere a machine without any is no fault; the CI's has two installed."""
-    if os.environ.get("CI", "").lower() == "true":
+    """A machine without any is no fault, but the CI's has two installed where they are published."""
+    published = sys.platform.startswith("linux") and platform.machine() == "x86_64"
+    if published and os.environ.get("CI", "").lower() == "true":
         assert DEVICES, SKIPPED
 
 

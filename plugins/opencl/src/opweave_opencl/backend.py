@@ -34,7 +34,7 @@ class OpenCLBackend(Backend):
         found = select(partition(find_devices()))
         platforms = {f.device.platform.int_ptr for f in found}
         shared = {p: SharedContext([f.device for f in found if f.device.platform.int_ptr == p]) for p in platforms}
-        accounts = {f.whole.int_ptr: Account(int(f.whole.global_mem_size)) for f in found}
+        accounts = {f.whole.int_ptr: Account.of(f.whole) for f in found}
         devices: list[Device] = []
         for f in found:
             make = UnifiedDevice if f.device.host_unified_memory else OpenCLDevice
