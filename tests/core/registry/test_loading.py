@@ -369,6 +369,12 @@ class TestModules:
         assert records["bad"].state is State.BROKEN
         assert error in records["bad"].error
 
+    def test_frames_are_those_of_the_plugin(self, folder):
+        folder.add("bad", hooks("def opweave_backends(): 1 / 0"), value="opweave_bad")
+        record = by_name(folder.registry().load_all())["bad"]
+        assert record.traceback.count("File") == 1
+        assert "in opweave_backends" in record.traceback
+
     def test_a_backend_of_a_taken_name(self, folder):
         folder.add("left")
         folder.add("acme", hooks("def opweave_backends(): return Left(), Right()"), value="opweave_acme")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
@@ -11,6 +10,7 @@ from opweave import registry
 from opweave.contract.device import Device
 from opweave.cost.profile import Profile
 from opweave.host.cache import FileCache
+from opweave.host.cores import usable_cores
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +88,6 @@ def _key(device: Device) -> dict[str, Any]:
         features = {str(k): str(v) for k, v in device.features().items()}
     except Exception:  # a driver's answer to a question that only tells it from others
         features = {}
-    affinity = getattr(os, "sched_getaffinity", None)
     return {
         "format": FORMAT,
         "device": device.name,
@@ -96,7 +95,7 @@ def _key(device: Device) -> dict[str, Any]:
         "hardware": device.hardware_id,
         "plugin": record.version if record is not None else "",
         "features": features,
-        "processors": len(affinity(0)) if affinity is not None else os.cpu_count(),
+        "processors": usable_cores().usable,
     }
 
 

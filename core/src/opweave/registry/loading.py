@@ -239,9 +239,13 @@ def note_failure(plugin: Plugin, error: BaseException) -> None:
 def _last_frames(error: BaseException) -> str:
     import traceback
 
-    # What the import machinery and the registry did in between explains nothing to the plugin's author.
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_MACHINERY)]
+    # What the import machinery, the registry and pluggy did in between explains nothing to the plugin's author.
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_machinery(f.filename)]
     return "".join(traceback.format_list(frames[-_FRAMES:])).rstrip()
+
+
+def _is_machinery(file: str) -> bool:
+    return file.startswith(_MACHINERY) or f"{os.sep}pluggy{os.sep}" in file
 
 
 def _meaning(plugin: Plugin, error: BaseException) -> PluginError:
