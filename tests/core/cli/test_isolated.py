@@ -98,3 +98,15 @@ def test_what_dies_only_together_is_said(opweave, tmp_path):
     done = opweave("plugins")
     assert done.returncode == 1
     assert "exit status 3, and no plugin does so alone" in done.stderr
+
+
+@pytest.mark.timeout(200)
+def test_the_help_goes_on_too(opweave, tmp_path):
+    hello = "@hookimpl\ndef opweave_cli(app):\n    @app.command()\n    def hello(): 'Greet.'\n"
+    write_distribution(tmp_path / "site", "bad", DEATHS["exits"][0], value="opweave_bad")
+    write_distribution(tmp_path / "site", "good", backend(extra=hello), value="opweave_good")
+    done = opweave("--help")
+    assert done.returncode == 0
+    assert "doctor" in done.stdout
+    assert "hello" in done.stdout
+    assert "no commands from plugin 'bad': it ended the process with exit status 0" in done.stderr

@@ -61,7 +61,7 @@ def main() -> None:
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     # Plugins are asked only where a command of theirs may be meant: none of them can break the built-in ones.
     if command not in _COMMANDS and "--version" not in arguments:
-        add_plugin_commands(app, _COMMANDS)
+        add_plugin_commands(app, _COMMANDS, tried=command is None)
     try:
         app()
     except OpweaveError as error:

@@ -26,7 +26,7 @@ __all__ = ["SECONDS", "answer", "ask", "collect"]
 SECONDS: Final = 60.0
 """How long one process may take by default."""
 
-_QUESTIONS: Final = ("devices", "doctor", "plugins")
+_QUESTIONS: Final = ("devices", "doctor", "extensions", "plugins")
 """Names of the modules beside this one with a function ``collect(**options)``, which gives a document."""
 
 # The answer is the last line of standard output as it was at first; whatever else is printed goes to standard error.
@@ -46,7 +46,7 @@ def ask(question: str, *, isolated: bool = False, seconds: float = SECONDS, **op
     """The document that answers ``question``, whatever plugins do.
 
     Args:
-        question: ``"devices"``, ``"doctor"`` or ``"plugins"``.
+        question: one of ``"devices"``, ``"doctor"``, ``"extensions"``, ``"plugins"``.
         isolated: ask each plugin alone first.
         seconds: how long a process may take.
         options: of the question's ``collect``.
