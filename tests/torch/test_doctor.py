@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from opweave_torch import doctor, hooks
+from opweave_torch.device import TorchCpuDevice
 
 
 @pytest.fixture
@@ -18,6 +19,7 @@ def driver(monkeypatch, tmp_path):
 
 def test_a_wheel_for_the_cpu_beside_a_driver_is_slow(driver, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     found = doctor.wheel_diagnosis()
     assert found.status == "slow"
     assert "was built without CUDA" in found.message
@@ -34,4 +36,4 @@ def test_a_driver_that_the_wheel_does_not_reach_is_wrong(driver, monkeypatch):
 
 def test_without_devices_torch_is_not_asked():
     assert list(hooks.opweave_doctor(devices=[])) == []
-    assert {d.about for d in hooks.opweave_doctor(devices=[object()])} == {"torch", "torch's threads"}
+    assert {d.about for d in hooks.opweave_doctor(devices=[TorchCpuDevice()])} == {"torch", "torch's threads"}

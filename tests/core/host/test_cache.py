@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def test_a_write_that_fails_leaves_nothing(cache, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     assert not cache.store("key", b"another")
     assert os.listdir(cache.folder) == ["key"]
     assert cache.load("key") == b"value"
@@ -106,8 +107,8 @@ def nobody(monkeypatch, tmp_path):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(module.Path, "home", unknown)
-    monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Path, "home", unknown)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def test_without_a_home_a_private_temporary_folder_is_used_and_said_once(monkeypatch, tmp_path, recwarn):

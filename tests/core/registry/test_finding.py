@@ -75,6 +75,14 @@ class TestInstalledSince:
         assert by_name(registry.load_all())["later"].state is State.READY
         assert [d.name for d in registry.devices()] == ["acme", "later", "host"]
 
+    def test_a_place_that_was_empty_is_looked_at_anew(self, folder, tmp_path):
+        with PluginFolder(tmp_path / "later") as later:
+            later.path.mkdir()
+            registry = folder.registry(OPWEAVE_BACKEND_PATH=str(later.path))
+            assert [r.state for r in registry.load_all()] == [State.UNAVAILABLE, State.READY]
+            later.add("acme")
+            assert [(r.name, r.state) for r in registry.load_all()] == [("acme", State.READY), ("host", State.READY)]
+
     @pytest.mark.parametrize("ask", [Registry.load, Registry.device, Registry.backend])
     def test_is_found_by_name(self, folder, ask):
         registry = folder.registry()

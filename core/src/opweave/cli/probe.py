@@ -122,10 +122,9 @@ def _in_child(
         lines = out.read().splitlines()
     try:
         found = json.loads(lines[-1])
-        assert isinstance(found, dict)
-        return found
-    except (IndexError, ValueError, AssertionError):
-        return Death(_how(child.returncode))
+    except (IndexError, ValueError):
+        found = None
+    return found if isinstance(found, dict) else Death(_how(child.returncode))
 
 
 def _how(status: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,7 +41,11 @@ class Catalog:
         """Find what is installed and what the environment adds: at first, and when asked to look again."""
         if self._scanned and not again:
             return
-        if not self._scanned:
+        if self._scanned:
+            importlib.invalidate_caches()
+            # What only says that nothing was found is looked at anew.
+            self.plugins = [p for p in self.plugins if p.fetch is not None or p.state is State.READY]
+        else:
             self._scanned = True
             self.selection = Selection.read(os.environ if self._environ is None else self._environ)
             self._start_host()

@@ -78,8 +78,6 @@ class Hooks:
 
             self._manager = PluginManager(PROJECT)
             self._manager.add_hookspecs(hookspecs)
-        if self._manager.is_registered(module):
-            return True
         try:
             self._manager.register(module, plugin)
             self._manager.check_pending()

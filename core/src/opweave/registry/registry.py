@@ -10,12 +10,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from opweave.contract.device import Backend, Device, Kind
-from opweave.errors import (
-    LifetimeError,
-    PluginError,
-    Unavailable,
-    UnknownNameError,
-)
+from opweave.errors import LifetimeError, PluginError, Unavailable, UnknownNameError
 from opweave.registry import discovery, loading
 from opweave.registry.catalog import Catalog
 from opweave.registry.hooks import Hooks

@@ -28,7 +28,8 @@ def diagnose(registry: Registry) -> list[tuple[str, Diagnosis]]:
     """What the checks of the core and of all plugins say, each with the name of its plugin. Loads all plugins."""
     import sys
 
-    registry.hooks.register(sys.modules[__name__], "opweave")
+    if not any(name == "opweave" for name, _ in registry.hooks.implementers("opweave_doctor")):
+        registry.hooks.register(sys.modules[__name__], "opweave")
     return registry.diagnose()
 
 

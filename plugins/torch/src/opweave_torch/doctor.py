@@ -31,13 +31,12 @@ def diagnose() -> Iterator[Diagnosis]:
 def wheel_diagnosis() -> Diagnosis:
     """Whether torch was built for the accelerators whose drivers are here, and reaches them."""
     about, version = "torch", f"torch {torch.__version__}"
-    for driver, sign, built_for in _DRIVERS:
-        if not sign.exists():
-            continue
-        if getattr(torch.version, built_for) is None:
+    here = () if torch.accelerator.is_available() else _DRIVERS
+    for driver, sign, built_for in here:
+        if sign.exists() and getattr(torch.version, built_for) is None:
             message = f"{driver} is here, but {version} was built without {built_for.upper()}"
             return Diagnosis(about, "slow", message, f"pip install torch from the index for it, {_WHEELS}")
-        if not torch.accelerator.is_available():
+        if sign.exists():
             message = f"{driver} is here, but {version} reaches no device; it may be older than the wheel asks for"
             return Diagnosis(about, "wrong", message, f"update the driver, or install a wheel for it, {_WHEELS}")
     return Diagnosis(about, "ok", f"{version}, kernels for {torch.backends.cpu.get_cpu_capability()} on the CPU")
