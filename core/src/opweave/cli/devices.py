@@ -43,6 +43,7 @@ def collect(*, features: bool) -> dict[str, Any]:
             for device in devices
         ],
         "unusable": [device._asdict() for record in records for device in record.unusable],
+        "partly_usable": {r.name: [len(r.devices), len(r.unusable)] for r in records if r.devices and r.unusable},
         "without_devices": {r.name: r.state.value for r in records if r.state in _WITHOUT_DEVICES},
     }
 
@@ -118,6 +119,8 @@ def show_devices(*, as_json: bool, features: bool, isolated: bool, seconds: floa
     devices, footer = document["devices"], []
     if any(device["default_order"] is None for device in devices):
         footer.append("-: not used by default, its hardware is used through another device")
+    partly = document["partly_usable"].items()
+    footer += [f"{name}: {usable} of {usable + not_} devices usable" for name, (usable, not_) in partly]
     if document["without_devices"]:
         names = ", ".join(f"{name} ({state})" for name, state in document["without_devices"].items())
         footer.append(f"without devices: {names}; opweave plugins tells why")

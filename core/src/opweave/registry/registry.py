@@ -10,6 +10,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from opweave.contract.device import Backend, Device, Kind
+from opweave.contract.discarding import reclaim
 from opweave.errors import LifetimeError, PluginError, Unavailable, UnknownNameError
 from opweave.registry import discovery, loading
 from opweave.registry.catalog import Catalog
@@ -138,6 +139,7 @@ class Registry:
             plugin, loaded = self._catalog.loaded(backend)
             if plugin is self._catalog.host:
                 raise LifetimeError("the built-in backend 'host' cannot be unloaded")
+            reclaim()
             used = _in_use(loaded.devices)
             if used:
                 raise LifetimeError(f"backend {loaded.backend.name!r} is in use: free or close {' and '.join(used)}")
