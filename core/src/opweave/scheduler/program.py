@@ -582,9 +582,9 @@ class Program:
     def _end(self) -> None:
         """`close`, where nothing is under way."""
         if not self._closed:
+            self._scheduler._forget(self)  # first: an interrupt must not let a closed program be found
             self._closed = True
             self._latest = None
-            self._scheduler._forget(self)
             for listed in self._lists:
                 listed.close()
 
