@@ -17,10 +17,11 @@ from weakref import ref
 from opweave.contract.space import Handle, MemorySpace, busy, settle
 
 if TYPE_CHECKING:
+    from opweave.contract.device import Device
     from opweave.contract.execution import Stream
     from opweave.contract.memory import BufferType
 
-__all__ = ["Discarded", "discard", "reclaim", "reclaim_all"]
+__all__ = ["Discarded", "discard", "keep", "reclaim", "reclaim_all"]
 
 
 class Discarded(NamedTuple):
@@ -85,6 +86,14 @@ def reclaim() -> None:
                 _DISCARDED.append(memory)
     finally:
         _PASS.active = False
+
+
+def keep(device: Device) -> list[Discarded]:
+    """Take what was discarded of a device out, without freeing it."""
+    found = [memory for memory in _DISCARDED if memory.type.device is device]
+    for memory in found:
+        _DISCARDED.remove(memory)
+    return found
 
 
 def reclaim_all(space: MemorySpace) -> bool:

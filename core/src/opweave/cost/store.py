@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from opweave import registry
+from opweave.concurrency import Lock
 from opweave.contract.device import Device
 from opweave.cost.profile import Profile
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from threading import RLock
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from opweave.concurrency import Lock
 from opweave.contract.device import Backend, Device, Kind
 from opweave.errors import LifetimeError, UnknownNameError
 from opweave.registry import checks, discovery
@@ -40,7 +40,7 @@ class Registry:
         self.hooks = Hooks()
         self._catalog = Catalog(environ, search)
         self._loader = Loader(self._catalog, self.hooks)
-        self._lock = RLock()
+        self._lock = Lock()
         self._complete = False
 
     # --- plugins ----------------------------------------------------------------------------------------------------

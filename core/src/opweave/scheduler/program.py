@@ -201,6 +201,7 @@ class Program:
         scheduler = self._scheduler
         scheduler._check_caller()
         if self._closed:
+            scheduler._check_open()
             raise LifetimeError(f"{self!r} was closed")
         if scheduler.parallel:
             with scheduler._lock:
@@ -327,6 +328,7 @@ class Program:
         scheduler._check_caller()
         self._progress.ready = None
         if self._closed:
+            scheduler._check_open()
             raise LifetimeError(f"{self!r} was closed")
         self._check_states()
         if scheduler._flying:
@@ -579,8 +581,9 @@ class Program:
         Raises:
             SchedulerError: called from within a run.
         """
-        self._scheduler._check_closer()
-        self._scheduler._when_quiet(self._end)
+        if not self._scheduler._inherited:
+            self._scheduler._check_closer()
+            self._scheduler._when_quiet(self._end)
 
     def _end(self) -> None:
         """`close`, where nothing is under way."""

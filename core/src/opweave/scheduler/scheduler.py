@@ -25,6 +25,7 @@ from opweave.graph.graph import Graph
 from opweave.graph.tensor import Placement, Tensor
 from opweave.host.device import HostDevice
 from opweave.leaves import withdraw
+from opweave.lifecycle import INHERITED, closed_at_exit, expect_waiting, keep_for_ever, told_of_forks
 from opweave.scheduler.actions import settle_failure
 from opweave.scheduler.arena import Arena
 from opweave.scheduler.assign import assign
@@ -175,6 +176,7 @@ class Scheduler:
         self._alive: Final[WeakSet[Program]] = WeakSet()
         self._builds = [0, 0]
         self._closed = False
+        self._inherited = False
         self._pins: dict[Tensor, int] = {}
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._host: Final = HostDevice()
@@ -202,6 +204,8 @@ class Scheduler:
             1 if not parallel else min(max(len(self._targets), 2), 4) if parallel is True else int(parallel)
         )
         self._arenas: Final = [Arena(target) for target in self._targets]
+        told_of_forks(self)
+        closed_at_exit(self, first=True)
 
     def __repr__(self) -> str:
         return f"<Scheduler over {', '.join(target.name for target in self._targets)}>"
@@ -410,6 +414,7 @@ class Scheduler:
         with self._giving:
             self._check_open()
             if self._ender is None:
+                expect_waiting()
                 self._ender = Worker("opweave runs")
                 if not self.parallel:  # then they are whole runs
                     self._progress.queued = self._ender.jobs
@@ -506,6 +511,8 @@ class Scheduler:
 
         The caller does not hold the lock, which those runs want.
         """
+        if self._inherited:
+            self._check_open()
         if self._on_worker:
             raise SchedulerError("within a run that goes on meanwhile values are not read, written or waited for")
         if self._behind and self._progress.runner != get_ident():
@@ -575,6 +582,8 @@ class Scheduler:
         Raises:
             SchedulerError: called from within a run, or from a callback of one of its futures.
         """
+        if self._inherited:
+            return
         self._check_closer(whole=True)
         with self._giving:
             self._closed = True  # nothing is submitted from here on
@@ -601,7 +610,27 @@ class Scheduler:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise LifetimeError(f"{self!r} was closed")
+            raise LifetimeError(f"{self!r} {INHERITED if self._inherited else 'was closed'}")
+
+    def _inherit(self) -> None:
+        self._inherited = self._closed = True
+        progress = self._progress
+        progress.ready = progress.last = progress.rest = None
+        progress.queued, progress.runner = (), 0
+        self._flying.clear()
+        ender, self._ender = self._ender, None
+        for job in ender.jobs if ender is not None else ():
+            job.future.abandon(LifetimeError(f"the run {INHERITED}"))  # type: ignore[attr-defined]
+        for program in self._alive:
+            program._closed = True
+        if not all(target.device.survives_fork for target in self._targets):
+            keep_for_ever([*self._alive, *self._programs.values(), *self._arenas])  # with objects of the driver in them
+
+    def _under_way(self) -> str:
+        """The node that is being computed, as far as it is known."""
+        from opweave.scheduler.underway import step_under_way
+
+        return step_under_way(self._targets, self._progress, list(self._alive))
 
 
 def _check_placements(placements: Iterable[Placement]) -> dict[Tensor, Placement]:
