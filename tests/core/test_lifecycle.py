@@ -3,74 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
+
+from tests.support.processes import check_script, run_script
 
 ROOT = Path(__file__).parents[2]
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-
-START = """
-import gc, os, sys, threading, time, traceback
-import numpy as np
-import opweave as ow
-
-ONES = np.ones(16, np.float32)
-x = ow.input("x", (16,))
-
-def refused(call, error=ow.LifetimeError, words="forked"):
-    start = time.monotonic()
-    try:
-        call()
-    except error as told:
-        assert words in str(told), told
-    else:
-        raise AssertionError(f"{call} was not refused")
-    assert time.monotonic() - start < 1, call
-
-def in_child(work):
-    # Ends as processes do, by way of atexit and finalisers.
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        except Exception:
-            traceback.print_exc()
-            os._exit(1)
-        sys.exit(7)
-    deadline = time.monotonic() + 30
-    while (found := os.waitpid(child, os.WNOHANG))[0] == 0:
-        if time.monotonic() > deadline:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-            raise AssertionError("the child hangs")
-        time.sleep(0.01)
-    assert os.waitstatus_to_exitcode(found[1]) == 7, found
-"""
-
-
-def run(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    script = START + dedent(code)
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=ROOT,
-        env={**os.environ, **environ},
-    )
-
-
-def check(code: str, **environ: str) -> None:
-    ended = run(code, **environ)
-    assert ended.returncode == 0, ended.stderr
-    assert not ended.stderr, ended.stderr
-
 
 # --- forked children ------------------------------------------------------------------------------------------------
 
@@ -79,7 +21,7 @@ def check(code: str, **environ: str) -> None:
 @pytest.mark.parametrize("parallel", [False, True], ids=["in turn", "overlapping"])
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_in_a_child_what_was_inherited_is_refused_at_once_and_what_is_new_works(parallel, busy):
-    check(f"""
+    check_script(f"""
         scheduler = ow.Scheduler(["cpu", "host"], parallel={parallel})
         go = threading.Event()
         def wait(a):
@@ -132,7 +74,7 @@ def test_in_a_child_what_was_inherited_is_refused_at_once_and_what_is_new_works(
 
 @needs_fork
 def test_in_a_child_devices_with_drivers_are_unavailable_and_their_memory_is_gone():
-    check("""
+    check_script("""
         from tests.support.async_device import AsyncDevice
         device = AsyncDevice()
         ow.register_device(device)
@@ -171,7 +113,7 @@ def test_in_a_child_devices_with_drivers_are_unavailable_and_their_memory_is_gon
 
 @needs_fork
 def test_children_are_forked_while_other_threads_hold_every_lock():
-    check("""
+    check_script("""
         from opweave.cost import store
         from opweave.graph import tensor
         from opweave.registry import REGISTRY as registry
@@ -204,7 +146,7 @@ def test_children_are_forked_while_other_threads_hold_every_lock():
 
 @needs_fork
 def test_processes_of_multiprocessing_that_are_forked_compute_and_end():
-    check("""
+    check_script("""
         import multiprocessing
         scheduler = ow.Scheduler("cpu", parallel=True)
         program = scheduler.build(x + 1)
@@ -239,7 +181,7 @@ STUCK = """
 @pytest.mark.parametrize("parallel", [False, True], ids=["in turn", "overlapping"])
 def test_a_process_ends_in_spite_of_a_kernel_that_never_returns_and_says_which(parallel):
     start = time.monotonic()
-    ended = run(STUCK.format(parallel=parallel), OPWEAVE_EXIT_WAIT="0.5")
+    ended = run_script(STUCK.format(parallel=parallel), OPWEAVE_EXIT_WAIT="0.5")
     assert ended.returncode == 0
     assert time.monotonic() - start < 30
     assert "custom" in ended.stderr
@@ -248,7 +190,7 @@ def test_a_process_ends_in_spite_of_a_kernel_that_never_returns_and_says_which(p
 
 
 def test_what_was_submitted_and_can_end_ends_before_the_process_does():
-    ended = run("""
+    ended = run_script("""
         def slow(a):
             time.sleep(0.3)
             print("done", flush=True)
@@ -264,7 +206,7 @@ def test_a_process_ends_with_the_guides_own_stream_and_a_scheduler_left_open():
     blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
     parts = [next(b for b in blocks if f"class {name}(" in b) for name in ("ExampleDevice", "QueueStream")]
     example = "\n".join(parts).replace("from __future__ import annotations\n", "")
-    ended = run(
+    ended = run_script(
         'x = ow.input("x", (2, 3))\n' + example + "\n"
         "scheduler = ow.Scheduler([AsyncExample(), 'host'])\n"
         "program = scheduler.build(ow.tanh(x * x))\n"
