@@ -77,9 +77,11 @@ def patience() -> float:
 
 def keep_for_ever(things: Iterable[object]) -> None:
     """Have objects never collected, not even at the end of the process."""
+    kept = list(things)
+    if not kept:
+        return
     import ctypes
 
-    kept = list(things)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 

@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 
 from opweave.contract.buffer import Buffer, MultiBuffer
-from opweave.contract.discarding import keep
 from opweave.contract.execution import Stream
 from opweave.contract.memory import BufferType, copy_by_host, fill_by_upload
 from opweave.contract.space import MemorySpace, Usage, add_queue, as_bytes
@@ -97,6 +96,8 @@ class Device:
         space: the memory space of ordinary buffers; ``None``: a space of its own.
         shared_spaces: further spaces that the device can address.
         dlpack_device: its type and number in DLPack, where it gives and takes arrays in its memory.
+        raises_index_errors: whether an index outside of what it indexes is raised, at once or at the next wait, and the
+            device goes on; ``False`` where the driver ends the use of the device instead (CUDA's device assertions).
         stream_class: the class of its streams. ``open(**params)`` makes ``stream_class(device, **params)``.
         survives_fork: the device can be used in a child that was forked after it was set up, which no driver of an
             accelerator can. Where it cannot, the child gets `Unavailable`, and its inherited buffers are unusable.
@@ -117,6 +118,7 @@ class Device:
     space: MemorySpace
     shared_spaces: tuple[MemorySpace, ...] = ()
     dlpack_device: tuple[int, int] | None = None
+    raises_index_errors: bool = True
     stream_class: type[Stream] = Stream
     simulated: bool = False
     survives_fork: bool = False
@@ -231,7 +233,7 @@ class Device:
             self._lost_by_fork = True
             # Giving anything back would ask the driver, whose threads and locks are the parent's.
             buffers = [buffer._inherit() for buffer in list(self._buffers)]
-            keep_for_ever([self, *self._streams, *buffers, *keep(self)])
+            keep_for_ever([self, *self._streams, *buffers])
 
     # --- memory -----------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ with how far each stream has to come. Whoever next allocates, compiles or waits 
 from __future__ import annotations
 
 import atexit
+import os
 from collections import deque
 from contextlib import suppress
 from threading import local
@@ -15,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import ref
 
 from opweave.contract.space import Handle, MemorySpace, busy, settle
+from opweave.lifecycle import keep_for_ever
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
     from opweave.contract.execution import Stream
     from opweave.contract.memory import BufferType
 
-__all__ = ["Discarded", "discard", "keep", "reclaim", "reclaim_all"]
+__all__ = ["Discarded", "discard", "reclaim", "reclaim_all"]
 
 
 class Discarded(NamedTuple):
@@ -72,8 +73,8 @@ def reclaim() -> None:
     """Free what was discarded and is reached. What an author's ``_free`` raises keeps nobody from his own work."""
     if _PASS.active or not _DISCARDED:
         return
-    _PASS.active = True
     try:
+        _PASS.active = True
         for _ in range(len(_DISCARDED)):
             try:
                 memory = _DISCARDED.popleft()
@@ -86,14 +87,6 @@ def reclaim() -> None:
                 _DISCARDED.append(memory)
     finally:
         _PASS.active = False
-
-
-def keep(device: Device) -> list[Discarded]:
-    """Take what was discarded of a device out, without freeing it."""
-    found = [memory for memory in _DISCARDED if memory.type.device is device]
-    for memory in found:
-        _DISCARDED.remove(memory)
-    return found
 
 
 def reclaim_all(space: MemorySpace) -> bool:
@@ -109,5 +102,13 @@ def reclaim_all(space: MemorySpace) -> bool:
     return True
 
 
+def _leave_to_parent() -> None:
+    """In a forked child: it must neither free what is its parent's nor let go of it, which would free it too."""
+    keep_for_ever(_DISCARDED)
+    _DISCARDED.clear()
+
+
 # Nobody allocates any more; a driver's memory goes with the process, but an author may hold something that does not.
 atexit.register(reclaim)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)

@@ -349,7 +349,9 @@ class Stream:
             calls = self._compile(groups)
         except Exception as error:
             raise_backend_failure(error, self.device.name, "compiling a plan")
-        return Plan(self, calls, len(groups), buffers)
+        plan = Plan(self, calls, len(groups), buffers)
+        self._compiled(plan)
+        return plan
 
     def run(self, steps: Sequence[Step]) -> None:
         """Check, compile and run steps once. Steps whose result has no elements are left out.
@@ -701,6 +703,10 @@ class Stream:
                 node = " + ".join([f"{step.op} {step.label!r}" if step.label else step.op for step in group.steps])
                 raise_backend_failure(error, self.device.name, "preparing a kernel", node)
         return calls
+
+    def _compiled(self, plan: Plan) -> None:
+        """Hear of the plan that was made of what `_compile` gave: for streams that learn of a failing step only later,
+        and then raise a `StepError` that names the plan. Keep no more than a weak reference."""
 
     def _bind(self, group: Group) -> Call:
         """The call for one group. Default: the kernel of its only step."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from opweave.contract.execution import Stream
     from opweave.contract.step import Arg, Call, Group, Step
 
-__all__ = ["Kernel", "KernelTable", "LayoutRule", "import_kernels"]
+__all__ = ["Kernel", "KernelTable", "LayoutRule", "import_kernels", "of_other_type"]
 
 LayoutRule = Literal["dense", "rows", "strided"]
 """``dense``: every operand row-major without gaps. ``rows``: each row (last axis) without gaps. ``strided``: any."""
@@ -27,6 +27,15 @@ Factory = Callable[..., "Call"]
 """``factory(stream, op, out, *srcs, **attrs)`` binds a kernel to its operands and gives a call without arguments."""
 
 F = TypeVar("F", bound=Factory)
+
+
+def of_other_type(step: Step, *sources: int) -> str | None:
+    """Why a kernel that reads some sources in the type of the first one does not take ``step``, or ``None``."""
+    first = step.srcs[0].dtype
+    for i in sources:
+        if i < len(step.srcs) and step.srcs[i].dtype is not first:
+            return f"source 0 is {first}, source {i} {step.srcs[i].dtype}"
+    return None
 
 
 def import_kernels(package: str) -> None:

@@ -16,7 +16,8 @@ _KINDS: Final = {kind: i for i, kind in enumerate((Kind.GPU, Kind.IGPU, Kind.ACC
 def preferred(families: Iterable[Family]) -> list[Device]:
     """All devices, the preferred first.
 
-    Without those that this process, forked from another one, cannot use. By place in ``OPWEAVE_BACKENDS``, then kind (GPU, IGPU, ACCEL, CPU, HOST), then the backend's priority.
+    By place in ``OPWEAVE_BACKENDS``, then kind (GPU, IGPU, ACCEL, CPU, HOST), then the backend's priority. Without
+    those that this process, forked from another one, cannot use.
     """
     pairs = [(family, device) for family in families for device in family.devices if not device.lost_by_fork]
     pairs.sort(key=lambda pair: (pair[0].rank, _KINDS[pair[1].kind], -pair[0].backend.priority))
