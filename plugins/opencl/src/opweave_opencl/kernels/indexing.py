@@ -10,8 +10,8 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
+from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
-from opweave.graph.layout import dense_strides
 from opweave_opencl.kernels.calls import in_turn
 from opweave_opencl.kernels.movement import WORDS, copy_call, window_of
 from opweave_opencl.kernels.pointwise import bind_pointwise, walk_words
@@ -62,19 +62,17 @@ def index_copy(stream: OpenCLStream, op: str, out: Arg, ids: Arg, rows: Arg) -> 
     return _rows(stream, op, "put", rows, out, ids, WORDS[out.dtype.itemsize])
 
 
-def _sums(step: Step) -> int:
-    """For the sums of types that do not add up in themselves."""
+def _sums(step: Step) -> Arrays:
+    """The sums, for types that are not added up in themselves."""
     acc = accumulator(step.out.dtype)
-    return 0 if acc is step.out.dtype else step.out.size * acc.itemsize
+    return {} if acc is step.out.dtype else {"sums": (acc, step.out.shape)}
 
 
 @KERNELS("index_add", dtypes=NUMBERS, workspace=_sums)
-def index_add(stream: OpenCLStream, op: str, out: Arg, ids: Arg, rows: Arg, *, n: int, workspace: Arg | None) -> Call:
+def index_add(stream: OpenCLStream, op: str, out: Arg, ids: Arg, rows: Arg, *, n: int, sums: Arg | None = None) -> Call:
     """A row whose number is outside of the output is not added."""
-    if workspace is None:
+    if sums is None:
         return _rows(stream, op, "add", rows, out, ids, rows.dtype)
-    acc = accumulator(out.dtype)
-    sums = Arg(workspace.buffer, workspace.offset, acc, out.shape, dense_strides(out.shape, acc))
     return in_turn(
         [
             _rows(stream, op, "add", rows, sums, ids, rows.dtype),

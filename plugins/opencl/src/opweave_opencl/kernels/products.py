@@ -189,7 +189,7 @@ def _words(p: Product, block: int, width: int) -> list[int]:
     for own in (*p.steps, *[()] * (4 - len(p.steps))):
         words += padded(own, 0)
     words += [p.out_m, p.out_n, p.a_m, p.a_k, p.b_k, p.b_n, p.bias_m, p.bias_n, int(p.bias is not None)]
-    words += [block, width, p.used, p.out_u, p.a_u, p.route.offset // 4 if p.route else 0, *p.extra]
+    words += [block, width, p.used, p.out_u, p.a_u, element_offset(p.route) if p.route else 0, *p.extra]
     return words
 
 
