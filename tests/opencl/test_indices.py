@@ -84,12 +84,12 @@ def test_waiting_for_a_mark_raises_it_and_earlier_marks_are_sound(picking):
 
 def test_a_mark_that_is_only_asked_is_failed_too(picking):
     picking.run(WRONG)
-    mark = picking.stream.record()
+    event = picking.stream.record()
     picking.stream.queue.finish()
-    while not mark.done:
+    while not event.done:
         pass
     with pytest.raises(ow.ExecutionError, match="index 7"):
-        mark.synchronize()
+        event.synchronize()
 
 
 def test_it_is_raised_once_and_the_stream_goes_on(picking):

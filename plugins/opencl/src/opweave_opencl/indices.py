@@ -14,7 +14,7 @@ import numpy as np
 from opweave.contract import Arg, Plan, StepError
 from opweave.errors import BoundsError
 from opweave.graph.dtypes import i64
-from opweave_opencl.queues import complete
+from opweave_opencl.events import complete
 
 if TYPE_CHECKING:
     import pyopencl as cl

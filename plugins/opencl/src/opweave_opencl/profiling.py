@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opweave.tracing import TRACE
 from opweave_opencl.clock import DeviceClock
-from opweave_opencl.queues import complete
+from opweave_opencl.events import complete
 
 if TYPE_CHECKING:
     import pyopencl as cl
