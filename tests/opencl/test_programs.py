@@ -10,7 +10,7 @@ from pyopencl import invoker
 from opweave.contract import Arg, Step
 from opweave.errors import ExecutionError
 from opweave.graph.dtypes import as_dtype
-from opweave_opencl import KernelBuildError, program
+from opweave_opencl import KernelBuildError, kernel_objects, program
 
 BROKEN = """__kernel void broken(__global float *out)
 {
@@ -96,9 +96,9 @@ def generated(monkeypatch):
         return generate(name, *args, **options)
 
     monkeypatch.setattr(invoker, "generate_enqueue_and_set_args", noting)
-    program._maker.cache_clear()
+    kernel_objects._maker.cache_clear()
     yield names
-    program._maker.cache_clear()
+    kernel_objects._maker.cache_clear()
 
 
 def doubled(device):
@@ -108,22 +108,22 @@ def doubled(device):
     buffer = device.alloc(64)
     buffer.upload(0, np.ones(16, np.float32))
     for count in (1, 2):
-        kernel = program.new_kernel(built, "doubled")
+        kernel = kernel_objects.new_kernel(built, "doubled")
         kernel.set_arg(0, buffer.handle)
-        program.set_bytes(kernel, 1, np.int32(count).tobytes())
+        kernel_objects.set_bytes(kernel, 1, np.int32(count).tobytes())
         cl.enqueue_nd_range_kernel(device.queue, kernel, (16,), None)
     device.queue.finish()
     return buffer.read().view(np.float32)
 
 
 def test_functions_that_nobody_calls_are_generated_once(device, generated):
-    assert program.KNOWN[0] <= cl.VERSION[:2] <= program.KNOWN[1], "try the new release, then raise KNOWN"
+    assert kernel_objects.KNOWN[0] <= cl.VERSION[:2] <= kernel_objects.KNOWN[1], "try the new release, then raise KNOWN"
     assert (doubled(device) == 8).all()
     assert generated == ["doubled"]
 
 
 def test_other_releases_of_pyopencl_make_kernels_in_their_own_way(device, generated, monkeypatch):
-    monkeypatch.setattr(program, "KNOWN", ((2025, 1), (2025, 1)))
+    monkeypatch.setattr(kernel_objects, "KNOWN", ((2025, 1), (2025, 1)))
     monkeypatch.setattr(cl, "VERSION", (2031, 1))
     assert (doubled(device) == 8).all()
     assert generated == ["doubled"] * 2

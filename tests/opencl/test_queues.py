@@ -165,7 +165,7 @@ def test_little_is_kept_of_long_work(stream, buffers):
 
 def test_memory_under_queued_work_is_dropped_without_waiting(device):
     gate = cl.UserEvent(device.context)
-    taken = device.account.taken
+    taken = device.budget.used
     with device.open() as stream:
         cl.enqueue_barrier(stream.queue, wait_for=[gate])
         a, b = device.alloc(BYTES), device.alloc(BYTES)
@@ -173,7 +173,7 @@ def test_memory_under_queued_work_is_dropped_without_waiting(device):
         del a, b
         gc.collect()
         device.alloc(16)
-        assert device.account.taken >= taken + 2 * BYTES
+        assert device.budget.used >= taken + 2 * BYTES
         gate.set_status(cl.command_execution_status.COMPLETE)
         stream.synchronize()
-        assert device.account.taken == taken
+        assert device.budget.used == taken

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
 from importlib.resources import files
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from opweave_opencl.caching import BinaryCache
-from opweave_opencl.discovery import identity
 from opweave_opencl.errors import build_error
+from opweave_opencl.properties import identity
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["KNOWN", "Programs", "compiled", "new_kernel", "set_bytes", "source"]
+__all__ = ["Programs", "compiled", "source"]
 
 _INCLUDE: Final = re.compile(r'#include "([\w.]+)"')
 
@@ -31,7 +30,7 @@ def source(file: str) -> str:
 
 
 def expanded(file: str, text: str) -> str:
-    """``text`` with the files that it includes put in, and line directives by which messages name places rightly.
+    """``text`` with each include replaced by that file; line directives keep file and line right in messages.
 
     Left to the driver's compiler, an include would need a folder that it can read, and caches would not notice changes.
     """
@@ -110,7 +109,7 @@ class Programs:
                     loaded = cl.Program(self._context, [self._device], [binary])
                     loaded.build(devices=[self._device])
                     return loaded
-                except cl.Error:  # of a driver that changed without telling
+                except cl.Error:  # of a driver that changed under the same version
                     self._binaries.drop(key)
             try:
                 program = compiled(self._context, self._device, whole)
@@ -124,8 +123,8 @@ class Programs:
 
 @contextmanager
 def _without_remarks() -> Iterator[None]:
-    """Without what compilers remark about programs that do build; a failed build raises it. And pyopencl warns of being
-    told early that it shall not cache."""
+    """Without compilers' warnings about programs that do build (a failed build raises them), and without pyopencl's
+    about the early access that keeps it from using its own cache."""
     import pyopencl as cl
 
     with warnings.catch_warnings():
@@ -143,59 +142,3 @@ def compiled(context: cl.Context, device: cl.Device, text: str) -> cl.Program:
         assert program.int_ptr  # the driver's program from here on: pyopencl builds it without its own cache
         program.build(devices=[device])
     return program
-
-
-# --- kernels --------------------------------------------------------------------------------------------------------
-
-KNOWN: Final = (2025, 1), (2026, 1)
-"""First and last release of pyopencl whose kernels are made faster than by its public way."""
-
-_MAKING: Final = Lock()
-
-
-def new_kernel(program: cl.Program, name: str) -> cl.Kernel:
-    """A kernel object of its own, to which arguments can be bound.
-
-    For each kernel object, pyopencl gets a function that sets arguments when the kernel is called out of a database on
-    disk: ``cl.Kernel`` takes 186 µs, ``Kernel.clone`` 164 µs, ``Program.all_kernels`` 312 µs (pyopencl 2026.1, an AMD
-    EPYC with Intel's driver). Opweave never calls kernels, it enqueues them. So in the `KNOWN` releases pyopencl's
-    generator of these functions is replaced, while a kernel is made, by one that remembers them: 4.6 µs. In other
-    releases kernels are made by ``cl.Kernel``.
-    """
-    return _maker()(program, name)
-
-
-@cache
-def _maker() -> Callable[[cl.Program, str], cl.Kernel]:
-    import pyopencl as cl
-
-    if not KNOWN[0] <= cl.VERSION[:2] <= KNOWN[1]:
-        return cl.Kernel
-    invoker: Any = import_module("pyopencl.invoker")
-    with _MAKING:
-        generate = invoker.generate_enqueue_and_set_args
-    known: dict[tuple[str, int, int], Any] = {}
-
-    def remembered(name: str, passed: int, args: int, types: Any, *rest: Any, **named: Any) -> Any:
-        if types is not None:  # of a kernel that another thread makes, not opweave
-            return generate(name, passed, args, types, *rest, **named)
-        key = (name, passed, args)
-        if key not in known:
-            known[key] = generate(name, passed, args, types, *rest, **named)
-        return known[key]
-
-    def make(program: cl.Program, name: str) -> cl.Kernel:
-        with _MAKING:
-            invoker.generate_enqueue_and_set_args = remembered
-            try:
-                return cl.Kernel(program, name)
-            finally:
-                invoker.generate_enqueue_and_set_args = generate
-
-    return make
-
-
-def set_bytes(kernel: cl.Kernel, index: int, value: bytes) -> None:
-    """Set an argument that is passed by value."""
-    # ``set_arg`` tries other sorts of arguments first, by exceptions: 6 µs instead of 0.1.
-    getattr(kernel, "_set_arg_buf", kernel.set_arg)(index, value)

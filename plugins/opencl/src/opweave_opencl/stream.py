@@ -1,4 +1,4 @@
-"""`OpenCLStream`: work in order on a device. What it is given runs while the host goes on."""
+"""`OpenCLStream`: an in-order command queue of a device, which works while the host goes on."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from opweave_opencl.clock import DeviceClock
 from opweave_opencl.errors import translate
 from opweave_opencl.events import complete
 from opweave_opencl.indices import IndexChecks
+from opweave_opencl.kernel_objects import new_kernel, set_bytes
 from opweave_opencl.profiling import Profiler
-from opweave_opencl.program import new_kernel, set_bytes
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -32,17 +32,17 @@ MANY: Final = 64
 
 
 class OpenCLStream(Stream):
-    """Work in order on a device.
+    """Kernels and transfers in order on a device.
 
     Args:
-        profiling: whether it tells when each kernel began and ended; ``None``: if somebody listens to events now.
+        profiling: whether each kernel emits a trace event; ``None``: if tracing is on now.
         check_indices: whether an index outside of what it indexes is raised at the next wait; ``None``: unless the
             environment variable ``OPWEAVE_OPENCL_CHECK_INDICES`` is ``0``.
 
     Attributes:
         target: the device.
         queue: pyopencl's, in order, of kernels and transfers.
-        indices: the check of the indices that kernels pick by.
+        indices: the check of indices that kernels read.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class OpenCLStream(Stream):
             clock = DeviceClock(device.context, device.cl_device) if profiling else None
         self.indices = IndexChecks(device, self.queue, check_indices)
         self._profiler = None if clock is None else Profiler(device.name, clock)
-        self._binding = ""  # what is being bound, for people
-        # Dropping the event of a transfer waits for it, so they are kept until they are done.
+        self._binding = ""  # operations of the group that is being bound, for trace events
+        # Dropping the event of a transfer waits for the transfer, so they are kept until it is complete.
         self._transfers: list[cl.Event] = []
-        # Launch sizes: calls that share few tuples run a tenth faster than those with tuples of their own.
+        # Launch sizes, shared between calls: 10 % faster than a tuple for each, since fewer stay in caches.
         self._sizes: dict[Sizes, Sizes] = {}
 
     # --- kernels ----------------------------------------------------------------------------------------------------
@@ -123,14 +123,14 @@ class OpenCLStream(Stream):
             def submit() -> None:
                 last()
                 if sites:
-                    indices.look(sites)
-                flush()  # some drivers collect commands until they are told to begin
+                    indices.read_back(sites)
+                flush()  # some drivers collect commands until they are flushed
 
             calls[-1] = submit
         return calls
 
     def _compiled(self, plan: Plan) -> None:
-        self.indices.belong(plan)
+        self.indices.attach(plan)
 
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
         return fusing.fuse(self, steps)
@@ -150,7 +150,7 @@ class OpenCLStream(Stream):
         done.clear()
         self.indices.check()
         if self._profiler is not None:
-            self._profiler.tell()
+            self._profiler.emit()
 
     def _record(self) -> cl.Event:
         import pyopencl as cl
@@ -174,7 +174,7 @@ class OpenCLStream(Stream):
             handle.wait()
         self.indices.check()
         if self._profiler is not None:
-            self._profiler.tell()
+            self._profiler.emit()
 
     def _query(self, handle: Any) -> bool:
         import pyopencl as cl

@@ -8,7 +8,7 @@ from opweave.contract import Arg, Call, Step
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave_opencl.kernels.blocks import QUANTIZED, not_in_rows
-from opweave_opencl.kernels.calls import in_turn
+from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.products import TYPES, Product, launch_product
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded
@@ -44,7 +44,7 @@ def expert_linear(
     route: Arg,
     blocks: DType | None = None,
 ) -> Call:
-    """A row whose number is none of an expert's becomes zeros."""
+    """A row whose index is not that of an expert becomes zeros."""
     o_steps, x_steps, i_steps = map(element_strides, (out, x, ids))
     w_steps = element_strides(w) if blocks is None else w.strides
     experts, outputs, inputs = w.shape
@@ -71,12 +71,12 @@ def expert_linear(
         out_u=o_steps[1],
         a_u=x_steps[1] if x.shape[1] > 1 else 0,
     )
-    return in_turn([sort, launch_product(stream, product)])
+    return in_order([sort, launch_product(stream, product)])
 
 
 @KERNELS("add_expert", dtypes=TYPES, inplace=True)
 def add_expert(stream: OpenCLStream, op: str, out: Arg, x: Arg, table: Arg, ids: Arg) -> Call:
-    """A row whose number is outside of the table is left as it is."""
+    """A row whose index is outside of the table is left as it is."""
     o_steps, x_steps = element_strides(out), element_strides(x)
     shape, lead = coalesce(ids.shape, [o_steps[:-1], x_steps[:-1], element_strides(ids)])
     words = [len(shape), *padded(shape, 1)]

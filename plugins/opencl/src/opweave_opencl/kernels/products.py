@@ -26,7 +26,7 @@ COLUMNS: Final = 32
 """Of one panel of the kernel ``panel``."""
 
 SHORT: Final = 64
-"""Up to so many rows, a work-item takes several panels: it packs longer pieces of b's rows, so it reads fewer pages."""
+"""Up to so many rows, a work-item takes several panels: it packs longer parts of b's rows, so it reads fewer pages."""
 
 AMPLE: Final = 1 << 17
 """Bytes of local memory from which on work-items of processors take large blocks."""
@@ -217,7 +217,7 @@ def _most_rows(p: Product, tuning: Tuning) -> int:
 
 
 def _panel_rows(p: Product, tuning: Tuning, columns: int) -> int:
-    """Rows of one work-item: many, since it packs panels for them, but pieces for every core."""
+    """Rows of one work-item: many, since it packs panels for them, but few enough that every core has a block."""
     rows = _most_rows(p, tuning)
     panels = -(-p.n // columns) * prod(p.batch)
     while rows > 16 and panels * -(-p.m // rows) < 8 * tuning.units:

@@ -1,4 +1,4 @@
-"""Reductions over axes: sums and their kin, largest elements and their places, counting."""
+"""Reductions over axes: sum, product, mean, variance, largest and smallest elements, counting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from opweave.contract import Arg, Call, Step
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
-from opweave_opencl.kernels.calls import in_turn
+from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.table import FLOATS, KERNELS, PLAIN
 from opweave_opencl.kernels.words import access, as_word
 from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded
@@ -17,7 +17,7 @@ from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strid
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
-__all__ = ["accumulator", "smallest"]
+__all__ = ["STRIP", "accumulator", "smallest"]
 
 I64: Final = as_dtype("i64")
 F32: Final = as_dtype("f32")
@@ -46,7 +46,7 @@ STRIP: Final = 32
 
 
 class Walk(NamedTuple):
-    """How sources are walked: by outputs, by parts of each, by elements of a part.
+    """The order in which sources are read: by outputs, by parts of each, by elements of a part.
 
     Attributes:
         columns: neighbouring outputs are computed at once, else neighbouring elements of one output.
@@ -146,7 +146,7 @@ def _means_and_partials(step: Step) -> Arrays:
 def reduce(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axes: Axes, partials: Arg | None = None) -> Call:
     acc = accumulator(x.dtype)
     scale = out.size / x.size if op == "mean" else None
-    return in_turn(_calls(stream, _combination(op, acc), acc, out, x, axes, partials, scale=scale))
+    return in_order(_calls(stream, _combination(op, acc), acc, out, x, axes, partials, scale=scale))
 
 
 @KERNELS("var", dtypes=FLOATS, workspace=_means_and_partials)
@@ -166,7 +166,7 @@ def variance(
     add = _combination("sum", acc)
     calls = _calls(stream, add, acc, means, x, axes, partials, scale=1 / n)
     degrees = max(n - correction, 0.0)
-    return in_turn(
+    return in_order(
         calls + _calls(stream, add, acc, out, x, axes, partials, scale=1 / degrees if degrees else inf, center=means)
     )
 
@@ -174,7 +174,7 @@ def variance(
 @KERNELS("count_equal", dtypes=PLAIN, workspace=_partials)
 def count_equal(stream: OpenCLStream, op: str, out: Arg, a: Arg, b: Arg, *, partials: Arg | None = None) -> Call:
     axes = tuple(range(len(a.shape)))
-    return in_turn(_calls(stream, _combination("sum", I64), I64, out, a, axes, partials, equal=b))
+    return in_order(_calls(stream, _combination("sum", I64), I64, out, a, axes, partials, equal=b))
 
 
 def _calls(
@@ -232,9 +232,9 @@ def _call(
         words += padded(own, 0)
     tuning = stream.target.tuning
     group, parts = tuning.row_group, out.size * walk.parts
-    lanes, rest = -(-kept[0] // tuning.vector), prod(kept[1:]) * walk.parts
+    vectors, rest = -(-kept[0] // tuning.vector), prod(kept[1:]) * walk.parts
     most = 1 if group > 1 else STRIP
-    strip = max(min(lanes * rest // (8 * tuning.units), most), 1)
+    strip = max(min(vectors * rest // (8 * tuning.units), most), 1)
     words += [parts, strip, as_word(scale or 0.0, acc)]
     macros: dict[str, Any] = {
         "A": x.dtype.name, "ACC": acc.name, "OUT": out.dtype.name, "ACCESSES": access(x.dtype, acc, out.dtype),
@@ -244,7 +244,7 @@ def _call(
     }  # fmt: skip
     program = stream.target.programs.get("reduction", {name: str(value) for name, value in macros.items()})
     if walk.columns:
-        return stream.launch(program, "columns", (-(-lanes // strip), rest), (group, 1), operands, words)
+        return stream.launch(program, "columns", (-(-vectors // strip), rest), (group, 1), operands, words)
     return stream.launch(program, "rows", (min(parts, tuning.most_groups) * group,), (group,), operands, words)
 
 
@@ -252,23 +252,3 @@ def _spread(arg: Arg, kept: Axes, rank: int) -> Axes:
     """Strides of an operand without the reduced axes, along all axes of the source."""
     own = iter(element_strides(arg))
     return tuple([next(own) if axis in kept else 0 for axis in range(rank)])
-
-
-@KERNELS("argmax", dtypes=PLAIN)
-def argmax(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axis: int) -> Call:
-    kept = [a for a in range(len(x.shape)) if a != axis]
-    strides = element_strides(x)
-    outer, own = coalesce(out.shape, [element_strides(out), [strides[a] for a in kept]])
-    words = [len(outer), *padded(outer, 1), *padded(own[0], 0), *padded(own[1], 0)]
-    tuning, group = stream.target.tuning, stream.target.tuning.row_group
-    lanes, rest = -(-outer[0] // tuning.vector), prod(outer[1:])
-    most = 1 if group > 1 else STRIP
-    strip = max(min(lanes * rest // (8 * tuning.units), most), 1)
-    words += [x.shape[axis], strides[axis], element_offset(out), element_offset(x), out.size, strip]
-    macros = {"A": x.dtype.name, "OUT": out.dtype.name, "START": smallest(x.dtype), "STRIP": str(most)}
-    macros |= {"VEC": str(tuning.vector), "GROUP": str(group), "ACCESSES": access(x.dtype, out.dtype)}
-    program = stream.target.programs.get("argmax", macros)
-    # A vector of neighbouring outputs where they lie closer than the elements of one.
-    if lanes > 1 and abs(own[1][0]) < abs(strides[axis]) and x.shape[axis] < 1 << 31:
-        return stream.launch(program, "columns", (-(-lanes // strip), rest), (group, 1), (out, x), words)
-    return stream.launch(program, "rows", (min(out.size, tuning.most_groups) * group,), (group,), (out, x), words)

@@ -1,4 +1,4 @@
-"""Orders along an axis, and running sums."""
+"""Sorting along an axis, and cumulative sums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
 from opweave.contract.workspace import Arrays
-from opweave_opencl.kernels.calls import in_turn
+from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.reduction import accumulator
 from opweave_opencl.kernels.table import FLOATS, KERNELS, PLAIN
 from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded
@@ -25,10 +25,10 @@ RUN: Final = 64
 """Elements that are sorted by counting, each against all others."""
 
 MOST: Final = 1 << 31
-"""Elements of an axis whose places fit into 32 bits."""
+"""Elements of an axis whose positions fit into 32 bits."""
 
 
-# --- orders ---------------------------------------------------------------------------------------------------------
+# --- sorting ---------------------------------------------------------------------------------------------------------
 
 
 def _orders(step: Step) -> Arrays:
@@ -40,7 +40,7 @@ def _orders(step: Step) -> Arrays:
 
 def _why_not(step: Step) -> str | None:
     n = step.srcs[0].shape[step.attrs["axis"]]
-    return f"an order of {n} elements needs places of 64 bits" if n >= MOST else None
+    return f"an order of {n} elements needs positions of 64 bits" if n >= MOST else None
 
 
 @KERNELS("argsort", dtypes=PLAIN, workspace=_orders, when=_why_not)
@@ -76,7 +76,7 @@ def _order(
 ) -> Call:
     program = stream.target.programs.get("sorting", {"T": x.dtype.name, "OUT": out.dtype.name})
     n, down = x.shape[axis], int(descending)
-    # A processor without many work-items wants each to do much: finding where a piece begins costs as some elements do.
+    # A work-item of a processor does much: finding where its chunk begins costs as much as some elements.
     chunk = 8 if stream.target.tuning.row_group > 1 else 512
 
     def few(items: int) -> int:
@@ -87,22 +87,22 @@ def _order(
     calls = [_launch(stream, program, "rank", (x, order), x, out, axis, few(n), run=RUN, descending=down)]
     run = RUN
     while run < n:
-        piece = min(chunk, 2 * run)
+        length = min(chunk, 2 * run)
         merge = _launch(
-            stream, program, "merge", (x, order, merged), x, out, axis, -(-n // piece), run=run, chunk=piece,
+            stream, program, "merge", (x, order, merged), x, out, axis, -(-n // length), run=run, chunk=length,
             descending=down,
         )  # fmt: skip
         calls.append(merge)
         order, merged = merged, order
         run *= 2
     calls.append(_launch(stream, program, "pick", (order, out), x, out, axis, few(k), k=k))
-    return in_turn(calls)
+    return in_order(calls)
 
 
-# --- running sums ---------------------------------------------------------------------------------------------------
+# --- cumulative sums ------------------------------------------------------------------------------------------------
 
 PARTS: Final = 128
-"""The most parts of a line, each of which adds up the sums of those before it."""
+"""The most parts of a line; each adds the sums of the parts before it to its own."""
 
 LEAST: Final = 1024
 """Elements of a part."""
@@ -128,7 +128,7 @@ def cumsum(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axis: int, partia
     if segments == 1:  # nothing comes before the first part
         return scan
     sums = launch("sums", (x, partials), x, out, axis, segments)
-    return in_turn([sums, scan])
+    return in_order([sums, scan])
 
 
 # --- launching ------------------------------------------------------------------------------------------------------
