@@ -34,7 +34,7 @@ class MemoryBudget:
         self.total: Final = total
         self._host: Final = host
         self.used = 0
-        self._lock: Final = RLock()  # reentrant: a collection while it is held may free buffers
+        self._lock: Final = RLock()  # reentrant: garbage collection while it is held may free buffers
 
     @classmethod
     def of(cls, device: cl.Device) -> MemoryBudget:

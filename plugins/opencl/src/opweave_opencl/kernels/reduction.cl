@@ -1,7 +1,7 @@
 // One number for each output element, from the elements along the reduced axes, or from parts of them.
 //
-//   rows     the work-items of a group go along the innermost reduced axis; a group takes neighbouring outputs
-//   columns  each work-item computes neighbouring outputs, up to STRIP vectors of them
+//   rows     the work-items of a group go along the innermost reduced axis; a group takes consecutive outputs
+//   columns  each work-item computes consecutive outputs, up to STRIP vectors of them
 //
 // Macros: those of groups.cl; STRIP; ACCESSES, ACCESS of each type; A, ACC and OUT, the types of the source, of what is combined,
 // and of the output; COMBINE(a, b) and START, its neutral element; SCALED, whether results are multiplied by a number; what elements
@@ -55,7 +55,7 @@ ACCESSES
     const long outer_last = FEWER(outer_first + p.part_outer, p.outer);
 
 // Where outer element ``o`` begins in a source.
-static inline long place_of(long o, const long rank, const long *shape, const long *stride)
+static inline long offset_of(long o, const long rank, const long *shape, const long *stride)
 {
     long at = 0;
     for (int axis = 1; axis < rank; axis++) {
@@ -88,9 +88,9 @@ __kernel void rows(__global MEM(OUT) *out, __global const MEM(A) *x, SECOND cons
 #endif
         V(ACC) all = (V(ACC))(START);
         for (long o = outer_first; o < outer_last; o++) {
-            __global const MEM(A) *row = source + place_of(o, p.rank, p.shape, p.stride[0]) + first * p.stride[0][0];
+            __global const MEM(A) *row = source + offset_of(o, p.rank, p.shape, p.stride[0]) + first * p.stride[0][0];
 #if EQUAL
-            __global const MEM(A) *second = y + other + place_of(o, p.rank, p.shape, p.stride[1]) + first * p.stride[1][0];
+            __global const MEM(A) *second = y + other + offset_of(o, p.rank, p.shape, p.stride[1]) + first * p.stride[1][0];
 #endif
             const long n = last - first;
             for (long start = 0; start < n; start += BLOCK * GROUP * VEC) {
@@ -140,7 +140,7 @@ __kernel void columns(__global MEM(OUT) *out, __global const MEM(A) *x, SECOND c
     FOR_STRIP(k) middles[k] = TAKE(ACC)(center + other, k * VEC, p.kept_stride[2][0], COUNT(k * VEC, width));
 #endif
     for (long o = outer_first; o < outer_last; o++) {
-        __global const MEM(A) *row = x + place_of(o, p.rank, p.shape, p.stride[0]);
+        __global const MEM(A) *row = x + offset_of(o, p.rank, p.shape, p.stride[0]);
         for (long start = first; start < last; start += BLOCK) {
             const long end = FEWER(start + BLOCK, last);
             FOR_STRIP(k) partial[k] = (V(ACC))(START);
