@@ -280,7 +280,8 @@ class _Lister:
                 result.after.append(partial(_mark, self._stream(act.queue), marks, index))
             elif index in marked and last is not None:
                 self._mark(act.queue, index, marks, last)
-        result.joint = join(calls, actions)
+        if not result.streams:  # nothing is queued, uploads of inputs included: who has made the calls is done
+            result.joint = join(calls, actions)
         for buffer in {self.binder.buffers[place] for place in self.partition.owners}:
             assert buffer is not None
             buffer._note(result)
