@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from opweave_cpu import CpuBackend
-from tests.support.conformance import failed
+from tests.support.levels import failed
 
 
 @pytest.mark.parametrize(("devices", "beside"), [("1", "host"), ("2", "separate")])

@@ -7,11 +7,12 @@ import sys
 import numpy as np
 import pytest
 
-from opweave.conformance import Case, cases_for, run_case
+from opweave.conformance import Case, cases_for
 from opweave.contract import HOST_SPACE, Arg, Kind, SetThreads, Step
 from opweave.errors import Broken, LifetimeError, UnsupportedOpError
 from opweave.graph.dtypes import as_dtype
 from opweave_cpu import CpuBackend, CpuDevice, IsolatedCpuDevice
+from tests.support.kernels import assert_right_where_accepted, by_operation
 
 F32 = as_dtype("f32")
 
@@ -65,10 +66,9 @@ def test_the_registry_names_them() -> None:
         assert run.stdout.strip() == names
 
 
-@pytest.mark.parametrize("case", cases_for("linear", "index_copy", "softmax")[::10], ids=str)
-def test_kernels_work_in_memory_of_their_own(case: Case) -> None:
-    verdict = run_case(IsolatedCpuDevice(0), case)
-    assert verdict, verdict.reason
+@pytest.mark.parametrize("cases", by_operation(cases_for("linear", "index_copy", "softmax")[::10]))
+def test_kernels_work_in_memory_of_their_own(cases: list[Case]) -> None:
+    assert_right_where_accepted(IsolatedCpuDevice(0), cases)
 
 
 def test_a_kernel_never_sees_memory_of_another_device() -> None:

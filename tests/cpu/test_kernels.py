@@ -2,18 +2,16 @@
 
 import pytest
 
-from opweave.conformance import CASES, Case, run_case
+from opweave.conformance import CASES, Case
 from opweave.graph.opdef import OPS
 from opweave_cpu import CpuDevice
 from opweave_cpu.kernels import KERNELS
+from tests.support.kernels import assert_right_where_accepted, by_operation
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_kernel(device: CpuDevice, case: Case) -> None:
-    verdict = run_case(device, case)
-    if verdict.status == "refused":
-        pytest.skip(verdict.reason)
-    assert verdict, verdict.reason
+@pytest.mark.parametrize("cases", by_operation(CASES))
+def test_kernels_of(device: CpuDevice, cases: list[Case]) -> None:
+    assert_right_where_accepted(device, cases)
 
 
 def test_every_operation_has_a_kernel() -> None:

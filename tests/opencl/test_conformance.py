@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opweave_opencl import OpenCLBackend
-from tests.support.conformance import failed
+from tests.support.levels import failed
 
 
 def test_the_suite_passes():

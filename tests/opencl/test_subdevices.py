@@ -143,7 +143,7 @@ def test_two_parts_run_a_split_graph(halves):
         want = np.maximum(want @ arrays[name].T.astype(np.float64), 0) + value
     with ow.Scheduler(halves) as scheduler:
         program = scheduler.build(h)
-        assert {split.lane.name for split in program.splits} == {"opencl:0.0", "opencl:0.1"}
+        assert {split.target.name for split in program.splits} == {"opencl:0.0", "opencl:0.1"}
         assert len(program.splits) >= 6
         for _ in range(3):
             np.testing.assert_allclose(program.run(x=value), want, rtol=1e-4, atol=1e-4)

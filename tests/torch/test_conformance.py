@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from opweave_torch.backend import TorchBackend
-from tests.support.conformance import failed
+from tests.support.levels import failed
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import opweave as ow
-from opweave.conformance import CASES, run_case
+from opweave.conformance import CASES
 from opweave.contract import Arg, Kind
 from opweave.graph.dtypes import as_dtype
 from opweave_torch.accelerator import CudaDevice
 from opweave_torch.memory import tensor
+from tests.support.kernels import assert_right_where_accepted, by_operation
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here, or a torch without CUDA")
 
@@ -41,12 +42,9 @@ def test_what_is_known_about_it(card):
     assert card.hardware_id is None or len(card.hardware_id) == len("0000:01:00.0")
 
 
-@pytest.mark.parametrize("case", CASES if torch.cuda.is_available() else CASES[:1], ids=str)
-def test_kernel(card, case):
-    verdict = run_case(card, case)
-    if verdict.status == "refused":
-        pytest.skip(verdict.reason)
-    assert verdict, verdict.reason
+@pytest.mark.parametrize("cases", by_operation(CASES))
+def test_kernels_of(card, cases):
+    assert_right_where_accepted(card, cases)
 
 
 def test_transfers_from_pinned_memory_are_queued(card, stream):

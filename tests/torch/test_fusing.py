@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import opweave as ow
-from opweave.conformance import CASES, run_case
+from opweave.conformance import CASES
 from opweave.graph.opdef import OPS
 from opweave_torch.accelerator import SeparateCpuDevice
 from opweave_torch.device import TorchCpuDevice
 from opweave_torch.fusing import FUNCTIONS, Fusing
 from opweave_torch.kernels.table import FLOATS
+from tests.support.kernels import assert_right_where_accepted, by_operation
 
 Array = np.ndarray[Any, Any]
 
@@ -45,8 +46,8 @@ def test_only_pointwise_operations_are_fused():
 FLOATING = [c for c in CASES if c.op in FUNCTIONS and all(x.dtype in FLOATS.split() for x in c.operands)]
 
 
-@pytest.mark.parametrize("case", [c for i, c in enumerate(FLOATING) if i % 9 == 0 or "special" in c.id], ids=str)
-def test_each_function_is_the_operation(uncompiled, case, monkeypatch):
+@pytest.mark.parametrize("cases", by_operation(c for i, c in enumerate(FLOATING) if i % 9 == 0 or "special" in c.id))
+def test_each_function_is_the_operation(uncompiled, cases, monkeypatch):
     """Even a single step goes through the fused form here."""
     from opweave_torch import fusing
 
@@ -60,8 +61,7 @@ def test_each_function_is_the_operation(uncompiled, case, monkeypatch):
         Fusing, "_bind", lambda self, group: fusing._bind_fused(group) if fusing._takes(group.steps[0])
         else super(Fusing, self)._bind(group),
     )  # fmt: skip
-    verdict = run_case(Always(), case)
-    assert verdict, verdict.reason
+    assert_right_where_accepted(Always(), cases)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])

@@ -1,6 +1,6 @@
 """Every kernel against the definition of its operation, over the types and layouts that the device accepts.
 
-A part of the suite's cases, so that the tests stay quick; ``opweave conformance torch:cpu`` runs them all.
+With memory of its own, a part of the cases; ``opweave conformance torch:cpu`` runs them all there too.
 """
 
 from __future__ import annotations
@@ -12,27 +12,22 @@ import sys
 
 import pytest
 
-from opweave.conformance import CASES, Case, run_case
+from opweave.conformance import CASES, Case
 from opweave.graph.opdef import OPS
 from opweave_torch.accelerator import SeparateCpuDevice
 from opweave_torch.device import TorchCpuDevice
 from opweave_torch.kernels import KERNELS
+from tests.support.kernels import assert_right_where_accepted, by_operation
 
 
-@pytest.mark.parametrize("case", CASES[::4], ids=str)
-def test_kernel(device: TorchCpuDevice, case: Case) -> None:
-    verdict = run_case(device, case)
-    if verdict.status == "refused":
-        pytest.skip(verdict.reason)
-    assert verdict, verdict.reason
+@pytest.mark.parametrize("cases", by_operation(CASES))
+def test_kernels_of(device: TorchCpuDevice, cases: list[Case]) -> None:
+    assert_right_where_accepted(device, cases)
 
 
-@pytest.mark.parametrize("case", CASES[::11], ids=str)
-def test_kernel_in_memory_of_its_own(separate: SeparateCpuDevice, case: Case) -> None:
-    verdict = run_case(separate, case)
-    if verdict.status == "refused":
-        pytest.skip(verdict.reason)
-    assert verdict, verdict.reason
+@pytest.mark.parametrize("cases", by_operation(CASES[::5]))
+def test_kernels_in_memory_of_their_own(separate: SeparateCpuDevice, cases: list[Case]) -> None:
+    assert_right_where_accepted(separate, cases)
 
 
 def test_every_operation_has_a_kernel() -> None:

@@ -287,14 +287,14 @@ class Binder:
                 kernel = verdict.kernel
                 attrs = node.attrs if node is not None else {}
                 args = [arg(s) for s in srcs]
-                if kernel is None:
-                    step = _step(item, arg(out), tuple(args), True)
-                    calls.append(stream._bind(Group((step,), verdict.workspace, self.scratch.get((split.index, g)))))
-                elif kernel.workspace is None:
+                if kernel is not None and kernel.workspace is None:
                     calls.append(kernel.factory(stream, op, arg(out), *args, **attrs))
+                    continue
+                step, scratch = _step(item, arg(out), tuple(args), True), self.scratch.get((split.index, g))
+                if kernel is None:
+                    calls.append(stream._bind(Group((step,), verdict.workspace, scratch)))
                 else:
-                    space = self.scratch.get((split.index, g))
-                    calls.append(kernel.factory(stream, op, arg(out), *args, workspace=space, **attrs))
+                    calls.append(kernel.bind(stream, step, scratch))
             return Plan(stream, calls, len(calls), self._leaf_buffers(split))
         ready = []
         for g, (indices, size) in enumerate(

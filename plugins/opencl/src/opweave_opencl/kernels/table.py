@@ -7,6 +7,7 @@ from typing import Final
 
 from opweave.contract import Step
 from opweave.contract.kernels import F, KernelTable, LayoutRule
+from opweave.contract.workspace import Workspace
 from opweave.graph.dtypes import DType, as_dtype
 
 __all__ = ["FLOATS", "KERNELS", "MOVABLE", "NUMBERS", "PLAIN"]
@@ -36,7 +37,7 @@ class OpenCLKernels(KernelTable):
         index: str | Iterable[DType] | None = None,
         inplace: bool = False,
         when: Callable[[Step], str | None] | None = None,
-        workspace: Callable[[Step], int] | None = None,
+        workspace: Callable[[Step], Workspace] | None = None,
         moves: bool = False,
     ) -> Callable[[F], F]:
         """As `KernelTable`; ``moves`` says that elements are not computed with."""
