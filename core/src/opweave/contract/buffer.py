@@ -262,15 +262,19 @@ class Buffer:
         self.check(0, 0)
         self.type._reset(self.handle)
 
-    def free(self) -> None:
+    def free(self, *, wait: bool = True) -> None:
         """Give the memory back, after queued work that may touch it is done. Freeing twice does nothing.
 
         Plans that were compiled with the buffer can no longer be run. Work that failed is not raised here but stays
         on its stream.
+
+        Args:
+            wait: ``False``: the caller knows that no queued work touches it.
         """
         if self._freed:
             return
-        settle(self.space)
+        if wait:
+            settle(self.space)
         self._release()
 
     def _note(self, plan: Dependent) -> None:

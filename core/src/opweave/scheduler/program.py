@@ -88,6 +88,7 @@ class Program:
         "_feeds",
         "_form",
         "_latest",
+        "_leases",
         "_lists",
         "_moves",
         "_offsets",
@@ -128,6 +129,7 @@ class Program:
         self._lists: Final = run_lists(binder, overlapping=scheduler.parallel, count=scheduler._count_copied)
         self._turn = 0
         self._planned: Final = binder.planned
+        self._leases: Final = binder.leases
         self._buffers: Final = binder.buffers
         self._offsets: Final = binder.offsets
         self._moves: Final = binder.moves
@@ -571,7 +573,7 @@ class Program:
         return explain(self.partition, self.memory, remarks=remarks)
 
     def close(self) -> None:
-        """Give up the compiled plans. Closing twice does nothing.
+        """Give up the compiled plans, and the memory that no other program uses. Closing twice does nothing.
 
         Raises:
             SchedulerError: called from within a run.
@@ -588,6 +590,8 @@ class Program:
             self._scheduler._forget(self)
             for listed in self._lists:
                 listed.close()
+            for lease in self._leases:
+                lease.release()
 
 
 def _bind(partition: Partition, scheduler: Scheduler, show: Callable[[Tensor, Call], None] | None) -> Binder:

@@ -273,6 +273,8 @@ class Scheduler:
             self._builds[0] += 1
             while len(self._programs) > PROGRAMS_KEPT:
                 self._programs.popitem(last=False)
+            for arena in self._arenas:
+                arena.reclaim()
             return program
 
     def split(self, outputs: Outputs, pins: Mapping[Tensor, Where] | None = None) -> PlannedGraph:
