@@ -102,6 +102,10 @@ class Worker:
     A job raises nothing. What it returns, unless that is ``None``, is called when the job counts as ended: to tell
     those who wait for it, who then do not find it under way any more.
 
+    Args:
+        name: of the thread.
+        begin: called in it first.
+
     Attributes:
         jobs: those that were put and have not ended, the present one first. To be read, not to be changed.
         ended: set when the thread has ended.
@@ -109,12 +113,12 @@ class Worker:
 
     __slots__ = ("_thread", "_wake", "ended", "jobs")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, begin: Callable[[], object] | None = None) -> None:
         self.jobs: Final[deque[Job]] = deque()
         self.ended: Final = Event()
         self._wake: Final[SimpleQueue[bool]] = SimpleQueue()
         # A daemon: work that nobody waits for does not keep the process. It has no reference to whoever gives it jobs.
-        self._thread: Final = start_thread(_work_off, self.jobs, self._wake, self.ended, name=name)
+        self._thread: Final = start_thread(_work_off, begin, self.jobs, self._wake, self.ended, name=name)
 
     @property
     def is_current(self) -> bool:
@@ -134,7 +138,9 @@ class Worker:
         self._wake.put(False)
 
 
-def _work_off(jobs: deque[Job], wake: SimpleQueue[bool], ended: Event) -> None:
+def _work_off(begin: Callable[[], object] | None, jobs: deque[Job], wake: SimpleQueue[bool], ended: Event) -> None:
+    if begin is not None:
+        begin()
     going = True
     while going:
         going = wake.get()

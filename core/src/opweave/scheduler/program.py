@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from operator import length_hint
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
@@ -38,10 +39,9 @@ from opweave.scheduler.running import Run
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from opweave.contract.device import Device
     from opweave.cost.predict import Prediction
+    from opweave.futures import Future
     from opweave.scheduler.report import Explanation
     from opweave.scheduler.scheduler import Scheduler
 
@@ -215,7 +215,7 @@ class Program:
                     return scheduler._hand_over(_raise, error)
                 return scheduler._hand_over(self._ended, run)
         ready = [(feed, _kept(feed, value)) for feed, value in self._fitting(feeds, named)]
-        return scheduler._enqueue(self._run_queued, ready)
+        return scheduler._hand_over(self._run_queued, ready)
 
     def _run_queued(self, ready: list[tuple[Feed, Array]]) -> Any:
         with self._scheduler._lock:
@@ -397,8 +397,7 @@ class Program:
         """
         leaf = self._leaf(tensor)
         if leaf.leaf is not None and leaf.leaf.kind == "state":
-            with self._scheduler._quiet():
-                write_state(leaf, values)
+            self._scheduler._when_quiet(partial(write_state, leaf, values))
         else:
             feed = self._feeds[leaf.name]
             self._written[leaf.name] = np.array(_fit(feed, values), copy=True)
@@ -414,14 +413,15 @@ class Program:
             with self._unless_ended(watching):
                 return watching.read(tensor)
         if isinstance(tensor, Tensor) and tensor in self.partition.graph.outputs:
-            with self._scheduler._quiet():
-                if self._latest is None or self._progress.last is not self:
-                    raise SchedulerError(f"{tensor.describe()} has no value: run the program first, and read it "
-                                         "before another program of its scheduler runs")  # fmt: skip
-                return self._latest.fetches[self.partition.graph.outputs.index(tensor)].read()
+            return self._scheduler._when_quiet(partial(self._read_output, tensor))
         leaf = self._leaf(tensor) if isinstance(tensor, str) else tensor
-        with self._scheduler._quiet():
-            return read_leaf(leaf)
+        return self._scheduler._when_quiet(partial(read_leaf, leaf))
+
+    def _read_output(self, tensor: Tensor) -> Array:
+        if self._latest is None or self._progress.last is not self:
+            raise SchedulerError(f"{tensor.describe()} has no value: run the program first, and read it "
+                                 "before another program of its scheduler runs")  # fmt: skip
+        return self._latest.fetches[self.partition.graph.outputs.index(tensor)].read()
 
     def _leaf(self, tensor: Tensor | str) -> Tensor:
         leaves = {t.name: t for t in self.partition.graph.leaves if t.leaf and t.leaf.kind in ("input", "state")}
@@ -579,8 +579,7 @@ class Program:
             SchedulerError: called from within a run.
         """
         self._scheduler._check_closer()
-        with self._scheduler._quiet():
-            self._end()
+        self._scheduler._when_quiet(self._end)
 
     def _end(self) -> None:
         """`close`, where nothing is under way."""
