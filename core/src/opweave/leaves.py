@@ -14,7 +14,7 @@ import numpy as np
 from opweave import registry
 from opweave.contract.buffer import Buffer, MultiBuffer
 from opweave.contract.device import Device
-from opweave.contract.space import Usage
+from opweave.contract.space import CHANGES, Usage
 from opweave.contract.step import Arg
 from opweave.errors import (
     AllocationError,
@@ -305,6 +305,7 @@ def withdraw(tensor: Tensor, device: Device) -> None:
     # Programs of other schedulers would go on with what lies there, and never see what is written elsewhere.
     leaf.placement.buffer.retire()
     leaf.placement, leaf.device, leaf.data = None, None, values
+    CHANGES.note()
 
 
 def place(tensor: Tensor, buffer: Buffer, offset: int = 0) -> Placement:
@@ -326,6 +327,7 @@ def place(tensor: Tensor, buffer: Buffer, offset: int = 0) -> Placement:
     if leaf is not None:
         leaf.placement = Location(buffer, offset, made.handle)
         leaf.device = buffer.device.name
+        CHANGES.note()
     return made
 
 

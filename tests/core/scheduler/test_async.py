@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from typing import Any
 
 import numpy as np
@@ -133,3 +135,17 @@ def test_a_run_waits_for_uploads_to_devices_that_run_no_step():
             np.testing.assert_array_equal(passed, np.full(16, value, F))
             np.testing.assert_array_equal(program.read(x), np.full(16, value, F))
             np.testing.assert_array_equal(computed, np.full(16, -value, F))
+
+
+def test_fed_arrays_are_let_go_when_their_run_has_ended():
+    x = ow.input("x", (4,))
+    with ow.Scheduler([Reference("g"), HostDevice()]) as scheduler:
+        program = scheduler.build(ow.neg(x))
+        alive = []
+        for _ in range(3):
+            fed = np.ones(4, F)
+            alive.append(weakref.ref(fed))
+            assert program.run(x=fed).tolist() == [-1] * 4
+            del fed
+        gc.collect()
+        assert [ref() for ref in alive] == [None] * 3

@@ -16,7 +16,7 @@ from weakref import ref
 
 import numpy as np
 
-from opweave.contract.space import WORKING, Handle, Usage, as_bytes, settle
+from opweave.contract.space import CHANGES, WORKING, Handle, Usage, as_bytes, settle
 from opweave.errors import BoundsError, HazardError, LayoutError, LifetimeError
 from opweave.graph.dtypes import u8
 from opweave.graph.layout import span
@@ -51,14 +51,13 @@ class Buffer:
         type, device, space: what memory it is.
         handle: what the author's ``_alloc`` returned.
         size: bytes.
-        usage: settable.
         owner: what keeps imported memory alive, or ``None``.
         readonly: nothing may write there (imported from an array or a mapping that is read-only).
     """
 
     __slots__ = (
-        "__weakref__", "_begin", "_freed", "_plans", "device", "handle", "owner", "readonly", "size", "space", "type",
-        "usage",
+        "__weakref__", "_begin", "_freed", "_plans", "_usage", "device", "handle", "owner", "readonly", "size", "space",
+        "type",
     )  # fmt: skip
 
     def __init__(
@@ -77,7 +76,7 @@ class Buffer:
         self.space: Final = type.space
         self.handle: Handle = handle
         self.size: Final = size
-        self.usage = usage
+        self._usage = usage
         self.owner = owner
         self.readonly: Final = readonly
         self._begin: int | None = -1  # not asked for yet: arrays tell it slowly, and few need it
@@ -86,6 +85,18 @@ class Buffer:
     @property
     def name(self) -> str:
         return self.type.name
+
+    @property
+    def usage(self) -> Usage:
+        """What it is for; settable. Building the outputs of a program again makes a new one if that changed."""
+        return self._usage
+
+    @usage.setter
+    def usage(self, usage: Usage) -> None:
+        if usage is not self._usage:
+            self._usage = usage
+            if self._plans is not None:
+                CHANGES.note()
 
     @property
     def is_host(self) -> bool:

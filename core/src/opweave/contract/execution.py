@@ -218,7 +218,7 @@ class Stream:
         self._sequence = 0
         self._reached = 0
         self._epoch = Epoch()
-        self._pending = []
+        self._pending = {}
         self._passing = memoryview(b"")
         return self
 
@@ -230,7 +230,7 @@ class Stream:
     _sequence: int  # of the last mark
     _reached: int  # the last mark that is known to be complete
     _epoch: Epoch
-    _pending: list[Any]  # what queued transfers need alive
+    _pending: dict[int, list[Any]]  # what queued transfers need alive, by the first mark behind them
     _passing: memoryview  # host memory for what passes through
 
     def __init__(self, device: Device) -> None:
@@ -356,12 +356,13 @@ class Stream:
         if self._closed or not self.is_async:
             return
         mark = self._sequence
-        # Swapped out before waiting: a transfer that another thread queues meanwhile stays in the new list.
-        done, self._pending = self._pending, []
+        # Swapped out before waiting: a transfer that another thread queues meanwhile stays in the new table.
+        done, self._pending = self._pending, {}
         try:
             self._synchronize()
         except BaseException as error:
-            self._pending[:0] = done
+            for first, kept in done.items():
+                self._pending.setdefault(first, []).extend(kept)
             if not isinstance(error, Exception):
                 raise  # an interrupt: the transfers go on
             self._fail(error, self._reached + 1)
@@ -585,6 +586,10 @@ class Stream:
 
     def _reach(self, mark: int) -> None:
         self._reached = max(self._reached, mark)
+        if self._pending:
+            for first in list(self._pending):  # any thread may be here, and each takes out only what is done
+                if first <= mark:
+                    self._pending.pop(first, None)
 
     def _check_turn(self) -> None:
         """Whether this thread may submit now: on an open stream to which no other one is submitting."""
@@ -609,9 +614,9 @@ class Stream:
             try:
                 submission.thread = get_ident()
                 result = work()
-                # Only after queueing: `settle` relies on everything in the list being queued.
+                # Only after queueing: `settle` relies on everything in the table being queued.
                 if keeps and result is not False:
-                    self._pending.append(kept)
+                    self._pending.setdefault(self._sequence + 1, []).append(kept)
                 return result
             except Exception as error:
                 if not submits:
@@ -622,7 +627,7 @@ class Stream:
                 raise ExecutionError(f"{self.device.name} failed: {error}", device=self.device.name) from error
             except BaseException:  # an interrupt; nobody knows whether the work was queued
                 if keeps:
-                    self._pending.append(kept)
+                    self._pending.setdefault(self._sequence + 1, []).append(kept)
                 raise
             finally:
                 submission.thread = before

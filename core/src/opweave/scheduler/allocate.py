@@ -187,8 +187,8 @@ def plan_chunks(
 
     Args:
         alignment: bytes; every offset is a multiple of it.
-        capacities: sizes of the chunks that exist already. They are used where the blocks fit, and filled up where that
-            leaves `FILLED_LIMIT` times what the blocks need in all; else the blocks get chunks of their own.
+        capacities: sizes of the chunks that exist already. They are used where the blocks fit, and filled up where all
+            chunks are then at most `FILLED_LIMIT` times what the blocks need; else the blocks get chunks of their own.
         max_size: the largest chunk possible, ``None``: no limit. (A larger block gets a chunk of its own, for the
             allocation to refuse with its own words.)
         tight: fill up what exists in any case.
@@ -208,7 +208,7 @@ def plan_chunks(
     if fitting is not None:
         return fitting
     filled = _best_fit(blocks, alignment, capacities, max_size)[0]
-    if tight or filled.nbytes <= FILLED_LIMIT * best.nbytes:
+    if tight or filled.nbytes <= max(sum(capacities), FILLED_LIMIT * best.nbytes):
         return filled
     # A chunk for what does not fit would be of use to this program alone, and the next one would bring another.
     n = len(capacities)

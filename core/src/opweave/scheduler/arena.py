@@ -70,7 +70,7 @@ class Arena:
         chunks = held + added
         used = sorted(set(plan.chunks))
         number = {index: i for i, index in enumerate(used)}
-        plan = ChunkPlan([number[c] for c in plan.chunks], plan.offsets, [plan.sizes[index] for index in used])
+        plan = ChunkPlan([number[c] for c in plan.chunks], plan.offsets, [chunks[index].size for index in used])
         return plan, Lease(self, tuple([chunks[index] for index in used]))
 
     def _alloc(self, sizes: Sequence[int], *, spare: bool) -> list[Buffer]:
@@ -117,6 +117,10 @@ class Lease:
         self.chunks = chunks
         for chunk in chunks:
             arena._users[chunk] += 1
+
+    def again(self) -> Lease:
+        """A further lease of the same chunks."""
+        return Lease(self._arena, self.chunks)
 
     def release(self) -> None:
         """End the lease. Nothing of the program's is under way any more. Ending it twice does nothing."""

@@ -245,6 +245,7 @@ class Binder:
             if made is None:
                 assert tensor.leaf is not None
                 made = tensor.leaf.placement or tensor.leaf.copies[space]
+            made.buffer.check(made.offset, 0)
             self.buffers[index], self.offsets[index] = made.buffer, made.offset
             if made.handle is not None:
                 self.handles[index] = made.handle

@@ -35,6 +35,7 @@ from opweave.scheduler.bind import Binder
 from opweave.scheduler.joint import Joint
 from opweave.scheduler.lower import RunList, run_lists
 from opweave.scheduler.partition import Partition, Split
+from opweave.scheduler.placements import Placements
 from opweave.scheduler.running import Run
 from opweave.tracing import TRACE
 
@@ -93,6 +94,7 @@ class Program:
         "_moves",
         "_offsets",
         "_pins",
+        "_placements",
         "_planned",
         "_progress",
         "_scheduler",
@@ -140,6 +142,7 @@ class Program:
         scheduler._alive.add(self)
         leaves = [tensor.leaf for tensor in partition.graph.leaves]
         self._states: Final = [leaf for leaf in leaves if leaf is not None and leaf.kind == "state"]
+        self._placements: Final = Placements(partition.graph.leaves)
 
     def __repr__(self) -> str:
         nodes, splits = len(self.partition.graph.nodes), len(self.partition.splits)
@@ -498,6 +501,14 @@ class Program:
             listed.marks[:] = [None] * len(listed.marks)
 
     # --- what it is -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it can be run and its leaves still lie where they lay when it was built, for the same usage.
+
+        `Scheduler.build` of the same outputs makes a new program where this is false.
+        """
+        return not self._closed and not self._lists[0].ended and self._placements.hold()
 
     @property
     def inputs(self) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from opweave.graph.tensor import Placement, Tensor
 from opweave.host.device import HostDevice
 from opweave.leaves import withdraw
 from opweave.scheduler.actions import settle_failure
-from opweave.scheduler.arena import Arena
+from opweave.scheduler.arena import Arena, Lease
 from opweave.scheduler.assign import assign
 from opweave.scheduler.partition import Copy, Partition, Split, partition
 from opweave.scheduler.program import Outputs, Program, device_of
@@ -192,6 +192,7 @@ class Scheduler:
             1 if not parallel else min(max(len(self._targets), 2), 4) if parallel is True else int(parallel)
         )
         self._arenas: Final = [Arena(target) for target in self._targets]
+        self._reserved: Final[list[Lease]] = []
 
     def __repr__(self) -> str:
         return f"<Scheduler over {', '.join(target.name for target in self._targets)}>"
@@ -237,7 +238,8 @@ class Scheduler:
     ) -> Program:
         """A program that computes ``outputs``: a tensor, a sequence or a mapping of tensors.
 
-        Asking for the same outputs again gives the same program.
+        Asking for the same outputs again gives the same program, unless leaves were placed elsewhere meanwhile or their
+        buffers got another usage.
 
         Args:
             pins: computed tensor -> the device that must run it.
@@ -261,7 +263,7 @@ class Scheduler:
             placed = _check_placements(placements)
             key = (form, tensors, tuple(pinned.items()), tuple(placed.values()))
             known = self._programs.get(key)
-            if known is not None:
+            if known is not None and known.is_current:
                 self._programs.move_to_end(key)
                 self._builds[1] += 1
                 return known
@@ -272,6 +274,7 @@ class Scheduler:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
             registry.program_built(program)
             self._programs[key] = program
+            self._programs.move_to_end(key)
             self._builds[0] += 1
             while len(self._programs) > PROGRAMS_KEPT:
                 self._programs.popitem(last=False)
@@ -287,7 +290,7 @@ class Scheduler:
             return PlannedGraph(self._partition(tensors, {**self._pins, **self._resolve_pins(pins or {})}, {}))
 
     def reserve(self, *outputs: Outputs) -> dict[str, int]:
-        """Take memory for the largest graphs that will come, so that later builds allocate nothing.
+        """Take memory for the largest graphs that will come, so that later builds allocate nothing. Kept until `reset`.
 
         Returns:
             Bytes allocated for temporaries by device.
@@ -296,7 +299,7 @@ class Scheduler:
             AllocationError: a device has no room.
         """
         for output in outputs:
-            self.build(output)
+            self._reserved.extend(lease.again() for lease in self.build(output)._leases)
         return {target.name: arena.nbytes for target, arena in zip(self._targets, self._arenas, strict=True)}
 
     def _partition(
@@ -516,6 +519,7 @@ class Scheduler:
             program._end()
         self._programs.clear()
         self._pins.clear()
+        self._reserved.clear()
         for arena in self._arenas:
             arena.free()
 
