@@ -12,7 +12,7 @@ from tests.support.devices import BASIC, Beside, Plain, Separate
 
 
 def split(outputs, *devices, pins=None, **options):
-    return ow.Scheduler(list(devices), **options).split(outputs, pins)
+    return ow.Scheduler(list(devices), **options).partition(outputs, pins)
 
 
 def chain(x: ow.Tensor, n: int) -> list[ow.Tensor]:
@@ -209,6 +209,6 @@ def test_a_device_is_named_once():
 def test_equal_streams_of_one_device_are_two_targets(x):
     device = Plain("cpu")
     with device.open() as a, device.open() as b:
-        plan = ow.Scheduler([a, b]).split(ow.exp(ow.neg(x)), {ow.neg(x): b, ow.exp(ow.neg(x)): a})
+        plan = ow.Scheduler([a, b]).partition(ow.exp(ow.neg(x)), {ow.neg(x): b, ow.exp(ow.neg(x)): a})
         assert len(plan.splits) == 2
         assert plan.n_copies == 0

@@ -185,7 +185,7 @@ def test_a_value_crosses_once_for_each_memory_and_range(x):
     a, b = Separate("a"), Separate("b")
     y = ow.exp(x)
     readers = [ow.neg(y), ow.relu(y), ow.neg(y[0:2]), ow.relu(y[0:2])]
-    plan = ow.Scheduler([a, b]).split(readers, {y: a} | dict.fromkeys(readers, b))
+    plan = ow.Scheduler([a, b]).partition(readers, {y: a} | dict.fromkeys(readers, b))
     assert sorted(c.nbytes for c in plan.copies) == [32, 64]
 
 
@@ -506,7 +506,7 @@ def test_weights_without_bytes_plan_but_do_not_run(x):
     w = ow.weights({"w": ow.Spec((4, 4))})
     y = ow.linear(x, w["w"])
     s = ow.Scheduler([Separate("g"), HostDevice()])
-    assert len(s.split(y).splits) == 1
+    assert len(s.partition(y).splits) == 1
     with pytest.raises(ow.SchedulerError, match="has no bytes"):
         s.build(y)
 

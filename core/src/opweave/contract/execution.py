@@ -657,7 +657,7 @@ class Stream:
         for call in calls:
             call()
 
-    def _joins(self, other: Stream) -> bool:
+    def _inlines(self, other: Stream) -> bool:
         """Whether ``_run`` may make calls of ``other``'s plans too, between its own. Both are synchronous.
 
         Default: where neither needs anything while they are made.

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from opweave.contract.space import round_up
 from opweave.cost.profile import CostModel
 from opweave.cost.store import profile
-from opweave.scheduler.allocate import Block, MemoryUse, lifetimes, plan_chunks
+from opweave.scheduler.allocate import MemoryUse, allocate
+from opweave.scheduler.fuse import unfused
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
@@ -140,24 +141,11 @@ def _where(partition: Partition, operand: Operand) -> tuple[Device | None, Memor
 def _memory(partition: Partition) -> dict[str, MemoryUse]:
     """As `Program.memory`, by the planner, without allocating. Fused groups would need less."""
     targets = partition.assignment.targets
-    birth, death, alias, times = lifetimes(partition, [None] * len(partition.splits))
-    last = list(death)
-    for place, owner_id in enumerate(alias):
-        if owner_id != place:
-            last[owner_id] = max(last[owner_id], death[place])
-    blocks: list[list[Block]] = [[] for _ in targets]
-    for place, arena in enumerate(partition.arenas):
-        if arena >= 0 and birth[place] >= 0 and alias[place] == place:
-            blocks[arena].append(Block(partition.sizes[place], birth[place], last[place]))
-    for split, start in zip(partition.splits, times, strict=True):
-        for k, item in enumerate(split.items):
-            if item.verdict.workspace:
-                blocks[split.target.index].append(Block(item.verdict.workspace, start + 1 + k, start + 1 + k))
+    plan = allocate(partition, unfused(partition), [()] * len(targets))
     columns = {}
-    for target, wanted in zip(targets, blocks, strict=True):
-        kind = target.buffer_type
-        planned = plan_chunks(wanted, kind.alignment, (), kind.max_size).nbytes if wanted else 0
-        columns[target.name] = [round_up(planned, kind.alignment), 0, 0]
+    for target, chunks in zip(targets, plan.arenas, strict=True):
+        planned = 0 if chunks is None else chunks.nbytes
+        columns[target.name] = [round_up(planned, target.buffer_type.alignment), 0, 0]
     first: dict[MemorySpace, str] = {}
     for index, (tensor, space) in partition.owners.items():
         if tensor.leaf is None:

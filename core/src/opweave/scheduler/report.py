@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from opweave.scheduler.allocate import MemoryUse, lifetimes
 from opweave.scheduler.assign import CAUSES
+from opweave.scheduler.fuse import unfused
 
 if TYPE_CHECKING:
     from opweave.cost.predict import Prediction
@@ -113,7 +114,7 @@ def copy_rows(partition: Partition) -> list[CopyRow]:
 
 def memory_curves(partition: Partition, memory: Mapping[str, MemoryUse]) -> list[MemoryCurve]:
     """Bytes of living temporaries over a run, for every device that has some."""
-    birth, death, alias, times = lifetimes(partition, [None] * len(partition.splits))
+    birth, death, alias, times = lifetimes(partition, unfused(partition))
     end = (times[-1] + len(partition.splits[-1].items) + 1) if times else 0
     curves = []
     for target in partition.assignment.targets:

@@ -95,9 +95,14 @@ class Target:
     def streams(self) -> list[Stream]:
         return [self.stream] if self.copier is None else [self.stream, self.copier]
 
+    @property
+    def fetches_ahead(self) -> bool:
+        """Whether copies run beside steps: the device is asynchronous, and its streams wait for each other."""
+        return self.stream.is_async and self.stream.has_events
+
     def open_copier(self) -> None:
-        """Have copies run beside steps, where the device is asynchronous and its streams wait for each other."""
-        if self.copier is None and self.stream.is_async and self.stream.has_events:
+        """Open the stream for copies beside steps, where the device can do that."""
+        if self.copier is None and self.fetches_ahead:
             self.copier = self.device.open(worker=self.stream.has_thread)
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ def what_if(outputs: Outputs, cluster: Cluster, *, pipeline: bool = False) -> Pl
         for group, profile in zip(cluster.groups, profiles, strict=True)
     ]
     with Scheduler(whole, placement="cost") as scheduler:
-        first = scheduler.split(outputs)
+        first = scheduler.partition(outputs)
     seconds = first.predicted.nodes
     of_group: dict[int, list[Tensor]] = {}
     for node in first.partition.graph.nodes:
@@ -61,7 +61,7 @@ def what_if(outputs: Outputs, cluster: Cluster, *, pipeline: bool = False) -> Pl
     if not members:
         members.append(cluster.groups[0].member(0, profiles[0]))
     with Scheduler(members) as scheduler:
-        plan = scheduler.split(outputs, pins)
+        plan = scheduler.partition(outputs, pins)
     for node in pins:
         plan.partition.assignment.causes[node] = "cost"
     plan.partition.prediction = predict(plan.partition)
