@@ -14,6 +14,7 @@ from opweave.dlpack import host_view
 from opweave.errors import SchedulerError, ShapeError
 from opweave.graph.dtypes import as_dtype, f32
 from opweave.graph.graph import Graph
+from opweave.graph.layout import check_shape
 from opweave.graph.tensor import Tensor, constant, host_array, input
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.precision import check_compute_dtype, with_products_in
@@ -47,6 +48,8 @@ class Function:
         max_shapes: Mapping[str, Sequence[int]] | None,
         compute_dtype: DTypeLike = f32,
     ) -> None:
+        if not isinstance(max_shapes, (Mapping, type(None))):
+            raise SchedulerError(f"max_shapes are a mapping of parameters to shapes, not {max_shapes!r:.60}")
         self._compute_dtype: Final = check_compute_dtype(compute_dtype)
         self._target: Final = target
         self.scheduler: Final = (
@@ -54,7 +57,7 @@ class Function:
             if isinstance(devices, Scheduler)
             else Scheduler(list(registry.default_devices()) if devices is None else devices)
         )
-        self._max_shapes: Final = {k: tuple(v) for k, v in (max_shapes or {}).items()}
+        self._max_shapes: Final = {k: check_shape(v, f32) for k, v in (max_shapes or {}).items()}
         self._reserved: Program | None = None  # what was built for `max_shapes`, whose memory stays
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._latest: Program | None = None  # the one that was called last, and comes last in `_programs`

@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate, pairwise
-from threading import Thread
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from weakref import ref
 
 import numpy as np
 
-from opweave.contract.space import CHANGES, WORKING, Handle, Usage, as_bytes, settle
+from opweave.contract.discarding import discard, reclaim
+from opweave.contract.space import CHANGES, Handle, Usage, as_bytes, settle
 from opweave.errors import BoundsError, HazardError, LayoutError, LifetimeError
 from opweave.graph.dtypes import u8
 from opweave.graph.layout import span
@@ -44,8 +45,9 @@ FEW_PLANS: Final = 16
 
 
 class Buffer:
-    """A block of memory of one `BufferType`. Made by ``alloc`` and ``import_host``, freed by ``free`` or with its last
-    reference. Not thread-safe: uploads and downloads are ordered by the caller.
+    """A block of memory of one `BufferType`. Made by ``alloc`` and ``import_host``, freed by ``free``, which waits for
+    queued work, or once nobody refers to it and such work is over. Not thread-safe: uploads and downloads are ordered
+    by the caller.
 
     Attributes:
         type, device, space: what memory it is.
@@ -56,8 +58,8 @@ class Buffer:
     """
 
     __slots__ = (
-        "__weakref__", "_begin", "_freed", "_plans", "_usage", "device", "handle", "owner", "readonly", "size", "space",
-        "type",
+        "__weakref__", "_begin", "_freed", "_plans", "_prepared", "_usage", "device", "handle", "owner", "readonly",
+        "size", "space", "type",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +73,7 @@ class Buffer:
     ) -> None:
         self._freed = False
         self._plans: list[ref[Dependent]] | None = None
+        self._prepared: dict[int, int] = {}  # in memory that is not raw: where each tensor begins -> its packed bytes
         self.type: Final = type
         self.device: Final = type.device
         self.space: Final = type.space
@@ -93,6 +96,7 @@ class Buffer:
 
     @usage.setter
     def usage(self, usage: Usage) -> None:
+        self.type.check_usage(usage)
         if usage is not self._usage:
             self._usage = usage
             if self._plans is not None:
@@ -151,18 +155,53 @@ class Buffer:
             raise HazardError(f"{self!r} lies over read-only memory; nothing may write there")
 
     def upload(self, offset: int, data: Any) -> None:
-        """Write the bytes of a contiguous array or buffer at ``offset``; complete when it returns."""
+        """Write the bytes of a contiguous array or buffer at ``offset``; complete when it returns.
+
+        In memory of whole tensors (see `BufferType`) a part of a tensor is written by reading the tensor, changing the
+        part and writing it whole.
+
+        Raises:
+            LifetimeError, BoundsError, HazardError: see `check`.
+            LayoutError: memory of whole tensors, and the range is not in one of those that were prepared.
+        """
         view = as_bytes(data)
         self.check(offset, len(view), write=True)
-        if len(view):
-            self.type._upload(self.handle, offset, view)
+        if not len(view):
+            return
+        start, size = self._tensor_around(offset, len(view))
+        if size != len(view):
+            part, view = view, memoryview(bytearray(size))
+            self.type._download(self.handle, start, view)
+            view[offset - start : offset - start + len(part)] = part
+        self.type._upload(self.handle, start, view)
 
     def download(self, offset: int, out: Any) -> None:
-        """Read bytes from ``offset`` on into a contiguous writable array or buffer; complete when it returns."""
+        """Read bytes from ``offset`` on into a contiguous writable array or buffer; complete when it returns.
+
+        In memory of whole tensors a part of a tensor is read by reading it whole. Raises what `upload` does.
+        """
         view = as_bytes(out, writable=True)
         self.check(offset, len(view))
-        if len(view):
-            self.type._download(self.handle, offset, view)
+        if not len(view):
+            return
+        start, size = self._tensor_around(offset, len(view))
+        if size == len(view):
+            self.type._download(self.handle, start, view)
+        else:
+            whole = memoryview(bytearray(size))
+            self.type._download(self.handle, start, whole)
+            view[:] = whole[offset - start : offset - start + len(view)]
+
+    def _tensor_around(self, offset: int, size: int) -> tuple[int, int]:
+        """Start and bytes of the prepared tensor that holds a range; the range itself where none was prepared."""
+        if not self._prepared or self._prepared.get(offset) == size:
+            return offset, size
+        for start, whole in self._prepared.items():
+            if start <= offset and offset + size <= start + whole:
+                return start, whole
+        raise LayoutError(
+            f"bytes {offset:,} .. {offset + size:,} of {self!r} are in no tensor that was prepared there (Buffer.init)"
+        )
 
     def read(self, offset: int = 0, size: int | None = None) -> np.ndarray[Any, Any]:
         """The bytes as a new ``uint8`` array."""
@@ -173,12 +212,16 @@ class Buffer:
         return out
 
     def fill(self, value: int, offset: int = 0, size: int | None = None) -> None:
-        """Set bytes to ``value`` (0 .. 255)."""
+        """Set bytes to ``value`` (0 .. 255). In memory of whole tensors these are the bytes that reading them gives."""
         if value not in range(256):
             raise BoundsError(f"{value} is no byte")
         size = self.size - offset if size is None else size
         self.check(offset, size, write=True)
-        if size:
+        if self._prepared:
+            ranges = [(offset, size)] if size < self.size else self._prepared.items()
+            for start, length in ranges:
+                self.upload(start, bytes((value,)) * length)
+        elif size:
             self.type._fill(self.handle, offset, size, int(value))
 
     def clear(self, value: int = 0) -> None:
@@ -190,9 +233,11 @@ class Buffer:
 
         Raises:
             LifetimeError, BoundsError: the range is not valid.
-            LayoutError: the process cannot address it.
+            LayoutError: the process cannot address it, or tensors lie there in a form of the memory's own.
         """
         self.check(offset, size)
+        if not self.type.is_raw:
+            raise LayoutError(f"{self!r} does not hold tensors as they were uploaded; download them")
         try:
             view = memoryview(self.handle)
         except TypeError:
@@ -266,11 +311,19 @@ class Buffer:
         self.check(offset, self.type.alloc_size(tensor))
         if offset % self.type.alignment:
             raise BoundsError(f"offset {offset} is not a multiple of the alignment {self.type.alignment} of {self!r}")
-        return Placement(tensor, self, offset, self.type._init(self.handle, offset, tensor))
+        placement = Placement(tensor, self, offset, self.type._init(self.handle, offset, tensor))
+        if not self.type.is_raw:
+            end = offset + tensor.nbytes
+            for start, size in [*self._prepared.items()]:
+                if start < end and offset < start + size:
+                    del self._prepared[start]  # what was there is overwritten
+            self._prepared[offset] = tensor.nbytes
+        return placement
 
     def reset(self) -> None:
         """Forget what `init` prepared; the bytes stay."""
         self.check(0, 0)
+        self._prepared.clear()
         self.type._reset(self.handle)
 
     def free(self, *, wait: bool = True) -> None:
@@ -280,13 +333,16 @@ class Buffer:
         on its stream.
 
         Args:
-            wait: ``False``: the caller knows that no queued work touches it.
+            wait: ``False``: do not wait for that work; the memory goes once it is over.
         """
         if self._freed:
             return
-        if wait:
-            settle(self.space)
-        self._release()
+        if not wait:
+            self._discard()
+            return
+        settle(self.space)
+        reclaim()
+        self._release(self.type._free)
 
     def _note(self, plan: Dependent) -> None:
         """Have ``plan`` ended with the buffer."""
@@ -306,12 +362,15 @@ class Buffer:
             if plan is not None:
                 plan._orphan(f"{self!r} was {'freed' if self._freed else 'given up'}")
 
-    def _release(self) -> None:
+    def _discard(self) -> None:
+        self._release(partial(discard, self.type, owner=self.owner))
+
+    def _release(self, give: Callable[[Handle], None]) -> None:
         self._freed = True
         self.retire()
         handle, self.handle = self.handle, None
         try:
-            self.type._free(handle)
+            give(handle)
         finally:
             self.owner = None
         if TRACE.listening:
@@ -323,11 +382,7 @@ class Buffer:
         if getattr(self, "_freed", True):
             return
         try:
-            if WORKING.active:
-                # A collection in the middle of somebody's work: a thread that can wait frees it.
-                Thread(target=self.free, name="opweave free", daemon=True).start()
-            else:
-                self.free()
+            self._discard()
         except Exception:
             self._freed = True
 

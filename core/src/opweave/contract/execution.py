@@ -14,11 +14,19 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from opweave.contract.buffer import Buffer
+from opweave.contract.discarding import reclaim
 from opweave.contract.fusing import check_fusion
 from opweave.contract.space import Usage, as_bytes
 from opweave.contract.step import Arg, Call, Group, Step
 from opweave.contract.submission import Submission
-from opweave.errors import Cancelled, ExecutionError, LifetimeError, OpweaveError, UnsupportedOpError
+from opweave.errors import (
+    Cancelled,
+    ExecutionError,
+    LifetimeError,
+    OpweaveError,
+    UnsupportedOpError,
+    raise_backend_failure,
+)
 from opweave.graph.dtypes import u8
 
 if TYPE_CHECKING:
@@ -154,7 +162,10 @@ class Plan:
         if submission.taken:
             raise stream._taken()
         with submission.lock:
-            stream._launch(self, calls)
+            try:
+                stream._launch(self, calls)
+            finally:
+                stream._sequence += 1
 
     def close(self) -> None:
         """Forget the calls, after the stream is done with them. Closing twice does nothing.
@@ -217,6 +228,7 @@ class Stream:
         self._closed = False
         self._sequence = 0
         self._reached = 0
+        self._over = 0
         self._epoch = Epoch()
         self._pending = {}
         self._passing = memoryview(b"")
@@ -227,8 +239,9 @@ class Stream:
 
     _submission: Submission
     _closed: bool
-    _sequence: int  # of the last mark
-    _reached: int  # the last mark that is known to be complete
+    _sequence: int  # of the last mark or other piece of work that was submitted
+    _reached: int  # the last of them that is known to be complete
+    _over: int  # the last of them that is known to be under way no more, complete or failed
     _epoch: Epoch
     _pending: dict[int, list[Any]]  # what queued transfers need alive, by the first mark behind them
     _passing: memoryview  # host memory for what passes through
@@ -295,9 +308,13 @@ class Stream:
         """The steps, grouped in the order in which they will run; see `_fuse`.
 
         Raises:
+            ExecutionError: it raised.
             Broken: the author's ``_fuse`` lost, repeated or invented a step, or put one before what it depends on.
         """
-        groups = list(self._fuse(steps))
+        try:
+            groups = list(self._fuse(steps))
+        except Exception as error:
+            raise_backend_failure(error, self.device.name, "fusing steps")
         if type(self)._fuse is not Stream._fuse:
             check_fusion(self, steps, groups)
         return groups
@@ -311,13 +328,22 @@ class Stream:
                 reach.
             BoundsError: an operand that reaches out of its buffer.
             HazardError: a result in read-only memory.
+            ExecutionError: the device's code failed while it prepared a kernel; names the operation.
         """
+        reclaim()
         ready: Sequence[Group] = [Group((g,)) if isinstance(g, Step) else g for g in groups]
         buffers = self._check_operands(ready)
         if self.device.has_own_rules:
             # A kernel table refuses what it does not run when it binds; it does not know rules beside it.
             self._check_supported([step for group in ready for step in group.steps])
-        return self._submit(lambda: Plan(self, self._compile(ready), len(ready), buffers), submits=False)
+        return self._submit(partial(self._plan, ready, buffers), submits=False)
+
+    def _plan(self, groups: Sequence[Group], buffers: set[Buffer]) -> Plan:
+        try:
+            calls = self._compile(groups)
+        except Exception as error:
+            raise_backend_failure(error, self.device.name, "compiling a plan")
+        return Plan(self, calls, len(groups), buffers)
 
     def run(self, steps: Sequence[Step]) -> None:
         """Check, compile and run steps once. Steps whose result has no elements are left out.
@@ -366,12 +392,14 @@ class Stream:
             if not isinstance(error, Exception):
                 raise  # an interrupt: the transfers go on
             self._fail(error, self._reached + 1)
+            self._over = max(self._over, mark)
         else:
             self._reach(mark)
+        reclaim()
 
     def record(self) -> Event:
         """A mark after everything submitted so far."""
-        return self._submit(self._mark)
+        return self._submit(self._mark, counts=False)
 
     def _mark(self) -> Event:
         self._sequence += 1
@@ -586,6 +614,7 @@ class Stream:
 
     def _reach(self, mark: int) -> None:
         self._reached = max(self._reached, mark)
+        self._over = max(self._over, mark)
         if self._pending:
             for first in list(self._pending):  # any thread may be here, and each takes out only what is done
                 if first <= mark:
@@ -597,7 +626,7 @@ class Stream:
         if self._submission.taken:
             raise self._taken()
 
-    def _submit(self, work: Callable[[], T], *kept: object, submits: bool = True) -> T:
+    def _submit(self, work: Callable[[], T], *kept: object, submits: bool = True, counts: bool = True) -> T:
         """What ``work`` returns, which submits to the stream; a submission that fails is noted.
 
         No context manager, whose own ``__enter__`` and ``__exit__`` could be interrupted; see `opweave.concurrency`.
@@ -605,6 +634,7 @@ class Stream:
         Args:
             kept: what has to live until the work is done, if anything was queued (``work`` did not return ``False``).
             submits: whether a failure is one of the stream.
+            counts: whether it is a piece of work behind the former ones.
         """
         self._check_turn()
         submission = self._submission
@@ -631,6 +661,8 @@ class Stream:
                 raise
             finally:
                 submission.thread = before
+                self._sequence += submits and counts
+                self._sequence += submits and counts
 
     # --- what an author may override --------------------------------------------------------------------------------
 
@@ -646,7 +678,14 @@ class Stream:
     def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
         """One call for each group (or fewer, where a device compiles several into one). A call may have an attribute
         ``remark``, a text that `Program.explain` shows."""
-        return [self._bind(group) for group in groups]
+        calls = []
+        for group in groups:
+            try:
+                calls.append(self._bind(group))
+            except Exception as error:
+                node = " + ".join([f"{step.op} {step.label!r}" if step.label else step.op for step in group.steps])
+                raise_backend_failure(error, self.device.name, "preparing a kernel", node)
+        return calls
 
     def _bind(self, group: Group) -> Call:
         """The call for one group. Default: the kernel of its only step."""

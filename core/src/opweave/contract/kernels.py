@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from opweave.contract.execution import Stream
     from opweave.contract.step import Arg, Call, Group, Step
 
-__all__ = ["Kernel", "KernelTable", "LayoutRule"]
+__all__ = ["Kernel", "KernelTable", "LayoutRule", "import_kernels"]
 
 LayoutRule = Literal["dense", "rows", "strided"]
 """``dense``: every operand row-major without gaps. ``rows``: each row (last axis) without gaps. ``strided``: any."""
@@ -24,6 +27,15 @@ Factory = Callable[..., "Call"]
 """``factory(stream, op, out, *srcs, **attrs)`` binds a kernel to its operands and gives a call without arguments."""
 
 F = TypeVar("F", bound=Factory)
+
+
+def import_kernels(package: str) -> None:
+    """Import every module of a package, so that each one enters its kernels in the table.
+
+    To be called as ``import_kernels(__name__)`` in the ``__init__`` of a package that has a module for each family.
+    """
+    for module in pkgutil.iter_modules(sys.modules[package].__path__):
+        importlib.import_module(f"{package}.{module.name}")
 
 
 class Kernel(NamedTuple):

@@ -197,7 +197,7 @@ class Executor:
             if not again and state.observed is not None:
                 state = state.observed
             run_list = state.lists[state.slot]
-            values = fitted(run_list, state.written, feeds, named) if feeds or named or run_list.feeds else ()
+            values = fitted(run_list, state.written, feeds, named) if feeds is not None or named or run_list.feeds else ()
             if not again:
                 self._admit(state)
             self._ready = None
@@ -546,7 +546,10 @@ def fitted(
 ) -> list[tuple[Feed, Array]]:
     """An array for every input, checked."""
     given = {**named}
-    if feeds:
+    if feeds is not None:
+        if type(feeds) is not dict and not isinstance(feeds, Mapping):
+            what = type(feeds).__name__
+            raise SchedulerError(f"values are fed as {{input or its name: array}}, or by name, not as {what}")
         given = {(key if type(key) is str else _name(key)): value for key, value in feeds.items()} | given
     ready: list[tuple[Feed, Array]] = []
     for name, feed in run_list.feeds.items():

@@ -14,6 +14,7 @@ import numpy as np
 from opweave.contract.execution import Plan, Stream
 from opweave.contract.step import Group
 from opweave.contract.worker import WorkerStream
+from opweave.errors import raise_backend_failure
 from opweave.host.storage import CallSequence, array_shape, bind_copy, bind_read, bind_selected_copy, bind_write
 from opweave.scheduler.bind import Operands
 from opweave.scheduler.fuse import FusedGroup, bound_step
@@ -299,16 +300,20 @@ def _compile(split: Split, arenas: Sequence[int], groups: Groups, bindings: Bind
         for g, item in enumerate(split.items):
             op, node, out, srcs, verdict = item
             kernel = verdict.kernel
-            if kernel is not None and kernel.workspace is None:
-                attrs = node.attrs if node is not None else {}
-                args = [arg(s) for s in srcs]
-                calls.append(kernel.factory(stream, op, arg(out), *args, **attrs))
-                continue
-            scratch = workspaces.get((split.index, g))
-            if kernel is None:
-                calls.append(stream._bind(Group((step_of(item),), verdict.workspace, scratch)))
-            else:
-                calls.append(kernel.bind(stream, step_of(item), scratch))
+            try:
+                if kernel is not None and kernel.workspace is None:
+                    attrs = node.attrs if node is not None else {}
+                    args = [arg(s) for s in srcs]
+                    calls.append(kernel.factory(stream, op, arg(out), *args, **attrs))
+                    continue
+                scratch = workspaces.get((split.index, g))
+                if kernel is None:
+                    calls.append(stream._bind(Group((step_of(item),), verdict.workspace, scratch)))
+                else:
+                    calls.append(kernel.bind(stream, step_of(item), scratch))
+            except Exception as error:
+                what = node.describe() if node is not None else op
+                raise_backend_failure(error, stream.device.name, "preparing a kernel", what)
         return Plan(stream, calls, len(calls), _leaf_buffers(split, arenas, bindings))
     if fused is None:
         fused = [FusedGroup((i,), item.verdict.workspace) for i, item in enumerate(split.items)]

@@ -306,8 +306,8 @@ class Program:
             SchedulerError: called from within a run.
         """
         self._executor.check_closer()
+        self._on_close(self)  # first: an interrupt must not let a closed program be found
         self._executor.when_idle(partial(self._executor.end, self._state))
-        self._on_close(self)
 
 
 def device_of(partition: Partition, tensor: Tensor) -> Device:

@@ -134,4 +134,8 @@ class Target:
         if reason is not None and not packed:
             return Verdict(reason)
         kernel = self.device.kernels.find(step) if hasattr(self.device, "kernels") else None
-        return Verdict(None, packed, self.device.inplace(step), self.device._workspace(step), kernel)
+        try:
+            workspace = self.device._workspace(step)
+        except Exception as error:  # as a check that fails: another device may run it
+            return Verdict(f"its workspace failed: {type(error).__name__}: {error}")
+        return Verdict(None, packed, self.device.inplace(step), workspace, kernel)

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
-from typing import Any, Final
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from opweave.errors import PluginError
+from opweave.concurrency import Lock, start_thread
 
-__all__ = ["THREADS", "Threads", "check_threads", "set_up_numpy"]
+if TYPE_CHECKING:
+    from opweave.futures import Task
 
-
-def check_threads(n: object) -> int:
-    """``n`` as a positive int; raises `PluginError`. Digits are accepted too: parameters may come out of a name."""
-    try:
-        count = int(n) if isinstance(n, str) else n.__index__()  # type: ignore[attr-defined]
-    except (AttributeError, ValueError):
-        count = 0
-    if count < 1 or isinstance(n, bool):
-        raise PluginError(f"threads must be a positive whole number, not {n!r}")
-    return int(count)
+__all__ = ["THREADS", "Threads", "set_up_numpy"]
 
 
 def _cores() -> int:
@@ -57,14 +48,14 @@ class Threads:
         blas_limit: how many threads BLAS may use at present, ``None``: as many as it was found with.
     """
 
-    __slots__ = ("_blas_found", "_lock", "_pool", "blas_limit", "cores", "default")
+    __slots__ = ("_blas_found", "_lock", "_tasks", "blas_limit", "cores", "default")
 
     def __init__(self) -> None:
         self.cores: Final = _cores()
         self.default: int | None = None
         self.blas_limit: int | None = None
         self._blas_found: list[tuple[Any, int]] = []
-        self._pool: ThreadPoolExecutor | None = None
+        self._tasks: SimpleQueue[Task[Any]] | None = None  # for the workers, once there are some
         self._lock = Lock()
 
     @property
@@ -93,12 +84,20 @@ class Threads:
 
         Returns when every job has ended, also after an error.
         """
-        pool = self._pool or self._start()
-        others = [pool.submit(job) for job in jobs[1:]]
+        from opweave.futures import Task  # importing the plugin must not pay for it
+
+        queue = self._tasks or self._start()
+        tasks = [Task(job) for job in jobs[1:]]
         try:
+            for task in tasks:
+                queue.put(task)
             jobs[0]()
-        finally:
-            errors = [other.exception() for other in others]
+            errors = [task.future.exception() for task in tasks]
+        except BaseException:
+            for task in tasks:
+                if not task.future.cancel():  # it has begun
+                    task.future.exception()
+            raise
         for error in errors:
             if error is not None:
                 raise error
@@ -106,23 +105,33 @@ class Threads:
     def spread_products(self, jobs: Sequence[Callable[[], Any]]) -> None:
         """`spread` with one thread of BLAS for each job: with more of them the jobs would wait for each other in it."""
         before = self.blas_limit
-        self.limit_blas(1)
         try:
+            self.limit_blas(1)
             self.spread(jobs)
         finally:
             self.limit_blas(before)
 
-    def _start(self) -> ThreadPoolExecutor:
+    def _start(self) -> SimpleQueue[Task[Any]]:
         with self._lock:
-            if self._pool is None:
-                workers = max(1, self.cores - 1)
-                self._pool = ThreadPoolExecutor(workers, "opweave-cpu", set_up_numpy)
-            return self._pool
+            if self._tasks is None:
+                tasks: SimpleQueue[Task[Any]] = SimpleQueue()
+                for i in range(max(1, self.cores - 1)):
+                    start_thread(_work_off, tasks, name=f"opweave-cpu_{i}")
+                self._tasks = tasks
+            return self._tasks
 
     def _after_fork(self) -> None:
         # Threads do not survive a fork: a child that submitted to the parent's workers would wait for ever.
-        self._pool = None
-        self._lock = Lock()
+        self._tasks = None
+
+
+def _work_off(tasks: SimpleQueue[Task[Any]]) -> None:
+    set_up_numpy()
+    while True:
+        tell = tasks.get()()
+        if tell is not None:
+            tell()
+        del tell
 
 
 THREADS: Final = Threads()

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
+from weakref import finalize
 
 import torch
 
 from opweave.contract import HOST_SPACE, BufferType, Device, Kind, Step, Stream, Usage
-from opweave.errors import UnsupportedOpError
+from opweave.errors import Unavailable, UnsupportedOpError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape, Strides, span
 from opweave.host.memory import host_memory_info
+from opweave.host.promises import PROMISES
+from opweave_torch.health import REMEDY, try_kernel, why_no_kernels
 from opweave_torch.kernels import KERNELS
 from opweave_torch.memory import byte_tensor, dense_bytes, shaped
-from opweave_torch.options import Options, check_cublas
+from opweave_torch.options import Options, check_cublas, inference_mode
 from opweave_torch.queues import FusingQueueStream, MpsStream, QueueStream
 from opweave_torch.worth import is_worth_an_upload
 
@@ -52,6 +55,9 @@ class TorchAccelerator(Device):
         kind = _DLPACK_TYPES.get(target.type)
         self.dlpack_device = None if kind is None else (kind, target.index or 0)
 
+    def _probe(self) -> None:
+        try_kernel(self.target)
+
     # --- properties -------------------------------------------------------------------------------------------------
 
     def mem_info(self) -> tuple[int, int]:
@@ -70,7 +76,7 @@ class TorchAccelerator(Device):
 
     def _alloc(self, size: int, usage: Usage) -> torch.Tensor:
         try:
-            with torch.inference_mode():
+            with inference_mode():
                 return torch.empty(size, dtype=torch.uint8, device=self.target)
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error).partition("\n")[0]) from error
@@ -80,22 +86,22 @@ class TorchAccelerator(Device):
             raise
 
     def _upload(self, mem: torch.Tensor, offset: int, data: memoryview) -> None:
-        with torch.inference_mode():
+        with inference_mode():
             mem[offset : offset + len(data)].copy_(byte_tensor(data))
         self._finish()
 
     def _download(self, mem: torch.Tensor, offset: int, out: memoryview) -> None:
-        with torch.inference_mode():
+        with inference_mode():
             byte_tensor(out).copy_(mem[offset : offset + len(out)])
         self._finish()
 
     def _fill(self, mem: torch.Tensor, offset: int, size: int, value: int) -> None:
-        with torch.inference_mode():
+        with inference_mode():
             mem[offset : offset + size].fill_(value)
         self._finish()
 
     def _copy(self, dst: torch.Tensor, dst_offset: int, src: torch.Tensor, src_offset: int, size: int) -> None:
-        with torch.inference_mode():
+        with inference_mode():
             source = src[src_offset : src_offset + size]
             if dst is src and abs(dst_offset - src_offset) < size:
                 source = source.clone()
@@ -148,10 +154,15 @@ class SeparateCpuDevice(TorchAccelerator):
         return host_memory_info()
 
     def _alloc(self, size: int, usage: Usage) -> torch.Tensor:
-        if size > self.mem_info()[1] > 0:
-            # Systems promise more than there is, and end the process when it is used.
-            raise MemoryError("more than the machine has")
-        return super()._alloc(size, usage)
+        # Systems promise more than there is, and end the process when it is used.
+        PROMISES.take(size)
+        try:
+            mem = super()._alloc(size, usage)
+        except BaseException:
+            PROMISES.give(size)
+            raise
+        finalize(mem, PROMISES.give, size).atexit = False
+        return mem
 
     def _finish(self) -> None:
         pass
@@ -221,6 +232,17 @@ class CudaDevice(PinningAccelerator):
         self.description = str(found.name)
         self.kind = Kind.IGPU if getattr(found, "is_integrated", False) else Kind.GPU
         self.hardware_id = _pci_address(found)
+        hip = torch.version.hip
+        self._architecture = str(found.gcnArchName).partition(":")[0] if hip else f"sm_{found.major}{found.minor}"
+
+    def _probe(self) -> None:
+        # A kernel would take a context on each card, some hundred MB and as many milliseconds, used or not.
+        built_for = torch.cuda.get_arch_list()
+        why = why_no_kernels(self._architecture, built_for)
+        if why is not None:
+            raise Unavailable(why, remedy=REMEDY)
+        if not built_for:
+            super()._probe()
 
     def mem_info(self) -> tuple[int, int]:
         free, total = torch.cuda.mem_get_info(self.target)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, NamedTuple
 
 import torch
 
+from opweave.contract.parameters import check_threads
 from opweave.errors import PluginError
 
-__all__ = ["THREADS", "Options", "Threads", "check_threads", "modes"]
+__all__ = ["THREADS", "Options", "Threads", "inference_mode", "modes"]
 
 
 class Options(NamedTuple):
@@ -49,17 +50,6 @@ class Options(NamedTuple):
         return cls(**{name: value if name == "threads" else bool(value) for name, value in given.items()})
 
 
-def check_threads(n: object) -> int:
-    """``n`` as a positive int; raises `PluginError`. Digits are accepted too: parameters may come out of a name."""
-    try:
-        count = int(n) if isinstance(n, str) else n.__index__()  # type: ignore[attr-defined]
-    except (AttributeError, ValueError):
-        count = 0
-    if count < 1 or isinstance(n, bool):
-        raise PluginError(f"threads must be a positive whole number, not {n!r}")
-    return int(count)
-
-
 class Threads:
     """Threads of streams that were opened without ``threads``; ``None``: torch's own setting is left alone."""
 
@@ -67,6 +57,16 @@ class Threads:
 
 
 THREADS: Final = Threads()
+
+
+def inference_mode() -> AbstractContextManager[object]:
+    """torch's inference mode for a ``with`` block.
+
+    What `torch.inference_mode` makes of a block, without its methods in Python: interrupted in one of them, the mode
+    would stay entered, and the thread's tensors have no gradients from there on.
+    """
+    mode: AbstractContextManager[object] = torch._C._InferenceMode(True)
+    return mode
 
 
 @contextmanager

@@ -8,13 +8,10 @@ from typing import Final
 from opweave.contract import Step
 from opweave.contract.kernels import F, KernelTable, LayoutRule
 from opweave.contract.workspace import Workspace
-from opweave.graph.dtypes import DType, as_dtype
+from opweave.graph.dtypes import FLOATS, NUMBERS, PLAIN, DType, as_dtype
 
 __all__ = ["FLOATS", "KERNELS", "MOVABLE", "NUMBERS", "PLAIN"]
 
-FLOATS: Final = "f64 f32 f16 bf16"
-NUMBERS: Final = f"{FLOATS} i64 i32 i16 i8 u8"
-PLAIN: Final = f"{NUMBERS} bool"
 MOVABLE: Final = PLAIN
 
 
