@@ -22,6 +22,7 @@ from opweave.contract.submission import Submission
 from opweave.errors import (
     Cancelled,
     ExecutionError,
+    LayoutError,
     LifetimeError,
     OpweaveError,
     UnsupportedOpError,
@@ -328,6 +329,7 @@ class Stream:
                 reach.
             BoundsError: an operand that reaches out of its buffer.
             HazardError: a result in read-only memory.
+            LayoutError: an operand in memory of a special form that the device does not take.
             ExecutionError: the device's code failed while it prepared a kernel; names the operation.
         """
         reclaim()
@@ -343,7 +345,9 @@ class Stream:
             calls = self._compile(groups)
         except Exception as error:
             raise_backend_failure(error, self.device.name, "compiling a plan")
-        return Plan(self, calls, len(groups), buffers)
+        plan = Plan(self, calls, len(groups), buffers)
+        self._compiled(plan)
+        return plan
 
     def run(self, steps: Sequence[Step]) -> None:
         """Check, compile and run steps once. Steps whose result has no elements are left out.
@@ -562,6 +566,10 @@ class Stream:
             raise LifetimeError(f"an operand of {step.op} {step.label!r} has no memory: {arg!r}")
         buffer.check(arg.offset, arg.span, write=write)
         self._check_reach(buffer)
+        if not buffer.type.is_raw and (write or not self.device.reads(buffer.type)):
+            what = "write" if write else "read"
+            raise LayoutError(f"{step.op} {step.label!r} cannot {what} {buffer!r} itself, which keeps tensors in a "
+                              "form of its own; copy to or from plain memory")  # fmt: skip
         return buffer
 
     def _taken(self) -> LifetimeError:
@@ -686,6 +694,10 @@ class Stream:
                 node = " + ".join([f"{step.op} {step.label!r}" if step.label else step.op for step in group.steps])
                 raise_backend_failure(error, self.device.name, "preparing a kernel", node)
         return calls
+
+    def _compiled(self, plan: Plan) -> None:
+        """Hear of the plan that was made of what `_compile` gave: for streams that learn of a failing step only later,
+        and then raise a `StepError` that names the plan. Keep no more than a weak reference."""
 
     def _bind(self, group: Group) -> Call:
         """The call for one group. Default: the kernel of its only step."""

@@ -88,7 +88,6 @@ class Arena:
                 if left > 0:
                     self._users[chunk] = left
                 elif self._users.pop(chunk, None) is not None:
-                    # Whoever used it is done: programs wait for their runs, and runs keep their program.
                     chunk.free(wait=False)
 
     def free(self) -> None:

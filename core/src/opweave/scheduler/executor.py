@@ -197,7 +197,8 @@ class Executor:
             if not again and state.observed is not None:
                 state = state.observed
             run_list = state.lists[state.slot]
-            values = fitted(run_list, state.written, feeds, named) if feeds is not None or named or run_list.feeds else ()
+            fed = feeds is not None or named or run_list.feeds
+            values = fitted(run_list, state.written, feeds, named) if fed else ()
             if not again:
                 self._admit(state)
             self._ready = None

@@ -76,7 +76,8 @@ def _groups(split: Split, partition: Partition, last_reader: dict[int, int]) -> 
     for item in split.items:
         out = item.out.place
         live = last_reader.get(out, -1) > split.index or partition.arenas[out] < 0
-        steps.append(bound_step(item, _unbound(item.out), tuple(map(_unbound, item.srcs)), live=live))
+        srcs = tuple([_source(source, partition) for source in item.srcs])
+        steps.append(bound_step(item, _unbound(item.out), srcs, live=live))
     index_of = {id(step): i for i, step in enumerate(steps)}
     return [
         FusedGroup(tuple([index_of[id(step)] for step in group.steps]), group.workspace)
@@ -86,6 +87,15 @@ def _groups(split: Split, partition: Partition, last_reader: dict[int, int]) -> 
 
 def _unbound(operand: Operand) -> Arg:
     return Arg(None, operand.offset, operand.dtype, operand.shape, operand.strides, None, operand.place)
+
+
+def _source(operand: Operand, partition: Partition) -> Arg:
+    """An operand before memory is planned, with the kind of memory that it is read in where that is special."""
+    arg = _unbound(operand)
+    prepared = partition.assignment.prepared
+    if prepared and operand.place in partition.owners:
+        arg._type = prepared.get(partition.owners[operand.place][0])
+    return arg
 
 
 def _last_readers(partition: Partition) -> dict[int, int]:

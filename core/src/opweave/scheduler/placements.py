@@ -16,22 +16,26 @@ __all__ = ["Placements"]
 
 
 class Placements:
-    """The memory of leaves, and what it is for, as it is when this is made."""
+    """The memory of leaves, and what it is for, as it is when this is made.
 
-    __slots__ = ("_known", "_leaves", "_seen")
+    Attributes:
+        seen: the change after which this was last known to hold (`CHANGES`).
+    """
+
+    __slots__ = ("_known", "_leaves", "seen")
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._seen = CHANGES.latest
+        self.seen = CHANGES.latest
         self._leaves: Final = [t.leaf for t in tensors if t.leaf is not None and t.leaf.kind != "input"]
         self._known: Final = self._look()
 
     def hold(self) -> bool:
         """Whether everything is still so. Looks at the leaves only where something changed, of whatever program."""
         latest = CHANGES.latest
-        if latest is not self._seen:
+        if latest is not self.seen:
             if not all(map(is_, self._look(), self._known)):
                 return False
-            self._seen = latest
+            self.seen = latest
         return True
 
     def _look(self) -> list[Location | Usage | None]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from opweave.contract.buffer import Buffer
+from opweave.contract.space import CHANGES
 from opweave.contract.step import Call
 from opweave.errors import Cancelled, SchedulerError, UnknownNameError
 from opweave.graph.tensor import Tensor
@@ -218,7 +219,10 @@ class Program:
 
         `Scheduler.build` of the same outputs makes a new program where this is false.
         """
-        return not self._state.closed and not self.run_lists[0].ended and self._placements.hold()
+        placements, state = self._placements, self._state
+        if placements.seen is not CHANGES.latest and not placements.hold():
+            return False
+        return not (state.closed or state.lists[0].ended)
 
     @property
     def inputs(self) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ from opweave.scheduler.fuse import Groups, fuse
 from opweave.scheduler.lower import lower
 from opweave.scheduler.partition import Copy, Partition, Split, partition
 from opweave.scheduler.program import Outputs, Program, device_of
-from opweave.scheduler.target import Target
+from opweave.scheduler.target import Target, check_buffer_type
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ class Scheduler:
             the first build where there are none.
 
     Raises:
-        SchedulerError: no devices, one named twice, a buffer type that its device cannot reach, no such placement or
-            number of slots.
+        SchedulerError: no devices, one named twice, a buffer type that its device cannot reach or kernels cannot write,
+            no such placement or number of slots.
         UnknownNameError, PluginError: a name that is no device, or one of a plugin that failed.
     """
 
@@ -172,11 +172,13 @@ class Scheduler:
         self._executor: Final = Executor(self._targets, self.n_slots, parallel=self.parallel)
         try:
             for index, item in enumerate(resolved):
+                device = item if isinstance(item, Device) else item.device
+                kind = kinds.pop(device.name, None)
+                check_buffer_type(device, kind)
                 stream = item if isinstance(item, Stream) else item.open(worker=True) if parallel else item.open()
                 if parallel and not isinstance(stream, WorkerStream):
                     raise SchedulerError(f"{stream!r} has no thread of its own, which parallel=True needs: "
                                          "give the device, or device.open(worker=True)")  # fmt: skip
-                kind = kinds.pop(stream.device.name, None)
                 target = Target(index, stream, kind, owned=stream is not item)
                 if target.owned and not stream.is_async:
                     stream._submission = self._executor.ownership

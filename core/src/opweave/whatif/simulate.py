@@ -49,8 +49,7 @@ class SimulatedDevice(Device):
         self._declared: Profile | None = None
         if like is not None:
             self.kind, self.alignment, self.max_buffer_size = like.kind, like.alignment, like.max_buffer_size
-            if hasattr(like, "kernels"):
-                self.kernels = like.kernels
+            self.kernels = like.kernels
         else:
             self.kernels = KernelTable()
 
@@ -88,8 +87,8 @@ class SimulatedDevice(Device):
 def unreal(device: Device) -> SchedulerError:
     """What is raised where a simulated device would have to hold or compute something."""
     return SchedulerError(
-        f"{device.name} is simulated: Scheduler.partition plans, explains and predicts with it, nothing can be stored or "
-        "run there; give weights as ow.Spec"
+        f"{device.name} is simulated: Scheduler.partition plans, explains and predicts with it, nothing can be stored "
+        "or run there; give weights as ow.Spec"
     )
 
 
