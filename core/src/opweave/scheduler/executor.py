@@ -193,40 +193,37 @@ class Executor:
         if self._queued and wait and not self._on_completion_thread:
             return self.submit(state, feeds, named).result()  # behind what was submitted before
         with self.lock:
-            again = self._ready is state and not TRACE.listening
-            if not again and state.observed is not None:
-                state = state.observed
-            run_list = state.lists[state.slot]
-            fed = feeds is not None or named or run_list.feeds
-            values = fitted(run_list, state.written, feeds, named) if fed else ()
-            if not again:
-                self._admit(state)
+            if self._ready is state and not TRACE.listening:
+                run_list = state.lists[0]
+                calls = run_list.calls
+                values: Sequence[tuple[Feed, Array]] = ()
+                if run_list.feeds or named or feeds is not None:
+                    values = fitted(run_list, state.written, feeds, named)
+            else:
+                state, run_list, calls, values = self._prepare(state, feeds, named, wait)
             self._ready = None
             if run_list.states:
                 _check_states(run_list)
             if run_list.ended:
                 raise LifetimeError(f"{state!r} cannot run: {run_list.ended}")
-            calls = _traced(run_list) if TRACE.listening else run_list.calls
-            ownership, thread, run, feed = self.ownership, get_ident(), None, None
+            ownership, thread = self.ownership, get_ident()
             if ownership.thread not in (0, thread):
                 raise self._targets[0].stream._taken()
+            run = feed = None
             rest = iter(calls.calls)
             with ownership.lock:
                 before, outer = ownership.thread, ownership.rest  # of a plan that this run is a part of
                 try:
                     self._runner = ownership.thread = thread
                     self.begun += 1
-                    self.copied += run_list.copied
+                    if run_list.copied:
+                        self.copied += run_list.copied
                     self._cancel_reason = ""
                     if outer is None:
                         ownership.cut = ""
                     ownership.rest = rest
-                    state.latest = None
                     if run_list.streams:
                         run = self._queue_waits(state, run_list)
-                        if not wait:
-                            values = _snapshot(values)
-                    self._last = state
                     for feed, value in values:
                         if feed.view is not None:
                             feed.view[...] = value  # half the time of np.copyto
@@ -278,18 +275,33 @@ class Executor:
                 return self._hand_over(_raise, error)
             return self._hand_over(self._outputs, run)
 
-    def _admit(self, state: ProgramState) -> None:
-        """Whether a run may begin now; waits until there is room for it."""
+    def _prepare(
+        self, state: ProgramState, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any], wait: bool
+    ) -> tuple[ProgramState, RunList, CallList, Sequence[tuple[Feed, Array]]]:
+        """The program to run, with observers if there are any, in which slot, by which calls, and what to feed.
+
+        Waits until there is room for a run, if it may begin at all.
+        """
+        state = state.observed or state
+        run_list = state.lists[state.slot]
+        values = fitted(run_list, state.written, feeds, named)
+        if not wait:
+            values = _snapshot(values)
         self.check_caller()
         state.check_open()
         self._ready = None
         while len(self._in_flight) >= self._room:
             self._conclude(self._in_flight[0])
+        if not run_list.streams:
+            self._last = state
+        return state, run_list, _traced(run_list) if TRACE.listening else run_list.calls, values
 
     def _queue_waits(self, state: ProgramState, run_list: RunList) -> Run:
         """A run on asynchronous streams, behind what they have to wait for."""
         state.slot = (state.slot + 1) % len(state.lists)
+        state.latest = None
         if self._last is not state:
+            self._last = state
             # The memory of programs lies over each other.
             for other in self._in_flight:
                 for end in other.ends:
@@ -344,6 +356,7 @@ class Executor:
             feed: the input that was being fed.
         """
         action = None
+        run.state.latest = None
         index = len(calls.calls) - 1 - sum(1 for _ in rest)
         # A run that was cancelled does not know where: the rest of its calls was skipped.
         if index >= 0 and not self._cancel_reason:

@@ -249,24 +249,24 @@ class Scheduler:
             SchedulerError: pins to devices that are not here, leaves without bytes, a simulated device.
         """
         with self._executor.lock:
-            self._executor.check_open()
-            for target in self._targets:
-                if target.device.simulated:
-                    from opweave.whatif.simulate import unreal
-
-                    raise unreal(target.device)
             tensors, form = _form(outputs)
-            pinned = {**self._pins, **self._resolve_pins(pins or {})}
-            placed = _check_placements(placements)
+            pinned = {**self._pins, **self._resolve_pins(pins)} if pins else self._pins
+            placed = _check_placements(placements) if placements else {}
             key = (form, tensors, tuple(pinned.items()), tuple(placed.values()))
             known = self._programs.get(key)
             if known is not None and known.is_current:
                 self._programs.move_to_end(key)
                 self._reused += 1
                 return known
+            self._executor.check_open()
+            for target in self._targets:
+                if target.device.simulated:
+                    from opweave.whatif.simulate import unreal
+
+                    raise unreal(target.device)
             start = perf_counter_ns()
             with _COLLECTOR.away():
-                program = self._compile(self._plan(tensors, pinned, placed), outputs, pinned)
+                program = self._compile(self._plan(tensors, pinned, placed), outputs, dict(pinned))
             if TRACE.listening:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
             registry.program_built(program)
