@@ -106,7 +106,7 @@ def weights(
         raise DTypeError(f"compute_dtype is a float type, not {narrow}")
     for name, given in arrays.items():
         value = _plain(str(name), given)
-        if narrow is not None and isinstance(value, Tensor) and value.dtype.is_float and value.leaf is not None:
+        if narrow is not None and isinstance(value, Tensor) and value.dtype.is_float:
             value = read_leaf(value)  # from the device where it lies
         if narrow is not None and isinstance(value, np.ndarray) and as_dtype(value.dtype).is_float:
             value = value.astype(narrow.numpy, copy=False)
@@ -128,7 +128,7 @@ def weights(
                 raise UnknownNameError("weight", pattern, group, "It is a pattern of device=, and matches none.")
     try:
         for target, tensors in by_device.items():
-            group.buffers += upload([t for t in tensors if _leaves(t, target)], target)
+            group.buffers += upload([t for t in tensors if _lies_elsewhere(t, target)], target)
     except BaseException:
         for buffer in group.buffers:
             buffer.free()
@@ -140,14 +140,18 @@ def _plain(name: str, value: Any) -> Any:
     """A weight's value as one of those that `_weight` takes: arrays of other libraries, and leaves of them, too."""
     if hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, np.generic, Tensor)):
         value = from_dlpack(value, name=name)
-    leaf = value.leaf if isinstance(value, Tensor) else None
-    if leaf is None or leaf.data is None or leaf.kind not in ("constant", "weight"):
+    if not isinstance(value, Tensor):
         return value
+    leaf = value.leaf
+    if leaf is None or leaf.kind not in ("constant", "weight") or (leaf.data is None and leaf.placement is None):
+        raise DTypeError(f"weight {name!r} is {value.describe()}; weights are made of arrays")
+    if leaf.data is None:
+        return value  # in the memory of a device
     return leaf.data if value.dtype.block == 1 else Blocks(leaf.data, value.shape, value.dtype)
 
 
-def _leaves(tensor: Tensor, device: Device) -> bool:
-    """Whether a weight has to be brought to ``device``: it does not lie there already."""
+def _lies_elsewhere(tensor: Tensor, device: Device) -> bool:
+    """Whether a weight has to be brought to ``device``; from another one it comes by way of the host."""
     leaf = tensor.leaf
     assert leaf is not None
     if leaf.placement is None:
@@ -160,8 +164,7 @@ def _leaves(tensor: Tensor, device: Device) -> bool:
 
 def _weight(name: str, value: Any, group: object) -> Tensor:
     if isinstance(value, Tensor):
-        if value.leaf is None or value.leaf.kind not in ("constant", "weight") or value.leaf.placement is None:
-            raise DTypeError(f"weight {name!r} is {value.describe()}; weights are made of arrays")
+        assert value.leaf is not None
         leaf = Leaf("weight", name, device=value.leaf.device, group=group)
         leaf.placement = value.leaf.placement
         return new_leaf(leaf, value.shape, value.dtype)

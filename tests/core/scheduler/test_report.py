@@ -121,7 +121,9 @@ def test_curves_of_all_devices_have_one_axis_of_time():
     x = ow.input("x", (4, 4))
     first, second = Separate("a"), Separate("b")
     y = -x
-    explained = ow.Scheduler([first, second]).partition(ow.relu(-ow.exp(y)), pins={y: first, ow.exp(y): second}).explain()
+    explained = (
+        ow.Scheduler([first, second]).partition(ow.relu(-ow.exp(y)), pins={y: first, ow.exp(y): second}).explain()
+    )
     early, late = explained.curves
     assert early.moments[-1][0] < late.moments[-1][0]
     polygons = [re.findall(r"([\d.]+),([\d.]+)", points) for points in re.findall(r'points="(.*?)"', explained.html())]

@@ -214,6 +214,11 @@ class Program:
     # --- what it is -------------------------------------------------------------------------------------------------
 
     @property
+    def closed(self) -> bool:
+        """Whether it was closed, by itself or with its scheduler."""
+        return self._state.closed
+
+    @property
     def is_current(self) -> bool:
         """Whether it can be run and its leaves still lie where they lay when it was built, for the same usage.
 
