@@ -29,6 +29,7 @@ from opweave.errors import (
     raise_backend_failure,
 )
 from opweave.graph.dtypes import u8
+from opweave.lifecycle import INHERITED, closed_at_exit, told_of_forks
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
@@ -156,6 +157,7 @@ class Plan:
         """
         calls, stream = self._calls, self.stream
         if calls is None or stream._closed:
+            stream._check_inherited()
             raise LifetimeError(f"{self!r} cannot run: {self._ended}")
         if around is not None:
             calls = [around(i, call) for i, call in enumerate(calls)]
@@ -233,6 +235,9 @@ class Stream:
         self._epoch = Epoch()
         self._pending = {}
         self._passing = memoryview(b"")
+        self._inherited = False
+        told_of_forks(self)
+        closed_at_exit(self)
         return self
 
     has_thread = False
@@ -246,6 +251,7 @@ class Stream:
     _epoch: Epoch
     _pending: dict[int, list[Any]]  # what queued transfers need alive, by the first mark behind them
     _passing: memoryview  # host memory for what passes through
+    _inherited: bool  # from the parent process
 
     def __init__(self, device: Device) -> None:
         self.device: Final = device
@@ -374,6 +380,7 @@ class Stream:
         Raises:
             ExecutionError: something failed since the last `recover`.
         """
+        self._check_inherited()
         known = self._epoch.failure
         self.settle()
         failure = self._epoch.failure
@@ -519,7 +526,20 @@ class Stream:
 
     def _check_open(self) -> None:
         if self._closed:
+            self._check_inherited()
             raise LifetimeError(f"{self!r} was closed")
+
+    def _check_inherited(self) -> None:
+        if self._inherited:
+            raise LifetimeError(f"{self!r} {INHERITED}")
+
+    def _inherit(self) -> None:
+        # What is queued was never done as far as this process can know; nobody may wait for it.
+        self._inherited = self._closed = True
+        self._fail(LifetimeError(f"{self!r} {INHERITED}"), self._reached + 1)
+
+    def _under_way(self) -> str:
+        return f"work on {self.device.name}"
 
     def _check_reach(self, buffer: Buffer) -> None:
         if not self.device.reaches(buffer.space):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from opweave import registry
+from opweave.concurrency import Lock
 from opweave.contract.device import Device
 from opweave.cost.profile import Profile
 from opweave.host.cache import FileCache

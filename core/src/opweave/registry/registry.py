@@ -6,9 +6,9 @@ import gc
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from opweave.concurrency import Lock
 from opweave.contract.device import Backend, Device, Kind
 from opweave.contract.discarding import reclaim
 from opweave.errors import LifetimeError, PluginError, Unavailable, UnknownNameError
@@ -39,7 +39,7 @@ class Registry:
     def __init__(self, *, environ: Mapping[str, str] | None = None, search: Sequence[str] | None = None) -> None:
         self.hooks = Hooks()
         self._catalog = Catalog(environ, search)
-        self._lock = RLock()
+        self._lock = Lock()
         self._complete = False
 
     # --- plugins ----------------------------------------------------------------------------------------------------
@@ -510,9 +510,10 @@ _KINDS: Final = {kind: i for i, kind in enumerate((Kind.GPU, Kind.IGPU, Kind.ACC
 def _preferred(backends: Iterable[LoadedBackend]) -> list[Device]:
     """All devices, the preferred first.
 
-    By place in ``OPWEAVE_BACKENDS``, then kind (GPU, IGPU, ACCEL, CPU, HOST), then the backend's priority.
+    By place in ``OPWEAVE_BACKENDS``, then kind (GPU, IGPU, ACCEL, CPU, HOST), then the backend's priority. Without
+    those that this process, forked from another one, cannot use.
     """
-    pairs = [(loaded, device) for loaded in backends for device in loaded.devices]
+    pairs = [(loaded, device) for loaded in backends for device in loaded.devices if not device.lost_by_fork]
     pairs.sort(key=lambda pair: (pair[0].rank, _KINDS[pair[1].kind], -pair[0].backend.priority))
     return [device for _, device in pairs]
 

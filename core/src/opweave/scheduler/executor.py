@@ -23,6 +23,7 @@ from opweave.contract.submission import Submission
 from opweave.contract.worker import WorkerStream
 from opweave.errors import Cancelled, ExecutionError, LifetimeError, SchedulerError, UnknownNameError
 from opweave.graph.tensor import Tensor
+from opweave.lifecycle import INHERITED, expect_waiting, keep_for_ever, told_of_forks
 from opweave.scheduler.failures import settle_failure
 from opweave.scheduler.run_list import Action, Feed, RunList
 from opweave.tracing import TRACE
@@ -146,12 +147,13 @@ class Executor:
         begun: runs that began.
         copied: bytes that they copied between memories.
         closed: whether nothing is submitted any more.
+        inherited: whether this process is a child that was forked from the one that made it.
     """
 
     __slots__ = (
         "__weakref__", "_cancel_reason", "_completion_thread", "_handing_over", "_in_flight", "_last", "_parallel",
-        "_queued", "_ready", "_room", "_runner", "_states", "_targets", "begun", "closed", "copied", "lock",
-        "ownership",
+        "_queued", "_ready", "_room", "_runner", "_states", "_targets", "begun", "closed", "copied",
+        "inherited", "lock", "ownership",
     )  # fmt: skip
 
     def __init__(self, targets: Sequence[Target], n_slots: int, *, parallel: bool) -> None:
@@ -159,7 +161,7 @@ class Executor:
         self.ownership: Final = Submission()
         self.begun = 0
         self.copied = 0
-        self.closed = False
+        self.closed = self.inherited = False
         self._targets: Final = targets
         self._parallel: Final = parallel
         self._room: Final = 2 * n_slots if parallel else 1  # runs that may be under way
@@ -172,6 +174,7 @@ class Executor:
         self._handing_over: Final = Lock()
         self._completion_thread: Worker | None = None
         self._queued: Collection[object] = ()  # whole runs that wait for that thread
+        told_of_forks(self)
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
@@ -261,7 +264,7 @@ class Executor:
     def submit(self, state: ProgramState, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> Future[Any]:
         """Run a program once, beside the caller, behind what was submitted before."""
         self.check_caller()
-        state.check_open()
+        self._check_program(state)
         if not self._parallel:
             ready = fitted(state.lists[0], state.written, feeds, named)
             kept = {feed.tensor.name: value if _borrowed(feed) else np.array(value, copy=True) for feed, value in ready}
@@ -288,7 +291,7 @@ class Executor:
         if not wait:
             values = _snapshot(values)
         self.check_caller()
-        state.check_open()
+        self._check_program(state)
         self._ready = None
         while len(self._in_flight) >= self._room:
             self._conclude(self._in_flight[0])
@@ -418,6 +421,7 @@ class Executor:
         with self._handing_over:
             self.check_open()
             if self._completion_thread is None:
+                expect_waiting()
                 self._completion_thread = Worker("opweave runs")
                 if not self._parallel:  # then they are whole runs
                     self._queued = self._completion_thread.jobs
@@ -441,6 +445,8 @@ class Executor:
 
         The caller does not hold the lock, which those runs want.
         """
+        if self.inherited:
+            self.check_open()
         if self._on_worker:
             raise SchedulerError("within a run that goes on meanwhile values are not read, written or waited for")
         if self._queued and not self._on_completion_thread and self._runner != get_ident():
@@ -528,6 +534,26 @@ class Executor:
             self._completion_thread.close()
             self._completion_thread.ended.wait()  # without the lock, which the runs want
 
+    def _inherit(self) -> None:
+        self.inherited = self.closed = True
+        self._ready = self._last = None
+        self.ownership.rest = None
+        self._queued, self._runner = (), 0
+        self._in_flight.clear()
+        thread, self._completion_thread = self._completion_thread, None
+        for job in thread.jobs if thread is not None else ():
+            job.future.abandon(LifetimeError(f"the run {INHERITED}"))  # type: ignore[attr-defined]
+        for state in self._states:
+            state.closed = True
+        if not all(target.device.survives_fork for target in self._targets):
+            keep_for_ever(self._states)  # with objects of the driver in them
+
+    def step_under_way(self) -> str:
+        """The node that is being computed, as far as it is known."""
+        from opweave.scheduler.underway import step_under_way
+
+        return step_under_way(self._targets, self.ownership, self.states)
+
     def count_copied(self, size: int) -> None:
         self.copied += size
 
@@ -536,7 +562,13 @@ class Executor:
     def check_open(self) -> None:
         """Raise `LifetimeError` where the scheduler was closed."""
         if self.closed:
-            raise LifetimeError(f"the scheduler over {', '.join(target.name for target in self._targets)} was closed")
+            over = ", ".join(target.name for target in self._targets)
+            raise LifetimeError(f"<Scheduler over {over}> {INHERITED if self.inherited else 'was closed'}")
+
+    def _check_program(self, state: ProgramState) -> None:
+        if state.closed:
+            self.check_open()  # which says more
+            state.check_open()
 
     def check_caller(self) -> None:
         """Whether this thread may run something now: not from within a run."""

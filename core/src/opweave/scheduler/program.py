@@ -314,9 +314,11 @@ class Program:
         Raises:
             SchedulerError: called from within a run.
         """
-        self._executor.check_closer()
-        self._on_close(self)  # first: an interrupt must not let a closed program be found
-        self._executor.when_idle(partial(self._executor.end, self._state))
+        executor = self._executor
+        if not executor.inherited:
+            executor.check_closer()
+            self._on_close(self)  # first: an interrupt must not let a closed program be found
+            executor.when_idle(partial(executor.end, self._state))
 
 
 def device_of(partition: Partition, tensor: Tensor) -> Device:

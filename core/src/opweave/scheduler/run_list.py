@@ -138,16 +138,20 @@ class CallList:
 
     def locate(self, index: int, error: BaseException) -> tuple[Action, BaseException]:
         """The action to which call number ``index`` belongs, and ``error`` of that call as its plan would raise it."""
-        if self.starts is None:
-            return self.actions[index], error
-        at = bisect_right(self.starts, index) - 1
-        action = self.actions[at]
+        action, step = self.position(index)
         plan = action.plan
-        if plan is None or not isinstance(error, Exception) or isinstance(error, Cancelled):
+        if self.starts is None or plan is None or not isinstance(error, Exception) or isinstance(error, Cancelled):
             return action, error
-        end = self.starts[at + 1] if at + 1 < len(self.starts) else len(self.calls)
-        step = index - self.starts[at] if end - self.starts[at] == plan.size else None
         return action, plan.stream._step_error(plan, step, error)
+
+    def position(self, index: int) -> tuple[Action, int | None]:
+        """The action to which call number ``index`` belongs, and which of its groups that is, if the call is of one."""
+        if self.starts is None:
+            return self.actions[index], None
+        at = bisect_right(self.starts, index) - 1
+        action, start = self.actions[at], self.starts[at]
+        end = self.starts[at + 1] if at + 1 < len(self.starts) else len(self.calls)
+        return action, index - start if action.plan is not None and end - start == action.plan.size else None
 
 
 def make_calls(calls: Iterator[Call]) -> None:

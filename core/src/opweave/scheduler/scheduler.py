@@ -21,6 +21,7 @@ from opweave.graph.graph import Graph
 from opweave.graph.tensor import Placement, Tensor
 from opweave.host.device import HostDevice
 from opweave.leaves import withdraw
+from opweave.lifecycle import closed_at_exit, keep_for_ever, told_of_forks
 from opweave.scheduler.allocate import MemoryPlan, allocate
 from opweave.scheduler.arena import Arena, Lease
 from opweave.scheduler.assign import assign
@@ -190,6 +191,8 @@ class Scheduler:
             raise
         self._arenas: Final = [Arena(target) for target in self._targets]
         self._reserved: Final[list[Lease]] = []
+        told_of_forks(self)
+        closed_at_exit(self, first=True)
 
     def __repr__(self) -> str:
         return f"<Scheduler over {', '.join(target.name for target in self._targets)}>"
@@ -459,6 +462,8 @@ class Scheduler:
         Raises:
             SchedulerError: called from within a run, or from a callback of one of its futures.
         """
+        if self._executor.inherited:
+            return
         self._executor.check_closer(whole=True)
         self._executor.close()
         with self._executor.lock:
@@ -466,6 +471,13 @@ class Scheduler:
                 self.reset()
             finally:
                 self._close_streams()
+
+    def _inherit(self) -> None:
+        if not all(target.device.survives_fork for target in self._targets):
+            keep_for_ever([*self._programs.values(), *self._arenas])  # with objects of the driver in them
+
+    def _under_way(self) -> str:
+        return self._executor.step_under_way()
 
     def _close_streams(self) -> None:
         with ExitStack() as stack:  # all of them, whatever one of them raises

@@ -1,0 +1,53 @@
+"""What an executor is doing at this moment, for who gives up waiting for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from opweave.contract.worker import WorkerStream
+
+if TYPE_CHECKING:
+    from opweave.contract.submission import Submission
+    from opweave.scheduler.executor import ProgramState
+    from opweave.scheduler.run_list import Action
+    from opweave.scheduler.target import Target
+
+__all__ = ["step_under_way"]
+
+
+def step_under_way(targets: Sequence[Target], ownership: Submission, programs: Iterable[ProgramState]) -> str:
+    """The node that is being computed and its device, ``""`` where that is not known.
+
+    Nothing is noted while programs run: what is looked at are the iterators over the calls that are still to be made.
+    """
+    streams = [s.inner if isinstance(s, WorkerStream) else s for target in targets for s in target.streams]
+    lists = [run_list for program in programs for run_list in program.lists]
+    for rest in [*(stream._submission.rest for stream in streams), ownership.rest]:
+        for calls, index in _position(rest):
+            for run_list in lists:
+                if run_list.calls.calls is calls:
+                    return _text(*run_list.calls.position(index))
+                for action in run_list.actions.actions:
+                    if action.plan is not None and action.plan._calls is calls:
+                        return _text(action, index)
+    return next((f"work on {t.name}" for t in targets for s in t.streams if s.is_async and s._over < s._sequence), "")
+
+
+def _position(rest: Any) -> Iterator[tuple[Any, int]]:
+    """The list behind an iterator, and the index of what it gave last."""
+    if rest is not None:
+        _, (calls, *_), *index = rest.__reduce__()
+        if calls and index and index[0]:
+            yield calls, index[0] - 1
+
+
+def _text(action: Action, step: int | None) -> str:
+    device = action.target.name
+    if action.copy is not None:
+        return f"{action.kind} of {action.copy.tensor.describe()} on {device}"
+    if action.split is None:
+        return f"work on {device}"
+    groups = action.items or [(i,) for i in range(len(action.split.items))]
+    node = action.split.items[groups[step][0]].node if step is not None and step < len(groups) else None
+    return f"{node.describe()} on {device}" if node is not None else f"split {action.split.index} on {device}"
