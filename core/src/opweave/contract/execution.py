@@ -690,7 +690,6 @@ class Stream:
             finally:
                 submission.thread = before
                 self._sequence += submits and counts
-                self._sequence += submits and counts
 
     # --- what an author may override --------------------------------------------------------------------------------
 

@@ -510,10 +510,10 @@ _KINDS: Final = {kind: i for i, kind in enumerate((Kind.GPU, Kind.IGPU, Kind.ACC
 def _preferred(backends: Iterable[LoadedBackend]) -> list[Device]:
     """All devices, the preferred first.
 
-    By place in ``OPWEAVE_BACKENDS``, then kind (GPU, IGPU, ACCEL, CPU, HOST), then the backend's priority. Without
-    those that this process, forked from another one, cannot use.
+    By place in ``OPWEAVE_BACKENDS``, then kind (GPU, IGPU, ACCEL, CPU, HOST), then the backend's priority. Devices that
+    this process, forked from another one, cannot use are left out.
     """
-    pairs = [(loaded, device) for loaded in backends for device in loaded.devices if not device.lost_by_fork]
+    pairs = [(loaded, d) for loaded in backends for d in loaded.devices if not d.lost_by_fork]
     pairs.sort(key=lambda pair: (pair[0].rank, _KINDS[pair[1].kind], -pair[0].backend.priority))
     return [device for _, device in pairs]
 
