@@ -65,11 +65,11 @@ class Placement(NamedTuple):
 class Signature:
     """Everything about a node that can decide whether a device supports it: op, attributes, dtypes and layouts.
 
-    Interned: equal signatures are one object, so devices remember their verdicts on it. ``memories`` are the special
-    buffer types that sources lie in, ``None`` for ordinary memory; empty if all do.
+    Interned: equal signatures are one object, so each device is asked once; ``support`` keeps the answers.
+    ``memories`` are the special buffer types that sources lie in, ``None`` for ordinary memory; empty if all do.
     """
 
-    __slots__ = ("__weakref__", "attrs", "memories", "op", "out", "srcs", "verdicts")
+    __slots__ = ("__weakref__", "attrs", "memories", "op", "out", "srcs", "support")
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Signature:
         memories: tuple[BufferType | None, ...] = (),
     ) -> None:
         self.op, self.attrs, self.out, self.srcs, self.memories = op, attrs, out, srcs, memories
-        self.verdicts: dict[Any, Any] = {}
+        self.support: dict[Any, Any] = {}
 
 
 class Leaf:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from opweave.contract.execution import Plan
     from opweave.contract.worker import WorkerStream
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.partition import Copy, Split
+    from opweave.scheduler.splits import Copy, Split
     from opweave.scheduler.target import Target
 
 __all__ = ["Action", "Feed", "Fetch", "settle_failure"]

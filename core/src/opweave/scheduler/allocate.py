@@ -12,14 +12,17 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from opweave.contract.space import round_up
-from opweave.scheduler.partition import END, Item, Partition
+from opweave.scheduler.splits import Partition, PlannedStep
 
-__all__ = ["Block", "ChunkPlan", "Lifetimes", "MemoryUse", "lifetimes", "plan_chunks"]
+__all__ = ["END", "Block", "ChunkPlan", "Lifetimes", "MemoryUse", "lifetimes", "plan_chunks"]
 
 MEETINGS_LIMIT: Final = 16
 """Further plans are tried where blocks meet on average at most this many others: that is what they cost."""
 
 _CHUNK: Final = 1 << 48  # chunks lie this far apart in the planner's own addresses
+
+END: Final = 1 << 60
+"""A moment after the last one: what holds an output lives until then."""
 
 
 class MemoryUse(NamedTuple):
@@ -61,18 +64,18 @@ def lifetimes(
     for place in partition.inputs.values():
         birth[place] = death[place] = 0
     # A place's first mention is its writer: sources are written before they are read.
-    steps: list[tuple[int, Item]] = []
+    steps: list[tuple[int, PlannedStep]] = []
     started: dict[int, int] = {}  # target -> when its last split started
     for split, grouping in zip(partition.splits, groups, strict=True):
         moment += 1
         times.append(moment)
         for copy in split.copies:
-            death[copy.src.place] = moment
+            death[copy.src.storage] = moment
             if copy.ids is not None:
-                death[copy.ids.place] = moment
-            dst = copy.dst.place
+                death[copy.ids.storage] = moment
+            dst = copy.dst.storage
             if birth[dst] < 0:
-                early = copy.cause == "stream" and split.target.index in ahead
+                early = copy.cause == "weight-fetch" and split.target.index in ahead
                 birth[dst] = started.get(split.target.index, moment) if early else moment
             death[dst] = moment
         started[split.target.index] = moment
@@ -92,32 +95,34 @@ def lifetimes(
                 moment += 1
                 for index in group:
                     item = split.items[index]
-                    out = item.out.place
+                    out = item.out.storage
                     if birth[out] < 0:
                         birth[out] = moment
                     death[out] = moment
                     for source in item.srcs:
-                        death[source.place] = moment
-                if len(group) == 1 and split.items[group[0]].verdict.inplace:
+                        death[source.storage] = moment
+                if len(group) == 1 and split.items[group[0]].support.inplace:
                     steps.append((moment, split.items[group[0]]))
         moment += 1
         for copy in split.write_backs:
-            death[copy.src.place] = moment
+            death[copy.src.storage] = moment
         if split.observed is not None:
-            death[split.observed[1].place] = moment
+            death[split.observed[1].storage] = moment
     for output in partition.outputs:
         if output is not None:
-            death[output.place] = END
+            death[output.storage] = END
     alias = list(range(n))
     fed = set(partition.inputs.values())
     for at, item in steps:
         taken = _takes_over(item, at, partition, birth, death, fed)
         if taken >= 0:
-            alias[item.out.place] = alias[taken]
+            alias[item.out.storage] = alias[taken]
     return Lifetimes(birth, death, alias, times)
 
 
-def _takes_over(item: Item, at: int, partition: Partition, birth: list[int], death: list[int], fed: set[int]) -> int:
+def _takes_over(
+    item: PlannedStep, at: int, partition: Partition, birth: list[int], death: list[int], fed: set[int]
+) -> int:
     """The place whose memory the item's output may take over, or -1.
 
     It must be a temporary of the same target that ends here, lie exactly as the output will, and no other operand may

@@ -17,8 +17,8 @@ from opweave.contract.step import Arg, Call, Group, Step
 from opweave.graph.dtypes import u8
 from opweave.graph.tensor import Location, Placement, Tensor
 from opweave.leaves import place_state, upload
-from opweave.scheduler.allocate import Block, Lifetimes, lifetimes, plan_chunks
-from opweave.scheduler.partition import END, Item, Operand, Partition, Split
+from opweave.scheduler.allocate import END, Block, Lifetimes, lifetimes, plan_chunks
+from opweave.scheduler.splits import Partition, PlannedStep, Split, StorageView
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
@@ -56,14 +56,14 @@ class Binder:
         self.offsets: list[int] = [0] * n
         self.handles: dict[int, Any] = {}
         self.args: list[Arg | None] = [None] * n
-        self.bound: list[Operand | None] = [None] * n  # what `args` was made of
+        self.bound: list[StorageView | None] = [None] * n  # what `args` was made of
         self.windows: dict[tuple[int, int], Arg] = {}  # buffer and offset -> what was bound there last
         self.planned: dict[int, int] = {}
         self.moves: list[dict[int, tuple[Buffer, int]]] = [{} for _ in range(slots)]  # what lies elsewhere in a slot
         self.fused: Final = [self._fuse(split) for split in partition.splits]
         groupings = [None if f is None else [g[0] for g in f] for f in self.fused]
         for split in partition.splits:
-            if any(copy.cause == "stream" for copy in split.copies):
+            if any(copy.cause == "weight-fetch" for copy in split.copies):
                 split.target.open_copier()
         ahead = {target.index for target in self.targets if target.copier is not None}
         self.scratch: Final = self._plan_memory(lifetimes(partition, groupings, ahead), self.fused)
@@ -86,7 +86,9 @@ class Binder:
             return None
         steps = []
         for item in split.items:
-            live = self.last_reader.get(item.out.place, -1) > split.index or self.partition.arenas[item.out.place] < 0
+            live = (
+                self.last_reader.get(item.out.storage, -1) > split.index or self.partition.arenas[item.out.storage] < 0
+            )
             steps.append(_step(item, _unbound(item.out), tuple(map(_unbound, item.srcs)), live))
         index_of = {id(step): i for i, step in enumerate(steps)}
         return [([index_of[id(step)] for step in group.steps], group.workspace) for group in stream.fuse(steps)]
@@ -97,18 +99,18 @@ class Binder:
         last: dict[int, int] = {}
         for split in self.partition.splits:
             for copy in split.copies:
-                last[copy.src.place] = split.index
+                last[copy.src.storage] = split.index
                 if copy.ids is not None:
-                    last[copy.ids.place] = split.index
+                    last[copy.ids.storage] = split.index
             for item in split.items:
                 for source in item.srcs:
-                    last[source.place] = split.index
+                    last[source.storage] = split.index
             for copy in split.write_backs:
-                last[copy.src.place] = split.index + 1
+                last[copy.src.storage] = split.index + 1
             if split.observed is not None:
-                last[split.observed[1].place] = split.index + 1
+                last[split.observed[1].storage] = split.index + 1
         end = len(self.partition.splits)
-        return last | {o.place: end for o in self.partition.outputs if o is not None}
+        return last | {o.storage: end for o in self.partition.outputs if o is not None}
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
@@ -169,10 +171,12 @@ class Binder:
         for split in self.partition.splits:
             target = split.target.index
             for copy in (*split.copies, *split.write_backs):
-                places = (copy.src.place, copy.dst.place) if copy.ids is None else (copy.src.place, copy.ids.place)
+                places = (
+                    (copy.src.storage, copy.dst.storage) if copy.ids is None else (copy.src.storage, copy.ids.storage)
+                )
                 shared.update(p for p in places if arenas[p] >= 0 and arenas[p] != target)
             for item in split.items:
-                shared.update(s.place for s in (item.out, *item.srcs) if arenas[s.place] not in (-1, target))
+                shared.update(s.storage for s in (item.out, *item.srcs) if arenas[s.storage] not in (-1, target))
         return shared
 
     def _internal_places(self, fused: Sequence[list[tuple[list[int], int]] | None]) -> set[int]:
@@ -184,19 +188,19 @@ class Binder:
         makers: dict[int, tuple[int, int]] = {}
         for split, groups in zip(self.partition.splits, fused, strict=True):
             for copy in (*split.copies, *split.write_backs):
-                readers.setdefault(copy.src.place, set()).add((-1, -1))
+                readers.setdefault(copy.src.storage, set()).add((-1, -1))
                 if copy.ids is not None:
-                    readers.setdefault(copy.ids.place, set()).add((-1, -1))
+                    readers.setdefault(copy.ids.storage, set()).add((-1, -1))
             if split.observed is not None:
-                readers.setdefault(split.observed[1].place, set()).add((-1, -1))
+                readers.setdefault(split.observed[1].storage, set()).add((-1, -1))
             for g, (indices, _) in enumerate(groups or [([i], 0) for i in range(len(split.items))]):
                 for index in indices:
                     item = split.items[index]
-                    if groups is not None and len(indices) > 1 and self.partition.arenas[item.out.place] >= 0:
-                        makers[item.out.place] = (split.index, g)
+                    if groups is not None and len(indices) > 1 and self.partition.arenas[item.out.storage] >= 0:
+                        makers[item.out.storage] = (split.index, g)
                     for source in item.srcs:
-                        readers.setdefault(source.place, set()).add((split.index, g))
-        kept = {o.place for o in self.partition.outputs if o is not None}
+                        readers.setdefault(source.storage, set()).add((split.index, g))
+        kept = {o.storage for o in self.partition.outputs if o is not None}
         for place, group in makers.items():
             if place not in kept and readers.get(place, set()) == {group}:
                 result.add(place)
@@ -250,7 +254,7 @@ class Binder:
 
     # --- operands ---------------------------------------------------------------------------------------------------
 
-    def arg(self, operand: Operand) -> Arg:
+    def arg(self, operand: StorageView) -> Arg:
         """The operand where it lies in the selected slot."""
         place, offset, dtype, shape, strides = operand
         known = self.args[place]
@@ -283,13 +287,13 @@ class Binder:
             # The short way for streams that call kernels one by one: no steps are made.
             calls = []
             for g, item in enumerate(split.items):
-                op, node, out, srcs, verdict = item
-                kernel = verdict.kernel
+                op, node, out, srcs, support = item
+                kernel = support.kernel
                 attrs = node.attrs if node is not None else {}
                 args = [arg(s) for s in srcs]
                 if kernel is None:
                     step = _step(item, arg(out), tuple(args), True)
-                    calls.append(stream._bind(Group((step,), verdict.workspace, self.scratch.get((split.index, g)))))
+                    calls.append(stream._bind(Group((step,), support.workspace, self.scratch.get((split.index, g)))))
                 elif kernel.workspace is None:
                     calls.append(kernel.factory(stream, op, arg(out), *args, **attrs))
                 else:
@@ -298,7 +302,7 @@ class Binder:
             return Plan(stream, calls, len(calls), self._leaf_buffers(split))
         ready = []
         for g, (indices, size) in enumerate(
-            groups if groups is not None else [([i], item.verdict.workspace) for i, item in enumerate(split.items)]
+            groups if groups is not None else [([i], item.support.workspace) for i, item in enumerate(split.items)]
         ):
             steps = tuple(
                 [
@@ -316,11 +320,11 @@ class Binder:
         return {buffer for place in places if (buffer := self.buffers[place]) is not None}
 
 
-def _unbound(operand: Operand) -> Arg:
-    return Arg(None, operand.offset, operand.dtype, operand.shape, operand.strides, None, operand.place)
+def _unbound(operand: StorageView) -> Arg:
+    return Arg(None, operand.offset, operand.dtype, operand.shape, operand.strides, None, operand.storage)
 
 
-def _step(item: Item, out: Arg, srcs: tuple[Arg, ...], live: bool) -> Step:
+def _step(item: PlannedStep, out: Arg, srcs: tuple[Arg, ...], live: bool) -> Step:
     node = item.node
     return Step(
         item.op, out, srcs, node.attrs if node is not None else {}, live, node.name if node is not None else "pack"

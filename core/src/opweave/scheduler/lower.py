@@ -16,13 +16,13 @@ from opweave.host.storage import array_shape, bind_copy, bind_read, bind_selecte
 from opweave.scheduler.actions import Action, Feed, Fetch
 from opweave.scheduler.hazards import HOST_QUEUE, Access, Act, Need, find_waits
 from opweave.scheduler.joint import Joint, join
-from opweave.scheduler.partition import Operand
+from opweave.scheduler.splits import StorageView
 
 if TYPE_CHECKING:
     from opweave.contract.execution import Event, Plan, Stream
     from opweave.contract.step import Arg, Call
     from opweave.scheduler.bind import Binder
-    from opweave.scheduler.partition import Copy, Split
+    from opweave.scheduler.splits import Copy, Split
     from opweave.scheduler.target import Target
 
 __all__ = ["RunList", "run_lists"]
@@ -183,7 +183,7 @@ class _Lister:
             place = self.partition.inputs.get(tensor)
             feed = Feed(tensor, shape, tensor.dtype.numpy, None, None, False, None)
             if place is not None:
-                arg = self.binder.arg(Operand(place, 0, tensor.dtype, tensor.shape, tensor.strides))
+                arg = self.binder.arg(StorageView(place, 0, tensor.dtype, tensor.shape, tensor.strides))
                 target = self.targets[self.partition.arenas[place]]
                 view, put, queued = bind_write(arg, target.stream)
                 feed = feed._replace(view=view, put=put, queued=queued, target=target)
@@ -209,25 +209,25 @@ class _Lister:
             action = Action("plan", target, split, items=items, plan=plan)
             self._add(self._queue(target), reads, writes, plan.run, action, scratch)
         for copy in split.write_backs:
-            self._add_copy(copy, split, self._target_of(copy.dst.place, target))
+            self._add_copy(copy, split, self._target_of(copy.dst.storage, target))
         if split.observed is not None:
             node, operand = split.observed
             assert self.binder.show is not None
             look = partial(self.binder.show, node, bind_read(self.binder.arg(operand)))
-            self._add(HOST_QUEUE, (operand.place,), (), look, Action("observe", target, split))
+            self._add(HOST_QUEUE, (operand.storage,), (), look, Action("observe", target, split))
 
     def _add_copy(self, copy: Copy, split: Split, target: Target) -> None:
-        beside = copy.cause == "stream" and target.copier is not None
+        beside = copy.cause == "weight-fetch" and target.copier is not None
         stream = target.copier if beside and target.copier is not None else target.stream
         dst, src = self.binder.arg(copy.dst), self.binder.arg(copy.src)
-        reads: tuple[int, ...] = (copy.src.place,)
+        reads: tuple[int, ...] = (copy.src.storage,)
         if copy.ids is None:
             call, queued = bind_copy(dst, stream, src)
         else:
             call, queued = bind_selected_copy(dst, stream, src, self.binder.arg(copy.ids), self.count)
-            reads = (copy.src.place, copy.ids.place)
+            reads = (copy.src.storage, copy.ids.storage)
         queue = HOST_QUEUE if not queued else target.index + len(self.targets) if beside else target.index
-        self._add(queue, reads, (copy.dst.place,), call, Action("copy", target, split, copy))
+        self._add(queue, reads, (copy.dst.storage,), call, Action("copy", target, split, copy))
 
     def _stream(self, queue: int) -> Stream:
         """Queues are the targets' streams in order, and then their copiers."""
@@ -242,12 +242,12 @@ class _Lister:
                 empty = np.empty(array_shape(output.shape, output.dtype), output.dtype.numpy)
                 self.result.fetches.append(Fetch(output, empty.copy, None, None))
                 continue
-            target = self._target_of(operand.place, self.targets[-1])
+            target = self._target_of(operand.storage, self.targets[-1])
             stream = target.stream
             queued = stream if isinstance(stream, WorkerStream) else None
             self.result.fetches.append(Fetch(output, bind_read(self.binder.arg(operand), queued), queued, target))
             if queued is not None:
-                self._add(target.index, (operand.place,), (), None, None)
+                self._add(target.index, (operand.storage,), (), None, None)
 
     # --- the list ---------------------------------------------------------------------------------------------------
 

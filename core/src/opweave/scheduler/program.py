@@ -33,8 +33,8 @@ from opweave.scheduler.allocate import MemoryUse
 from opweave.scheduler.bind import Binder
 from opweave.scheduler.joint import Joint
 from opweave.scheduler.lower import RunList, run_lists
-from opweave.scheduler.partition import Partition, Split
 from opweave.scheduler.running import Run
+from opweave.scheduler.splits import Partition, Split
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
@@ -503,7 +503,7 @@ class Program:
         return {name: feed.tensor for name, feed in self._feeds.items()}
 
     @property
-    def splits(self) -> list[Split]:
+    def splits(self) -> Sequence[Split]:
         """The splits in the order they run."""
         return self.partition.splits
 

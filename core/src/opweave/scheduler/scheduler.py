@@ -26,9 +26,10 @@ from opweave.leaves import withdraw
 from opweave.scheduler.actions import settle_failure
 from opweave.scheduler.arena import Arena
 from opweave.scheduler.assign import assign
-from opweave.scheduler.partition import Copy, Partition, Split, partition
+from opweave.scheduler.partition import partition
 from opweave.scheduler.program import Outputs, Program, device_of
 from opweave.scheduler.running import Progress
+from opweave.scheduler.splits import Copy, Partition, Split
 from opweave.scheduler.target import Target
 from opweave.tracing import TRACE
 
@@ -75,7 +76,7 @@ class PlannedGraph:
         self.partition: Final = parts
 
     @property
-    def splits(self) -> list[Split]:
+    def splits(self) -> Sequence[Split]:
         return self.partition.splits
 
     @property

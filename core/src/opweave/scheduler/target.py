@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from opweave.contract.memory import BufferType
     from opweave.graph.tensor import Signature
 
-__all__ = ["Target", "Verdict", "unbound_step"]
+__all__ = ["Support", "Target", "unbound_step"]
 
 
-class Verdict:
+class Support:
     """What a device says of a signature, asked once.
 
     Attributes:
@@ -108,18 +108,18 @@ class Target:
         if self.owned:
             self.stream.close()
 
-    def verdict(self, signature: Signature) -> Verdict:
+    def support(self, signature: Signature) -> Support:
         """What the device says of nodes with a signature; remembered on it."""
-        known = signature.verdicts.get(self.device)
+        known = signature.support.get(self.device)
         if known is None:
-            known = signature.verdicts[self.device] = self._ask(signature)
+            known = signature.support[self.device] = self._ask(signature)
         return known
 
-    def _ask(self, signature: Signature) -> Verdict:
+    def _ask(self, signature: Signature) -> Support:
         if 0 in signature.out[1]:
-            return Verdict(None)  # there is nothing to compute, and nothing will be
+            return Support(None)  # there is nothing to compute, and nothing will be
         if any(0 in shape for _, shape, _ in signature.srcs) and self.device.kind is not Kind.HOST:
-            return Verdict("a source has no elements; only the host runs such nodes")
+            return Support("a source has no elements; only the host runs such nodes")
         step = unbound_step(signature, self.device)
         reason = self.device.why_not(step)
         packed = False
@@ -127,6 +127,6 @@ class Target:
             step = unbound_step(signature, self.device, packed=True)
             packed = self.device.why_not(step) is None
         if reason is not None and not packed:
-            return Verdict(reason)
+            return Support(reason)
         kernel = self.device.kernels.find(step) if hasattr(self.device, "kernels") else None
-        return Verdict(None, packed, self.device.inplace(step), self.device._workspace(step), kernel)
+        return Support(None, packed, self.device.inplace(step), self.device._workspace(step), kernel)
