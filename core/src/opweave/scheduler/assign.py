@@ -377,8 +377,6 @@ class _Assigning:
 
     def cross_boundaries(self) -> None:
         """Nodes between decided ones on several devices move to where the fewest bytes cross."""
-        if len({*self.target_of.values()}) < 2:
-            return
         computing = [target.index for target in self.able.computing]
         movable: dict[Tensor, Sequence[int]] = {
             node: computing for node, cause in self.causes.items() if cause in ("expand-down", "expand-up")
