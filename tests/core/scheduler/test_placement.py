@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import opweave as ow
 from opweave.contract import Kind
 from opweave.host.device import HostDevice
 from tests.support.devices import BASIC, Beside, Plain, Separate
+from tests.support.evaluate import evaluate
+from tests.support.random_graphs import ALL_OPS, Case
 
 OPS = (*BASIC, "layer_norm", "rms_norm", "softmax", "cast", "sum", "embedding")
 ROWS, SIZE = 8, 16
@@ -310,3 +314,83 @@ class TestBoundaries:
         y = ow.exp(ow.sum(odd, axis=0))
         planned = plan(y, a, b)
         assert where(planned, h, odd, y) == ["a", "b", "a"]
+
+
+BLOCKS = 10
+CASES = int(os.environ.get("OPWEAVE_RANDOM_CASES", "400"))
+
+
+def small_table(weight: ow.Tensor, nodes: list[ow.Tensor]) -> bool:
+    """Whether several nodes read it, and all combine it with values of more bytes."""
+    readers = [n for n in nodes if any(s.root is weight for s in n.srcs)]
+    values = [
+        max([n.nbytes, *[s.nbytes for s in n.srcs if s.root.leaf is None or s.root.leaf.kind == "input"]])
+        for n in readers
+    ]
+    return len(readers) > 1 and weight.nbytes < min(values)
+
+
+def check_rules(program: ow.Program, pins: dict[ow.Tensor, ow.Device], message: str) -> None:
+    """Readers of placed weights are where these are; the host's references compute only what nobody else can."""
+    assignment = program.partition.assignment
+    nodes = [n for n in program.partition.graph.nodes if not n.is_view]
+    runs = [[t.device for t in assignment.targets if assignment.capabilities.supports(t, n)] for n in nodes]
+    for node, able in zip(nodes, runs, strict=True):
+        if node in pins:
+            assert program.device_of(node) is pins[node], message
+            continue
+        device, computing = program.device_of(node), [d for d in able if d.kind is not Kind.HOST]
+        if device.kind is Kind.HOST:
+            kept = node.state is not None or not node.srcs
+            assert kept or not computing, f"{message}: {node.describe()} runs on the references"
+        if node.state is not None:
+            continue
+        placed = [w for w in dict.fromkeys(s.root for s in node.srcs) if w.leaf is not None and w.leaf.kind == "weight"]
+        placed = [w for w in placed if w.leaf is not None and w.leaf.placement is not None]
+        for weight in sorted(placed, key=lambda w: -w.nbytes):
+            assert weight.leaf is not None
+            assert weight.leaf.placement is not None
+            space = weight.leaf.placement.buffer.space
+            if any(d.reaches(space) for d in computing):
+                moved = assignment.causes[node] == "fewest-bytes" and small_table(weight, nodes)
+                assert moved or device.reaches(space), f"{message}: {node.describe()} left {weight.name}\n" + str(
+                    program.explain()
+                )
+                break
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_random_graphs_with_weights_placed_at_random_keep_the_rules_and_equal_the_references(block):
+    checked = 0
+    for seed in range(block * CASES // BLOCKS, (block + 1) * CASES // BLOCKS):
+        rng = random.Random(20_000_000 + seed)
+        devices: list[ow.Device] = []
+        for i in range(rng.randint(2, 3)):
+            ops = [op for op in ALL_OPS if rng.random() < 0.85]
+            devices.append(Separate(f"d{i}", ops) if rng.random() < 0.7 else Plain(f"d{i}", ops))
+        devices.append(HostDevice())
+        case = Case(rng, rng.sample(devices, rng.randint(1, len(devices))))
+        try:
+            reachable = set(ow.Graph(case.outputs).nodes) if case.outputs else set()
+        except ow.HazardError:
+            continue
+        if not reachable:
+            continue
+        with ow.Scheduler(devices, op_offload=rng.random() < 0.8) as scheduler:
+            pins: dict[ow.Tensor, ow.Device] = {}
+            for node in case.nodes:
+                at = rng.randrange(len(devices))
+                if node in reachable and rng.random() < 0.15 and node.signature is not None:
+                    target = scheduler._targets[at]
+                    if target.support(node.signature).reason is None:
+                        pins[node] = devices[at]
+            program = scheduler.build(case.outputs, pins)
+            if scheduler._op_offload:
+                check_rules(program, pins, f"seed {seed}")
+            feeds = {name: array for name, array in case.feeds.items() if name in program.inputs}
+            known: dict[ow.Tensor, np.ndarray] = {}
+            expected = [evaluate(t, case.leaves, known) for t in case.outputs]
+            for got, want in zip(program.run(feeds), expected, strict=True):
+                np.testing.assert_array_equal(got, want, err_msg=f"seed {seed}\n{program.explain()}")
+            checked += 1
+    assert checked >= CASES // BLOCKS // 2

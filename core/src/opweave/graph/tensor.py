@@ -467,16 +467,27 @@ def _node(op: OpDef, srcs: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor:
     return tensor
 
 
-def view_node(op: OpDef, src: Tensor, attrs: dict[str, Any], shape: Shape, strides: Strides, offset: int) -> Tensor:
-    """A view of ``src`` whose window, relative to ``src.root``, is ``(shape, strides, offset)``."""
-    key = (op, src, _exact(attrs))
+def view_node(
+    op: OpDef,
+    src: Tensor,
+    attrs: dict[str, Any],
+    shape: Shape,
+    strides: Strides,
+    offset: int,
+    after: tuple[Tensor, ...] = (),
+) -> Tensor:
+    """A view of ``src`` whose window, relative to ``src.root``, is ``(shape, strides, offset)``.
+
+    What depends on the view also depends on the tensors in ``after``, whose values it does not show.
+    """
+    key = (op, src, *after, _exact(attrs))
     with _MAKING:
         known = _NODES.get(key)
         if known is not None:
             return known
         # Whole blocks are the builder's business: the transpose of a quantized matrix, for matmul only, has none.
         check_shape(shape, src.dtype if src.dtype.block == 1 else u8)
-        tensor = _new(op, (src,), attrs, src.dtype, shape, strides)
+        tensor = _new(op, (src, *after), attrs, src.dtype, shape, strides)
         tensor.base = src.root
         tensor.offset = offset
         _NODES[key] = tensor
