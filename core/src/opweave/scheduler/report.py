@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from opweave.scheduler.allocate import MemoryUse, lifetimes
 from opweave.scheduler.assign import CAUSES
+from opweave.scheduler.splits import COPY_CAUSES
 
 if TYPE_CHECKING:
     from opweave.cost.predict import Prediction
@@ -244,7 +245,9 @@ def explain(
             f"memory on {name}: {human_bytes(use.temporaries)} temporaries, {human_bytes(use.weights)} weights, "
             f"{human_bytes(use.states)} states"
         )
+    copied = {copy.cause for copy in partition.copies}
     meanings = [f"[{cause}] {CAUSES[cause]}" for cause in CAUSES if cause in used]
+    meanings += [f"({cause}) {COPY_CAUSES[cause]}" for cause in COPY_CAUSES if cause in copied]
     if meanings:
         lines += ["causes:", *(f"    {m}" for m in meanings)]
     result = Explanation("\n".join(lines))
