@@ -80,7 +80,7 @@ def logits(x: ow.Tensor, weights: ow.Weights, layers: int) -> ow.Tensor:
 def find_devices(note: list[str]) -> list[str]:
     """Every device but `host`; without a second one two virtual CPU devices with separate memories."""
     try:
-        ow.device("opencl:0")
+        ow.device("opencl")
     except (ow.PluginError, ow.UnknownNameError) as error:
         os.environ.setdefault("OPWEAVE_CPU_DEVICES", "2")
         note.append(f"no OpenCL device ({str(error).splitlines()[0]}): using two virtual CPU devices instead")

@@ -1,4 +1,4 @@
-"""Needs an OpenCL driver: PoCL comes with ``opweave-opencl[pocl]`` and runs anywhere."""
+"""Needs an OpenCL driver: PoCL and Intel's come with ``opweave-opencl[pocl,intel]``. Runs on every one that works."""
 
 from __future__ import annotations
 
@@ -8,39 +8,36 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from opweave.errors import Unavailable
+from tests.support.opencl import DEVICES, SKIPPED
 
 if TYPE_CHECKING:
-    from opweave.contract import Device
     from opweave_opencl import OpenCLDevice, OpenCLStream
-
-DEVICES: list[Device] = []
-MISSING = ""
-try:
-    from opweave_opencl import OpenCLBackend
-
-    DEVICES += OpenCLBackend().devices()
-except ImportError as error:
-    MISSING = f"opweave-opencl is not installed: {error}"
-except Unavailable as error:
-    MISSING = f"no OpenCL driver here: {error}"
 
 
 class Skipped(pytest.Module):
     """A module that is not even imported."""
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        pytest.skip(MISSING, allow_module_level=True)
+        pytest.skip("; ".join(f"{driver}: {why}" for driver, why in SKIPPED.items()), allow_module_level=True)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    return Skipped.from_parent(parent, path=module_path) if MISSING else None
+    if DEVICES or module_path.stem == "test_drivers":
+        return None
+    return Skipped.from_parent(parent, path=module_path)
 
 
-@pytest.fixture(scope="session")
-def device() -> OpenCLDevice:
-    """The first OpenCL device."""
-    return DEVICES[0]  # type: ignore[return-value]
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    ran = ", ".join(device.description for device in DEVICES)
+    terminalreporter.write_line(f"OpenCL: the tests ran on {ran or 'no driver'}")
+    for driver, why in SKIPPED.items():
+        terminalreporter.write_line(f"OpenCL: not on {driver}: {why}")
+
+
+@pytest.fixture(scope="session", params=DEVICES, ids=lambda device: device.cl_device.platform.name.split("(")[0])
+def device(request: pytest.FixtureRequest) -> OpenCLDevice:
+    """The first device of each driver that works."""
+    return request.param
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ def test_another_process_loads_what_this_one_built(device, tmp_path):
     code = """if True:
         import sys, pyopencl as cl
         from opweave_opencl import OpenCLBackend
-        device = OpenCLBackend().devices()[0]
+        device = next(d for d in OpenCLBackend().devices() if d.id == sys.argv[2])
         real, sources = cl.Program, []
         def program(context, *rest):
             sources.extend(rest[:1] if len(rest) == 1 else ())
@@ -156,6 +156,6 @@ def test_another_process_loads_what_this_one_built(device, tmp_path):
     """
     environment = {**os.environ, FOLDER: str(tmp_path)}
     for expected in ("1", "0"):
-        command = [sys.executable, "-c", code, SOURCE]
+        command = [sys.executable, "-c", code, SOURCE, device.id]
         run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         assert run.stdout.strip() == expected

@@ -31,8 +31,7 @@ def spoil(device: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 8, 24, 40, 33])
-def test_attention_reads_no_local_memory_that_it_did_not_write(size):
-    device = ow.device("opencl:0")
+def test_attention_reads_no_local_memory_that_it_did_not_write(device, size):
     rng = np.random.default_rng(0)
     q, k = rng.standard_normal((1, 2, 9, size), np.float32), rng.standard_normal((1, 2, 17, size), np.float32)
     out = ow.attention(ow.constant(q), ow.constant(k), ow.constant(k))

@@ -11,9 +11,10 @@ import pytest
 
 from opweave.conformance import CASES, Case, run_case
 from opweave.graph.opdef import OPS
-from opweave_opencl import OpenCLBackend, OpenCLDevice
+from opweave_opencl import OpenCLDevice
 from opweave_opencl.kernels import KERNELS
 from opweave_opencl.tuning import Tuning
+from tests.support.opencl import anew
 
 RUNS = {name for name, op in OPS.items() if not op.is_view} - {"custom"}
 SHARING = {
@@ -44,9 +45,8 @@ SAMPLE = sample()
 
 
 @pytest.fixture(scope="session")
-def grouped() -> OpenCLDevice:
-    found = OpenCLBackend().devices()[0]
-    assert isinstance(found, OpenCLDevice)
+def grouped(device) -> OpenCLDevice:
+    found = anew(device)
     found.tuning = GROUPED
     return found
 

@@ -1,4 +1,4 @@
-"""Wherever the nodes of a graph are put, between ``opencl:0`` and ``cpu``, the results agree."""
+"""Wherever the nodes of a graph are put, between an OpenCL device and ``cpu``, the results agree."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import pytest
 import opweave as ow
 from tests.support.evaluate import evaluate
 
-DEVICES = ("opencl:0", "cpu")
+Pair = tuple[str, str]
 SAMPLES = 48
 """Placements of the transformer block beside those on one device and in two halves."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _registered():
+@pytest.fixture(scope="module")
+def pair(device) -> Pair:
+    found = (f"opencl:{device.id}", "cpu")
     try:
-        for name in DEVICES:
+        for name in found:
             ow.device(name)
     except (ow.PluginError, ow.UnknownNameError) as error:
         pytest.skip(str(error))
+    return found
 
 
 def computed(*outputs: ow.Tensor) -> list[ow.Tensor]:
@@ -41,9 +43,15 @@ def computed(*outputs: ow.Tensor) -> list[ow.Tensor]:
     return [t for t in found if not t.is_view]
 
 
-def check(outputs: Sequence[ow.Tensor], places: Sequence[str], feeds: dict[str, np.ndarray], want: list[np.ndarray]):
+def check(
+    pair: Pair,
+    outputs: Sequence[ow.Tensor],
+    places: Sequence[str],
+    feeds: dict[str, np.ndarray],
+    want: list[np.ndarray],
+):
     nodes = computed(*outputs)
-    with ow.Scheduler(list(DEVICES)) as scheduler:
+    with ow.Scheduler(list(pair)) as scheduler:
         program = scheduler.build(list(outputs), pins=dict(zip(nodes, places, strict=True)))
         assert [program.device_of(node).name for node in nodes] == list(places)
         got = program.run(feeds)
@@ -78,12 +86,12 @@ def digits():
     return outputs, {"images": images}, want
 
 
-def test_every_placement_of_the_digits_example(digits):
+def test_every_placement_of_the_digits_example(pair, digits):
     outputs, feeds, want = digits
     nodes = computed(*outputs)
     assert len(nodes) == 8
-    for places in product(DEVICES, repeat=len(nodes)):
-        check(outputs, places, feeds, want)
+    for places in product(pair, repeat=len(nodes)):
+        check(pair, outputs, places, feeds, want)
 
 
 # --- a transformer block ----------------------------------------------------------------------------------------------
@@ -118,20 +126,20 @@ def block():
     return [h], {"x": value}, truth([h], {x: value})
 
 
-def placements(count: int) -> list[tuple[str, ...]]:
+def placements(pair: Pair, count: int) -> list[tuple[str, ...]]:
     """All nodes on one device, a seam after each node either way round, in turns, and at random."""
-    first, second = DEVICES
-    found = [(first,) * count, (second,) * count, *[tuple(DEVICES[i % 2] for i in range(k, count + k)) for k in (0, 1)]]
+    first, second = pair
+    found = [(first,) * count, (second,) * count, *[tuple(pair[i % 2] for i in range(k, count + k)) for k in (0, 1)]]
     for seam in range(1, count):
         found += [(first,) * seam + (second,) * (count - seam), (second,) * seam + (first,) * (count - seam)]
     rng = np.random.default_rng(2)
-    found += [tuple(DEVICES[i] for i in rng.integers(0, 2, count)) for _ in range(SAMPLES)]
+    found += [tuple(pair[i] for i in rng.integers(0, 2, count)) for _ in range(SAMPLES)]
     return found
 
 
-def test_placements_of_a_transformer_block(block):
+def test_placements_of_a_transformer_block(pair, block):
     outputs, feeds, want = block
     nodes = computed(*outputs)
     assert len(nodes) == 17
-    for places in placements(len(nodes)):
-        check(outputs, places, feeds, want)
+    for places in placements(pair, len(nodes)):
+        check(pair, outputs, places, feeds, want)

@@ -9,8 +9,8 @@ import pytest
 import opweave as ow
 from opweave.conformance import CASES, run_case
 from opweave.ops.blocks import dequantize
-from opweave_opencl import OpenCLBackend, OpenCLDevice
 from opweave_opencl.tuning import Tuning
+from tests.support.opencl import anew
 
 FORMS = {
     "processor": None,
@@ -22,10 +22,9 @@ SHAPES = [(1, 1, 1), (1, 300, 70), (5, 1, 17), (129, 513, 65), (130, 40, 200)]
 
 
 @pytest.fixture(scope="module", params=FORMS)
-def formed(request):
+def formed(request, device):
     """A device whose kernels are built and launched in one of the forms."""
-    found = OpenCLBackend().devices()[0]
-    assert isinstance(found, OpenCLDevice)
+    found = anew(device)
     found.tuning = FORMS[request.param] or found.tuning
     return found
 

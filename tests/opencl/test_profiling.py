@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 import pytest
 
 import opweave as ow
 from opweave.contract import Arg, Step
 from opweave.graph.dtypes import as_dtype
 from opweave.tracing import TRACE, TraceEvent
+from opweave_opencl.clock import DeviceClock
 
 N = 1 << 20
 SLACK = 1_000_000  # ns by which the clocks may differ
@@ -94,3 +98,47 @@ def test_a_program_is_told_step_by_step(device):
         with TRACE.listen(heard.append):
             program.run(x=np.ones((64, 64), np.float32))
     assert {"softmax", "matmul"} <= {h.name for h in kernels(heard)}
+
+
+class Clocks:
+    """A device whose clock runs at another rate and from another origin than the host's, with a timer or without."""
+
+    def __init__(self, rate: float, origin: int, timer: str) -> None:
+        self.rate, self.origin, self.timer = rate, origin, timer
+
+    def now(self) -> int:
+        return round(perf_counter_ns() * self.rate) + self.origin
+
+    def device_and_host_timer(self):
+        if self.timer == "none":
+            raise cl.LogicError("clGetDeviceAndHostTimer failed: INVALID_OPERATION")
+        return (self.now() if self.timer == "same" else 5), 7
+
+    def marker(self, queue):
+        # Drivers tell of markers when they ended, and not always when they were queued.
+        return SimpleNamespace(wait=lambda: None, profile=SimpleNamespace(queued=0, end=self.now()))
+
+
+@pytest.mark.parametrize("timer", ["same", "another", "none"])
+@pytest.mark.parametrize(("rate", "origin"), [(1.0, 0), (2.5, -(10**12)), (0.04, 10**15)])
+def test_another_rate_and_origin(monkeypatch, timer, rate, origin):
+    clocks: Any = Clocks(rate, origin, timer)
+    monkeypatch.setattr(cl, "CommandQueue", lambda *args: None)
+    monkeypatch.setattr(cl, "enqueue_marker", clocks.marker)
+    clock = DeviceClock(clocks, clocks)
+    told = []
+    for _ in range(5):
+        told.append((perf_counter_ns(), clocks.now()))
+        sleep(0.01)
+    scale = clock.scale()
+    for host, device in told:
+        assert abs(scale(device) - host) < SLACK
+
+
+def test_a_reading_does_not_wait_for_queued_work(device, steps):
+    with device.open(profiling=True) as stream:
+        gate = cl.UserEvent(device.context)
+        cl.enqueue_barrier(stream.queue, wait_for=[gate])
+        stream.queue.flush()
+        stream._profiler._clock.scale()
+        gate.set_status(cl.command_execution_status.COMPLETE)

@@ -12,6 +12,7 @@ from opweave.contract import Arg, Group, Plan, Step, StepError
 from opweave.errors import DeviceLostError, ExecutionError, LifetimeError
 from opweave.graph.dtypes import as_dtype
 from opweave_opencl.errors import translated
+from tests.support.opencl import anew
 
 N = 1 << 20
 
@@ -71,13 +72,11 @@ def test_a_stream_waits_for_another(device, stream, buffers):
     assert (out == 256).all()
 
 
-def test_an_event_of_another_context_is_waited_for_on_the_host(stream, buffers):
-    from opweave_opencl import OpenCLBackend
-
+def test_an_event_of_another_context_is_waited_for_on_the_host(device, stream, buffers):
     stream.upload(buffers[0], 0, np.ones(N, np.float32))
     stream.compile([doubling(buffers)] * 4).run()
     event = stream.record()
-    with OpenCLBackend().devices()[0].open() as other:
+    with anew(device).open() as other:
         other.wait(event)
         assert event.done
 

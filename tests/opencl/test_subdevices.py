@@ -13,14 +13,12 @@ import opweave as ow
 from opweave.contract import Stream
 from opweave.errors import Unavailable
 from opweave_opencl import OpenCLBackend
-from opweave_opencl.discovery import PARTS, Found, find_devices, partition
+from opweave_opencl.discovery import PARTS, Found, partition
 
 
 @pytest.fixture(scope="module")
-def halves():
-    """Two parts of the first device."""
-    if not isinstance(find_devices()[0].device.partition_max_sub_devices, int):
-        pytest.skip("the device cannot be cut")
+def halves(device):
+    """Two parts of the device."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(PARTS, "2")
         try:
@@ -29,12 +27,12 @@ def halves():
         except Unavailable as error:
             pytest.skip(str(error))
         devices = registry.devices()
-    return [d for d in devices if d.name.startswith("opencl:0")]
+    return [d for d in devices if d.name.startswith(f"opencl:{device.id}.")]
 
 
-def test_parts_are_named_after_their_device(halves):
-    assert [d.name for d in halves] == ["opencl:0.0", "opencl:0.1"]
-    whole = find_devices()[0].device
+def test_parts_are_named_after_their_device(device, halves):
+    assert [d.name for d in halves] == [f"opencl:{device.id}.0", f"opencl:{device.id}.1"]
+    whole = device.cl_device
     assert sum(d.cl_device.max_compute_units for d in halves) == whole.max_compute_units
     assert not halves[0].reaches(halves[1].space)
 
@@ -143,7 +141,7 @@ def test_two_parts_run_a_split_graph(halves):
         want = np.maximum(want @ arrays[name].T.astype(np.float64), 0) + value
     with ow.Scheduler(halves) as scheduler:
         program = scheduler.build(h)
-        assert {split.target.name for split in program.splits} == {"opencl:0.0", "opencl:0.1"}
+        assert {split.target.name for split in program.splits} == {d.name for d in halves}
         assert len(program.splits) >= 6
         for _ in range(3):
             np.testing.assert_allclose(program.run(x=value), want, rtol=1e-4, atol=1e-4)

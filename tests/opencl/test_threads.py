@@ -11,15 +11,17 @@ import pytest
 ONLY = [option for op in ("matmul", "softmax", "sum", "index_copy") for option in ("--only", f"*{op}*f32*")]
 """Families whose work-items share rows and tiles, or write where an index says."""
 PROGRAM = """if True:
+    import sys
     import numpy as np
     import opweave as ow
 
-    device = ow.device("opencl:0").cl_device
+    name = sys.argv[1]
+    device = ow.device(name).cl_device
     rng = np.random.default_rng(0)
     value, a, b = (rng.standard_normal((96, 96)).astype(np.float32) for _ in range(3))
     x = ow.input("x", (96, 96))
-    w = ow.weights({"a": a, "b": b}, device={"a": "opencl:0", "b": "host"})
-    with ow.Scheduler(["opencl:0", "host"]) as scheduler:
+    w = ow.weights({"a": a, "b": b}, device={"a": name, "b": "host"})
+    with ow.Scheduler([name, "host"]) as scheduler:
         program = scheduler.build(ow.softmax(ow.linear(ow.relu(ow.linear(x, w["a"])), w["b"])))
         for _ in range(5):
             got = program.run(x=value)
@@ -42,13 +44,13 @@ def _pocl(device):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_program_over_two_devices(threads):
-    result = run(threads, "-c", PROGRAM)
+def test_a_program_over_two_devices(device, threads):
+    result = run(threads, "-c", PROGRAM, f"opencl:{device.id}")
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) <= threads
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_conformance(threads):
-    result = run(threads, "-m", "opweave", "conformance", "opencl:0", "--level", "2", *ONLY)
+def test_conformance(device, threads):
+    result = run(threads, "-m", "opweave", "conformance", f"opencl:{device.id}", "--level", "2", *ONLY)
     assert result.returncode == 0, result.stdout + result.stderr

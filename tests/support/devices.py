@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from opweave.contract import Device, Kind, MemorySpace, Step
+from opweave.contract import Kind, MemorySpace, Step
 from opweave.contract.kernels import KernelTable
 from opweave.graph.opdef import OPS
-from opweave.host.memory import HostMemory
+from opweave.host.memory import HostMemory, NumPyMemory
 
 BASIC = ("add", "sub", "mul", "neg", "exp", "relu", "scale", "matmul", "linear", "concat", "assign", "index_copy")
 
@@ -37,15 +37,11 @@ def table(ops: Iterable[str] = BASIC, layout: Any = "strided", pack: bool = Fals
     return kernels
 
 
-class Separate(HostMemory):
+class Separate(NumPyMemory):
     """A device with a memory space of its own. ``refuse`` are ops it does not run; ``offload``, ``want`` ones it
     asks for."""
 
     kind = Kind.GPU
-    # Not the host's memory: nothing may be imported from or mapped into the process.
-    _import_host = Device._import_host
-    _map = Device._map
-    _unmap = Device._unmap
 
     def __init__(
         self,

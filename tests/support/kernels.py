@@ -23,12 +23,12 @@ def by_operation(cases: Iterable[Case]) -> list[Any]:
 
 def assert_right_where_accepted(device: Device, cases: Iterable[Case]) -> None:
     """Run the cases: each one has to be right or refused by the typed error. All refused: the test is skipped."""
-    verdicts = [run_case(device, case) for case in cases]
-    assert verdicts, "no case was run"
-    wrong = [f"{v.case.id}: {v.reason}" for v in verdicts if not v]
+    results = [run_case(device, case) for case in cases]
+    assert results, "no case was run"
+    wrong = [f"{v.id}: {v.reason}" for v in results if not v]
     if wrong:
         pytest.fail(
-            f"{len(wrong)} of {len(verdicts)} cases are wrong on {device.name}:\n" + "\n".join(wrong), pytrace=False
+            f"{len(wrong)} of {len(results)} cases are wrong on {device.name}:\n" + "\n".join(wrong), pytrace=False
         )
-    if all(v.status == "refused" for v in verdicts):
-        pytest.skip(f"{device.name} refuses all cases, the first one: {verdicts[0].reason}")
+    if all(v.status == "refused" for v in results):
+        pytest.skip(f"{device.name} refuses all cases, the first one: {results[0].reason}")

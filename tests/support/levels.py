@@ -18,6 +18,6 @@ def failed(backend: type[Backend], *, beside: str) -> list[str]:
     name = registry.register(backend).name
     only = ["async-*", "worker-*", "fault-*", *[f"*-{beside}-{graph}" for graph in GRAPHS]]
     suite = Suite(name, levels=[3, 4, 5], only=only, using=registry, seconds=120)
-    outcomes = [suite.perform(item) for item in suite.items]
-    assert {o.level for o in outcomes if o.status == "passed"} == {3, 4, 5}
-    return [f"{o.name}: {o.reason}" for o in outcomes if o.status == "failed"]
+    results = [suite.perform(item) for item in suite.items]
+    assert {r.level for r in results if r.status == "passed"} == {3, 4, 5}
+    return [f"{r.name}: {r.reason}" for r in results if r.status == "failed"]

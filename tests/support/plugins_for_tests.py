@@ -41,6 +41,25 @@ def backend(devices: str = "[Unit()]", *, body: str = "pass", attributes: str = 
     return dedent(BACKEND) + dedent(acme) + dedent(extra)
 
 
+PROBE = """
+    def _probe(self):
+        if self.kind is Kind.GPU:
+            raise Unavailable("no kernel image for sm_30", remedy="install the build for it")
+        if self.kind is Kind.IGPU:
+            raise RuntimeError("driver said no")
+
+    Unit._probe = _probe
+"""
+
+OLD = "Unit(kind=Kind.GPU, description='Old card')"
+"""A device of `probed` that does not work."""
+
+
+def probed(*devices: str) -> str:
+    """A module with a backend of these devices, of which GPUs and IGPUs do not work."""
+    return backend(f"[{', '.join(devices)}]", extra=PROBE)
+
+
 def write_distribution(
     folder: Path,
     name: str,

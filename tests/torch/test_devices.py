@@ -19,6 +19,7 @@ from opweave.graph.dtypes import as_dtype
 from opweave_torch import TorchBackend
 from opweave_torch.accelerator import CudaDevice, MpsDevice, SeparateCpuDevice, TorchAccelerator, XpuDevice
 from opweave_torch.device import TorchCpuDevice
+from opweave_torch.health import why_no_kernels
 from opweave_torch.options import THREADS
 
 
@@ -232,3 +233,72 @@ def test_a_deterministic_stream_of_cuda_needs_cublas_to_be_told(monkeypatch):
     with pytest.raises(PluginError, match="cuBLAS") as caught:
         CudaDevice(torch.device("cuda", 0)).open(deterministic=True)
     assert "CUBLAS_WORKSPACE_CONFIG=:4096:8" in caught.value.remedy
+
+
+# --- cards that do not work -------------------------------------------------------------------------------------------
+
+BUILT = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
+
+
+@pytest.mark.parametrize(
+    ("card", "built_for", "runs"),
+    [
+        ("sm_90", BUILT, True),
+        ("sm_89", BUILT, True),  # code of sm_86
+        ("sm_103", BUILT, True),
+        ("sm_70", BUILT, False),
+        ("sm_110", BUILT, False),
+        ("sm_70", [*BUILT, "compute_50"], True),
+        ("sm_70", [*BUILT, "compute_80"], False),
+        ("sm_91", ["sm_90a"], False),  # code of one architecture alone
+        ("sm_90", ["sm_90a"], True),
+        ("sm_70", [], True),  # nothing is known
+        ("gfx90a", ["gfx908", "gfx90a"], True),
+        ("gfx803", ["gfx908", "gfx90a"], False),
+        ("gfx1103", ["gfx90a", "gfx11-generic"], True),
+    ],
+)
+def test_for_which_cards_a_build_has_kernels(card, built_for, runs):
+    why = why_no_kernels(card, built_for)
+    assert (why is None) is runs
+    if why is not None:
+        assert f"has no kernels for {card}, only for {' '.join(built_for)}" in why
+
+
+def test_a_card_without_kernels_is_listed_with_the_reason_and_the_others_go_on(monkeypatch):
+    show(monkeypatch, "cuda", 3)
+    old = properties()
+    old.name, old.major = "An Old Card", 6
+
+    def found(target):
+        if target.index == 1:
+            raise RuntimeError("CUDA error: unknown error\nCompile with TORCH_USE_CUDA_DSA")
+        return old if target.index == 2 else properties()
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", found)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: BUILT)
+    registry = ow.Registry(environ={}, search=[])
+    registry.register(TorchBackend)
+    name = registry.backends()[0].name
+    assert [d.name for d in registry.devices()] == [f"{name}:cuda:0", f"{name}:cpu", "host"]
+    (record,) = [r for r in registry.plugins() if r.name == name]
+    lost, without = record.unusable
+    assert (lost.name, lost.error) == (f"{name}:cuda:1", "CUDA error: unknown error")
+    assert (without.name, without.description) == (f"{name}:cuda:2", "An Old Card")
+    assert "has no kernels for sm_60" in without.error
+    assert "pytorch.org" in without.remedy
+
+
+def test_other_accelerators_are_tried_with_a_kernel(monkeypatch):
+    good = TorchAccelerator(torch.device("cpu"))
+    good.probe()
+
+    def fail(*args: object, **named: object) -> None:
+        raise RuntimeError("no kernel image is available\nat some line")
+
+    monkeypatch.setattr(torch, "ones", fail)
+    with pytest.raises(Unavailable, match=r"it runs no kernel: no kernel image is available\n"):
+        good.probe()
+    monkeypatch.setattr(torch, "ones", lambda *args, **named: torch.zeros(8))
+    with pytest.raises(Unavailable, match=r"the sum of eight twos is 0\.0"):
+        good.probe()

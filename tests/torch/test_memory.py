@@ -16,6 +16,7 @@ from opweave.contract import Arg, Usage
 from opweave.errors import AllocationError, DTypeError, HazardError, UnsupportedOpError
 from opweave.graph.dtypes import DTYPES, as_dtype
 from opweave.graph.layout import dense_strides, nbytes
+from opweave.host.promises import PROMISES
 from opweave_torch.accelerator import SeparateCpuDevice, TorchAccelerator
 from opweave_torch.memory import TORCH_DTYPES, dense_bytes, one_tensor_a_window, tensor
 
@@ -217,3 +218,15 @@ def test_what_lies_in_a_dense_tensor():
 
 def test_an_accelerator_of_an_unknown_type_tells_no_memory():
     assert TorchAccelerator(torch.device("cpu")).mem_info() == (0, 0)
+
+
+def test_memory_that_nobody_has_used_yet_is_promised_once(separate: SeparateCpuDevice) -> None:
+    """Systems promise more than there is, and end the process that uses it."""
+    before = PROMISES.taken
+    size = separate.mem_info()[0] * 2 // 3
+    with separate.alloc(size) as held:
+        assert PROMISES.taken == before + size
+        with pytest.raises(AllocationError, match="more than the machine has left"):
+            separate.alloc(size)
+        assert held.size == size
+    assert PROMISES.taken == before

@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 def others() -> list[Device]:
     """The devices of the other backends that are installed here."""
     found = []
-    for name in ("opencl:0", "cpu"):
+    for name in ("opencl", "cpu"):
         try:
             found.append(ow.device(name))
         except (ow.PluginError, ow.UnknownNameError):

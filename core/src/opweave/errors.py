@@ -26,7 +26,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = [
     "AllocationError",
@@ -148,7 +148,7 @@ class DeviceLostError(OpweaveError):
 
 
 class ExecutionError(OpweaveError):
-    """A run failed.
+    """A run, or the preparation of one in a backend's code, failed.
 
     Attributes:
         node: what was running: op, name and the place where the tensor was built.
@@ -159,6 +159,20 @@ class ExecutionError(OpweaveError):
     def __init__(self, message: str, *, node: str = "", device: str = "", states: Iterable[str] = ()) -> None:
         self.node, self.device, self.states = node, device, tuple(states)
         super().__init__(message)
+
+
+def raise_backend_failure(error: Exception, device: str, doing: str, node: str = "") -> NoReturn:
+    """Raise what a backend's own code raised: one of our errors as it is, others as the cause of an `ExecutionError`.
+
+    Args:
+        doing: what the backend was asked for, e.g. ``"preparing a kernel"``.
+        node: the operation that it was asked for, as messages show it.
+    """
+    if isinstance(error, OpweaveError):
+        raise error
+    what = f"{doing} for {node}" if node else doing
+    message = f"{device} failed while {what}: {type(error).__name__}: {error}"
+    raise ExecutionError(message, node=node, device=device) from error
 
 
 class SchedulerError(OpweaveError):

@@ -13,6 +13,7 @@ from opweave.dlpack import host_view
 from opweave.errors import SchedulerError, ShapeError
 from opweave.graph.dtypes import as_dtype, f32
 from opweave.graph.graph import Graph
+from opweave.graph.layout import check_shape
 from opweave.graph.tensor import Tensor, constant, host_array, input
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.precision import check_compute_dtype, with_products_in
@@ -45,6 +46,8 @@ class Function:
         max_shapes: Mapping[str, Sequence[int]] | None,
         compute_dtype: DTypeLike = f32,
     ) -> None:
+        if not isinstance(max_shapes, (Mapping, type(None))):
+            raise SchedulerError(f"max_shapes are a mapping of parameters to shapes, not {max_shapes!r:.60}")
         self._compute_dtype: Final = check_compute_dtype(compute_dtype)
         self._target: Final = target
         self.scheduler: Final = (
@@ -52,7 +55,7 @@ class Function:
             if isinstance(devices, Scheduler)
             else Scheduler(list(registry.default_devices()) if devices is None else devices)
         )
-        self._max_shapes: Final = {k: tuple(v) for k, v in (max_shapes or {}).items()}
+        self._max_shapes: Final = {k: check_shape(v, f32) for k, v in (max_shapes or {}).items()}
         self._reserved = not self._max_shapes
         self._programs: dict[Any, Program] = {}
         self._signature: Any = None

@@ -96,6 +96,8 @@ def weights(
         DTypeError, LayoutError: a type opweave does not have; rows that are no whole blocks.
         AllocationError: a device has no room; nothing stays allocated.
     """
+    if not isinstance(arrays, Mapping):
+        raise DTypeError(f"weights are made of a mapping of names to arrays, not of {type(arrays).__name__}")
     group, token = Weights({}), object()
     narrow = None if compute_dtype is None else as_dtype(compute_dtype)
     if narrow is not None and not narrow.is_float:
@@ -246,6 +248,8 @@ def state(
         DTypeError: a quantized dtype, or a ``fill`` that the dtype does not hold.
         AllocationError: the device has no room.
     """
+    if not isinstance(name, str) or not name:
+        raise ShapeError(f"a state needs a name: ow.state('cache', shape), not {name!r:.60}")
     dtype = as_dtype(dtype)
     if dtype.block > 1:
         raise DTypeError(f"state {name!r}: nodes cannot write {dtype}; take a plain type")
@@ -307,6 +311,12 @@ def withdraw(tensor: Tensor, device: Device) -> None:
     leaf.placement, leaf.device, leaf.data = None, None, values
 
 
+def check_tensor(function: str, tensor: Tensor) -> None:
+    """Raises `SchedulerError` for something that is no tensor."""
+    if not isinstance(tensor, Tensor):
+        raise SchedulerError(f"{function}() takes a tensor, not {tensor!r:.60}")
+
+
 def place(tensor: Tensor, buffer: Buffer, offset: int = 0) -> Placement:
     """Place a tensor by hand, for tools. The bytes that lie there are its values.
 
@@ -317,6 +327,9 @@ def place(tensor: Tensor, buffer: Buffer, offset: int = 0) -> Placement:
         SchedulerError: a view, an input, or a leaf that has memory already.
         BoundsError, LifetimeError: it does not fit there, the offset is not aligned, or the buffer was freed.
     """
+    check_tensor("place", tensor)
+    if not isinstance(buffer, Buffer):
+        raise SchedulerError(f"place() takes a buffer, from device.alloc(...), not {buffer!r:.60}")
     leaf = tensor.leaf
     if tensor.is_view or tensor.memory is not tensor or (leaf is not None and leaf.kind == "input"):
         raise SchedulerError(f"{tensor.describe()} cannot be placed; place the tensor that owns the memory")
@@ -336,6 +349,7 @@ def read_leaf(tensor: Tensor) -> np.ndarray[Any, Any]:
         SchedulerError: the tensor has no values outside of a run, or no bytes.
         ExecutionError: a failed run left the state half written, or queued work of its device failed.
     """
+    check_tensor("read", tensor)
     owner = tensor.memory
     leaf = owner.leaf
     if leaf is None or leaf.kind == "input":
@@ -368,6 +382,7 @@ def write_state(tensor: Tensor, values: Any) -> None:
         SchedulerError: the tensor is no state.
         ShapeError, DTypeError: values that do not fit. Floats are rounded to a float dtype, not cut to an integer one.
     """
+    check_tensor("write", tensor)
     leaf = tensor.leaf
     if leaf is None or leaf.kind != "state":
         raise SchedulerError(f"{tensor.describe()} is no state; only states are written from outside")

@@ -12,7 +12,7 @@ from opweave import registry
 from opweave.cli import main
 from opweave.cli.output import human_bytes
 from opweave.cost.profile import Curve, OpCost, Profile
-from tests.support.plugins_for_tests import PluginFolder, backend
+from tests.support.plugins_for_tests import OLD, PluginFolder, backend, probed
 
 LONG = "a card that is not there, " * 8 + "the end of the message"
 REMEDY = "see https://example.org/" + "a-very-long-path/" * 12 + "page"
@@ -179,10 +179,12 @@ class TestPlugins:
         assert code == 0
         acme, boom, host = json.loads(out)["plugins"]
         keys = ["name", "distribution", "version", "state", "value", "devices", "error", "remedy", "traceback"]
+        keys.append("unusable")
         assert list(acme) == list(boom) == list(host) == keys
         assert acme == {
             "name": "acme", "distribution": "opweave-acme", "version": "1.0", "state": "ready",
             "value": "opweave_acme:Acme", "devices": ["acme"], "error": None, "remedy": None, "traceback": None,
+            "unusable": [],
         }  # fmt: skip
         assert (boom["state"], boom["devices"], boom["error"]) == ("broken", [], "ZeroDivisionError: division by zero")
         assert "opweave_boom.py" in boom["traceback"]
@@ -262,6 +264,47 @@ class TestCommandsOfPlugins:
         source = with_command("greet").replace('print("hello from greet")', 'raise Unavailable("no card")')
         folder.add("acme", source, value="opweave_acme")
         assert run("greet") == (1, "", "error: no card\n")
+
+
+class TestUnusableDevices:
+    def test_plugins_counts_the_usable_ones(self, folder, run):
+        folder.add("acme", probed("Unit()", OLD, "Unit()"))
+        code, out, _ = run("plugins", columns=120)
+        assert code == 0
+        assert "2 of 3 usable" in out
+        details = words(out)
+        assert words("unusable acme:1: Old card") in details
+        assert words("cause no kernel image for sm_30") in details
+        assert words("remedy install the build for it") in details
+
+    def test_plugins_tells_each_cause_once(self, folder, run):
+        folder.add("acme", probed(OLD))
+        _, out, _ = run("plugins", columns=120)
+        assert "0 of 1 usable" in out
+        assert out.count("no kernel image for sm_30") == out.count("install the build for it") == 1
+
+    def test_devices_shows_them_last(self, folder, run):
+        folder.add("acme", probed(OLD, "Unit()"))
+        code, out, _ = run("devices", columns=120)
+        assert code == 0
+        rows = [line.split()[:3] for line in out.splitlines()[1:] if line and not line.startswith("   ")]
+        assert rows == [["1", "acme:1", "ACCEL"], ["2", "host", "HOST"], ["x", "acme:0", "unusable"]]
+        assert words("Old card cause no kernel image for sm_30 remedy install the build for it") in words(out)
+
+    @pytest.mark.parametrize("command", ["plugins", "devices"])
+    def test_json(self, folder, run, command):
+        folder.add("acme", probed("Unit()", OLD))
+        _, out, _ = run(command, "--json")
+        document = json.loads(out)
+        shown = document if command == "devices" else document["plugins"][0]
+        assert shown["unusable"] == [
+            {
+                "name": "acme:1",
+                "description": "Old card",
+                "error": "no kernel image for sm_30",
+                "remedy": "install the build for it",
+            }
+        ]
 
 
 def test_version_asks_no_plugin(folder, run):

@@ -12,10 +12,10 @@ import pytest
 
 from opweave import registry
 from opweave.cli import main
-from opweave.conformance.checklist import Answer
 from opweave.conformance.expectations import ConfigError, Expectations
 from opweave.conformance.levels import CHECKS
 from opweave.conformance.report import Cell, as_json, matrix, refusals
+from opweave.conformance.result import Result
 from opweave.conformance.suite import Suite
 from opweave.errors import UnknownNameError
 from opweave.registry import Registry
@@ -125,12 +125,12 @@ def test_numbers_for_people(using: Registry, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(SoundDevice, "_why_not", why_not)
     suite = run(Suite("sound", using=using, only=["add-f[13]?-3x5,3x5", "tanh-f[13]?-64"]))
-    rows = matrix(suite.outcomes)
+    rows = matrix(suite.results)
     assert rows == {
         "add": {"f32": Cell(1, 0, 0), "f16": Cell(0, 1, 0)},
         "tanh": {"f32": Cell(0, 1, 0), "f16": Cell(0, 1, 0)},
     }
-    assert [tuple(r) for r in refusals(suite.outcomes)] == [("tanh", 2, 2, "no tanh"), ("add", 1, 2, "no f16")]
+    assert [tuple(r) for r in refusals(suite.results)] == [("tanh", 2, 2, "no tanh"), ("add", 1, 2, "no f16")]
     document = json.loads(json.dumps(as_json(suite, "0.1.0"), allow_nan=False))
     assert document["ok"] is True
     assert document["totals"] == {"passed": 1, "refused": 3}
@@ -160,29 +160,29 @@ class TestExpectations:
         ],
     )
     def test_what_is_not_as_it_is_listed_fails(self, name: str, status, counts_as: str) -> None:
-        assert self.known.judge([name], Answer(status, "why")).status == counts_as
+        assert self.known.judge([name], Result(status, "why")).status == counts_as
 
     def test_strict_wants_every_refusal_listed(self) -> None:
         strict = Expectations({"*-f64-*": "no doubles"}, strict=True)
-        assert strict.judge(["add-f64-1"], Answer("refused", "no")).status == "unsupported"
-        assert strict.judge(["add-f32-1"], Answer("refused", "no")).status == "failed"
-        assert strict.judge(["memory-map"], Answer("skipped", "no")).status == "skipped"
+        assert strict.judge(["add-f64-1"], Result("refused", "no")).status == "unsupported"
+        assert strict.judge(["add-f32-1"], Result("refused", "no")).status == "failed"
+        assert strict.judge(["memory-map"], Result("skipped", "no")).status == "skipped"
 
     def test_one_device_only(self) -> None:
         one = Expectations({"opencl:1/exp-*": "too old"})
-        assert one.judge(("exp-f32-1", "opencl:0/exp-f32-1"), Answer("refused", "no")).status == "refused"
-        assert one.judge(("exp-f32-1", "opencl:1/exp-f32-1"), Answer("refused", "no")).status == "unsupported"
+        assert one.judge(("exp-f32-1", "opencl:0/exp-f32-1"), Result("refused", "no")).status == "refused"
+        assert one.judge(("exp-f32-1", "opencl:1/exp-f32-1"), Result("refused", "no")).status == "unsupported"
 
     def test_a_pattern_that_matches_nothing_is_a_problem_of_a_whole_run(self, using: Registry) -> None:
         stale = Expectations({"nosuch-*": "gone"}, {"exp-*": "driver bug"})
         for name in ("exp-f32-1", "add-f32-1"):
-            stale.judge([name], Answer("failed", "wrong"))
+            stale.judge([name], Result("failed", "wrong"))
         assert stale.unmatched() == ["nosuch-*"]
         part = run(Suite("sound", using=using, only=["add-f32-1,1"], expectations=stale))
         assert part.problems() == []
         assert part.problems(filtered=False) == []
         whole = Suite("sound", using=using, expectations=stale)
-        whole.outcomes.extend(part.outcomes)
+        whole.results.extend(part.results)
         assert "the pattern 'nosuch-*' matches nothing; remove it" in whole.problems()
         assert whole.problems(filtered=True) == []
 

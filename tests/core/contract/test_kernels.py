@@ -10,7 +10,7 @@ import pytest
 import opweave.ops  # noqa: F401 - the operations that the tables name
 from opweave.contract import Arg, Group, Step
 from opweave.contract.kernels import KernelTable
-from opweave.errors import UnknownNameError, UnsupportedOpError
+from opweave.errors import LifetimeError, UnknownNameError, UnsupportedOpError
 from opweave.graph.dtypes import as_dtype, f16, f32, i32, q4_0, u8
 from opweave.graph.layout import dense_strides
 from opweave.host.device import HostDevice
@@ -164,6 +164,38 @@ def test_workspace_is_asked_for_and_handed_over():
     with HostDevice().open() as stream:
         (_, op, out, source), named = kernels.bind(stream, Group((s,), 256, scratch))()
     assert (op, out, source, named) == ("neg", s.out, s.srcs[0], {"workspace": scratch})
+
+
+def test_named_arrays_are_sized_and_sliced_by_the_core():
+    def wanted(step):
+        return {"scores": ("f32", (3, 5)), "order": ("i64", (7,)), "unused": ("f64", (0, 4))}
+
+    kernels = table("neg", workspace=wanted)
+    s = step("neg", arg(), arg())
+    assert kernels.workspace(s) == 64 + 64, "each array begins at a multiple of 64 bytes"
+    buffer = HostDevice().alloc(64 + 128)
+    with HostDevice().open() as stream:
+        _, named = kernels.bind(stream, Group((s,), 128, Arg(buffer, 64, u8, (128,), (1,))))()
+        assert named == {
+            "scores": Arg(buffer, 64, as_dtype("f32"), (3, 5), (20, 4)),
+            "order": Arg(buffer, 128, as_dtype("i64"), (7,), (8,)),
+        }
+        with pytest.raises(LifetimeError, match="'scores' has no memory"):
+            kernels.bind(stream, Group((s,)))
+
+
+def test_a_step_may_need_none_of_the_arrays():
+    kernels = table("neg", workspace=lambda step: {})
+    s = step("neg", arg(), arg())
+    assert kernels.workspace(s) == 0
+    with HostDevice().open() as stream:
+        assert kernels.bind(stream, Group((s,)))()[1] == {}
+
+
+@pytest.mark.parametrize("wanted", [{"a": "f32"}, {"a": ("f33", (3,))}, {"a": ("f32", 3)}, {"a": ("f32", (-1,))}])
+def test_arrays_without_dtype_and_shape_are_an_error_of_the_author(wanted):
+    with pytest.raises(TypeError, match="workspace= of neg gives name"):
+        table("neg", workspace=lambda step: wanted).workspace(step("neg", arg(), arg()))
 
 
 @pytest.mark.parametrize("size", [-1, "much", None])

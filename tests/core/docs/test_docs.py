@@ -35,7 +35,7 @@ results, names = [], {"__name__": "__main__"}
 for line, code in blocks:
     out, error = io.StringIO(), ""
     try:
-        if "opencl:" in code:
+        if '"opencl' in code:
             import opweave
             try:
                 opweave.device("opencl")

@@ -77,3 +77,16 @@ def test_quantized_types_do_not_promote(dtype):
         promote(dtype, as_dtype("f32"))
     with pytest.raises(ow.DTypeError):
         promote(as_dtype("i8"), dtype)
+
+
+@pytest.mark.parametrize("name", ["iq2_xxs", "IQ3_S", "q8_k", "tq1_0"])
+def test_block_types_that_are_not_decoded_are_told_as_such(name):
+    with pytest.raises(ow.UnknownNameError, match="block type that is not supported; there are q4_0, ") as caught:
+        as_dtype(name)
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("no_type", [None, 5, (), ("f4", 2), object(), "f32 ", [1]])
+def test_what_names_no_type_is_refused(no_type):
+    with pytest.raises((ow.DTypeError, ow.UnknownNameError), match="no dtype"):
+        as_dtype(no_type)

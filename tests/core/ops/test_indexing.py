@@ -252,3 +252,24 @@ def test_indices_outside_of_an_axis_are_named(bad):
         evaluate(ow.take_along_axis(np.zeros((2, 4), np.float32), [[0, bad], [1, 1]], 1), {})
     with pytest.raises(ow.BoundsError, match=rf"index_add: index {bad} \(number 1\)"):
         evaluate(ow.index_add([0, bad], np.zeros((2, 4), np.float32), 4), {})
+
+
+def test_writing_nothing_leaves_the_state_as_it_is():
+    state, ids, rows = ow.state("s", (4, 3)), ow.input("i", (0,), "i64"), ow.input("r", (0, 3))
+    assert ow.index_copy(state, ids, rows) is state
+    assert ow.index_copy(state[1:3], ids, rows) is state
+    assert ow.assign(state[2:2], rows) is state
+    later = ow.assign(state, 1.0)
+    assert ow.accumulate(later[2:2], rows) is later
+    with pytest.raises(ow.HazardError, match="must be a state"):
+        ow.index_copy(ow.input("x", (4, 3)), ids, rows)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0), (4, 0, 3)])
+def test_states_without_elements_are_written_like_others(shape):
+    state = ow.state("s", shape)
+    assert ow.assign(state, 1.0) is state
+    assert ow.assign(state.T, 1.0) is state
+    if len(shape) == 2:
+        rows = np.zeros((0, *shape[1:]), np.float32)
+        assert ow.index_copy(state, np.zeros(0, np.int64), rows) is state

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from tests.support.devices import Plain, Separate
 VALUES = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 
-def ends() -> dict[str, object]:
+def ends() -> dict[str, Callable[[ow.Tensor], ow.Tensor]]:
     """Ways to make an output of a new version of a state through a slice without elements."""
     z = ow.input("z", (3, 4))
     return {

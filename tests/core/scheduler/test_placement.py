@@ -38,7 +38,8 @@ def where(planned, *tensors):
 def encoder(layers: int, place) -> tuple[ow.Tensor, list[dict[str, ow.Tensor]], dict[str, np.ndarray]]:
     """Layers as in BERT: norm(x + linear(x)); ``place(layer)`` is where all weights of a layer lie."""
     h = ow.input("x", (ROWS, SIZE))
-    found, arrays = [], {}
+    found: list[dict[str, ow.Tensor]] = []
+    arrays: dict[str, np.ndarray] = {}
     for i in range(layers):
         made = {
             f"w{i}": RNG.integers(-2, 3, (SIZE, SIZE)).astype(np.float32),
@@ -227,13 +228,13 @@ class TestOffload:
     def test_rows_chosen_by_ids_do_not_serve_another_reader(self):
         gpu, cpu = separate("gpu", offload=["embedding"]), Plain("cpu", OPS)
         gpu.kernels("embedding", dtypes="f32")(_embedding)
-        table = ow.weights({"t": RNG.integers(-2, 3, (ROWS, SIZE)).astype(np.float32)}, device=cpu)["t"]
+        data = RNG.integers(-2, 3, (ROWS, SIZE)).astype(np.float32)
+        table = ow.weights({"t": data}, device=cpu)["t"]
         ids = ow.input("ids", (2,), "i32")
         some, whole = ow.embedding(table, ids), ow.neg(table)
         with ow.Scheduler([gpu, cpu]) as scheduler:
             program = scheduler.build([some, whole], pins={whole: gpu})
             got = program.run(ids=np.array([1, 5], np.int32))
-            data = table.leaf.data
             np.testing.assert_array_equal(got[0], data[[1, 5]])
             np.testing.assert_array_equal(got[1], -data)
 

@@ -63,7 +63,7 @@ def run_conformance(
         _print(suite, perf_counter() - start)
     if suite.hung:
         leave(1)
-    return not totals(suite.outcomes)["failed"] and not suite.problems()
+    return not totals(suite.results)["failed"] and not suite.problems()
 
 
 def _perform(suite: Suite, *, quiet: bool) -> None:
@@ -87,14 +87,14 @@ def _print(suite: Suite, seconds: float) -> None:
     console.print(Text(f"{suite.name}: {devices}"))
     for level in suite.levels:
         if level != 2:
-            counts = totals(o for o in suite.outcomes if o.level == level)
+            counts = totals(o for o in suite.results if o.level == level)
             console.print(_counted(f"level {level}, {LEVELS[level]}: ", dict(counts)))
-    cells = matrix(suite.outcomes)
+    cells = matrix(suite.results)
     if cells:
         console.print()
         _print_matrix(console, cells)
-    _print_next(console, refusals(suite.outcomes))
-    failed = failures(suite.outcomes)
+    _print_next(console, refusals(suite.results))
+    failed = failures(suite.results)
     if failed:
         console.print()
         console.print(Text("Failures", "bold"))
@@ -109,7 +109,7 @@ def _print(suite: Suite, seconds: float) -> None:
     console.print()
     for problem in suite.problems():
         console.print(Text(problem, "red"))
-    console.print(_counted("", dict(totals(suite.outcomes))), Text(f"in {seconds:.1f} s, seed {suite.seed}"))
+    console.print(_counted("", dict(totals(suite.results))), Text(f"in {seconds:.1f} s, seed {suite.seed}"))
 
 
 _COLOURS = {"passed": "green", "failed": "bold red", "xfailed": "yellow"}

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from rich.text import Text
 
 from opweave import registry
-from opweave.cli.output import Row, human_bytes, print_json, print_rows, quiet_stdout
+from opweave.cli.output import Row, human_bytes, print_json, print_rows, quiet_stdout, unusable_details
 from opweave.registry.compatibility import core_version
 from opweave.registry.records import State
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
+    from opweave.registry.records import UnusableDevice
 
 __all__ = ["show_devices"]
 
@@ -50,17 +51,21 @@ def show_devices(*, as_json: bool, features: bool) -> None:
             _ask(device, devices, order.get(id(device)), through.get(device.hardware_id), features)
             for device in devices
         ]
+    records = registry.REGISTRY.plugins()
+    unusable = [device for record in records for device in record.unusable]
     if as_json:
-        print_json({"opweave": core_version(), "devices": [_as_json(s) for s in shown]})
+        document = {"opweave": core_version(), "devices": [_as_json(s) for s in shown]}
+        print_json({**document, "unusable": [device._asdict() for device in unusable]})
         return
     footer = []
     if any(s.order is None for s in shown):
         footer.append("-: not used by default, its hardware is used through another device")
-    failed = [f"{r.name} ({r.state.value})" for r in registry.REGISTRY.plugins() if r.state in _FAILED]
+    failed = [f"{r.name} ({r.state.value})" for r in records if r.state in _FAILED]
     if failed:
         footer.append(f"without devices: {', '.join(failed)}; opweave plugins tells why")
     header = ["", "device", "kind", "memory free / total", "shares memory with"]
-    print_rows(header, [_as_row(s) for s in shown], indent=3, footer="\n".join(footer))
+    rows = [_as_row(s) for s in shown] + [_unusable_row(device) for device in unusable]
+    print_rows(header, rows, indent=3, footer="\n".join(footer))
 
 
 def _ask(device: Device, devices: Sequence[Device], order: int | None, through: str | None, features: bool) -> _Shown:
@@ -121,6 +126,12 @@ def _as_row(shown: _Shown) -> Row:
         Text(", ".join(shown.shares) or "-"),
     ]
     return Row(cells, details)
+
+
+def _unusable_row(device: UnusableDevice) -> Row:
+    _, *reasons = unusable_details(device)
+    cells = [Text("x", "yellow"), Text(device.name, "dim"), Text("unusable", "yellow"), Text("-"), Text("-")]
+    return Row(cells, [("", Text(device.description, "dim")), *reasons] if device.description else reasons)
 
 
 def _words(value: object) -> str:

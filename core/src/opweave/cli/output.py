@@ -13,7 +13,9 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Row", "human_bytes", "print_json", "print_rows", "progress", "quiet_stdout"]
+from opweave.registry.records import UnusableDevice
+
+__all__ = ["Row", "human_bytes", "print_json", "print_rows", "progress", "quiet_stdout", "unusable_details"]
 
 _GAP = 2  # between columns
 
@@ -23,6 +25,13 @@ class Row(NamedTuple):
 
     cells: Sequence[Text]
     details: Sequence[tuple[str, Text]]
+
+
+def unusable_details(device: UnusableDevice) -> list[tuple[str, Text]]:
+    """The lines about a device that does not work: which, why, and what to do."""
+    about = f"{device.name}: {device.description}" if device.description else device.name
+    lines = [("unusable", Text(about)), ("cause", Text(device.error, "yellow"))]
+    return [*lines, ("remedy", Text(device.remedy))] if device.remedy else lines
 
 
 def print_rows(header: Sequence[str], rows: Sequence[Row], *, indent: int, footer: str = "") -> None:

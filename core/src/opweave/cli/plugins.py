@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from opweave import registry
-from opweave.cli.output import Row, print_json, print_rows, quiet_stdout
+from opweave.cli.output import Row, print_json, print_rows, quiet_stdout, unusable_details
 from opweave.errors import OpweaveError
 from opweave.registry.compatibility import core_version
 from opweave.registry.records import PluginRecord, State
@@ -51,24 +51,28 @@ def show_plugins(*, as_json: bool) -> Sequence[PluginRecord]:
 
 def _as_json(record: PluginRecord) -> dict[str, Any]:
     empty_is_null = {key: value or None for key, value in record._asdict().items()}
-    return {**empty_is_null, "state": record.state.value, "devices": record.devices}
+    unusable = [device._asdict() for device in record.unusable]
+    return {**empty_is_null, "state": record.state.value, "devices": record.devices, "unusable": unusable}
 
 
 def _as_row(record: PluginRecord) -> Row:
-    details = []
-    if record.error:
+    details = [detail for device in record.unusable for detail in unusable_details(device)]
+    ready, usable, found = record.state is State.READY, len(record.devices), len(record.devices) + len(record.unusable)
+    if not ready and details:
+        pass  # its devices are why
+    elif record.error:
         plain = record.state is State.DISABLED
         # A ready plugin names what is missing of it.
-        colour = "" if plain else _COLOURS[State.UNAVAILABLE if record.state is State.READY else record.state]
+        colour = "" if plain else _COLOURS[State.UNAVAILABLE if ready else record.state]
         details.append(("cause", Text(record.error, colour)))
     if record.traceback and record.state is State.BROKEN:
         details.append(("at", Text(dedent(record.traceback), "dim")))
-    if record.remedy and record.state is not State.DISABLED:
+    if record.remedy and record.state is not State.DISABLED and (ready or not record.unusable):
         details.append(("remedy", Text(record.remedy)))
     cells = [
         Text(record.name, "bold cyan"),
         Text(f"{record.distribution or record.value} {record.version}".rstrip()),
         Text(record.state.value, _COLOURS[record.state]),
-        Text(str(len(record.devices)) if record.state is State.READY else "-"),
+        Text(f"{usable} of {found} usable" if record.unusable else str(usable) if ready else "-"),
     ]
     return Row(cells, details)

@@ -6,15 +6,16 @@
 
     @pytest.mark.parametrize("case", CASES, ids=str)
     def test_kernel(device, case):
-        verdict = run_case(device, case)
-        if verdict.status == "refused":
-            pytest.skip(verdict.reason)
-        assert verdict, verdict.reason
+        result = run_case(device, case)
+        if result.status == "refused":
+            pytest.skip(result.reason)
+        assert result, result.reason
 """
 
 from opweave.conformance.case import Case, Operand
 from opweave.conformance.cases import CASES, cases_for
-from opweave.conformance.check import Verdict, run_case
+from opweave.conformance.check import run_case
 from opweave.conformance.limits import Limits, limits
+from opweave.conformance.result import Result
 
-__all__ = ["CASES", "Case", "Limits", "Operand", "Verdict", "cases_for", "limits", "run_case"]
+__all__ = ["CASES", "Case", "Limits", "Operand", "Result", "cases_for", "limits", "run_case"]

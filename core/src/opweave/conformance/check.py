@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from opweave.conformance.case import Case
+from opweave.conformance.result import Result
 from opweave.conformance.trial import Trial, overwritable, step_of, the_node
 from opweave.conformance.values import make_values
 from opweave.errors import OpweaveError, UnsupportedOpError
@@ -16,29 +17,7 @@ if TYPE_CHECKING:
     from opweave.contract.device import Device
     from opweave.graph.tensor import Tensor
 
-__all__ = ["Verdict", "generator", "run_case"]
-
-
-class Verdict(NamedTuple):
-    """What came out of a case.
-
-    Attributes:
-        case: which one.
-        status: ``"passed"``, ``"refused"`` (the device says that it does not run it) or ``"failed"``.
-        reason: why it was refused or failed, else ``""``.
-        nmse: normalised mean square error, ``nan`` where nothing was computed.
-        error: the largest error of an element, relative to the element plus the root mean square of all.
-    """
-
-    case: Case
-    status: Literal["passed", "refused", "failed"]
-    reason: str = ""
-    nmse: float = float("nan")
-    error: float = float("nan")
-
-    def __bool__(self) -> bool:
-        """Whether the device keeps its word: it refused the case, or got it right."""
-        return self.status != "failed"
+__all__ = ["generator", "run_case"]
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
@@ -46,7 +25,7 @@ def generator(seed: int, name: str) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
-def run_case(device: Device, case: Case, seed: int = 0) -> Verdict:
+def run_case(device: Device, case: Case, seed: int = 0) -> Result:
     """Try ``case`` on ``device``: ask whether it runs it, run it, and compare with the reference.
 
     An accepted case is run in every arrangement of memory that a scheduler may choose: each operand in a buffer of its
@@ -59,6 +38,9 @@ def run_case(device: Device, case: Case, seed: int = 0) -> Verdict:
         device: it, or its class, need not be registered.
         case: one of `CASES`.
         seed: of the random values; each case draws its own.
+
+    Returns:
+        ``"passed"``, ``"refused"`` or ``"failed"``, with the case's ``id``, the reason and the errors.
     """
     tensors = case.tensors()
     node = the_node(case.build(*tensors))
@@ -66,20 +48,20 @@ def run_case(device: Device, case: Case, seed: int = 0) -> Verdict:
     try:
         if why is not None:
             lie = _not_refused(device, node, why)
-            return Verdict(case, "failed", lie) if lie else Verdict(case, "refused", why)
+            return Result("failed", lie, id=case.id) if lie else Result("refused", why, id=case.id)
         rng = generator(seed, case.id)
         leaves = {
             x.memory: make_values(rng, operand, x.memory.shape, x.dtype)
             for x, operand in zip(tensors, case.operands, strict=True)
         }
         with device.open() as stream, Trial(stream, node, leaves) as trial:
-            reason, nmse, error = trial.apart()
-            reason = reason or trial.together()
+            apart = trial.apart()
+            reason = apart.reason or trial.together()
             if not reason and device.inplace(step_of(node)):
                 reason = next(filter(None, map(trial.together, overwritable(node))), "")
     except (OpweaveError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as failure:
-        return Verdict(case, "failed", f"{type(failure).__name__}: {failure}")
-    return Verdict(case, "failed" if reason else "passed", reason, nmse, error)
+        return Result("failed", f"{type(failure).__name__}: {failure}", id=case.id)
+    return apart._replace(status="failed" if reason else "passed", reason=reason, id=case.id)
 
 
 def _not_refused(device: Device, node: Tensor, why: str) -> str:

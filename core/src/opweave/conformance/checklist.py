@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from opweave.conformance.check import generator
+from opweave.conformance.result import Result
 
 if TYPE_CHECKING:
     from opweave.contract.device import Backend, Device
     from opweave.registry.records import PluginRecord
 
 __all__ = [
-    "Answer", "Check", "Checklist", "Inapplicable", "Mismatch", "Status", "Subject", "expect", "expect_equal",
+    "Check", "Checklist", "Inapplicable", "Mismatch", "Subject", "expect", "expect_equal",
     "expect_raises", "inapplicable",
 ]  # fmt: skip
-
-Status = Literal["passed", "refused", "skipped", "failed", "unsupported", "xfailed"]
-"""``refused``: the device says that it does not run the case. ``skipped``: the check is about something that it does
-not claim. ``unsupported`` and ``xfailed``: refused and failed as ``conformance.toml`` says."""
-
-
-class Answer(NamedTuple):
-    """What came of a check."""
-
-    status: Status
-    reason: str = ""
-    nmse: float = float("nan")
-    error: float = float("nan")
 
 
 class Subject(NamedTuple):
@@ -67,22 +55,23 @@ class Check(NamedTuple):
     id: str
     level: int
     about: str
-    ask: Callable[[Subject], Answer | None]
+    ask: Callable[[Subject], Result | None]
     per_device: bool = True
     op: str = ""
     dtype: str = ""
 
-    def perform(self, subject: Subject) -> Answer:
+    def perform(self, subject: Subject) -> Result:
         """Ask, whatever happens meanwhile."""
         try:
             with np.errstate(all="ignore"):
-                return self.ask(subject) or Answer("passed")
+                result = self.ask(subject)
+                return Result("passed") if result is None else result
         except Inapplicable as why:
-            return Answer("skipped", str(why))
+            return Result("skipped", str(why))
         except Mismatch as why:
-            return Answer("failed", str(why))
+            return Result("failed", str(why))
         except Exception as error:
-            return Answer("failed", f"{type(error).__name__}: {error}")
+            return Result("failed", f"{type(error).__name__}: {error}")
 
 
 class Checklist:

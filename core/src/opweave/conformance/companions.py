@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from opweave.contract.device import Device, Kind
+from opweave.contract.device import Kind
 from opweave.contract.space import MemorySpace
-from opweave.host.device import HostDevice
+from opweave.host.device import ReferenceKernels
 
 __all__ = ["SeparateMemory"]
 
 
-class SeparateMemory(HostDevice):
+class SeparateMemory(ReferenceKernels):
     """The references in memory that no other device reaches, and into which the process cannot see either."""
 
     kind = Kind.ACCEL
     description = "references in memory of their own"
-    _import_host = Device._import_host
-    _map = Device._map
-    _unmap = Device._unmap
 
     def __init__(self) -> None:
         self._name = "separate"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from opweave.conformance.limits import Limits
+from opweave.conformance.result import Result
 from opweave.tools.distance import distance
 
 __all__ = ["compare"]
@@ -14,8 +15,13 @@ __all__ = ["compare"]
 Array = np.ndarray[Any, Any]
 
 
-def compare(got: Array, want: Array, allowed: Limits) -> tuple[str, float, float]:
-    """Why ``got`` is not ``want`` (or ``""``), the normalised mean square error and the largest relative error."""
+def compare(got: Array, want: Array, allowed: Limits) -> Result:
+    """Whether ``got`` is ``want`` within limits, and if not, why."""
+    reason, nmse, error = _compare(got, want, allowed)
+    return Result("failed" if reason else "passed", reason, nmse, error)
+
+
+def _compare(got: Array, want: Array, allowed: Limits) -> tuple[str, float, float]:
     found = distance(got, want)
     if found.wrong:
         what = "NaN or infinities differ"

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from opweave.conformance.checklist import Answer
+from opweave.conformance.result import Result
 from opweave.errors import OpweaveError
 
 __all__ = ["FILE", "ConfigError", "Expectations"]
@@ -70,33 +70,33 @@ class Expectations:
             raise ConfigError(f"{file}: strict is true or false, not {strict!r}")
         return cls(_table(file, document, "unsupported"), _table(file, document, "xfail"), strict)
 
-    def judge(self, names: Iterable[str], answer: Answer) -> Answer:
-        """The answer as it counts: what is listed and is so is no failure, what is listed and is not so is one.
+    def judge(self, names: Iterable[str], result: Result) -> Result:
+        """The result as it counts: what is listed and is so is no failure, what is listed and is not so is one.
 
         Args:
             names: the names under which the check may be listed.
         """
         unsupported = self._find(self.unsupported, names)
         xfail = self._find(self.xfail, names)
-        status, reason = answer.status, answer.reason
+        status, reason = result.status, result.reason
         if status in ("refused", "skipped"):
             if unsupported is not None:
-                return answer._replace(status="unsupported", reason=f"{unsupported} ({reason})")
+                return result._replace(status="unsupported", reason=f"{unsupported} ({reason})")
             if xfail is not None:
                 why = f"listed under [xfail] ({xfail}), but it is not run at all: {reason}; list it under [unsupported]"
-                return answer._replace(status="failed", reason=why)
+                return result._replace(status="failed", reason=why)
             if self.strict and status == "refused":
-                return answer._replace(status="failed", reason=f"refused, and not listed under [unsupported]: {reason}")
-            return answer
+                return result._replace(status="failed", reason=f"refused, and not listed under [unsupported]: {reason}")
+            return result
         if unsupported is not None:
             but = "passes" if status == "passed" else f"fails: {reason}"
             why = f"listed under [unsupported] ({unsupported}), but the device runs it and it {but}"
-            return answer._replace(status="failed", reason=why)
+            return result._replace(status="failed", reason=why)
         if xfail is None:
-            return answer
+            return result
         if status == "failed":
-            return answer._replace(status="xfailed", reason=f"{xfail} ({reason})")
-        return answer._replace(status="failed", reason=f"listed under [xfail] ({xfail}), but it passes; unlist it")
+            return result._replace(status="xfailed", reason=f"{xfail} ({reason})")
+        return result._replace(status="failed", reason=f"listed under [xfail] ({xfail}), but it passes; unlist it")
 
     def unmatched(self) -> list[str]:
         """The patterns that have matched no check so far."""

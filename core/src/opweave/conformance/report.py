@@ -11,7 +11,8 @@ from opweave.conformance.levels import LEVELS
 from opweave.graph.dtypes import DTYPES
 
 if TYPE_CHECKING:
-    from opweave.conformance.suite import Outcome, Suite
+    from opweave.conformance.result import Result
+    from opweave.conformance.suite import Suite
 
 __all__ = ["Cell", "Refusal", "as_json", "failures", "matrix", "refusals", "totals"]
 
@@ -38,19 +39,19 @@ class Refusal(NamedTuple):
     reason: str
 
 
-def totals(outcomes: Iterable[Outcome]) -> Counter[str]:
-    """How many outcomes there are of each status."""
-    return Counter(o.status for o in outcomes)
+def totals(results: Iterable[Result]) -> Counter[str]:
+    """How many results there are of each status."""
+    return Counter(o.status for o in results)
 
 
-def failures(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    return [o for o in outcomes if o.status == "failed"]
+def failures(results: Iterable[Result]) -> list[Result]:
+    return [o for o in results if o.status == "failed"]
 
 
-def matrix(outcomes: Iterable[Outcome]) -> dict[str, dict[str, Cell]]:
+def matrix(results: Iterable[Result]) -> dict[str, dict[str, Cell]]:
     """Cells by operation and type, types in the order of `DTYPES`."""
     rows: dict[str, dict[str, Cell]] = {}
-    for o in outcomes:
+    for o in results:
         if not o.op:
             continue
         row = rows.setdefault(o.op, {})
@@ -61,11 +62,11 @@ def matrix(outcomes: Iterable[Outcome]) -> dict[str, dict[str, Cell]]:
     return {op: dict(sorted(row.items(), key=lambda cell: order[cell[0]])) for op, row in rows.items()}
 
 
-def refusals(outcomes: Iterable[Outcome]) -> list[Refusal]:
+def refusals(results: Iterable[Result]) -> list[Refusal]:
     """What to write next: operations that are refused altogether first, then those with most refused cases."""
     cases: Counter[str] = Counter()
     reasons: dict[str, Counter[str]] = {}
-    for o in outcomes:
+    for o in results:
         if o.op:
             cases[o.op] += 1
             if o.status == "refused":
@@ -77,7 +78,7 @@ def refusals(outcomes: Iterable[Outcome]) -> list[Refusal]:
 def as_json(suite: Suite, version: str | None, filtered: bool | None = None) -> dict[str, Any]:
     """The run as one JSON document."""
     problems = suite.problems(filtered)
-    counts = totals(suite.outcomes)
+    counts = totals(suite.results)
     return {
         "opweave": version,
         "name": suite.name,
@@ -90,12 +91,12 @@ def as_json(suite: Suite, version: str | None, filtered: bool | None = None) -> 
         "ok": not counts["failed"] and not problems,
         "totals": dict(counts),
         "problems": problems,
-        "next": [refusal._asdict() for refusal in refusals(suite.outcomes)],
-        "results": [_result(o) for o in suite.outcomes],
+        "next": [refusal._asdict() for refusal in refusals(suite.results)],
+        "results": [_result(o) for o in suite.results],
     }
 
 
-def _result(o: Outcome) -> dict[str, Any]:
+def _result(o: Result) -> dict[str, Any]:
     row = o._asdict()
     for name in ("nmse", "error"):
         # JSON knows no NaN and no infinity.

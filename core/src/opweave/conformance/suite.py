@@ -10,10 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from opweave import registry
-from opweave.conformance.checklist import Answer, Check, Status, subject_for
+from opweave.conformance.checklist import Check, subject_for
 from opweave.conformance.expectations import Expectations
 from opweave.conformance.levels import CHECKS, LEVELS
 from opweave.conformance.levels.beside import checks_with
+from opweave.conformance.result import Result
 from opweave.conformance.watch import HANGS, SECONDS, within
 from opweave.errors import UnknownNameError
 from opweave.registry.naming import key
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from opweave.contract.device import Device
     from opweave.registry.registry import Registry
 
-__all__ = ["Item", "Outcome", "Suite"]
+__all__ = ["Item", "Suite"]
 
 FIRST_LIMITED: Final = 3
 """From this level on checks wait for a device, which may never answer: they have a limit of time."""
@@ -34,31 +35,6 @@ class Item(NamedTuple):
     check: Check
     device: Device
     name: str
-
-
-class Outcome(NamedTuple):
-    """What came of an item.
-
-    Attributes:
-        name: the item's.
-        id, level, op, dtype: of its check.
-        device: name of the device that was asked.
-        status, reason: as they count, ``conformance.toml`` considered.
-        nmse, error: normalised mean square error and largest error of a case, NaN where nothing was computed.
-        repeat: the command that performs this item alone.
-    """
-
-    name: str
-    id: str
-    level: int
-    op: str
-    dtype: str
-    device: str
-    status: Status
-    reason: str
-    nmse: float
-    error: float
-    repeat: str
 
 
 class Suite:
@@ -77,7 +53,7 @@ class Suite:
 
     Attributes:
         items: what is to be done.
-        outcomes: what was done.
+        results: what was done.
 
     Raises:
         UnknownNameError: no such backend, device or level.
@@ -121,7 +97,7 @@ class Suite:
             self._checks += checks_with(f"beside-{beside}", partial(found.device, beside))
             found.device(beside)
         self.items: Final = self._select()
-        self.outcomes: Final[list[Outcome]] = []
+        self.results: Final[list[Result]] = []
 
     @property
     def filtered(self) -> bool:
@@ -131,7 +107,7 @@ class Suite:
     @property
     def hung(self) -> bool:
         """Whether a check did not end: what it left behind may keep the process from ending."""
-        return any(o.status in ("failed", "xfailed") and HANGS in o.reason for o in self.outcomes)
+        return any(o.status in ("failed", "xfailed") and HANGS in o.reason for o in self.results)
 
     def _select(self) -> list[Item]:
         several = len(self.devices) > 1
@@ -146,34 +122,34 @@ class Suite:
                 items.append(Item(check, device, name))
         return items
 
-    def perform(self, item: Item) -> Outcome:
-        """Perform one check and note its outcome."""
+    def perform(self, item: Item) -> Result:
+        """Perform one check and note its result."""
         check, device = item.check, item.device
         subject = subject_for(check.id, self.record, self.backend, self.devices, device, self.seed)
         with warnings.catch_warnings():
             # What a device warns about is for people; a runner that makes errors of warnings must not judge otherwise.
             warnings.simplefilter("ignore")
             if check.level < FIRST_LIMITED:
-                answer = check.perform(subject)
+                result = check.perform(subject)
             else:
-                answer = within(self.seconds, device, partial(check.perform, subject))
-        answer = self.expectations.judge((check.id, f"{device.name}/{check.id}"), answer)
-        outcome = self._outcome(item, answer)
-        self.outcomes.append(outcome)
-        return outcome
+                result = within(self.seconds, device, partial(check.perform, subject))
+        result = self.expectations.judge((check.id, f"{device.name}/{check.id}"), result)
+        result = result._replace(
+            id=check.id, level=check.level, op=check.op, dtype=check.dtype, name=item.name, device=device.name,
+            repeat=self._command(check, device),
+        )  # fmt: skip
+        self.results.append(result)
+        return result
 
-    def _outcome(self, item: Item, answer: Answer) -> Outcome:
-        check, device = item.check, item.device
+    def _command(self, check: Check, device: Device) -> str:
+        """The command that performs a check alone."""
         target = device.name if check.per_device else self.name
         words = ["opweave", "conformance", target, "--only", check.id, "--seed", str(self.seed)]
         if self.beside:
             words += ["--beside", self.beside]
         if self._config:
             words += ["--config", self._config]
-        return Outcome(
-            item.name, check.id, check.level, check.op, check.dtype, device.name, answer.status, answer.reason,
-            answer.nmse, answer.error, shlex.join(words),
-        )  # fmt: skip
+        return shlex.join(words)
 
     def problems(self, filtered: bool | None = None) -> list[str]:
         """What is wrong with the run as a whole, once everything was performed.
@@ -182,12 +158,12 @@ class Suite:
             filtered: whether checks were left out by the caller too.
         """
         found: list[str] = []
-        if not any(o.status in ("passed", "failed", "xfailed") for o in self.outcomes):
-            count = len(self.outcomes)
+        if not any(o.status in ("passed", "failed", "xfailed") for o in self.results):
+            count = len(self.results)
             found.append(f"nothing was run: {f'all {count} checks are refused' if count else 'no check is selected'}")
         elif 2 in self.levels and not (self.filtered if filtered is None else filtered or self.filtered):
             for device in self.devices:
-                cases = [o for o in self.outcomes if o.op and o.device == device.name]
+                cases = [o for o in self.results if o.op and o.device == device.name]
                 if not any(o.status in ("passed", "failed", "xfailed") for o in cases):
                     found.append(f"{device.name} ran none of the {len(cases)} cases")
         if not (self.filtered if filtered is None else filtered or self.filtered):

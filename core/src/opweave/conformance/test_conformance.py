@@ -16,10 +16,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_conformance(conformance_item: Item, pytestconfig: pytest.Config) -> None:
-    outcome = pytestconfig.stash[SUITE].perform(conformance_item)
-    if outcome.status in ("refused", "skipped", "unsupported"):
-        pytest.skip(outcome.reason)
-    if outcome.status == "xfailed":
-        pytest.xfail(outcome.reason)
-    if outcome.status == "failed":
-        pytest.fail(f"{outcome.reason}\nrepeat: {outcome.repeat}", pytrace=False)
+    result = pytestconfig.stash[SUITE].perform(conformance_item)
+    if result.status in ("refused", "skipped", "unsupported"):
+        pytest.skip(result.reason)
+    if result.status == "xfailed":
+        pytest.xfail(result.reason)
+    if result.status == "failed":
+        pytest.fail(f"{result.reason}\nrepeat: {result.repeat}", pytrace=False)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from opweave.conformance.compare import compare
 from opweave.conformance.limits import limits
+from opweave.conformance.result import Result
 from opweave.contract.execution import Plan
 from opweave.contract.space import round_up
 from opweave.contract.step import Arg, Group, Step
@@ -22,20 +23,12 @@ if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
     from opweave.contract.execution import Stream
 
-__all__ = ["Finding", "Trial", "overwritable", "step_of", "the_node"]
+__all__ = ["Trial", "overwritable", "step_of", "the_node"]
 
 Array = np.ndarray[Any, Any]
 GUARD: Final = 256
 GUARD_BYTE: Final = 0xA5
 SPOILED_BYTE: Final = 0x42
-
-
-class Finding(NamedTuple):
-    """What is wrong (``""``: nothing), and how far the result is from the reference, as in `compare`."""
-
-    reason: str
-    nmse: float
-    error: float
 
 
 # --- one step -------------------------------------------------------------------------------------------------------
@@ -147,7 +140,7 @@ class Trial:
 
     # --- every operand in a buffer of its own -----------------------------------------------------------------------
 
-    def apart(self) -> Finding:
+    def apart(self) -> Result:
         """Run the step with each operand in a buffer of its own."""
         places: dict[Tensor, tuple[Buffer, int]] = {}
         before: dict[Buffer, Array] = {}
@@ -170,14 +163,14 @@ class Trial:
         written = step.out.buffer
         assert written is not None
         after = written.read()
-        finding = self._judge(after, step.out)
-        if finding.reason:
-            return finding
+        result = self._judge(after, step.out)
+        if not result:
+            return result
         reason = _strayed(before[written], after, step.out)
         for leaf, (buffer, _) in places.items():
             if not reason and buffer is not written and not np.array_equal(buffer.read(), before[buffer]):
                 reason = f"the source {leaf.name} was changed"
-        return finding._replace(reason=reason)
+        return result._replace(status="failed", reason=reason) if reason else result
 
     def _image(self, size: int) -> Array:
         return np.full(self.guard * 2 + size, GUARD_BYTE, np.uint8)
@@ -260,9 +253,9 @@ class Trial:
 
     # --- judging ----------------------------------------------------------------------------------------------------
 
-    def _judge(self, after: Array, out: Arg) -> Finding:
+    def _judge(self, after: Array, out: Arg) -> Result:
         assert self.want is not None
-        return Finding(*compare(np.array(array_of(after, out.offset, out)), self.want, self.limits))
+        return compare(np.array(array_of(after, out.offset, out)), self.want, self.limits)
 
 
 def _strayed(before: Array, after: Array, out: Arg) -> str:

@@ -10,7 +10,7 @@ from traceback import extract_stack
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
-from opweave.conformance.checklist import Answer
+from opweave.conformance.result import Result
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
@@ -26,29 +26,29 @@ HANGS: Final = "it hangs"
 _WAITING: Final = frozenset({"threading", "queue", "concurrent"})
 
 
-def within(seconds: float, device: Device, ask: Callable[[], Answer]) -> Answer:
-    """What ``ask`` answers, on a thread of its own; after ``seconds`` that it hangs, and where.
+def within(seconds: float, device: Device, ask: Callable[[], Result]) -> Result:
+    """What ``ask`` results, on a thread of its own; after ``seconds`` that it hangs, and where.
 
     Streams of ``device`` that were opened meanwhile are given up: nobody waits for their work any more.
     """
     known = set(device._streams)
-    answers: list[Answer] = []
+    results: list[Result] = []
 
     def perform() -> None:
         try:
-            answers.append(ask())
+            results.append(ask())
         except BaseException as error:  # a driver that ends the interpreter is no reason to wait for it
-            answers.append(Answer("failed", f"{type(error).__name__}: {error}"))
+            results.append(Result("failed", f"{type(error).__name__}: {error}"))
 
     thread = Thread(target=perform, name="opweave conformance", daemon=True)
     thread.start()
     thread.join(seconds)
-    if answers:
-        return answers[0]
+    if results:
+        return results[0]
     frame = sys._current_frames().get(thread.ident or 0)
     for stream in set(device._streams) - known:
         stream._closed = True
-    return Answer("failed", f"{HANGS}: after {seconds:g} s it is still in {_place(frame)}")
+    return Result("failed", f"{HANGS}: after {seconds:g} s it is still in {_place(frame)}")
 
 
 def _place(frame: FrameType | None) -> str:

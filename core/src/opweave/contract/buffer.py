@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate, pairwise
-from threading import Thread
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from weakref import ref
 
 import numpy as np
 
-from opweave.contract.space import WORKING, Handle, Usage, as_bytes, settle
+from opweave.contract.discarding import discard, reclaim
+from opweave.contract.space import Handle, Usage, as_bytes, settle
 from opweave.errors import BoundsError, HazardError, LayoutError, LifetimeError
 from opweave.graph.dtypes import u8
 from opweave.graph.layout import span
@@ -44,8 +45,9 @@ FEW_PLANS: Final = 16
 
 
 class Buffer:
-    """A block of memory of one `BufferType`. Made by ``alloc`` and ``import_host``, freed by ``free`` or with its last
-    reference. Not thread-safe: uploads and downloads are ordered by the caller.
+    """A block of memory of one `BufferType`. Made by ``alloc`` and ``import_host``, freed by ``free``, which waits for
+    queued work, or once nobody refers to it and such work is over. Not thread-safe: uploads and downloads are ordered
+    by the caller.
 
     Attributes:
         type, device, space: what memory it is.
@@ -271,7 +273,8 @@ class Buffer:
         if self._freed:
             return
         settle(self.space)
-        self._release()
+        reclaim()
+        self._release(self.type._free)
 
     def _note(self, plan: Dependent) -> None:
         """Have ``plan`` ended with the buffer."""
@@ -291,12 +294,12 @@ class Buffer:
             if plan is not None:
                 plan._orphan(f"{self!r} was {'freed' if self._freed else 'given up'}")
 
-    def _release(self) -> None:
+    def _release(self, give: Callable[[Handle], None]) -> None:
         self._freed = True
         self.retire()
         handle, self.handle = self.handle, None
         try:
-            self.type._free(handle)
+            give(handle)
         finally:
             self.owner = None
         if TRACE.listening:
@@ -308,11 +311,7 @@ class Buffer:
         if getattr(self, "_freed", True):
             return
         try:
-            if WORKING.active:
-                # A collection in the middle of somebody's work: a thread that can wait frees it.
-                Thread(target=self.free, name="opweave free", daemon=True).start()
-            else:
-                self.free()
+            self._release(partial(discard, self.type, owner=self.owner))
         except Exception:
             self._freed = True
 

@@ -20,7 +20,7 @@ from opweave.contract.execution import Stream
 from opweave.contract.memory import BufferType, copy_by_host, fill_by_upload
 from opweave.contract.space import MemorySpace, Usage, add_queue, as_bytes
 from opweave.contract.worker import WorkerStream
-from opweave.errors import AllocationError, Broken, UnsupportedOpError
+from opweave.errors import AllocationError, Broken, Unavailable, UnsupportedOpError, raise_backend_failure
 from opweave.graph.layout import nbytes
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class Device:
         shared_spaces: further spaces that the device can address.
         dlpack_device: its type and number in DLPack, where it gives and takes arrays in its memory.
         stream_class: the class of its streams. ``open(**params)`` makes ``stream_class(device, **params)``.
+        simulated: it has no memory and computes nothing; schedulers plan with it, building a program refuses it.
 
     Threads: buffers may be made and freed in any thread; each is used by one thread at a time, in an order that the
     callers see to. ``_alloc _free`` and the memory methods are therefore called from several threads at once, for
@@ -113,6 +114,7 @@ class Device:
     shared_spaces: tuple[MemorySpace, ...] = ()
     dlpack_device: tuple[int, int] | None = None
     stream_class: type[Stream] = Stream
+    simulated: bool = False
 
     backend: Backend | None
     _name: str
@@ -185,6 +187,21 @@ class Device:
 
     def __repr__(self) -> str:
         return f"<Device {self.name}{': ' + self.description if self.description else ''}>"
+
+    def probe(self) -> None:
+        """Find out whether the device works, by what its author's ``_probe`` tries. The registry does it once, when it
+        has found the device; one that does not work is listed with the reason, and not among ``ow.devices()``.
+
+        Raises:
+            Unavailable: it does not work: why, in the driver's own words, and what to do about it.
+        """
+        try:
+            self._probe()
+        except Unavailable:
+            raise
+        except Exception as error:
+            why = f"trying it failed: {type(error).__name__}: {error}"
+            raise Unavailable(why, remedy="update its driver, or report it to the authors of the backend") from error
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
@@ -324,15 +341,24 @@ class Device:
 
     def offloads(self, step: Step) -> bool:
         """Whether it is worth bringing host weights here to run ``step``."""
-        return self._offload(step)
+        try:
+            return self._offload(step)
+        except Exception as error:
+            raise_backend_failure(error, self.name, "saying whether to bring weights", step.op)
 
     def wants(self, step: Step) -> bool:
         """Whether it should run ``step`` rather than a device of lower priority that shares its memory."""
-        return self._wants(step)
+        try:
+            return self._wants(step)
+        except Exception as error:
+            raise_backend_failure(error, self.name, "saying whether it wants a step", step.op)
 
     def inplace(self, step: Step) -> bool:
         """Whether the kernel for ``step`` may be given an output that lies over a source."""
-        return self._inplace(step)
+        try:
+            return self._inplace(step)
+        except Exception as error:
+            raise_backend_failure(error, self.name, "saying whether a kernel works in place", step.op)
 
     # --- what an author implements ----------------------------------------------------------------------------------
 
@@ -358,6 +384,10 @@ class Device:
         if params and self.stream_class.__init__ is Stream.__init__:
             raise TypeError(f"unknown parameters {sorted(params)}")
         return self.stream_class(self, **params)
+
+    def _probe(self) -> None:
+        """Try the device: raise ``Unavailable`` with cause and remedy where it is there but does not work (a driver
+        that does not know the hardware, a library without kernels for it). Default: nothing is tried."""
 
     def _bind_upload(self, mem: Handle, offset: int, data: memoryview) -> Call:
         """``_upload`` as a call that is made many times, of whatever ``data`` holds by then."""
@@ -482,7 +512,7 @@ class Backend:
     version: str = ""
 
     def devices(self) -> Sequence[Device]:
-        """The devices that are here now.
+        """The devices that are here now, also those of which ``_probe`` finds out that they do not work.
 
         Raises:
             Unavailable: no hardware, driver or library here; say which and how to get it.

@@ -13,11 +13,19 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave.contract.buffer import Buffer
+from opweave.contract.discarding import reclaim
 from opweave.contract.fusing import check_fusion
 from opweave.contract.space import Usage, as_bytes
 from opweave.contract.step import Arg, Call, Group, Step
 from opweave.contract.submission import Submission
-from opweave.errors import Cancelled, ExecutionError, LifetimeError, OpweaveError, UnsupportedOpError
+from opweave.errors import (
+    Cancelled,
+    ExecutionError,
+    LifetimeError,
+    OpweaveError,
+    UnsupportedOpError,
+    raise_backend_failure,
+)
 from opweave.graph.dtypes import u8
 
 if TYPE_CHECKING:
@@ -151,7 +159,10 @@ class Plan:
         if submission.taken:
             raise stream._taken()
         with submission.lock:
-            stream._launch(self, calls)
+            try:
+                stream._launch(self, calls)
+            finally:
+                stream._sequence += 1
 
     def close(self) -> None:
         """Forget the calls, after the stream is done with them. Closing twice does nothing.
@@ -214,6 +225,7 @@ class Stream:
         self._closed = False
         self._sequence = 0
         self._reached = 0
+        self._over = 0
         self._epoch = Epoch()
         self._pending = []
         self._passing = memoryview(b"")
@@ -224,8 +236,9 @@ class Stream:
 
     _submission: Submission
     _closed: bool
-    _sequence: int  # of the last mark
-    _reached: int  # the last mark that is known to be complete
+    _sequence: int  # of the last mark or other piece of work that was submitted
+    _reached: int  # the last of them that is known to be complete
+    _over: int  # the last of them that is known to be under way no more, complete or failed
     _epoch: Epoch
     _pending: list[Any]  # what queued transfers need alive
     _passing: memoryview  # host memory for what passes through
@@ -289,9 +302,13 @@ class Stream:
         """The steps, grouped in the order in which they will run; see `_fuse`.
 
         Raises:
+            ExecutionError: it raised.
             Broken: the author's ``_fuse`` lost, repeated or invented a step, or put one before what it depends on.
         """
-        groups = list(self._fuse(steps))
+        try:
+            groups = list(self._fuse(steps))
+        except Exception as error:
+            raise_backend_failure(error, self.device.name, "fusing steps")
         if type(self)._fuse is not Stream._fuse:
             check_fusion(self, steps, groups)
         return groups
@@ -305,14 +322,20 @@ class Stream:
                 reach.
             BoundsError: an operand that reaches out of its buffer.
             HazardError: a result in read-only memory.
+            ExecutionError: the device's code failed while it prepared a kernel; names the operation.
         """
+        reclaim()
         ready: Sequence[Group] = [Group((g,)) if isinstance(g, Step) else g for g in groups]
         buffers = self._check_operands(ready)
         if self.device.has_own_rules:
             # A kernel table refuses what it does not run when it binds; it does not know rules beside it.
             self._check_supported([step for group in ready for step in group.steps])
         with self._turn(submits=False):
-            return Plan(self, self._compile(ready), len(ready), buffers)
+            try:
+                calls = self._compile(ready)
+            except Exception as error:
+                raise_backend_failure(error, self.device.name, "compiling a plan")
+            return Plan(self, calls, len(ready), buffers)
 
     def run(self, steps: Sequence[Step]) -> None:
         """Check, compile and run steps once. Steps whose result has no elements are left out.
@@ -358,12 +381,14 @@ class Stream:
         except Exception as error:
             self._pending[:0] = done
             self._fail(error, self._reached + 1)
+            self._over = max(self._over, mark)
         else:
             self._reach(mark)
+        reclaim()
 
     def record(self) -> Event:
         """A mark after everything submitted so far."""
-        with self._turn():
+        with self._turn(counts=False):
             self._sequence += 1
             if self.is_async:
                 return Event(self, self._sequence, self._record())
@@ -586,10 +611,12 @@ class Stream:
 
     def _reach(self, mark: int) -> None:
         self._reached = max(self._reached, mark)
+        self._over = max(self._over, mark)
 
     @contextmanager
-    def _turn(self, *, submits: bool = True) -> Iterator[None]:
-        """The turn to submit: of one thread, on an open stream. A submission that fails is noted."""
+    def _turn(self, *, submits: bool = True, counts: bool = True) -> Iterator[None]:
+        """The turn to submit: of one thread, on an open stream. A submission that fails is noted, and one that
+        ``counts`` is a piece of work behind the former ones."""
         self._check_open()
         submission = self._submission
         if submission.taken:
@@ -608,6 +635,7 @@ class Stream:
                 raise ExecutionError(f"{self.device.name} failed: {error}", device=self.device.name) from error
             finally:
                 submission.thread = before
+                self._sequence += submits and counts
 
     # --- what an author may override --------------------------------------------------------------------------------
 
@@ -623,7 +651,14 @@ class Stream:
     def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
         """One call for each group (or fewer, where a device compiles several into one). A call may have an attribute
         ``remark``, a text that `Program.explain` shows."""
-        return [self._bind(group) for group in groups]
+        calls = []
+        for group in groups:
+            try:
+                calls.append(self._bind(group))
+            except Exception as error:
+                node = " + ".join([f"{step.op} {step.label!r}" if step.label else step.op for step in group.steps])
+                raise_backend_failure(error, self.device.name, "preparing a kernel", node)
+        return calls
 
     def _bind(self, group: Group) -> Call:
         """The call for one group. Default: the kernel of its only step."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
+from opweave.contract.workspace import Workspace, array_args, workspace_bytes
 from opweave.errors import UnsupportedOpError
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.graph.layout import is_dense
@@ -14,7 +18,7 @@ if TYPE_CHECKING:
     from opweave.contract.execution import Stream
     from opweave.contract.step import Arg, Call, Group, Step
 
-__all__ = ["Kernel", "KernelTable", "LayoutRule"]
+__all__ = ["Kernel", "KernelTable", "LayoutRule", "import_kernels"]
 
 LayoutRule = Literal["dense", "rows", "strided"]
 """``dense``: every operand row-major without gaps. ``rows``: each row (last axis) without gaps. ``strided``: any."""
@@ -23,6 +27,15 @@ Factory = Callable[..., "Call"]
 """``factory(stream, op, out, *srcs, **attrs)`` binds a kernel to its operands and gives a call without arguments."""
 
 F = TypeVar("F", bound=Factory)
+
+
+def import_kernels(package: str) -> None:
+    """Import every module of a package, so that each one enters its kernels in the table.
+
+    To be called as ``import_kernels(__name__)`` in the ``__init__`` of a package that has a module for each family.
+    """
+    for module in pkgutil.iter_modules(sys.modules[package].__path__):
+        importlib.import_module(f"{package}.{module.name}")
 
 
 class Kernel(NamedTuple):
@@ -34,7 +47,16 @@ class Kernel(NamedTuple):
     layout: LayoutRule
     inplace: bool
     when: Callable[[Step], str | None] | None
-    workspace: Callable[[Step], int] | None
+    workspace: Callable[[Step], Workspace] | None
+
+    def bind(self, stream: Stream, step: Step, scratch: Arg | None) -> Call:
+        """The call for a bound step; ``scratch`` holds `KernelTable.workspace` bytes, or is ``None`` for none."""
+        if self.workspace is None:
+            return self.factory(stream, step.op, step.out, *step.srcs, **step.attrs)
+        wanted = self.workspace(step)
+        if isinstance(wanted, int):
+            return self.factory(stream, step.op, step.out, *step.srcs, workspace=scratch, **step.attrs)
+        return self.factory(stream, step.op, step.out, *step.srcs, **array_args(wanted, scratch), **step.attrs)
 
     def why_not(self, step: Step) -> str | None:
         """Why the kernel does not take ``step``, or ``None``."""
@@ -105,7 +127,7 @@ class KernelTable:
         index: str | Iterable[DType] | None = None,
         inplace: bool = False,
         when: Callable[[Step], str | None] | None = None,
-        workspace: Callable[[Step], int] | None = None,
+        workspace: Callable[[Step], Workspace] | None = None,
     ) -> Callable[[F], F]:
         """Register a factory for the named ops.
 
@@ -113,7 +135,9 @@ class KernelTable:
             dtypes, layout, index: in place of the table's own.
             inplace: the output may lie exactly over a source of equal layout.
             when: a further condition: a reason for refusing a step, or ``None``.
-            workspace: bytes of scratch memory for a step; the factory then gets ``workspace=Arg`` (u8).
+            workspace: the scratch memory that a step needs while it runs. Named arrays, ``{"scores": ("f32", shape)}``:
+                the factory gets each as a dense `Arg` by its name, ``scores=Arg``; give the parameter a default if
+                some steps need none. Or a number of bytes: the factory gets ``workspace=Arg`` (u8; ``None`` for 0).
         """
         if not ops:
             raise TypeError("name at least one operation")
@@ -176,10 +200,7 @@ class KernelTable:
         kernel = self.find(step)
         if kernel is None or kernel.workspace is None:
             return 0
-        size = kernel.workspace(step)
-        if not isinstance(size, int) or size < 0:
-            raise TypeError(f"workspace= of {step.op} gives a number of bytes, not {size!r}")
-        return size
+        return workspace_bytes(kernel.workspace(step), step.op)
 
     def bind(self, stream: Stream, group: Group) -> Call:
         """The call for a group of one step; raises `UnsupportedOpError` where no kernel takes it."""
@@ -188,14 +209,7 @@ class KernelTable:
         if kernel is None or len(group.steps) > 1:
             why = "fused groups need a stream that overrides _bind" if kernel else self.why_not(step)
             raise UnsupportedOpError(f"{stream.device.name} does not run {step.op}", {stream.device.name: str(why)})
-        return bind_kernel(kernel, stream, step, group.scratch)
-
-
-def bind_kernel(kernel: Kernel, stream: Stream, step: Step, scratch: Arg | None) -> Call:
-    """The call of ``kernel`` for ``step``."""
-    if kernel.workspace is None:
-        return kernel.factory(stream, step.op, step.out, *step.srcs, **step.attrs)
-    return kernel.factory(stream, step.op, step.out, *step.srcs, workspace=scratch, **step.attrs)
+        return kernel.bind(stream, step, group.scratch)
 
 
 def _dtype_set(names: str | Iterable[Any]) -> frozenset[DType]:

@@ -12,6 +12,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave.contract.buffer import Buffer, MultiBuffer
+from opweave.contract.discarding import reclaim, reclaim_all
 from opweave.contract.space import Handle, MemorySpace, Usage, round_up
 from opweave.errors import AllocationError, BoundsError, Broken
 from opweave.tracing import TRACE
@@ -103,8 +104,14 @@ class BufferType:
             raise BoundsError(f"cannot allocate {size} bytes")
         self._check_max(size)
         start = perf_counter_ns() if TRACE.listening else 0
+        reclaim()
         try:
-            handle = self._alloc(max(size, 1), usage)
+            try:
+                handle = self._alloc(max(size, 1), usage)
+            except MemoryError:
+                if not reclaim_all(self.space):
+                    raise
+                handle = self._alloc(max(size, 1), usage)
         except MemoryError as error:
             if isinstance(error, AllocationError):
                 raise

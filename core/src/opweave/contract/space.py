@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from threading import RLock, local
+from threading import Lock, local
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakSet
+from weakref import ref
 
 import numpy as np
 
@@ -73,14 +73,26 @@ def as_bytes(data: Any, *, writable: bool = False) -> memoryview:
     return view.cast("B")
 
 
-_QUEUES: Final[WeakSet[Stream]] = WeakSet()
-_QUEUES_LOCK: Final = RLock()  # reentrant: a collection while it is held may free buffers, which asks for it again
+_QUEUES: tuple[ref[Stream], ...] = ()  # replaced, never changed: finalisers look at it without a lock
+_QUEUES_LOCK: Final = Lock()
 
 
 def add_queue(stream: Stream) -> None:
     """Note an asynchronous stream, so that no memory is given back under its work."""
+    global _QUEUES
     with _QUEUES_LOCK:
-        _QUEUES.add(stream)
+        _QUEUES = (*(known for known in _QUEUES if (other := known()) is not None and not other.closed), ref(stream))
+
+
+def _queues(space: MemorySpace) -> list[Stream]:
+    """The open asynchronous streams whose work may touch ``space``."""
+    streams = [stream for known in _QUEUES if (stream := known()) is not None]
+    return [s for s in streams if not s.closed and (s.transferring or s.device.reaches(space))]
+
+
+def busy(space: MemorySpace) -> list[Stream]:
+    """Of the streams whose work may touch ``space`` those that are not known to be done with it."""
+    return [stream for stream in _queues(space) if stream._over < stream._sequence]
 
 
 class Working(local):
@@ -94,12 +106,6 @@ WORKING: Final = Working()
 
 def settle(space: MemorySpace) -> None:
     """Wait for all queued work that may touch ``space``. Failures stay on their streams, for their owners to see."""
-    if not _QUEUES:
-        return
-    with _QUEUES_LOCK:
-        queues = list(_QUEUES)
-    for stream in queues:
-        if WORKING.active and stream.has_thread:
-            continue
-        if not stream.closed and (stream.transferring or stream.device.reaches(space)):
+    for stream in _queues(space):
+        if not (WORKING.active and stream.has_thread):
             stream.settle()

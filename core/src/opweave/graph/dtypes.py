@@ -13,7 +13,10 @@ import numpy as np
 
 from opweave.errors import DTypeError, UnknownNameError
 
-__all__ = ["DTYPES", "DType", "DTypeLike", "as_dtype", "promote"]
+__all__ = [
+    "DTYPES", "FLOATS", "HALVES", "INTEGERS", "NUMBERS", "PLAIN", "QUANTIZED", "WIDE",
+    "DType", "DTypeLike", "as_dtype", "promote",
+]  # fmt: skip
 
 
 class DType:
@@ -103,11 +106,20 @@ _BLOCKS = (q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, m
 DTYPES: Final[dict[str, DType]] = {t.name: t for t in (*_PLAIN, *_BLOCKS)}
 """Every type by its short name."""
 
+# Groups of types as kernels declare them.
+WIDE: Final = "f64 f32"
+HALVES: Final = "f16 bf16"
+FLOATS: Final = f"{WIDE} {HALVES}"
+INTEGERS: Final = "i64 i32 i16 i8 u8"
+NUMBERS: Final = f"{FLOATS} {INTEGERS}"
+PLAIN: Final = f"{NUMBERS} bool"
+QUANTIZED: Final = tuple(t for t in DTYPES.values() if t.is_quantized)
+
 _BY_NUMPY: Final = {t.numpy: t for t in _PLAIN}
 _LONG_NAMES: Final = {str(t.numpy): t for t in _PLAIN}
 
 DTypeLike = Any
-"""What `as_dtype` takes: a `DType`, a short or NumPy name, or anything that ``np.dtype`` takes."""
+"""What `as_dtype` takes: a `DType`, a short or NumPy name, a NumPy type or something with a ``dtype``."""
 
 
 def as_dtype(like: DTypeLike) -> DType:
@@ -122,15 +134,34 @@ def as_dtype(like: DTypeLike) -> DType:
     if isinstance(like, str):
         found = DTYPES.get(like.lower()) or _LONG_NAMES.get(like.lower())
         if found is None:
-            raise UnknownNameError("dtype", like, DTYPES)
+            raise _unknown(like)
         return found
-    try:
-        plain = _BY_NUMPY.get(np.dtype(like))
-    except (TypeError, ValueError):
-        plain = None
+    # NumPy makes a type of None too, of tuples and of numbers.
+    plain = None
+    if isinstance(like, (type, np.dtype)) or hasattr(like, "dtype"):
+        try:
+            plain = _BY_NUMPY.get(np.dtype(like))
+        except (TypeError, ValueError):
+            plain = None
     if plain is None:
-        raise DTypeError(f"opweave has no dtype for {like!r}; it has {', '.join(t.name for t in _PLAIN)}")
+        raise DTypeError(f"opweave has no dtype for {like!r:.60}; it has {', '.join(t.name for t in _PLAIN)}")
     return plain
+
+
+_UNSUPPORTED_BLOCKS: Final = frozenset({
+    "q8_1", "q8_k", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs", "tq1_0", "tq2_0",
+    "nvfp4",
+})  # fmt: skip
+"""Block types of GGUF that are not decoded here."""
+
+
+def _unknown(name: str) -> UnknownNameError:
+    blocks = [t.name for t in _BLOCKS]
+    if name.lower() not in _UNSUPPORTED_BLOCKS:
+        return UnknownNameError("dtype", name, DTYPES)
+    # A name alike would be another format: nothing to suggest.
+    return UnknownNameError("dtype", name, (), f"(a block type that is not supported; there are {', '.join(blocks)}: "
+                            "requantize, or pass decoded weights)")  # fmt: skip
 
 
 def promote(a: DType, b: DType) -> DType:

@@ -105,7 +105,10 @@ def define_op(definition: OpDef) -> OpDef:
 
     Raises:
         ValueError: the name is taken by another definition.
+        TypeError: no `OpDef`.
     """
+    if not isinstance(definition, OpDef):
+        raise TypeError(f"define_op takes an OpDef, not {definition!r:.60}")
     if OPS.setdefault(definition.name, definition) is not definition:
         raise ValueError(f"the operation {definition.name!r} is already defined by {OPS[definition.name].family}")
     return definition

@@ -518,7 +518,7 @@ def input(name: str, shape: int | Sequence[int], dtype: DTypeLike = f32, *, borr
     dtype = as_dtype(dtype)
     shape = check_shape(shape if isinstance(shape, int) else tuple(shape), dtype)
     if not isinstance(name, str) or not name:
-        raise ShapeError(f"an input needs a name: ow.input('x', shape), not {name!r}")
+        raise ShapeError(f"an input needs a name: ow.input('x', shape), not {name!r:.60}")
     key = ("input", name, shape, dtype, borrowed)
     with _MAKING:
         tensor = _NODES.get(key)
@@ -595,6 +595,8 @@ def constant(value: Any, dtype: DTypeLike | None = None, *, name: str = "constan
     """
     if isinstance(value, Tensor):
         return value
+    if not isinstance(name, str):
+        raise ShapeError(f"the name of a constant is a text, not {name!r:.60}")
     array = host_array(value, dtype, copy=not (isinstance(value, np.ndarray) and not value.flags.writeable))
     dtype = as_dtype(array.dtype)
     shape = check_shape(array.shape, dtype)

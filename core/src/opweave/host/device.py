@@ -14,12 +14,12 @@ from opweave.contract.device import Backend, Device, Kind
 from opweave.contract.execution import Stream
 from opweave.contract.kernels import Kernel, KernelTable
 from opweave.graph.opdef import OPS
-from opweave.host.memory import HostMemory
+from opweave.host.memory import HostMemory, NumPyMemory
 
 if TYPE_CHECKING:
     from opweave.contract.step import Arg, Call, Group, Step
 
-__all__ = ["HostBackend", "HostDevice"]
+__all__ = ["HostBackend", "HostDevice", "ReferenceKernels"]
 
 
 class _References(KernelTable):
@@ -47,11 +47,9 @@ def _bind_reference(stream: Stream, op: str, out: Arg, *srcs: Arg, **attrs: Any)
     return call
 
 
-class HostDevice(HostMemory):
-    """Runs the reference of any op on any layout, in the memory of this process."""
+class ReferenceKernels(NumPyMemory):
+    """Runs the reference of any operation on any layout."""
 
-    kind = Kind.HOST
-    description = "NumPy references"
     kernels: KernelTable = _References("f32", "strided")
 
     def _why_not(self, step: Step) -> str | None:
@@ -66,6 +64,13 @@ class HostDevice(HostMemory):
 
     def _open(self, **params: Any) -> Stream:
         return _HostStream(self) if not params else super()._open(**params)
+
+
+class HostDevice(ReferenceKernels, HostMemory):
+    """The references in the memory of this process."""
+
+    kind = Kind.HOST
+    description = "NumPy references"
 
 
 class _HostStream(Stream):

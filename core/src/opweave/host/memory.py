@@ -1,42 +1,37 @@
-"""Memory of this process: how much there is, and `HostMemory`, devices whose buffers are arrays of this process."""
+"""Memory of this process: how much there is, and `NumPyMemory` and `HostMemory`, devices whose buffers are arrays."""
 
 from __future__ import annotations
 
 import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+from weakref import finalize
 
 import numpy as np
 
 from opweave.contract.device import Device
 from opweave.contract.space import HOST_SPACE, MemorySpace, Usage
+from opweave.host.promises import PROMISES
 
 if TYPE_CHECKING:
     from opweave.contract.step import Call
 
-__all__ = ["HostMemory", "host_memory_info"]
+__all__ = ["HostMemory", "NumPyMemory", "host_memory_info"]
 
-CHECKED_BYTES: Final = 256 << 20
-"""From this size on an allocation is held against the memory that is left."""
+CHECKED_BYTES: Final = 1 << 20
+"""From this size on an allocation counts, and is held against the memory that is left."""
 
 
 def host_memory_info() -> tuple[int, int]:
-    """Available and total bytes of the machine's memory; ``(0, 0)`` where the system does not tell."""
+    """Bytes of the machine's memory that are left, without what buffers were promised, and in all; ``(0, 0)`` where the
+    system does not tell."""
     try:
         page, total = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
         free = os.sysconf("SC_AVPHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 0, 0
-    return _meminfo().get("MemAvailable", page * free), page * total
-
-
-def _meminfo() -> dict[str, int]:
-    """Linux's own account in bytes; empty elsewhere."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
-    except OSError:
-        return {}
+    left = PROMISES.left()
+    return page * free if left is None else left, page * total
 
 
 PAGE: Final = 4096
@@ -48,26 +43,26 @@ LARGE: Final = 1 << 16
 """Bytes of an allocation that can spare a page."""
 
 
-class HostMemory(Device):
-    """A device whose buffers are arrays of this process. Base of ``host`` and of backends that compute there."""
-
-    space: MemorySpace = HOST_SPACE
+class NumPyMemory(Device):
+    """A device whose buffers are NumPy arrays of this process, in a memory space of its own: nothing goes in or comes
+    out without a copy. Base of devices that stand for cards in tests, and of `HostMemory`."""
 
     def mem_info(self) -> tuple[int, int]:
         return host_memory_info()
 
     def _alloc(self, size: int, usage: Usage) -> np.ndarray[Any, Any]:
-        if size >= CHECKED_BYTES:
-            # Systems promise more than there is, and end the process when it is used.
-            known = _meminfo()
-            if known and size > known.get("MemAvailable", size) + known.get("SwapFree", 0):
-                raise MemoryError("more than the machine has left")
         # np.empty promises 16 bytes; over-allocate and step forward to the alignment.
         alignment = PAGE if size >= LARGE else self.alignment
+        if size >= CHECKED_BYTES:
+            PROMISES.take(size)
         try:
             raw = np.empty(size + alignment, np.uint8)
-        except ValueError as error:
-            raise MemoryError(str(error)) from None  # more than there are addresses
+        except (ValueError, MemoryError) as error:
+            if size >= CHECKED_BYTES:
+                PROMISES.give(size)
+            raise MemoryError(str(error)) from None  # ValueError: more than there are addresses
+        if size >= CHECKED_BYTES:
+            finalize(raw, PROMISES.give, size).atexit = False  # views keep it as long as they live
         skip = -raw.__array_interface__["data"][0] % alignment
         return raw[skip : skip + size]
 
@@ -80,12 +75,12 @@ class HostMemory(Device):
     # A subclass that moves bytes differently need not know of these two.
 
     def _bind_upload(self, mem: np.ndarray[Any, Any], offset: int, data: memoryview) -> Call:
-        if type(self)._upload is not HostMemory._upload:
+        if type(self)._upload is not NumPyMemory._upload:
             return super()._bind_upload(mem, offset, data)
         return _bind_bytes(mem[offset : offset + len(data)], np.frombuffer(data, np.uint8))
 
     def _bind_download(self, mem: np.ndarray[Any, Any], offset: int, out: memoryview) -> Call:
-        if type(self)._download is not HostMemory._download:
+        if type(self)._download is not NumPyMemory._download:
             return super()._bind_download(mem, offset, out)
         return _bind_bytes(np.frombuffer(out, np.uint8), mem[offset : offset + len(out)])
 
@@ -96,6 +91,13 @@ class HostMemory(Device):
         self, dst: np.ndarray[Any, Any], dst_offset: int, src: np.ndarray[Any, Any], src_offset: int, size: int
     ) -> None:
         dst[dst_offset : dst_offset + size] = src[src_offset : src_offset + size]
+
+
+class HostMemory(NumPyMemory):
+    """A device that computes in host memory, which it shares with all others that do: arrays are imported and buffers
+    are mapped without a copy. Base of ``host`` and of backends that compute there."""
+
+    space: MemorySpace = HOST_SPACE
 
     def _import_host(self, data: memoryview) -> np.ndarray[Any, Any]:
         return np.frombuffer(data, np.uint8)

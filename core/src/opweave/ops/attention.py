@@ -13,7 +13,19 @@ from opweave.graph.layout import Shape
 from opweave.graph.opdef import OpDef, define_op
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.normalization import alibi_slopes
-from opweave.ops.operands import Array, as_number, broadcast_to, builds, cast, floating, make, plain, promoted, wide
+from opweave.ops.operands import (
+    Array,
+    as_flag,
+    as_number,
+    broadcast_to,
+    builds,
+    cast,
+    floating,
+    make,
+    plain,
+    promoted,
+    wide,
+)
 
 __all__ = ["attention"]
 
@@ -154,7 +166,7 @@ def attention(
         scale = 1.0 / sqrt(query.shape[-1]) if query.ndim and query.shape[-1] else 1.0
     attrs = {
         "scale": as_number("attention", "scale", scale),
-        "causal": bool(causal),
+        "causal": as_flag("attention", "causal", causal),
         "max_bias": bias,
         "soft_cap": cap,
         "masked": mask is not None,

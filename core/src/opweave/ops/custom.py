@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,23 @@ from opweave.graph.opdef import OpDef, define_op
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, builds, make, plain
 
-__all__ = ["custom"]
+__all__ = ["call_custom", "custom"]
 
 
 def _infer(*srcs: Tensor, fn: Callable[..., Any], shape: Shape, dtype: DType) -> tuple[Shape, DType]:
     return shape, dtype
 
 
-def _reference(*arrays: Array, fn: Callable[..., Any], shape: Shape, dtype: DType) -> Array:
+def call_custom(fn: Callable[..., Any], arrays: Sequence[Array], shape: Shape, dtype: DType) -> Array:
+    """What ``fn`` returns for read-only views of ``arrays``, as an array of ``shape`` that converts to ``dtype``.
+
+    For kernels of backends. A function that writes into its sources would change tensors that others read.
+
+    Raises:
+        ShapeError, DTypeError: ``fn`` returned something else than ``like=`` promised.
+    """
     views = [a.view() for a in arrays]
     for view in views:
-        # A function that writes into its sources would change tensors that others read.
         view.flags.writeable = False
     result = np.asarray(fn(*views))
     if result.shape != shape:
@@ -32,6 +38,10 @@ def _reference(*arrays: Array, fn: Callable[..., Any], shape: Shape, dtype: DTyp
     if result.dtype.kind in "cOSUMm":
         raise DTypeError(f"custom: {_name(fn)} returned {result.dtype}, which does not become {dtype}")
     return result
+
+
+def _reference(*arrays: Array, fn: Callable[..., Any], shape: Shape, dtype: DType) -> Array:
+    return call_custom(fn, arrays, shape, dtype)
 
 
 def _name(fn: Callable[..., Any]) -> str:

@@ -320,9 +320,15 @@ def _target(op: str, region: Any) -> Tensor:
     if not isinstance(region, Tensor):
         raise DTypeError(f"{op}: writes into a state (ow.state) or a view of one, not {type(region).__name__}")
     plain(op, region)
-    if any(stride == 0 and n > 1 for n, stride in zip(region.shape, region.strides, strict=True)):
+    if region.size and any(stride == 0 and n > 1 for n, stride in zip(region.shape, region.strides, strict=True)):
         raise LayoutError(f"{op}: elements of the region share bytes (it is broadcast); write {region.root!r} itself")
     return region
+
+
+def _written(op: OpDef, region: Tensor, *values: Tensor) -> Tensor:
+    """The state's next version; the version that ``region`` lies in, where there is nothing to write."""
+    made = node(op, (region, *values), {})
+    return made if values[-1].size else region.root
 
 
 def _version(region: Tensor, *srcs: Tensor) -> tuple[Shape, DType]:
@@ -370,7 +376,7 @@ def index_copy(state: Any, ids: Any, rows: Any) -> Tensor:
         rows: broadcasts to (m, ...) and takes the state's dtype.
 
     Returns:
-        The whole state (also if a view of it was written) as it is afterwards.
+        The whole state (also if a view of it was written) as it is afterwards; of no rows: as it is.
 
     Raises:
         HazardError: ``state`` is no state.
@@ -383,7 +389,7 @@ def index_copy(state: Any, ids: Any, rows: Any) -> Tensor:
     if region.ndim and i.ndim == 1:
         shape = (*i.shape, *region.shape[1:])
         values = _spread("index_copy", values, shape, region)
-    return node(INDEX_COPY, (region, i, cast(values, region.dtype)), {})
+    return _written(INDEX_COPY, region, i, cast(values, region.dtype))
 
 
 def _assign_infer(region: Tensor, value: Tensor) -> tuple[Shape, DType]:
@@ -468,7 +474,7 @@ def accumulate(region: Any, value: Any) -> Tensor:
 def _write(op: OpDef, target: Tensor, value: Any) -> Tensor:
     v = make(op.name, value, target)
     plain(op.name, v)
-    return node(op, (target, cast(_spread(op.name, v, target.shape, target), target.dtype)), {})
+    return _written(op, target, cast(_spread(op.name, v, target.shape, target), target.dtype))
 
 
 def _spread(op: str, value: Tensor, shape: Shape, region: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import OpDef, define_op
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.operands import Array, as_number, builds, floating, make, plain, wide
+from opweave.ops.operands import Array, as_flag, as_number, builds, floating, make, plain, wide
 from opweave.ops.windows import as_lengths
 
 __all__ = ["axis_taps", "interpolate"]
@@ -149,7 +149,12 @@ def interpolate(
         lengths = tuple([floor(n * f) for n, f in zip(y.shape[2:], factors, strict=True)])
     else:
         lengths = as_lengths("interpolate", "size", size, rank)
-    attrs = {"size": lengths, "scale_factor": factors, "mode": mode, "align_corners": bool(align_corners)}
+    attrs = {
+        "size": lengths,
+        "scale_factor": factors,
+        "mode": mode,
+        "align_corners": as_flag("interpolate", "align_corners", align_corners),
+    }
     return node(INTERPOLATE, (y if mode == "nearest" else floating("interpolate", y),), attrs)
 
 

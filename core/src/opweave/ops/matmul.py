@@ -139,7 +139,7 @@ def linear(x: Any, w: Any, b: Any = None) -> Tensor:
     Args:
         x: shape (..., in).
         w: shape (out, in). Plain, then promoted with ``x``; or quantized, then ``x`` is a float type and stays it.
-        b: shape (out,), or ``None``.
+        b: shape (out,), or ``None``; beside a quantized ``w`` it takes the dtype of ``x``.
 
     Nodes have an ``x`` of at least two axes. Those with a quantized ``w`` carry its type as the attribute ``blocks``;
     the others have no attributes.

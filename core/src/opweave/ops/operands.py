@@ -16,8 +16,8 @@ from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, as_tensor, constant, shows_columns_of_blocks
 
 __all__ = [
-    "Array", "Number", "as_axis", "as_fill", "as_integer", "as_number", "broadcast_to", "builds", "cast", "explain",
-    "floating", "is_number", "make", "pair", "plain", "promoted", "rows", "shows_columns_of_blocks", "wide",
+    "Array", "Number", "as_axis", "as_fill", "as_flag", "as_integer", "as_number", "broadcast_to", "builds", "cast",
+    "explain", "floating", "is_number", "make", "pair", "plain", "promoted", "rows", "shows_columns_of_blocks", "wide",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -116,6 +116,18 @@ def as_integer(op: str, what: str, value: Any) -> int:
         return int(as_index(value))
     except TypeError:
         raise ShapeError(f"{op}: {what} is an integer, not {value!r:.60}") from None
+
+
+def as_flag(op: str, what: str, value: Any) -> bool:
+    """``value`` as True or False, for attributes and options.
+
+    Raises:
+        DTypeError: it is neither, as an array of several elements.
+    """
+    try:
+        return bool(value)
+    except (TypeError, ValueError, OpweaveError):
+        raise DTypeError(f"{op}: {what} is True or False, not {value!r:.60}") from None
 
 
 def as_fill(op: str, value: Any, dtype: DType) -> Number:

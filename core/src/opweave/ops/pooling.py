@@ -12,7 +12,7 @@ from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import Infer, OpDef, define_op
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.operands import Array, builds, floating, make, plain, wide
+from opweave.ops.operands import Array, as_flag, builds, floating, make, plain, wide
 from opweave.ops.windows import as_lengths, batched, fitting, windows_of
 
 __all__ = ["avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d"]
@@ -106,7 +106,10 @@ def _sizes(op: str, rank: int, kernel_size: Any, stride: Any, padding: Any, dila
 def _build_max_pool(
     op: OpDef, rank: int, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
 ) -> Tensor:
-    attrs = {**_sizes(op.name, rank, kernel, stride, padding, dilation), "ceil_mode": bool(ceil_mode)}
+    attrs = {
+        **_sizes(op.name, rank, kernel, stride, padding, dilation),
+        "ceil_mode": as_flag(op.name, "ceil_mode", ceil_mode),
+    }
     y = make(op.name, x)
     plain(op.name, y)
     y = y if y.dtype.is_integer else floating(op.name, y)
@@ -199,7 +202,8 @@ def _build_avg_pool(
     op: OpDef, rank: int, x: Any, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, include: bool, divisor: Any
 ) -> Tensor:
     attrs = _sizes(op.name, rank, kernel, stride, padding, 1)
-    attrs["ceil_mode"], attrs["count_include_pad"] = bool(ceil_mode), bool(include)
+    attrs["ceil_mode"] = as_flag(op.name, "ceil_mode", ceil_mode)
+    attrs["count_include_pad"] = as_flag(op.name, "count_include_pad", include)
     attrs["divisor"] = 0 if divisor is None else as_lengths(op.name, "divisor_override", divisor, 1)[0]
     return batched(op.name, floating(op.name, x), rank, lambda z: node(op, (z,), attrs))
 

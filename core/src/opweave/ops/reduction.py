@@ -15,7 +15,7 @@ from opweave.graph.layout import Shape, normalize_axes
 from opweave.graph.opdef import OpDef, define_op
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.movement import reshape
-from opweave.ops.operands import Array, as_axis, as_number, builds, cast, explain, make, pair, plain, wide
+from opweave.ops.operands import Array, as_axis, as_flag, as_number, builds, cast, explain, make, pair, plain, wide
 
 __all__ = ["argmax", "count_equal", "max", "mean", "min", "prod", "sum", "var"]
 
@@ -49,9 +49,9 @@ def _reduce(op: OpDef, x: Tensor, axis: Axes, keepdims: bool, dtype: DType, **at
         raise ShapeError(
             f"{op.name}: of no elements there is none; axes {axes} of the operand {x.describe()} are empty"
         )
-    source = cast(x, dtype)
+    kept, source = as_flag(op.name, "keepdims", keepdims), cast(x, dtype)
     result = node(op, (source,), {"axes": axes, **attrs}) if axes or op is VAR else source
-    return reshape(result, tuple([1 if i in axes else n for i, n in enumerate(x.shape)])) if keepdims else result
+    return reshape(result, tuple([1 if i in axes else n for i, n in enumerate(x.shape)])) if kept else result
 
 
 def _source_flops(out: Tensor) -> int:
@@ -253,7 +253,7 @@ def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
     if not flat.shape[at]:
         raise ShapeError(f"argmax: of no elements none is the largest; the operand is {x.describe()}")
     result = node(ARGMAX, (flat,), {"axis": at})
-    if not keepdims:
+    if not as_flag("argmax", "keepdims", keepdims):
         return result
     return reshape(result, (1,) * x.ndim if axis is None else (*x.shape[:at], 1, *x.shape[at + 1 :]))
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from opweave.errors import DTypeError, ShapeError
-from opweave.graph.dtypes import DType, i32, i64
+from opweave.graph.dtypes import DType, f32, f64, i32, i64
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import OpDef, define_op, flops_per_element
 from opweave.graph.tensor import Tensor, node
@@ -96,7 +96,17 @@ def _rope_infer(
         raise ShapeError(f"rope: needs positions of shape {want} for {x.describe()}, not {positions.describe()}")
     if factors is not None and factors.shape != (dims // 2,):
         raise ShapeError(f"rope: needs ({dims // 2},) frequency factors, one a pair, not {factors.describe()}")
+    if factors is not None and factors.dtype is not _factor_dtype(x.dtype):
+        raise DTypeError(
+            f"rope: frequency factors are {_factor_dtype(x.dtype)} where x is {x.dtype}, as angles are computed in "
+            f"it; got {factors.describe()}"
+        )
     return x.shape, x.dtype
+
+
+def _factor_dtype(dtype: DType) -> DType:
+    """The type of frequency factors: they are multiplied by positions, so in a half type angles would be wrong."""
+    return f64 if dtype is f64 else f32
 
 
 def _rope(
@@ -162,7 +172,8 @@ def rope(
         x: shape (..., tokens, size), as `attention` takes it; integers become f32.
         positions: i32 or i64, broadcasts to (..., tokens): (tokens,), or (batch, 1, tokens) for one of their own for
             each batch. With sections there is an axis of their number in front: (sections, tokens).
-        factors: divides the angles, one number a pair: shape (dims / 2,), or ``None``.
+        factors: divides the angles, one number a pair: shape (dims / 2,), or ``None``. The node has them in f32, in f64
+            where ``x`` is f64, whatever half type ``x`` has.
         pairing: which elements make a pair: ``"adjacent"`` ones, 2i and 2i + 1; or those of the first and the second
             ``"half"``, i and i + dims / 2.
         base: pair i turns by base^(−2i / dims) a position.
@@ -215,7 +226,7 @@ def rope(
         return node(ROPE, srcs, attrs)
     f = make("rope", factors)
     plain("rope", f)
-    return node(ROPE, (*srcs, cast(f, y.dtype)), attrs)
+    return node(ROPE, (*srcs, cast(f, _factor_dtype(y.dtype))), attrs)
 
 
 def _spread_positions(at: Tensor, x: Tensor, sections: tuple[int, ...]) -> Tensor:

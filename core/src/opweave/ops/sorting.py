@@ -12,7 +12,7 @@ from opweave.graph.layout import Shape
 from opweave.graph.opdef import OpDef, define_op, flops_per_element
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.indexing import take_along_axis
-from opweave.ops.operands import Array, as_axis, as_integer, builds, cast, make, plain, wide
+from opweave.ops.operands import Array, as_axis, as_flag, as_integer, builds, cast, make, plain, wide
 
 __all__ = ["argsort", "cumsum", "top_k"]
 
@@ -100,7 +100,8 @@ def argsort(x: Any, axis: int = -1, descending: bool = False, stable: bool = Fal
         DTypeError: a quantized operand.
     """
     x, at = _on_axis("argsort", x, axis)
-    return node(ARGSORT, (x,), {"axis": at, "descending": bool(descending), "stable": bool(stable)})
+    flags = {"descending": as_flag("argsort", "descending", descending), "stable": as_flag("argsort", "stable", stable)}
+    return node(ARGSORT, (x,), {"axis": at, **flags})
 
 
 def _top_k_infer(x: Tensor, *, k: int, axis: int) -> tuple[Shape, DType]:

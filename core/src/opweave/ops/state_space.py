@@ -18,7 +18,7 @@ from opweave.graph.tensor import Tensor, node
 from opweave.ops.activation import silu
 from opweave.ops.elementwise import add, mul
 from opweave.ops.movement import concat, reshape
-from opweave.ops.operands import Array, broadcast_to, builds, floating, make, promoted, wide
+from opweave.ops.operands import Array, as_flag, broadcast_to, builds, floating, make, promoted, wide
 
 __all__ = ["causal_conv1d", "selective_scan"]
 
@@ -93,7 +93,7 @@ def causal_conv1d(
     given = [v for v in (bias, initial_states) if v is not None]
     srcs = _floats("causal_conv1d", x, weight, *given)
     y = node(CAUSAL_CONV1D, srcs, {"biased": bias is not None})
-    if not return_final_states:
+    if not as_flag("causal_conv1d", "return_final_states", return_final_states):
         return y
     line, kept = srcs[0], srcs[1].shape[1] - 1
     if line.shape[2] < kept:
@@ -214,11 +214,13 @@ def selective_scan(
     b, c = [_grouped(make("selective_scan", m)) for m in (B, C)]
     given = [v for v in (D, state) if v is not None]
     srcs = _floats("selective_scan", u, steps, A, b, c, *given)
-    attrs = {"softplus": bool(delta_softplus), "skip": D is not None, "last": bool(return_last_state)}
+    softplus = as_flag("selective_scan", "delta_softplus", delta_softplus)
+    last = as_flag("selective_scan", "return_last_state", return_last_state)
+    attrs = {"softplus": softplus, "skip": D is not None, "last": last}
     result = node(SELECTIVE_SCAN, srcs, attrs)
     x, a = srcs[0], srcs[2]
-    y = reshape(result[: x.size], x.shape) if return_last_state else result
-    h = reshape(result[x.size :], (x.shape[0], *a.shape)) if return_last_state else None
+    y = reshape(result[: x.size], x.shape) if last else result
+    h = reshape(result[x.size :], (x.shape[0], *a.shape)) if last else None
     if z is not None:
         gate = make("selective_scan", z)
         if gate.shape != y.shape:

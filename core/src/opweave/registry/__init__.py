@@ -6,7 +6,7 @@ The functions here ask the `Registry` of the process, ``REGISTRY``; their docume
 from typing import Any, Final
 
 from opweave.registry.hooks import hookimpl, hookspec
-from opweave.registry.records import PluginRecord, State
+from opweave.registry.records import PluginRecord, State, UnusableDevice
 from opweave.registry.registry import Registry
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "PluginRecord",
     "Registry",
     "State",
+    "UnusableDevice",
     "backend",
     "backends",
     "best_device",

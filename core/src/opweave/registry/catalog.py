@@ -150,6 +150,17 @@ class Catalog:
                 return other
         return None
 
+    def check_usable(self, name: str) -> None:
+        """Raises `Unavailable` with the reason if ``name`` is that of a device that does not work."""
+        for plugin in self:
+            for device in plugin.unusable:
+                if key(device.name) == key(name):
+                    usable = ", ".join(d.name for family in plugin.families for d in family.devices)
+                    raise Unavailable(
+                        f"{device.name} does not work: {device.error}",
+                        remedy=" ".join(filter(None, [device.remedy, usable and f"(usable: {usable})"])),
+                    )
+
     def known_names(self) -> list[str]:
         """Names to suggest: of devices, and of plugins that have none yet."""
         known = {device.name for family in self.families() for device in family.devices}

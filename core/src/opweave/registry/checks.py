@@ -11,6 +11,7 @@ from opweave.contract.kernels import KernelTable
 from opweave.errors import Broken, Unavailable
 from opweave.graph.opdef import OpDef
 from opweave.registry.naming import check_name, device_names, key
+from opweave.registry.records import UnusableDevice
 
 if TYPE_CHECKING:
     from opweave.registry.hooks import Hooks
@@ -22,7 +23,9 @@ __all__ = [
     "check_device",
     "devices_of",
     "name_backends",
+    "none_usable",
     "ops_from_hooks",
+    "probed",
 ]
 
 
@@ -118,6 +121,28 @@ def adopt(backend: Backend, devices: Sequence[Device], existing: Iterable[Device
     for device, name in zip(devices, names, strict=True):
         device._name = name
         device.backend = backend
+
+
+def probed(devices: Sequence[Device]) -> tuple[list[Device], list[UnusableDevice]]:
+    """The adopted ``devices`` that work, and those that do not, each with the reason."""
+    usable: list[Device] = []
+    unusable: list[UnusableDevice] = []
+    for device in devices:
+        try:
+            device.probe()
+            usable.append(device)
+        except Unavailable as error:
+            device.backend = None
+            unusable.append(UnusableDevice(device.name, str(device.description), error.message, error.remedy))
+    return usable, unusable
+
+
+def none_usable(unusable: Sequence[UnusableDevice]) -> Unavailable:
+    """The failure of a backend none of whose devices works."""
+    reasons = [f"{d.name} ({d.description})" if d.description else d.name for d in unusable]
+    reasons = [f"{label} does not work: {d.error}" for label, d in zip(reasons, unusable, strict=True)]
+    remedies = dict.fromkeys(d.remedy for d in unusable if d.remedy)
+    return Unavailable("\n".join(reasons), remedy="; ".join(remedies))
 
 
 def _is_backend_class(value: object) -> TypeGuard[type[Backend]]:

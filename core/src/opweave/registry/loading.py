@@ -76,7 +76,12 @@ class Loader:
                 continue
             self.check_unowned(devices)
             checks.adopt(backend, devices)
-            families.append(Family(backend, devices, rank))
+            usable, unusable = checks.probed(devices)
+            plugin.unusable += unusable
+            if usable:
+                families.append(Family(backend, usable, rank))
+            else:
+                missing.append(checks.none_usable(unusable))
         if missing and not families:
             raise missing[0]
         return families, missing

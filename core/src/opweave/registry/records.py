@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from opweave.contract.device import Backend, Device
     from opweave.graph.opdef import OpDef
 
-__all__ = ["Family", "Plugin", "PluginRecord", "State"]
+__all__ = ["Family", "Plugin", "PluginRecord", "State", "UnusableDevice"]
 
 
 class State(enum.Enum):
@@ -32,6 +32,21 @@ class State(enum.Enum):
     """Its devices are there."""
 
 
+class UnusableDevice(NamedTuple):
+    """A device that is here but does not work; see `Device.probe`.
+
+    Attributes:
+        name, description: the device's.
+        error: why, in the driver's own words.
+        remedy: what the reader can do about it.
+    """
+
+    name: str
+    description: str
+    error: str
+    remedy: str = ""
+
+
 class PluginRecord(NamedTuple):
     """What is known about one plugin at one moment.
 
@@ -44,6 +59,7 @@ class PluginRecord(NamedTuple):
         error: why it is not ready, ``""`` if it is. A ready plugin may name backends of its own that are missing.
         remedy: what the reader can do about it.
         traceback: the innermost frames of the failure as text, ``""`` where no code failed.
+        unusable: its devices that do not work. Where that is all of them, the plugin is unavailable.
     """
 
     name: str
@@ -55,6 +71,7 @@ class PluginRecord(NamedTuple):
     error: str = ""
     remedy: str = ""
     traceback: str = ""
+    unusable: tuple[UnusableDevice, ...] = ()
 
 
 class Family(NamedTuple):
@@ -75,6 +92,7 @@ class Plugin:
         origin: the folder or file it was found in.
         fetch: imports it and gives its value; ``None`` where there is nothing to import.
         families, ops, module: what it brought, once ready.
+        unusable: what it has of devices that do not work.
         loading: its code is running right now.
         tried: its code was run; what failed then may be tried again.
     """
@@ -96,6 +114,7 @@ class Plugin:
         self.packages, self.origin = packages, origin
         self.state = State.DISCOVERED
         self.families: list[Family] = []
+        self.unusable: list[UnusableDevice] = []
         self.ops: list[OpDef] = []
         self.module: object = None
         self.loading = self.tried = False
@@ -132,7 +151,7 @@ class Plugin:
     def reset(self) -> None:
         """Back to discovered."""
         self.state = State.DISCOVERED
-        self.families, self.ops, self.module = [], [], None
+        self.families, self.unusable, self.ops, self.module = [], [], [], None
         self._error, self._cause, self._traceback = None, None, ""
 
     def failure(self) -> PluginError:
@@ -155,6 +174,7 @@ class Plugin:
             self._error.message if self._error else "",
             self._error.remedy if self._error else "",
             self._traceback,
+            tuple(self.unusable),
         )
 
 

@@ -138,6 +138,8 @@ class Registry:
                     self._catalog.plugins.remove(plugin)
                 return
             plugin.families.remove(family)
+            name = key(family.backend.name)
+            plugin.unusable = [d for d in plugin.unusable if key(d.name).partition(":")[0] != name]
             for device in family.devices:
                 device.backend = None
 
@@ -150,7 +152,7 @@ class Registry:
 
         Raises:
             NameConflict: the name is taken.
-            Unavailable: it found no device.
+            Unavailable: it found no device, or none that works.
             Broken: what its ``devices()`` returned makes no sense.
         """
         with self._lock:
@@ -165,6 +167,7 @@ class Registry:
 
         Raises:
             NameConflict: the device is registered already, or the class's name is that of another plugin.
+            Unavailable: it does not work.
             Broken: the device lacks what every device has, or its id is taken.
             UnknownNameError: the backend is not loaded.
         """
@@ -180,6 +183,9 @@ class Registry:
                 backend = known.backend
             _, family = self._catalog.family_of(backend)
             checks.adopt(family.backend, [device], family.devices)
+            _, unusable = checks.probed([device])
+            if unusable:
+                raise checks.none_usable(unusable)
             family.devices.append(device)
             return device
 
@@ -191,7 +197,10 @@ class Registry:
         self._catalog.check_free(plugin, backend.name)
         self._loader.check_unowned(devices)
         checks.adopt(backend, devices)
-        plugin.ready([Family(backend, devices, self._catalog.selection.rank(plugin))])
+        usable, plugin.unusable = checks.probed(devices)
+        if not usable:
+            raise checks.none_usable(plugin.unusable)
+        plugin.ready([Family(backend, usable, self._catalog.selection.rank(plugin))])
         self._catalog.plugins.append(plugin)
 
     # --- asking -----------------------------------------------------------------------------------------------------
@@ -238,7 +247,7 @@ class Registry:
         ``"opencl:0"`` is that device; a bare ``"opencl"`` the first of that backend. Only its plugin is loaded.
 
         Raises:
-            PluginError: the plugin that would have it failed; this is why.
+            PluginError: the plugin that would have it failed, or the device does not work; this is why.
             UnknownNameError: there is none.
         """
         if (name is None) == (kind is None):
@@ -258,6 +267,7 @@ class Registry:
                 for device in family.devices:
                     if key(device.name) == key(name) or not colon:
                         return device
+            self._catalog.check_usable(name)
             self._unknown("device", name)
 
     def open_device(self, spec: str, **params: Any) -> Stream:

@@ -14,6 +14,7 @@ from opweave.contract.buffer import Buffer
 from opweave.contract.execution import Plan, Stream
 from opweave.contract.space import HOST_SPACE, round_up
 from opweave.contract.step import Arg, Call, Group, Step
+from opweave.errors import raise_backend_failure
 from opweave.graph.dtypes import u8
 from opweave.graph.tensor import Location, Placement, Tensor
 from opweave.leaves import place_state, upload
@@ -291,14 +292,18 @@ class Binder:
                 kernel = support.kernel
                 attrs = node.attrs if node is not None else {}
                 args = [arg(s) for s in srcs]
-                if kernel is None:
-                    step = _step(item, arg(out), tuple(args), True)
-                    calls.append(stream._bind(Group((step,), support.workspace, self.scratch.get((split.index, g)))))
-                elif kernel.workspace is None:
-                    calls.append(kernel.factory(stream, op, arg(out), *args, **attrs))
-                else:
-                    space = self.scratch.get((split.index, g))
-                    calls.append(kernel.factory(stream, op, arg(out), *args, workspace=space, **attrs))
+                try:
+                    if kernel is not None and kernel.workspace is None:
+                        calls.append(kernel.factory(stream, op, arg(out), *args, **attrs))
+                        continue
+                    step, scratch = _step(item, arg(out), tuple(args), True), self.scratch.get((split.index, g))
+                    if kernel is None:
+                        calls.append(stream._bind(Group((step,), support.workspace, scratch)))
+                    else:
+                        calls.append(kernel.bind(stream, step, scratch))
+                except Exception as error:
+                    what = node.describe() if node is not None else op
+                    raise_backend_failure(error, stream.device.name, "preparing a kernel", what)
             return Plan(stream, calls, len(calls), self._leaf_buffers(split))
         ready = []
         for g, (indices, size) in enumerate(

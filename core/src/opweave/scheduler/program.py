@@ -166,7 +166,7 @@ class Program:
         with progress.lock:
             # Run again with nothing in between: there is nothing to look at but what was fed.
             if progress.ready is self and not progress.queued and not TRACE.listening:
-                return self._make(self._fitting(feeds, named) if feeds or named or self._feeds else ())
+                return self._make(self._fitting(feeds, named) if feeds is not None or named or self._feeds else ())
         watching = self._watching
         if watching is not None:
             with self._unless_ended(watching):
@@ -359,7 +359,10 @@ class Program:
     def _fitting(self, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> list[tuple[Feed, Array]]:
         """A value for every input, checked."""
         given = {**named}
-        if feeds:
+        if feeds is not None:
+            if type(feeds) is not dict and not isinstance(feeds, Mapping):
+                what = type(feeds).__name__
+                raise SchedulerError(f"values are fed as {{input or its name: array}}, or by name, not as {what}")
             given = {(key if type(key) is str else _name(key)): value for key, value in feeds.items()} | given
         ready: list[tuple[Feed, Array]] = []
         for name, feed in self._lists[self._turn].feeds.items():

@@ -69,6 +69,10 @@ class Stats(NamedTuple):
     allocated: int
 
 
+MOST_SLOTS: Final = 64
+"""Runs that may overlap: each has memory of its own for inputs and for what crosses devices."""
+
+
 class PlannedGraph:
     """A graph that was placed and cut, without memory. Made by `Scheduler.split`."""
 
@@ -141,8 +145,14 @@ class Scheduler:
         if placement not in ("priority", "cost"):
             raise SchedulerError(f"placement is 'priority' or 'cost', not {placement!r}")
         self.placement: Final = placement
-        if not isinstance(parallel, int) or parallel < 0:
-            raise SchedulerError(f"parallel is True, False or a number of slots, not {parallel!r}")
+        if not isinstance(parallel, int) or not 0 <= parallel <= MOST_SLOTS:
+            raise SchedulerError(
+                f"parallel is True, False or a number of slots, not {parallel!r:.60} (at most {MOST_SLOTS})"
+            )
+        if not isinstance(buffer_types, (Mapping, type(None))):
+            raise SchedulerError(f"buffer_types are a mapping of devices to kinds of memory, not {buffer_types!r:.60}")
+        if not isinstance(devices, (Device, Stream, Iterable)):
+            raise SchedulerError(f"a scheduler runs on devices, streams, or names of devices, not on {devices!r:.60}")
         given = [devices] if isinstance(devices, (Device, Stream, str)) else list(devices)
         if not given:
             raise SchedulerError("a scheduler needs at least one device")
@@ -251,7 +261,7 @@ class Scheduler:
         with self._lock:
             self._check_open()
             for target in self._targets:
-                if getattr(target.device, "simulated", False):
+                if target.device.simulated:
                     from opweave.whatif.simulate import unreal
 
                     raise unreal(target.device)
@@ -311,6 +321,8 @@ class Scheduler:
         return partition(graph, assign(graph, self._targets, pins, self._op_offload, placed), placed, observed)
 
     def _resolve_pins(self, pins: Mapping[Tensor, Where]) -> dict[Tensor, int]:
+        if not isinstance(pins, Mapping):
+            raise SchedulerError(f"pins are a mapping of computed tensors to devices, not {pins!r:.60}")
         resolved = {}
         for tensor, where in pins.items():
             if not isinstance(tensor, Tensor) or tensor.root.op is None:
@@ -319,6 +331,8 @@ class Scheduler:
         return resolved
 
     def _index(self, where: Where) -> int:
+        if not isinstance(where, (str, Device, Stream)):
+            raise SchedulerError(f"a device, a stream or the name of a device, not {where!r:.60}")
         name = where if isinstance(where, str) else where.name if isinstance(where, Device) else where.device.name
         for target in self._targets:
             if where is target.device or where is target.stream:
@@ -602,7 +616,11 @@ class Scheduler:
 def _check_placements(placements: Iterable[Placement]) -> dict[Tensor, Placement]:
     """Placements of computed tensors, checked against each other."""
     placed: dict[Tensor, Placement] = {}
+    if not isinstance(placements, Iterable):
+        raise SchedulerError(f"placements are a sequence of what ow.place made, not {placements!r:.60}")
     for made in placements:
+        if not isinstance(made, Placement):
+            raise SchedulerError(f"placements are what ow.place made; one of them is {made!r:.60}")
         if made.tensor.op is None or made.tensor.memory is not made.tensor:
             raise SchedulerError(f"{made.tensor.describe()} is not a computed tensor with memory of its own")
         made.buffer.check(made.offset, made.buffer.type.alloc_size(made.tensor))
@@ -620,11 +638,13 @@ def _form(outputs: Outputs) -> tuple[tuple[Tensor, ...], Any]:
     """The output tensors, and a hashable word for the form in which results are returned."""
     if isinstance(outputs, Tensor):
         return (outputs,), "one"
-    if isinstance(outputs, Mapping):
-        return tuple(outputs.values()), tuple(outputs)
     if not isinstance(outputs, Iterable):
-        raise SchedulerError(f"outputs are a tensor, a sequence or a mapping of tensors, not {outputs!r}")
-    return tuple(outputs), "many"
+        raise SchedulerError(f"outputs are a tensor, a sequence or a mapping of tensors, not {outputs!r:.60}")
+    tensors: tuple[Tensor, ...] = tuple(outputs.values() if isinstance(outputs, Mapping) else outputs)
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise SchedulerError(f"outputs are tensors, one, a sequence or a mapping; one of them is {tensor!r:.60}")
+    return tensors, tuple(outputs) if isinstance(outputs, Mapping) else "many"
 
 
 class _Collector:

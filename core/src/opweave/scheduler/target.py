@@ -129,4 +129,8 @@ class Target:
         if reason is not None and not packed:
             return Support(reason)
         kernel = self.device.kernels.find(step) if hasattr(self.device, "kernels") else None
-        return Support(None, packed, self.device.inplace(step), self.device._workspace(step), kernel)
+        try:
+            workspace = self.device._workspace(step)
+        except Exception as error:  # as a check that fails: another device may run it
+            return Support(f"its workspace failed: {type(error).__name__}: {error}")
+        return Support(None, packed, self.device.inplace(step), workspace, kernel)

@@ -25,7 +25,7 @@ Link = float | tuple[float, float]
 """Bytes per second, or seconds of latency and bytes per second."""
 
 HOST_LINK: Final = 16e9
-"""Bytes per second to the host where nothing is said: 16 targets of PCI Express 3."""
+"""Bytes per second to the host where nothing is said: 16 lanes of PCI Express 3."""
 
 LATENCY: Final = 10e-6
 """Seconds until a transfer begins, where a link is only a bandwidth."""

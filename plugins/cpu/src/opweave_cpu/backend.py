@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from opweave.contract import Backend, Device
+from opweave.contract.parameters import check_threads
 from opweave.errors import Broken
 from opweave_cpu.device import CpuDevice, IsolatedCpuDevice
 from opweave_cpu.hardware import blas_features, instruction_sets
-from opweave_cpu.threads import THREADS, check_threads
+from opweave_cpu.threads import THREADS
 
 __all__ = ["DEVICES_VARIABLE", "CpuBackend"]
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from opweave.contract import Device, Kind, MemorySpace, Stream
-from opweave.host.memory import HostMemory
+from opweave.contract import Kind, MemorySpace, Stream
+from opweave.contract.parameters import check_threads
+from opweave.host.memory import HostMemory, NumPyMemory
 from opweave_cpu.hardware import blas_features, cpu_name, instruction_sets
 from opweave_cpu.kernels import KERNELS
 from opweave_cpu.stream import CpuStream
-from opweave_cpu.threads import check_threads
 
 __all__ = ["CpuDevice", "IsolatedCpuDevice"]
 
 
-class CpuDevice(HostMemory):
-    """The CPU, computing in host memory. ``device.open(threads=2)`` limits the threads of a stream."""
+class _Processor(NumPyMemory):
+    """The kernels of the CPU. ``device.open(threads=2)`` limits the threads of a stream."""
 
     kind = Kind.CPU
     kernels = KERNELS
@@ -33,7 +33,11 @@ class CpuDevice(HostMemory):
         return CpuStream(self, None if threads is None else check_threads(threads))
 
 
-class IsolatedCpuDevice(CpuDevice):
+class CpuDevice(_Processor, HostMemory):
+    """The CPU, computing in host memory."""
+
+
+class IsolatedCpuDevice(_Processor):
     """A CPU device that plays a card: its memory is a space of its own, which neither the host nor another device
     reaches. For testing code for several devices on any machine.
 
@@ -45,8 +49,3 @@ class IsolatedCpuDevice(CpuDevice):
         super().__init__()
         self.id = str(number)
         self.space = MemorySpace(f"cpu:{number}")
-
-    # What is not overridden is no capability: host memory neither goes in nor comes out without a copy.
-    _import_host = Device._import_host
-    _map = Device._map
-    _unmap = Device._unmap

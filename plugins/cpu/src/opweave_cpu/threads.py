@@ -10,20 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from opweave.errors import PluginError
-
-__all__ = ["THREADS", "Threads", "check_threads", "set_up_numpy"]
-
-
-def check_threads(n: object) -> int:
-    """``n`` as a positive int; raises `PluginError`. Digits are accepted too: parameters may come out of a name."""
-    try:
-        count = int(n) if isinstance(n, str) else n.__index__()  # type: ignore[attr-defined]
-    except (AttributeError, ValueError):
-        count = 0
-    if count < 1 or isinstance(n, bool):
-        raise PluginError(f"threads must be a positive whole number, not {n!r}")
-    return int(count)
+__all__ = ["THREADS", "Threads", "set_up_numpy"]
 
 
 def _cores() -> int:

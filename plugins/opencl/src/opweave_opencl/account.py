@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from threading import RLock
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from opweave.host.promises import PROMISES
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 __all__ = ["Account"]
 
@@ -13,15 +18,25 @@ class Account:
 
     OpenCL has no call that tells the free memory, and drivers promise more than there is.
 
-    Attributes:
+    Args:
         total: bytes of the hardware.
+        host: whether that is the host's memory, of which others take too.
+
+    Attributes:
+        total: as given.
         taken: bytes that this process has allocated.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, *, host: bool = False) -> None:
         self.total: Final = total
+        self._host: Final = host
         self.taken = 0
         self._lock: Final = RLock()  # reentrant: a collection while it is held may free buffers, which gives bytes back
+
+    @classmethod
+    def of(cls, device: cl.Device) -> Account:
+        """That of a whole device."""
+        return cls(int(device.global_mem_size), host=bool(device.host_unified_memory))
 
     @property
     def free(self) -> int:
@@ -36,9 +51,13 @@ class Account:
         with self._lock:
             if size > min(free, self.free):
                 raise MemoryError(f"{self.taken:,} of {self.total:,} bytes are taken")
+            if self._host:
+                PROMISES.take(size)
             self.taken += size
 
     def give(self, size: int) -> None:
         """Give ``size`` bytes back."""
         with self._lock:
             self.taken -= size
+            if self._host:
+                PROMISES.give(size)

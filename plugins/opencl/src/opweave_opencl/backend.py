@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from opweave.contract import Backend, Device
+from opweave.contract.kernels import KernelTable
+from opweave.errors import Unavailable
 from opweave_opencl.account import Account
 from opweave_opencl.device import OpenCLDevice
-from opweave_opencl.discovery import find_devices, partition, select
+from opweave_opencl.discovery import SELECTION, find_devices, partition, select
+from opweave_opencl.drivers import not_loaded, packaged
 from opweave_opencl.sharing import SharedContext
 from opweave_opencl.unified import UnifiedDevice
 
@@ -30,9 +34,23 @@ class OpenCLBackend(Backend):
         found = select(partition(find_devices()))
         platforms = {f.device.platform.int_ptr for f in found}
         shared = {p: SharedContext([f.device for f in found if f.device.platform.int_ptr == p]) for p in platforms}
-        accounts = {f.whole.int_ptr: Account(int(f.whole.global_mem_size)) for f in found}
+        accounts = {f.whole.int_ptr: Account.of(f.whole) for f in found}
         devices: list[Device] = []
         for f in found:
             make = UnifiedDevice if f.device.host_unified_memory else OpenCLDevice
             devices.append(make(f.id, f.device, shared[f.device.platform.int_ptr], accounts[f.whole.int_ptr]))
+        if not os.environ.get(SELECTION):
+            devices += [MissingDriver(library.name, why) for library, why in not_loaded(packaged()).items()]
         return devices
+
+
+class MissingDriver(Device):
+    """Stands for the devices of a driver that is installed and not in use."""
+
+    kernels = KernelTable()
+
+    def __init__(self, library: str, why: str) -> None:
+        self.id, self.description, self._why = library, "an OpenCL driver", why
+
+    def _probe(self) -> None:
+        raise Unavailable(self._why, remedy="pip install 'opweave-opencl[intel]'")

@@ -11,10 +11,12 @@ import numpy as np
 
 from opweave.contract import BufferType, Device, Kind, Usage
 from opweave.contract.kernels import KernelTable
+from opweave.errors import Unavailable
 from opweave.host.memory import host_memory_info
 from opweave_opencl.account import Account
-from opweave_opencl.discovery import describe, hardware_id, kind_of
+from opweave_opencl.discovery import describe, hardware_id, kind_of, remedy_for
 from opweave_opencl.errors import translated
+from opweave_opencl.health import why_unusable
 from opweave_opencl.kernels import KERNELS
 from opweave_opencl.pinned import PinnedMemory
 from opweave_opencl.program import Programs
@@ -55,7 +57,7 @@ class OpenCLDevice(Device):
         self.tuning = Tuning.of(device)
         if "cl_khr_fp64" not in device.extensions.split():
             self.kernels = KERNELS.without_f64
-        self.account = account or Account(int(device.global_mem_size))
+        self.account = account or Account.of(device)
         self._contexts = contexts or SharedContext([device])
         self._unified = bool(device.host_unified_memory)
         self._sizes: dict[int, int] = {}  # of a handle -> its bytes
@@ -85,13 +87,20 @@ class OpenCLDevice(Device):
         """A ``with`` block in which driver errors become typed ones."""
         return translated(self.name, doing, allocating=allocating)
 
+    def _probe(self) -> None:
+        why = why_unusable(self.cl_device)
+        if why is not None:
+            self._contexts.leave_out(self.cl_device)
+            raise Unavailable(why, remedy=remedy_for(self.cl_device))
+
     # --- properties -------------------------------------------------------------------------------------------------
 
     def mem_info(self) -> tuple[int, int]:
         """Bytes left and in all.
 
         What is left is by this process's own account, and where more is known no more than that: what AMD's driver
-        says, and what the machine has left, for devices that share its memory.
+        says, and for devices that share the machine's memory what that has left, without what was promised to buffers
+        of any device and is not used yet.
         """
         free = self.account.free
         if self._unified:
@@ -137,7 +146,7 @@ class OpenCLDevice(Device):
     def _alloc(self, size: int, usage: Usage) -> cl.Buffer:
         import pyopencl as cl
 
-        # Drivers that hand out the host's memory promise more than there is, and the process dies at first use.
+        # Drivers promise more than there is, and the process dies at first use.
         self.account.take(size, self.mem_info()[0])
         try:
             with self.errors(f"allocating {size:,} bytes", allocating=True):

@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opweave.contract import Kind
 from opweave.errors import Unavailable, UnknownNameError
+from opweave_opencl.drivers import VENDORS, not_loaded, packaged, shown
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["PARTS", "SELECTION", "Found", "describe", "find_devices", "hardware_id", "kind_of", "partition", "select"]
+__all__ = [
+    "PARTS", "SELECTION", "Found", "describe", "find_devices", "hardware_id", "identity", "kind_of", "partition",
+    "remedy_for", "select",
+]  # fmt: skip
 
 SELECTION: Final = "OPWEAVE_OPENCL_DEVICES"
 """Environment variable: numbers (``1``, ``0.1``), kinds or parts of names of devices, separated by commas."""
@@ -23,8 +27,8 @@ PARTS: Final = "OPWEAVE_OPENCL_SUBDEVICES"
 """Environment variable: into how many parts each device that can be cut is cut."""
 
 _REMEDY: Final = (
-    "install the OpenCL driver of your hardware's maker, or PoCL, a driver that runs on the CPU: "
-    "pip install 'opweave-opencl[pocl]'"
+    "install the OpenCL driver of your hardware's maker, or one that runs on the CPU: "
+    "pip install 'opweave-opencl[pocl]' (PoCL), or 'opweave-opencl[intel]' for newer processors"
 )
 
 
@@ -53,9 +57,13 @@ def find_devices() -> list[Found]:
     except ImportError as error:
         raise Unavailable(f"pyopencl cannot be imported: {error}", remedy="pip install pyopencl") from error
     try:
-        platforms = cl.get_platforms()
+        with shown(packaged()):
+            platforms = cl.get_platforms()
     except cl.Error as error:
-        raise Unavailable(f"there is no OpenCL platform: {error}", remedy=_REMEDY) from error
+        reasons = [f"{library}: {why}" for library, why in not_loaded(packaged()).items()]
+        if chosen := os.environ.get(VENDORS):
+            reasons.append(f"drivers are looked for only in {VENDORS}={chosen}")
+        raise Unavailable("; ".join([f"there is no OpenCL platform: {error}", *reasons]), remedy=_REMEDY) from error
     devices: list[cl.Device] = []
     for platform in platforms:
         try:
@@ -194,6 +202,23 @@ def describe(device: cl.Device) -> str:
         board = str(device.board_name_amd).strip()
         name = f"{board} {name}" if board else name
     return f"{name} ({device.platform.name.strip()})"
+
+
+def identity(device: cl.Device) -> tuple[str, ...]:
+    """By what a device and its driver, in this version, are told from others."""
+    platform = device.platform
+    return (
+        *(platform.vendor, platform.name, platform.version),
+        *(device.vendor, device.name, device.version, device.driver_version),
+    )
+
+
+def remedy_for(device: cl.Device) -> str:
+    """What helps where a device does not work."""
+    if kind_of(device) is not Kind.CPU:
+        return f"update the driver of {device.platform.vendor.strip()}"
+    other = "pocl" if "intel" in device.platform.name.lower() else "intel"
+    return f"update the driver, or install another one that runs on the CPU: pip install 'opweave-opencl[{other}]'"
 
 
 def kind_of(device: cl.Device) -> Kind:

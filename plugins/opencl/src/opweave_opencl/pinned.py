@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from opweave.contract import HOST_SPACE, BufferType, Usage
-from opweave_opencl.mapping import map_bytes, unmap_bytes
+from opweave_opencl.mapping import map_bytes
 
 if TYPE_CHECKING:
     from opweave_opencl.device import OpenCLDevice
@@ -36,7 +36,9 @@ class PinnedMemory(BufferType):
 
     def _free(self, mem: np.ndarray[Any, Any]) -> None:
         with self._target.errors("giving back host memory"):
-            unmap_bytes(self._target.queue, mem)
+            mapping: Any = mem.base
+            mapping.release(self._target.queue)  # the driver gives it back once that is done; nobody waits
+            self._target.queue.flush()
 
     def _upload(self, mem: np.ndarray[Any, Any], offset: int, data: memoryview) -> None:
         mem[offset : offset + len(data)] = data

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from threading import RLock
-from time import perf_counter_ns
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave.tracing import TRACE
+from opweave_opencl.clock import DeviceClock
 from opweave_opencl.queues import complete
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ class Profiler:
 
     Args:
         device: its name.
-        queue: with profiling.
+        clock: the device's.
     """
 
-    def __init__(self, device: str, queue: cl.CommandQueue) -> None:
+    def __init__(self, device: str, clock: DeviceClock) -> None:
         self._device: Final = device
-        self._queue: Final = queue
+        self._clock: Final = clock
         self._ran: Final[deque[tuple[str, str, cl.Event]]] = deque()
-        self._lock: Final = RLock()  # reentrant: a collection while it is held may free buffers, which waits and tells
+        self._lock: Final = Lock()
 
     def timed(self, launch: Callable[[], cl.Event], name: str, kernel: str) -> Callable[[], cl.Event]:
         """``launch`` with its event kept while somebody listens."""
@@ -54,27 +54,9 @@ class Profiler:
                 first = self._ran[0]
                 if not complete(first[2]):
                     break
-                if self._ran and self._ran[0] is first:
-                    done.append(self._ran.popleft())
+                done.append(self._ran.popleft())
         if done and TRACE.listening:
-            ahead = self._ahead()
+            scale = self._clock.scale()
             for name, kernel, event in done:
                 profile: Any = event.profile
-                start, end = profile.start + ahead, profile.end + ahead
-                TRACE.emit("kernel", name, start, end, device=self._device, kernel=kernel)
-
-    def _ahead(self) -> int:
-        """Nanoseconds by which the host's clock is ahead of the device's, known as well as submitting is fast."""
-        import pyopencl as cl
-
-        best: tuple[int, int] | None = None
-        for _ in range(3):
-            before = perf_counter_ns()
-            mark = cl.enqueue_marker(self._queue)
-            after = perf_counter_ns()
-            mark.wait()
-            profile: Any = mark.profile
-            found = (after - before, (before + after) // 2 - profile.queued)
-            best = found if best is None else min(best, found)
-        assert best is not None
-        return best[1]
+                TRACE.emit("kernel", name, scale(profile.start), scale(profile.end), device=self._device, kernel=kernel)

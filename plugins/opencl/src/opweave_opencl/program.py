@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
@@ -12,12 +13,13 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave_opencl.caching import BinaryCache
+from opweave_opencl.discovery import identity
 from opweave_opencl.errors import build_error
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Programs", "new_kernel", "set_bytes", "source"]
+__all__ = ["Programs", "compiled", "new_kernel", "set_bytes", "source"]
 
 _INCLUDE: Final = re.compile(r'#include "([\w.]+)"')
 
@@ -58,11 +60,7 @@ class Programs:
         self._context = context
         self._device = device
         self._binaries = BinaryCache() if binaries is None else binaries
-        platform = device.platform
-        self._identity = (
-            *("2", platform.vendor, platform.name, platform.version),  # "2": of the layout of the cache
-            *(device.vendor, device.name, device.version, device.driver_version, str(device.max_compute_units)),
-        )
+        self._identity = ("3", *identity(device), str(device.max_compute_units))  # "3": of the layout of the cache
         self._built: dict[tuple[str, tuple[tuple[str, str], ...]], cl.Program] = {}
         self._lock = Lock()
 
@@ -105,11 +103,7 @@ class Programs:
         head = "".join(f"#define {macro} {value}\n" for macro, value in (macros or {}).items())
         whole = head + expanded(name, text)
         key = self._binaries.key((*self._identity, whole))
-        # Remarks about programs that did build are of no interest; a failed build raises them. And pyopencl warns of
-        # being told early that it shall not cache.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", cl.CompilerWarning)
-            warnings.filterwarnings("ignore", "Pre-build attribute access")
+        with _without_remarks():
             binary = self._binaries.load(key)
             if binary is not None:
                 try:
@@ -118,16 +112,37 @@ class Programs:
                     return loaded
                 except cl.Error:  # of a driver that changed without telling
                     self._binaries.drop(key)
-            program = cl.Program(self._context, whole)
-            assert program.int_ptr  # the driver's program from here on: pyopencl builds it without its own cache
             try:
-                program.build(devices=[self._device])
+                program = compiled(self._context, self._device, whole)
             except cl.Error as error:
                 raise build_error(self._name, name, text, error) from error
             built = dict(zip(program.devices, program.binaries, strict=False)).get(self._device)
         if built:
             self._binaries.store(key, built)
         return program
+
+
+@contextmanager
+def _without_remarks() -> Iterator[None]:
+    """Without what compilers remark about programs that do build; a failed build raises it. And pyopencl warns of being
+    told early that it shall not cache."""
+    import pyopencl as cl
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", cl.CompilerWarning)
+        warnings.filterwarnings("ignore", "Pre-build attribute access")
+        yield
+
+
+def compiled(context: cl.Context, device: cl.Device, text: str) -> cl.Program:
+    """A source text as a program for one device; raises the driver's error."""
+    import pyopencl as cl
+
+    with _without_remarks():
+        program = cl.Program(context, text)
+        assert program.int_ptr  # the driver's program from here on: pyopencl builds it without its own cache
+        program.build(devices=[device])
+    return program
 
 
 # --- kernels --------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from threading import RLock
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -83,9 +83,7 @@ class Queues:
         self._computing: dict[Work, cl.Event] = {}
         self._moving: dict[Work, cl.Event] = {}
         self._gate: list[cl.Event] = []  # what the next transfer has to wait for besides
-        # Reentrant: a collection while it is held may free buffers, which waits for everything submitted. So nothing is
-        # walked through here that `finish` may change.
-        self._lock: Final = RLock()
+        self._lock: Final = Lock()
 
     @property
     def split(self) -> bool:
@@ -99,7 +97,7 @@ class Queues:
         if not self._moving:
             return
         with self._lock:
-            events = [event for moved, event in self._moving.copy().items() if moved.meets(work)]
+            events = [event for moved, event in self._moving.items() if moved.meets(work)]
         if events:
             # The queue is in order: the last of them is over when all are.
             cl.enqueue_barrier(self.kernels, wait_for=events[-1:])
@@ -129,7 +127,7 @@ class Queues:
             pending.pop(work, None)
             pending[work] = event
             if len(pending) > MANY:
-                for past, done in pending.copy().items():
+                for past, done in list(pending.items()):
                     if not complete(done):
                         break
                     pending.pop(past, None)
@@ -137,7 +135,7 @@ class Queues:
     def _follows(self, work: Work) -> bool:
         """Whether kernels under way touch the same bytes."""
         with self._lock:
-            for past, event in reversed(self._computing.copy().items()):
+            for past, event in reversed(self._computing.items()):
                 if complete(event):
                     return False  # and so are those before it
                 if past.meets(work):

@@ -24,6 +24,11 @@ class SharedContext:
         self._contexts: Final[dict[cl.Device, cl.Context]] = {}
         self._lock: Final = Lock()
 
+    def leave_out(self, device: cl.Device) -> None:
+        """Make the context without ``device``, which does not work."""
+        with self._lock:
+            self._devices[:] = [other for other in self._devices if other != device]
+
     def of(self, device: cl.Device) -> cl.Context:
         """The context of ``device``: all devices' one, or its own where the driver does not join them."""
         import pyopencl as cl

@@ -11,6 +11,7 @@ from opweave.contract import Arg, Buffer, Call, Group, Step, Stream
 from opweave.errors import ExecutionError, LifetimeError
 from opweave.tracing import TRACE
 from opweave_opencl import fusing
+from opweave_opencl.clock import DeviceClock
 from opweave_opencl.errors import translate
 from opweave_opencl.profiling import Profiler
 from opweave_opencl.program import new_kernel, set_bytes
@@ -44,8 +45,9 @@ class OpenCLStream(Stream):
         profiling = TRACE.listening if profiling is None else profiling
         with device.errors("opening a stream"):
             self.queues = Queues(device.context, device.cl_device, profiling=profiling)
+            clock = DeviceClock(device.context, device.cl_device) if profiling else None
         self.queue: cl.CommandQueue = self.queues.kernels
-        self._profiler = Profiler(device.name, self.queue) if profiling else None
+        self._profiler = None if clock is None else Profiler(device.name, clock)
         self._binding = ""  # what is being bound, for people
         # Dropping the event of a transfer waits for it, so they are kept until they are done.
         self._transfers: list[cl.Event] = []

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
+from weakref import finalize
 
 import torch
 
 from opweave.contract import HOST_SPACE, BufferType, Device, Kind, Step, Stream, Usage
-from opweave.errors import UnsupportedOpError
+from opweave.errors import Unavailable, UnsupportedOpError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape, Strides, span
 from opweave.host.memory import host_memory_info
+from opweave.host.promises import PROMISES
+from opweave_torch.health import REMEDY, try_kernel, why_no_kernels
 from opweave_torch.kernels import KERNELS
 from opweave_torch.memory import byte_tensor, dense_bytes, shaped
 from opweave_torch.options import Options, check_cublas
@@ -51,6 +54,9 @@ class TorchAccelerator(Device):
         self.description = f"PyTorch on {target}"
         kind = _DLPACK_TYPES.get(target.type)
         self.dlpack_device = None if kind is None else (kind, target.index or 0)
+
+    def _probe(self) -> None:
+        try_kernel(self.target)
 
     # --- properties -------------------------------------------------------------------------------------------------
 
@@ -148,10 +154,15 @@ class SeparateCpuDevice(TorchAccelerator):
         return host_memory_info()
 
     def _alloc(self, size: int, usage: Usage) -> torch.Tensor:
-        if size > self.mem_info()[1] > 0:
-            # Systems promise more than there is, and end the process when it is used.
-            raise MemoryError("more than the machine has")
-        return super()._alloc(size, usage)
+        # Systems promise more than there is, and end the process when it is used.
+        PROMISES.take(size)
+        try:
+            mem = super()._alloc(size, usage)
+        except BaseException:
+            PROMISES.give(size)
+            raise
+        finalize(mem, PROMISES.give, size).atexit = False
+        return mem
 
     def _finish(self) -> None:
         pass
@@ -221,6 +232,17 @@ class CudaDevice(PinningAccelerator):
         self.description = str(found.name)
         self.kind = Kind.IGPU if getattr(found, "is_integrated", False) else Kind.GPU
         self.hardware_id = _pci_address(found)
+        hip = torch.version.hip
+        self._architecture = str(found.gcnArchName).partition(":")[0] if hip else f"sm_{found.major}{found.minor}"
+
+    def _probe(self) -> None:
+        # A kernel would take a context on each card, some hundred MB and as many milliseconds, used or not.
+        built_for = torch.cuda.get_arch_list()
+        why = why_no_kernels(self._architecture, built_for)
+        if why is not None:
+            raise Unavailable(why, remedy=REMEDY)
+        if not built_for:
+            super()._probe()
 
     def mem_info(self) -> tuple[int, int]:
         free, total = torch.cuda.mem_get_info(self.target)

@@ -12,6 +12,7 @@ from opweave.contract import Device
 from opweave.errors import Broken
 from opweave_torch.accelerator import CudaDevice, MpsDevice, SeparateCpuDevice, TorchAccelerator, XpuDevice
 from opweave_torch.device import TorchCpuDevice
+from opweave_torch.health import UnusableAccelerator
 
 __all__ = ["SEPARATE_VARIABLE", "find_devices"]
 
@@ -41,4 +42,12 @@ def _accelerators() -> list[Device]:
     make = _KNOWN.get(kind.type, TorchAccelerator)
     if kind.type == "mps":
         return [make(torch.device("mps"))]
-    return [make(torch.device(kind.type, number)) for number in range(torch.accelerator.device_count())]
+    return [_made(make, torch.device(kind.type, number)) for number in range(torch.accelerator.device_count())]
+
+
+def _made(make: Callable[[torch.device], Device], target: torch.device) -> Device:
+    """A device, or what stands for it where torch cannot even tell about it: the others go on."""
+    try:
+        return make(target)
+    except (RuntimeError, AssertionError) as error:
+        return UnusableAccelerator(target, error)

@@ -9,9 +9,10 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from opweave.contract.parameters import check_threads
 from opweave.errors import PluginError
 
-__all__ = ["THREADS", "Options", "Threads", "check_threads", "modes"]
+__all__ = ["THREADS", "Options", "Threads", "modes"]
 
 
 class Options(NamedTuple):
@@ -47,17 +48,6 @@ class Options(NamedTuple):
             if name != "threads" and value not in (True, False):
                 raise PluginError(f"{name} must be true or false, not {value!r}")
         return cls(**{name: value if name == "threads" else bool(value) for name, value in given.items()})
-
-
-def check_threads(n: object) -> int:
-    """``n`` as a positive int; raises `PluginError`. Digits are accepted too: parameters may come out of a name."""
-    try:
-        count = int(n) if isinstance(n, str) else n.__index__()  # type: ignore[attr-defined]
-    except (AttributeError, ValueError):
-        count = 0
-    if count < 1 or isinstance(n, bool):
-        raise PluginError(f"threads must be a positive whole number, not {n!r}")
-    return int(count)
 
 
 class Threads:

@@ -28,6 +28,7 @@ from opweave.conformance.cases import (
     selection,
     sorting,
     state_space,
+    types,
 )
 
 __all__ = ["CASES", "cases_for"]
@@ -54,6 +55,7 @@ FAMILIES: Final = (
     rope,
     state_space,
     custom,
+    types,
 )
 
 

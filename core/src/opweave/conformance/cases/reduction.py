@@ -46,6 +46,9 @@ def cases() -> Iterator[Case]:
                         continue  # of equal elements: the rounding of their mean is all there is
                     build = with_options(getattr(ops, name), axis=axis)
                     yield case(name, build, Operand((5, 17), dtype, layout), tag=f"axes{axis}")
+            # Long and with gaps: what kernels add up in stages, with something left over.
+            build = with_options(getattr(ops, name), axis=None)
+            yield case(name, build, Operand((301, 3), dtype, "sliced"), tag="all")
             if as_dtype(dtype).is_float:
                 build = with_options(getattr(ops, name), axis=-1)
                 yield case(name, build, Operand((9, 12), dtype, values="special"), tag="axes1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from opweave import ops
 from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case, with_options
@@ -14,8 +14,10 @@ YARN: Final[dict[str, Any]] = {"scale": 0.25, "ext_factor": 1.0, "attn_factor": 
 SHAPES: Final[tuple[Shape, ...]] = ((1, 2), (3, 8), (2, 5, 16), (2, 3, 7, 64), (1, 8, 300, 128))
 
 
-def _with_factors(x: Tensor, positions: Tensor, factors: Tensor) -> Tensor:
-    return ops.rope(x, positions, factors, pairing="half")
+def _with_factors(
+    x: Tensor, positions: Tensor, factors: Tensor, pairing: Literal["adjacent", "half"] = "half"
+) -> Tensor:
+    return ops.rope(x, positions, factors, pairing=pairing)
 
 
 def cases() -> Iterator[Case]:
@@ -43,7 +45,13 @@ def cases() -> Iterator[Case]:
             yield case(
                 "rope", parts, x, Operand((3, 2, 1, 7), "i64", values="ids", high=100), tag=f"{pairing}-sections"
             )
-        yield case("rope", _with_factors, x, tokens, Operand((8,), dtype, values="positive"))
+        # Factors keep their precision beside a half type: angles of late positions show every lost bit.
+        factors = Operand((8,), "f64" if dtype == "f64" else "f32", values="positive")
+        for pairing in ("adjacent", "half"):
+            yield case(
+                "rope", with_options(_with_factors, pairing=pairing), x, tokens, factors, tag=f"{pairing}-factors"
+            )
+        yield case("rope", _with_factors, x, tokens, factors._replace(layout="sliced"), tag="factors")
         for layout in LAYOUTS:
             for pairing in ("adjacent", "half"):
                 build = with_options(ops.rope, pairing=pairing, dims=12)

@@ -38,7 +38,7 @@ PLACED: Final = 4
 """How many placements are tried with runs that overlap, or with an observer."""
 
 
-class Trial:
+class TwoDevices:
     """A model on the device beside a second one.
 
     Attributes:
@@ -136,7 +136,7 @@ class Trial:
 
     def _judge(self, got: Array, want: Array, what: str, program: Program) -> None:
         expect(got.shape == want.shape and got.dtype == want.dtype, f"{what} is {got.dtype}{got.shape}")
-        reason = compare(got, want, self.limit)[0]
+        reason = compare(got, want, self.limit).reason
         if reason:
             raise Mismatch(f"{what}: {reason}; {_placement(program)}")
 
@@ -168,16 +168,16 @@ def _placement(program: Program) -> str:
 # --- what is asked --------------------------------------------------------------------------------------------------
 
 
-def _split(trial: Trial) -> None:
-    with Scheduler(trial.both) as scheduler:
-        for places, placed in trial.placements():
+def _split(two: TwoDevices) -> None:
+    with Scheduler(two.both) as scheduler:
+        for places, placed in two.placements():
             first: list[Results] = []
             for again in (False, True):
-                program, _ = trial.program(scheduler, places, placed)
-                got = [program.run(feed) for feed in trial.feeds[:RUNS]]
+                program, _ = two.program(scheduler, places, placed)
+                got = [program.run(feed) for feed in two.feeds[:RUNS]]
                 for run, results in enumerate(got):
-                    trial.judge(run, results, program)
-                if again and trial.model.repeatable:
+                    two.judge(run, results, program)
+                if again and two.model.repeatable:
                     same = all(
                         a.tobytes() == b.tobytes()
                         for r, s in zip(got, first, strict=True)
@@ -188,39 +188,39 @@ def _split(trial: Trial) -> None:
             scheduler.reset()
 
 
-def _overlapping(trial: Trial) -> None:
+def _overlapping(two: TwoDevices) -> None:
     for slots in (2, 3):
-        with Scheduler(trial.both, parallel=slots) as scheduler:
-            for places, placed in trial.placements(PLACED):
-                program, _ = trial.program(scheduler, places, placed)
+        with Scheduler(two.both, parallel=slots) as scheduler:
+            for places, placed in two.placements(PLACED):
+                program, _ = two.program(scheduler, places, placed)
                 futures = []
-                for feed in trial.feeds:
+                for feed in two.feeds:
                     given = {name: array.copy() for name, array in feed.items()}
                     futures.append(program.submit(given))
                     for array in given.values():
                         array.fill(0)  # fed arrays may be used anew at once
                 for run, future in enumerate(futures):
-                    trial.judge(run, future.result(), program)
+                    two.judge(run, future.result(), program)
                 scheduler.reset()
 
 
-def _observed(trial: Trial) -> None:
+def _observed(two: TwoDevices) -> None:
     for parallel in (False, True):
-        with Scheduler(trial.both, parallel=parallel) as scheduler:
-            for places, placed in trial.placements(PLACED):
-                program, nodes = trial.program(scheduler, places, placed)
-                for run, feed in enumerate(trial.feeds[:2]):
+        with Scheduler(two.both, parallel=parallel) as scheduler:
+            for places, placed in two.placements(PLACED):
+                program, nodes = two.program(scheduler, places, placed)
+                for run, feed in enumerate(two.feeds[:2]):
                     seen: dict[Tensor, Array] = {}
                     with program.observe(seen.__setitem__):
-                        trial.judge(run, program.run(feed), program)
+                        two.judge(run, program.run(feed), program)
                     missing = [i for i, node in enumerate(nodes) if node not in seen]
                     expect(not missing, f"the observer is not shown nodes {missing}; {_placement(program)}")
                     for i, node in enumerate(nodes):
-                        trial.judge_node(run, i, seen[node], program)
+                        two.judge_node(run, i, seen[node], program)
                 scheduler.reset()
 
 
-WAYS: Final[dict[str, tuple[str, Callable[[Trial], None]]]] = {
+WAYS: Final[dict[str, tuple[str, Callable[[TwoDevices], None]]]] = {
     "split": ("Split over two devices in any way, with weights and states on either, it gives what one gives.", _split),
     "overlap": ("Runs that overlap, with two and with three slots, give what they give one after the other.",
                 _overlapping),
@@ -228,8 +228,8 @@ WAYS: Final[dict[str, tuple[str, Callable[[Trial], None]]]] = {
 }  # fmt: skip
 
 
-def _ask(model: Model, way: Callable[[Trial], None], second: Callable[[], Device], subject: Subject) -> None:
-    way(Trial(subject, model, second()))
+def _ask(model: Model, way: Callable[[TwoDevices], None], second: Callable[[], Device], subject: Subject) -> None:
+    way(TwoDevices(subject, model, second()))
 
 
 def checks_with(name: str, second: Callable[[], Device]) -> tuple[Check, ...]:

@@ -12,7 +12,8 @@ from opweave import ops
 from opweave.conformance.case import Case
 from opweave.conformance.cases import CASES, cases_for
 from opweave.conformance.check import run_case
-from opweave.conformance.checklist import Answer, Check, Checklist, Subject, expect, inapplicable
+from opweave.conformance.checklist import Check, Checklist, Subject, expect, inapplicable
+from opweave.conformance.result import Result
 from opweave.conformance.trial import step_of, the_node
 from opweave.contract.device import Kind
 from opweave.contract.step import Arg, Step
@@ -36,9 +37,8 @@ def column(case: Case) -> str:
     return (quantized or names or [o.dtype for o in case.operands] or [case.build().dtype.name])[0]
 
 
-def _ask_case(case: Case, subject: Subject) -> Answer:
-    verdict = run_case(subject.device, case, subject.seed)
-    return Answer(verdict.status, verdict.reason, verdict.nmse, verdict.error)
+def _ask_case(case: Case, subject: Subject) -> Result:
+    return run_case(subject.device, case, subject.seed)
 
 
 def _check_of(case: Case) -> Check:

@@ -253,7 +253,8 @@ def sum_calls(stream: Stream, x: Arg, out: Arg, axes: tuple[int, ...], scratch: 
     calls = [_reduce(stream, np.add, _show(x, shape, strides), inner, partials[whole])]
     if split.rest:
         left = source[_at(axis, slice(source.shape[axis] - split.rest, None))]
-        last = np.moveaxis(partials, place, 0)[-1]
+        # With a length of its own first: where no axis is left, an index alone would give a number.
+        last = partials[_at(place, slice(-1, None))].reshape(sums.shape)
         calls.append(_reduce(stream, np.add, left, reduced, last))
     if split.partials <= FEW:
         calls.append(partial(np.add.reduce, partials, place, None, sums))

@@ -1,51 +1,8 @@
 """The kernels, by family as in ``opweave.ops``. Modules register them in `KERNELS`; ``.cl`` files hold their source."""
 
-from opweave_opencl.kernels import (
-    activation,
-    arrangement,
-    attention,
-    blocks,
-    convolution,
-    creation,
-    elementwise,
-    experts,
-    gated,
-    indexing,
-    interpolation,
-    matmul,
-    movement,
-    normalization,
-    pooling,
-    reduction,
-    rope,
-    rounding,
-    selection,
-    sorting,
-    state_space,
-)
+from opweave.contract.kernels import import_kernels
 from opweave_opencl.kernels.table import KERNELS
 
-__all__ = [
-    "KERNELS",
-    "activation",
-    "arrangement",
-    "attention",
-    "blocks",
-    "convolution",
-    "creation",
-    "elementwise",
-    "experts",
-    "gated",
-    "indexing",
-    "interpolation",
-    "matmul",
-    "movement",
-    "normalization",
-    "pooling",
-    "reduction",
-    "rope",
-    "rounding",
-    "selection",
-    "sorting",
-    "state_space",
-]
+__all__ = ["KERNELS"]
+
+import_kernels(__name__)

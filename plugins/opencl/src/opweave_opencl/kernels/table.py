@@ -7,13 +7,11 @@ from typing import Final
 
 from opweave.contract import Step
 from opweave.contract.kernels import F, KernelTable, LayoutRule
-from opweave.graph.dtypes import DType, as_dtype
+from opweave.contract.workspace import Workspace
+from opweave.graph.dtypes import FLOATS, NUMBERS, PLAIN, DType, as_dtype
 
 __all__ = ["FLOATS", "KERNELS", "MOVABLE", "NUMBERS", "PLAIN"]
 
-FLOATS: Final = "f64 f32 f16 bf16"
-NUMBERS: Final = f"{FLOATS} i64 i32 i16 i8 u8"
-PLAIN: Final = f"{NUMBERS} bool"
 MOVABLE: Final = PLAIN
 
 
@@ -36,7 +34,7 @@ class OpenCLKernels(KernelTable):
         index: str | Iterable[DType] | None = None,
         inplace: bool = False,
         when: Callable[[Step], str | None] | None = None,
-        workspace: Callable[[Step], int] | None = None,
+        workspace: Callable[[Step], Workspace] | None = None,
         moves: bool = False,
     ) -> Callable[[F], F]:
         """As `KernelTable`; ``moves`` says that elements are not computed with."""

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from opweave.contract import Arg, Call, Stream
-from opweave.errors import DTypeError, ShapeError
 from opweave.graph.dtypes import DType
+from opweave.ops.custom import call_custom
 from opweave_torch.kernels.table import KERNELS, PLAIN
 from opweave_torch.memory import tensor
 
@@ -23,12 +23,7 @@ def custom(stream: Stream, op: str, out: Arg, *srcs: Arg, fn: Callable[..., Any]
 
 def _call(fn: Callable[..., Any], srcs: list[tuple[torch.Tensor, DType]], out: torch.Tensor, dtype: DType) -> None:
     with torch.inference_mode(False):  # what others wrote may want gradients
-        result = np.asarray(fn(*[_array(x, kind) for x, kind in srcs]))
-    name = getattr(fn, "__qualname__", repr(fn))
-    if result.shape != tuple(out.shape):
-        raise ShapeError(f"custom: {name} returned shape {result.shape}, not {tuple(out.shape)} as promised by like=")
-    if result.dtype.kind in "cOSUMm":
-        raise DTypeError(f"custom: {name} returned {result.dtype}, which does not become {dtype}")
+        result = call_custom(fn, [_array(x, kind) for x, kind in srcs], tuple(out.shape), dtype)
     with np.errstate(all="ignore"):
         values = np.array(result, dtype.numpy, order="C")
     # torch and NumPy exchange every type but bf16, which goes as the integers of its bits.
@@ -37,9 +32,7 @@ def _call(fn: Callable[..., Any], srcs: list[tuple[torch.Tensor, DType]], out: t
 
 
 def _array(x: torch.Tensor, dtype: DType) -> np.ndarray[Any, Any]:
-    """The values on the host, read-only: others may read them too. Memory of the host is not copied."""
+    """The values on the host. Memory of the host is not copied."""
     held = x.cpu()
     array: np.ndarray[Any, Any] = (held.view(torch.int16) if held.dtype is torch.bfloat16 else held).numpy()
-    array = array.view(dtype.numpy)
-    array.flags.writeable = False
-    return array
+    return array.view(dtype.numpy)

@@ -11,7 +11,7 @@ import torch
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.graph.dtypes import DType
 from opweave_torch.kernels.binding import F32, Scratch, in_turn, lies_over, rounded, scalar, widening, widening_bytes
-from opweave_torch.kernels.table import FLOATS, HALVES, KERNELS, NUMBERS, PLAIN, WHOLE, WIDE
+from opweave_torch.kernels.table import FLOATS, HALVES, INTEGERS, KERNELS, NUMBERS, PLAIN, WIDE
 from opweave_torch.memory import tensor
 
 _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
@@ -52,7 +52,7 @@ def binary(stream: Stream, op: str, out: Arg, a: Arg, b: Arg) -> Call:
 
 
 @KERNELS("neg", "abs", dtypes=NUMBERS, inplace=True)
-@KERNELS("sign", dtypes=WHOLE, inplace=True)
+@KERNELS("sign", dtypes=INTEGERS, inplace=True)
 @KERNELS("reciprocal", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", inplace=True)
 def unary(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     return preset(_FUNCTIONS[op], out, x)

@@ -17,7 +17,7 @@ from opweave.graph.dtypes import DType, as_dtype
 from opweave.graph.layout import reshape_strides
 from opweave_torch.kernels.binding import F32, I64, Scratch, in_turn, lies_over, padded
 from opweave_torch.kernels.blocks import Decoding, decoding_bytes
-from opweave_torch.kernels.table import HALVES, KERNELS, PLAIN, QUANTIZED, WHOLE, WIDE
+from opweave_torch.kernels.table import HALVES, INTEGERS, KERNELS, PLAIN, QUANTIZED, WIDE
 from opweave_torch.memory import tensor
 
 U8: Final = as_dtype("u8")
@@ -152,7 +152,7 @@ def _sum_workspace(step: Step) -> int:
     return room
 
 
-@KERNELS("index_add", dtypes=f"{WIDE} {HALVES} {WHOLE}", workspace=_sum_workspace)
+@KERNELS("index_add", dtypes=f"{WIDE} {HALVES} {INTEGERS}", workspace=_sum_workspace)
 def index_add(stream: Stream, op: str, out: Arg, ids: Arg, rows: Arg, *, n: int, workspace: Arg | None) -> Call:
     scratch, source, target = Scratch(workspace), tensor(rows), tensor(out)
     calls, line = _line_of(ids, scratch)
@@ -177,7 +177,7 @@ def _window(out: torch.Tensor, value: Arg, offsets: tuple[int, ...]) -> torch.Te
 
 
 @KERNELS("set_region", dtypes=PLAIN, inplace=True)
-@KERNELS("add_region", dtypes=f"{WIDE} {HALVES} {WHOLE}", inplace=True)
+@KERNELS("add_region", dtypes=f"{WIDE} {HALVES} {INTEGERS}", inplace=True)
 def region(stream: Stream, op: str, out: Arg, x: Arg, value: Arg, *, offsets: tuple[int, ...]) -> Call:
     target, source = tensor(out), tensor(x)
     window = _window(target, value, offsets)
@@ -200,6 +200,6 @@ def assign(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     return partial(tensor(out).copy_, tensor(x))
 
 
-@KERNELS("accumulate", dtypes=f"{WIDE} {HALVES} {WHOLE}")
+@KERNELS("accumulate", dtypes=f"{WIDE} {HALVES} {INTEGERS}")
 def accumulate(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     return partial(tensor(out).add_, tensor(x))

@@ -12,7 +12,7 @@ import torch
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.graph.dtypes import i64
 from opweave_torch.kernels.binding import Scratch, in_turn, padded
-from opweave_torch.kernels.table import KERNELS, WHOLE
+from opweave_torch.kernels.table import INTEGERS, KERNELS
 from opweave_torch.memory import tensor
 
 
@@ -54,7 +54,7 @@ def max_pool(
     return partial(function, _plane(tensor(x)), *sizes, ceil_mode, out=_plane(tensor(out)), indices=_plane(places))
 
 
-@KERNELS("max_pool1d", "max_pool2d", dtypes=WHOLE)
+@KERNELS("max_pool1d", "max_pool2d", dtypes=INTEGERS)
 def max_pool_of_integers(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
     """For each element of the window one pass over those that have it inside of the input."""
     most, source = tensor(out), tensor(x)

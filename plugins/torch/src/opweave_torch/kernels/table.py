@@ -5,17 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from opweave.contract.kernels import KernelTable
-from opweave.graph.dtypes import DTYPES
+from opweave.graph.dtypes import FLOATS, HALVES, INTEGERS, NUMBERS, PLAIN, QUANTIZED, WIDE
 
-__all__ = ["FLOATS", "HALVES", "KERNELS", "NUMBERS", "PLAIN", "QUANTIZED", "SYNCHRONIZES", "WHOLE", "WIDE"]
+__all__ = ["FLOATS", "HALVES", "INTEGERS", "KERNELS", "NUMBERS", "PLAIN", "QUANTIZED", "SYNCHRONIZES", "WIDE"]
 
-WIDE: Final = "f64 f32"
-HALVES: Final = "f16 bf16"
-FLOATS: Final = f"{WIDE} {HALVES}"
-WHOLE: Final = "i64 i32 i16 i8 u8"
-NUMBERS: Final = f"{FLOATS} {WHOLE}"
-PLAIN: Final = f"{NUMBERS} bool"
-QUANTIZED: Final = tuple(t for t in DTYPES.values() if t.is_quantized)
 
 KERNELS: Final = KernelTable(dtypes=FLOATS, layout="strided", index="i32 i64")
 

@@ -1,0 +1,54 @@
+"""The OpenCL devices that the tests run on: the first of each driver that works here, and why others do not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from opweave.errors import Unavailable
+
+if TYPE_CHECKING:
+    from opweave_opencl import OpenCLDevice
+
+__all__ = ["DEVICES", "SKIPPED", "anew"]
+
+DEVICES: Final[list[OpenCLDevice]] = []
+SKIPPED: Final[dict[str, str]] = {}
+"""Driver, or what there is instead of one -> why the tests do not run on it."""
+
+
+def _find() -> None:
+    try:
+        from opweave_opencl import OpenCLBackend, OpenCLDevice
+
+        found = OpenCLBackend().devices()
+    except ImportError as error:
+        SKIPPED["opweave-opencl"] = f"it is not installed: {error}"
+        return
+    except Unavailable as error:
+        SKIPPED["OpenCL"] = str(error)
+        return
+    drivers: set[str] = set()
+    for device in found:
+        driver = device.cl_device.platform.name.strip() if isinstance(device, OpenCLDevice) else str(device.id)
+        if driver in drivers:
+            continue
+        try:
+            device.probe()
+        except Unavailable as error:
+            SKIPPED[driver] = error.message
+        else:
+            assert isinstance(device, OpenCLDevice)
+            DEVICES.append(device)
+            drivers.add(driver)
+
+
+_find()
+
+
+def anew(device: OpenCLDevice) -> OpenCLDevice:
+    """The same device as another object, with a context of its own."""
+    from opweave_opencl import OpenCLBackend, OpenCLDevice
+
+    found = next(other for other in OpenCLBackend().devices() if other.id == device.id)
+    assert isinstance(found, OpenCLDevice)
+    return found
