@@ -36,9 +36,7 @@ def test_a_state_is_written_if_an_output_depends_on_it_even_without_elements(way
     output = ends()[way](ow.assign(state, ow.input("x", (2, 4))))
     with ow.Scheduler([device, "host"]) as scheduler:
         program = scheduler.build(output)
-        feeds = {
-            t.name: np.zeros(t.shape, np.float32) for t in program.partition.graph.leaves if t.leaf.kind == "input"
-        }
+        feeds = {name: np.zeros(tensor.shape, np.float32) for name, tensor in program.inputs.items()}
         program.run({**feeds, "x": VALUES})
         np.testing.assert_array_equal(ow.read(state), VALUES)
 

@@ -498,7 +498,7 @@ AFTER = define_op(
 
 
 def _after(x: Tensor, others: tuple[Tensor, ...]) -> Tensor:
-    """``x``, made to depend on other tensors that contribute no elements. Leaves are left out: nothing computes them."""
+    """``x``, made to depend on others that contribute no elements. Nothing computes leaves: they are left out."""
     computed = tuple(dict.fromkeys([other for other in others if other.root.op is not None]))
     return view_node(AFTER, x, {}, x.shape, x.strides, x.offset, computed) if computed else x
 
