@@ -57,6 +57,9 @@ CAUSES: Final[dict[str, str]] = {
 DECIDED: Final = frozenset(("pinned", "storage", "weights", "offload"))
 """The causes of what is decided beforehand, for a node's own sake."""
 
+GROWN: Final = frozenset(("expand-down", "expand-up"))
+"""The causes of what is taken from a neighbour."""
+
 
 class Capabilities:
     """What the devices of a scheduler say of a graph's nodes.
@@ -377,19 +380,21 @@ class _Assigning:
 
     def cross_boundaries(self) -> None:
         """Nodes between decided ones on several devices move to where the fewest bytes cross."""
+        causes, weights = self.causes, self.weights
         computing = [target.index for target in self.able.computing]
-        movable: dict[Tensor, Sequence[int]] = {
-            node: computing for node, cause in self.causes.items() if cause in ("expand-down", "expand-up")
-        }
-        offloading = {self.target_of[node] for node, cause in self.causes.items() if cause == "offload"}
-        for node in self.weights.of:
-            if self.causes.get(node) == "weights":
-                allowed = self.weights.movable(node, self.able, offloading)
-                if allowed:
-                    movable[node] = allowed
-        decided = {node for node, cause in self.causes.items() if cause in DECIDED}
+        offloading = {self.target_of[node] for node, cause in causes.items() if cause == "offload"}
+
+        def movable(node: Tensor) -> Sequence[int]:
+            cause = causes.get(node)
+            if cause in GROWN:
+                return computing
+            return weights.movable(node, self.able, offloading) if cause == "weights" else ()
+
+        def decided(node: Tensor) -> bool:
+            return causes.get(node) in DECIDED
+
         for node, at in fewer_bytes(self.nodes, self.able, self.target_of, decided, movable).items():
-            self.target_of[node], self.causes[node] = at, "fewest-bytes"
+            self.target_of[node], causes[node] = at, "fewest-bytes"
 
     def join_readers(self) -> None:
         """Nodes without sources go where their first reader is if that supports them, else to the first that does."""

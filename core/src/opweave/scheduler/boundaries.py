@@ -7,11 +7,13 @@ nodes read where they lie, and which of them are so small that moving them is a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract.space import Usage
+from opweave.scheduler.precision import is_product
 
 if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
@@ -29,39 +31,60 @@ class PlacedWeights:
 
     def __init__(self, nodes: Iterable[Tensor]) -> None:
         self.of: dict[Tensor, list[Tensor]] = {}
-        self._readers: dict[Tensor, int] = {}
-        self._least: dict[Tensor, int] = {}  # weight -> bytes of the smallest value that it is combined with
+        self._readers: dict[Tensor, list[Tensor]] = {}
+        self._least: dict[Tensor, int] = {}
         for node in nodes:
-            found = [source.root for source in node.srcs if _is_placed_weight(source.root)]
-            if not found:
-                continue
-            weights = sorted(dict.fromkeys(found), key=lambda weight: -weight.nbytes)
-            self.of[node] = weights
-            read = [s.nbytes for s in node.srcs if s.root.leaf is None or s.root.leaf.kind == "input"]
-            value = max([node.nbytes, *read])
-            for weight in weights:
-                self._readers[weight] = self._readers.get(weight, 0) + 1
-                self._least[weight] = min(self._least.get(weight, value), value)
+            found: list[Tensor] = []
+            for source in node.srcs:
+                root = source if source.base is None else source.base
+                if root.leaf is not None and root not in found:
+                    readers = self._readers.get(root)
+                    if readers is None:
+                        if not _is_placed_weight(root):
+                            continue
+                        readers = self._readers[root] = []
+                    readers.append(node)
+                    found.append(root)
+            if found:
+                if len(found) > 1:
+                    found.sort(key=lambda weight: -weight.nbytes)
+                self.of[node] = found
 
     def movable(self, node: Tensor, able: Capabilities, offloading: Collection[int]) -> list[int]:
         """The targets to which small weights let their reader ``node`` go for the sake of fewer bytes; else none.
 
-        A weight is small where it has fewer bytes than the values that it is combined with, and its place says little
-        about the node: a table (of frequencies, say) that several nodes read, which no device but one can hold; or a
-        weight in host memory, for targets that bring weights from there for other nodes.
+        A weight is small where it has fewer bytes than the values that it is combined with, other than in products, and
+        its place says little about the node: a table (of frequencies, say) that several nodes read, which no device but
+        one can hold; or a weight in host memory, for targets that bring weights from there for other nodes.
         """
+        assert node.op is not None
+        if is_product(node.op):
+            return []
         allowed = [target.index for target in able.computing]
         for weight in self.of[node]:
             leaf = weight.leaf
             assert leaf is not None
             assert leaf.placement is not None
-            if weight.nbytes >= self._least[weight]:
-                return []
-            if self._readers[weight] == 1:
+            if len(self._readers[weight]) == 1:
                 bring = offloading if leaf.placement.buffer.is_host else ()
                 space = leaf.placement.buffer.space
                 allowed = [d for d in allowed if d in bring or able.targets[d].device.reaches(space)]
+            if not allowed or weight.nbytes >= self._smallest_value(weight):
+                return []
         return allowed
+
+    def _smallest_value(self, weight: Tensor) -> int:
+        """Bytes of the smallest value, of those that each reader computes or reads, that a weight is combined with."""
+        least = self._least.get(weight)
+        if least is None:
+            least = self._least[weight] = min([_largest_value(reader) for reader in self._readers[weight]])
+        return least
+
+
+def _largest_value(node: Tensor) -> int:
+    """Bytes of the largest value that a node computes or reads, leaves other than inputs left out."""
+    read = [s.nbytes for s in node.srcs if s.root.leaf is None or s.root.leaf.kind == "input"]
+    return max([node.nbytes, *read])
 
 
 def _is_placed_weight(tensor: Tensor) -> bool:
@@ -75,8 +98,8 @@ def fewer_bytes(
     nodes: Sequence[Tensor],
     able: Capabilities,
     target_of: Mapping[Tensor, int],
-    decided: Collection[Tensor],
-    movable: Mapping[Tensor, Collection[int]],
+    decided: Callable[[Tensor], bool],
+    movable: Callable[[Tensor], Sequence[int]],
 ) -> dict[Tensor, int]:
     """The nodes that move so that each run copies fewer bytes between memories, and the targets they move to.
 
@@ -85,116 +108,194 @@ def fewer_bytes(
     Args:
         nodes: all computed nodes in order.
         target_of: their targets so far; a node without one can be made anywhere.
-        decided: nodes whose device was decided on their own account.
-        movable: the nodes that may move -> the targets that they may move to.
+        decided: whether a node's device was decided on its own account.
+        movable: the targets that a node may move to, none for one that stays.
     """
-    if not movable:
-        return {}
     reach = [[a.device.reaches(b.space) for b in able.targets] for a in able.targets]  # [reader][where the value lies]
-    starts = _crossing(nodes, able, target_of, movable, reach)
-    if not starts:
+    if all(map(all, reach)):
         return {}
-    readers: dict[Tensor, list[Tensor]] = {}
-    for node in nodes:
-        for source in node.srcs:
-            readers.setdefault(source.root, []).append(node)
+    boundaries = _Boundaries(nodes, able, target_of, decided, movable, reach)
     region: dict[Tensor, set[int]] = {}
-    for start in starts:
-        if start not in region:
-            group = _connected(start, movable, readers)
-            near = _anchors(group, able, target_of, decided, readers)
-            region.update((node, near.intersection(movable[node])) for node in group)
-    if all(near <= {target_of[node]} for node, near in region.items()):
-        return {}
-    return _Region(region, readers, able, target_of, reach).solved(nodes)
+    for start in boundaries.crossing():
+        if start not in boundaries.seen:
+            region.update(boundaries.group(start))
+    return _Region(region, boundaries).solved(nodes) if region else {}
 
 
-def _crossing(
-    nodes: Sequence[Tensor],
-    able: Capabilities,
-    target_of: Mapping[Tensor, int],
-    movable: Mapping[Tensor, Collection[int]],
-    reach: Sequence[Sequence[bool]],
-) -> dict[Tensor, None]:
-    """The movable nodes at either end of something that crosses between memories."""
-    found: dict[Tensor, None] = {}
-    for node in nodes:
-        at = target_of.get(node)
-        if at is None:
-            continue
-        row = reach[at]
-        for source in node.srcs:
-            root = source if source.base is None else source.base
-            there = target_of.get(root)
-            if there == at:
+class _Boundaries:
+    """What crosses between memories in an assigned graph."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Tensor],
+        able: Capabilities,
+        target_of: Mapping[Tensor, int],
+        decided: Callable[[Tensor], bool],
+        movable: Callable[[Tensor], Sequence[int]],
+        reach: Sequence[Sequence[bool]],
+    ) -> None:
+        self.nodes: Final = nodes
+        self.able: Final = able
+        self.target_of: Final = target_of
+        self.decided: Final = decided
+        self.movable: Final = movable
+        self.reach: Final = reach
+        self.readers: dict[Tensor, list[Tensor]] = {}
+        # Value -> target -> how many nodes read it there, and at most how many bytes of it.
+        self.wanted: dict[Tensor, dict[int, tuple[int, int]]] = {}
+        self.brought: set[Tensor] = set()  # values that cross
+        self.seen: set[Tensor] = set()
+
+    def crossing(self) -> dict[Tensor, None]:
+        """The movable nodes at either end of something that crosses between memories."""
+        found: dict[Tensor, None] = {}
+        target_of, reach, movable = self.target_of, self.reach, self.movable
+        for node in self.nodes:
+            at = target_of.get(node)
+            if at is None:
                 continue
-            if there is not None:
-                if not row[there]:
-                    found.update((end, None) for end in (node, root) if end in movable)
-            elif node in movable and _leaf_bytes(root, able, at):
-                found[node] = None
-    return found
+            for source in node.srcs:
+                root = source if source.base is None else source.base
+                there = target_of.get(root)
+                if there == at:
+                    continue
+                if there is not None:
+                    if not reach[at][there]:
+                        self.brought.add(root)
+                        found.update((end, None) for end in (node, root) if end not in found and movable(end))
+                elif node not in found and not self.decided(node) and self.leaf_bytes(root, at) and movable(node):
+                    found[node] = None
+        if found:
+            self._note_readers()
+        return found
 
+    def _note_readers(self) -> None:
+        for node in self.nodes:
+            at = self.target_of.get(node)
+            if at is None:
+                continue
+            for source in node.srcs:
+                root = source if source.base is None else source.base
+                wanted = self.wanted.get(root)
+                if wanted is None:
+                    wanted = self.wanted[root] = {}
+                    self.readers[root] = []
+                self.readers[root].append(node)
+                count, size = wanted.get(at, (0, 0))
+                wanted[at] = count + 1, max(size, source.nbytes)
 
-def _leaf_bytes(root: Tensor, able: Capabilities, target: int) -> int:
-    """Bytes of a placed weight or state that a target copies in each run to read it, 0 if it reaches them."""
-    leaf = root.memory.leaf
-    if leaf is None or leaf.placement is None or able.targets[target].device.reaches(leaf.placement.buffer.space):
-        return 0
-    return root.nbytes
+    def leaf_bytes(self, root: Tensor, target: int) -> int:
+        """Bytes of a placed weight or state that a target copies in each run to read it, 0 if it reaches them."""
+        leaf = root.memory.leaf
+        if leaf is None or leaf.placement is None:
+            return 0
+        return 0 if self.able.targets[target].device.reaches(leaf.placement.buffer.space) else root.nbytes
 
+    def group(self, start: Tensor) -> dict[Tensor, set[int]]:
+        """``start`` and the movable nodes that might move together with it, with the targets that each may move to.
 
-def _connected(
-    start: Tensor, movable: Collection[Tensor], readers: Mapping[Tensor, Sequence[Tensor]]
-) -> dict[Tensor, None]:
-    """``start`` and the movable nodes that are connected with it through movable nodes."""
-    group = {start: None}
-    stack = [start]
-    while stack:
-        node = stack.pop()
-        for other in (*[source.root for source in node.srcs], *readers.get(node, ())):
-            if other in movable and other not in group:
-                group[other] = None
-                stack.append(other)
-    return group
+        To move a node costs its ties to neighbours that stay; nodes are left out where these and those of the nodes on
+        the way to them have as many bytes as cross in all. Empty, if nothing can be gained.
+        """
+        found: dict[Tensor, Sequence[int]] = {}
+        near: set[int] = set()
+        now, number = 0, 0
+        waiting = [(-1, number, start)]
+        while waiting and waiting[0][0] < now:
+            cost, _, node = heappop(waiting)
+            if node in found:
+                continue
+            found[node] = self.movable(node)
+            near.update(self._anchors(node))
+            now += self._crosses(node)
+            for other in (*[source.root for source in node.srcs], *self.readers.get(node, ())):
+                if other not in found and self.movable(other):
+                    number += 1
+                    heappush(waiting, (max(cost, 0) + self._ties(other), number, other))
+        self.seen.update(found)
+        if not self._may_gain(found, near):
+            return {}
+        return {node: near.intersection(allowed) for node, allowed in found.items()}
 
-
-def _anchors(
-    group: Collection[Tensor],
-    able: Capabilities,
-    target_of: Mapping[Tensor, int],
-    decided: Collection[Tensor],
-    readers: Mapping[Tensor, Sequence[Tensor]],
-) -> set[int]:
-    """The targets of the decided nodes in or beside a group, and those that hold placed leaves which it reads."""
-    found: set[int] = set()
-    for node in group:
+    def _anchors(self, node: Tensor) -> set[int]:
+        """The targets of a node and its neighbours where these were decided, and of the placed leaves that it reads."""
         roots = [source.root for source in node.srcs]
-        found.update(target_of[other] for other in (node, *roots, *readers.get(node, ())) if other in decided)
+        found = {self.target_of[n] for n in (node, *roots, *self.readers.get(node, ())) if self.decided(n)}
         for root in roots:
-            leaf = root.memory.leaf
-            if leaf is not None and leaf.placement is not None:
-                found.update(t.index for t in able.computing if t.device is leaf.placement.buffer.device)
-    return found
+            if root.leaf is not None and root.leaf.placement is not None:
+                device = root.leaf.placement.buffer.device
+                found.update(target.index for target in self.able.computing if target.device is device)
+        return found
+
+    def _crosses(self, node: Tensor) -> int:
+        """Bytes that cross on the way to a node, and from it."""
+        at = self.target_of[node]
+        total = node.nbytes if node in self.brought else 0
+        for source in node.srcs:
+            there = self.target_of.get(source.root)
+            if there is None:
+                total += self.leaf_bytes(source.root, at)
+            elif not self.reach[at][there]:
+                total += source.nbytes
+        return total
+
+    def _ties(self, node: Tensor) -> int:
+        """Bytes that would cross if a node moved and its decided neighbours on the same target did not."""
+        at = self.target_of[node]
+        kept: dict[Tensor, int] = {}  # a value crosses once, however often it is read
+        for source in node.srcs:
+            root = source.root
+            if root not in self.brought and self.target_of.get(root) == at and self._fixed(root):
+                kept[root] = min(kept.get(root, source.nbytes), source.nbytes)
+        total = sum(kept.values())
+        if any(self.target_of.get(reader) == at and self._fixed(reader) for reader in self.readers.get(node, ())):
+            total += node.nbytes
+        return total
+
+    def _fixed(self, node: Tensor) -> bool:
+        return self.decided(node) and not self.movable(node)
+
+    def _may_gain(self, group: Collection[Tensor], near: Collection[int]) -> bool:
+        """Whether a group that lies between targets ``near`` might move fewer bytes than now: not if there is none
+        elsewhere, nor, between several, if even the smallest of its values has as many bytes as cross now."""
+        if all({self.target_of[node]}.issuperset(near) for node in group):
+            return False
+        if len(near) < 2:
+            return True
+        now, least = 0, -1
+        inside: dict[Tensor, dict[int, int]] = {}  # value -> target -> how many of the group read it there
+        for node in group:
+            inside.setdefault(node, {})
+            for source in node.srcs:
+                counts = inside.setdefault(source.root, {})
+                counts[self.target_of[node]] = counts.get(self.target_of[node], 0) + 1
+        for value, counts in inside.items():
+            at = self.target_of.get(value)
+            if at is None:
+                now += sum([self.leaf_bytes(value, to) for to in counts])
+            for to, (count, size) in self.wanted.get(value, {}).items():
+                mine = value in group or to in counts
+                if mine:
+                    least = size if least < 0 else min(least, size)
+                if at is not None and self.reach[to][at]:
+                    continue
+                if value not in group and count > counts.get(to, 0):
+                    if at is not None or (value.leaf is not None and value.leaf.kind == "input"):
+                        least = 0  # others bring it there anyway
+                elif mine and at is not None:
+                    now += size
+        return 0 <= least < now
 
 
 class _Region:
     """Movable nodes with what they read and what reads that, as a `Problem` whose costs are bytes."""
 
-    def __init__(
-        self,
-        region: Mapping[Tensor, Collection[int]],
-        readers: Mapping[Tensor, Sequence[Tensor]],
-        able: Capabilities,
-        target_of: Mapping[Tensor, int],
-        reach: Sequence[Sequence[bool]],
-    ) -> None:
+    def __init__(self, region: Mapping[Tensor, Collection[int]], boundaries: _Boundaries) -> None:
         self.region: Final = region
-        self.able: Final = able
-        self.target_of: Final = target_of
-        self.reach: Final = reach
+        self.boundaries: Final = boundaries
+        self.able: Final = boundaries.able
+        self.target_of: Final = boundaries.target_of
         self.values = {*region, *[source.root for node in region for source in node.srcs]}
-        self.members = {*self.values, *[reader for value in self.values for reader in readers.get(value, ())]}
         self.stay: Final = 0.5 / len(region)  # moving for no gain costs a little, less than a byte in all
         self.index: dict[Tensor, int] = {}
         self.own: list[list[float]] = []
@@ -203,11 +304,13 @@ class _Region:
         self.now: list[int] = []
 
     def solved(self, nodes: Iterable[Tensor]) -> dict[Tensor, int]:
+        """The nodes of the region that move, and where to."""
         from opweave.cost.optimize import Problem, solve  # most graphs cross nowhere
 
         for node in nodes:
-            if node in self.members and node in self.target_of:
+            if node in self.values and node in self.target_of:
                 self._add(node)
+        self._add_readers()
         tables = {size: self._moves(size) for size in set(self.sizes)}
         problem = Problem(self.own, self.sources, [tables[size] for size in self.sizes])
         solution = solve(problem)
@@ -218,6 +321,25 @@ class _Region:
             for node, i in self.index.items()
             if node in self.region and solution.targets[i] != self.now[i]
         }
+
+    def _add_readers(self) -> None:
+        """One node on each target that reads all values which nodes outside of the region read there."""
+        read: dict[int, list[int]] = {}
+        inside: dict[Tensor, dict[int, int]] = {}
+        for node in self.region:
+            for source in node.srcs:
+                counts = inside.setdefault(source.root, {})
+                counts[self.target_of[node]] = counts.get(self.target_of[node], 0) + 1
+        for value, index in self.index.items():
+            for to, (count, size) in self.boundaries.wanted.get(value, {}).items():
+                if count > inside.get(value, {}).get(to, 0):
+                    read.setdefault(to, []).append(index)
+                    self.sizes[index] = max(self.sizes[index], size)
+        for to, values in read.items():
+            self.own.append([0.0 if d == to else inf for d in range(len(self.able.targets))])
+            self.sources.append(values)
+            self.sizes.append(0)
+            self.now.append(to)
 
     def _new(self, tensor: Tensor, own: list[float], sources: list[int], now: int) -> int:
         self.index[tensor] = index = len(self.own)
@@ -231,7 +353,7 @@ class _Region:
         able, at = self.able, self.target_of[node]
         targets = range(len(able.targets))
         read: dict[int, None] = {}
-        for source in node.srcs:
+        for source in node.srcs if node in self.region else ():
             value = self._value(source.root, at)
             if value is not None:
                 read[value] = None
@@ -240,7 +362,9 @@ class _Region:
             may = {at, *[d for d in self.region[node] if able.supports(able.targets[d], node)]}
             own = [inf] * len(targets)
             for d in may:
-                own[d] = sum([_leaf_bytes(s.root, able, d) for s in node.srcs]) + (0.0 if d == at else self.stay)
+                own[d] = sum([self.boundaries.leaf_bytes(s.root, d) for s in node.srcs]) + (
+                    0.0 if d == at else self.stay
+                )
         else:
             own = [0.0 if d == at else inf for d in targets]
         self._new(node, own, list(read), at)
@@ -257,4 +381,4 @@ class _Region:
     def _moves(self, size: int) -> list[list[float]]:
         """Bytes that cross between each two targets for a value of ``size``."""
         targets = range(len(self.able.targets))
-        return [[0.0 if a == b or self.reach[b][a] else float(size) for b in targets] for a in targets]
+        return [[0.0 if a == b or self.boundaries.reach[b][a] else float(size) for b in targets] for a in targets]
