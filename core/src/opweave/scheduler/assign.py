@@ -82,13 +82,15 @@ class Capabilities:
 
     def signature(self, node: Tensor) -> Signature:
         """What devices are asked about ``node``."""
-        found = self.special.get(node, node.signature)
+        found = self.special.get(node, node.signature) if self.special else node.signature
         assert found is not None
         return found
 
     def support(self, target: Target, node: Tensor) -> Support:
         """What a device says of ``node``."""
-        return target.support(self.signature(node))
+        signature = self.signature(node)
+        known: Support | None = signature.support.get(target.device)
+        return target.support(signature) if known is None else known
 
     def supports(self, target: Target, node: Tensor) -> bool:
         """Whether a device runs ``node``."""
@@ -222,6 +224,7 @@ class _Assigning:
         self.targets: Final = able.targets
         self.nodes: Final = nodes
         self.op_offload: Final = op_offload
+        self.offloading: Final = [t for t in able.computing if t.device.caps.offload]
         self.target_of: dict[Tensor, int] = {}
         self.causes: dict[Tensor, str] = {}
         self.weights: PlacedWeights = PlacedWeights(())
@@ -277,10 +280,14 @@ class _Assigning:
         placement = weight.leaf.placement if weight.leaf is not None else None
         assert placement is not None
         near = self._by_reach(placement)
-        home = next((target for target in near if able.supports(target, node)), None)
-        only_references = home is None or home in able.references
+        home: Target | None = None
+        for target in near:
+            if able.supports(target, node):
+                home = target
+                break
         if self.op_offload and placement.buffer.is_host:
-            for target in able.computing:
+            only_references = home is None or home in able.references
+            for target in self.offloading:
                 if not only_references and home is not None and target.index >= home.index:
                     break
                 far = target not in near and able.supports(target, node)
@@ -292,19 +299,13 @@ class _Assigning:
 
     def fetched(self, pins: Mapping[Tensor, int]) -> set[Tensor]:
         """The nodes that begin a split because weights come from host memory for them; vectors are no reason to."""
-        result = set()
-        for node, weights in self.weights.of.items():
-            target = self.targets[self.target_of[node]]
-            for weight in weights:
-                placement = weight.leaf.placement if weight.leaf is not None else None
-                if (
-                    placement is not None
-                    and placement.buffer.is_host
-                    and weight.ndim > 1
-                    and node not in pins
-                    and target not in self._by_reach(placement)
-                ):
-                    result.add(node)
+        result: set[Tensor] = set()
+        for weight, readers in self.weights.readers.items():
+            placement = weight.leaf.placement if weight.leaf is not None else None
+            if placement is None or not placement.buffer.is_host or weight.ndim < 2:
+                continue
+            near = {target.index for target in self._by_reach(placement)}
+            result.update(node for node in readers if self.target_of[node] not in near and node not in pins)
         return result
 
     # --- neighbours -------------------------------------------------------------------------------------------------

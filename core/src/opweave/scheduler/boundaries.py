@@ -27,22 +27,23 @@ class PlacedWeights:
 
     Attributes:
         of: node -> its placed weights, the largest first; only nodes that read some.
+        readers: placed weight -> the nodes that read it.
     """
 
     def __init__(self, nodes: Iterable[Tensor]) -> None:
         self.of: dict[Tensor, list[Tensor]] = {}
-        self._readers: dict[Tensor, list[Tensor]] = {}
+        self.readers: dict[Tensor, list[Tensor]] = {}
         self._least: dict[Tensor, int] = {}
         for node in nodes:
             found: list[Tensor] = []
             for source in node.srcs:
                 root = source if source.base is None else source.base
                 if root.leaf is not None and root not in found:
-                    readers = self._readers.get(root)
+                    readers = self.readers.get(root)
                     if readers is None:
                         if not _is_placed_weight(root):
                             continue
-                        readers = self._readers[root] = []
+                        readers = self.readers[root] = []
                     readers.append(node)
                     found.append(root)
             if found:
@@ -65,7 +66,7 @@ class PlacedWeights:
             leaf = weight.leaf
             assert leaf is not None
             assert leaf.placement is not None
-            if len(self._readers[weight]) == 1:
+            if len(self.readers[weight]) == 1:
                 bring = offloading if leaf.placement.buffer.is_host else ()
                 space = leaf.placement.buffer.space
                 allowed = [d for d in allowed if d in bring or able.targets[d].device.reaches(space)]
@@ -77,7 +78,7 @@ class PlacedWeights:
         """Bytes of the smallest value, of those that each reader computes or reads, that a weight is combined with."""
         least = self._least.get(weight)
         if least is None:
-            least = self._least[weight] = min([_largest_value(reader) for reader in self._readers[weight]])
+            least = self._least[weight] = min([_largest_value(reader) for reader in self.readers[weight]])
         return least
 
 
@@ -141,8 +142,7 @@ class _Boundaries:
         self.movable: Final = movable
         self.reach: Final = reach
         self.readers: dict[Tensor, list[Tensor]] = {}
-        # Value -> target -> how many nodes read it there, and at most how many bytes of it.
-        self.wanted: dict[Tensor, dict[int, tuple[int, int]]] = {}
+        self._wanted: dict[Tensor, dict[int, tuple[int, int]]] = {}
         self.brought: set[Tensor] = set()  # values that cross
         self.seen: set[Tensor] = set()
 
@@ -163,26 +163,27 @@ class _Boundaries:
                     if not reach[at][there]:
                         self.brought.add(root)
                         found.update((end, None) for end in (node, root) if end not in found and movable(end))
-                elif node not in found and not self.decided(node) and self.leaf_bytes(root, at) and movable(node):
+                elif root.leaf is not None and not self.decided(node) and self.leaf_bytes(root, at) and movable(node):
                     found[node] = None
         if found:
-            self._note_readers()
+            readers = self.readers
+            for node in self.nodes:
+                for source in node.srcs:
+                    readers.setdefault(source if source.base is None else source.base, []).append(node)
         return found
 
-    def _note_readers(self) -> None:
-        for node in self.nodes:
-            at = self.target_of.get(node)
-            if at is None:
-                continue
-            for source in node.srcs:
-                root = source if source.base is None else source.base
-                wanted = self.wanted.get(root)
-                if wanted is None:
-                    wanted = self.wanted[root] = {}
-                    self.readers[root] = []
-                self.readers[root].append(node)
-                count, size = wanted.get(at, (0, 0))
-                wanted[at] = count + 1, max(size, source.nbytes)
+    def wanted(self, value: Tensor) -> dict[int, tuple[int, int]]:
+        """Target -> how many nodes read a value there, and at most how many bytes of it."""
+        known = self._wanted.get(value)
+        if known is None:
+            known = self._wanted[value] = {}
+            for reader in dict.fromkeys(self.readers.get(value, ())):
+                at = self.target_of.get(reader)
+                if at is not None:
+                    count, size = known.get(at, (0, 0))
+                    sizes = [source.nbytes for source in reader.srcs if source.root is value]
+                    known[at] = count + len(sizes), max(size, *sizes)
+        return known
 
     def leaf_bytes(self, root: Tensor, target: int) -> int:
         """Bytes of a placed weight or state that a target copies in each run to read it, 0 if it reaches them."""
@@ -273,7 +274,7 @@ class _Boundaries:
             at = self.target_of.get(value)
             if at is None:
                 now += sum([self.leaf_bytes(value, to) for to in counts])
-            for to, (count, size) in self.wanted.get(value, {}).items():
+            for to, (count, size) in self.wanted(value).items():
                 mine = value in group or to in counts
                 if mine:
                     least = size if least < 0 else min(least, size)
@@ -331,7 +332,7 @@ class _Region:
                 counts = inside.setdefault(source.root, {})
                 counts[self.target_of[node]] = counts.get(self.target_of[node], 0) + 1
         for value, index in self.index.items():
-            for to, (count, size) in self.boundaries.wanted.get(value, {}).items():
+            for to, (count, size) in self.boundaries.wanted(value).items():
                 if count > inside.get(value, {}).get(to, 0):
                     read.setdefault(to, []).append(index)
                     self.sizes[index] = max(self.sizes[index], size)
