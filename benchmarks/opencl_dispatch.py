@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
+import opweave as ow
 from opweave.contract import Arg, Group, Step
 from opweave.graph.dtypes import as_dtype
-from opweave_opencl import OpenCLBackend
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
 
@@ -94,7 +94,7 @@ def done(stream: Any, call: Callable[[], object]) -> float:
 def main() -> None:
     given = options(__doc__.splitlines()[0])
     report = Report("opencl_dispatch", given)
-    device: Any = OpenCLBackend().devices()[0]
+    device: Any = ow.device("opencl")
     report.machine["device"] = device.description
     with device.open() as stream:
         buffers = [device.alloc(SIZE * 4) for _ in range(3)]

@@ -3,7 +3,7 @@
 scikit-learn trains a perceptron on a part of its 1,797 digits; opweave classifies the held-out part with those weights
 and must agree with scikit-learn wherever the two best logits are not practically equal.
 
-    python examples/digits.py [--devices opencl:0,cpu] [--json]
+    python examples/digits.py [--devices opencl,cpu] [--json]
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def show(console: Console, network: Network, notes: list[str], reports: list[dic
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", help="names separated by commas, e.g. opencl:0,cpu; default: every device found")
+    parser.add_argument("--devices", help="names separated by commas, e.g. opencl,cpu; default: every device found")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of tables")
     args = parser.parse_args()
     notes: list[str] = []

@@ -34,7 +34,7 @@ NAMES = """
 CONTRACT_NAMES = """
     HOST_SPACE
     AbortCallback Arg Backend Buffer BufferType Call Caps Device DeviceProps Event Features Group Kind MemorySpace
-    MultiBuffer Plan SetThreads SplitBuffers Step StepError Stream Usage WorkerStream
+    MultiBuffer Offloading Plan SetThreads SplitBuffers Step StepError Stream Usage WorkerStream
     mapped pointwise_groups
 """.split()  # noqa: SIM905
 

@@ -66,7 +66,8 @@ def test_what_is_remembered_costs_a_few_milliseconds(device, answers, monkeypatc
     assert min(times) < 0.01
 
 
-def test_a_compiler_that_fails_is_quoted_and_tried_again_after_an_hour(device, answers, tries, monkeypatch):
+def test_a_compiler_that_fails_slowly_is_quoted_and_tried_again_after_an_hour(device, answers, tries, monkeypatch):
+    monkeypatch.setattr(health, "SLOW", 0)
     tries.error = cl.RuntimeError(LOG)
     for _ in range(2):
         assert why_unusable(device.cl_device, answers) == "it builds no kernel: error: unknown target CPU"
@@ -76,6 +77,14 @@ def test_a_compiler_that_fails_is_quoted_and_tried_again_after_an_hour(device, a
     tries.error = None
     assert why_unusable(device.cl_device, answers) is None
     assert tries.count == 2
+
+
+def test_a_compiler_that_fails_quickly_is_tried_by_each_process(device, answers, tries, monkeypatch):
+    monkeypatch.setattr(health, "SLOW", 1000)
+    tries.error = cl.RuntimeError(LOG)
+    assert why_unusable(device.cl_device, answers) == "it builds no kernel: error: unknown target CPU"
+    tries.error = None
+    assert why_unusable(device.cl_device, answers) is None
 
 
 def test_other_failures_may_pass_and_are_not_remembered(device, answers, tries, monkeypatch):
@@ -111,13 +120,16 @@ def test_another_driver_version_or_processor_is_asked_anew(device, answers, trie
     assert len([json.loads(answers.load(path.name) or b"") for path in answers.folder.iterdir()]) == 3
 
 
-def test_remedies_name_another_driver():
+def test_remedies_name_another_driver(monkeypatch):
     def on(platform: str, kind: Any) -> Any:
         return SimpleNamespace(
             platform=SimpleNamespace(name=platform, vendor="Acme Inc."), type=kind, host_unified_memory=False
         )
 
+    monkeypatch.setattr("opweave_opencl.discovery.packaged", list)
     assert "opweave-opencl[intel]" in remedy_for(on("Portable Computing Language", cl.device_type.CPU))
+    monkeypatch.setattr("opweave_opencl.discovery.packaged", lambda: ["libintelocl.so"])
+    assert "installed too" in remedy_for(on("Portable Computing Language", cl.device_type.CPU))
     assert "opweave-opencl[pocl]" in remedy_for(on("Intel(R) OpenCL", cl.device_type.CPU))
     assert remedy_for(on("Acme CL", cl.device_type.GPU)) == "update the driver of Acme Inc."
 

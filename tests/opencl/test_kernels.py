@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from opweave.conformance.values import SCALES
 from opweave.contract import Arg, Step
 from opweave.graph.dtypes import as_dtype
 from opweave_opencl.kernels import KERNELS
@@ -28,6 +29,13 @@ def run(stream, op, out, *arrays, **attrs):
     stream.run([Step(op, target, tuple(bound(stream.device, a) for a in arrays), attrs)])
     stream.synchronize()
     return read(target)
+
+
+@pytest.fixture
+def unchecked(device):
+    """A stream that does not check indices."""
+    with device.open(check_indices=False) as opened:
+        yield opened
 
 
 def floats(*shape):
@@ -68,15 +76,16 @@ def test_argmax_takes_the_first_of_equals_and_nan_as_the_largest(stream):
 
 
 @pytest.mark.parametrize("index", [np.int32, np.int64])
-def test_embedding_gives_zeros_for_rows_that_do_not_exist(stream, index):
-    table = floats(5, 7)
+def test_embedding_gives_zeros_for_rows_that_do_not_exist(unchecked, index):
+    stream, table = unchecked, floats(5, 7)
     got = run(stream, "embedding", np.ones((4, 7), np.float32), table, np.array([4, -1, 5, 0], index))
     np.testing.assert_array_equal(got[[0, 3]], table[[4, 0]])
     assert not got[[1, 2]].any()
 
 
 @pytest.mark.parametrize("index", [np.int32, np.int64])
-def test_index_copy_leaves_out_rows_that_do_not_exist(stream, index):
+def test_index_copy_leaves_out_rows_that_do_not_exist(unchecked, index):
+    stream = unchecked
     state, rows = floats(5, 7), floats(4, 7) + 10
     got = run(stream, "index_copy", state, np.array([4, -1, 5, 0], index), rows)
     state[[4, 0]] = rows[[0, 3]]
@@ -93,6 +102,32 @@ def test_softmax_of_large_logits(stream):
     x = np.array([[1e4, 1e4 - 1, -1e4]], np.float32)
     got = run(stream, "softmax", np.zeros((1, 3), np.float32), x, scale=1.0)
     np.testing.assert_allclose(got, [[1 / (1 + np.exp(-1)), np.exp(-1) / (1 + np.exp(-1)), 0]], rtol=1e-6)
+
+
+def test_log_softmax_of_large_logits(stream):
+    x = np.full((1, 4), 1e6, np.float32)
+    got = run(stream, "log_softmax", np.zeros((1, 4), np.float32), x)
+    np.testing.assert_allclose(got, np.full((1, 4), -np.log(4)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("name", [name for name in SCALES if name != "mxfp4"])
+def test_products_with_blocks_whose_scale_is_no_number_are_no_number(stream, name, rows, scale):
+    blocks = as_dtype(name)
+    raw = np.random.default_rng(3).integers(0, 256, (3, 2 * blocks.itemsize), np.uint8)
+    for at in SCALES[name]:
+        for block in (0, blocks.itemsize):
+            raw[:, block + at : block + at + 2] = np.array([0.01], np.float16).view(np.uint8)
+    raw[1, SCALES[name][0] :][:2] = np.array([scale], np.float16).view(np.uint8)
+    source = bound(stream.device, raw)
+    w = Arg(source.buffer, source.offset, blocks, (3, 2 * blocks.block), (raw.shape[1], blocks.itemsize))
+    target = bound(stream.device, np.zeros((rows, 3), np.float32))
+    x = bound(stream.device, floats(rows, 2 * blocks.block))
+    stream.run([Step("linear", target, (x, w), {"blocks": blocks})])
+    stream.synchronize()
+    assert np.isfinite(read(target)[:, [0, 2]]).all()
+    assert not np.isfinite(read(target)[:, 1]).any()
 
 
 def test_an_unsupported_dtype_is_refused_by_name(device):

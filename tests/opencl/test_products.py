@@ -9,6 +9,7 @@ import pytest
 import opweave as ow
 from opweave.conformance import CASES, run_case
 from opweave.ops.blocks import dequantize
+from opweave_opencl.indices import VARIABLE
 from opweave_opencl.tuning import Tuning
 from tests.support.opencl import anew
 
@@ -80,7 +81,8 @@ def test_rows_of_more_blocks_than_are_unpacked_at_once(device, name):
 
 @pytest.mark.parametrize("index", [np.int32, np.int64])
 @pytest.mark.parametrize("tokens", [2, 50])
-def test_rows_of_experts_that_do_not_exist_are_zeros(formed, tokens, index):
+def test_rows_of_experts_that_do_not_exist_are_zeros_where_nobody_checks(formed, monkeypatch, tokens, index):
+    monkeypatch.setenv(VARIABLE, "0")
     x, w = floats(tokens, 2, 33), floats(3, 17, 33)
     ids = np.random.default_rng(5).integers(0, 3, (tokens, 2)).astype(index)
     ids[0, 1], ids[-1, 0] = -1, 3
@@ -91,7 +93,8 @@ def test_rows_of_experts_that_do_not_exist_are_zeros(formed, tokens, index):
 
 
 @pytest.mark.parametrize("index", [np.int32, np.int64])
-def test_rows_of_a_quantized_table_that_do_not_exist_are_zeros(device, index):
+def test_rows_of_a_quantized_table_that_do_not_exist_are_zeros_where_nobody_checks(device, monkeypatch, index):
+    monkeypatch.setenv(VARIABLE, "0")
     dtype = ow.as_dtype("q8_0")
     raw = np.random.default_rng(3).integers(0, 100, (5, 2 * dtype.itemsize), np.uint8)
     leaves = ow.weights({"w": ow.Blocks(raw, (5, 64), dtype), "ids": np.array([4, -1, 5, 0], index)})
@@ -121,3 +124,22 @@ def test_rotations_by_positions_that_f32_is_too_coarse_for(device):
     node = ow.rope(leaves["x"], leaves["positions"])
     want = run("host", node)
     np.testing.assert_allclose(run(device, node), want, rtol=1e-5, atol=1e-5)
+
+
+def test_pairs_with_an_infinite_factor_do_not_turn(device):
+    x, factors = floats(3, 8), np.array([1, np.inf, 2, -np.inf], np.float32)
+    leaves = ow.weights({"x": x, "positions": np.array([1, 70, 3]), "factors": factors})
+    node = ow.rope(leaves["x"], leaves["positions"], factors=leaves["factors"])
+    np.testing.assert_allclose(run(device, node), run("host", node), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("states", [3, 4, 20])
+def test_an_infinite_input_of_a_scan_stays_infinite(device, states):
+    u, delta = np.abs(floats(1, 2, 3)) + 0.1, np.ones((1, 2, 3), np.float32)
+    u[0, 1, 0] = np.inf
+    a, b = -np.ones((2, states), np.float32), np.ones((1, states, 3), np.float32)
+    leaves = ow.weights({"u": u, "delta": delta, "a": a, "b": b})
+    node = ow.selective_scan(leaves["u"], leaves["delta"], leaves["a"], leaves["b"], leaves["b"])
+    want = run("host", node)
+    assert np.isinf(want[0, 1]).all()
+    np.testing.assert_allclose(run(device, node), want, rtol=1e-5)

@@ -240,3 +240,19 @@ def test_a_buffer_that_is_collected_while_the_queues_are_looked_at_waits_for_nob
     waiting.join(30)
     assert not waiting.is_alive()
     assert gone() is None
+
+
+def test_memory_under_queued_work_is_dropped_without_waiting(device):
+    gate = cl.UserEvent(device.context)
+    taken = device.account.taken
+    with device.open() as stream:
+        cl.enqueue_barrier(stream.queue, wait_for=[gate])
+        a, b = device.alloc(BYTES), device.alloc(BYTES)
+        stream.compile([plus(b, a, a)]).run()
+        del a, b
+        gc.collect()
+        device.alloc(16)
+        assert device.account.taken >= taken + 2 * BYTES
+        gate.set_status(cl.command_execution_status.COMPLETE)
+        stream.synchronize()
+        assert device.account.taken == taken

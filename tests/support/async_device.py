@@ -70,7 +70,7 @@ class ThreadStream(Stream):
     def __init__(self, device: Device, delay: float = 0.002) -> None:
         super().__init__(device)
         self.delay = delay
-        self.error: BaseException | None = None
+        self.failed: list[BaseException] = []
         self.log: list[str] = []
         self.queue: queue.Queue[Callable[[], Any] | None] = queue.Queue()
         self.thread = threading.Thread(target=_work_off, args=(self.queue,), daemon=True)
@@ -80,13 +80,15 @@ class ThreadStream(Stream):
         return partial(self.enqueue, work)
 
     def enqueue(self, work: Callable[[], Any]) -> None:
+        failed, delay = self.failed, self.delay  # queued work keeps no stream alive that everybody else forgot
+
         def run() -> None:
-            if self.error is None:
-                time.sleep(self.delay)
+            if not failed:
+                time.sleep(delay)
                 try:
                     work()
                 except Boom as error:
-                    self.error = error
+                    failed.append(error)
 
         self.queue.put(run)
 
@@ -100,9 +102,8 @@ class ThreadStream(Stream):
 
     def _join(self, handle: threading.Event) -> None:
         assert handle.wait(10), "hangs"
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
+        if self.failed:
+            raise self.failed.pop()
 
     def _query(self, handle: threading.Event) -> bool:
         return handle.is_set()

@@ -10,8 +10,10 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+import opweave as ow
 from opweave.conformance import CASES, Case
 from opweave.graph.opdef import OPS
 from opweave_torch.accelerator import SeparateCpuDevice
@@ -28,6 +30,15 @@ def test_kernels_of(device: TorchCpuDevice, cases: list[Case]) -> None:
 @pytest.mark.parametrize("cases", by_operation(CASES[::5]))
 def test_kernels_in_memory_of_their_own(separate: SeparateCpuDevice, cases: list[Case]) -> None:
     assert_right_where_accepted(separate, cases)
+
+
+def test_a_wrong_index_of_add_expert_is_named() -> None:
+    x, table, ids = ow.input("x", (2, 3)), ow.input("table", (4, 3)), ow.input("ids", (2,), "i32")
+    values = {"x": np.ones((2, 3), np.float32), "table": np.ones((4, 3), np.float32)}
+    with ow.Scheduler("torch:cpu") as scheduler:
+        program = scheduler.build(ow.add_expert(x, table, ids))
+        with pytest.raises(ow.ExecutionError, match=r"add_expert: index 4 at \[1\] is outside of 0 .. 3"):
+            program.run(ids=np.array([0, 4], np.int32), **values)
 
 
 def test_every_operation_has_a_kernel() -> None:

@@ -6,23 +6,16 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.contract import Step
+from opweave.contract import Offloading, Step
+from opweave.contract.offloading import Rates, flops
 from opweave.scheduler.target import unbound_step
 from opweave_torch.device import TorchCpuDevice
-from opweave_torch.worth import SWITCH_FLOPS, UPLOAD_ROWS, flops, is_worth_a_switch, is_worth_an_upload
+from opweave_torch.worth import SWITCH_FLOPS, is_worth_a_switch
 
 
 def step(tensor: ow.Tensor) -> Step:
     assert tensor.signature is not None
     return unbound_step(tensor.signature, TorchCpuDevice())
-
-
-def test_operations_are_counted_by_their_definitions():
-    x, w = ow.input("x", (8, 32)), ow.input("w", (16, 32))
-    assert flops(step(ow.linear(x, w))) == 2 * 8 * 32 * 16
-    assert flops(step(ow.matmul(x, w.T))) == 2 * 8 * 32 * 16
-    state = ow.state("s", (8, 32))
-    assert flops(step(ow.assign(state, x))) == state.op.flops(state) if state.op else True
 
 
 def test_large_products_attention_and_convolutions_are_worth_a_switch():
@@ -36,11 +29,24 @@ def test_large_products_attention_and_convolutions_are_worth_a_switch():
         assert not is_worth_a_switch(step(node))
 
 
-def test_products_of_many_rows_are_worth_an_upload():
-    w = ow.input("w", (256, 256))
-    for rows, worth in ((1, False), (UPLOAD_ROWS - 1, False), (UPLOAD_ROWS, True)):
-        assert is_worth_an_upload(step(ow.linear(ow.input("x", (rows, 256)), w))) is worth
-    assert not is_worth_an_upload(step(ow.exp(w)))
+@pytest.mark.parametrize(("rows", "worth"), [(1, False), (7, False), (8, True), (64, True)])
+def test_products_of_enough_rows_are_worth_an_upload(separate, monkeypatch, rows, worth):
+    """By measured rates, here planted: the weights are brought in the time of 8 rows."""
+    offloading = Offloading(separate)
+    offloading._rates[ow.as_dtype("f32")] = Rates(0.0, 1e9, 4e9, 4e9)
+    monkeypatch.setattr(separate, "_offloading", offloading)
+    values = np.ones((rows, 64), np.float32)
+    weights = ow.weights({"w": np.ones((64, 64), np.float32)}, device="host")
+    with ow.Scheduler([separate, "host"]) as scheduler:
+        program = scheduler.build(ow.linear(ow.input("x", (rows, 64)), weights["w"]))
+        assert ("[offload]" in program.explain()) is worth
+        np.testing.assert_array_equal(program.run(x=values), np.full((rows, 64), 64))
+
+
+def test_an_accelerator_is_measured_when_it_is_asked(separate):
+    rates = separate._offloading.rates(ow.as_dtype("f32"))
+    assert rates is not None
+    assert all(rate > 0 for rate in rates)
 
 
 def test_a_large_product_moves_up_from_cpu_by_rule(device):

@@ -18,7 +18,7 @@ from opweave.conformance import CASES, Case, run_case
 from opweave.conformance.suite import Suite
 from opweave.conformance.trial import overwritable, the_node
 from opweave.contract import Arg, Kind, Step
-from opweave.errors import UnsupportedOpError
+from opweave.errors import BoundsError, UnsupportedOpError
 from opweave.graph.layout import dense_strides, is_dense, span
 from opweave.graph.opdef import OPS
 from opweave.graph.tensor import Tensor
@@ -35,12 +35,17 @@ def node_of(case: Case) -> Tensor:
     return the_node(case.build(*case.tensors()))
 
 
+def has_mixed_types(node: Tensor) -> bool:
+    return len({s.dtype for s in node.srcs if s.dtype.is_float}) > 1 and "fn" not in node.attrs
+
+
 def features(case: Case) -> set[str]:
     """What makes a case worth trying: each thing is wanted once per operation."""
     node = node_of(case)
     found = {f"type {node.dtype}"}
     found |= {f"{o.layout} {o.values}" for o in case.operands if o.layout != "contiguous" or o.values == "special"}
     found |= {f"{o.values}" for o in case.operands}
+    found |= {"mixed types"} if has_mixed_types(node) else set()
     found |= {"half and long"} if node.dtype.is_half and node.size >= 256 else set()
     found |= {"in place"} if next(overwritable(node), None) is not None else set()
     found |= {f"calls {node.attrs['fn'].__name__}"} if "fn" in node.attrs else set()
@@ -202,6 +207,17 @@ def without_the_last_source(device: SoundDevice, step: Step, right: Callable[...
     device.store(step, *[np.array(device.view(a)) for a in step.srcs[:-1]], np.zeros_like(device.view(step.srcs[-1])))
 
 
+def sources_in_the_first_ones_type(device: SoundDevice, step: Step, right: Callable[..., None]) -> None:
+    dtype = step.srcs[0].dtype
+
+    def reread(a: Arg) -> Arg:
+        if not a.dtype.is_float:
+            return a
+        return Arg(a.buffer, a.offset, dtype, a.shape, dense_strides(a.shape, dtype), a.handle, a.value)
+
+    device.store(step, *[np.array(device.view(reread(a))) for a in step.srcs])
+
+
 def sources_handed_out(device: SoundDevice, step: Step, right: Callable[..., None]) -> None:
     device.view(step.out)[...] = step.attrs["fn"](*[device.view(a) for a in step.srcs])
 
@@ -268,6 +284,7 @@ KERNEL_FAULTS = {
     "last source taken for 0": Fault(
         lambda n: len(read_by(n)) > 1 and read_by(n)[-1].dtype.is_float, without_the_last_source, always=False
     ),
+    "sources are read in the type of the first": Fault(has_mixed_types, sources_in_the_first_ones_type, always=False),
     "a function may write its sources": Fault(calls_a_function, sources_handed_out, always=False),
     "a function gets its sources in another order": Fault(
         lambda n: calls_a_function(n) and len({s.shape for s in n.srcs}) < len(n.srcs), sources_reversed
@@ -569,3 +586,58 @@ def test_devices_that_change_are_found() -> None:
             return [SoundDevice() for _ in range(self.count)]
 
     assert set(verdicts(levels=[0], backend=Changing)) == {"hygiene-devices-repeatable"}
+
+
+# --- indices --------------------------------------------------------------------------------------------------------
+
+PICKING = [name for name, op in OPS.items() if op.indices and name != "rope"]
+
+
+def test_the_sound_device_raises_wrong_indices() -> None:
+    found = suite(["fault-index-*"])
+    outcomes = {o.id: o.status for item in found.items for o in [found.perform(item)]}
+    assert outcomes == {f"fault-index-{op}": "passed" for op in PICKING}
+
+
+@pytest.mark.parametrize("op", PICKING)
+def test_a_device_that_picks_by_a_wrong_index_in_silence_is_found(monkeypatch, op) -> None:
+    def run_step(self: SoundDevice, step: Step) -> None:
+        sources = [np.array(self.view(arg)) for arg in step.srcs]
+        if step.op == op:
+            skip = 1 if OPS[op].writes else 0
+            ids = next(s for i, s in enumerate(sources) if i + skip in OPS[op].indices)
+            ids[...] = np.maximum(np.minimum(ids, lengths(step) - 1), 0)
+        self.store(step, *sources)
+
+    monkeypatch.setattr(SoundDevice, "run_step", run_step)
+    assert set(verdicts(["fault-index-*"])) == {f"fault-index-{op}"}
+
+
+def lengths(step: Step) -> int:
+    """Of what the step indexes."""
+    if step.op == "index_add":
+        return int(step.attrs["n"])
+    table = {"index_copy": step.out, "expert_linear": step.srcs[1 % len(step.srcs)], "add_expert": step.srcs[1]}
+    return table.get(step.op, step.srcs[0]).shape[step.attrs.get("axis", 0)]
+
+
+def test_a_wrong_index_that_is_no_bounds_error_is_found(monkeypatch) -> None:
+    right = SoundDevice.run_step
+    monkeypatch.setattr(SoundDevice, "run_step", lambda self, step: without_cause(right, self, step))
+    assert set(verdicts(["fault-index-*"])) == {f"fault-index-{op}" for op in PICKING}
+
+
+def without_cause(right: Callable[..., None], device: SoundDevice, step: Step) -> None:
+    wrong = False
+    try:
+        right(device, step)
+    except BoundsError:
+        wrong = True
+    if wrong:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def test_a_device_whose_driver_ends_its_use_is_not_asked(monkeypatch) -> None:
+    monkeypatch.setattr(SoundDevice, "raises_index_errors", False)
+    found = suite(["fault-index-*"])
+    assert {found.perform(item).status for item in found.items} == {"skipped"}

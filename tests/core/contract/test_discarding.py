@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
+import warnings
 from functools import partial
 
 import numpy as np
@@ -264,4 +266,22 @@ def test_freeing_by_hand_still_waits(device):
     assert device.gate.is_set()
     assert stream.done == 1
     b.free()
+    assert device.taken == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forked children")
+def test_a_forked_child_leaves_the_memory_to_its_parent(device):
+    """What a driver gave to the parent is not freed a second time, not even at the child's exit."""
+    stream = device.open()
+    submit(stream, device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
+        child = os.fork()
+    if child == 0:
+        device.gate.set()
+        module.reclaim()
+        os._exit(0 if (device.frees, len(module._PARENTS)) == (0, 2) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    device.gate.set()
+    stream.synchronize()
     assert device.taken == 0

@@ -350,6 +350,26 @@ def test_arrays_live_until_their_transfer_is_done(device):
         assert (buffer.read().view(np.float32) == 1).all()
 
 
+def test_arrays_do_not_outlive_a_mark_behind_their_transfer(device):
+    """Programs wait for marks and never for the whole stream."""
+    buffer = device.alloc(64)
+    with device.open() as stream:
+        first, second = np.ones(16, np.float32), np.ones(16, np.float32)
+        alive = [weakref.ref(first), weakref.ref(second)]
+        stream.upload(buffer, 0, first)
+        mark = stream.record()
+        stream.upload(buffer, 0, second)
+        del first, second
+        mark.synchronize()
+        gc.collect()
+        assert alive[0]() is None
+        assert alive[1]() is not None
+        assert stream.transferring
+        stream.synchronize()
+        gc.collect()
+        assert alive[1]() is None
+
+
 @pytest.mark.parametrize("make", [HostDevice, ExampleDevice, AsyncDevice])
 def test_transfers_are_checked(make):
     device = make()

@@ -64,6 +64,14 @@ BROKEN = {
     "kind is a text": (backend("[Unit(kind='GPU')]"), "Unit.kind is 'GPU', not a member of opweave.Kind"),
     "hardware_id is a number": (backend("[Unit(hardware_id=7)]"), "Unit.hardware_id is 7"),
     "no kernels": (backend(extra="del Unit.kernels"), "Unit has no KernelTable"),
+    "kernels are a list": (backend(extra="Unit.kernels = []"), "Unit has no KernelTable"),
+    "alignment is 0": (backend("[Unit(alignment=0)]"), "the alignment of Unit is 0"),
+    "alignment is 48": (backend("[Unit(alignment=48)]"), "the alignment of Unit is 48"),
+    "largest buffer is negative": (backend("[Unit(max_buffer_size=-1)]"), "the largest buffer of Unit has -1 bytes"),
+    "description is a number": (backend("[Unit(description=3)]"), "Unit.description is an object of type int"),
+    "space is a text": (backend("[Unit(space='host')]"), "Unit is in an object of type str, which is no MemorySpace"),
+    "shared spaces are None": (backend("[Unit(shared_spaces=None)]"), "Unit.shared_spaces is None"),
+    "stream_class is an object": (backend("[Unit(stream_class=3)]"), "Unit.stream_class is an object of type int"),
 }
 
 

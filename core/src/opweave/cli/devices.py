@@ -61,6 +61,8 @@ def show_devices(*, as_json: bool, features: bool) -> None:
     if any(s.order is None for s in shown):
         footer.append("-: not used by default, its hardware is used through another device")
     failed = [f"{r.name} ({r.state.value})" for r in records if r.state in _FAILED]
+    partly = [r for r in records if r.devices and r.unusable]
+    footer += [f"{r.name}: {len(r.devices)} of {len(r.devices) + len(r.unusable)} devices usable" for r in partly]
     if failed:
         footer.append(f"without devices: {', '.join(failed)}; opweave plugins tells why")
     header = ["", "device", "kind", "memory free / total", "shares memory with"]

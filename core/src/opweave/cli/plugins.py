@@ -58,17 +58,16 @@ def _as_json(record: PluginRecord) -> dict[str, Any]:
 def _as_row(record: PluginRecord) -> Row:
     details = [detail for device in record.unusable for detail in unusable_details(device)]
     ready, usable, found = record.state is State.READY, len(record.devices), len(record.devices) + len(record.unusable)
-    if not ready and details:
-        pass  # its devices are why
-    elif record.error:
-        plain = record.state is State.DISABLED
-        # A ready plugin names what is missing of it.
-        colour = "" if plain else _COLOURS[State.UNAVAILABLE if ready else record.state]
-        details.append(("cause", Text(record.error, colour)))
-    if record.traceback and record.state is State.BROKEN:
-        details.append(("at", Text(dedent(record.traceback), "dim")))
-    if record.remedy and record.state is not State.DISABLED and (ready or not record.unusable):
-        details.append(("remedy", Text(record.remedy)))
+    if ready or not record.unusable:  # else its devices are why
+        if record.error:
+            plain = record.state is State.DISABLED
+            # A ready plugin names what is missing of it.
+            colour = "" if plain else _COLOURS[State.UNAVAILABLE if ready else record.state]
+            details.append(("cause", Text(record.error, colour)))
+        if record.traceback and record.state is State.BROKEN:
+            details.append(("at", Text(dedent(record.traceback), "dim")))
+        if record.remedy and record.state is not State.DISABLED:
+            details.append(("remedy", Text(record.remedy)))
     cells = [
         Text(record.name, "bold cyan"),
         Text(f"{record.distribution or record.value} {record.version}".rstrip()),

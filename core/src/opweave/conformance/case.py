@@ -21,10 +21,11 @@ Layout = Literal["contiguous", "offset", "rows", "sliced", "transposed", "broadc
 it; ``rows`` a window whose rows are packed but have gaps between them; ``sliced`` a window with gaps along every axis,
 ``transposed`` the transpose of the leaf; ``broadcast`` a leaf whose first axis of length 1 is repeated."""
 
-Values = Literal["normal", "positive", "negative", "special", "ties", "halves", "ids", "mask"]
+Values = Literal["normal", "positive", "negative", "large", "special", "ties", "halves", "ids", "mask"]
 """What a leaf is filled with: ``normal`` values around 0; ``positive`` and ``negative`` ones; ``special``: normal ones
-with NaN, infinities and zeros among them; ``ties``: few different values; ``halves``: multiples of 1/2; ``ids``:
-distinct integers below ``high`` as far as there are enough; ``mask``: 0 and -inf, never -inf alone in a row."""
+with NaN, infinities and zeros among them, or quantized blocks with NaN and infinities among their scales; ``large``:
+normal ones around 2^15, where types have few digits left; ``ties``: few different values; ``halves``: multiples of 1/2;
+``ids``: distinct integers below ``high`` as far as there are enough; ``mask``: 0 and -inf, never all -inf in a row."""
 
 
 class Operand(NamedTuple):
@@ -109,7 +110,9 @@ def case(op: str, build: Callable[..., Tensor], *operands: Operand, tag: str = "
     parts = [op, *dict.fromkeys(o.dtype for o in operands)]
     if any(o.layout != "contiguous" for o in operands):
         parts.append("+".join(o.layout for o in operands))
-    special = [v for v in dict.fromkeys(o.values for o in operands) if v in ("special", "ties", "halves", "mask")]
+    special = [
+        v for v in dict.fromkeys(o.values for o in operands) if v in ("large", "special", "ties", "halves", "mask")
+    ]
     parts += [",".join(_short(o.shape) for o in operands), *special, tag]
     return Case(op, "-".join(filter(None, parts)), operands, build)
 

@@ -11,7 +11,7 @@ import numpy as np
 from opweave.conformance.case import Operand
 from opweave.graph.dtypes import DType
 
-__all__ = ["make_values"]
+__all__ = ["SCALES", "make_values"]
 
 Array = np.ndarray[Any, Any]
 
@@ -20,7 +20,7 @@ def make_values(rng: np.random.Generator, operand: Operand, shape: Sequence[int]
     """Values for the leaf of ``operand``."""
     size = prod(shape)
     if dtype.is_quantized:
-        return _make_blocks(rng, shape, dtype)
+        return _make_blocks(rng, shape, dtype, special=operand.values == "special")
     if operand.values == "ids":
         base = rng.permutation(max(operand.high, 1))
         return np.resize(base, size).reshape(shape).astype(dtype.numpy)
@@ -31,6 +31,8 @@ def make_values(rng: np.random.Generator, operand: Operand, shape: Sequence[int]
         low = 0 if dtype.kind == "u" or operand.values == "positive" else -100
         return rng.integers(low, 3 if operand.values == "ties" else 100, shape).astype(dtype.numpy)
     values = rng.standard_normal(shape)
+    if operand.values == "large":
+        values += 1 << 15
     if operand.values == "ties":
         values = rng.integers(-1, 3, shape).astype(np.float64)
     if operand.values == "halves":
@@ -50,19 +52,25 @@ def make_values(rng: np.random.Generator, operand: Operand, shape: Sequence[int]
     return values.astype(dtype.numpy)
 
 
-_SCALES: Final = {
+SCALES: Final = {
     "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "iq4_nl": (0,),
     "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
 }  # fmt: skip
 """Where in a block its f16 scales lie."""
 
 
-def _make_blocks(rng: np.random.Generator, shape: Sequence[int], dtype: DType) -> Array:
-    """Random bytes as blocks, their scales set to moderate numbers; any other bytes are valid."""
+def _make_blocks(rng: np.random.Generator, shape: Sequence[int], dtype: DType, *, special: bool = False) -> Array:
+    """Random bytes as blocks, their scales set to moderate numbers, or with ``special`` one in a block to none; any
+    other bytes are valid."""
     count = prod(shape) // dtype.block
     raw = rng.integers(0, 256, (count, dtype.itemsize), np.uint8)
-    for at in _SCALES.get(dtype.name, ()):
+    for at in SCALES.get(dtype.name, ()):
         raw[:, at : at + 2] = (rng.standard_normal((count, 1)) * 0.01).astype(np.float16).view(np.uint8)
     if dtype.name == "mxfp4":
         raw[:, 0] = rng.integers(120, 128, count)
+    scales = SCALES.get(dtype.name, ())
+    for block in range(count if special and scales else 0):
+        at = scales[block % len(scales)]
+        value = (np.nan, np.inf, -np.inf, 0.0)[block // len(scales) % 4]
+        raw[block, at : at + 2] = np.array([value], np.float16).view(np.uint8)
     return raw.reshape(*shape[:-1], dtype.row_bytes(shape[-1]))

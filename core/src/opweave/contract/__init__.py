@@ -15,6 +15,7 @@ from opweave.contract.device import (
 from opweave.contract.execution import Event, Plan, StepError, Stream
 from opweave.contract.fusing import pointwise_groups
 from opweave.contract.memory import BufferType
+from opweave.contract.offloading import Offloading
 from opweave.contract.space import HOST_SPACE, MemorySpace, Usage
 from opweave.contract.step import Arg, Call, Group, Step
 from opweave.contract.worker import WorkerStream
@@ -36,6 +37,7 @@ __all__ = [
     "Kind",
     "MemorySpace",
     "MultiBuffer",
+    "Offloading",
     "Plan",
     "SetThreads",
     "SplitBuffers",

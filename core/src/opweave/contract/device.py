@@ -17,6 +17,7 @@ import numpy as np
 
 from opweave.contract.buffer import Buffer, MultiBuffer
 from opweave.contract.execution import Stream
+from opweave.contract.kernels import KernelTable
 from opweave.contract.memory import BufferType, copy_by_host, fill_by_upload
 from opweave.contract.space import MemorySpace, Usage, add_queue, as_bytes
 from opweave.contract.worker import WorkerStream
@@ -24,7 +25,6 @@ from opweave.errors import AllocationError, Broken, Unavailable, UnsupportedOpEr
 from opweave.graph.layout import nbytes
 
 if TYPE_CHECKING:
-    from opweave.contract.kernels import KernelTable
     from opweave.contract.space import Handle
     from opweave.contract.step import Call, Step
     from opweave.graph.dtypes import DType
@@ -84,7 +84,8 @@ class Device:
     """One piece of hardware. Subclass it; no constructor of it needs to be called.
 
     Attributes an author may set, on the class or the object:
-        kernels: the table of kernels; what the device supports follows from its declarations.
+        kernels: the table of kernels; what the device supports follows from its declarations. Default: an empty one,
+            for devices that override ``_why_not`` and bind steps by themselves.
         kind: the sort of hardware.
         id: the part of the name after the colon (``"0"``, ``"cuda:0"``); ``None``: numbered by the registry, or left
             out for an only device.
@@ -95,6 +96,8 @@ class Device:
         space: the memory space of ordinary buffers; ``None``: a space of its own.
         shared_spaces: further spaces that the device can address.
         dlpack_device: its type and number in DLPack, where it gives and takes arrays in its memory.
+        raises_index_errors: whether an index outside of what it indexes is raised, at once or at the next wait, and the
+            device goes on; ``False`` where the driver ends the use of the device instead (CUDA's device assertions).
         stream_class: the class of its streams. ``open(**params)`` makes ``stream_class(device, **params)``.
         simulated: it has no memory and computes nothing; schedulers plan with it, building a program refuses it.
 
@@ -113,6 +116,7 @@ class Device:
     space: MemorySpace
     shared_spaces: tuple[MemorySpace, ...] = ()
     dlpack_device: tuple[int, int] | None = None
+    raises_index_errors: bool = True
     stream_class: type[Stream] = Stream
     simulated: bool = False
 
@@ -132,6 +136,8 @@ class Device:
         self._default_type = None
         if not hasattr(cls, "space"):
             self.space = MemorySpace(self._name)
+        if not hasattr(cls, "kernels"):
+            self.kernels = KernelTable()
         return self
 
     # --- properties -------------------------------------------------------------------------------------------------
@@ -184,6 +190,11 @@ class Device:
     def reaches(self, space: MemorySpace) -> bool:
         """Whether kernels of this device can address ``space``."""
         return space is self.space or space in self.shared_spaces
+
+    def reads(self, kind: BufferType) -> bool:
+        """Whether kernels of this device can be given operands in memory of this kind: it reaches the space, and the
+        bytes are plain or in a form that it accepts."""
+        return self.reaches(kind.space) and (kind.is_raw or self._reads(kind))
 
     def __repr__(self) -> str:
         return f"<Device {self.name}{': ' + self.description if self.description else ''}>"
@@ -331,9 +342,22 @@ class Device:
             why = self._why_not(step)
         except Exception as error:
             return f"its check failed: {type(error).__name__}: {error}"
-        if why is None or isinstance(why, str):
+        if why is None:
+            return self._refused_memory(step)
+        if isinstance(why, str):
             return why
         return f"its check gave {why!r}; _why_not returns a reason, or None for a step that the device runs"
+
+    def _refused_memory(self, step: Step) -> str | None:
+        """Which operand lies in memory that keeps tensors in a form that no kernel here takes, or ``None``."""
+        for i, arg in enumerate((step.out, *step.srcs)):
+            kind = arg.buffer_type
+            if kind is not None and kind is not self._default_type and not kind.is_raw:
+                if i == 0:
+                    return f"the output lies in {kind.name}, a form that kernels do not write"
+                if not self.reads(kind):
+                    return f"source {i - 1} lies in {kind.name}, a form that it does not read"
+        return None
 
     def supports(self, step: Step) -> bool:
         """Whether the device runs an (unbound) step."""
@@ -443,9 +467,12 @@ class Device:
 
     def _why_not(self, step: Step) -> str | None:
         """Default: what the kernel table says. Called with unbound args, once for each signature."""
-        if not hasattr(self, "kernels"):
-            return "it has no kernels"
         return self.kernels.why_not(step)
+
+    def _reads(self, kind: BufferType) -> bool:
+        """Whether some kernels read memory of a kind that overrides ``_init``. Default: as kernels were declared
+        (``accepts``). Overridden together with ``_why_not``, which then says which steps."""
+        return self.kernels.reads(kind)
 
     def _inplace(self, step: Step) -> bool:
         """Default: as the kernel was declared."""

@@ -8,6 +8,7 @@ with how far each stream has to come. Whoever next allocates, compiles or waits 
 from __future__ import annotations
 
 import atexit
+import os
 from collections import deque
 from contextlib import suppress
 from threading import local
@@ -47,6 +48,7 @@ class Discarded(NamedTuple):
 
 
 _DISCARDED: Final[deque[Discarded]] = deque()  # appending and taking are atomic: no lock is held
+_PARENTS: Final[list[Discarded]] = []
 
 
 class _Pass(local):
@@ -71,8 +73,8 @@ def reclaim() -> None:
     """Free what was discarded and is reached. What an author's ``_free`` raises keeps nobody from his own work."""
     if _PASS.active or not _DISCARDED:
         return
-    _PASS.active = True
     try:
+        _PASS.active = True
         for _ in range(len(_DISCARDED)):
             try:
                 memory = _DISCARDED.popleft()
@@ -100,5 +102,13 @@ def reclaim_all(space: MemorySpace) -> bool:
     return True
 
 
+def _leave_to_parent() -> None:
+    """In a forked child: it must neither free what is its parent's nor let go of it, which would free it too."""
+    _PARENTS.extend(_DISCARDED)
+    _DISCARDED.clear()
+
+
 # Nobody allocates any more; a driver's memory goes with the process, but an author may hold something that does not.
 atexit.register(reclaim)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)

@@ -21,6 +21,7 @@ from opweave.contract.submission import Submission
 from opweave.errors import (
     Cancelled,
     ExecutionError,
+    LayoutError,
     LifetimeError,
     OpweaveError,
     UnsupportedOpError,
@@ -227,7 +228,7 @@ class Stream:
         self._reached = 0
         self._over = 0
         self._epoch = Epoch()
-        self._pending = []
+        self._pending = {}
         self._passing = memoryview(b"")
         return self
 
@@ -240,7 +241,7 @@ class Stream:
     _reached: int  # the last of them that is known to be complete
     _over: int  # the last of them that is known to be under way no more, complete or failed
     _epoch: Epoch
-    _pending: list[Any]  # what queued transfers need alive
+    _pending: dict[int, list[Any]]  # what queued transfers need alive, by the first mark behind them
     _passing: memoryview  # host memory for what passes through
 
     def __init__(self, device: Device) -> None:
@@ -322,6 +323,7 @@ class Stream:
                 reach.
             BoundsError: an operand that reaches out of its buffer.
             HazardError: a result in read-only memory.
+            LayoutError: an operand in memory of a special form that the device does not take.
             ExecutionError: the device's code failed while it prepared a kernel; names the operation.
         """
         reclaim()
@@ -335,7 +337,9 @@ class Stream:
                 calls = self._compile(ready)
             except Exception as error:
                 raise_backend_failure(error, self.device.name, "compiling a plan")
-            return Plan(self, calls, len(ready), buffers)
+            plan = Plan(self, calls, len(ready), buffers)
+            self._compiled(plan)
+            return plan
 
     def run(self, steps: Sequence[Step]) -> None:
         """Check, compile and run steps once. Steps whose result has no elements are left out.
@@ -374,12 +378,13 @@ class Stream:
         if self._closed or not self.is_async:
             return
         mark = self._sequence
-        # Swapped out before waiting: a transfer that another thread queues meanwhile stays in the new list.
-        done, self._pending = self._pending, []
+        # Swapped out before waiting: a transfer that another thread queues meanwhile stays in the new table.
+        done, self._pending = self._pending, {}
         try:
             self._synchronize()
         except Exception as error:
-            self._pending[:0] = done
+            for first, kept in done.items():
+                self._pending.setdefault(first, []).extend(kept)
             self._fail(error, self._reached + 1)
             self._over = max(self._over, mark)
         else:
@@ -526,7 +531,7 @@ class Stream:
     def _keep(self, *what: object) -> None:
         # Only after queueing: `settle` relies on everything in the list being queued.
         if self.is_async:
-            self._pending.append(what)
+            self._pending.setdefault(self._sequence + 1, []).append(what)
 
     def _check_operands(self, groups: Sequence[Group]) -> set[Buffer]:
         """The buffers of bound steps, checked. Inside a group of several, values may live without memory."""
@@ -559,6 +564,10 @@ class Stream:
             raise LifetimeError(f"an operand of {step.op} {step.label!r} has no memory: {arg!r}")
         buffer.check(arg.offset, arg.span, write=write)
         self._check_reach(buffer)
+        if not buffer.type.is_raw and (write or not self.device.reads(buffer.type)):
+            what = "write" if write else "read"
+            raise LayoutError(f"{step.op} {step.label!r} cannot {what} {buffer!r} itself, which keeps tensors in a "
+                              "form of its own; copy to or from plain memory")  # fmt: skip
         return buffer
 
     def _taken(self) -> LifetimeError:
@@ -612,6 +621,10 @@ class Stream:
     def _reach(self, mark: int) -> None:
         self._reached = max(self._reached, mark)
         self._over = max(self._over, mark)
+        if self._pending:
+            for first in list(self._pending):  # any thread may be here, and each takes out only what is done
+                if first <= mark:
+                    self._pending.pop(first, None)
 
     @contextmanager
     def _turn(self, *, submits: bool = True, counts: bool = True) -> Iterator[None]:
@@ -659,6 +672,10 @@ class Stream:
                 node = " + ".join([f"{step.op} {step.label!r}" if step.label else step.op for step in group.steps])
                 raise_backend_failure(error, self.device.name, "preparing a kernel", node)
         return calls
+
+    def _compiled(self, plan: Plan) -> None:
+        """Hear of the plan that was made of what `_compile` gave: for streams that learn of a failing step only later,
+        and then raise a `StepError` that names the plan. Keep no more than a weak reference."""
 
     def _bind(self, group: Group) -> Call:
         """The call for one group. Default: the kernel of its only step."""

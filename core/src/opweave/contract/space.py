@@ -14,7 +14,7 @@ from opweave.errors import LayoutError
 if TYPE_CHECKING:
     from opweave.contract.execution import Stream
 
-__all__ = ["HOST_SPACE", "Handle", "MemorySpace", "Usage", "add_queue", "as_bytes", "round_up", "settle"]
+__all__ = ["CHANGES", "HOST_SPACE", "Handle", "MemorySpace", "Usage", "add_queue", "as_bytes", "round_up", "settle"]
 
 Handle = Any
 """Whatever the author's ``_alloc`` returned: an address, an object of the driver, an array."""
@@ -48,6 +48,26 @@ class MemorySpace:
 
 HOST_SPACE: Final = MemorySpace("host", host=True)
 """The memory of this process."""
+
+
+class Changes:
+    """Whether something changed by which programs are planned: the memory of a leaf, what a buffer is for.
+
+    Attributes:
+        latest: another object after each change. Programs keep the one that they were built with.
+    """
+
+    __slots__ = ("latest",)
+
+    def __init__(self) -> None:
+        self.note()
+
+    def note(self) -> None:
+        """Say that something changed."""
+        self.latest = object()
+
+
+CHANGES: Final = Changes()
 
 
 def round_up(n: int, to: int) -> int:

@@ -133,6 +133,9 @@ class WorkerStream(Stream):
     def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
         return self.inner._compile(groups)
 
+    def _compiled(self, plan: Plan) -> None:
+        self.inner._compiled(plan)
+
     def _upload(self, buffer: Buffer, offset: int, data: memoryview) -> None:
         self._put(partial(self.inner.upload, buffer, offset, data))
 

@@ -539,7 +539,7 @@ def host_array(value: Any, dtype: DTypeLike | None = None, *, copy: bool) -> np.
     """
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # PyTorch raises the last one for tensors with gradients
         raise DTypeError(f"cannot make an array of {type(value).__name__}: {error}") from None
     if dtype is None and not isinstance(value, (np.ndarray, np.generic)):
         # Python numbers have no width of their own; f32 and i64 are what models compute in.

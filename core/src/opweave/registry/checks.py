@@ -7,7 +7,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, TypeGuard
 
 from opweave.contract.device import Backend, Device, Kind
+from opweave.contract.execution import Stream
 from opweave.contract.kernels import KernelTable
+from opweave.contract.memory import check_sizes
+from opweave.contract.space import MemorySpace
 from opweave.errors import Broken, Unavailable
 from opweave.graph.opdef import OpDef
 from opweave.registry.naming import check_name, device_names, key
@@ -111,8 +114,20 @@ def check_device(device: Device) -> None:
         raise Broken(f"{cls}.kind is {device.kind!r}, not a member of opweave.Kind")
     if device.hardware_id is not None and not isinstance(device.hardware_id, str):
         raise Broken(f"{cls}.hardware_id is {device.hardware_id!r}, not a text")
-    if not device.has_own_rules and not isinstance(getattr(device, "kernels", None), KernelTable):
+    if not isinstance(device.kernels, KernelTable) or not (
+        device.has_own_rules or hasattr(type(device), "kernels") or device.kernels.ops()
+    ):
         raise Broken(f"{cls} has no KernelTable as its attribute `kernels`")
+    check_sizes(cls, device.alignment, device.max_buffer_size)
+    if not isinstance(device.description, str):
+        raise Broken(f"{cls}.description is {_a(device.description)}, not a text")
+    if not isinstance(device.shared_spaces, (tuple, list)):
+        raise Broken(f"{cls}.shared_spaces is {_a(device.shared_spaces)}, not a tuple of memory spaces")
+    for space in (device.space, *device.shared_spaces):
+        if not isinstance(space, MemorySpace):
+            raise Broken(f"{cls} is in {_a(space)}, which is no MemorySpace")
+    if not isinstance(device.stream_class, type) or not issubclass(device.stream_class, Stream):
+        raise Broken(f"{cls}.stream_class is {_a(device.stream_class)}, not a class of streams")
 
 
 def adopt(backend: Backend, devices: Sequence[Device], existing: Iterable[Device] = ()) -> None:

@@ -9,6 +9,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from opweave.contract.device import Backend, Device, Kind
+from opweave.contract.discarding import reclaim
 from opweave.errors import LifetimeError, UnknownNameError
 from opweave.registry import checks, discovery
 from opweave.registry.catalog import Catalog
@@ -129,6 +130,7 @@ class Registry:
             plugin, family = self._catalog.family_of(backend)
             if plugin is self._catalog.host:
                 raise LifetimeError("the built-in backend 'host' cannot be unloaded")
+            reclaim()
             used = _in_use(family.devices)
             if used:
                 raise LifetimeError(f"backend {family.backend.name!r} is in use: free or close {' and '.join(used)}")

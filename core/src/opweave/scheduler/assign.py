@@ -67,13 +67,20 @@ class Capabilities:
     Attributes:
         targets: the targets by index, in order of priority.
         special: signatures of nodes that read leaves in special memory (pinned, split, repacked).
+        prepared: leaves in memory that keeps whole tensors in a form of its own -> that kind.
         computing: the targets that compute, in order: all but those that only run the references, if there are others.
         references: the others.
     """
 
-    def __init__(self, targets: Sequence[Target], special: Mapping[Tensor, Signature]) -> None:
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        special: Mapping[Tensor, Signature],
+        prepared: Mapping[Tensor, BufferType],
+    ) -> None:
         self.targets: Final = targets
         self.special: Final = special
+        self.prepared: Final = prepared
         references = [target for target in targets if target.device.kind is Kind.HOST]
         if len(references) == len(targets):
             references = []
@@ -98,7 +105,14 @@ class Capabilities:
 
     def step(self, target: Target, node: Tensor) -> Step:
         """``node`` as a step, the way the target's device would get it."""
-        return unbound_step(self.signature(node), target.device, packed=self.support(target, node).packed)
+        support = self.support(target, node)
+        return unbound_step(self.signature(node), target.device, packed=support.packed, unpacked=support.unpacked)
+
+    def unpacks(self, source: Tensor, support: Support) -> bool:
+        """Whether a source that the device reaches has to be copied to plain memory for a node all the same: kernels
+        are given whole tensors in the form in which they were prepared, where they accept it, and no parts of them."""
+        kind = self.prepared.get(source.memory)
+        return kind is not None and (source.base is not None or kind in support.unpacked)
 
     def able(self, node: Tensor) -> Iterator[Target]:
         """The targets that may run ``node``, in order of priority: those with references only where no other can."""
@@ -158,7 +172,8 @@ def assign(
     nodes = [t for t in graph.nodes if t.base is None]
     memories = {t: kind for t in graph.leaves if (kind := _special_memory(t.leaf)) is not None}
     special = _special_signatures(nodes, memories) if memories else {}
-    assigning = _Assigning(Capabilities(targets, special), nodes, op_offload)
+    prepared = {t: kind for t, kind in memories.items() if not kind.is_raw}
+    assigning = _Assigning(Capabilities(targets, special, prepared), nodes, op_offload)
     target_of, causes = assigning.target_of, assigning.causes
     if pins or placed or any(_has_place(t.leaf) for t in graph.leaves if t.leaf is not None):
         assigning.decide_beforehand(pins, placed)
@@ -192,13 +207,20 @@ def _special_signatures(nodes: Iterable[Tensor], memories: Mapping[Tensor, Buffe
     made: dict[Any, Signature] = {}
     result = {}
     for node in nodes:
-        kinds = tuple([memories.get(source.root) for source in node.srcs])
+        kinds = tuple([_kind_of(source, memories) for source in node.srcs])
         plain = node.signature
         if plain is not None and any(kind is not None for kind in kinds):
             result[node] = made.setdefault(
                 (plain, kinds), Signature(plain.op, plain.attrs, plain.out, plain.srcs, kinds)
             )
     return result
+
+
+def _kind_of(source: Tensor, memories: Mapping[Tensor, BufferType]) -> BufferType | None:
+    """The special memory that a kernel would be given a source in. Parts of tensors in a form of its own come as copies
+    in ordinary memory."""
+    kind = memories.get(source.memory)
+    return None if kind is not None and source.base is not None and not kind.is_raw else kind
 
 
 def _has_place(leaf: Leaf) -> bool:
@@ -285,6 +307,8 @@ class _Assigning:
             if able.supports(target, node):
                 home = target
                 break
+        if weight in able.prepared:
+            home = self._reader(near, node, weight) or home
         if self.op_offload and placement.buffer.is_host:
             only_references = home is None or home in able.references
             for target in self.offloading:
@@ -296,6 +320,16 @@ class _Assigning:
             if only_references:
                 return None  # brought to whichever device computes it
         return (home.index, "weights") if home is not None else None
+
+    def _reader(self, near: Sequence[Target], node: Tensor, weight: Tensor) -> Target | None:
+        """The first target that reads a prepared weight as it lies."""
+        kind = self.able.prepared[weight]
+        for target in near:
+            if target.device.reads(kind):
+                support = self.able.support(target, node)
+                if support.reason is None and kind not in support.unpacked:
+                    return target
+        return None
 
     def fetched(self, pins: Mapping[Tensor, int]) -> set[Tensor]:
         """The nodes that begin a split because weights come from host memory for them; vectors are no reason to."""
@@ -355,7 +389,11 @@ class _Assigning:
                 continue
             best, most = None, -1
             for target in able.able(node):
-                reached = sum([self._reached(target, source) for source in node.srcs])
+                read = node.srcs
+                if able.prepared:
+                    support = able.support(target, node)
+                    read = tuple([source for source in read if not able.unpacks(source, support)])
+                reached = sum([self._reached(target, source) for source in read])
                 if reached > most:
                     best, most = target, reached
             if best is None:
@@ -424,9 +462,11 @@ class _Assigning:
             if node in pins:
                 continue
             for target in targets[: at.index]:
+                support = able.support(target, node)
                 if (
                     target.space is at.space
-                    and able.supports(target, node)
+                    and support.reason is None
+                    and not support.unpacked - able.support(at, node).unpacked
                     and all(self._reached(target, s) or not self._reached(at, s) for s in node.srcs)
                     and target.device.wants(able.step(target, node))
                 ):

@@ -163,7 +163,12 @@ class _Boundaries:
                     if not reach[at][there]:
                         self.brought.add(root)
                         found.update((end, None) for end in (node, root) if end not in found and movable(end))
-                elif root.leaf is not None and not self.decided(node) and self.leaf_bytes(root, at) and movable(node):
+                elif (
+                    root.leaf is not None
+                    and not self.decided(node)
+                    and self.leaf_bytes(source, node, at)
+                    and movable(node)
+                ):
                     found[node] = None
         if found:
             readers = self.readers
@@ -185,12 +190,17 @@ class _Boundaries:
                     known[at] = count + len(sizes), max(size, *sizes)
         return known
 
-    def leaf_bytes(self, root: Tensor, target: int) -> int:
-        """Bytes of a placed weight or state that a target copies in each run to read it, 0 if it reaches them."""
-        leaf = root.memory.leaf
+    def leaf_bytes(self, source: Tensor, node: Tensor, at: int) -> int:
+        """Bytes of a placed weight or state that a target copies in each run to read it for ``node``, 0 if it reads
+        them where and as they lie."""
+        leaf = source.memory.leaf
         if leaf is None or leaf.placement is None:
             return 0
-        return 0 if self.able.targets[target].device.reaches(leaf.placement.buffer.space) else root.nbytes
+        able, target = self.able, self.able.targets[at]
+        if not target.device.reaches(leaf.placement.buffer.space):
+            return source.nbytes
+        unpacks = bool(able.prepared) and able.unpacks(source, able.support(target, node))
+        return source.nbytes if unpacks else 0
 
     def group(self, start: Tensor) -> dict[Tensor, set[int]]:
         """``start`` and the movable nodes that might move together with it, with the targets that each may move to.
@@ -235,7 +245,7 @@ class _Boundaries:
         for source in node.srcs:
             there = self.target_of.get(source.root)
             if there is None:
-                total += self.leaf_bytes(source.root, at)
+                total += self.leaf_bytes(source, node, at)
             elif not self.reach[at][there]:
                 total += source.nbytes
         return total
@@ -268,12 +278,11 @@ class _Boundaries:
         for node in group:
             inside.setdefault(node, {})
             for source in node.srcs:
+                now += self.leaf_bytes(source, node, self.target_of[node])
                 counts = inside.setdefault(source.root, {})
                 counts[self.target_of[node]] = counts.get(self.target_of[node], 0) + 1
         for value, counts in inside.items():
             at = self.target_of.get(value)
-            if at is None:
-                now += sum([self.leaf_bytes(value, to) for to in counts])
             for to, (count, size) in self.wanted(value).items():
                 mine = value in group or to in counts
                 if mine:
@@ -363,7 +372,7 @@ class _Region:
             may = {at, *[d for d in self.region[node] if able.supports(able.targets[d], node)]}
             own = [inf] * len(targets)
             for d in may:
-                own[d] = sum([self.boundaries.leaf_bytes(s.root, d) for s in node.srcs]) + (
+                own[d] = sum([self.boundaries.leaf_bytes(s, node, d) for s in node.srcs]) + (
                     0.0 if d == at else self.stay
                 )
         else:

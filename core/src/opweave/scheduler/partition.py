@@ -12,16 +12,19 @@ from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from opweave.contract.memory import BufferType
 from opweave.contract.space import HOST_SPACE, MemorySpace
 from opweave.contract.step import Arg, Step
 from opweave.graph.layout import Shape, Strides, dense_strides, is_dense, nbytes
+from opweave.graph.tensor import Leaf, new_leaf
 from opweave.scheduler.splits import Copy, Partition, PlannedStep, Split, StorageView
 from opweave.scheduler.target import Support
 
 if TYPE_CHECKING:
+    from opweave.contract.buffer import Buffer
     from opweave.graph.dtypes import DType
     from opweave.graph.graph import Graph
-    from opweave.graph.tensor import Leaf, Placement, Tensor
+    from opweave.graph.tensor import Placement, Tensor
     from opweave.scheduler.assign import Assignment
     from opweave.scheduler.target import Target
 
@@ -71,6 +74,7 @@ class _Partitioner:
         self.targets: Final = assignment.targets
         self.target_of: Final = assignment.target_of
         self.fetched: Final = assignment.fetched
+        self.prepared: Final = assignment.capabilities.prepared
         # Where a target wants read-only leaves that were placed nowhere.
         self.spaces: Final = [
             HOST_SPACE if target.device.reaches(HOST_SPACE) else target.device.default_buffer_type.space
@@ -100,6 +104,7 @@ class _Partitioner:
         split: _OpenSplit | None = None
         items: list[PlannedStep] = []
         new, special, observed = tuple.__new__, self.assignment.capabilities.special, self.observed
+        prepared = self.prepared
         for node in self.graph.nodes:
             if node.base is not None or 0 in node.shape:
                 continue
@@ -130,9 +135,9 @@ class _Partitioner:
                             window = (whole[0], source.offset, source.dtype, source.shape, source.strides)
                             operand = new(StorageView, window)
                 if operand is None:
-                    operand, split = self._operand(source, target, split, node, packed)
+                    operand, split = self._operand(source, target, split, node, support)
                     items = split.items
-                    if not packed and not self.fetched_here:
+                    if not packed and not self.fetched_here and source.memory not in prepared:
                         seen[source] = operand
                 operands.append(operand)
             if writes:
@@ -142,7 +147,7 @@ class _Partitioner:
                     current = -1
                 continue
             if self.placed and node in self.placed:
-                self._place(node, target, split, support, tuple(operands), self.placed[node].buffer.space)
+                self._place(node, target, split, support, tuple(operands), self.placed[node].buffer)
                 continue
             size = prod(node.shape) * node.dtype.itemsize  # computed tensors are never quantized
             index = len(sizes)
@@ -159,10 +164,30 @@ class _Partitioner:
             assert leaf is not None
             if leaf.kind == "input" and leaf_tensor not in self.inputs and 0 not in leaf_tensor.shape:
                 self._leaf(leaf_tensor, leaf, targets[target_of[leaf_tensor]])
+        self._pad()
         return Partition(
             self.graph, self.assignment, self.placed, [split.closed() for split in self.splits], sizes, arenas, names,
             self.owners, self.inputs, outputs,
         )  # fmt: skip
+
+    def _pad(self) -> None:
+        """Let temporaries be as large as the kinds of memory in which they lie say."""
+        kinds = {
+            target.index: target.buffer_type
+            for target in self.targets
+            if type(target.buffer_type).alloc_size is not BufferType.alloc_size
+        }
+        if not kinds:
+            return
+        views = [view.dst for split in self.splits for view in (*split.copies, *split.write_backs)]
+        views += [item.out for split in self.splits for item in split.items]
+        shapes = {storage: (t.shape, t.dtype) for t, storage in self.inputs.items()}
+        shapes |= {view.storage: (view.shape, view.dtype) for view in views}
+        for storage, (shape, dtype) in shapes.items():
+            kind = kinds.get(self.arenas[storage])
+            if kind is not None:
+                value = new_leaf(Leaf("input", self.names[storage].name), shape, dtype)
+                self.sizes[storage] = max(self.sizes[storage], kind.alloc_size(value))
 
     def _observe(self, split: _OpenSplit) -> bool:
         """Note the observed node that ``split`` ends with, if it does."""
@@ -237,7 +262,7 @@ class _Partitioner:
     # --- sources ----------------------------------------------------------------------------------------------------
 
     def _operand(
-        self, source: Tensor, target: Target, split: _OpenSplit, node: Tensor, packed: bool
+        self, source: Tensor, target: Target, split: _OpenSplit, node: Tensor, support: Support
     ) -> tuple[StorageView, _OpenSplit]:
         """``source`` as the target can read it, copied or packed where it must be; perhaps in a new split."""
         root = source.root
@@ -247,7 +272,9 @@ class _Partitioner:
         operand = StorageView(found, source.offset, source.dtype, source.shape, source.strides)
         if not self._reaches(target, found):
             operand = self._copy(source, operand, target, split, node)
-        if packed and not is_dense(operand.shape, operand.strides, operand.dtype):
+        elif self.prepared and self.assignment.capabilities.unpacks(source, support):
+            operand = self._copy(source, operand, target, split, node, "unpack")
+        if support.packed and not is_dense(operand.shape, operand.strides, operand.dtype):
             return self._pack(source, operand, target, split)
         return operand, split
 
@@ -258,7 +285,13 @@ class _Partitioner:
         return StorageView(storage, 0, source.dtype, source.shape, dense_strides(source.shape, source.dtype))
 
     def _copy(
-        self, source: Tensor, operand: StorageView, target: Target, split: _OpenSplit, node: Tensor
+        self,
+        source: Tensor,
+        operand: StorageView,
+        target: Target,
+        split: _OpenSplit,
+        node: Tensor,
+        cause: str = "transfer",
     ) -> StorageView:
         """A packed copy of a window in the target's memory, made before the split; one for each version and range."""
         _, offset, dtype, shape, strides = operand
@@ -268,7 +301,7 @@ class _Partitioner:
         range_key = nbytes(once, dtype) if dense else (once, strides)
         leaf = source.root.leaf
         placement = leaf.placement if leaf is not None and leaf.kind == "weight" else None
-        brought = placement is not None and placement.buffer.is_host
+        brought = cause == "transfer" and placement is not None and placement.buffer.is_host
         fetched = brought and node in self.fetched
         ids = self._selected(source, node, target) if fetched and dense else None
         key = (source.root, offset, range_key, target.index, ids)
@@ -277,7 +310,7 @@ class _Partitioner:
             storage = self._temporary(source.root, nbytes(once, dtype), target.index)
             copied = StorageView(storage, 0, dtype, once, dense_strides(once, dtype))
             whole = StorageView(operand.storage, offset, dtype, once, strides)
-            split.copies.append(Copy(source, whole, copied, "weight-fetch" if brought else "transfer", ids))
+            split.copies.append(Copy(source, whole, copied, "weight-fetch" if brought else cause, ids))
             self.copied[key] = copied
             self.made_in[storage] = -1
             if fetched:
@@ -325,7 +358,7 @@ class _Partitioner:
             step = Step("contiguous", out, (Arg(None, 0, dtype, shape, strides, None, 1),), {})
             support = None
             if target.device.why_not(step) is None:
-                kernel = target.device.kernels.find(step) if hasattr(target.device, "kernels") else None
+                kernel = target.device.kernels.find(step)
                 support = Support(None, workspace=target.device._workspace(step), kernel=kernel)
             self.packers[key] = support
         return self.packers[key]
@@ -335,7 +368,8 @@ class _Partitioner:
     def _write(
         self, node: Tensor, target: Target, split: _OpenSplit, support: Support, operands: tuple[StorageView, ...]
     ) -> _OpenSplit:
-        """A node that writes a state: in place where the target reaches it, else on a copy that is written back."""
+        """A node that writes a state: in place where the target reaches it and its bytes are plain, else on a copy that
+        is written back."""
         written, op = node.srcs[0], node.op
         assert op is not None
         storage = self._home(written.root, target)
@@ -343,7 +377,7 @@ class _Partitioner:
         region = StorageView(storage, written.offset, written.dtype, written.shape, written.strides)
         if 0 in written.shape:
             return split
-        if self._reaches(target, storage):
+        if self._reaches(target, storage) and written.memory not in self.prepared:
             split.items.append(PlannedStep(op.name, node, region, operands, support))
             self.made_in[storage] = split.index
             return split
@@ -364,14 +398,14 @@ class _Partitioner:
         split: _OpenSplit,
         support: Support,
         operands: tuple[StorageView, ...],
-        space: MemorySpace,
+        buffer: Buffer,
     ) -> None:
         """A node whose memory the caller decided: computed there, or elsewhere and written back."""
         op = node.op
         assert op is not None
-        storage = self._own(node, space)
+        storage = self._own(node, buffer.space)
         final = StorageView(storage, 0, node.dtype, node.shape, node.strides)
-        if self._reaches(target, storage):
+        if self._reaches(target, storage) and buffer.type.is_raw:
             out = final
         else:
             at = self._temporary(node, node.nbytes, target.index)

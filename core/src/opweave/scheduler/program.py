@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 import numpy as np
 
 from opweave.contract.buffer import Buffer
+from opweave.contract.space import CHANGES
 from opweave.contract.step import Call
+from opweave.dlpack import host_view
 from opweave.errors import (
     AllocationError,
     Cancelled,
@@ -33,6 +35,7 @@ from opweave.scheduler.allocate import MemoryUse
 from opweave.scheduler.bind import Binder
 from opweave.scheduler.joint import Joint
 from opweave.scheduler.lower import RunList, run_lists
+from opweave.scheduler.placements import Placements
 from opweave.scheduler.running import Run
 from opweave.scheduler.splits import Partition, Split
 from opweave.tracing import TRACE
@@ -88,10 +91,12 @@ class Program:
         "_feeds",
         "_form",
         "_latest",
+        "_leases",
         "_lists",
         "_moves",
         "_offsets",
         "_pins",
+        "_placements",
         "_planned",
         "_progress",
         "_scheduler",
@@ -128,6 +133,7 @@ class Program:
         self._lists: Final = run_lists(binder, overlapping=scheduler.parallel, count=scheduler._count_copied)
         self._turn = 0
         self._planned: Final = binder.planned
+        self._leases: Final = binder.leases
         self._buffers: Final = binder.buffers
         self._offsets: Final = binder.offsets
         self._moves: Final = binder.moves
@@ -138,6 +144,7 @@ class Program:
         scheduler._alive.add(self)
         leaves = [tensor.leaf for tensor in partition.graph.leaves]
         self._states: Final = [leaf for leaf in leaves if leaf is not None and leaf.kind == "state"]
+        self._placements: Final = Placements(partition.graph.leaves)
 
     def __repr__(self) -> str:
         nodes, splits = len(self.partition.graph.nodes), len(self.partition.splits)
@@ -501,6 +508,17 @@ class Program:
     # --- what it is -------------------------------------------------------------------------------------------------
 
     @property
+    def is_current(self) -> bool:
+        """Whether it can be run and its leaves still lie where they lay when it was built, for the same usage.
+
+        `Scheduler.build` of the same outputs makes a new program where this is false.
+        """
+        placements = self._placements
+        if placements.seen is not CHANGES.latest and not placements.hold():
+            return False
+        return not (self._closed or self._lists[0].ended)
+
+    @property
     def inputs(self) -> dict[str, Tensor]:
         """What has to be fed, by name."""
         return {name: feed.tensor for name, feed in self._feeds.items()}
@@ -574,7 +592,7 @@ class Program:
         return explain(self.partition, self.memory, remarks=remarks)
 
     def close(self) -> None:
-        """Give up the compiled plans. Closing twice does nothing.
+        """Give up the compiled plans, and the memory that no other program uses. Closing twice does nothing.
 
         Raises:
             SchedulerError: called from within a run.
@@ -591,6 +609,8 @@ class Program:
             self._scheduler._forget(self)
             for listed in self._lists:
                 listed.close()
+            for lease in self._leases:
+                lease.release()
 
 
 def _bind(partition: Partition, scheduler: Scheduler, show: Callable[[Tensor, Call], None] | None) -> Binder:
@@ -639,7 +659,8 @@ def _fit(feed: Feed, value: Any) -> Array:
     if isinstance(value, Tensor):
         raise DTypeError(f"{feed.tensor.describe()} is fed with arrays, not with tensors")
     try:
-        array = np.asarray(value)
+        foreign = hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, np.generic))
+        array = host_view(value) if foreign else np.asarray(value)
     except (TypeError, ValueError) as error:
         raise DTypeError(f"cannot feed {feed.tensor.describe()} with {type(value).__name__}: {error}") from None
     if array.dtype != feed.dtype:

@@ -24,13 +24,13 @@ from opweave.graph.tensor import Placement, Tensor
 from opweave.host.device import HostDevice
 from opweave.leaves import withdraw
 from opweave.scheduler.actions import settle_failure
-from opweave.scheduler.arena import Arena
+from opweave.scheduler.arena import Arena, Lease
 from opweave.scheduler.assign import assign
 from opweave.scheduler.partition import partition
 from opweave.scheduler.program import Outputs, Program, device_of
 from opweave.scheduler.running import Progress
 from opweave.scheduler.splits import Copy, Partition, Split
-from opweave.scheduler.target import Target
+from opweave.scheduler.target import Target, check_buffer_type
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
@@ -128,8 +128,8 @@ class Scheduler:
             the first build where there are none.
 
     Raises:
-        SchedulerError: no devices, one named twice, a buffer type that its device cannot reach, no such placement or
-            number of slots.
+        SchedulerError: no devices, one named twice, a buffer type that its device cannot reach or kernels cannot write,
+            no such placement or number of slots.
         UnknownNameError, PluginError: a name that is no device, or one of a plugin that failed.
     """
 
@@ -180,11 +180,13 @@ class Scheduler:
         self._targets: Final[list[Target]] = []
         try:
             for index, item in enumerate(resolved):
+                device = item if isinstance(item, Device) else item.device
+                kind = kinds.pop(device.name, None)
+                check_buffer_type(device, kind)
                 stream = item if isinstance(item, Stream) else item.open(worker=True) if parallel else item.open()
                 if parallel and not isinstance(stream, WorkerStream):
                     raise SchedulerError(f"{stream!r} has no thread of its own, which parallel=True needs: "
                                          "give the device, or device.open(worker=True)")  # fmt: skip
-                kind = kinds.pop(stream.device.name, None)
                 target = Target(index, stream, kind, owned=stream is not item)
                 if target.owned and not stream.is_async:
                     stream._submission = submission
@@ -201,6 +203,7 @@ class Scheduler:
             1 if not parallel else min(max(len(self._targets), 2), 4) if parallel is True else int(parallel)
         )
         self._arenas: Final = [Arena(target) for target in self._targets]
+        self._reserved: Final[list[Lease]] = []
 
     def __repr__(self) -> str:
         return f"<Scheduler over {', '.join(target.name for target in self._targets)}>"
@@ -246,7 +249,8 @@ class Scheduler:
     ) -> Program:
         """A program that computes ``outputs``: a tensor, a sequence or a mapping of tensors.
 
-        Asking for the same outputs again gives the same program.
+        Asking for the same outputs again gives the same program, unless leaves were placed elsewhere meanwhile or their
+        buffers got another usage.
 
         Args:
             pins: computed tensor -> the device that must run it.
@@ -270,7 +274,7 @@ class Scheduler:
             placed = _check_placements(placements)
             key = (form, tensors, tuple(pinned.items()), tuple(placed.values()))
             known = self._programs.get(key)
-            if known is not None:
+            if known is not None and known.is_current:
                 self._programs.move_to_end(key)
                 self._builds[1] += 1
                 return known
@@ -281,9 +285,12 @@ class Scheduler:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
             registry.program_built(program)
             self._programs[key] = program
+            self._programs.move_to_end(key)
             self._builds[0] += 1
             while len(self._programs) > PROGRAMS_KEPT:
                 self._programs.popitem(last=False)
+            for arena in self._arenas:
+                arena.reclaim()
             return program
 
     def split(self, outputs: Outputs, pins: Mapping[Tensor, Where] | None = None) -> PlannedGraph:
@@ -294,7 +301,7 @@ class Scheduler:
             return PlannedGraph(self._partition(tensors, {**self._pins, **self._resolve_pins(pins or {})}, {}))
 
     def reserve(self, *outputs: Outputs) -> dict[str, int]:
-        """Take memory for the largest graphs that will come, so that later builds allocate nothing.
+        """Take memory for the largest graphs that will come, so that later builds allocate nothing. Kept until `reset`.
 
         Returns:
             Bytes allocated for temporaries by device.
@@ -303,7 +310,7 @@ class Scheduler:
             AllocationError: a device has no room.
         """
         for output in outputs:
-            self.build(output)
+            self._reserved.extend(lease.again() for lease in self.build(output)._leases)
         return {target.name: arena.nbytes for target, arena in zip(self._targets, self._arenas, strict=True)}
 
     def _partition(
@@ -538,6 +545,7 @@ class Scheduler:
                 program._end()
             self._programs.clear()
             self._pins.clear()
+            self._reserved.clear()
             for arena in self._arenas:
                 arena.free()
 

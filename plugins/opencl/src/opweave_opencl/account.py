@@ -5,7 +5,9 @@ from __future__ import annotations
 from threading import RLock
 from typing import TYPE_CHECKING, Final
 
+from opweave.contract import Kind
 from opweave.host.promises import PROMISES
+from opweave_opencl.discovery import kind_of
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -20,7 +22,8 @@ class Account:
 
     Args:
         total: bytes of the hardware.
-        host: whether that is the host's memory, of which others take too.
+        host: whether it is memory of this process, of which others take too. (That of graphics processors that share
+            the machine's is the driver's own, which takes it when it promises it.)
 
     Attributes:
         total: as given.
@@ -36,7 +39,7 @@ class Account:
     @classmethod
     def of(cls, device: cl.Device) -> Account:
         """That of a whole device."""
-        return cls(int(device.global_mem_size), host=bool(device.host_unified_memory))
+        return cls(int(device.global_mem_size), host=kind_of(device) is Kind.CPU)
 
     @property
     def free(self) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from opweave.contract import BufferType, Device, Kind, Usage
+from opweave.contract import BufferType, Device, Kind, Offloading, Step, Usage
 from opweave.contract.kernels import KernelTable
 from opweave.errors import Unavailable
 from opweave.host.memory import host_memory_info
@@ -60,6 +60,7 @@ class OpenCLDevice(Device):
         self.account = account or Account.of(device)
         self._contexts = contexts or SharedContext([device])
         self._unified = bool(device.host_unified_memory)
+        self._offloading = Offloading(self)
         self._sizes: dict[int, int] = {}  # of a handle -> its bytes
 
     # --- made on first use ------------------------------------------------------------------------------------------
@@ -195,6 +196,11 @@ class OpenCLDevice(Device):
         with self.errors(f"copying {size:,} bytes"):
             cl.enqueue_copy(self.queue, dst, src, src_offset=src_offset, dst_offset=dst_offset, byte_count=size)
             self.queue.finish()
+
+    # --- work -------------------------------------------------------------------------------------------------------
+
+    def _offload(self, step: Step) -> bool:
+        return self._offloading.pays(step)
 
 
 def _first(values: Any) -> int:

@@ -218,6 +218,8 @@ def remedy_for(device: cl.Device) -> str:
     if kind_of(device) is not Kind.CPU:
         return f"update the driver of {device.platform.vendor.strip()}"
     other = "pocl" if "intel" in device.platform.name.lower() else "intel"
+    if other == "intel" and packaged():
+        return "update the driver; Intel's, which is installed too, takes its place"
     return f"update the driver, or install another one that runs on the CPU: pip install 'opweave-opencl[{other}]'"
 
 

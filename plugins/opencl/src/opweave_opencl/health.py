@@ -21,10 +21,14 @@ from opweave_opencl.program import compiled, new_kernel
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["RETRY", "why_unusable"]
+__all__ = ["RETRY", "SLOW", "why_unusable"]
 
 RETRY: Final = 3600.0
 """Seconds after which a device for which no kernel could be built is tried again."""
+
+SLOW: Final = 0.02
+"""Seconds of trying from which on it is remembered that no kernel could be built; else each process tries anew, so that
+what was mended works at once."""
 
 _SOURCE: Final = "kernel void probe(global float *y) { size_t i = get_global_id(0); y[i] = exp(y[i]) + 1.0f; }\n"
 _SIZE: Final = 64
@@ -34,7 +38,8 @@ _WORKS: Final[set[str]] = set()  # keys of what this process found in order
 def why_unusable(device: cl.Device, answers: BinaryCache | None = None) -> str | None:
     """Why no kernel runs on ``device``, in the driver's own words, or ``None``: it works.
 
-    That it works, and for an hour that its compiler fails, is remembered. Other failures may pass, and are not.
+    That it works is remembered, and for an hour that its compiler fails, if it took its time. Other failures may pass,
+    and are not.
 
     Args:
         answers: where; ``None``: in the user's cache folder.
@@ -44,12 +49,15 @@ def why_unusable(device: cl.Device, answers: BinaryCache | None = None) -> str |
     if key in _WORKS:
         return None
     known = _read(answers.load(key))
-    why = _try(device) if known is None else known
-    if not why:
+    if known is None:
+        start = time.perf_counter()
+        known = _try(device)
+        slow = time.perf_counter() - start >= SLOW
+        if not known or (slow and known.startswith(_BUILD)):
+            answers.store(key, json.dumps({"why": known, "time": time.time()}).encode())
+    if not known:
         _WORKS.add(key)
-    if known is None and (not why or why.startswith(_BUILD)):
-        answers.store(key, json.dumps({"why": why, "time": time.time()}).encode())
-    return why or None
+    return known or None
 
 
 def _read(answer: bytes | None) -> str | None:

@@ -60,7 +60,7 @@ class Programs:
         self._context = context
         self._device = device
         self._binaries = BinaryCache() if binaries is None else binaries
-        self._identity = ("3", *identity(device), str(device.max_compute_units))  # "3": of the layout of the cache
+        self._identity = ("2", *identity(device), str(device.max_compute_units))  # "2": of the layout of the cache
         self._built: dict[tuple[str, tuple[tuple[str, str], ...]], cl.Program] = {}
         self._lock = Lock()
 

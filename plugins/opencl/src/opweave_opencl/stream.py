@@ -7,12 +7,13 @@ from functools import partial
 from struct import pack
 from typing import TYPE_CHECKING, Any
 
-from opweave.contract import Arg, Buffer, Call, Group, Step, Stream
+from opweave.contract import Arg, Buffer, Call, Group, Plan, Step, Stream
 from opweave.errors import ExecutionError, LifetimeError
 from opweave.tracing import TRACE
 from opweave_opencl import fusing
 from opweave_opencl.clock import DeviceClock
 from opweave_opencl.errors import translate
+from opweave_opencl.indices import IndexChecks
 from opweave_opencl.profiling import Profiler
 from opweave_opencl.program import new_kernel, set_bytes
 from opweave_opencl.queues import MANY, Queues, Touched, Work, complete
@@ -32,14 +33,19 @@ class OpenCLStream(Stream):
 
     Args:
         profiling: whether it tells when each kernel began and ended; ``None``: if somebody listens to events now.
+        check_indices: whether an index outside of what it indexes is raised at the next wait; ``None``: unless the
+            environment variable ``OPWEAVE_OPENCL_CHECK_INDICES`` is ``0``.
 
     Attributes:
         target: the device.
         queue: pyopencl's queue of kernels.
         queues: that queue and the one of transfers beside it.
+        indices: the check of the indices that kernels pick by.
     """
 
-    def __init__(self, device: OpenCLDevice, *, profiling: bool | None = None) -> None:
+    def __init__(
+        self, device: OpenCLDevice, *, profiling: bool | None = None, check_indices: bool | None = None
+    ) -> None:
         super().__init__(device)
         self.target = device
         profiling = TRACE.listening if profiling is None else profiling
@@ -47,6 +53,7 @@ class OpenCLStream(Stream):
             self.queues = Queues(device.context, device.cl_device, profiling=profiling)
             clock = DeviceClock(device.context, device.cl_device) if profiling else None
         self.queue: cl.CommandQueue = self.queues.kernels
+        self.indices = IndexChecks(device, self.queue, check_indices)
         self._profiler = None if clock is None else Profiler(device.name, clock)
         self._binding = ""  # what is being bound, for people
         # Dropping the event of a transfer waits for it, so they are kept until they are done.
@@ -96,17 +103,22 @@ class OpenCLStream(Stream):
 
     def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
         calls: list[Call] = []
-        for group in groups:
+        indices = self.indices
+        indices.begin()
+        for number, group in enumerate(groups):
+            indices.enter(number)
             self._binding = " ".join([step.op for step in group.steps])
             calls.append(self._bind(group))
         self._binding = ""
         if calls:
             # Setting an argument does not make the driver keep the buffer: `work` does, as long as there are the calls.
             work, queues, flush = Work(_ranges(groups)), self.queues, self.queue.flush
-            last = calls[-1]
+            last, sites = calls[-1], indices.bound()
 
             def submit() -> None:
                 queues.after(work, self._event(last()))
+                if sites:
+                    indices.look(sites)
                 flush()  # some drivers collect commands until they are told to begin
 
             calls[-1] = submit
@@ -118,6 +130,9 @@ class OpenCLStream(Stream):
 
             calls[0] = begin
         return calls
+
+    def _compiled(self, plan: Plan) -> None:
+        self.indices.belong(plan)
 
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
         return fusing.fuse(self, steps)
@@ -141,6 +156,7 @@ class OpenCLStream(Stream):
         with self.target.errors("running queued work"):
             self.queues.finish()
         done.clear()
+        self.indices.check()
         if self._profiler is not None:
             self._profiler.tell()
 
@@ -160,6 +176,7 @@ class OpenCLStream(Stream):
 
         with self.target.errors("running queued work"):
             cl.wait_for_events(list(handle))
+        self.indices.check()
         if self._profiler is not None:
             self._profiler.tell()
 
@@ -172,7 +189,10 @@ class OpenCLStream(Stream):
             if status < 0:
                 name = self.device.name
                 raise ExecutionError(f"work on {name} failed with OpenCL status {status}", device=name)
-        return all(status == cl.command_execution_status.COMPLETE for status in states)
+        reached = all(status == cl.command_execution_status.COMPLETE for status in states)
+        if reached:
+            self.indices.check()
+        return reached
 
     # --- transfers --------------------------------------------------------------------------------------------------
 
@@ -221,6 +241,7 @@ class OpenCLStream(Stream):
 
     def _close(self) -> None:
         self._transfers.clear()
+        self.indices.close()
 
 
 def _range(buffer: Buffer, offset: int, size: int, written: bool) -> Touched:

@@ -9,7 +9,7 @@ from weakref import finalize
 
 import torch
 
-from opweave.contract import HOST_SPACE, BufferType, Device, Kind, Step, Stream, Usage
+from opweave.contract import HOST_SPACE, BufferType, Device, Kind, Offloading, Step, Stream, Usage
 from opweave.errors import Unavailable, UnsupportedOpError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape, Strides, span
@@ -20,7 +20,6 @@ from opweave_torch.kernels import KERNELS
 from opweave_torch.memory import byte_tensor, dense_bytes, shaped
 from opweave_torch.options import Options, check_cublas
 from opweave_torch.queues import FusingQueueStream, MpsStream, QueueStream
-from opweave_torch.worth import is_worth_an_upload
 
 __all__ = [
     "CudaDevice", "MpsDevice", "PinnedMemory", "PinningAccelerator", "SeparateCpuDevice", "TorchAccelerator",
@@ -46,12 +45,14 @@ class TorchAccelerator(Device):
     stream_class: type[Stream] = QueueStream
     fusing_class: type[Stream] = FusingQueueStream
     parameters: tuple[str, ...] = ("deterministic", "compile")
+    raises_index_errors = False
 
     def __init__(self, target: torch.device) -> None:
         self.target: Final = target
         self.api: Final[Any] = torch.get_device_module(target)
         self.id = target.type if target.index is None else f"{target.type}:{target.index}"
         self.description = f"PyTorch on {target}"
+        self._offloading: Final = Offloading(self)
         kind = _DLPACK_TYPES.get(target.type)
         self.dlpack_device = None if kind is None else (kind, target.index or 0)
 
@@ -137,7 +138,7 @@ class TorchAccelerator(Device):
         """Raise what stands against a deterministic stream."""
 
     def _offload(self, step: Step) -> bool:
-        return is_worth_an_upload(step)
+        return self._offloading.pays(step)
 
 
 class SeparateCpuDevice(TorchAccelerator):
@@ -146,6 +147,7 @@ class SeparateCpuDevice(TorchAccelerator):
 
     kind = Kind.ACCEL
     parameters = ("threads", "deterministic", "compile")
+    raises_index_errors = True
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))

@@ -1,13 +1,15 @@
 """Cases that every operation gets, made from the ones that its family has.
 
 Sizes: lengths around powers of two, where kernels change from whole tiles to remainders, and more than 2¹⁶ rows, where
-launch grids and 16-bit counters end. Aliasing: sources that are one value, sources that overlap, and writers whose
-source lies in the state that they write; what else a scheduler may let share memory is tried with every case.
+launch grids and 16-bit counters end. Types: operands of another float type than the first one. Aliasing: sources that
+are one value, sources that overlap, and writers whose source lies in the state that they write; what else a scheduler
+may let share memory is tried with every case.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from math import prod
 from typing import Final
 
@@ -16,7 +18,8 @@ from opweave.conformance.case import Case, Operand, case
 from opweave.errors import OpweaveError
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import OPS
-from opweave.graph.tensor import Tensor
+from opweave.graph.tensor import Tensor, node
+from opweave.graph.tensor import input as leaf
 
 __all__ = ["derived"]
 
@@ -32,18 +35,25 @@ def derived(cases: Iterable[Case]) -> Iterator[Case]:
         by_op.setdefault(known.op, []).append(known)
     yield from _products()
     for known_cases in by_op.values():
-        plain = [c for c in known_cases if _is_plain(c)]
+        packed = [c for c in known_cases if _is_packed(c)]
+        plain = [c for c in packed if _is_plain(c)]
         yield from _sizes(plain)
+        yield from _mixed(packed)
         yield from _aliases(plain)
         yield from _within_the_state(plain)
         if not any(o.values == "special" for c in known_cases for o in c.operands):
-            yield from _special(plain)
+            yield from _special([*plain, *packed])
 
 
 def _is_plain(candidate: Case) -> bool:
-    """Whether it is one of f32, indices and masks beside, packed and with ordinary values."""
+    """Whether a packed one has ordinary values."""
+    return all(o.values in ("normal", "positive", "ids") for o in candidate.operands)
+
+
+def _is_packed(candidate: Case) -> bool:
+    """Whether it is one of f32, indices and masks beside, packed."""
     types = {o.dtype for o in candidate.operands}
-    packed = all(o.layout == "contiguous" and o.values in ("normal", "positive", "ids") for o in candidate.operands)
+    packed = all(o.layout == "contiguous" for o in candidate.operands)
     return packed and "f32" in types and types <= {"f32", "bool", "i32", "i64"}
 
 
@@ -89,23 +99,65 @@ def _products() -> Iterator[Case]:
 
 # --- values ---------------------------------------------------------------------------------------------------------
 
-OPEN: Final = frozenset({
-    "conv_transpose1d", "conv_transpose2d", "interpolate", "selective_scan", "timestep_embedding",
-})  # fmt: skip
+OPEN: Final = frozenset({"conv_transpose1d", "conv_transpose2d", "interpolate", "timestep_embedding"})
 """Operations in which terms without weight may be left out or multiplied by 0, which differ for NaN and infinities;
 and waves, which have no phase there."""
 
 
-def _special(plain: list[Case]) -> Iterator[Case]:
+def _special(known: list[Case]) -> Iterator[Case]:
     """NaN and infinities among the values of the first case that has room for them beside ordinary results."""
-    for template in plain:
+    for template in known:
         for i, operand in enumerate(template.operands):
-            wanted = operand.dtype == "f32" and not operand.state and template.op not in OPEN
+            wanted = (
+                operand.dtype == "f32" and operand.values != "mask" and not operand.state and template.op not in OPEN
+            )
             if wanted and prod(operand.shape) >= 32 and template.build(*template.tensors()).size >= 16:
                 special = operand._replace(values="special")
                 operands = (*template.operands[:i], special, *template.operands[i + 1 :])
                 yield case(template.op, template.build, *operands, tag="valued")
                 return
+
+
+# --- types ----------------------------------------------------------------------------------------------------------
+
+MIXED: Final = (("f16", "f32"), ("bf16", "f32"), ("f32", "f16"))
+"""Types of the first operand, and of another one: both wider and narrower."""
+
+
+def _mixed(packed: list[Case]) -> Iterator[Case]:
+    """Cases with the most operands, one of which has another type than the others: where an operation allows that, as
+    for factors, biases and masks, each is read in its own.
+
+    Builders convert most operands to one type; devices get such nodes from graphs that were made without them.
+    """
+    large = [c for c in packed if c.op != "custom" and c.build(*c.tensors()).size >= 16]
+    large.sort(key=lambda c: -len(c.operands))
+    for i in range(1, max([len(c.operands) for c in large], default=0)):
+        yield from next(filter(None, (list(_mixed_in(c, i)) for c in large if i < len(c.operands))), ())
+
+
+def _mixed_in(template: Case, i: int) -> Iterator[Case]:
+    """Cases in which operand ``i`` has another type."""
+    given = template.operands
+    for first, other in MIXED if given[0].dtype == given[i].dtype == "f32" else ():
+        operands = [o._replace(dtype=first) if o.dtype == "f32" else o for o in given]
+        operands[i] = operands[i]._replace(dtype=other)
+        mixed = case(template.op, partial(_unconverted, template.build, i, first), *operands, tag=f"mixed{i}")
+        try:
+            mixed.build(*mixed.tensors())
+        except (OpweaveError, ValueError):
+            continue  # the operation wants one type, or a view of the operand
+        yield mixed
+
+
+def _unconverted(build: Callable[..., Tensor], i: int, dtype: str, *xs: Tensor) -> Tensor:
+    """What ``build`` makes of operands of one type, with operand ``i`` in its own put in."""
+    stand_in = leaf("stand-in", xs[i].shape, dtype)
+    known = build(*xs[:i], stand_in, *xs[i + 1 :])
+    assert known.op is not None
+    srcs = list(known.srcs)
+    srcs[[s is stand_in for s in srcs].index(True)] = xs[i]
+    return node(known.op, tuple(srcs), known.attrs)
 
 
 # --- aliasing -------------------------------------------------------------------------------------------------------

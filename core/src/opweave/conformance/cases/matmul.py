@@ -61,6 +61,7 @@ def cases() -> Iterator[Case]:
                 yield case("linear", ops.linear, Operand((2, blocks * t.block)), view)
             ids = Operand((4,), "i32", values="ids", high=rows)
             yield case("embedding", ops.embedding, w, ids)
+            yield case("embedding", ops.embedding, w._replace(values="special"), ids)
             yield case("embedding", ops.embedding, Operand((rows, blocks * t.block), name, "rows"), ids)
         for op, build in (("copy", ops.copy), ("contiguous", ops.contiguous)):
             yield case(op, build, Operand((5, 2 * t.block), name, "rows"))

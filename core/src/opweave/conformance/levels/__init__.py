@@ -11,6 +11,7 @@ from opweave.conformance.levels import (
     faults,
     hygiene,
     imports,
+    indices,
     limits,
     marks,
     memory,
@@ -37,6 +38,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     *operations.CHECKS,
     *order.CHECKS, *marks.CHECKS, *streams.CHECKS,
     *beside.CHECKS,
-    *faults.CHECKS, *failures.CHECKS,
+    *faults.CHECKS, *failures.CHECKS, *indices.CHECKS,
 )  # fmt: skip
 """Every check in the order in which they are asked."""

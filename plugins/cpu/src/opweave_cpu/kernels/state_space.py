@@ -97,7 +97,7 @@ class _Scan:
             for c in range(0, each, some)
         ]
         chunk, rows, columns = self.tokens * some * n, self.tokens * some, self.tokens * n
-        sizes = [chunk, chunk, rows, rows, rows, columns, columns, some * n, some * n * u.dtype.is_half]
+        sizes = [chunk, chunk, rows, rows, rows, columns, columns, some * n, some * n * (a.dtype is not self.dtype)]
         lanes = lane_count(len(self.jobs), 8 * u.size * n)
         self.rooms = Rooms(lanes, [(size, self.dtype) for size in sizes])
 

@@ -2,8 +2,8 @@
 // all heads that share keys. For each row there are the largest score so far, the sum of the powers of e of all scores
 // relative to it, and the sum of values so weighted; a larger score scales what was added up before.
 //
-// Macros: T; DIRECT, whether its elements are what is computed with; ROWS of a work-item or group and KEYS of a block;
-// SIZE of a key and WIDTH of a value; and
+// Macros: T; MASK and SINK, types of these; DIRECT, whether elements of T are what is computed with; ROWS of a work-item or
+// group and KEYS of a block; SIZE of a key and WIDTH of a value; and
 //   ATTEND        one work-item does it all: for processors. SIZE and WIDTH are multiples of 16, filled up with zeros.
 //   ATTEND_GROUP  GROUP work-items share the work.
 
@@ -27,7 +27,7 @@ static inline float slope_of(const long head, const long heads, const float max_
 
 #define PARAMETERS \
     __global MEM(T) *out, __global const MEM(T) *q, __global const MEM(T) *k, __global const MEM(T) *v, \
-        __global const MEM(T) *mask, __global const MEM(T) *sinks, const Params p
+        __global const MEM(MASK) *mask, __global const MEM(SINK) *sinks, const Params p
 
 #define ENTER \
     const long group = get_global_id(1), image = get_global_id(2), repeats = p.heads / p.groups; \
@@ -75,7 +75,7 @@ __kernel void attend(PARAMETERS)
         fetch(q + HEAD(r) * p.q_step[1] + TOKEN(r) * p.q_step[2], p.q_step[3], (__local float *)queries[r], p.size);
         for (int i = 0; i < PIECES(SIZE); i++) queries[r][i] *= p.scale;
         // A sink is a score without a value.
-        top[r] = p.sinking ? LOAD(T, sinks, p.offset[5] + HEAD(r) * p.sink_step) : -INFINITY;
+        top[r] = p.sinking ? LOAD(SINK, sinks, p.offset[5] + HEAD(r) * p.sink_step) : -INFINITY;
         total[r] = p.sinking ? 1.0f : 0.0f;
         seen = max(seen, SEES(r));
     }
@@ -129,8 +129,8 @@ __kernel void attend(PARAMETERS)
                 for (int h = 0; h < 2; h++) scores[r][h] = p.soft_cap * tanh(scores[r][h] / p.soft_cap);
             if (p.masked) {
                 const float slope = p.max_bias != 0.0f ? slope_of(HEAD(r), p.heads, p.max_bias) : 1.0f;
-                __global const MEM(T) *row = mask + HEAD(r) * p.mask_step[1] + TOKEN(r) * p.mask_step[2] + k0 * p.mask_step[3];
-                for (int j = 0; j < block; j++) score[j] += slope * LOAD(T, row, j * p.mask_step[3]);
+                __global const MEM(MASK) *row = mask + HEAD(r) * p.mask_step[1] + TOKEN(r) * p.mask_step[2] + k0 * p.mask_step[3];
+                for (int j = 0; j < block; j++) score[j] += slope * LOAD(MASK, row, j * p.mask_step[3]);
             }
             for (int j = max(min(SEES(r) - k0, (long)block), 0L); j < KEYS; j++) score[j] = -INFINITY;
             const float16 most = fmax(scores[r][0], scores[r][1]);
@@ -199,7 +199,7 @@ __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void attend_group(PA
     SHARED(i, ROWS * WIDTH) results[i / WIDTH][i % WIDTH] = 0.0f;
     SHARED(r, count)
     {
-        top[r] = p.sinking ? LOAD(T, sinks, p.offset[5] + HEAD(r) * p.sink_step) : -INFINITY;
+        top[r] = p.sinking ? LOAD(SINK, sinks, p.offset[5] + HEAD(r) * p.sink_step) : -INFINITY;
         total[r] = p.sinking ? 1.0f : 0.0f;
     }
     for (long k0 = 0; k0 < seen; k0 += KEYS) {
@@ -226,8 +226,8 @@ __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void attend_group(PA
                 if (p.soft_cap != 0.0f) score = p.soft_cap * tanh(score / p.soft_cap);
                 if (p.masked) {
                     const float slope = p.max_bias != 0.0f ? slope_of(HEAD(r), p.heads, p.max_bias) : 1.0f;
-                    score += slope * LOAD(T, mask, HEAD(r) * p.mask_step[1] + TOKEN(r) * p.mask_step[2]
-                                                       + (k0 + j) * p.mask_step[3]);
+                    score += slope * LOAD(MASK, mask, HEAD(r) * p.mask_step[1] + TOKEN(r) * p.mask_step[2]
+                                                          + (k0 + j) * p.mask_step[3]);
                 }
             }
             scores[r][j] = score;

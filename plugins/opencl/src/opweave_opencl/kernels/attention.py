@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
+from opweave.contract.kernels import of_other_type
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.layouts import element_offset, element_strides
 
@@ -25,6 +26,9 @@ LARGEST: Final = 1024
 
 
 def _why_not(step: Step) -> str | None:
+    other = of_other_type(step, 1, 2)
+    if other is not None:
+        return other
     largest = max(step.srcs[0].shape[3], step.srcs[2].shape[3])
     return f"keys or values of {largest} elements, not at most {LARGEST}" if largest > LARGEST else None
 
@@ -57,6 +61,7 @@ def attention(
     rows = heads // groups * tokens
     tuning = stream.target.tuning
     macros = {"T": q.dtype.name, "DIRECT": str(int(q.dtype.name == "f32"))}
+    macros |= {"MASK": operands[4].dtype.name, "SINK": operands[5].dtype.name}
     whole = 16 * -(-size // 16), 16 * -(-width // 16)
     many = 4 if rows <= 4 else 32
     if tuning.row_group == 1 and _bytes(many, KEYS, *whole) <= tuning.local:

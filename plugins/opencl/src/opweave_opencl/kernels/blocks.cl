@@ -28,9 +28,13 @@ typedef char16 Chars16 __attribute__((aligned(1)));
 #define FETCH_AHEAD(block)
 #endif
 
-// The f16 in the upper half of a word, or at ``p``, any but infinities and NaN, which no scale is: moved to its place in
-// a float and given its exponent.
-static inline float half_above(const int word) { return as_float(word >> 3 & (int)0x8fffe000) * 0x1p112f; }
+// The f16 in the upper half of a word, or at ``p``: moved to its place in a float and given its exponent; those of
+// infinities and NaN become the largest beforehand. Without a choice, and all in integers: each block waits for this.
+static inline float half_above(const int word)
+{
+    const int place = word >> 3 & (int)0x8fffe000, largest = (0x0f7fffff - (place & 0x0fffffff)) >> 31 & 0x7f800000;
+    return as_float(place | largest) * 0x1p112f;
+}
 static inline float half_at(__global const uchar *p) { return half_above((p[0] | p[1] << 8) << 16); }
 
 // Low halves of 16 bytes, or high halves.
@@ -60,6 +64,17 @@ static inline float16 scaled(const float scale, const float offset, const int16 
 #endif
 }
 
+// scale · (q - centre) for q of four bits.
+static inline float16 centred(const float scale, const float centre, const int16 q)
+{
+#ifdef PICK
+    const float16 levels = scale * ((float16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) - centre);
+    return PICK(levels, q);
+#else
+    return scale * (convert_float16(q) - centre);
+#endif
+}
+
 // 16 consecutive bits as 0 or 16, the lowest of the first byte first.
 static inline int16 sixteen_bits(__global const uchar *p)
 {
@@ -72,8 +87,7 @@ static inline int16 sixteen_bits(__global const uchar *p)
 #define COUNT 32
 static inline float16 decode(__global const uchar *b, const int part)
 {
-    const float scale = half_at(b);
-    return scaled(scale, 8.0f * scale, nibbles(BYTES16(b + 2), part));
+    return centred(half_at(b), 8.0f, nibbles(BYTES16(b + 2), part));
 }
 
 #elif defined(BLOCKS_q4_1)
@@ -159,8 +173,7 @@ static inline float16 decode(__global const uchar *b, const int part)
     const int16 third = convert_int16(BYTES16(b + part % 2 * 16)) >> part / 2 & 1;
     const int four = part < 8 ? b[96 + part] & 15 : b[96 + part - 8] >> 4;
     const int six = four | (b[104 + part % 4] >> part / 4 * 2 & 3) << 4;
-    const float scale = half_at(b + 108) * (six - 32);
-    return scaled(scale, 4.0f * scale, low | third << 2);
+    return centred(half_at(b + 108) * (six - 32), 4.0f, low | third << 2);
 }
 
 #elif defined(BLOCKS_q4_k) || defined(BLOCKS_q5_k)

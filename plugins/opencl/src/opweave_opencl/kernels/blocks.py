@@ -46,8 +46,9 @@ def embedding(stream: OpenCLStream, op: str, out: Arg, table: Arg, ids: Arg, *, 
     for own in (o_ids, i_ids, o_inner, t_inner):
         words += padded(own, 0)
     words += [element_offset(out), table.offset, element_offset(ids), table.strides[0], table.shape[0], width]
+    check = stream.indices.bind(op, table.shape[0])
     macros = {"T": "f32", "ID": ids.dtype.name, "BLOCKS": "1", f"BLOCKS_{blocks.name}": "1"}
-    program = stream.target.programs.get("embedding", macros)
-    return stream.launch(
-        program, "take_blocks", (width // 16, prod(inner), ids.size), (1, 1, 1), (out, table, ids), words
-    )
+    program = stream.target.programs.get("embedding", macros | check.macros)
+    operands = (out, table, ids, *check.operands)
+    size = width // 16, prod(inner), ids.size
+    return stream.launch(program, "take_blocks", size, (1, 1, 1), operands, [*words, *check.words])

@@ -2,7 +2,8 @@
 // are never written but gathered while they are packed (products.cl). Three axes; where there are fewer, the first are
 // of length 1.
 //
-// Macros: CONVOLUTION, products; or DEPTHWISE, each output from one input; or COLUMNS_OF, the columns themselves. T.
+// Macros: CONVOLUTION, products; or DEPTHWISE, each output from one input; or COLUMNS_OF, the columns themselves. T;
+// BIAS, the type of the bias.
 
 #include "types.cl"
 
@@ -113,7 +114,7 @@ typedef struct {
 } Params;
 
 __kernel void depthwise(__global MEM(T) *out, __global const MEM(T) *x, __global const MEM(T) *weight,
-                        __global const MEM(T) *bias, const Params p)
+                        __global const MEM(BIAS) *bias, const Params p)
 {
     const Windows *w = &p.windows;
     const long place[3] = {get_global_id(1) / w->places[1], get_global_id(1) % w->places[1], get_global_id(0)};
@@ -121,7 +122,7 @@ __kernel void depthwise(__global MEM(T) *out, __global const MEM(T) *x, __global
     if (place[2] >= w->places[2] || place[0] >= w->places[0]) return;
     x += p.offset[1] + image * p.x_image + channel / p.each * w->x_step[0];
     weight += p.offset[2] + channel * p.w_row;
-    float sum = p.biased ? LOAD(T, bias, p.offset[3] + channel * p.bias_step) : 0.0f;
+    float sum = p.biased ? LOAD(BIAS, bias, p.offset[3] + channel * p.bias_step) : 0.0f;
     for (long i = 0; i < w->kernel_size[0]; i++) {
         const long a = along(w, 0, place[0], i);
         if (a < 0) continue;

@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
+from opweave.contract.kernels import of_other_type
 from opweave_opencl.kernels.pointwise import spread
 from opweave_opencl.kernels.products import Product, launch_product
 from opweave_opencl.kernels.table import KERNELS, MOVABLE
@@ -24,7 +25,7 @@ Pads = tuple[tuple[int, int], ...]
 
 
 def _why_not(step: Step) -> str | None:
-    return None if step.out.is_dense else "the output is not dense"
+    return of_other_type(step, 1) or (None if step.out.is_dense else "the output is not dense")
 
 
 @KERNELS("conv1d", "conv2d", "conv3d", dtypes=FLOATS, when=_why_not)
@@ -193,5 +194,6 @@ def _depthwise(stream: OpenCLStream, out: Arg, x: Arg, w: Arg, b: Arg | None, wi
     places = _three(out.shape[2:], 1)
     shape = (places[2], places[0] * places[1], out.shape[0] * out.shape[1])
     size, group = spread(shape, stream.target.tuning.group)
-    program = stream.target.programs.get("convolution", {"DEPTHWISE": "1", "T": x.dtype.name})
+    macros = {"DEPTHWISE": "1", "T": x.dtype.name, "BIAS": (b or x).dtype.name}
+    program = stream.target.programs.get("convolution", macros)
     return stream.launch(program, "depthwise", size, group, operands, words)

@@ -1,9 +1,10 @@
-// Rows of a quantized table by number, decoded. A number outside of the table gives zeros.
+// Rows of a quantized table by number, decoded. A number outside of the table gives zeros, and is noted.
 //
-// Macros: those of blocks.cl; ID, the type of numbers.
+// Macros: those of blocks.cl; CHECKED; ID, the type of numbers.
 
 #include "types.cl"
 #include "blocks.cl"
+#include "wrong_index.cl"
 
 typedef struct {
     long rank, shape[8];             // axes of ids, innermost first
@@ -12,10 +13,11 @@ typedef struct {
     long inner[2][8];                // along the inner ones: of out in elements, of the table in bytes
     long offset[3];                  // of out, the table (in bytes), ids
     long row, rows;                  // bytes from one row to the next, rows
-    long width;
+    long width, site;
 } Params;
 
-__kernel void take_blocks(__global float *out, __global const uchar *table, __global const MEM(ID) *ids, const Params p)
+__kernel void take_blocks(__global float *out, __global const uchar *table, __global const MEM(ID) *ids, WRONG_INDEX
+                          const Params p)
 {
     long rest = get_global_id(2);
     out += p.offset[0], table += p.offset[1], ids += p.offset[2];
@@ -32,6 +34,6 @@ __kernel void take_blocks(__global float *out, __global const uchar *table, __gl
     }
     const long id = LOAD(ID, ids, 0), part = get_global_id(0);
     float16 values = 0.0f;
-    if (id >= 0 && id < p.rows) values = decode(table + id * p.row + part / PARTS * BYTES, part % PARTS);
+    if (INSIDE(id, p.rows)) values = decode(table + id * p.row + part / PARTS * BYTES, part % PARTS);
     STOREN(f32, 16, values, out, part * 16);
 }

@@ -1,17 +1,19 @@
-// Rows by expert. Macros: ROUTE or ADD; ID, the type of numbers; T, that of rows.
+// Rows by expert. A number that is none of an expert's is noted. Macros: CHECKED; ROUTE or ADD; ID, the type of numbers; T, that of rows.
 
 #include "types.cl"
+#include "wrong_index.cl"
 
 #ifdef ROUTE
 typedef struct {
     long rows, used, experts; // rows of all; rows of one token
     long offset, token, next; // of ids, and steps from one token and one row to the next
     long route;               // offset of the result
+    long site;
 } Params;
 
 // route[e] is where the rows of expert e begin in the list that follows; after those of the last expert come the rows
 // that are sent to none. One work-item for each expert, and one for these.
-__kernel void sort_rows(__global int *route, __global const MEM(ID) *ids, const Params p)
+__kernel void sort_rows(__global int *route, __global const MEM(ID) *ids, WRONG_INDEX const Params p)
 {
     const long me = get_global_id(0);
     route += p.route, ids += p.offset;
@@ -19,12 +21,12 @@ __kernel void sort_rows(__global int *route, __global const MEM(ID) *ids, const 
     int first = 0;
     for (long row = 0; row < p.rows; row++) {
         const long id = LOAD(ID, ids, row / p.used * p.token + row % p.used * p.next);
-        first += (id >= 0 && id < p.experts ? id : p.experts) < me;
+        first += (is_inside(id, p.experts) ? id : p.experts) < me;
     }
     route[me] = first;
     for (long row = 0; row < p.rows; row++) {
         const long id = LOAD(ID, ids, row / p.used * p.token + row % p.used * p.next);
-        if ((id >= 0 && id < p.experts ? id : p.experts) == me) list[first++] = row;
+        if ((INSIDE(id, p.experts) ? id : p.experts) == me) list[first++] = row;
     }
     if (me == p.experts) route[me + 1] = first;
 }
@@ -36,10 +38,11 @@ typedef struct {
     long stride[3][8];                                   // along them: of out, x, ids
     long offset[4];                                      // of out, x, table, ids
     long out_step, x_step, table_row, table_step, rows;
+    long site;
 } Params;
 
 __kernel void add_rows(__global MEM(T) *out, __global const MEM(T) *x, __global const MEM(T) *table,
-                       __global const MEM(ID) *ids, const Params p)
+                       __global const MEM(ID) *ids, WRONG_INDEX const Params p)
 {
     const long column = get_global_id(0);
     long rest = get_global_id(1);
@@ -51,7 +54,7 @@ __kernel void add_rows(__global MEM(T) *out, __global const MEM(T) *x, __global 
     }
     const long id = LOAD(ID, ids, place[2]);
     VAL(T) value = LOAD(T, x, place[1] + column * p.x_step);
-    if (id >= 0 && id < p.rows) value += LOAD(T, table, p.offset[2] + id * p.table_row + column * p.table_step);
+    if (INSIDE(id, p.rows)) value += LOAD(T, table, p.offset[2] + id * p.table_row + column * p.table_step);
     STORE(T, value, out, place[0] + column * p.out_step);
 }
 #endif

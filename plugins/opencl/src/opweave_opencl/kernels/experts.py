@@ -48,9 +48,10 @@ def expert_linear(
     o_steps, x_steps, i_steps = map(element_strides, (out, x, ids))
     w_steps = element_strides(w) if blocks is None else w.strides
     experts, outputs, inputs = w.shape
-    words = [ids.size, ids.shape[1], experts, element_offset(ids), *i_steps, workspace.offset // 4]
-    program = stream.target.programs.get("experts", {"ROUTE": "1", "ID": ids.dtype.name})
-    sort = stream.launch(program, "sort_rows", (experts + 1,), (1,), (route, ids), words)
+    check = stream.indices.bind(op, experts)
+    words = [ids.size, ids.shape[1], experts, element_offset(ids), *i_steps, workspace.offset // 4, *check.words]
+    program = stream.target.programs.get("experts", {"ROUTE": "1", "ID": ids.dtype.name, **check.macros})
+    sort = stream.launch(program, "sort_rows", (experts + 1,), (1,), (route, ids, *check.operands), words)
     product = Product(
         *(out, x, w, None),
         m=ids.size,
@@ -82,7 +83,9 @@ def add_expert(stream: OpenCLStream, op: str, out: Arg, x: Arg, table: Arg, ids:
     for own in lead:
         words += padded(own, 0)
     words += [element_offset(arg) for arg in (out, x, table, ids)]
-    words += [o_steps[-1], x_steps[-1], *element_strides(table), table.shape[0]]
-    macros = {"ADD": "1", "T": x.dtype.name, "ID": ids.dtype.name}
+    check = stream.indices.bind(op, table.shape[0])
+    words += [o_steps[-1], x_steps[-1], *element_strides(table), table.shape[0], *check.words]
+    macros = {"ADD": "1", "T": x.dtype.name, "ID": ids.dtype.name, **check.macros}
     program = stream.target.programs.get("experts", macros)
-    return stream.launch(program, "add_rows", (table.shape[1], ids.size), (1, 1), (out, x, table, ids), words)
+    operands = (out, x, table, ids, *check.operands)
+    return stream.launch(program, "add_rows", (table.shape[1], ids.size), (1, 1), operands, words)

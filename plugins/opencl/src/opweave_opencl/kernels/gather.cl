@@ -1,15 +1,18 @@
-// y[..., i, ...] = x[..., ids[..., i, ...], ...] along an axis; 0 where a number is outside of it.
+// y[..., i, ...] = x[..., ids[..., i, ...], ...] along an axis; 0 where a number is outside of it, which is noted.
 //
-// Macros: VEC; T, the type of elements, one that needs no conversion; ID, the type of numbers.
+// Macros: CHECKED; VEC; T, the type of elements, one that needs no conversion; ID, the type of numbers.
 
 #include "walk.cl"
+#include "wrong_index.cl"
 
 typedef struct {
     WALK(3) // of x, whose stride along the axis is 0 here, the numbers, and the output
     long n, step; // the axis of x
+    long site;
 } Params;
 
-__kernel void gather(__global const MEM(T) *m0, __global const MEM(ID) *m1, __global MEM(T) *m2, const Params p)
+__kernel void gather(__global const MEM(T) *m0, __global const MEM(ID) *m1, __global MEM(T) *m2, WRONG_INDEX
+                     const Params p)
 {
     FOR_PLANES(plane) FOR_ROWS(j) {
         __global const MEM(T) *x = m0 + ROW_OF(0, plane, j);
@@ -18,7 +21,7 @@ __kernel void gather(__global const MEM(T) *m0, __global const MEM(ID) *m1, __gl
         FOR_VECTORS(i) {
             for (long k = i; k < i + COUNT(i); k++) {
                 const long id = ids[k * p.stride[1][0]];
-                out[k * p.stride[2][0]] = id >= 0 && id < p.n ? x[k * p.stride[0][0] + id * p.step] : (MEM(T))0;
+                out[k * p.stride[2][0]] = INSIDE(id, p.n) ? x[k * p.stride[0][0] + id * p.step] : (MEM(T))0;
             }
         }
     }

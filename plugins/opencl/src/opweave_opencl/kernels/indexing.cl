@@ -1,10 +1,11 @@
-// Elements and rows by number. A number outside of the table names nothing: what it would pick is zero, what it would write
-// is left out.
+// Elements and rows by number. A number outside of the table is noted; what it would pick is zero, what it would write is
+// left out.
 //
 // Macros: VEC; ACCESSES, ACCESS of each type; T, the type of elements; ID, the type of numbers; SUM, the type in which rows
 // add up.
 
 #include "access.cl"
+#include "wrong_index.cl"
 
 ACCESSES
 
@@ -23,6 +24,7 @@ typedef struct {
     long stride[2][8];             // along the axes of numbers: of the picked rows, of the numbers
     long row_stride[2][8];         // along the axes of a row: of the picked rows, of the table
     long table_stride;             // from one row of the table to the next
+    long site;
 } Rows;
 
 static inline long place_of(long index, const int first, const long rank, const long *shape, const long *stride)
@@ -44,7 +46,8 @@ static inline long place_of(long index, const int first, const long rank, const 
     const long picked_line = place_of(line, 1, p.row_rank, p.row_shape, p.row_stride[0]); \
     const long table_line = p.offset[1] + place_of(line, 1, p.row_rank, p.row_shape, p.row_stride[1]);
 
-__kernel void take(__global MEM(T) *out, __global const MEM(T) *table, __global const MEM(ID) *ids, const Rows p)
+__kernel void take(__global MEM(T) *out, __global const MEM(T) *table, __global const MEM(ID) *ids, WRONG_INDEX
+                   const Rows p)
 {
     const long start = get_global_id(1) * p.numbers, end = min(start + p.numbers, p.count);
     for (long line = get_global_id(2); line < p.lines; line += get_global_size(2)) {
@@ -52,7 +55,7 @@ __kernel void take(__global MEM(T) *out, __global const MEM(T) *table, __global 
         for (long number = start; number < end; number++) {
             const long id = ID_AT(number);
             __global MEM(T) *target = out + PICKED_AT(number) + to;
-            const bool there = id >= 0 && id < p.rows;
+            const bool there = INSIDE(id, p.rows);
             __global const MEM(T) *source = table + from + (there ? id * p.table_stride : 0);
             FOR_COLUMNS(i, first, last) {
                 const V(T) v = TAKE(T)(source, i, p.row_stride[1][0], HERE(i, last));
@@ -66,12 +69,13 @@ __kernel void take(__global MEM(T) *out, __global const MEM(T) *table, __global 
 // written in the order of numbers.
 #define FOR_OWN_NUMBERS(number, id) \
     for (long number = 0; number < p.count; number++) \
-        for (long id = ID_AT(number), once = 1; once && id >= range && id < range_end; once = 0)
+        for (long id = ID_AT(number), once = 1; once && INSIDE(id, p.rows) && id >= range && id < range_end; once = 0)
 
 #define ENTER_RANGE(range, range_end) \
     const long range = get_global_id(1) * p.ranges, range_end = min(range + p.ranges, p.rows);
 
-__kernel void put(__global const MEM(T) *picked, __global MEM(T) *table, __global const MEM(ID) *ids, const Rows p)
+__kernel void put(__global const MEM(T) *picked, __global MEM(T) *table, __global const MEM(ID) *ids, WRONG_INDEX
+                  const Rows p)
 {
     ENTER_RANGE(range, range_end)
     for (long line = get_global_id(2); line < p.lines; line += get_global_size(2)) {
@@ -88,7 +92,8 @@ __kernel void put(__global const MEM(T) *picked, __global MEM(T) *table, __globa
 }
 
 #ifdef SUM
-__kernel void add(__global const MEM(T) *picked, __global MEM(SUM) *table, __global const MEM(ID) *ids, const Rows p)
+__kernel void add(__global const MEM(T) *picked, __global MEM(SUM) *table, __global const MEM(ID) *ids, WRONG_INDEX
+                  const Rows p)
 {
     ENTER_RANGE(range, range_end)
     for (long line = get_global_id(2); line < p.lines; line += get_global_size(2)) {

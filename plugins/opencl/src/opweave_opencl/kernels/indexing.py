@@ -1,6 +1,7 @@
 """Elements and rows by number, and regions.
 
-Numbers are only known on the device: one outside of the table names nothing, and changes nothing.
+Numbers are only known on the device: one outside of the table is noted there for whoever waits (`IndexChecks`), and the
+kernel goes on without what it names.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ AREA: Final = 8192
 def embedding(stream: OpenCLStream, op: str, out: Arg, table: Arg, ids: Arg) -> Call:
     """A row of the output whose number is outside of the table is zeros."""
     word = WORDS[table.dtype.itemsize]
-    return _rows(stream, "take", out, table, ids, word)
+    return _rows(stream, op, "take", out, table, ids, word)
 
 
 @KERNELS("take_along_axis", dtypes=PLAIN, moves=True)
@@ -45,10 +46,11 @@ def take_along_axis(stream: OpenCLStream, op: str, out: Arg, x: Arg, ids: Arg, *
     strides[axis] = 0
     aligned = Arg(x.buffer, x.offset, x.dtype, out.shape, tuple(strides))
     words, size, group = walk_words(stream.target.tuning, (aligned, ids, out))
+    check = stream.indices.bind(op, x.shape[axis])
     macros = {"T": WORDS[x.dtype.itemsize].name, "ID": ids.dtype.name, "VEC": str(stream.target.tuning.vector)}
-    program = stream.target.programs.get("gather", macros)
-    words += [x.shape[axis], element_strides(x)[axis]]
-    return stream.launch(program, "gather", size, group, (x, ids, out), words)
+    program = stream.target.programs.get("gather", macros | check.macros)
+    words += [x.shape[axis], element_strides(x)[axis], *check.words]
+    return stream.launch(program, "gather", size, group, (x, ids, out, *check.operands), words)
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
@@ -57,7 +59,7 @@ def take_along_axis(stream: OpenCLStream, op: str, out: Arg, x: Arg, ids: Arg, *
 @KERNELS("index_copy", dtypes=PLAIN, moves=True)
 def index_copy(stream: OpenCLStream, op: str, out: Arg, ids: Arg, rows: Arg) -> Call:
     """A row whose number is outside of the state is not written; of equal numbers the last one counts."""
-    return _rows(stream, "put", rows, out, ids, WORDS[out.dtype.itemsize])
+    return _rows(stream, op, "put", rows, out, ids, WORDS[out.dtype.itemsize])
 
 
 def _sums(step: Step) -> int:
@@ -70,12 +72,12 @@ def _sums(step: Step) -> int:
 def index_add(stream: OpenCLStream, op: str, out: Arg, ids: Arg, rows: Arg, *, n: int, workspace: Arg | None) -> Call:
     """A row whose number is outside of the output is not added."""
     if workspace is None:
-        return _rows(stream, "add", rows, out, ids, rows.dtype)
+        return _rows(stream, op, "add", rows, out, ids, rows.dtype)
     acc = accumulator(out.dtype)
     sums = Arg(workspace.buffer, workspace.offset, acc, out.shape, dense_strides(out.shape, acc))
     return in_turn(
         [
-            _rows(stream, "add", rows, sums, ids, rows.dtype),
+            _rows(stream, op, "add", rows, sums, ids, rows.dtype),
             bind_pointwise(stream, [Step("cast", out, (sums,), {"dtype": out.dtype})]),
         ]
     )
@@ -104,7 +106,7 @@ def region(stream: OpenCLStream, op: str, out: Arg, x: Arg, value: Arg, *, offse
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
-def _rows(stream: OpenCLStream, kernel: str, picked: Arg, table: Arg, ids: Arg, dtype: DType) -> Call:
+def _rows(stream: OpenCLStream, op: str, kernel: str, picked: Arg, table: Arg, ids: Arg, dtype: DType) -> Call:
     """The call of a kernel over rows of ``table`` and the rows that ``ids`` name, of elements of ``dtype``."""
     split = len(ids.shape)
     picked_strides, table_strides = element_strides(picked), element_strides(table)
@@ -124,8 +126,9 @@ def _rows(stream: OpenCLStream, kernel: str, picked: Arg, table: Arg, ids: Arg, 
     words += [element_offset(picked), element_offset(table), element_offset(ids)]
     for own in (*strides, *row_strides):
         words += padded(own, 0)
-    words.append(table_strides[0])
-    macros = {"T": dtype.name, "ID": ids.dtype.name, "VEC": str(tuning.vector)}
+    check = stream.indices.bind(op, rows)
+    words += [table_strides[0], *check.words]
+    macros = {"T": dtype.name, "ID": ids.dtype.name, "VEC": str(tuning.vector), **check.macros}
     if kernel == "add":
         macros["SUM"] = table.dtype.name
     macros["ACCESSES"] = access(dtype, table.dtype if kernel == "add" else dtype)
@@ -133,7 +136,7 @@ def _rows(stream: OpenCLStream, kernel: str, picked: Arg, table: Arg, ids: Arg, 
     size = (pieces, second, min(lines, 65535))
     group = (1, 1, 1) if not wide else (min(tuning.row_group, _power(pieces)), 1, 1)
     program = stream.target.programs.get("indexing", macros)
-    return stream.launch(program, kernel, size, group, (picked, table, ids), words)
+    return stream.launch(program, kernel, size, group, (picked, table, ids, *check.operands), words)
 
 
 def _power(n: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from opweave.contract import Arg, Call, Step
+from opweave.contract.kernels import of_other_type
 from opweave.graph.dtypes import DType
 from opweave_opencl.kernels.blocks import QUANTIZED, not_in_rows
 from opweave_opencl.kernels.products import TYPES, launch_product, matrix_product
@@ -30,7 +31,7 @@ def matmul(stream: OpenCLStream, op: str, out: Arg, a: Arg, b: Arg) -> Call:
     return launch_product(stream, product)
 
 
-@KERNELS("linear", dtypes=TYPES)
+@KERNELS("linear", dtypes=TYPES, when=lambda step: of_other_type(step, 1))
 def linear(stream: OpenCLStream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None) -> Call:
     o_steps, x_steps, w_steps = map(element_strides, (out, x, w))
     product = matrix_product(
@@ -47,6 +48,8 @@ def _blocks_why_not(step: Step) -> str | None:
     x, w = step.srcs[:2]
     if x.dtype is not step.out.dtype or not x.dtype.is_float:
         return f"source 0 is {x.dtype}"
+    if not w.dtype.is_quantized:
+        return "the weights are not quantized"
     return not_in_rows("source 0", x) or not_in_rows("the weights", w)
 
 

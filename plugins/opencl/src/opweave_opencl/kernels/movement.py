@@ -6,6 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
+from opweave.contract.kernels import of_other_type
 from opweave.graph.dtypes import DTYPES, as_dtype
 from opweave_opencl.kernels.calls import in_turn
 from opweave_opencl.kernels.pointwise import FORMULAS, Formula, bind_pointwise
@@ -34,7 +35,7 @@ def copy(stream: OpenCLStream, op: str, out: Arg, x: Arg) -> Call:
     return copy_call(stream, out, x)
 
 
-@KERNELS("concat", dtypes=PLAIN, moves=True)
+@KERNELS("concat", dtypes=PLAIN, moves=True, when=lambda step: of_other_type(step, *range(1, len(step.srcs))))
 def concat(stream: OpenCLStream, op: str, out: Arg, *srcs: Arg, axis: int) -> Call:
     calls = []
     start = [0] * len(out.shape)

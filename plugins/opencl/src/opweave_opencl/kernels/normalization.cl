@@ -145,8 +145,9 @@ __kernel void softmax(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOUR
         sum += exp(sink - most);
 #endif
 #if LOGARITHM
-        const R lost = most + log(sum);
-        FOR_ELEMENTS PUT(T)(LOGITS - lost, out + l * p.line[0], i, STEP(0), HERE);
+        // Not less their sum: the largest logit may be so large that the logarithm is lost in it.
+        const R rest = log(sum);
+        FOR_ELEMENTS PUT(T)(LOGITS - most - rest, out + l * p.line[0], i, STEP(0), HERE);
 #else
         const R factor = 1 / sum;
         FOR_ELEMENTS PUT(T)(POWER * factor, out + l * p.line[0], i, STEP(0), HERE);

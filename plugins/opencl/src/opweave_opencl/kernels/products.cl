@@ -8,7 +8,8 @@
 //   tile   a group of 16 x 16 work-items computes a square of elements, EACH x EACH by each, from tiles in local memory.
 //   strip  few rows of a, which lie along k without gaps as those of b do: a group shares each column.
 //
-// Macros: T, the type of out, a and the bias, which is also b's unless b consists of the quantized blocks of blocks.cl;
+// Macros: T, the type of out and a, which is also b's unless b consists of the quantized blocks of blocks.cl; BIAS, that of
+// the bias;
 // DIRECT, whether elements are computed with as they lie; ROUTED, for rows that choose their b (the batches are then b's,
 // see experts.cl); CONVOLUTION, for a b whose elements are found as convolution.cl says, and EVEN, whether those of a
 // still lie at even steps then.
@@ -47,7 +48,7 @@ typedef struct {
 #endif
 } Params;
 
-#define BIAS_AT(row, column) (p.biased ? LOAD(T, bias, (row) * p.bias_m + (column) * p.bias_n) : 0)
+#define BIAS_AT(row, column) (p.biased ? LOAD(BIAS, bias, (row) * p.bias_m + (column) * p.bias_n) : 0)
 
 #if ROUTED
 #define ROUTE_PARAMETER __global const int *route,
@@ -67,7 +68,7 @@ typedef struct {
 #endif
 
 #define PARAMETERS \
-    __global MEM(T) *out, __global const MEM(T) *a, __global const B_MEM *b, __global const MEM(T) *bias, \
+    __global MEM(T) *out, __global const MEM(T) *a, __global const B_MEM *b, __global const MEM(BIAS) *bias, \
         ROUTE_PARAMETER const Params p
 
 #define ENTER_BATCH(index) \

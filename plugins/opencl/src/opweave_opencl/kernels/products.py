@@ -133,6 +133,7 @@ def launch_product(stream: OpenCLStream, product: Product) -> Call:
     p = product
     macros = {
         "T": p.out.dtype.name,
+        "BIAS": (p.bias or p.out).dtype.name,
         "DIRECT": str(int(not p.out.dtype.is_half)),
         "ROUTED": str(int(p.route is not None)),
         **p.macros,

@@ -1,5 +1,5 @@
 // Rotations of pairs of elements by their row's position, and waves. Macros: ROPE or WAVES; T; for ROPE the type ID of
-// positions and FACTORS, whether each pair's frequency is divided by a number.
+// positions and FACTORS, whether each pair's frequency is divided by a number of type F.
 
 #include "types.cl"
 #include "turning.cl"
@@ -18,7 +18,7 @@ typedef struct {
 
 // One work-item for each pair, then one for each element behind them.
 __kernel void rope(__global MEM(T) *out, __global const MEM(T) *x, __global const MEM(ID) *positions,
-                   __global const float *frequency, __global const MEM(T) *factors, const Params p)
+                   __global const float *frequency, __global const MEM(F) *factors, const Params p)
 {
     const long i = get_global_id(0);
     if (i >= p.size - p.pairs) return;
@@ -40,8 +40,8 @@ __kernel void rope(__global MEM(T) *out, __global const MEM(T) *x, __global cons
     const float position = place, missing = place - (long)position;
     float high = frequency[p.offset[3] + i], low = frequency[p.offset[3] + p.pairs + i];
 #if FACTORS
-    const float factor = LOAD(T, factors, p.offset[4] + i * p.factor_step), quotient = high / factor;
-    low = (fma(-quotient, factor, high) + low) / factor;
+    const float factor = LOAD(F, factors, p.offset[4] + i * p.factor_step), quotient = high / factor;
+    low = isinf(factor) ? 0.0f : (fma(-quotient, factor, high) + low) / factor;
     high = quotient;
 #endif
     const float angle = TURN * (part_of_turn(position, high, low) + missing * high);

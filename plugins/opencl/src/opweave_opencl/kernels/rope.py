@@ -55,7 +55,8 @@ def rope(
     words += [o_steps[-1], x_steps[-1], section_step, element_strides(factors)[0] if factors else 0]
     words += [dims // 2, x.shape[-1], int(pairing == "adjacent")]
     words += padded(tuple(accumulate(sections)), dims, MOST_SECTIONS)
-    macros = {"ROPE": "1", "T": x.dtype.name, "ID": positions.dtype.name, "FACTORS": str(int(factors is not None))}
+    macros = {"ROPE": "1", "T": x.dtype.name, "ID": positions.dtype.name}
+    macros |= {"FACTORS": str(int(factors is not None)), "F": (factors or x).dtype.name}
     rows = x.size // x.shape[-1]
     size, group = spread((x.shape[-1] - dims // 2, rows, 1), stream.target.tuning.group)
     program = stream.target.programs.get("rope", macros)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
@@ -17,6 +18,11 @@ __all__: list[str] = []
 MOST_STATES: Final = 256
 
 
+def _types(names: Sequence[str], operands: Sequence[Arg]) -> dict[str, str]:
+    """The macros that name the operands' types."""
+    return {name: arg.dtype.name for name, arg in zip(names, operands, strict=True)}
+
+
 @KERNELS("causal_conv1d", dtypes="f32 f16 bf16")
 def causal_conv1d(stream: OpenCLStream, op: str, out: Arg, x: Arg, w: Arg, *rest: Arg, biased: bool) -> Call:
     bias = rest[0] if biased else None
@@ -26,7 +32,9 @@ def causal_conv1d(stream: OpenCLStream, op: str, out: Arg, x: Arg, w: Arg, *rest
     words += [*element_strides(out), *element_strides(x), *element_strides(w)]
     words += [*(element_strides(bias) if bias else (0,)), *(element_strides(before) if before else (0, 0, 0))]
     words += map(element_offset, operands)
-    program = stream.target.programs.get("state_space", {"CONVOLUTION": "1", "T": x.dtype.name})
+    program = stream.target.programs.get(
+        "state_space", {"CONVOLUTION": "1", **_types(("T", "W", "BIAS", "BEFORE"), operands[1:])}
+    )
     size, group = spread((x.shape[2], x.shape[1], x.shape[0]), stream.target.tuning.group)
     return stream.launch(program, "causal", size, group, operands, words)
 
@@ -66,6 +74,7 @@ def selective_scan(
     words += [*(element_strides(d) if d else (0,)), *(element_strides(state) if state else (0, 0, 0))]
     words += map(element_offset, operands)
     lanes = 4 if states <= 4 else 16
-    macros = {"SCAN": "1", "T": u.dtype.name, "LANES": str(lanes), "VECTORS": str(-(-states // lanes))}
+    macros = {"SCAN": "1", "LANES": str(lanes), "VECTORS": str(-(-states // lanes))}
+    macros |= _types(("T", "DELTA", "A", "B", "C", "D", "STATE"), operands[1:])
     program = stream.target.programs.get("state_space", macros)
     return stream.launch(program, "scan", (channels, batch), (1, 1), operands, words)

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.kernels import of_other_type
 from opweave.ops.normalization import alibi_slopes
 from opweave_torch.kernels.binding import BOOL, Scratch, in_turn, widened
 from opweave_torch.kernels.table import KERNELS
@@ -54,7 +55,7 @@ def _workspace(step: Step) -> int:
     return max(sizes)
 
 
-@KERNELS("attention", workspace=_workspace)
+@KERNELS("attention", when=lambda step: of_other_type(step, 1, 2), workspace=_workspace)
 def attention(
     stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: Arg, workspace: Arg, **attrs: Any
 ) -> Call:

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 
 from opweave.contract import Arg, Call, Step
+from opweave.errors import BoundsError
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.graph.layout import nbytes
 from opweave_torch.memory import tensor, torch_dtype
 
 __all__ = [
-    "BOOL", "F32", "I64", "Scratch", "converted", "converted_bytes", "in_turn", "lies_over", "padded", "rounded",
-    "scalar", "widened", "widening", "widening_bytes",
+    "BOOL", "F32", "I64", "Scratch", "converted", "converted_bytes", "in_turn", "lies_over", "naming_ids",
+    "padded", "rounded", "scalar", "widened", "widening", "widening_bytes",
 ]  # fmt: skip
 
 BOOL: Final = as_dtype("bool")
@@ -62,6 +63,27 @@ def rounded(value: float, dtype: DType) -> Any:
 def widened(dtype: DType) -> DType:
     """The type to compute in: f32 for half types."""
     return F32 if dtype.is_half else dtype
+
+
+# --- indices --------------------------------------------------------------------------------------------------------
+
+
+def naming_ids(call: Call, op: str, ids: torch.Tensor, n: int) -> Call:
+    """The call, whose error tells which of the ids is outside of ``0 .. n - 1``."""
+    if ids.device.type != "cpu":
+        return call
+
+    def run() -> None:
+        try:
+            call()
+        except (IndexError, RuntimeError):
+            wrong = torch.nonzero((ids < 0) | (ids >= n)).tolist()
+            if not wrong:
+                raise
+            value = int(ids[tuple(wrong[0])])
+            raise BoundsError(f"{op}: index {value} at {wrong[0]} is outside of 0 .. {n - 1}") from None
+
+    return run
 
 
 # --- where operands lie ---------------------------------------------------------------------------------------------

@@ -160,10 +160,9 @@ def _nibbles(d: Decoding, words: torch.Tensor, high: torch.Tensor | None = None)
 
 
 def _centred(d: Decoding, scale: torch.Tensor, centre: int) -> None:
-    """``values = scale · (values − centre)``, by exact products."""
-    offset = d.new(F32, scale.shape[1])
-    d.do(torch.mul, scale, -centre, out=offset)
-    d.scaled(scale, offset)
+    """``values = scale · (values − centre)``, in this order: infinite scales have no difference of products."""
+    d.do(torch.sub, d.values, centre, out=d.values)
+    d.scaled(scale)
 
 
 def _q4_0(d: Decoding) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.kernels import of_other_type
 from opweave.graph.layout import reshape_strides
 from opweave.ops.windows import fitting
 from opweave_torch.kernels.binding import Scratch, converted, converted_bytes, in_turn, padded, widened
@@ -49,7 +50,7 @@ def _conv_workspace(step: Step) -> int:
     return _padded_bytes(step.srcs[0], padding) if _is_lopsided(padding) else 0
 
 
-@KERNELS("conv1d", "conv2d", "conv3d", workspace=_conv_workspace)
+@KERNELS("conv1d", "conv2d", "conv3d", when=lambda step: of_other_type(step, 1, 2), workspace=_conv_workspace)
 def conv(
     stream: Stream,
     op: str,
@@ -124,7 +125,9 @@ def _transpose_workspace(step: Step) -> int:
     return converted_bytes(step.srcs, widened(step.out.dtype))
 
 
-@KERNELS("conv_transpose1d", "conv_transpose2d", workspace=_transpose_workspace)
+@KERNELS(
+    "conv_transpose1d", "conv_transpose2d", when=lambda step: of_other_type(step, 1, 2), workspace=_transpose_workspace
+)
 def conv_transpose(
     stream: Stream,
     op: str,

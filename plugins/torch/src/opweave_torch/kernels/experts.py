@@ -11,10 +11,11 @@ from functools import partial
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.kernels import of_other_type
 from opweave.errors import BoundsError
 from opweave.graph.dtypes import DType, as_dtype
-from opweave_torch.kernels.binding import Scratch, in_turn, padded, widened
-from opweave_torch.kernels.matmul import Tile, as_source, as_target, matrix_bytes, product, tile_bytes
+from opweave_torch.kernels.binding import Scratch, in_turn, naming_ids, padded, widened
+from opweave_torch.kernels.matmul import Tile, as_source, as_target, blocks_why_not, matrix_bytes, product, tile_bytes
 from opweave_torch.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_torch.memory import tensor
 
@@ -32,7 +33,7 @@ def _workspace(step: Step) -> int:
     return _sorted_bytes(step, step.out.dtype)
 
 
-@KERNELS("expert_linear", dtypes=NUMBERS, workspace=_workspace)
+@KERNELS("expert_linear", dtypes=NUMBERS, when=lambda step: of_other_type(step, 1), workspace=_workspace)
 def expert_linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, workspace: Arg | None) -> Call:
     weights = [expert.t() for expert in tensor(w)]
 
@@ -47,7 +48,12 @@ def _blocks_workspace(step: Step) -> int:
     return tile_bytes(step.srcs[1], dtype) + _sorted_bytes(step, dtype)
 
 
-@KERNELS("expert_linear", dtypes=[*map(as_dtype, FLOATS.split()), *QUANTIZED], workspace=_blocks_workspace)
+@KERNELS(
+    "expert_linear",
+    dtypes=[*map(as_dtype, FLOATS.split()), *QUANTIZED],
+    when=blocks_why_not,
+    workspace=_blocks_workspace,
+)
 def expert_linear_of_blocks(
     stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, blocks: DType, workspace: Arg | None
 ) -> Call:
@@ -120,4 +126,5 @@ def add_expert(stream: Stream, op: str, out: Arg, x: Arg, table: Arg, ids: Arg, 
     calls.append(
         partial(torch.index_select, tensor(table), 0, picks.view(-1), out=picked.view(-1, out.shape[-1])),
     )
-    return in_turn([*calls, partial(torch.add, tensor(x), picked, out=tensor(out))])
+    calls.append(partial(torch.add, tensor(x), picked, out=tensor(out)))
+    return naming_ids(in_turn(calls), op, tensor(ids), table.shape[0])

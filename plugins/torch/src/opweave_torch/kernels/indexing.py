@@ -12,33 +12,14 @@ from typing import Final
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.errors import BoundsError
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.graph.layout import reshape_strides
-from opweave_torch.kernels.binding import F32, I64, Scratch, in_turn, lies_over, padded
+from opweave_torch.kernels.binding import F32, I64, Scratch, in_turn, lies_over, naming_ids, padded
 from opweave_torch.kernels.blocks import Decoding, decoding_bytes
 from opweave_torch.kernels.table import HALVES, INTEGERS, KERNELS, PLAIN, QUANTIZED, WIDE
 from opweave_torch.memory import tensor
 
 U8: Final = as_dtype("u8")
-
-
-def _naming_ids(call: Call, op: str, ids: torch.Tensor, n: int) -> Call:
-    """The call, whose error tells which of the ids is outside of ``0 .. n - 1``."""
-    if ids.device.type != "cpu":
-        return call
-
-    def run() -> None:
-        try:
-            call()
-        except (IndexError, RuntimeError):
-            wrong = torch.nonzero((ids < 0) | (ids >= n)).tolist()
-            if not wrong:
-                raise
-            value = int(ids[tuple(wrong[0])])
-            raise BoundsError(f"{op}: index {value} at {wrong[0]} is outside of 0 .. {n - 1}") from None
-
-    return run
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
@@ -68,7 +49,7 @@ def embedding(stream: Stream, op: str, out: Arg, table: Arg, ids: Arg, *, worksp
     calls, line = _line_of(ids, Scratch(workspace))
     target = tensor(out).view(ids.size, *table.shape[1:])
     calls.append(partial(torch.index_select, tensor(table), 0, line, out=target))
-    return _naming_ids(in_turn(calls), op, tensor(ids), table.shape[0])
+    return naming_ids(in_turn(calls), op, tensor(ids), table.shape[0])
 
 
 BLOCKS_PER_TILE: Final = 1 << 13
@@ -109,7 +90,7 @@ def embedding_of_blocks(
             *decoding.calls,
             partial(target[first : first + step].copy_, values[: len(some)]),
         ]
-    return _naming_ids(in_turn(calls), op, tensor(ids), table.shape[0])
+    return naming_ids(in_turn(calls), op, tensor(ids), table.shape[0])
 
 
 def _long_ids_workspace(step: Step, which: int) -> int:
@@ -130,7 +111,7 @@ def _long_ids(ids: Arg, workspace: Arg | None) -> tuple[list[Call], torch.Tensor
 def take_along_axis(stream: Stream, op: str, out: Arg, x: Arg, ids: Arg, *, axis: int, workspace: Arg | None) -> Call:
     calls, places = _long_ids(ids, workspace)
     calls.append(partial(torch.gather, tensor(x), axis, places, out=tensor(out)))
-    return _naming_ids(in_turn(calls), op, tensor(ids), x.shape[axis])
+    return naming_ids(in_turn(calls), op, tensor(ids), x.shape[axis])
 
 
 # --- adding up ------------------------------------------------------------------------------------------------------
@@ -166,7 +147,7 @@ def index_add(stream: Stream, op: str, out: Arg, ids: Arg, rows: Arg, *, n: int,
     calls += [sums.zero_, partial(sums.index_add_, 0, line, source)]
     if half:
         calls.append(partial(target.copy_, sums))
-    return _naming_ids(in_turn(calls), op, tensor(ids), n)
+    return naming_ids(in_turn(calls), op, tensor(ids), n)
 
 
 # --- regions of a tensor --------------------------------------------------------------------------------------------
@@ -192,7 +173,7 @@ def region(stream: Stream, op: str, out: Arg, x: Arg, value: Arg, *, offsets: tu
 def index_copy(stream: Stream, op: str, out: Arg, ids: Arg, rows: Arg, *, workspace: Arg | None) -> Call:
     calls, places = _long_ids(ids, workspace)
     calls.append(partial(tensor(out).index_copy_, 0, places, tensor(rows)))
-    return _naming_ids(in_turn(calls), op, tensor(ids), out.shape[0])
+    return naming_ids(in_turn(calls), op, tensor(ids), out.shape[0])
 
 
 @KERNELS("assign", dtypes=PLAIN)

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.kernels import of_other_type
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.graph.layout import reshape_strides
 from opweave_torch.kernels.binding import F32, Scratch, in_turn, padded, widened
@@ -111,7 +112,7 @@ def _linear_workspace(step: Step) -> int:
     return matrix_bytes(step.out.dtype, step.srcs[0], step.out)
 
 
-@KERNELS("linear", dtypes=NUMBERS, workspace=_linear_workspace)
+@KERNELS("linear", dtypes=NUMBERS, when=lambda step: of_other_type(step, 1, 2), workspace=_linear_workspace)
 def linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, workspace: Arg | None) -> Call:
     scratch = Scratch(workspace)
     rows, before = as_source(x, out.dtype, scratch)
@@ -169,7 +170,14 @@ def _blocks_workspace(step: Step) -> int:
     return tile_bytes(w, dtype) + matrix_bytes(dtype, x, step.out) + sum(bias)
 
 
-@KERNELS("linear", dtypes=[*map(as_dtype, FLOATS.split()), *QUANTIZED], workspace=_blocks_workspace)
+def blocks_why_not(step: Step) -> str | None:
+    """Why a kernel whose weights are quantized does not take ``step``, or ``None``."""
+    return None if step.srcs[1].dtype.is_quantized else "the weights are not quantized"
+
+
+@KERNELS(
+    "linear", dtypes=[*map(as_dtype, FLOATS.split()), *QUANTIZED], when=blocks_why_not, workspace=_blocks_workspace
+)
 def linear_of_blocks(
     stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: DType, workspace: Arg | None
 ) -> Call:

@@ -1,0 +1,117 @@
+"""Level 5, third part: an index outside of what it indexes is raised, wherever the indices are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from opweave.conformance.bench import chain_of
+from opweave.conformance.cases import cases_for
+from opweave.conformance.checklist import Check, Mismatch, Subject, expect, inapplicable
+from opweave.conformance.trial import Trial, step_of, the_node
+from opweave.conformance.values import make_values
+from opweave.contract.step import Arg
+from opweave.errors import BoundsError, ExecutionError
+from opweave.graph.opdef import OPS
+
+if TYPE_CHECKING:
+    from opweave.conformance.case import Case
+    from opweave.contract.buffer import Buffer
+    from opweave.contract.device import Device
+    from opweave.contract.execution import Stream
+    from opweave.contract.step import Step
+    from opweave.graph.tensor import Tensor
+
+__all__ = ["CHECKS"]
+
+Array = np.ndarray[Any, Any]
+
+
+def _ask(op: str, subject: Subject) -> None:
+    device = subject.device
+    if not device.raises_index_errors:
+        inapplicable("an index outside of what it indexes ends the use of the device")
+    case, tensors, node, which = _find(op, device)
+    leaves = {
+        x.memory: make_values(subject.rng, operand, x.memory.shape, x.dtype)
+        for x, operand in zip(tensors, case.operands, strict=True)
+    }
+    ids, rows = tensors[which].memory, case.operands[which].high
+    with device.open() as stream:
+        for wrong in (rows, -1, rows + (1 << 20)):
+            _expect_right(stream, node, leaves)
+            spoiled = leaves[ids].copy()
+            spoiled.reshape(-1)[-1] = wrong
+            with _bound(stream, node, {**leaves, ids: spoiled}) as step:
+                error = _run(stream, step)
+            what = f"an index of {wrong} for {rows} rows"
+            if error is None:
+                raise Mismatch(f"{what} raises nothing, neither at once nor at the next wait")
+            expect(any(isinstance(e, BoundsError) for e in chain_of(error)), f"{what} is no BoundsError: {error!r}")
+            stream.recover()
+        _expect_right(stream, node, leaves)
+
+
+def _find(op: str, device: Device) -> tuple[Case, tuple[Tensor, ...], Tensor, int]:
+    """A case that the device runs, its operands, its node, and the number of the operand that holds the indices."""
+    for case in cases_for(op):
+        which = [i for i, o in enumerate(case.operands) if o.values == "ids" and o.high and 0 not in o.shape]
+        tensors = case.tensors()
+        node = the_node(case.build(*tensors))
+        if which and device.why_not(step_of(node)) is None:
+            return case, tensors, node, which[0]
+    inapplicable(f"it does not run {op}")
+
+
+def _run(stream: Stream, step: Step) -> ExecutionError | None:
+    """What is raised at once, or by waiting for a mark behind the step."""
+    try:
+        stream.run([step])
+        stream.record().synchronize()
+    except ExecutionError as error:
+        return error
+    return None
+
+
+def _expect_right(stream: Stream, node: Tensor, leaves: Mapping[Tensor, Array]) -> None:
+    with Trial(stream, node, leaves) as trial:
+        reason = trial.apart().reason
+    expect(not reason, f"with indices that exist: {reason}")
+
+
+@contextmanager
+def _bound(stream: Stream, node: Tensor, leaves: Mapping[Tensor, Array]) -> Iterator[Step]:
+    """The step with each operand in a buffer of its own."""
+    buffers: list[Buffer] = []
+
+    def alloc(size: int) -> Buffer:
+        buffers.append(stream.device.alloc(size))
+        return buffers[-1]
+
+    places: dict[Tensor, tuple[Buffer, int]] = {}
+    for memory, values in leaves.items():
+        places[memory] = alloc(values.nbytes), 0
+        places[memory][0].upload(0, values.reshape(-1).view(np.uint8))
+    assert node.op is not None
+    out = None
+    if not node.op.writes:
+        out = Arg(alloc(node.nbytes), 0, node.dtype, node.shape, node.strides, None, 0)
+    try:
+        yield step_of(node, places, out)
+    finally:
+        for buffer in buffers:
+            buffer.free()
+
+
+PICKING: Final = [name for name, op in OPS.items() if op.indices and name != "rope"]
+"""The operations that pick by index; rope's positions pick nothing."""
+
+CHECKS: Final = [
+    Check(f"fault-index-{op}", 5, "An index outside of what it indexes is a BoundsError, and the stream goes on.",
+          partial(_ask, op))
+    for op in PICKING
+]  # fmt: skip

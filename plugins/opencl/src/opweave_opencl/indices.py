@@ -1,0 +1,171 @@
+"""`IndexChecks`: indices outside of what they index, which kernels note on the device, raised where the host waits."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakValueDictionary, ref
+
+import numpy as np
+
+from opweave.contract import Arg, Plan, StepError
+from opweave.errors import BoundsError
+from opweave.graph.dtypes import i64
+from opweave_opencl.queues import complete
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+    from opweave_opencl.device import OpenCLDevice
+
+__all__ = ["VARIABLE", "IndexChecks", "Site"]
+
+VARIABLE: Final = "OPWEAVE_OPENCL_CHECK_INDICES"
+"""Environment variable: ``0`` has streams not check indices unless they are opened with ``check_indices=True``."""
+
+_NOTE: Final = 2
+"""64-bit words of the note on the device: the number of the site, and the index."""
+
+
+class Site:
+    """A kernel that picks by index, bound in a plan.
+
+    Attributes:
+        op: the operation.
+        length: of what is indexed.
+        group: its group in the plan.
+        plan: gives the plan, once there is one and as long as there is.
+    """
+
+    __slots__ = ("__weakref__", "group", "length", "op", "plan")
+
+    def __init__(self, op: str, length: int, group: int) -> None:
+        self.op, self.length, self.group = op, length, group
+        self.plan: Callable[[], Plan | None] = lambda: None
+
+
+class Bound(NamedTuple):
+    """What a kernel that picks by index gets: macros, operands behind its own, and the last word of its parameters."""
+
+    macros: dict[str, str]
+    operands: tuple[Arg, ...]
+    words: tuple[int, ...]
+
+
+class IndexChecks:
+    """The check of the indices that a stream's kernels pick by.
+
+    The kernels note the first index outside of its table in a few bytes of the device's memory (``wrong_index.cl``). A
+    plan with such kernels has these bytes copied to the host behind its work, so that whoever has waited for the work
+    finds them there: nothing waits for a check, and plans without such kernels have none.
+
+    Args:
+        device: the stream's.
+        queue: that its kernels are in.
+        enabled: ``None``: as `VARIABLE` says.
+    """
+
+    def __init__(self, device: OpenCLDevice, queue: cl.CommandQueue, enabled: bool | None = None) -> None:
+        self._device, self._queue = device, queue
+        self.enabled: Final = os.environ.get(VARIABLE, "").strip() != "0" if enabled is None else enabled
+        self._note: Arg | None = None
+        self._seen: np.ndarray[Any, np.dtype[np.int64]] | None = None  # the note as it was copied last
+        self._memory: list[Any] = []
+        self._sites: Final[WeakValueDictionary[int, Site]] = WeakValueDictionary()
+        self._count = 0
+        self._bound: list[Site] = []  # since the last plan was begun
+        self._group = 0
+        # Copies under way, with the sites that they may tell of. Dropping the event of a copy waits for it.
+        self._copies: Final[deque[tuple[cl.Event, Sequence[Site]]]] = deque()
+        self._lock: Final = RLock()
+
+    # --- binding ----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A plan is about to be bound."""
+        self._bound = []
+
+    def enter(self, group: int) -> None:
+        """The kernels that are bound next belong to this group of it."""
+        self._group = group
+
+    def bind(self, op: str, length: int) -> Bound:
+        """What a kernel gets that picks by indices below ``length``."""
+        if not self.enabled:
+            return Bound({"CHECKED": "0"}, (), (0,))
+        if self._note is None:
+            self._make()
+        assert self._note is not None
+        site = Site(op, length, self._group)
+        self._count += 1
+        self._sites[self._count] = site
+        self._bound.append(site)
+        return Bound({"CHECKED": "1"}, (self._note,), (self._count,))
+
+    def _make(self) -> None:
+        note, seen = self._device.alloc(8 * _NOTE), self._device.host_buffer_type.alloc(8 * _NOTE)
+        note.upload(0, bytes(8 * _NOTE))
+        self._memory += [note, seen]
+        self._note = Arg(note, 0, i64, (_NOTE,), (8,))
+        self._seen = seen.view(0, i64, (_NOTE,), (8,))
+        self._seen[:] = 0
+
+    def bound(self) -> Sequence[Site]:
+        """The sites of the plan, which keeps them as long as it can be run."""
+        return self._bound
+
+    def belong(self, plan: Plan) -> None:
+        """The plan that was begun is this one."""
+        for site in self._bound:
+            site.plan = ref(plan)
+        self._bound = []
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    def look(self, sites: Sequence[Site]) -> None:
+        """Have the note copied to the host behind the plan of these sites, which was submitted."""
+        import pyopencl as cl
+
+        assert self._note is not None
+        assert self._note.buffer is not None
+        assert self._seen is not None
+        copies = self._copies
+        copy = cl.enqueue_copy(self._queue, self._seen, self._note.buffer.handle, is_blocking=False)
+        copies.append((copy, sites))
+        while len(copies) > 1 and complete(copies[0][0]) and not self._seen[0]:
+            copies.popleft()
+
+    def check(self) -> None:
+        """Raise what was noted by work that is done, once.
+
+        Raises:
+            StepError: names the step; ``error`` is a `BoundsError`.
+        """
+        if self._seen is None or not self._seen[0]:
+            return
+        import pyopencl as cl
+
+        with self._lock:
+            number, index = (int(word) for word in self._seen)
+            if not number:
+                return
+            assert self._note is not None
+            assert self._note.buffer is not None
+            # Copies under way would bring back the note that is wiped out here.
+            self._queue.finish()
+            cl.enqueue_fill_buffer(self._queue, self._note.buffer.handle, np.zeros(1, np.int64), 0, 8 * _NOTE)
+            self._queue.finish()
+            site = self._sites[number]
+            self._copies.clear()
+            self._seen[:] = 0
+        error = BoundsError(f"{site.op}: index {index} is outside of 0 .. {site.length - 1}")
+        raise StepError(site.group, error, site.plan()) from error
+
+    def close(self) -> None:
+        """Give the memory back; everything submitted is done."""
+        self._copies.clear()
+        self._note = self._seen = None
+        self._memory.clear()  # dropped, not freed, which would wait for other streams of the device
