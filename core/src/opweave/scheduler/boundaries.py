@@ -210,19 +210,21 @@ class _Boundaries:
         """
         found: dict[Tensor, Sequence[int]] = {}
         near: set[int] = set()
-        now, number = 0, 0
-        waiting = [(-1, number, start)]
+        now, number = self._crosses(start), 0
+        waiting = [(self._ties(start), number, start)]
         while waiting and waiting[0][0] < now:
             cost, _, node = heappop(waiting)
             if node in found:
                 continue
             found[node] = self.movable(node)
             near.update(self._anchors(node))
-            now += self._crosses(node)
+            now += self._crosses(node) if node is not start else 0
             for other in (*[source.root for source in node.srcs], *self.readers.get(node, ())):
                 if other not in found and self.movable(other):
                     number += 1
-                    heappush(waiting, (max(cost, 0) + self._ties(other), number, other))
+                    heappush(waiting, (cost + self._ties(other), number, other))
+        if not found:
+            return {}
         self.seen.update(found)
         if not self._may_gain(found, near):
             return {}
