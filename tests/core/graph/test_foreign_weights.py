@@ -69,7 +69,9 @@ def test_leaves_in_the_memory_of_a_device_stay_there_or_go_where_they_are_asked(
     buffer.upload(0, values)
     for device, expected in ((None, buffer), (here, buffer), (there, None)):
         group = ow.weights({"w": lying}, device=device)
-        placement = group["w"].leaf.placement
+        leaf = group["w"].leaf
+        assert leaf is not None
+        placement = leaf.placement
         assert placement is not None
         assert placement.buffer is expected or (expected is None and placement.buffer.device is there)
         np.testing.assert_array_equal(ow.read(group["w"]), values)

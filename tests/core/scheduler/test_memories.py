@@ -358,12 +358,13 @@ class Padded(BufferType):
 
 def test_memory_that_temporaries_cannot_lie_in_is_refused_at_once():
     device = Plain()
-    for kind, why in (
+    kinds: list[tuple[Any, str]] = [
         (Negated(device), "keeps tensors in a form of its own"),
         (Elsewhere(device, "only weights"), "not for temporaries"),
         (BufferType(Separate("g")), "cannot reach"),
         ("plain", "is a BufferType"),
-    ):
+    ]
+    for kind, why in kinds:
         with pytest.raises(ow.SchedulerError, match=why):
             ow.Scheduler([device], buffer_types={device: kind})
 

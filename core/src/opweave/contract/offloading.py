@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Offloading", "Rates", "flops"]
 
-PRODUCTS: Final = frozenset({"matmul", "experts", "convolution"})
-"""Families of operations that use each element of a weight for many rows."""
-
 ROWS: Final = 64
 SIDE: Final = 1024
 COUNT: Final = 2 * ROWS * SIDE * SIDE
@@ -91,7 +88,7 @@ class Offloading:
     def pays(self, step: Step) -> bool:
         """Whether to bring the largest source of ``step`` for each run; ``False`` where that cannot be measured."""
         op = OPS.get(step.op)
-        if op is None or op.family not in PRODUCTS or len(step.srcs) < 2:
+        if op is None or not op.product or len(step.srcs) < 2:
             return False
         data = [src for i, src in enumerate(step.srcs) if i not in op.indices]
         weights = max(data, key=lambda src: src.nbytes)

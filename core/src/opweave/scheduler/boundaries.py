@@ -13,7 +13,6 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract.space import Usage
-from opweave.scheduler.precision import is_product
 
 if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
@@ -59,7 +58,7 @@ class PlacedWeights:
         one can hold; or a weight in host memory, for targets that bring weights from there for other nodes.
         """
         assert node.op is not None
-        if is_product(node.op):
+        if node.op.product:
             return []
         allowed = [target.index for target in able.computing]
         for weight in self.of[node]:

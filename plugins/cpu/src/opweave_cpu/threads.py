@@ -10,14 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from opweave.host.cores import usable_cores
+
 __all__ = ["THREADS", "Threads", "set_up_numpy"]
-
-
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
 
 
 BUFFER: Final = 2048
@@ -39,7 +34,7 @@ class Threads:
     """The threads of this process that compute.
 
     Attributes:
-        cores: processors that the process may use.
+        cores: processors that the process may use, by its affinity and its control group's quota.
         default: threads of streams that were opened without ``threads``; ``None``: all cores, and BLAS as it was found.
         blas_limit: how many threads BLAS may use at present, ``None``: as many as it was found with.
     """
@@ -47,7 +42,7 @@ class Threads:
     __slots__ = ("_blas_found", "_lock", "_pool", "blas_limit", "cores", "default")
 
     def __init__(self) -> None:
-        self.cores: Final = _cores()
+        self.cores: Final = usable_cores().usable
         self.default: int | None = None
         self.blas_limit: int | None = None
         self._blas_found: list[tuple[Any, int]] = []
