@@ -105,18 +105,18 @@ def _one_run(play: _Play, program: Program, where: MemoryMap, slot: int, prefix:
         elif action.copy is not None:
             copy = action.copy
             stream = target.copier if copy.cause == "stream" and target.copier is not None else target.stream
-            reads = [copy.src.place] if copy.ids is None else [copy.src.place, copy.ids.place]
-            play.act(stream, f"{prefix}copy of {copy.tensor.name}", regions(reads), regions([copy.dst.place]))
+            reads = [copy.src.storage] if copy.ids is None else [copy.src.storage, copy.ids.storage]
+            play.act(stream, f"{prefix}copy of {copy.tensor.name}", regions(reads), regions([copy.dst.storage]))
         elif action.kind == "plan":
-            reads = [s.place for item in split.items for s in item.srcs]
-            writes = regions([item.out.place for item in split.items])
+            reads = [s.storage for item in split.items for s in item.srcs]
+            writes = regions([item.out.storage for item in split.items])
             scratch = [region for (index, _), region in where.workspaces.items() if index == split.index]
             play.act(target.stream, f"{prefix}split {split.index}", regions(reads), writes + scratch)
     for output, operand in zip(parts.graph.outputs, parts.outputs, strict=True):
         if operand is not None:
             fetch = next(f for f in run_list.fetches if f.tensor is output)
             assert fetch.stream is not None
-            play.act(fetch.stream, f"{prefix}fetching {output.name}", regions([operand.place]), ())
+            play.act(fetch.stream, f"{prefix}fetching {output.name}", regions([operand.storage]), ())
 
 
 def _apply(play: _Play, call: Any) -> None:

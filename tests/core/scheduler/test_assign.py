@@ -120,7 +120,7 @@ def test_a_device_of_higher_priority_brings_host_weights_for_ops_it_wants(x):
     y = ow.linear(x, w["w"])
     plan = split(y, gpu, cpu)
     assert (plan.device_of(y).name, plan.cause_of(y)) == ("gpu", "offload")
-    assert {c.cause for c in plan.copies} == {"stream"}, "the input is fed where it is read"
+    assert {c.cause for c in plan.copies} == {"weight-fetch"}, "the input is fed where it is read"
     kept = split(y, gpu, cpu, op_offload=False)
     assert (kept.device_of(y).name, kept.cause_of(y)) == ("cpu", "weights")
 

@@ -70,7 +70,7 @@ def test_the_text_is_a_string_and_the_rows_say_the_same(explanation):
         assert re.search(rf"{row.op} .*\[{row.cause}\]", explanation)
     neg = explanation.nodes[1]
     assert neg.refusals == {"a": "no kernel for neg"}
-    assert [(c.source, c.target, c.nbytes, c.cause) for c in explanation.copies] == [("a", "<b>", 64, "seam")]
+    assert [(c.source, c.target, c.nbytes, c.cause) for c in explanation.copies] == [("a", "<b>", 64, "transfer")]
     assert explanation.memory["a"].temporaries > 0
 
 

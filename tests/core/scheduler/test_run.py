@@ -532,7 +532,7 @@ def test_explain_tells_splits_copies_causes_refusals_and_memory(x):
         "2 steps in 2 splits over far, hostdevice",
         "split 0 on far: 1 step",
         "hidden",
-        "copy hidden f32[4, 4]: far -> hostdevice, 64 B (seam)",
+        "copy hidden f32[4, 4]: far -> hostdevice, 64 B (transfer)",
         "not on far: no kernel for neg",
         "memory on far: ",
         "[priority] the first device in the order that supports it",

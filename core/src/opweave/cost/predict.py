@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from opweave.contract.device import Device
     from opweave.contract.space import MemorySpace
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.partition import Operand, Partition
+    from opweave.scheduler.splits import Partition, StorageView
 
 __all__ = ["Prediction", "predict", "prediction_of", "room_of"]
 
@@ -69,7 +69,7 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
             if item.node is None:
                 steps += model.pack(at, item.out.dtype, item.out.shape)
                 continue
-            signature = partition.assignment.signature(item.node)
+            signature = partition.assignment.capabilities.signature(item.node)
             took = nodes[item.node] = model.step(item.node, signature, at)
             steps += took
         busy[split.target.name] += steps
@@ -113,24 +113,26 @@ def room_of(device: Device) -> float:
 def prediction_of(partition: Partition) -> Prediction:
     """The prediction that a partition was chosen by, else one that is made now."""
     if partition.prediction is None:
-        partition.prediction = predict(partition)
+        # As a cached property: made when it is first asked for, and then shown by reports too.
+        object.__setattr__(partition, "prediction", predict(partition))
+    assert partition.prediction is not None
     return partition.prediction
 
 
-def _count(ids: Operand) -> int:
+def _count(ids: StorageView) -> int:
     count = 1
     for n in ids.shape:
         count *= n
     return count
 
 
-def _where(partition: Partition, operand: Operand) -> tuple[Device | None, MemorySpace]:
+def _where(partition: Partition, operand: StorageView) -> tuple[Device | None, MemorySpace]:
     """The device and the space of the memory that an operand lies in."""
-    arena = partition.arenas[operand.place]
+    arena = partition.arenas[operand.storage]
     if arena >= 0:
         target = partition.assignment.targets[arena]
         return target.device, target.space
-    tensor, space = partition.owners[operand.place]
+    tensor, space = partition.owners[operand.storage]
     leaf = tensor.leaf
     if leaf is not None and leaf.placement is not None:
         return leaf.placement.buffer.device, space

@@ -1,7 +1,7 @@
 """Reading, writing and copying between any two places: directly, by way of the host, or bounced in pieces.
 
 Everything here is complete when it returns. `bind_copy` decides the way beforehand and gives a call without arguments,
-which is what programs run at the seams between devices.
+which is what programs run at device boundaries.
 """
 
 from __future__ import annotations

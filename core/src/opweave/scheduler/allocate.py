@@ -6,16 +6,19 @@ A plan takes no memory: it says how large the chunks of each device's arena have
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from opweave.contract.space import round_up
 from opweave.scheduler.chunks import Block, ChunkPlan, plan_chunks
-from opweave.scheduler.partition import END, Item, Partition
+from opweave.scheduler.splits import Partition, PlannedStep
 
 if TYPE_CHECKING:
     from opweave.scheduler.fuse import Groups
 
-__all__ = ["Lifetimes", "MemoryPlan", "MemoryUse", "Scratch", "allocate", "lifetimes"]
+__all__ = ["END", "Lifetimes", "MemoryPlan", "MemoryUse", "Scratch", "allocate", "lifetimes"]
+
+END: Final = 1 << 60
+"""A moment after the last one: what holds an output lives until then."""
 
 
 class MemoryUse(NamedTuple):
@@ -146,9 +149,9 @@ def _shared(partition: Partition) -> set[int]:
         target = split.target.index
         for copy in (*split.copies, *split.write_backs):
             touched = (copy.src, copy.dst) if copy.ids is None else (copy.src, copy.ids)
-            shared.update(o.place for o in touched if arenas[o.place] >= 0 and arenas[o.place] != target)
+            shared.update(o.storage for o in touched if arenas[o.storage] >= 0 and arenas[o.storage] != target)
         for item in split.items:
-            shared.update(o.place for o in (item.out, *item.srcs) if arenas[o.place] not in (-1, target))
+            shared.update(o.storage for o in (item.out, *item.srcs) if arenas[o.storage] not in (-1, target))
     return shared
 
 
@@ -190,18 +193,18 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
     for place in partition.inputs.values():
         birth[place] = death[place] = 0
     # The first mention of a storage id is its writer: sources are written before they are read.
-    steps: list[tuple[int, Item]] = []
+    steps: list[tuple[int, PlannedStep]] = []
     started: dict[int, int] = {}  # target -> when its last split started
     for split, grouping in zip(partition.splits, groups.of_split, strict=True):
         moment += 1
         times.append(moment)
         for copy in split.copies:
-            death[copy.src.place] = moment
+            death[copy.src.storage] = moment
             if copy.ids is not None:
-                death[copy.ids.place] = moment
-            dst = copy.dst.place
+                death[copy.ids.storage] = moment
+            dst = copy.dst.storage
             if birth[dst] < 0:
-                early = copy.cause == "stream" and split.target.fetches_ahead
+                early = copy.cause == "weight-fetch" and split.target.fetches_ahead
                 birth[dst] = started.get(split.target.index, moment) if early else moment
             death[dst] = moment
         started[split.target.index] = moment
@@ -221,32 +224,34 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
                 moment += 1
                 for index in group:
                     item = split.items[index]
-                    out = item.out.place
+                    out = item.out.storage
                     if birth[out] < 0:
                         birth[out] = moment
                     death[out] = moment
                     for source in item.srcs:
-                        death[source.place] = moment
-                if len(group) == 1 and split.items[group[0]].verdict.inplace:
+                        death[source.storage] = moment
+                if len(group) == 1 and split.items[group[0]].support.inplace:
                     steps.append((moment, split.items[group[0]]))
         moment += 1
         for copy in split.write_backs:
-            death[copy.src.place] = moment
+            death[copy.src.storage] = moment
         if split.observed is not None:
-            death[split.observed[1].place] = moment
+            death[split.observed[1].storage] = moment
     for output in partition.outputs:
         if output is not None:
-            death[output.place] = END
+            death[output.storage] = END
     alias = list(range(n))
     fed = set(partition.inputs.values())
     for at, item in steps:
         taken = _takes_over(item, at, partition, birth, death, fed)
         if taken >= 0:
-            alias[item.out.place] = alias[taken]
+            alias[item.out.storage] = alias[taken]
     return Lifetimes(birth, death, alias, times)
 
 
-def _takes_over(item: Item, at: int, partition: Partition, birth: list[int], death: list[int], fed: set[int]) -> int:
+def _takes_over(
+    item: PlannedStep, at: int, partition: Partition, birth: list[int], death: list[int], fed: set[int]
+) -> int:
     """The storage id whose memory the item's output may take over, or -1.
 
     It must be a temporary of the same target that ends here, lie exactly as the output will, and no other operand may

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Location, Placement, Tensor
     from opweave.scheduler.allocate import MemoryPlan
     from opweave.scheduler.arena import Arena, Lease
-    from opweave.scheduler.partition import Operand, Partition
+    from opweave.scheduler.splits import Partition, StorageView
 
 __all__ = ["Bindings", "Operands", "bind"]
 
@@ -58,7 +58,7 @@ def bind(
         SchedulerError: a leaf without bytes.
     """
     for split in partition.splits:
-        if any(copy.cause == "stream" for copy in split.copies):
+        if any(copy.cause == "weight-fetch" for copy in split.copies):
             split.target.open_copier()
     leases: list[Lease] = []
     try:
@@ -140,10 +140,10 @@ class Operands:
         self._buffers, self._offsets, self._handles, _ = bindings
         self._arenas: Final = partition.arenas
         self._args: Final[list[Arg | None]] = [None] * len(partition.sizes)
-        self._made_of: Final[list[Operand | None]] = [None] * len(partition.sizes)
+        self._made_of: Final[list[StorageView | None]] = [None] * len(partition.sizes)
         self._views: Final[dict[tuple[int, int], Arg]] = {}  # buffer and offset -> what was bound there last
 
-    def arg(self, operand: Operand) -> Arg:
+    def arg(self, operand: StorageView) -> Arg:
         """The operand where it lies."""
         storage, offset, dtype, shape, strides = operand
         known = self._args[storage]

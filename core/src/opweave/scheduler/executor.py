@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from opweave.contract.execution import Event
     from opweave.futures import Future
     from opweave.scheduler.arena import Lease
-    from opweave.scheduler.partition import Partition, Split
     from opweave.scheduler.run_list import CallList
+    from opweave.scheduler.splits import Partition, Split
     from opweave.scheduler.target import Target
 
 __all__ = ["Executor", "ProgramState"]

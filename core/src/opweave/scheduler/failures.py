@@ -10,8 +10,8 @@ from opweave.errors import Cancelled, ExecutionError, LifetimeError
 
 if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.partition import Split
     from opweave.scheduler.run_list import Action
+    from opweave.scheduler.splits import Split
     from opweave.scheduler.target import Target
 
 __all__ = ["settle_failure"]

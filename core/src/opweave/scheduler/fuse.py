@@ -12,7 +12,7 @@ from opweave.contract.execution import Stream
 from opweave.contract.step import Arg, Step
 
 if TYPE_CHECKING:
-    from opweave.scheduler.partition import Item, Operand, Partition, Split
+    from opweave.scheduler.splits import Partition, PlannedStep, Split, StorageView
 
 __all__ = ["FusedGroup", "Groups", "bound_step", "fuse", "unfused"]
 
@@ -59,7 +59,7 @@ def fuse(partition: Partition) -> Groups:
     return Groups(grouped, _internal(partition, grouped))
 
 
-def bound_step(item: Item, out: Arg, srcs: tuple[Arg, ...], *, live: bool = True) -> Step:
+def bound_step(item: PlannedStep, out: Arg, srcs: tuple[Arg, ...], *, live: bool = True) -> Step:
     """The step of an item with its operands."""
     node = item.node
     if node is None:
@@ -74,7 +74,7 @@ def _fuses_nothing(split: Split) -> bool:
 def _groups(split: Split, partition: Partition, last_reader: dict[int, int]) -> list[FusedGroup]:
     steps = []
     for item in split.items:
-        out = item.out.place
+        out = item.out.storage
         live = last_reader.get(out, -1) > split.index or partition.arenas[out] < 0
         srcs = tuple([_source(source, partition) for source in item.srcs])
         steps.append(bound_step(item, _unbound(item.out), srcs, live=live))
@@ -85,16 +85,16 @@ def _groups(split: Split, partition: Partition, last_reader: dict[int, int]) -> 
     ]
 
 
-def _unbound(operand: Operand) -> Arg:
-    return Arg(None, operand.offset, operand.dtype, operand.shape, operand.strides, None, operand.place)
+def _unbound(operand: StorageView) -> Arg:
+    return Arg(None, operand.offset, operand.dtype, operand.shape, operand.strides, None, operand.storage)
 
 
-def _source(operand: Operand, partition: Partition) -> Arg:
+def _source(operand: StorageView, partition: Partition) -> Arg:
     """An operand before memory is planned, with the kind of memory that it is read in where that is special."""
     arg = _unbound(operand)
-    prepared = partition.assignment.prepared
-    if prepared and operand.place in partition.owners:
-        arg._type = prepared.get(partition.owners[operand.place][0])
+    prepared = partition.assignment.capabilities.prepared
+    if prepared and operand.storage in partition.owners:
+        arg._type = prepared.get(partition.owners[operand.storage][0])
     return arg
 
 
@@ -103,18 +103,18 @@ def _last_readers(partition: Partition) -> dict[int, int]:
     last: dict[int, int] = {}
     for split in partition.splits:
         for copy in split.copies:
-            last[copy.src.place] = split.index
+            last[copy.src.storage] = split.index
             if copy.ids is not None:
-                last[copy.ids.place] = split.index
+                last[copy.ids.storage] = split.index
         for item in split.items:
             for source in item.srcs:
-                last[source.place] = split.index
+                last[source.storage] = split.index
         for copy in split.write_backs:
-            last[copy.src.place] = split.index + 1
+            last[copy.src.storage] = split.index + 1
         if split.observed is not None:
-            last[split.observed[1].place] = split.index + 1
+            last[split.observed[1].storage] = split.index + 1
     end = len(partition.splits)
-    return last | {output.place: end for output in partition.outputs if output is not None}
+    return last | {output.storage: end for output in partition.outputs if output is not None}
 
 
 def _internal(partition: Partition, grouped: Sequence[Sequence[FusedGroup] | None]) -> set[int]:
@@ -124,20 +124,20 @@ def _internal(partition: Partition, grouped: Sequence[Sequence[FusedGroup] | Non
     makers: dict[int, tuple[int, int]] = {}
     for split, groups in zip(partition.splits, grouped, strict=True):
         for copy in (*split.copies, *split.write_backs):
-            readers.setdefault(copy.src.place, set()).add(outside)
+            readers.setdefault(copy.src.storage, set()).add(outside)
             if copy.ids is not None:
-                readers.setdefault(copy.ids.place, set()).add(outside)
+                readers.setdefault(copy.ids.storage, set()).add(outside)
         if split.observed is not None:
-            readers.setdefault(split.observed[1].place, set()).add(outside)
+            readers.setdefault(split.observed[1].storage, set()).add(outside)
         alone = [FusedGroup((i,), 0) for i in range(len(split.items))] if groups is None else groups
         for g, (indices, _) in enumerate(alone):
             for index in indices:
                 item = split.items[index]
-                if len(indices) > 1 and partition.arenas[item.out.place] >= 0:
-                    makers[item.out.place] = (split.index, g)
+                if len(indices) > 1 and partition.arenas[item.out.storage] >= 0:
+                    makers[item.out.storage] = (split.index, g)
                 for source in item.srcs:
-                    readers.setdefault(source.place, set()).add((split.index, g))
+                    readers.setdefault(source.storage, set()).add((split.index, g))
     for output in partition.outputs:
         if output is not None:
-            readers.setdefault(output.place, set()).add(outside)
+            readers.setdefault(output.storage, set()).add(outside)
     return {storage for storage, group in makers.items() if readers.get(storage, set()) == {group}}

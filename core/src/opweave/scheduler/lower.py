@@ -19,8 +19,8 @@ from opweave.host.storage import CallSequence, array_shape, bind_copy, bind_read
 from opweave.scheduler.bind import Operands
 from opweave.scheduler.fuse import FusedGroup, bound_step
 from opweave.scheduler.hazards import HOST_QUEUE, Access, Act, Need, find_waits
-from opweave.scheduler.partition import Operand
 from opweave.scheduler.run_list import Action, CallList, Feed, Fetch, RunList
+from opweave.scheduler.splits import StorageView
 
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.bind import Bindings
     from opweave.scheduler.fuse import Groups
-    from opweave.scheduler.partition import Copy, Item, Partition, Split
+    from opweave.scheduler.splits import Copy, Partition, PlannedStep, Split
     from opweave.scheduler.target import Target
 
 __all__ = ["lower"]
@@ -163,7 +163,7 @@ class _Lowering:
             storage = self.partition.inputs.get(tensor)
             feed = Feed(tensor, shape, tensor.dtype.numpy, None, None, False, None)
             if storage is not None:
-                arg = self.operands.arg(Operand(storage, 0, tensor.dtype, tensor.shape, tensor.strides))
+                arg = self.operands.arg(StorageView(storage, 0, tensor.dtype, tensor.shape, tensor.strides))
                 target = self.targets[self.partition.arenas[storage]]
                 view, put, queued = bind_write(arg, target.stream)
                 feed = feed._replace(view=view, put=put, queued=queued, target=target)
@@ -189,25 +189,25 @@ class _Lowering:
             action = Action("plan", target, split, items=items, plan=plan)
             self._add(self._queue(target), reads, writes, plan.run, action, scratch)
         for copy in split.write_backs:
-            self._add_copy(copy, split, self._target_of(copy.dst.place, target))
+            self._add_copy(copy, split, self._target_of(copy.dst.storage, target))
         if split.observed is not None:
             node, operand = split.observed
             assert self.show is not None
             look = partial(self.show, node, bind_read(self.operands.arg(operand)))
-            self._add(HOST_QUEUE, (operand.place,), (), look, Action("observe", target, split))
+            self._add(HOST_QUEUE, (operand.storage,), (), look, Action("observe", target, split))
 
     def _add_copy(self, copy: Copy, split: Split, target: Target) -> None:
-        beside = copy.cause == "stream" and target.copier is not None
+        beside = copy.cause == "weight-fetch" and target.copier is not None
         stream = target.copier if beside and target.copier is not None else target.stream
         dst, src = self.operands.arg(copy.dst), self.operands.arg(copy.src)
-        reads: tuple[int, ...] = (copy.src.place,)
+        reads: tuple[int, ...] = (copy.src.storage,)
         if copy.ids is None:
             call, queued = bind_copy(dst, stream, src)
         else:
             call, queued = bind_selected_copy(dst, stream, src, self.operands.arg(copy.ids), self.count)
-            reads = (copy.src.place, copy.ids.place)
+            reads = (copy.src.storage, copy.ids.storage)
         queue = HOST_QUEUE if not queued else target.index + len(self.targets) if beside else target.index
-        self._add(queue, reads, (copy.dst.place,), call, Action("copy", target, split, copy))
+        self._add(queue, reads, (copy.dst.storage,), call, Action("copy", target, split, copy))
 
     def _stream(self, queue: int) -> Stream:
         """Queues are the targets' streams in order, and then their copiers."""
@@ -222,12 +222,12 @@ class _Lowering:
                 empty = np.empty(array_shape(output.shape, output.dtype), output.dtype.numpy)
                 self.result.fetches.append(Fetch(output, empty.copy, None, None))
                 continue
-            target = self._target_of(operand.place, self.targets[-1])
+            target = self._target_of(operand.storage, self.targets[-1])
             stream = target.stream
             queued = stream if isinstance(stream, WorkerStream) else None
             self.result.fetches.append(Fetch(output, bind_read(self.operands.arg(operand), queued), queued, target))
             if queued is not None:
-                self._add(target.index, (operand.place,), (), None, None)
+                self._add(target.index, (operand.storage,), (), None, None)
 
     # --- the list ---------------------------------------------------------------------------------------------------
 
@@ -291,15 +291,15 @@ def _compile(split: Split, arenas: Sequence[int], groups: Groups, bindings: Bind
     fused, workspaces = groups.of_split[split.index], bindings.workspaces
     stream, arg = split.target.stream, operands.arg
 
-    def step_of(item: Item) -> Step:
+    def step_of(item: PlannedStep) -> Step:
         return bound_step(item, arg(item.out), tuple(map(arg, item.srcs)))
 
     if fused is None and type(stream)._compile is Stream._compile and type(stream)._bind is Stream._bind:
         # The short way for streams that call kernels one by one: mostly no steps are made.
         calls: list[Call] = []
         for g, item in enumerate(split.items):
-            op, node, out, srcs, verdict = item
-            kernel = verdict.kernel
+            op, node, out, srcs, support = item
+            kernel = support.kernel
             try:
                 if kernel is not None and kernel.workspace is None:
                     attrs = node.attrs if node is not None else {}
@@ -308,7 +308,7 @@ def _compile(split: Split, arenas: Sequence[int], groups: Groups, bindings: Bind
                     continue
                 scratch = workspaces.get((split.index, g))
                 if kernel is None:
-                    calls.append(stream._bind(Group((step_of(item),), verdict.workspace, scratch)))
+                    calls.append(stream._bind(Group((step_of(item),), support.workspace, scratch)))
                 else:
                     calls.append(kernel.bind(stream, step_of(item), scratch))
             except Exception as error:
@@ -316,7 +316,7 @@ def _compile(split: Split, arenas: Sequence[int], groups: Groups, bindings: Bind
                 raise_backend_failure(error, stream.device.name, "preparing a kernel", what)
         return Plan(stream, calls, len(calls), _leaf_buffers(split, arenas, bindings))
     if fused is None:
-        fused = [FusedGroup((i,), item.verdict.workspace) for i, item in enumerate(split.items)]
+        fused = [FusedGroup((i,), item.support.workspace) for i, item in enumerate(split.items)]
     return stream.compile(
         [
             Group(tuple([step_of(split.items[i]) for i in indices]), size, workspaces.get((split.index, g)))

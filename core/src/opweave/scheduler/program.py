@@ -20,8 +20,8 @@ from opweave.graph.tensor import Tensor
 from opweave.leaves import read_leaf, write_state
 from opweave.scheduler.allocate import MemoryUse
 from opweave.scheduler.executor import Executor, ProgramState
-from opweave.scheduler.partition import Partition, Split
 from opweave.scheduler.placements import Placements
+from opweave.scheduler.splits import Partition, Split
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
@@ -235,7 +235,7 @@ class Program:
         return {name: feed.tensor for name, feed in self.run_lists[0].feeds.items()}
 
     @property
-    def splits(self) -> list[Split]:
+    def splits(self) -> Sequence[Split]:
         """The splits in the order they run."""
         return self.partition.splits
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opweave.contract.step import Call
     from opweave.contract.worker import WorkerStream
     from opweave.graph.tensor import Leaf
-    from opweave.scheduler.partition import Copy, Split
+    from opweave.scheduler.splits import Copy, Split
     from opweave.scheduler.target import Target
 
 __all__ = ["Action", "CallList", "Feed", "Fetch", "RunList"]

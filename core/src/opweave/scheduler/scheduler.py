@@ -29,8 +29,9 @@ from opweave.scheduler.bind import Bindings, bind
 from opweave.scheduler.executor import Executor, ProgramState
 from opweave.scheduler.fuse import Groups, fuse
 from opweave.scheduler.lower import lower
-from opweave.scheduler.partition import Copy, Partition, Split, partition
+from opweave.scheduler.partition import partition
 from opweave.scheduler.program import Outputs, Program, device_of
+from opweave.scheduler.splits import Copy, Partition, Split
 from opweave.scheduler.target import Target, check_buffer_type
 from opweave.tracing import TRACE
 
@@ -75,7 +76,7 @@ class PlannedGraph:
         self.partition: Final = parts
 
     @property
-    def splits(self) -> list[Split]:
+    def splits(self) -> Sequence[Split]:
         return self.partition.splits
 
     @property
@@ -243,7 +244,7 @@ class Scheduler:
 
         Args:
             pins: computed tensor -> the device that must run it.
-            placements: memory for computed tensors that the caller decided (`opweave.place`).
+            placements: memory for computed tensors that the caller decided (`opweave.storage`).
 
         Raises:
             UnsupportedOpError: a node that no device runs, with every device's reason.
@@ -494,10 +495,10 @@ def _check_placements(placements: Iterable[Placement]) -> dict[Tensor, Placement
     """Placements of computed tensors, checked against each other."""
     placed: dict[Tensor, Placement] = {}
     if not isinstance(placements, Iterable):
-        raise SchedulerError(f"placements are a sequence of what ow.place made, not {placements!r:.60}")
+        raise SchedulerError(f"placements are a sequence of what ow.storage made, not {placements!r:.60}")
     for made in placements:
         if not isinstance(made, Placement):
-            raise SchedulerError(f"placements are what ow.place made; one of them is {made!r:.60}")
+            raise SchedulerError(f"placements are what ow.storage made; one of them is {made!r:.60}")
         if made.tensor.op is None or made.tensor.memory is not made.tensor:
             raise SchedulerError(f"{made.tensor.describe()} is not a computed tensor with memory of its own")
         made.buffer.check(made.offset, made.buffer.type.alloc_size(made.tensor))

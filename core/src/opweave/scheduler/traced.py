@@ -32,7 +32,7 @@ def _traced(call: Call, action: Action) -> Call:
     if action.copy is not None:
         name = action.copy.tensor.name
         data |= {"bytes": action.copy.nbytes, "cause": action.copy.cause}
-        if action.copy.cause == "stream" and action.target.copier is not None:
+        if action.copy.cause == "weight-fetch" and action.target.copier is not None:
             stream = action.target.copier
             data["queue"] = "copies"
     if action.plan is not None:

@@ -8,6 +8,7 @@ longest piece is as short as possible. Both are linear in nodes, whatever the nu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opweave.cost.place import live_bytes
@@ -62,10 +63,8 @@ def what_if(outputs: Outputs, cluster: Cluster, *, pipeline: bool = False) -> Pl
         members.append(cluster.groups[0].member(0, profiles[0]))
     with Scheduler(members) as scheduler:
         plan = scheduler.partition(outputs, pins)
-    for node in pins:
-        plan.partition.assignment.causes[node] = "cost"
-    plan.partition.prediction = predict(plan.partition)
-    return plan
+    assignment = plan.partition.assignment.with_causes(dict.fromkeys(pins, "cost"))
+    return PlannedGraph(replace(plan.partition, assignment=assignment, prediction=predict(plan.partition)))
 
 
 class Load(NamedTuple):
