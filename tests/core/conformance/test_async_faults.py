@@ -16,6 +16,7 @@ import pytest
 
 from opweave.conformance import workload
 from opweave.conformance.levels import failures, order
+from opweave.conformance.levels.indices import PICKING
 from opweave.conformance.suite import Suite
 from opweave.contract import Buffer, WorkerStream, buffer
 from opweave.host import storage
@@ -251,7 +252,7 @@ FAULTS: dict[str, Fault] = {
     "recovering does nothing": Fault(
         LazyStream, "recover", lambda self: None,
         both="fault-raised fault-remembered fault-marks fault-waits fault-recovers",
-        own="fault-program fault-custom", perhaps="fault-program-overlapping",
+        own=f"fault-program fault-custom {INDEX}", perhaps="fault-program-overlapping",
     ),
     "what does not fit is allocated": Fault(
         LazyDevice, "_alloc", garbage_allocated, own="fault-allocation fault-allocation-state fault-allocation-program"
