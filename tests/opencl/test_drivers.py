@@ -1,4 +1,4 @@
-"""Drivers that come as Python packages: found by the records of their installation, and shown to the loader."""
+"""Drivers that come as Python packages: found by the records of their installation, and made visible to the loader."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def listed():
 
 
 @linux
-def test_it_is_shown_beside_the_drivers_of_the_system_and_nothing_is_left(package, system):
+def test_it_is_visible_beside_the_drivers_of_the_system_and_nothing_is_left(package, system):
     before = sorted(system.iterdir())
     with visible(packaged()):
         folder = os.environ[VENDORS]
@@ -97,7 +97,7 @@ def test_whoever_sets_the_variable_chooses_the_drivers(package, monkeypatch):
 
 
 @linux
-def test_a_library_that_does_not_load_is_told_with_the_reason(package, monkeypatch):
+def test_a_library_that_does_not_load_is_listed_with_the_reason(package, monkeypatch):
     monkeypatch.delenv(VENDORS, raising=False)
     assert "cannot be loaded" in not_loaded(packaged())[package]
     assert "too short" in not_loaded(packaged())[package]

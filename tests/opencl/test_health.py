@@ -1,4 +1,4 @@
-"""Devices for which a driver builds or runs nothing are found out once, and told in the driver's own words."""
+"""Devices for which a driver builds or runs nothing are found once, with the reason in the driver's own words."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_the_step_is_known_when_its_plan_is_gone(stream, picking):
         stream.synchronize()
 
 
-def test_closing_the_stream_raises_what_nobody_was_told(device):
+def test_closing_the_stream_raises_what_was_not_raised_yet(device):
     stream = device.open()
     picking = Picking(stream)
     picking.run(WRONG)

@@ -197,7 +197,7 @@ def test_devices_in_the_hosts_memory_promise_no_more_than_the_machine_has(device
     assert caught.value.free == 1 << 20
 
 
-def test_accounts_of_many_threads(device):
+def test_threads_share_the_memory_budget(device):
     before = device.budget.used
 
     def work(_):

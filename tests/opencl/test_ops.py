@@ -5,6 +5,7 @@ Building programs takes most of the time, so other types take turns here. All ca
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -59,6 +60,11 @@ def test_the_table_has_every_operation_but_functions_in_python():
 def test_the_sample_has_every_operation_and_every_type():
     assert {case.op for case in SAMPLE} == RUNS
     assert {x.dtype for case in SAMPLE for x in case.operands} == {x.dtype for case in CASES for x in case.operands}
+
+
+def test_kernels_name_the_arrays_of_their_scratch_memory():
+    factories = [kernel.factory for op in KERNELS.ops() for kernel in KERNELS.candidates(op)]
+    assert [f.__name__ for f in factories if "workspace" in signature(f).parameters] == []
 
 
 @pytest.mark.parametrize("cases", by_operation(SAMPLE))

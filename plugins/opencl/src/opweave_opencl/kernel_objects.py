@@ -1,4 +1,4 @@
-"""Kernel objects of pyopencl, made and given arguments without what they cost for being called from Python."""
+"""Making pyopencl's kernel objects and setting their arguments, without the cost of what opweave does not use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["KNOWN", "new_kernel", "set_bytes"]
 
 KNOWN: Final = (2025, 1), (2026, 1)
-"""First and last release of pyopencl whose kernels are made faster than by its public way."""
+"""First and last release of pyopencl with which the faster way of `new_kernel` was tried."""
 
 _MAKING: Final = Lock()
 

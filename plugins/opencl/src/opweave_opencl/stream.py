@@ -62,7 +62,7 @@ class OpenCLStream(Stream):
         self._binding = ""  # operations of the group that is being bound, for trace events
         # Dropping the event of a transfer waits for the transfer, so they are kept until it is complete.
         self._transfers: list[cl.Event] = []
-        # Launch sizes, shared between calls: 10 % faster than a tuple for each, since fewer stay in caches.
+        # Launch sizes, shared between calls: a plan runs 10 % faster than with tuples of each call's own.
         self._sizes: dict[Sizes, Sizes] = {}
 
     # --- kernels ----------------------------------------------------------------------------------------------------

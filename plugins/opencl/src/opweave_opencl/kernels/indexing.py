@@ -114,9 +114,9 @@ def _rows(stream: OpenCLStream, op: str, kernel: str, picked: Arg, table: Arg, i
     lines, rows, count = prod(row_shape[1:]), table.shape[0], ids.size
     wide = tuning.row_group > 1
     columns = tuning.vector if wide else min(-(-row_shape[0] // tuning.vector) * tuning.vector, AREA)
-    widths = -(-row_shape[0] // columns)
+    blocks = -(-row_shape[0] // columns)
     # Owners of rows each read all indices: only so many as keep the device busy.
-    owners = 1 if kernel == "take" else max(min(rows, (64 if wide else 2) * tuning.units // (widths * lines)), 1)
+    owners = 1 if kernel == "take" else max(min(rows, (64 if wide else 2) * tuning.units // (blocks * lines)), 1)
     numbers = max(1 if wide else AREA // columns, -(-count // 65535))
     ranges = -(-rows // owners)
     words = [len(shape), *padded(shape, 1), count, rows, len(row_shape), *padded(row_shape, 1)]
@@ -131,8 +131,8 @@ def _rows(stream: OpenCLStream, op: str, kernel: str, picked: Arg, table: Arg, i
         macros["SUM"] = table.dtype.name
     macros["ACCESSES"] = access(dtype, table.dtype if kernel == "add" else dtype)
     second = -(-count // numbers) if kernel == "take" else -(-rows // ranges)
-    size = (widths, second, min(lines, 65535))
-    group = (1, 1, 1) if not wide else (min(tuning.row_group, _power(widths)), 1, 1)
+    size = (blocks, second, min(lines, 65535))
+    group = (1, 1, 1) if not wide else (min(tuning.row_group, _power(blocks)), 1, 1)
     program = stream.target.programs.get("indexing", macros)
     return stream.launch(program, kernel, size, group, (picked, table, ids, *check.operands), words)
 
