@@ -17,7 +17,6 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.contract.space import round_up
 from opweave.contract.workspace import ALIGNMENT, Arrays
 from opweave.graph.dtypes import DType, as_dtype
 from opweave_cpu.threads import THREADS, set_up_numpy
@@ -97,7 +96,8 @@ def _add_by_dot(ones: Array, x: Array, out: Array) -> None:
 def aligned(elements: int, dtype: DType) -> int:
     """So many elements, rounded up to whole cache lines: rows of that length all begin at one. Of a workspace whose
     first axis is the worker, no two workers then write into one line."""
-    return round_up(elements * dtype.itemsize, ALIGNMENT) // dtype.itemsize
+    itemsize = dtype.itemsize
+    return -(-elements * itemsize // ALIGNMENT) * ALIGNMENT // itemsize
 
 
 def window(flat: Array, shape: Sequence[int]) -> Array:
@@ -210,8 +210,11 @@ def tile_scratch(
         tiles += dtype is not out.dtype
     if not tiles and not stats:
         return {}
-    size, row = out.size, out.shape[-1] if by_rows else 1
-    rows, workers = tile_rows(size, row, dtype.itemsize), most_workers(size * dtype.itemsize)
+    size, row, itemsize = out.size, out.shape[-1] if by_rows else 1, dtype.itemsize
+    if size * itemsize <= TILE:
+        rows, workers = size // row, 1
+    else:
+        rows, workers = tile_rows(size, row, itemsize), most_workers(size * itemsize)
     arrays: dict[str, tuple[DType, Sequence[int]]] = {}
     if tiles:
         arrays["tiles"] = dtype, (workers, tiles, aligned(rows * row, dtype))
@@ -256,7 +259,7 @@ def bind_tiled(
     convert = tiles is not None and tiles.dtype.numpy != out.dtype
     in_output = in_output and not convert and _lies_apart(out, srcs)
     if size * itemsize <= TILE:
-        call = _tile_call(body, out, srcs, _scratch_of(tiles, stats, 0, in_output), convert, in_output)
+        call = _tile_call(body, out, srcs, tiles, stats, 0, convert, in_output)
         return for_rows(call, out.shape[-1]) if size >= UNBUFFERED else call
     row = out.shape[-1] if by_rows else 1
     if out.ndim > 1 and _all_dense(out, *srcs):
@@ -266,8 +269,7 @@ def bind_tiled(
     count = min(workers_of(stream), most_workers(size * itemsize), len(cuts))
     jobs = []
     for worker, mine in enumerate(shares(len(cuts), count)):
-        scratch = _scratch_of(tiles, stats, worker, in_output)
-        job = bound(partial(_tile_calls, body, out, srcs, scratch, convert, in_output, cuts[mine]))
+        job = bound(partial(_tile_calls, body, out, srcs, tiles, stats, worker, convert, in_output, cuts[mine]))
         jobs.append(for_rows(job, out.shape[-1]))
     return at_once(jobs)
 
@@ -297,45 +299,49 @@ def _lies_apart(out: Array, srcs: Sequence[Array]) -> bool:
     return not any(src is out or np.may_share_memory(out, src) for src in srcs)
 
 
-_Scratch = tuple[list[Array], list[Array]]
-"""The arrays of one worker, flat: those of a tile's size, and those of one element a row."""
-
-
-def _scratch_of(tiles: Arg | None, stats: Arg | None, worker: int, in_output: bool) -> _Scratch:
-    """Without the first tile where ``out`` serves for it."""
-    return (
-        [] if tiles is None else list(tiles.view[worker, in_output:]),
-        [] if stats is None else list(stats.view[worker]),
-    )
-
-
 def _tile_calls(
     body: Body,
     out: Array,
     srcs: Sequence[Array],
-    scratch: _Scratch,
+    tiles: Arg | None,
+    stats: Arg | None,
+    worker: int,
     convert: bool,
     in_output: bool,
     cuts: Sequence[Cut],
 ) -> Iterator[Call]:
     for cut in cuts:
-        yield _tile_call(body, out[cut], [s[cut] for s in srcs], scratch, convert, in_output)
+        yield _tile_call(body, out[cut], [s[cut] for s in srcs], tiles, stats, worker, convert, in_output)
 
 
 def _tile_call(
-    body: Body, out: Array, srcs: Sequence[Array], scratch: _Scratch, convert: bool, in_output: bool
+    body: Body,
+    out: Array,
+    srcs: Sequence[Array],
+    tiles: Arg | None,
+    stats: Arg | None,
+    worker: int,
+    convert: bool,
+    in_output: bool,
 ) -> Call:
     """The call of ``body`` on one tile."""
-    tiles, stats = scratch
-    size, shape = out.size, out.shape
-    arrays = [t[:size].reshape(shape) for t in tiles]
-    if stats:
-        arrays += [t[: size // shape[-1]].reshape(*shape[:-1], 1) for t in stats]
+    shape = out.shape
+    arrays = [] if tiles is None else _arrays_of(tiles, worker, shape, in_output)
+    if stats is not None:
+        arrays += _arrays_of(stats, worker, (*shape[:-1], 1))
     if convert:
         return partial(_convert_and_run, body, out, *srcs, *arrays[1:], work=arrays[0])
     if in_output:
         return partial(body, out, *srcs, out, *arrays)
     return partial(body, out, *srcs, *arrays)
+
+
+def _arrays_of(scratch: Arg, worker: int, shape: tuple[int, ...], first: int = 0) -> list[Array]:
+    """The arrays of one worker, from the ``first`` on, each of its first elements in that shape."""
+    assert scratch.buffer is not None
+    handle, dtype, strides = scratch.buffer.handle, scratch.dtype.numpy, scratch.strides
+    offset = scratch.offset + worker * strides[0]
+    return [np.ndarray(shape, dtype, handle, offset + i * strides[1]) for i in range(first, scratch.shape[1])]
 
 
 def _convert_and_run(body: Body, out: Array, x: Array, *rest: Array, work: Array) -> None:

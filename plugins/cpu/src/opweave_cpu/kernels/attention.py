@@ -38,8 +38,8 @@ Job = tuple[int, Cut]
 
 
 class _AttentionTiling:
-    """How attention is cut. Axes are (batch, groups, heads of a group, tokens). A tile is some whole groups of one batch,
-    or some whole heads of one group, or some tokens of one head."""
+    """How attention is cut into tiles. Axes are (batch, groups, heads of a group, tokens). A tile is some whole groups,
+    some whole heads of one group, or some tokens of one head."""
 
     def __init__(self, out: Arg, q: Arg, k: Arg, v: Arg, attrs: Mapping[str, Any]) -> None:
         self.dtype = compute_dtype(q.dtype)

@@ -147,11 +147,8 @@ def take_along_axis(
     picks = ids.view
     check = partial(check_ids, picks, _as_unsigned(picks), x.shape[axis], op)
     if flat_ids is not None:
-        source, (picks, target) = (
-            x.view.reshape(-1, x.shape[-1]),
-            [a.reshape(-1, ids.shape[-1]) for a in (picks, out.view)],
-        )
-        return partial(_take_rows, check, source, picks, target, flat_ids.view)
+        source, rows, target = (a.view.reshape(-1, a.shape[-1]) for a in (x, ids, out))
+        return partial(_take_rows, check, source, rows, target, flat_ids.view)
     tiles, target, source = [], out.view, x.view
     for cut in tile_cuts(out.shape, _TILE_IDS, keep_last=False):
         # What is picked may come from anywhere along the axis.

@@ -149,9 +149,7 @@ def _add_runs(x: Array, axis: int, runs: Sequence[_Run], total: Array, scratch: 
     before = (slice(None),) * axis
     for to, taps in runs:
         part = total[(*before, to)]
-        sums, products = [
-            half.reshape(part.shape) for half in (scratch[: part.size], scratch[part.size : 2 * part.size])
-        ]
+        sums, products = (window(half, part.shape) for half in (scratch, scratch[part.size :]))
         for i, (of, weight) in enumerate(taps):
             yield partial(np.multiply, x[(*before, of)], _along(weight, part, axis), products if i else sums)
             if i:
