@@ -1,4 +1,4 @@
-"""Threads: the limit of BLAS, and the workers among which big passes are spread."""
+"""The threads that compute: how many BLAS may use, and the workers that share big kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["THREADS", "Threads", "set_up_numpy"]
+__all__ = ["THREADS", "CpuThreads", "set_up_numpy"]
 
 
 def _cores() -> int:
@@ -21,8 +21,9 @@ def _cores() -> int:
 
 
 BUFFER: Final = 2048
-"""Elements of NumPy's buffers, by way of which it takes operands with gaps or repeated rows unless the rows are long
-beside a buffer. With its own 8192 nothing takes less time, and much takes a fifth more."""
+"""Elements of NumPy's buffers. It copies operands with gaps, or with repeated rows, through these unless their rows are
+long beside a buffer. Measured: passes over such operands; with NumPy's own 8192 none is faster and many take a fifth
+longer."""
 
 
 def set_up_numpy(buffer: int = BUFFER) -> None:
@@ -32,10 +33,11 @@ def set_up_numpy(buffer: int = BUFFER) -> None:
 
 
 MOST: Final = 8
-"""More threads than this would mostly queue for the interpreter."""
+"""Threads that share one kernel at most. An estimate: between two NumPy calls each needs the interpreter's lock, for
+which more threads would mostly wait."""
 
 
-class Threads:
+class CpuThreads:
     """The threads of this process that compute.
 
     Attributes:
@@ -112,7 +114,7 @@ class Threads:
         self._lock = Lock()
 
 
-THREADS: Final = Threads()
+THREADS: Final = CpuThreads()
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=THREADS._after_fork)

@@ -15,17 +15,15 @@ from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.activation import QUICK
 from opweave_cpu.exponential import exponential
 from opweave_cpu.kernels.elementwise import one_pass
-from opweave_cpu.kernels.table import KERNELS
+from opweave_cpu.kernels.table import HALVES, KERNELS, WIDE_NUMBERS
 from opweave_cpu.tiles import SPREAD_PASS, Array, Body, bind_tiled, compute_dtype, constant, tile_scratch
-
-_NOT_HALF: Final = "f64 f32 i64 i32 i16 i8 u8"
 
 
 def _positive_part(x: Array, out: Array) -> None:
     np.maximum(x, 0, out=out)
 
 
-@KERNELS("relu", dtypes=_NOT_HALF, inplace=True)
+@KERNELS("relu", dtypes=WIDE_NUMBERS, inplace=True)
 def relu(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     if out.nbytes >= SPREAD_PASS:
         return one_pass(stream, _positive_part, out, x)
@@ -52,7 +50,7 @@ def _relu_bits(dtype: DType) -> Body:
     return body
 
 
-@KERNELS("relu", dtypes="f16 bf16", inplace=True, workspace=partial(tile_scratch, tiles=1, dtype=_BITS))
+@KERNELS("relu", dtypes=HALVES, inplace=True, workspace=partial(tile_scratch, tiles=1, dtype=_BITS))
 def relu_of_halves(stream: Stream, op: str, out: Arg, x: Arg, *, tiles: Arg) -> Call:
     target, source = (a.view.view(_BITS.numpy) for a in (out, x))
     return bind_tiled(stream, _relu_bits(out.dtype), target, [source], tiles)

@@ -15,7 +15,7 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import is_dense
-from opweave_cpu.kernels.table import FLOATS, KERNELS, PLAIN
+from opweave_cpu.kernels.table import FLOATS, KERNELS, PLAIN, needs_dense_output
 from opweave_cpu.tiles import TILE, Array, aligned, compute_dtype, copy_call, for_rows, in_turn, stretches, window
 from opweave_cpu.workers import Cut, at, bind_workers, full_cuts, is_blas_matrix, overlap, worker_count
 
@@ -30,10 +30,6 @@ FEWEST_COLUMNS: Final = 64
 
 SHIFT_LOSS: Final = 4
 """So many times the results that a row has may be computed in vain beyond its end: less than columns would take."""
-
-
-def _needs_packed_output(step: Step) -> str | None:
-    return None if step.out.is_dense else "the output is not dense"
 
 
 def _places_in(
@@ -82,11 +78,11 @@ def _is_depthwise(step: Step) -> bool:
 
 
 def _needs_columns(step: Step) -> str | None:
-    return "each channel has filters of its own" if _is_depthwise(step) else _needs_packed_output(step)
+    return "each channel has filters of its own" if _is_depthwise(step) else needs_dense_output(step)
 
 
 def _needs_depthwise(step: Step) -> str | None:
-    return _needs_packed_output(step) if _is_depthwise(step) else "a filter reads several channels"
+    return needs_dense_output(step) if _is_depthwise(step) else "a filter reads several channels"
 
 
 class _ColumnTiling:
@@ -370,7 +366,7 @@ def _transposed_workspace(step: Step) -> Arrays:
 
 
 @KERNELS(
-    "conv_transpose1d", "conv_transpose2d", dtypes=FLOATS, when=_needs_packed_output, workspace=_transposed_workspace
+    "conv_transpose1d", "conv_transpose2d", dtypes=FLOATS, when=needs_dense_output, workspace=_transposed_workspace
 )
 def conv_transpose(
     stream: Stream,
@@ -423,7 +419,7 @@ def conv_transpose(
 # --- columns --------------------------------------------------------------------------------------------------------
 
 
-@KERNELS("im2col", dtypes=PLAIN, when=_needs_packed_output)
+@KERNELS("im2col", dtypes=PLAIN, when=needs_dense_output)
 def im2col(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
     kernel, stride, lengths = attrs["kernel_size"], attrs["stride"], x.shape[2:]
     places = [

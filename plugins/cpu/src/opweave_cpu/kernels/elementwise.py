@@ -11,7 +11,7 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.graph.dtypes import DType
 from opweave_cpu.hardware import has_avx512
-from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, PLAIN
+from opweave_cpu.kernels.table import FLOATS, HALVES, KERNELS, NUMBERS, PLAIN
 from opweave_cpu.tiles import (
     SPREAD_PASS,
     Array,
@@ -45,7 +45,6 @@ _UFUNCS: Final[dict[str, Any]] = {
     "tanh": np.tanh,
 }
 _WIDE: Final = "f64 f32"
-_HALF: Final = "f16 bf16"
 _WHOLE: Final = "i64 i32 i16 i8 u8"
 _FUNCTIONS: Final = ("exp", "expm1", "log", "log1p", "sin", "cos", "tanh")
 
@@ -97,7 +96,7 @@ def unary(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     return partial(_UFUNCS[op], x.view, target)
 
 
-@KERNELS("sqrt", "pow", *_FUNCTIONS, dtypes=_HALF, inplace=True, workspace=tile_scratch)
+@KERNELS("sqrt", "pow", *_FUNCTIONS, dtypes=HALVES, inplace=True, workspace=tile_scratch)
 def of_halves(stream: Stream, op: str, out: Arg, *srcs: Arg, tiles: Arg) -> Call:
     return one_pass_of_halves(stream, _UFUNCS[op], out, *srcs, tiles=tiles)
 

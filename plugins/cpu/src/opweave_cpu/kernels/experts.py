@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Final
 
 import numpy as np
 
@@ -14,21 +13,10 @@ from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.blocks import fields_of
 from opweave_cpu.blocks import RowDecoder, decoder_scratch, longest, row_tiles
-from opweave_cpu.kernels.indexing import check_ids
+from opweave_cpu.kernels.indexing import id_check
 from opweave_cpu.kernels.matmul import is_turned, lies_ready, must_pack
-from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
+from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED, needs_dense_output
 from opweave_cpu.tiles import Array, compute_dtype, tile_cuts, tile_rows, window
-
-_UNSIGNED: Final = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
-
-
-def _check(ids: Array, experts: int, op: str) -> None:
-    check_ids(ids, ids.view(_UNSIGNED[ids.itemsize]), experts, op)
-
-
-def _needs_packed_output(step: Step) -> str | None:
-    return None if step.out.is_dense else "the output is not dense"
-
 
 # --- expert_linear --------------------------------------------------------------------------------------------------
 
@@ -55,7 +43,7 @@ def _expert_workspace(step: Step) -> Arrays:
     return {**_rows_scratch(step, dtype), "weights": (dtype, (rows, w.shape[2]))}
 
 
-@KERNELS("expert_linear", dtypes=NUMBERS, when=_needs_packed_output, workspace=_expert_workspace)
+@KERNELS("expert_linear", dtypes=NUMBERS, when=needs_dense_output, workspace=_expert_workspace)
 def expert_linear(
     stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, weights: Arg | None = None, **rows: Arg
 ) -> Call:
@@ -80,7 +68,7 @@ def _blocks_workspace(step: Step) -> Arrays:
 @KERNELS(
     "expert_linear",
     dtypes=[*map(as_dtype, FLOATS.split()), *QUANTIZED],
-    when=_needs_packed_output,
+    when=needs_dense_output,
     workspace=_blocks_workspace,
 )
 def expert_linear_of_blocks(
@@ -126,13 +114,14 @@ def _bind(
     ``tiles`` of its weights, and the results are stored where their rows belong.
     """
     experts, outputs, inputs = w.shape
+    check = id_check(ids.view, experts, op)
     picks, target, source = ids.view, out.view.reshape(-1, outputs), x.view
     ordered, products, dtype = packed.view, results.view, packed.dtype
     flat = (wide or x).view.reshape(-1, inputs)
     shared = ids.shape[1] if x.shape[1] == 1 else 1
 
     def run() -> None:
-        _check(picks, experts, op)
+        check()
         if wide is not None:
             np.copyto(flat.reshape(source.shape), source)
         flat_ids = picks.reshape(-1)
@@ -179,7 +168,7 @@ def add_expert(stream: Stream, op: str, out: Arg, x: Arg, table: Arg, ids: Arg, 
     for cut in tile_cuts(target.shape, rows, keep_last=True):
         some = picks[cut] if picks.ndim else picks
         tiles.append((target[cut], source[cut], some, window(flat, (*some.shape, n))))
-    return partial(_add_rows, partial(_check, ids.view, table.shape[0], op), biases, tiles)
+    return partial(_add_rows, id_check(ids.view, table.shape[0], op), biases, tiles)
 
 
 def _add_rows(check: Call, table: Array, tiles: list[tuple[Array, Array, Array, Array]]) -> None:

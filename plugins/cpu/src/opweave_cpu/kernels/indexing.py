@@ -15,7 +15,7 @@ from opweave.errors import BoundsError
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.blocks import Decoder, fields_of, scratch_bytes
 from opweave_cpu.blocks import BLOCK_TILE
-from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN, QUANTIZED
+from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN, QUANTIZED, needs_dense_output
 from opweave_cpu.tiles import (
     SPREAD_PASS,
     TILE,
@@ -38,28 +38,27 @@ def _as_unsigned(ids: Array) -> Array:
     return ids.view(_UNSIGNED[ids.itemsize])
 
 
-def check_ids(ids: Array, unsigned: Array, length: int, op: str) -> None:
-    """Raises `BoundsError` naming the first index outside of ``0 .. length - 1``."""
+def id_check(ids: Array, length: int, op: str) -> Call:
+    """The call that raises `BoundsError` naming the first index outside of ``0 .. length - 1``."""
+    return partial(_check, ids, _as_unsigned(ids), length, op)
+
+
+def _check(ids: Array, unsigned: Array, length: int, op: str) -> None:
     if _largest(unsigned, None) >= length:
         at = tuple(int(i) for i in np.argwhere(unsigned >= length)[0])
         raise BoundsError(f"{op}: index {ids[at]} at {list(at)} is outside of 0 .. {length - 1}")
-
-
-def _needs_packed_output(step: Step) -> str | None:
-    return None if step.out.is_dense else "the output is not dense"
 
 
 def _rows_per_tile(out: Arg, ids: Arg) -> int:
     return max(1, TILE * ids.size // out.nbytes)
 
 
-@KERNELS("embedding", dtypes=PLAIN, when=_needs_packed_output)
+@KERNELS("embedding", dtypes=PLAIN, when=needs_dense_output)
 def embedding(stream: Stream, op: str, out: Arg, table: Arg, ids: Arg) -> Call:
     rows, picks = table.view, ids.view
-    unsigned = _as_unsigned(picks)
-    check = partial(check_ids, picks, unsigned, table.shape[0], op)
+    check = id_check(picks, table.shape[0], op)
     if rows.flags.c_contiguous:
-        return partial(_take, check, rows.take, picks, unsigned, table.shape[0], out.view)
+        return partial(_take, check, rows.take, picks, _as_unsigned(picks), table.shape[0], out.view)
     # Of a table with gaps `take` would make a dense copy first.
     target = out.view.reshape(ids.size, *table.shape[1:])
     return partial(_pick, check, rows, picks, target, _rows_per_tile(out, ids))
@@ -97,7 +96,7 @@ def _blocks_workspace(step: Step) -> Arrays:
     return {"packed": ("u8", (table.dtype.row_bytes(elements),)), "decoding": ("u8", (decoding,))}
 
 
-@KERNELS("embedding", dtypes=[as_dtype("f32"), *QUANTIZED], when=_needs_packed_output, workspace=_blocks_workspace)
+@KERNELS("embedding", dtypes=[as_dtype("f32"), *QUANTIZED], when=needs_dense_output, workspace=_blocks_workspace)
 def embedding_of_blocks(
     stream: Stream, op: str, out: Arg, table: Arg, ids: Arg, *, blocks: DType, packed: Arg, decoding: Arg | None = None
 ) -> Call:
@@ -111,7 +110,7 @@ def embedding_of_blocks(
         values = target[first : first + count]
         n = len(values)
         tiles.append((slice(first, first + n), picked[:n], partial(decoders[n].into(values), stored[:n])))
-    check = partial(check_ids, picks, _as_unsigned(picks), table.shape[0], op)
+    check = id_check(picks, table.shape[0], op)
     return partial(_pick_and_decode, check, rows, picks, tiles)
 
 
@@ -145,7 +144,7 @@ def take_along_axis(
     stream: Stream, op: str, out: Arg, x: Arg, ids: Arg, *, axis: int, flat_ids: Arg | None = None
 ) -> Call:
     picks = ids.view
-    check = partial(check_ids, picks, _as_unsigned(picks), x.shape[axis], op)
+    check = id_check(picks, x.shape[axis], op)
     if flat_ids is not None:
         source, rows, target = (a.view.reshape(-1, a.shape[-1]) for a in (x, ids, out))
         return partial(_take_rows, check, source, rows, target, flat_ids.view)
@@ -193,12 +192,12 @@ def _sum_workspace(step: Step) -> Arrays:
     return {"flat_ids": flat_ids, "sums": (dtype, (step.out.size if dtype is not rows.dtype else 0,))}
 
 
-@KERNELS("index_add", dtypes=NUMBERS, when=_needs_packed_output, workspace=_sum_workspace)
+@KERNELS("index_add", dtypes=NUMBERS, when=needs_dense_output, workspace=_sum_workspace)
 def index_add(
     stream: Stream, op: str, out: Arg, ids: Arg, rows: Arg, *, n: int, flat_ids: Arg, sums: Arg | None = None
 ) -> Call:
     picks, target = ids.view, out.view.reshape(-1)
-    check = partial(check_ids, picks, _as_unsigned(picks), n, op)
+    check = id_check(picks, n, op)
     total = target if sums is None else sums.view
     return partial(_add_rows, check, _lists_of_rows(picks, rows.view), target, total, flat_ids.view)
 
@@ -250,7 +249,7 @@ def _add_call(stream: Stream, out: Array, value: Array) -> Call:
 @KERNELS("index_copy", dtypes=PLAIN)
 def index_copy(stream: Stream, op: str, out: Arg, ids: Arg, rows: Arg) -> Call:
     picks = ids.view
-    check = partial(check_ids, picks, _as_unsigned(picks), out.shape[0], op)
+    check = id_check(picks, out.shape[0], op)
     return partial(_put_rows, check, out.view, picks, rows.view)
 
 

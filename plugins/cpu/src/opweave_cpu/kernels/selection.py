@@ -12,21 +12,19 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
 from opweave_cpu.kernels.elementwise import one_pass, one_pass_of_halves
-from opweave_cpu.kernels.table import KERNELS, PLAIN
+from opweave_cpu.kernels.table import HALVES, KERNELS, PLAIN, WIDE_NUMBERS
 from opweave_cpu.tiles import Array, bind_tiled, constant, tile_scratch
 
 _UFUNCS: Final[dict[str, Any]] = {"minimum": np.minimum, "maximum": np.maximum}
-_NOT_HALF: Final = "f64 f32 i64 i32 i16 i8 u8"
-_HALF: Final = "f16 bf16"
 _F32: Final = as_dtype("f32")
 
 
-@KERNELS("minimum", "maximum", dtypes=f"{_NOT_HALF} bool", inplace=True)
+@KERNELS("minimum", "maximum", dtypes=f"{WIDE_NUMBERS} bool", inplace=True)
 def extreme(stream: Stream, op: str, out: Arg, a: Arg, b: Arg) -> Call:
     return one_pass(stream, _UFUNCS[op], out, a, b)
 
 
-@KERNELS("minimum", "maximum", dtypes=_HALF, inplace=True, workspace=tile_scratch)
+@KERNELS("minimum", "maximum", dtypes=HALVES, inplace=True, workspace=tile_scratch)
 def extreme_of_halves(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, tiles: Arg) -> Call:
     return one_pass_of_halves(stream, _UFUNCS[op], out, a, b, tiles=tiles)
 
@@ -53,12 +51,12 @@ def _clamping(least: float, largest: float, dtype: DType, wide: DType) -> Callab
     return partial(_clip, least=low, largest=high)
 
 
-@KERNELS("clamp", dtypes=_NOT_HALF, inplace=True)
+@KERNELS("clamp", dtypes=WIDE_NUMBERS, inplace=True)
 def clamp(stream: Stream, op: str, out: Arg, x: Arg, *, min: float, max: float) -> Call:
     return one_pass(stream, _clamping(min, max, out.dtype, out.dtype), out, x)
 
 
-@KERNELS("clamp", dtypes=_HALF, inplace=True, workspace=tile_scratch)
+@KERNELS("clamp", dtypes=HALVES, inplace=True, workspace=tile_scratch)
 def clamp_of_halves(stream: Stream, op: str, out: Arg, x: Arg, *, min: float, max: float, tiles: Arg) -> Call:
     return one_pass_of_halves(stream, _clamping(min, max, out.dtype, _F32), out, x, tiles=tiles)
 
@@ -67,12 +65,12 @@ def _is_positive(x: Array, out: Array) -> None:
     np.greater(x, 0, out)
 
 
-@KERNELS("step", dtypes=_NOT_HALF, inplace=True)
+@KERNELS("step", dtypes=WIDE_NUMBERS, inplace=True)
 def step(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     return one_pass(stream, _is_positive, out, x)
 
 
-@KERNELS("step", dtypes=_HALF, inplace=True, workspace=tile_scratch)
+@KERNELS("step", dtypes=HALVES, inplace=True, workspace=tile_scratch)
 def step_of_halves(stream: Stream, op: str, out: Arg, x: Arg, *, tiles: Arg) -> Call:
     return one_pass_of_halves(stream, _is_positive, out, x, tiles=tiles)
 

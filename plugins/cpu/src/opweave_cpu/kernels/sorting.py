@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import as_dtype
-from opweave_cpu.kernels.table import KERNELS
+from opweave_cpu.kernels.table import HALVES, KERNELS
 from opweave_cpu.tiles import (
     SPREAD_PASS,
     Array,
@@ -344,7 +344,7 @@ def _moved(values: Sequence[int], axis: int) -> tuple[int, ...]:
     return (*values[:axis], *values[axis + 1 :], values[axis])
 
 
-@KERNELS("cumsum", dtypes="f16 bf16", workspace=_half_workspace)
+@KERNELS("cumsum", dtypes=HALVES, workspace=_half_workspace)
 def cumsum_half(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int, tiles: Arg) -> Call:
     def body(out: Array, x: Array, sums: Array) -> None:
         np.add.accumulate(x, -1, None, sums)
