@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate, pairwise
+from sys import is_finalizing
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from weakref import ref
@@ -22,6 +23,7 @@ from opweave.errors import BoundsError, HazardError, LayoutError, LifetimeError
 from opweave.graph.dtypes import u8
 from opweave.graph.layout import span
 from opweave.graph.tensor import Placement
+from opweave.lifecycle import INHERITED
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
@@ -148,7 +150,7 @@ class Buffer:
             HazardError: ``write``, and the memory is read-only.
         """
         if self._freed:
-            raise LifetimeError(f"{self!r} was freed")
+            raise self._gone()
         if offset < 0 or size < 0 or offset + size > self.size:
             raise BoundsError(f"bytes {offset:,} .. {offset + size:,} are outside of {self!r}")
         if write and self.readonly:
@@ -257,7 +259,7 @@ class Buffer:
         """
         handle = self.handle
         if handle is None:
-            raise LifetimeError(f"{self!r} was freed")
+            raise self._gone()
         if dtype.block > 1:
             shape = (*shape[:-1], dtype.row_bytes(shape[-1]))
             strides = (*strides[:-1], 1)
@@ -269,6 +271,9 @@ class Buffer:
             if self.address is None or not self.space.host:
                 raise self._opaque() from None
             return np.ndarray(shape, dtype.numpy, _at(self.address, self.size), offset, strides)
+
+    def _gone(self) -> LifetimeError:
+        return LifetimeError(f"{self!r} {INHERITED if self.owner is INHERITED else 'was freed'}")
 
     def _opaque(self) -> LayoutError:
         return LayoutError(f"{self!r} cannot be addressed by the process; download it")
@@ -377,9 +382,15 @@ class Buffer:
             now = perf_counter_ns()
             TRACE.emit("free", self.name, now, now, bytes=self.size, device=self.device.name)
 
+    def _inherit(self) -> tuple[Handle, object]:
+        """Be unusable in a forked child; gives what must not be given back there."""
+        kept = self.handle, self.owner
+        self._freed, self.handle, self.owner = True, None, INHERITED
+        return kept
+
     def __del__(self) -> None:
         # A constructor that failed leaves no attributes; an interpreter that shuts down may have lost the driver.
-        if getattr(self, "_freed", True):
+        if getattr(self, "_freed", True) or is_finalizing():
             return
         try:
             self._discard()

@@ -23,6 +23,7 @@ from opweave.contract.space import MemorySpace, Usage, add_queue, as_bytes
 from opweave.contract.worker import WorkerStream
 from opweave.errors import AllocationError, Broken, Unavailable, UnsupportedOpError, raise_backend_failure
 from opweave.graph.layout import nbytes
+from opweave.lifecycle import keep_for_ever, told_of_forks
 
 if TYPE_CHECKING:
     from opweave.contract.space import Handle
@@ -99,6 +100,8 @@ class Device:
         raises_index_errors: whether an index outside of what it indexes is raised, at once or at the next wait, and the
             device goes on; ``False`` where the driver ends the use of the device instead (CUDA's device assertions).
         stream_class: the class of its streams. ``open(**params)`` makes ``stream_class(device, **params)``.
+        survives_fork: the device can be used in a child that was forked after it was set up, which no driver of an
+            accelerator can. Where it cannot, the child gets `Unavailable`, and its inherited buffers are unusable.
         simulated: it has no memory and computes nothing; schedulers plan with it, building a program refuses it.
 
     Threads: buffers may be made and freed in any thread; each is used by one thread at a time, in an order that the
@@ -119,12 +122,14 @@ class Device:
     raises_index_errors: bool = True
     stream_class: type[Stream] = Stream
     simulated: bool = False
+    survives_fork: bool = False
 
     backend: Backend | None
     _name: str
     _buffers: WeakSet[Buffer]
     _streams: WeakSet[Stream]
     _default_type: BufferType | None
+    _lost_by_fork: bool
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Device:
         # State lives here so that authors need not call super().__init__.
@@ -134,6 +139,8 @@ class Device:
         self._buffers = WeakSet()
         self._streams = WeakSet()
         self._default_type = None
+        self._lost_by_fork = False
+        told_of_forks(self)
         if not hasattr(cls, "space"):
             self.space = MemorySpace(self._name)
         if not hasattr(cls, "kernels"):
@@ -214,6 +221,28 @@ class Device:
             why = f"trying it failed: {type(error).__name__}: {error}"
             raise Unavailable(why, remedy="update its driver, or report it to the authors of the backend") from error
 
+    # --- forked children --------------------------------------------------------------------------------------------
+
+    @property
+    def lost_by_fork(self) -> bool:
+        """Whether it was set up by the process from which this one was forked, and cannot be used here."""
+        return self._lost_by_fork
+
+    def check_process(self) -> None:
+        """Raise `Unavailable` if the device is `lost_by_fork`."""
+        if self._lost_by_fork:
+            raise Unavailable(
+                f"{self.name} was set up before this process was forked, which its driver does not survive",
+                remedy="start processes with multiprocessing.get_context('spawn'), or fork before devices are used",
+            )
+
+    def _inherit(self) -> None:
+        if not self.survives_fork:
+            self._lost_by_fork = True
+            # Giving anything back would ask the driver, whose threads and locks are the parent's.
+            buffers = [buffer._inherit() for buffer in list(self._buffers)]
+            keep_for_ever([self, *self._streams, *buffers])
+
     # --- memory -----------------------------------------------------------------------------------------------------
 
     def alloc(self, size: int, usage: Usage = Usage.ANY) -> Buffer:
@@ -237,6 +266,7 @@ class Device:
         """
         if not self.caps.import_host:
             raise UnsupportedOpError(f"{self.name} cannot use host memory in place; allocate and upload instead")
+        self.check_process()
         view = as_bytes(data)
         size, limit = len(view), self.max_buffer_size
         if size == 0:
@@ -280,6 +310,7 @@ class Device:
             UnsupportedOpError: the device does not take arrays of others, or not this one as it lies.
             DTypeError: a dtype that opweave does not have.
         """
+        self.check_process()
         handle, dtype, shape = self._import_dlpack(array)
         size = nbytes(shape, dtype)
         return Buffer(self.default_buffer_type, handle, size, owner=array, readonly=True), dtype, shape
@@ -296,6 +327,7 @@ class Device:
         Raises:
             TypeError: parameters that the device does not take.
         """
+        self.check_process()
         if str(worker).lower() not in ("", "0", "false"):
             stream: Stream = WorkerStream(self.open(**params))
             self._streams.add(stream)

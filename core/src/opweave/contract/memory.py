@@ -112,7 +112,9 @@ class BufferType:
             AllocationError: no memory, or more than ``max_size`` (see `alloc_chunked`).
             UnsupportedOpError: the memory is not for this usage.
             Broken: the author's ``_alloc`` returned an address that is not aligned.
+            Unavailable: this process was forked after the device was set up, which it does not survive.
         """
+        self.device.check_process()
         if size < 0:
             raise BoundsError(f"cannot allocate {size} bytes")
         self.check_usage(usage)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import cache
 from itertools import count
 from math import inf
-from threading import Lock
 from time import perf_counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -17,6 +16,7 @@ from weakref import ref
 
 import numpy as np
 
+from opweave.concurrency import Lock
 from opweave.contract.space import Usage
 from opweave.contract.step import Arg, Step
 from opweave.errors import OpweaveError

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import enum
-from threading import Lock, local
+from threading import local
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 import numpy as np
 
+from opweave.concurrency import Lock
 from opweave.errors import LayoutError
+from opweave.lifecycle import expect_waiting
 
 if TYPE_CHECKING:
     from opweave.contract.execution import Stream
@@ -100,6 +102,7 @@ _QUEUES_LOCK: Final = Lock()
 def add_queue(stream: Stream) -> None:
     """Note an asynchronous stream, so that no memory is given back under its work."""
     global _QUEUES
+    expect_waiting()
     with _QUEUES_LOCK:
         _QUEUES = (*(known for known in _QUEUES if (other := known()) is not None and not other.closed), ref(stream))
 

@@ -30,6 +30,10 @@ ANY: Final = "*"
 """The operation, or the dtype, of an entry that serves for all that have none of their own."""
 
 
+LARGEST: Final = 1e24
+"""No figure of a profile is larger: not the seconds, bytes or operations of a step."""
+
+
 class Curve(NamedTuple):
     """Seconds over work (bytes or flops): straight lines between points; beyond the last one as steep as from the first
     to the last, which a single disturbed measurement hardly changes."""
@@ -144,10 +148,16 @@ class Profile(NamedTuple):
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Profile:
-        """What `to_json` gave. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything else."""
+        """What `to_json` gave. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything else, also for figures
+        that are negative or not finite."""
+
+        def figure(value: Any) -> float:
+            if not isinstance(value, (int, float)) or not 0 <= value <= LARGEST:
+                raise ValueError(f"{value!r} is no number of seconds, bytes or operations")
+            return float(value)
 
         def curve(value: Any) -> Curve:
-            points = tuple((float(x), float(y)) for x, y in value[0])
+            points = tuple((figure(x), figure(y)) for x, y in value[0])
             if not points or any(b <= a for (a, _), (b, _) in pairwise(points)):
                 raise ValueError("a curve needs points in order")
             return Curve(points)
@@ -160,7 +170,7 @@ class Profile(NamedTuple):
         if "add" not in costs and ANY not in costs:
             raise ValueError("a profile needs the cost of add")
         return cls(
-            str(document["device"]), float(document["switch"]), curve(document["upload"]), curve(document["download"]),
+            str(document["device"]), figure(document["switch"]), curve(document["upload"]), curve(document["download"]),
             costs, {name: curve(v) for name, v in document["peers"].items()}, str(document["group"]),
         )  # fmt: skip
 

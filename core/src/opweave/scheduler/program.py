@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from operator import length_hint
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
@@ -41,10 +42,9 @@ from opweave.scheduler.running import Run
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from opweave.contract.device import Device
     from opweave.cost.predict import Prediction
+    from opweave.futures import Future
     from opweave.scheduler.report import Explanation
     from opweave.scheduler.scheduler import Scheduler
 
@@ -208,6 +208,7 @@ class Program:
         scheduler = self._scheduler
         scheduler._check_caller()
         if self._closed:
+            scheduler._check_open()
             raise LifetimeError(f"{self!r} was closed")
         if scheduler.parallel:
             with scheduler._lock:
@@ -220,7 +221,7 @@ class Program:
                     return scheduler._hand_over(_raise, error)
                 return scheduler._hand_over(self._ended, run)
         ready = [(feed, _kept(feed, value)) for feed, value in self._fitting(feeds, named)]
-        return scheduler._enqueue(self._run_queued, ready)
+        return scheduler._hand_over(self._run_queued, ready)
 
     def _run_queued(self, ready: list[tuple[Feed, Array]]) -> Any:
         with self._scheduler._lock:
@@ -334,6 +335,7 @@ class Program:
         scheduler._check_caller()
         self._progress.ready = None
         if self._closed:
+            scheduler._check_open()
             raise LifetimeError(f"{self!r} was closed")
         self._check_states()
         if scheduler._flying:
@@ -405,8 +407,7 @@ class Program:
         """
         leaf = self._leaf(tensor)
         if leaf.leaf is not None and leaf.leaf.kind == "state":
-            with self._scheduler._quiet():
-                write_state(leaf, values)
+            self._scheduler._when_quiet(partial(write_state, leaf, values))
         else:
             feed = self._feeds[leaf.name]
             self._written[leaf.name] = np.array(_fit(feed, values), copy=True)
@@ -422,14 +423,15 @@ class Program:
             with self._unless_ended(watching):
                 return watching.read(tensor)
         if isinstance(tensor, Tensor) and tensor in self.partition.graph.outputs:
-            with self._scheduler._quiet():
-                if self._latest is None or self._progress.last is not self:
-                    raise SchedulerError(f"{tensor.describe()} has no value: run the program first, and read it "
-                                         "before another program of its scheduler runs")  # fmt: skip
-                return self._latest.fetches[self.partition.graph.outputs.index(tensor)].read()
+            return self._scheduler._when_quiet(partial(self._read_output, tensor))
         leaf = self._leaf(tensor) if isinstance(tensor, str) else tensor
-        with self._scheduler._quiet():
-            return read_leaf(leaf)
+        return self._scheduler._when_quiet(partial(read_leaf, leaf))
+
+    def _read_output(self, tensor: Tensor) -> Array:
+        if self._latest is None or self._progress.last is not self:
+            raise SchedulerError(f"{tensor.describe()} has no value: run the program first, and read it "
+                                 "before another program of its scheduler runs")  # fmt: skip
+        return self._latest.fetches[self.partition.graph.outputs.index(tensor)].read()
 
     def _leaf(self, tensor: Tensor | str) -> Tensor:
         leaves = {t.name: t for t in self.partition.graph.leaves if t.leaf and t.leaf.kind in ("input", "state")}
@@ -597,16 +599,16 @@ class Program:
         Raises:
             SchedulerError: called from within a run.
         """
-        self._scheduler._check_closer()
-        with self._scheduler._quiet():
-            self._end()
+        if not self._scheduler._inherited:
+            self._scheduler._check_closer()
+            self._scheduler._when_quiet(self._end)
 
     def _end(self) -> None:
         """`close`, where nothing is under way."""
         if not self._closed:
+            self._scheduler._forget(self)  # first: an interrupt must not let a closed program be found
             self._closed = True
             self._latest = None
-            self._scheduler._forget(self)
             for listed in self._lists:
                 listed.close()
             for lease in self._leases:

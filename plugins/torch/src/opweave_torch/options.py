@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from opweave.contract.parameters import check_threads
 from opweave.errors import PluginError
 
-__all__ = ["THREADS", "Options", "Threads", "modes"]
+__all__ = ["THREADS", "Options", "Threads", "inference_mode", "modes"]
 
 
 class Options(NamedTuple):
@@ -57,6 +57,16 @@ class Threads:
 
 
 THREADS: Final = Threads()
+
+
+def inference_mode() -> AbstractContextManager[object]:
+    """torch's inference mode for a ``with`` block.
+
+    What `torch.inference_mode` makes of a block, without its methods in Python: interrupted in one of them, the mode
+    would stay entered, and the thread's tensors have no gradients from there on.
+    """
+    mode: AbstractContextManager[object] = torch._C._InferenceMode(True)
+    return mode
 
 
 @contextmanager
