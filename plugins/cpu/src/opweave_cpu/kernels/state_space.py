@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.ops.operands import optional_operands
 from opweave_cpu.kernels.table import FLOATS, KERNELS
 from opweave_cpu.lanes import Cut, Rooms, bind_lanes, cuts_of, lane_count
 from opweave_cpu.tiles import TILE, Array, compute_dtype, constant, in_turn
@@ -43,8 +44,7 @@ def causal_conv1d(
     if wide:
         # The product of two half types is rounded to one.
         weights = wide[0].reshape(w.shape)
-    bias = rest[0].view if biased else None
-    state = rest[-1].view if len(rest) > biased else None
+    bias, state = optional_operands([arg.view for arg in rest], biased)
     tokens, before = x.shape[2], w.shape[1] - 1
 
     def tile_calls(job: tuple[int, Cut], rooms: list[Array]) -> Iterator[Call]:
@@ -125,8 +125,7 @@ def selective_scan(
 ) -> Call:
     plan = _Scan(u, a, b)
     inputs, deltas, rates, reads, writes = u.view, delta.view, a.view, b.view, c.view
-    through = rest[0].view if skip else None
-    state = rest[-1].view if len(rest) > skip else None
+    through, state = optional_operands([arg.view for arg in rest], skip)
     size, flat = u.size, out.view.reshape(-1)
     results = flat[:size].reshape(u.shape)
     states = flat[size:].reshape(u.shape[0], *a.shape) if last else None

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from opweave.contract import Arg, Call, Stream
-from opweave_torch.kernels.binding import in_turn, rounded, scalar, widened, widening, widening_bytes
+from opweave_torch.kernels.binding import in_order, rounded, scalar, widened, widening, widening_arrays
 from opweave_torch.kernels.table import HALVES, KERNELS, NUMBERS, WIDE
 from opweave_torch.memory import tensor
 
@@ -54,7 +54,7 @@ def _gelu_loop(source: torch.Tensor, target: torch.Tensor) -> Call:
     pieces = [(source[i : i + 1], target[i : i + 1]) for i in range(even, n)]
     if even:
         pieces.append((source[:even].view(-1, 2).t(), target[:even].view(-1, 2).t()))
-    return in_turn([partial(_NN.gelu, x, out=y) for x, y in pieces])
+    return in_order([partial(_NN.gelu, x, out=y) for x, y in pieces])
 
 
 def _large_gelu(source: torch.Tensor, fast: Call, safe: Call) -> None:
@@ -104,9 +104,9 @@ def gelu_quick_calls(source: torch.Tensor, work: torch.Tensor, target: torch.Ten
 @KERNELS("gelu_quick", dtypes=WIDE, inplace=True)
 def gelu_quick(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     target = tensor(out)
-    return in_turn(gelu_quick_calls(tensor(x), target, target))
+    return in_order(gelu_quick_calls(tensor(x), target, target))
 
 
-@KERNELS("gelu_quick", dtypes=HALVES, inplace=True, workspace=widening_bytes)
-def gelu_quick_of_halves(stream: Stream, op: str, out: Arg, x: Arg, *, workspace: Arg) -> Call:
-    return widening(out, [x], workspace, lambda x, _, target: gelu_quick_calls(x, x, target))
+@KERNELS("gelu_quick", dtypes=HALVES, inplace=True, workspace=widening_arrays)
+def gelu_quick_of_halves(stream: Stream, op: str, out: Arg, x: Arg, *, wide: Arg) -> Call:
+    return widening(out, [x], wide, lambda x, _, target: gelu_quick_calls(x, x, target))

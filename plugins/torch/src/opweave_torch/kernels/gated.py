@@ -14,7 +14,7 @@ import torch
 
 from opweave.contract import Arg, Call, Stream
 from opweave_torch.kernels.activation import gelu_call, gelu_quick_calls, unit
-from opweave_torch.kernels.binding import Scratch, in_turn, scalar, widening, widening_bytes
+from opweave_torch.kernels.binding import in_order, scalar, widening, widening_arrays
 from opweave_torch.kernels.table import HALVES, KERNELS, WIDE
 from opweave_torch.memory import tensor
 
@@ -33,15 +33,15 @@ def _gate(op: str, source: torch.Tensor, target: torch.Tensor, approximate: str 
 @KERNELS("reglu", "geglu", "swiglu", dtypes=WIDE)
 def gated(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, **form: Any) -> Call:
     target = tensor(out)
-    return in_turn([*_gate(op, tensor(gate), target, **form), partial(target.mul_, tensor(x))])
+    return in_order([*_gate(op, tensor(gate), target, **form), partial(target.mul_, tensor(x))])
 
 
-@KERNELS("reglu", "geglu", "swiglu", dtypes=HALVES, inplace=True, workspace=widening_bytes)
-def gated_of_halves(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, workspace: Arg, **form: Any) -> Call:
+@KERNELS("reglu", "geglu", "swiglu", dtypes=HALVES, inplace=True, workspace=widening_arrays)
+def gated_of_halves(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, wide: Arg, **form: Any) -> Call:
     def body(gate: torch.Tensor, values: Sequence[torch.Tensor], target: torch.Tensor) -> list[Call]:
         return [*_gate(op, gate, gate, **form), partial(torch.mul, gate, values[0], out=target)]
 
-    return widening(out, [gate, x], workspace, body)
+    return widening(out, [gate, x], wide, body)
 
 
 # --- swiglu_oai -----------------------------------------------------------------------------------------------------
@@ -67,21 +67,19 @@ def _clamped_unit(
     ]
 
 
-@KERNELS("swiglu_oai", dtypes=WIDE, inplace=True, workspace=lambda step: step.out.nbytes)
-def swiglu_oai(
-    stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, alpha: float, limit: float, workspace: Arg
-) -> Call:
-    target, value = tensor(out), Scratch(workspace).take(out.shape, out.dtype)
-    calls = _clamped_unit(tensor(gate), tensor(x), target, value, alpha, limit)
-    return in_turn([*calls, partial(target.mul_, value)])
+@KERNELS("swiglu_oai", dtypes=WIDE, inplace=True, workspace=lambda step: {"value": (step.out.dtype, step.out.shape)})
+def swiglu_oai(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, alpha: float, limit: float, value: Arg) -> Call:
+    target, factor = tensor(out), tensor(value)
+    calls = _clamped_unit(tensor(gate), tensor(x), target, factor, alpha, limit)
+    return in_order([*calls, partial(target.mul_, factor)])
 
 
-@KERNELS("swiglu_oai", dtypes=HALVES, inplace=True, workspace=widening_bytes)
+@KERNELS("swiglu_oai", dtypes=HALVES, inplace=True, workspace=widening_arrays)
 def swiglu_oai_of_halves(
-    stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, alpha: float, limit: float, workspace: Arg
+    stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, alpha: float, limit: float, wide: Arg
 ) -> Call:
     def body(gate: torch.Tensor, values: Sequence[torch.Tensor], target: torch.Tensor) -> list[Call]:
         calls = _clamped_unit(gate, values[0], gate, values[0], alpha, limit)
         return [*calls, partial(torch.mul, gate, values[0], out=target)]
 
-    return widening(out, [gate, x], workspace, body, all_wide=True)
+    return widening(out, [gate, x], wide, body, all_wide=True)
