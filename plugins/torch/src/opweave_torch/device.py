@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,13 +9,14 @@ import torch
 
 from opweave.contract import Kind, Step, Stream
 from opweave.host.memory import HostMemory
+from opweave.host.processor import cpu_name
 from opweave_torch.fusing import FusingStream
 from opweave_torch.kernels import KERNELS
 from opweave_torch.options import Options
 from opweave_torch.stream import TorchStream
 from opweave_torch.worth import is_worth_a_switch
 
-__all__ = ["TorchCpuDevice", "cpu_features", "cpu_name"]
+__all__ = ["TorchCpuDevice", "cpu_features"]
 
 
 class TorchCpuDevice(HostMemory):
@@ -44,18 +44,6 @@ class TorchCpuDevice(HostMemory):
 
     def _wants(self, step: Step) -> bool:
         return is_worth_a_switch(step)
-
-
-def cpu_name() -> str:
-    """The processor's name, as far as the system tells it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine() or "the CPU"
 
 
 def cpu_features() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from opweave.contract import Arg, Call, Step
 from opweave.contract.workspace import Arrays
 from opweave.errors import BoundsError
 from opweave.graph.dtypes import DType, f32
-from opweave_torch.memory import tensor, torch_dtype
+from opweave_torch.memory import tensor
 
 __all__ = [
     "conversion_arrays", "converted", "in_order", "raising_bounds_error", "rounded", "same_elements", "scalar",
@@ -99,13 +99,9 @@ def converted(dtype: DType, args: Sequence[Arg], arrays: Mapping[str, Arg]) -> t
     operands: list[torch.Tensor] = []
     calls: list[Call] = []
     for i, arg in enumerate(args):
-        operand, array = tensor(arg), arrays.get(f"converted{i}")
-        if array is None:
-            # Of the type already, or of no elements, for which there is no array.
-            operands.append(operand.to(torch_dtype(dtype)))
-        else:
-            operands.append(tensor(array))
-            calls.append(partial(operands[-1].copy_, operand))
+        operands.append(tensor(arg if arg.dtype is dtype else arrays[f"converted{i}"]))
+        if arg.dtype is not dtype:
+            calls.append(partial(operands[-1].copy_, tensor(arg)))
     return operands, calls
 
 

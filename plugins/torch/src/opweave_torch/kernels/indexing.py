@@ -154,8 +154,6 @@ def index_add(
     sums: Arg | None = None,
 ) -> Call:
     source, target = tensor(rows), tensor(out)
-    if not rows.size:
-        return partial(target.zero_)
     calls, indices = flat_ids(ids, dense_ids)
     if dense_rows is not None:
         calls.append(partial(tensor(dense_rows).copy_, source))

@@ -62,8 +62,6 @@ def _product_arrays(step: Step) -> Arrays:
 @KERNELS("prod", dtypes=NUMBERS, workspace=_product_arrays)
 def product(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...], **products: Arg) -> Call:
     target, source, wide = tensor(out), tensor(x), widened(out.dtype)
-    if not x.size:
-        return partial(target.fill_, 1)
     calls: list[Call] = []
     for axis in reversed(axes):
         array = products.get(f"axis{axis}")
@@ -87,9 +85,7 @@ def argmax(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int) -> Call:
 
 
 @KERNELS("count_equal", dtypes=PLAIN, workspace=lambda step: {"equal": (bool_, step.srcs[0].shape)})
-def count_equal(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, equal: Arg | None = None) -> Call:
-    if equal is None:
-        return partial(tensor(out).zero_)
+def count_equal(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, equal: Arg) -> Call:
     flags = tensor(equal)
     return in_order([partial(torch.eq, tensor(a), tensor(b), out=flags), partial(_count, flags, tensor(out))])
 
