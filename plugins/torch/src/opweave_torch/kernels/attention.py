@@ -23,6 +23,7 @@ from opweave.ops.operands import optional_operands
 from opweave_torch.kernels.binding import in_order, widened
 from opweave_torch.kernels.table import KERNELS
 from opweave_torch.memory import tensor
+from opweave_torch.native import flash_attention_on_cpu, has_fused_attention
 
 CPU_SCORES: Final = 1 << 18
 """Elements of a tile of scores on a CPU, where several passes find them in the second-level cache."""
@@ -148,10 +149,10 @@ def _fused_on_cpu(
     can be 0 for other rows too. Where a logarithm is 0, all is computed again in tiles.
     """
     tokens, keys, causal = q.shape[2], k.shape[2], _is_causal(q, options)
-    if (causal and tokens > keys) or (options.sinks is not None and q.dtype.is_half):
+    flash = flash_attention_on_cpu()
+    if flash is None or (causal and tokens > keys) or (options.sinks is not None and q.dtype.is_half):
         return None  # what sinks are applied to was rounded before
     query, key, value = [tensor(arg) for arg in (q, k, v)]
-    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     sinks = None if options.sinks is None else tensor(options.sinks).unsqueeze(-1)
     parts: list[tuple[Any, ...]] = []
     if _is_biased(q, k, options):
@@ -187,13 +188,10 @@ def _fused_elsewhere(out: torch.Tensor, q: Arg, k: Arg, v: Arg, options: _Option
     """The call of a fused kernel, ``None`` where torch has none for the operands."""
     if options.sinks is not None or _is_biased(q, k, options) or (_is_causal(q, options) and q.shape[2] > k.shape[2]):
         return None
-    operands = [tensor(arg) for arg in (q, k, v)]
+    operands = tensor(q), tensor(k), tensor(v)
     mask = None if options.mask is None else tensor(options.mask)
     given = {"is_causal": _is_causal(q, options), "scale": options.scale, "enable_gqa": q.shape[1] != k.shape[1]}
-    try:
-        if not torch._fused_sdp_choice(*operands, mask, 0.0, **given):  # 0: by plain products
-            return None
-    except NotImplementedError:  # a device that does not choose has no kernels to choose from
+    if not has_fused_attention(*operands, mask, **given):
         return None
     function = torch.nn.functional.scaled_dot_product_attention
     if mask is None:

@@ -17,6 +17,7 @@ from opweave.ops.windows import fitting
 from opweave_torch.kernels.binding import conversion_arrays, converted, in_order, widened
 from opweave_torch.kernels.table import KERNELS, PLAIN
 from opweave_torch.memory import tensor
+from opweave_torch.native import convolve
 
 Pads = Sequence[tuple[int, int]]
 
@@ -72,15 +73,9 @@ def conv(
 
 
 def _library_call(out: torch.Tensor, operands: Sequence[torch.Tensor], geometry: tuple[Any, ...]) -> Call:
-    """torch's own convolution, without the types of fewer bits in which libraries would compute f32 if they may."""
+    """torch's own convolution, which has no ``out=``."""
     x, weight, bias = (*operands, None)[:3]
-
-    def run() -> None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        # benchmark, deterministic, cudnn_enabled, allow_tf32
-        out.copy_(torch._convolution(x, weight, bias, *geometry, False, deterministic, True, False))
-
-    return run
+    return lambda: out.copy_(convolve(x, weight, bias, geometry))
 
 
 def _product_of_points(out: Arg, x: Arg, w: Arg, b: Arg | None) -> Call | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from opweave.contract import Arg, Call, Stream
-from opweave_torch.kernels.activation import gelu_call, gelu_quick_calls, unit
+from opweave_torch.kernels.activation import FUNCTIONS, gelu_call, gelu_quick_calls
 from opweave_torch.kernels.binding import in_order, scalar, widening, widening_arrays
 from opweave_torch.kernels.table import HALVES, KERNELS, WIDE
 from opweave_torch.memory import tensor
@@ -24,10 +24,10 @@ def _gate(op: str, source: torch.Tensor, target: torch.Tensor, approximate: str 
     if op == "reglu":
         return [partial(torch.clamp_min, source, scalar(0, source), out=target)]
     if op == "swiglu":
-        return [partial(unit["silu"], source, out=target)]
+        return [partial(FUNCTIONS["silu"], source, out=target)]
     if approximate == "quick":
         return gelu_quick_calls(source, target, target)
-    return [gelu_call(source, target) if approximate == "none" else partial(unit["gelu_tanh"], source, out=target)]
+    return [gelu_call(source, target) if approximate == "none" else partial(FUNCTIONS["gelu_tanh"], source, out=target)]
 
 
 @KERNELS("reglu", "geglu", "swiglu", dtypes=WIDE)
@@ -47,7 +47,7 @@ def gated_of_halves(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, wid
 # --- swiglu_oai -----------------------------------------------------------------------------------------------------
 
 
-def _clamped_unit(
+def _clamped_gate(
     gate: torch.Tensor, x: torch.Tensor, work: torch.Tensor, value: torch.Tensor, alpha: float, limit: float
 ) -> list[Call]:
     """The calls that leave ``g / (1 + exp(-alpha g))``, times ``alpha``, in ``work`` and the value, divided by it, in
@@ -63,14 +63,14 @@ def _clamped_unit(
         *calls,
         partial(value.mul_, scalar(1 / alpha, value)),
         partial(work.mul_, scalar(alpha, work)),
-        partial(unit["silu"], work, out=work),
+        partial(FUNCTIONS["silu"], work, out=work),
     ]
 
 
 @KERNELS("swiglu_oai", dtypes=WIDE, inplace=True, workspace=lambda step: {"value": (step.out.dtype, step.out.shape)})
 def swiglu_oai(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, alpha: float, limit: float, value: Arg) -> Call:
     target, factor = tensor(out), tensor(value)
-    calls = _clamped_unit(tensor(gate), tensor(x), target, factor, alpha, limit)
+    calls = _clamped_gate(tensor(gate), tensor(x), target, factor, alpha, limit)
     return in_order([*calls, partial(target.mul_, factor)])
 
 
@@ -79,7 +79,7 @@ def swiglu_oai_of_halves(
     stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, alpha: float, limit: float, wide: Arg
 ) -> Call:
     def body(gate: torch.Tensor, values: Sequence[torch.Tensor], target: torch.Tensor) -> list[Call]:
-        calls = _clamped_unit(gate, values[0], gate, values[0], alpha, limit)
+        calls = _clamped_gate(gate, values[0], gate, values[0], alpha, limit)
         return [*calls, partial(torch.mul, gate, values[0], out=target)]
 
     return widening(out, [gate, x], wide, body, all_wide=True)

@@ -15,6 +15,7 @@ from opweave.ops.interpolation import axis_taps
 from opweave_torch.kernels.binding import in_order
 from opweave_torch.kernels.table import FLOATS, KERNELS, PLAIN
 from opweave_torch.memory import tensor
+from opweave_torch.native import out_function
 
 _NAMES: Final = {
     ("nearest", 1): "upsample_nearest1d",
@@ -41,7 +42,7 @@ def _is_exact(step: Step) -> bool:
 
 
 def _native(mode: str, attrs: dict[str, Any], x: torch.Tensor, out: torch.Tensor) -> Call:
-    function = getattr(torch.ops.aten, _NAMES[mode, len(attrs["size"])]).out
+    function = out_function(_NAMES[mode, len(attrs["size"])])
     factors = attrs["scale_factor"] or (None,) * len(attrs["size"])
     options = () if mode == "nearest" else (attrs["align_corners"],)
     return partial(function, x, attrs["size"], *options, *factors, out=out)

@@ -14,6 +14,7 @@ from opweave.graph.dtypes import i64
 from opweave_torch.kernels.binding import in_order
 from opweave_torch.kernels.table import INTEGERS, KERNELS
 from opweave_torch.memory import tensor
+from opweave_torch.native import max_pool_with_indices, out_function
 
 
 def _plane(x: torch.Tensor) -> torch.Tensor:
@@ -45,9 +46,8 @@ def max_pool(
 ) -> Call:
     # torch computes the index of each maximum in any case.
     sizes = [_two(kernel_size, 1), _two(stride, 1), _two(padding, 0), _two(dilation, 1)]
-    function = torch.ops.aten.max_pool2d_with_indices.out
-    found = _plane(tensor(indices))
-    return partial(function, _plane(tensor(x)), *sizes, ceil_mode, out=_plane(tensor(out)), indices=found)
+    results = _plane(tensor(out)), _plane(tensor(indices))
+    return partial(max_pool_with_indices(), _plane(tensor(x)), *sizes, ceil_mode, out=results)
 
 
 @KERNELS("max_pool1d", "max_pool2d", dtypes=INTEGERS)
@@ -102,7 +102,7 @@ def avg_pool(
     divisor: int,
 ) -> Call:
     return partial(
-        torch._C._nn.avg_pool2d,
+        out_function("avg_pool2d"),
         _plane(tensor(x)),
         _two(kernel_size, 1),
         _two(stride, 1),

@@ -13,6 +13,7 @@ from opweave.ops.operands import optional_operands
 from opweave_torch.kernels.binding import conversion_arrays, converted, in_order, widened
 from opweave_torch.kernels.table import KERNELS
 from opweave_torch.memory import tensor
+from opweave_torch.native import out_function
 
 # --- causal convolution ---------------------------------------------------------------------------------------------
 
@@ -156,7 +157,7 @@ def _bind_chunk(
     decay, states, step, x, y, read, write = [array[: len(u)] for array in memory[:7]]
     calls: list[Call] = [partial(step.copy_, delta)]
     if softplus:
-        calls.append(partial(torch.ops.aten.softplus.out, step, 1, 50, out=step))
+        calls.append(partial(out_function("softplus"), step, 1, 50, out=step))
     calls += [
         partial(x.copy_, u),
         partial(read.copy_, b),
