@@ -21,9 +21,9 @@ __all__ = ["TorchCpuDevice", "cpu_features"]
 
 class TorchCpuDevice(HostMemory):
     """torch's kernels for the CPU. Shares memory with every device that computes in this process: nothing is copied
-    between it and ``cpu``, and big products, attention and convolutions of nodes that are there move up to it.
+    between it and ``cpu``, and large products, attention and convolutions of nodes placed on ``cpu`` are moved to it.
 
-    ``device.open(threads=2, deterministic=True, compile=True)`` sets what holds in the runs of a stream.
+    ``device.open(threads=2, deterministic=True, compile=True)`` sets torch for the runs of a stream.
     """
 
     id = "cpu"
@@ -47,7 +47,7 @@ class TorchCpuDevice(HostMemory):
 
 
 def cpu_features() -> dict[str, Any]:
-    """What is worth knowing about torch on this processor."""
+    """torch's version, and its settings and libraries for the CPU."""
     backends = torch.backends
     return {
         "torch": torch.__version__,

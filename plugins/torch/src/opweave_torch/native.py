@@ -31,7 +31,8 @@ def out_function(name: str) -> Callable[..., Any]:
 
 
 def max_pool_with_indices() -> Callable[..., Any]:
-    """``max_pool2d`` with ``out=(values, indices)``: 2.2, the public operator 4.0, the public function and a copy 3.3."""
+    """``max_pool2d`` with ``out=(values, indices)``: 2.2. The public operator takes 4.0, the public function and a copy
+    of its result 3.3."""
     found: Callable[..., Any] | None = getattr(_NN, "max_pool2d_with_indices", None)
     operator = torch.ops.aten.max_pool2d_with_indices.out
     return found or (lambda *args, out: operator(*args, out=out[0], indices=out[1]))
@@ -63,7 +64,7 @@ def flash_attention_on_cpu() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 def has_fused_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, **how: Any
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, **options: Any
 ) -> bool:
     """Whether ``scaled_dot_product_attention`` has a fused kernel for the operands. Else it would compute all scores at
     once, in memory that nobody planned; only where torch does not tell, it may."""

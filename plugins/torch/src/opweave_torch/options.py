@@ -1,4 +1,4 @@
-"""What a stream can be opened with, and what has to hold in torch while it runs."""
+"""Parameters of a stream, and torch's settings while it runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from opweave.contract.parameters import check_threads
 from opweave.errors import PluginError
 
-__all__ = ["THREADS", "Options", "Threads", "modes"]
+__all__ = ["THREADS", "DefaultThreads", "Options", "modes"]
 
 
 class Options(NamedTuple):
@@ -50,18 +50,18 @@ class Options(NamedTuple):
         return cls(**{name: value if name == "threads" else bool(value) for name, value in given.items()})
 
 
-class Threads:
-    """Threads of streams that were opened without ``threads``; ``None``: torch's own setting is left alone."""
+class DefaultThreads:
+    """DefaultThreads of streams that were opened without ``threads``; ``None``: torch's own setting is left alone."""
 
     default: int | None = None
 
 
-THREADS: Final = Threads()
+THREADS: Final = DefaultThreads()
 
 
 @contextmanager
 def modes(threads: int | None, deterministic: bool) -> Iterator[None]:
-    """torch set as asked for, and afterwards as it was found. Both settings belong to the whole process."""
+    """Set torch's threads and determinism, and afterwards restore what was found. Both are settings of the process."""
     found = torch.get_num_threads()
     if threads not in (None, found):
         torch.set_num_threads(threads)
@@ -95,7 +95,7 @@ CUBLAS_VARIABLE: Final = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def check_cublas() -> None:
-    """Whether cuBLAS was told to be deterministic, which it only is before its first use.
+    """Check that cuBLAS was set to be deterministic, which is only possible before its first use.
 
     Raises:
         PluginError: it was not.

@@ -1,4 +1,4 @@
-"""Which steps are worth leaving another device of the same memory for."""
+"""Which steps ``torch:cpu`` takes over from another device in the same memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from opweave.graph.opdef import OPS
 __all__ = ["is_worth_a_switch"]
 
 HEAVY: Final = frozenset({"matmul", "attention", "convolution", "experts"})
-"""Families of operations that torch does faster than NumPy, if they are large enough."""
+"""Families of operations that torch computes faster than NumPy, if they are large enough."""
 
 SWITCH_FLOPS: Final = 1 << 20
 """Floating-point operations from which on a step saves more than the change of devices costs (some microseconds)."""
 
 
 def is_worth_a_switch(step: Step) -> bool:
-    """Whether torch's kernel for the CPU is worth leaving another device of this process for: large products,
+    """Whether torch's kernel for the CPU saves more time than the change of devices costs: of large products,
     attention and convolutions."""
     op = OPS.get(step.op)
     return op is not None and op.family in HEAVY and flops(step) >= SWITCH_FLOPS

@@ -1,4 +1,4 @@
-"""Elements in another order, in a frame, or only those of a triangle or diagonal: copies of a few windows each."""
+"""Elements in another order, padded, or only those of a triangle or diagonal: copies of a few windows each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def flip(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...]) ->
 @KERNELS("roll", dtypes=PLAIN)
 def roll(stream: Stream, op: str, out: Arg, x: Arg, *, shifts: tuple[int, ...]) -> Call:
     target, source = tensor(out), tensor(x)
-    # Along a shifted axis two pieces change places; the pieces of all axes make boxes.
+    # Along a shifted axis two parts are exchanged; each combination of parts of all axes is one copy.
     sides: list[list[tuple[slice, slice]]] = []
     for n, by in zip(out.shape, shifts, strict=True):
         whole = slice(None)

@@ -163,7 +163,7 @@ def _array_name(number: int) -> str:
 
 
 def _nibbles(d: Decoding, words: torch.Tensor, high: torch.Tensor | None = None) -> None:
-    """Values from nibbles, all low ones first, above which ``high`` lies in bytes of their own."""
+    """Values from nibbles, all low ones first, with the bits above them in ``high``, one byte for each value."""
     half = words.shape[1]
     for i, shift in enumerate((0, 4)):
         part = d.new(i32, half)

@@ -38,7 +38,7 @@ _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
 
 
 def preset(function: Callable[..., Any], out: Arg, *srcs: Arg) -> Call:
-    """The call ``function(*srcs, out=out)``; in place torch finds it sooner."""
+    """The call ``function(*srcs, out=out)``; in place the tensor's method ``function_``, which takes less time."""
     target, operands = tensor(out), [tensor(src) for src in srcs]
     in_place = getattr(torch.Tensor, f"{function.__name__}_", None)
     if in_place is not None and same_elements(target, operands[0]):
@@ -102,7 +102,7 @@ def _scale_arrays(step: Step) -> Arrays:
 def scale_of_halves(
     stream: Stream, op: str, out: Arg, x: Arg, *, scale: float, bias: float, wide: Arg | None = None
 ) -> Call:
-    """Both numbers are f32. torch rounds them to the type of the operand, except for a factor that lies on the host."""
+    """Both numbers are f32. torch rounds them to the type of the operand, except a factor that is a CPU tensor."""
     factor = rounded(scale, f32)
     if wide is not None:
         return widening(out, [x], wide, lambda x, _, target: [_line(x, target, factor, bias)])

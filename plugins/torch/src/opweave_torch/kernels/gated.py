@@ -1,7 +1,7 @@
 """Gated linear units: the gate's activation, then times the value.
 
-Of wide types none works in place: the output holds the activation while the value is still to be read, which costs no
-more memory than a workspace beside an output in place.
+Kernels for wide types do not work in place: the output holds the activation while the value is still to be read. A
+workspace beside an output in place would take as much memory.
 """
 
 from __future__ import annotations
