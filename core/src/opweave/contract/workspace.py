@@ -46,7 +46,7 @@ def workspace_bytes(wanted: Workspace, op: str) -> int:
 
 
 def _nbytes(dtype: DTypeLike, shape: Sequence[int]) -> int:
-    if any(n < 0 for n in shape):
+    if shape and min(shape) < 0:
         raise ValueError(f"negative length in {tuple(shape)}")
     return nbytes(tuple(shape), as_dtype(dtype))
 
