@@ -88,7 +88,7 @@ def _families() -> dict[str, list[str]]:
     for name, op in OPS.items():
         if op.family != "third-party":
             families.setdefault(op.family, []).append(name)
-    for name in sorted(set(ops.__all__) - set(OPS)):
+    for name in sorted(set(vars(ops)["__all__"]) - set(OPS)):
         families.setdefault(getattr(ops, name).__module__.rpartition(".")[2], []).append(name)
     return dict(sorted(families.items()))
 

@@ -64,3 +64,46 @@ def test_loads_no(runs, package):
 
 def test_takes_at_most_40_ms_beyond_numpy(runs):
     assert min(seconds for seconds, _ in runs) <= LIMIT
+
+
+FRAMEWORKS = {"torch", "pyopencl"}
+
+RUN_ON_CPU = """
+import numpy, opweave as ow
+x = ow.input("x", (2, 3))
+with ow.Scheduler("cpu") as scheduler:
+    scheduler.build(ow.tanh(x)).run(x=numpy.ones((2, 3), "f4"))
+"""
+
+FORMATS = "import opweave.registry; opweave.registry.formats()"
+
+HELP = """
+import sys
+sys.argv = ["opweave", "--help"]
+from opweave.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "imported"),
+    [
+        ("import opweave", set()),
+        ("import opweave; opweave.plugins()", set()),
+        (HELP, set()),
+        (FORMATS, set()),
+        (RUN_ON_CPU, {"opweave_cpu"}),
+    ],
+    ids=["import", "plugins", "help", "formats", "cpu"],
+)
+@pytest.mark.timeout(100)
+def test_what_is_only_needed_by_others_is_not_loaded(code, imported):
+    tell = "import json, sys; print('\\n' + json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", f"{code}\n{tell}"], capture_output=True, text=True, check=True)
+    modules = set(json.loads(done.stdout.splitlines()[-1]))
+    assert not modules & FRAMEWORKS
+    # The hooks of a plugin are a small module of its own: its kernels come with its devices.
+    assert {name.partition(".")[0] for name in modules if name.endswith(".kernels") and "opweave_" in name} == imported

@@ -16,6 +16,7 @@ from opweave.errors import PluginError
 from opweave_cpu import CpuBackend, CpuDevice
 from opweave_cpu.stream import CpuStream
 from opweave_cpu.threads import THREADS
+from tests.support.interrupts import interrupted, needs_timer
 
 Array = np.ndarray[Any, Any]
 
@@ -128,6 +129,31 @@ def test_workers_do_not_warn() -> None:
     with np.errstate(all="ignore"):
         THREADS.spread([lambda: None, lambda: np.divide(x, x, out)])
     assert np.isnan(out).all()
+
+
+@needs_timer
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_ends_no_worker_and_leaves_no_job_at_work() -> None:
+    at_work = 0
+    done = 0
+
+    def job() -> None:
+        nonlocal at_work, done
+        at_work += 1
+        done += 1
+        at_work -= 1
+
+    def here() -> None:  # ends nothing that another thread has begun
+        pass
+
+    def check() -> None:
+        nonlocal done
+        assert at_work == 0
+        done = 0
+        THREADS.spread([here] + [job] * 3)
+        assert done == 3
+
+    interrupted(3000, lambda: THREADS.spread([here, job]), check, every=50)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,12 @@ import torch
 
 import opweave as ow
 from opweave_torch import native
+
+
+def test_no_other_module_uses_functions_without_a_public_name() -> None:
+    root = Path(native.__file__).parent
+    private = re.compile(r"torch\._[a-zA-Z]|torch\.ops\b")
+    assert [path.name for path in root.rglob("*.py") if private.search(path.read_text())] == ["native.py"]
 
 
 @pytest.mark.parametrize("name", ["silu", "gelu", "softplus", "hardswish", "leaky_relu", "elu"])

@@ -23,7 +23,7 @@ BFLOAT: Final = 4
 
 
 def from_dlpack(array: Any, *, name: str = "dlpack") -> Tensor:
-    """A read-only leaf over the memory of another library's array.
+    """A read-only leaf over the memory of another library's array. (Of a tensor that needs a gradient: without it.)
 
     Host arrays become constants that use the memory where it lies; it must not be changed while programs use it. Arrays
     that are not dense are copied. Arrays in the memory of a device become weights there, if a backend shows that device
@@ -38,6 +38,7 @@ def from_dlpack(array: Any, *, name: str = "dlpack") -> Tensor:
         Unavailable: it lies on a device that no backend here shows.
         UnsupportedOpError: the device does not take it as it lies.
     """
+    array = _detached(array)
     try:
         kind, number = (int(part) for part in array.__dlpack_device__())
     except (TypeError, AttributeError, BufferError, ValueError) as error:
@@ -66,6 +67,7 @@ def host_view(array: Any) -> np.ndarray[Any, Any]:
     Raises:
         DTypeError: it is not on the host, or has a dtype that opweave does not have.
     """
+    array = _detached(array)
     try:
         return np.from_dlpack(array).view()
     except (TypeError, AttributeError, BufferError, RuntimeError, ValueError) as error:
@@ -73,6 +75,11 @@ def host_view(array: Any) -> np.ndarray[Any, Any]:
             return _bf16_view(array)
         except (TypeError, AttributeError, BufferError, RuntimeError, ValueError):
             raise DTypeError(f"cannot take {type(array).__name__} by DLPack: {error}") from None
+
+
+def _detached(array: Any) -> Any:
+    """A tensor of PyTorch that needs a gradient gives no memory away; the same memory without the gradient."""
+    return array.detach() if getattr(array, "requires_grad", False) else array
 
 
 # --- bf16, which NumPy's own reader does not know ---------------------------------------------------------------------

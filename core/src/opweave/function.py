@@ -3,6 +3,7 @@ with arrays."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, overload
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Function", "compile"]
 
 TRACES_KEPT: Final = 64
+"""How many programs a function keeps; beyond that the one that was called least recently goes."""
 
 
 class Function:
@@ -56,8 +58,9 @@ class Function:
             else Scheduler(list(registry.default_devices()) if devices is None else devices)
         )
         self._max_shapes: Final = {k: check_shape(v, f32) for k, v in (max_shapes or {}).items()}
-        self._reserved = not self._max_shapes
-        self._programs: dict[Any, Program] = {}
+        self._reserved: Program | None = None  # what was built for `max_shapes`, whose memory stays
+        self._programs: OrderedDict[Any, Program] = OrderedDict()
+        self._latest: Program | None = None  # the one that was called last, and comes last in `_programs`
         self._signature: Any = None
         if callable(target):
             import inspect
@@ -95,6 +98,7 @@ class Function:
     def close(self) -> None:
         """Close the scheduler and all programs."""
         self._programs.clear()
+        self._latest = None
         self.scheduler.close()
 
     # --- preparing --------------------------------------------------------------------------------------------------
@@ -113,18 +117,21 @@ class Function:
             else:
                 arrays[name] = array
                 key.append((name, (array.shape, array.dtype)))
-        if not self._reserved:
+        if self._max_shapes and (self._reserved is None or self._reserved._closed):
             self._reserve(bound, arrays)
         signature = tuple(key)
         try:
             program = self._programs.get(signature)
         except TypeError:
             raise SchedulerError(f"{self!r}: parameters that are no arrays must be hashable") from None
-        if program is None or program._closed:
+        if program is None or not program.is_current:
             shapes = {name: (a.shape, a.dtype) for name, a in arrays.items()}
-            while len(self._programs) >= TRACES_KEPT:
-                del self._programs[next(iter(self._programs))]
             program = self._programs[signature] = self._trace(bound, shapes)
+        if program is not self._latest:
+            self._latest = program
+            self._programs.move_to_end(signature)
+            while len(self._programs) > TRACES_KEPT:
+                self._programs.popitem(last=False)
         return program, {n: arrays[n] for n in program.inputs}
 
     def _prepare_outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, dict[str, Any]]:
@@ -132,7 +139,7 @@ class Function:
             names = ", ".join(self._inputs)
             raise SchedulerError(f"{self!r} takes {len(self._inputs)} arrays ({names}), not {len(args)}")
         program = self._programs.get(None)
-        if program is None or program._closed:
+        if program is None or not program.is_current:
             program = self._programs[None] = self._build(self._target)  # type: ignore[arg-type]
         return program, dict(zip(self._inputs, args, strict=False)) | kwargs
 
@@ -162,8 +169,7 @@ class Function:
             if len(most) != array.ndim:
                 raise ShapeError(f"max_shapes[{name!r}] has {len(most)} axes, the array {array.ndim}")
             shapes[name] = (most, array.dtype)
-        self._trace(bound, shapes)
-        self._reserved = True
+        self._reserved = self._trace(bound, shapes)
 
 
 def _as_array(value: Any) -> Any:

@@ -14,8 +14,9 @@ import numpy as np
 from opweave import registry
 from opweave.contract.buffer import Buffer, MultiBuffer
 from opweave.contract.device import Device
-from opweave.contract.space import Usage
+from opweave.contract.space import CHANGES, Usage
 from opweave.contract.step import Arg
+from opweave.dlpack import from_dlpack
 from opweave.errors import (
     AllocationError,
     DTypeError,
@@ -83,8 +84,9 @@ def weights(
     """Read-only leaves for a model's parameters.
 
     Args:
-        arrays: name -> array, `Blocks` (quantized), or `Spec` (shape and dtype only, to plan without bytes). Arrays are
-            used as they lie, not copied, and must not be changed afterwards.
+        arrays: name -> array, also of another library (``dict(module.named_parameters())`` of PyTorch), `Blocks`
+            (quantized), what `opweave.from_dlpack` made, or `Spec` (shape and dtype only, to plan without bytes).
+            Arrays are used as they lie, not copied, and must not be changed afterwards.
         device: where they are kept: a device or its name for all, or glob patterns -> device (first match wins, the
             rest is unplaced). Unplaced weights are uploaded once to wherever programs use them; on devices that share
             the host's memory they are used in place.
@@ -102,7 +104,10 @@ def weights(
     narrow = None if compute_dtype is None else as_dtype(compute_dtype)
     if narrow is not None and not narrow.is_float:
         raise DTypeError(f"compute_dtype is a float type, not {narrow}")
-    for name, value in arrays.items():
+    for name, given in arrays.items():
+        value = _plain(str(name), given)
+        if narrow is not None and isinstance(value, Tensor) and value.dtype.is_float:
+            value = read_leaf(value)  # from the device where it lies
         if narrow is not None and isinstance(value, np.ndarray) and as_dtype(value.dtype).is_float:
             value = value.astype(narrow.numpy, copy=False)
         group._tensors[str(name)] = _weight(str(name), value, token)
@@ -123,7 +128,7 @@ def weights(
                 raise UnknownNameError("weight", pattern, group, "It is a pattern of device=, and matches none.")
     try:
         for target, tensors in by_device.items():
-            group.buffers += upload(tensors, target)
+            group.buffers += upload([t for t in tensors if _lies_elsewhere(t, target)], target)
     except BaseException:
         for buffer in group.buffers:
             buffer.free()
@@ -131,9 +136,38 @@ def weights(
     return group
 
 
+def _plain(name: str, value: Any) -> Any:
+    """A weight's value as one of those that `_weight` takes: arrays of other libraries, and leaves of them, too."""
+    if hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, np.generic, Tensor)):
+        value = from_dlpack(value, name=name)
+    if not isinstance(value, Tensor):
+        return value
+    leaf = value.leaf
+    if leaf is None or leaf.kind not in ("constant", "weight") or (leaf.data is None and leaf.placement is None):
+        raise DTypeError(f"weight {name!r} is {value.describe()}; weights are made of arrays")
+    if leaf.data is None:
+        return value  # in the memory of a device
+    return leaf.data if value.dtype.block == 1 else Blocks(leaf.data, value.shape, value.dtype)
+
+
+def _lies_elsewhere(tensor: Tensor, device: Device) -> bool:
+    """Whether a weight has to be brought to ``device``; from another one it comes by way of the host."""
+    leaf = tensor.leaf
+    assert leaf is not None
+    if leaf.placement is None:
+        return True
+    if leaf.placement.buffer.device is device:
+        return False
+    leaf.data, leaf.placement = read_leaf(tensor), None
+    return True
+
+
 def _weight(name: str, value: Any, group: object) -> Tensor:
     if isinstance(value, Tensor):
-        raise DTypeError(f"weight {name!r} is already a tensor; weights are made of arrays")
+        assert value.leaf is not None
+        leaf = Leaf("weight", name, device=value.leaf.device, group=group)
+        leaf.placement = value.leaf.placement
+        return new_leaf(leaf, value.shape, value.dtype)
     if isinstance(value, Spec):
         dtype = as_dtype(value.dtype)
         return new_leaf(Leaf("weight", name, group=group), check_shape(value.shape, dtype), dtype)
@@ -205,6 +239,8 @@ def _import(
 ) -> None:
     """Use arrays where they lie, as far as the device takes them."""
     for tensor, array in zip(tensors, arrays, strict=True):
+        if device.default_buffer_type.alloc_size(tensor) > array.nbytes:
+            continue  # kernels may read the padding
         try:
             buffer = device.import_host(array)
         except (UnsupportedOpError, AllocationError):
@@ -309,6 +345,7 @@ def withdraw(tensor: Tensor, device: Device) -> None:
     # Programs of other schedulers would go on with what lies there, and never see what is written elsewhere.
     leaf.placement.buffer.retire()
     leaf.placement, leaf.device, leaf.data = None, None, values
+    CHANGES.note()
 
 
 def check_tensor(function: str, tensor: Tensor) -> None:
@@ -325,6 +362,7 @@ def place(tensor: Tensor, buffer: Buffer, offset: int = 0) -> Placement:
 
     Raises:
         SchedulerError: a view, an input, or a leaf that has memory already.
+        UnsupportedOpError: the kind of memory is not for such tensors (`BufferType.usages`).
         BoundsError, LifetimeError: it does not fit there, the offset is not aligned, or the buffer was freed.
     """
     check_tensor("place", tensor)
@@ -335,10 +373,17 @@ def place(tensor: Tensor, buffer: Buffer, offset: int = 0) -> Placement:
         raise SchedulerError(f"{tensor.describe()} cannot be placed; place the tensor that owns the memory")
     if leaf is not None and leaf.placement is not None:
         raise SchedulerError(f"{tensor.describe()} already lies in {leaf.placement.buffer!r}")
+    if leaf is None:
+        buffer.type.check_usage(Usage.COMPUTE)
+    elif leaf.kind != "state":
+        buffer.type.check_usage(Usage.WEIGHTS)
+    elif not buffer.type.holds(Usage.ANY):
+        buffer.type.check_usage(Usage.COMPUTE)
     made = buffer.init(tensor, offset)
     if leaf is not None:
         leaf.placement = Location(buffer, offset, made.handle)
         leaf.device = buffer.device.name
+        CHANGES.note()
     return made
 
 
@@ -362,10 +407,8 @@ def read_leaf(tensor: Tensor) -> np.ndarray[Any, Any]:
     if leaf.placement is not None:
         buffer, offset, _ = leaf.placement
         buffer.device.synchronize()
-        if buffer.type.is_raw:
-            return read(Arg(buffer, offset + tensor.offset, tensor.dtype, tensor.shape, tensor.strides))
-        values = read(dense_arg(buffer, offset, owner.dtype, owner.shape))
-    elif leaf.data is not None:
+        return read(Arg(buffer, offset + tensor.offset, tensor.dtype, tensor.shape, tensor.strides))
+    if leaf.data is not None:
         values = leaf.data
     elif leaf.kind == "state":
         values = np.full(owner.shape, leaf.fill, owner.dtype.numpy)

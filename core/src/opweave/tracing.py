@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any, NamedTuple
+
+from opweave.concurrency import Lock
 
 __all__ = ["TRACE", "Sink", "TraceEvent"]
 

@@ -9,43 +9,13 @@ import sys
 import pytest
 
 from opweave import registry
-from opweave.cli import main
 from opweave.cli.output import human_bytes
 from opweave.cost.profile import Curve, OpCost, Profile
-from tests.support.plugins_for_tests import OLD, PluginFolder, backend, probed
+from tests.support.plugins_for_tests import OLD, backend, probed
+from tests.support.text import words
 
 LONG = "a card that is not there, " * 8 + "the end of the message"
 REMEDY = "see https://example.org/" + "a-very-long-path/" * 12 + "page"
-
-
-@pytest.fixture
-def folder(tmp_path):
-    with PluginFolder(tmp_path / "site") as folder:
-        folder.path.mkdir()
-        yield folder
-
-
-@pytest.fixture
-def run(folder, monkeypatch, capsys):
-    """``run("devices", "--json")`` gives exit code, standard output, standard error, on the plugins in ``folder``."""
-
-    def run(*arguments: str, columns: int = 80, **environ: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(registry, "REGISTRY", folder.registry(**environ))
-        monkeypatch.setattr(sys, "argv", ["opweave", *arguments])
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.delenv("FORCE_COLOR", raising=False)
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capsys.readouterr()
-        code = caught.value.code
-        return (code if isinstance(code, int) else int(code is not None)), out, err
-
-    return run
-
-
-def words(text: str) -> str:
-    """Text without the line breaks and spaces that a table puts into it."""
-    return "".join(text.split())
 
 
 class TestDevices:
@@ -95,7 +65,8 @@ class TestDevices:
         acme, host = document["devices"]
         assert list(acme) == list(host) == [
             "name", "backend", "kind", "description", "hardware_id", "default_order", "used_through",
-            "memory_free", "memory_total", "memory_space", "shares_memory_with", "capabilities", "features", "problems",
+            "memory_free", "memory_total", "memory_space", "shares_memory_with", "capabilities", "blas", "features",
+            "problems",
         ]  # fmt: skip
         assert (acme["name"], acme["backend"], acme["kind"], acme["default_order"]) == ("acme", "acme", "ACCEL", 1)
         assert acme["shares_memory_with"] == ["host"]
@@ -191,11 +162,12 @@ class TestPlugins:
 
     @pytest.mark.parametrize(
         ("source", "code"),
-        [("1 / 0", 1), (backend(), 0), (backend("[]"), 0), ("import a_module_that_nobody_has", 0)],
-        ids=["broken", "ready", "no device", "no library"],
+        [("1 / 0", 1), (backend(), 0), (backend("[]"), 0), ("import a_module_that_nobody_has", 0), ("import nunpy", 1)],
+        ids=["broken", "ready", "no device", "no library", "typing error"],
     )
     def test_strict_fails_for_what_is_broken(self, folder, run, source, code):
-        folder.add("acme", source)
+        requires = ("a-module-that-nobody-has",) if "nobody" in source else ()
+        folder.add("acme", source, requires=requires)
         assert run("plugins", "--strict")[0] == code
         assert run("plugins", "--strict", "--json")[0] == code
         assert run("plugins")[0] == 0

@@ -280,7 +280,7 @@ def test_a_forked_child_leaves_the_memory_to_its_parent(device):
     if child == 0:
         device.gate.set()
         module.reclaim()
-        os._exit(0 if (device.frees, len(module._PARENTS)) == (0, 2) else 1)
+        os._exit(0 if (device.frees, len(module._DISCARDED)) == (0, 0) else 1)
     assert os.waitpid(child, 0)[1] == 0
     device.gate.set()
     stream.synchronize()

@@ -668,6 +668,60 @@ def test_repacked_memory_unpacks_what_is_read_and_hands_out_a_handle():
         buffer.init(w, 256 - 24)
 
 
+def test_a_part_of_a_repacked_tensor_is_read_and_written_by_way_of_the_whole():
+    kind = Repacked(ExampleDevice())
+    buffer = kind.alloc(512, Usage.WEIGHTS)
+    values = np.arange(12, dtype=np.float32)
+    for offset, shape in ((64, (3, 4)), (256, (6, 2))):
+        buffer.init(constant(values.reshape(shape)), offset)
+        buffer.upload(offset, values)
+    assert buffer.read(256 + 8, 16).view(np.float32).tolist() == [2, 3, 4, 5]
+    buffer.upload(256 + 4, np.float32([-1, -2]))
+    assert buffer.read(256, 48).view(np.float32).tolist() == [0, -1, -2, *range(3, 12)]
+    assert buffer.read(64, 48).view(np.float32).tolist() == [*range(12)]
+    with mapped(buffer, 64 + 16, 8, write=True) as view:
+        view[:] = np.float32([7, 7]).tobytes()
+    assert buffer.read(64, 24).view(np.float32).tolist() == [0, 1, 2, 3, 7, 7]
+    buffer.fill(0, 64, 8)
+    assert buffer.read(64, 12).view(np.float32).tolist() == [0, 0, 2]
+    buffer.clear(0)
+    assert not buffer.read(64, 48).any()
+    assert not buffer.read(256, 48).any()
+
+
+def test_what_is_no_part_of_a_prepared_tensor_is_refused():
+    kind = Repacked(ExampleDevice())
+    buffer = kind.alloc(512, Usage.WEIGHTS)
+    buffer.init(constant(np.zeros((3, 4), np.float32)), 64)
+    for offset, size in ((0, 16), (60, 8), (64, 52), (108, 8), (256, 4)):
+        with pytest.raises(LayoutError, match="no tensor that was prepared"):
+            buffer.read(offset, size)
+        with pytest.raises(LayoutError, match="no tensor that was prepared"):
+            buffer.upload(offset, bytes(size))
+    with pytest.raises(LayoutError, match="does not hold tensors as they were uploaded"):
+        Repacked(HostDevice()).alloc(64, Usage.WEIGHTS).host_bytes(0, 4)
+    buffer.init(constant(np.zeros((2, 2), np.float32)), 64)  # in the place of the other one
+    with pytest.raises(LayoutError, match="no tensor that was prepared"):
+        buffer.read(64, 48)
+
+
+@pytest.mark.parametrize(
+    ("what", "value"),
+    [("alignment", 0), ("alignment", -64), ("alignment", 48), ("alignment", "64"), ("alignment", None),
+     ("max_buffer_size", 0), ("max_buffer_size", -1), ("max_buffer_size", "1 GiB")],
+)  # fmt: skip
+def test_nonsense_about_memory_is_refused_where_it_is_first_asked(what, value):
+    class Odd(ExampleDevice):
+        pass
+
+    setattr(Odd, what, value)
+    with pytest.raises(Broken, match="of Odd"):
+        Odd().alloc(16)
+    if what == "alignment" and value is not None:
+        with pytest.raises(Broken, match="of odd memory"):
+            BufferType(ExampleDevice(), "odd memory", alignment=value)
+
+
 def test_repacked_host_memory_is_not_read_past_its_unpacking():
     kind = Repacked(HostDevice())
     assert kind.space.host

@@ -21,6 +21,7 @@ def step(tensor: ow.Tensor) -> Step:
 
 
 def planted(latency: float, upload: float, device: float, host: float) -> Offloading:
+    """Of a device that is never measured."""
     offloading = Offloading(HostDevice())
     offloading._rates[F32] = Rates(latency, upload, device, host)
     return offloading
@@ -92,5 +93,6 @@ def test_rates_are_measured_once_for_each_type():
 
 def test_a_device_without_products_of_a_type_is_never_worth_it():
     device = Separate("gpu", ["add"])
-    assert Offloading(device).rates(F32) is None
-    assert not Offloading(device).pays(product(1 << 24))
+    offloading = Offloading(device)
+    assert offloading.rates(F32) is None
+    assert not offloading.pays(product(1 << 24))

@@ -187,12 +187,11 @@ def test_a_dropped_stream_works_off_what_it_took_and_ends_its_thread():
     device = Gate()
     a, b, out = filled(device, 1, 2, 0)
     stream = device.open(worker=True)
-    thread = stream._thread
+    ended = stream._worker.ended
     device.go.set()
     stream.compile([add(out, a, b)]).run()
     del stream
-    thread.join(10)
-    assert not thread.is_alive()
+    assert ended.wait(10)
     assert read(out)[0] == 3
 
 

@@ -12,7 +12,7 @@ from opweave.host import processor
 def test_the_model_is_preferred_to_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor, "cpu_fields", lambda: {"model name": "Model 1"})
     assert processor.cpu_name() == "Model 1"
-    monkeypatch.setattr(processor, "cpu_fields", lambda: {})
+    monkeypatch.setattr(processor, "cpu_fields", dict)
     monkeypatch.setattr(platform, "processor", lambda: "")
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert processor.cpu_name() == "riscv64"

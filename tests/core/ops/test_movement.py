@@ -11,7 +11,7 @@ import opweave as ow
 from opweave.graph import opdef
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.graph import Graph
-from opweave.ops import slice as slice_op
+from opweave.ops.movement import slice as slice_op
 from tests.support.evaluate import evaluate
 
 

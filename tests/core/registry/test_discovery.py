@@ -9,7 +9,7 @@ import pytest
 
 from opweave.errors import Incompatible, NameConflict, Unavailable, UnknownNameError
 from opweave.registry import State
-from opweave.registry.compatibility import requirement_on, why_incompatible
+from opweave.registry.discovery import requirements, why_incompatible
 from tests.support.plugins_for_tests import PluginFolder, backend, by_name, write_distribution
 
 
@@ -123,10 +123,9 @@ class TestIncompatible:
     def test_by_the_rules_of_version_specifiers(self, requires, version, fits):
         assert (why_incompatible("x", requires, version) is None) == fits
 
-    def test_requirements_are_found_under_any_spelling(self):
-        requirement = requirement_on("ML_dtypes", ["numpy", "ml-dtypes>=0.5"])
-        assert requirement is not None
-        assert str(requirement.specifier) == ">=0.5"
+    def test_requirements_are_those_that_hold_here(self):
+        lines = ["numpy", "ml-dtypes>=0.5", "???", "late>=2; extra == 'x'", "old; python_version < '3'"]
+        assert [str(requirement) for requirement in requirements(lines)] == ["numpy", "ml-dtypes>=0.5"]
 
 
 class TestConflicts:

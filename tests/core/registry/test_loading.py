@@ -45,6 +45,8 @@ BROKEN = {
     ),
     "lacks its class": ("x = 1", "has no attribute 'Acme'"),
     "misses a module of its own": ("import opweave_bad.inner", "No module named 'opweave_bad.inner'"),
+    "misspells a module": ("import nunpy", "No module named 'nunpy'"),
+    "misspells a module of an installed dependency": ("import numpy.linalk", "No module named 'numpy.linalk'"),
     "misses a module of opweave": ("import opweave.nothing", "No module named 'opweave.nothing'"),
     "is no class": ("Acme = 7", "opweave_bad:Acme is an object of type int, not a Backend class"),
     "is another class": ("class Acme: pass", "is the class Acme, not a Backend class"),
@@ -64,6 +66,14 @@ BROKEN = {
     "kind is a text": (backend("[Unit(kind='GPU')]"), "Unit.kind is 'GPU', not a member of opweave.Kind"),
     "hardware_id is a number": (backend("[Unit(hardware_id=7)]"), "Unit.hardware_id is 7"),
     "no kernels": (backend(extra="del Unit.kernels"), "Unit has no KernelTable"),
+    "kernels are a list": (backend(extra="Unit.kernels = []"), "Unit has no KernelTable"),
+    "alignment is 0": (backend("[Unit(alignment=0)]"), "the alignment of Unit is 0"),
+    "alignment is 48": (backend("[Unit(alignment=48)]"), "the alignment of Unit is 48"),
+    "largest buffer is negative": (backend("[Unit(max_buffer_size=-1)]"), "the largest buffer of Unit has -1 bytes"),
+    "description is a number": (backend("[Unit(description=3)]"), "Unit.description is an object of type int"),
+    "space is a text": (backend("[Unit(space='host')]"), "Unit is in an object of type str, which is no MemorySpace"),
+    "shared spaces are None": (backend("[Unit(shared_spaces=None)]"), "Unit.shared_spaces is None"),
+    "stream_class is an object": (backend("[Unit(stream_class=3)]"), "Unit.stream_class is an object of type int"),
 }
 
 
@@ -124,7 +134,7 @@ class TestBroken:
     def test_strict_raises_all_faults_together(self, folder):
         folder.add("boom", "1 / 0")
         folder.add("future", requires=("opweave>=9",))
-        folder.add("lacking", "import a_module_that_nobody_has")
+        folder.add("lacking", "import a_module_that_nobody_has", requires=("a-module-that-nobody-has",))
         folder.add("good")
         registry = folder.registry()
         with pytest.raises(ExceptionGroup, match="boom, future") as caught:
@@ -151,10 +161,15 @@ class TestUnavailable:
     def test_a_third_party_module_is_missing(self, folder, where):
         line = "import a_module_that_nobody_has.inner"
         source = line if where == "import" else backend(body=line)
-        _, record = load_beside_a_good_one(folder, source)
+        _, record = load_beside_a_good_one(folder, source, requires=("opweave>=0.1", "a-module-that-nobody-has"))
         assert record.state is State.UNAVAILABLE
         assert "a_module_that_nobody_has" in record.error
-        assert record.remedy.startswith("pip install a_module_that_nobody_has ")
+        assert record.remedy == 'pip install "a-module-that-nobody-has"'
+
+    def test_a_module_may_be_called_otherwise_than_its_distribution(self, folder):
+        _, record = load_beside_a_good_one(folder, "import nobodys_module", requires=("numpy", "PyNobody>=2"))
+        assert record.state is State.UNAVAILABLE
+        assert record.remedy == 'pip install "PyNobody>=2"'
 
     def test_the_remedy_follows_the_plugins_own_requirements(self, folder):
         requires = ("opweave>=0.1", "a-module.that_nobody-has[x]>=2,<3")
@@ -361,6 +376,12 @@ class TestModules:
         assert records["good"].state is State.READY
         assert records["bad"].state is State.BROKEN
         assert error in records["bad"].error
+
+    def test_frames_are_those_of_the_plugin(self, folder):
+        folder.add("bad", hooks("def opweave_backends(): 1 / 0"), value="opweave_bad")
+        record = by_name(folder.registry().load_all())["bad"]
+        assert record.traceback.count("File") == 1
+        assert "in opweave_backends" in record.traceback
 
     def test_a_backend_of_a_taken_name(self, folder):
         folder.add("left")

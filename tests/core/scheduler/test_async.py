@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from typing import Any
 
 import numpy as np
@@ -117,3 +119,17 @@ def test_fed_arrays_may_change_as_soon_as_run_returns():
     v[:] = 0
     np.testing.assert_array_equal(result, np.arange(16, dtype=F))
     s.close()
+
+
+def test_fed_arrays_are_let_go_when_their_run_has_ended():
+    x = ow.input("x", (4,))
+    with ow.Scheduler([Reference("g"), HostDevice()]) as scheduler:
+        program = scheduler.build(ow.neg(x))
+        alive = []
+        for _ in range(3):
+            fed = np.ones(4, F)
+            alive.append(weakref.ref(fed))
+            assert program.run(x=fed).tolist() == [-1] * 4
+            del fed
+        gc.collect()
+        assert [ref() for ref in alive] == [None] * 3

@@ -504,7 +504,7 @@ def sharded_linear(stream: ow.Stream, op: str, out: ow.Arg, x: ow.Arg, w: ow.Arg
 def test_split_buffers_are_found_and_put_a_tensor_in_shards(x):
     main = Separate("main")
     main.kernels = KernelTable("f32", "strided")
-    main.kernels("linear")(sharded_linear)
+    main.kernels("linear", accepts=Shards)(sharded_linear)
     backend = registry_of(Cards("cards", main, Separate("a"), Separate("b"))).backend("cards")
     kind = backend.extension(SplitBuffers).split_buffer_type([1, 3])
     (weight,) = ow.weights({"w": ow.Spec((8, 6))}).values()

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from opweave.cli.conformance import run_conformance
 from opweave.cli.devices import show_devices
+from opweave.cli.doctor import show_doctor
 from opweave.cli.extensions import add_plugin_commands
+from opweave.cli.output import plain
 from opweave.cli.plugins import show_plugins
+from opweave.cli.probe import SECONDS
 from opweave.cli.profile import show_profiles
 from opweave.cli.what_if import show_what_if
 from opweave.errors import OpweaveError
-from opweave.registry.compatibility import core_version
-from opweave.registry.records import State
+from opweave.registry.discovery import core_version
 
 __all__ = ["build_app", "main"]
 
-_COMMANDS = ("conformance", "devices", "plugins", "profile", "what-if")
+_COMMANDS = ("conformance", "devices", "doctor", "plugins", "profile", "what-if")
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+_Isolated = Annotated[
+    bool, typer.Option("--isolated", help="Ask each plugin in a process of its own first; else only if one crashes.")
+]
+_Timeout = Annotated[
+    float,
+    typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long a process may take that asks them."),
+]
 
 
 def build_app() -> typer.Typer:
@@ -34,6 +46,7 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_options)
     app.command("devices")(_devices)
+    app.command("doctor")(_doctor)
     app.command("plugins")(_plugins)
     app.command("conformance")(_conformance)
     app.command("profile")(_profile)
@@ -48,13 +61,24 @@ def main() -> None:
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     # Plugins are asked only where a command of theirs may be meant: none of them can break the built-in ones.
     if command not in _COMMANDS and "--version" not in arguments:
-        add_plugin_commands(app, _COMMANDS)
+        add_plugin_commands(app, _COMMANDS, tried=command is None)
     try:
         app()
     except OpweaveError as error:
         notes = getattr(error, "__notes__", ())
-        print("\n".join([f"error: {error}", *notes]), file=sys.stderr)
+        print(plain("\n".join([f"error: {error}", *notes])), file=sys.stderr)
         sys.exit(1)
+    finally:
+        atexit.unregister(_seal_stdout)
+        atexit.register(_seal_stdout)  # last, to be called first
+
+
+def _seal_stdout() -> None:
+    """What plugins and drivers print while the process ends goes to standard error: the answer is complete."""
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        os.dup2(2, 1)
+        sys.stdout = sys.stderr
 
 
 def _version(wanted: bool) -> None:
@@ -74,18 +98,34 @@ def _options(
 def _devices(
     as_json: _Json = False,
     features: Annotated[bool, typer.Option("--features", help="Show what the drivers tell about each device.")] = False,
+    isolated: _Isolated = False,
+    timeout: _Timeout = SECONDS,
 ) -> None:
     """List the devices found, the preferred first."""
-    show_devices(as_json=as_json, features=features)
+    show_devices(as_json=as_json, features=features, isolated=isolated, seconds=timeout)
+
+
+def _doctor(
+    as_json: _Json = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail also for what is only slow.")] = False,
+    isolated: _Isolated = False,
+    timeout: _Timeout = SECONDS,
+) -> None:
+    """Find what is wrong or slow here, with the command that mends it. Fails where something is wrong."""
+    found = show_doctor(as_json=as_json, isolated=isolated, seconds=timeout)
+    if "wrong" in found or (strict and "slow" in found):
+        raise typer.Exit(1)
 
 
 def _plugins(
     as_json: _Json = False,
     strict: Annotated[bool, typer.Option("--strict", help="Fail if a plugin is broken or incompatible.")] = False,
+    isolated: _Isolated = False,
+    timeout: _Timeout = SECONDS,
 ) -> None:
     """List the backends installed, with cause and remedy where one cannot be used."""
-    records = show_plugins(as_json=as_json)
-    if strict and any(record.state in (State.BROKEN, State.INCOMPATIBLE) for record in records):
+    plugins = show_plugins(as_json=as_json, isolated=isolated, seconds=timeout)
+    if strict and any(plugin["state"] in ("broken", "incompatible") for plugin in plugins):
         raise typer.Exit(1)
 
 

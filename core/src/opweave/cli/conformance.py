@@ -11,8 +11,8 @@ from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from opweave.cli.output import print_json, progress, quiet_stdout
-from opweave.registry.compatibility import core_version
+from opweave.cli.output import plain, print_json, progress, quiet_stdout
+from opweave.registry.discovery import core_version
 
 if TYPE_CHECKING:
     from opweave.conformance.report import Cell
@@ -84,7 +84,7 @@ def _print(suite: Suite, seconds: float) -> None:
 
     console = Console(markup=False, highlight=False, emoji=False)
     devices = ", ".join(f"{d.name} ({d.description})" if d.description else d.name for d in suite.devices)
-    console.print(Text(f"{suite.name}: {devices}"))
+    console.print(Text(plain(f"{suite.name}: {devices}")))
     for level in suite.levels:
         if level != 2:
             counts = totals(o for o in suite.results if o.level == level)

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from typing import Any
 
 import typer
 from typer.main import get_command_name, get_group
 
 from opweave import registry
-from opweave.cli.output import quiet_stdout
+from opweave.cli import probe
+from opweave.cli.output import plain, quiet_stdout
+from opweave.errors import Broken
+from opweave.registry import State
 
-__all__ = ["add_plugin_commands"]
+__all__ = ["add_plugin_commands", "collect"]
 
 
-def add_plugin_commands(app: typer.Typer, reserved: Collection[str]) -> None:
+def collect() -> dict[str, Any]:
+    """Names of the plugins whose module cannot be imported, and why."""
+    known = registry.REGISTRY
+    known.load_hook_modules()
+    return {"broken": {record.name: record.error for record in known.plugins() if record.state is State.BROKEN}}
+
+
+def add_plugin_commands(app: typer.Typer, reserved: Collection[str], *, tried: bool) -> None:
     """Add the plugins' commands to ``app``. A plugin that fails is named on standard error; the others go on.
 
     Args:
         reserved: names of commands that no plugin may take.
+        tried: import the plugins in another process first, so that none can take this one down.
     """
+    if tried:
+        for name, why in probe.ask("extensions")["broken"].items():
+            registry.REGISTRY.exclude(name, Broken(why))
+            print(plain(f"opweave: no commands from plugin {name!r}: {why}"), file=sys.stderr)
     with quiet_stdout():
         registry.REGISTRY.load_hook_modules()
     taken = set(reserved)

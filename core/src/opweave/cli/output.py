@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from math import isfinite
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -13,9 +15,10 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from opweave.registry.records import UnusableDevice
-
-__all__ = ["Row", "human_bytes", "print_json", "print_rows", "progress", "quiet_stdout", "unusable_details"]
+__all__ = [
+    "Row", "human_bytes", "plain", "print_json", "print_rows", "progress", "quiet_stdout", "to_json",
+    "unusable_details",
+]  # fmt: skip
 
 _GAP = 2  # between columns
 
@@ -27,15 +30,30 @@ class Row(NamedTuple):
     details: Sequence[tuple[str, Text]]
 
 
-def unusable_details(device: UnusableDevice) -> list[tuple[str, Text]]:
-    """The lines about a device that does not work: which, why, and what to do."""
-    about = f"{device.name}: {device.description}" if device.description else device.name
-    lines = [("unusable", Text(about)), ("cause", Text(device.error, "yellow"))]
-    return [*lines, ("remedy", Text(device.remedy))] if device.remedy else lines
+def unusable_details(device: Mapping[str, str]) -> list[tuple[str, Text]]:
+    """The lines about a device that does not work, an `UnusableDevice` as a dict: which, why, and what to do."""
+    about = f"{device['name']}: {device['description']}" if device["description"] else device["name"]
+    lines = [("unusable", Text(about)), ("cause", Text(device["error"], "yellow"))]
+    return [*lines, ("remedy", Text(device["remedy"]))] if device["remedy"] else lines
+
+
+def plain(text: str) -> str:
+    """Text that a terminal shows and does not obey: whatever is neither printable nor a line break is spelt out."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t\xa0" else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
+def _shown(text: Text) -> Text:
+    return Text(plain(text.plain), text.style)
 
 
 def print_rows(header: Sequence[str], rows: Sequence[Row], *, indent: int, footer: str = "") -> None:
     """Print a table, details ``indent`` columns from the left. Nothing is cut: the last column and details wrap."""
+    rows = [
+        Row([_shown(cell) for cell in row.cells], [(plain(label), _shown(text)) for label, text in row.details])
+        for row in rows
+    ]
     console, wide = _console(), _console()
     titles = [Text(title, "bold") for title in header]
     widths = [max(cells[i].cell_len for cells in (titles, *(row.cells for row in rows))) for i in range(len(header))]
@@ -50,7 +68,7 @@ def print_rows(header: Sequence[str], rows: Sequence[Row], *, indent: int, foote
             console.print(_line([Text(), *labelled], [indent - _GAP, label_width]))
     if footer:
         console.print()
-        console.print(Text(footer, "dim"))
+        console.print(Text(plain(footer), "dim"))
 
 
 def _console() -> Console:
@@ -92,14 +110,46 @@ def human_bytes(n: int) -> str:
     return f"{size:.{digits}f} {units[unit]}"
 
 
-def print_json(document: dict[str, Any]) -> None:
+def print_json(document: Mapping[str, Any]) -> None:
     """Print one JSON document. Values that JSON does not know are written as text."""
-    json.dump(document, sys.stdout, indent=2, default=str)
-    sys.stdout.write("\n")
+    sys.stdout.write(json.dumps(to_json(document), indent=2) + "\n")
+
+
+def to_json(value: object, depth: int = 0) -> Any:
+    """``value`` as JSON can hold it: what it does not know becomes text, also NaN and what is nested too deeply."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)
+    if depth < 16:
+        if isinstance(value, Mapping):
+            return {_text(key): to_json(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [to_json(item, depth + 1) for item in value]
+    return _text(value)
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception as error:  # a plugin's own object
+        return f"<{type(value).__name__}: {type(error).__name__}>"
 
 
 @contextmanager
 def quiet_stdout() -> Iterator[None]:
-    """While plugins' code runs: what it prints goes to standard error, for standard output is the answer's alone."""
-    with redirect_stdout(sys.stderr):
-        yield
+    """While plugins' code runs: what it prints, from C too, goes to standard error, for standard output is the
+    answer's alone."""
+    kept = None
+    with suppress(OSError, ValueError, AttributeError):  # a stream of its own, or none
+        if sys.stdout.fileno() == 1:
+            sys.stdout.flush()
+            kept = os.dup(1)
+            os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if kept is not None:
+            os.dup2(kept, 1)
+            os.close(kept)

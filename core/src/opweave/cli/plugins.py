@@ -4,74 +4,80 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import dedent
-from typing import Any
+from typing import Any, Final
 
 from rich.text import Text
 
 from opweave import registry
-from opweave.cli.output import Row, print_json, print_rows, quiet_stdout, unusable_details
+from opweave.cli import probe
+from opweave.cli.output import Row, print_json, print_rows, unusable_details
 from opweave.errors import OpweaveError
-from opweave.registry.compatibility import core_version
-from opweave.registry.records import PluginRecord, State
+from opweave.registry import PluginRecord
+from opweave.registry.discovery import core_version
 
-__all__ = ["show_plugins"]
+__all__ = ["collect", "show_plugins"]
 
-_COLOURS = {
-    State.READY: "green",
-    State.UNAVAILABLE: "yellow",
-    State.BROKEN: "red",
-    State.INCOMPATIBLE: "red",
-    State.DISABLED: "dim",
-    State.DISCOVERED: "",
+_COLOURS: Final = {
+    "ready": "green",
+    "unavailable": "yellow",
+    "broken": "red",
+    "incompatible": "red",
+    "disabled": "dim",
 }
 
 
-def show_plugins(*, as_json: bool) -> Sequence[PluginRecord]:
-    """Load and print every plugin.
+def collect() -> dict[str, Any]:
+    """Every plugin's record, all loaded; ``failed``: why one that ``OPWEAVE_BACKENDS`` lists cannot be used."""
+    failed = None
+    try:
+        registry.REGISTRY.load_all()
+    except OpweaveError as error:
+        failed = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    records = registry.REGISTRY.plugins()
+    return {"opweave": core_version(), "plugins": [_document(record) for record in records], "failed": failed}
+
+
+def show_plugins(*, as_json: bool, isolated: bool, seconds: float) -> Sequence[dict[str, Any]]:
+    """Load and print every plugin; gives what was printed.
 
     Raises:
-        PluginError, UnknownNameError: one that ``OPWEAVE_BACKENDS`` lists failed; raised after printing.
+        OpweaveError: one that ``OPWEAVE_BACKENDS`` lists failed; raised after printing.
     """
-    failed: OpweaveError | None = None
-    with quiet_stdout():
-        try:
-            registry.REGISTRY.load_all()
-        except OpweaveError as error:
-            failed = error
-        records = registry.REGISTRY.plugins()
+    document = probe.ask("plugins", isolated=isolated, seconds=seconds)
+    failed = document.pop("failed")
+    plugins: list[dict[str, Any]] = document["plugins"]
     if as_json:
-        print_json({"opweave": core_version(), "plugins": [_as_json(record) for record in records]})
+        print_json(document)
     else:
-        header = ["plugin", "distribution", "state", "devices"]
-        print_rows(header, [_as_row(record) for record in records], indent=4)
+        print_rows(["plugin", "distribution", "state", "devices"], [_as_row(plugin) for plugin in plugins], indent=4)
     if failed is not None:
-        raise failed
-    return records
+        raise OpweaveError(failed)
+    return plugins
 
 
-def _as_json(record: PluginRecord) -> dict[str, Any]:
+def _document(record: PluginRecord) -> dict[str, Any]:
     empty_is_null = {key: value or None for key, value in record._asdict().items()}
     unusable = [device._asdict() for device in record.unusable]
     return {**empty_is_null, "state": record.state.value, "devices": record.devices, "unusable": unusable}
 
 
-def _as_row(record: PluginRecord) -> Row:
-    details = [detail for device in record.unusable for detail in unusable_details(device)]
-    ready, usable, found = record.state is State.READY, len(record.devices), len(record.devices) + len(record.unusable)
-    if ready or not record.unusable:  # else its devices are why
-        if record.error:
-            plain = record.state is State.DISABLED
-            # A ready plugin names what is missing of it.
-            colour = "" if plain else _COLOURS[State.UNAVAILABLE if ready else record.state]
-            details.append(("cause", Text(record.error, colour)))
-        if record.traceback and record.state is State.BROKEN:
-            details.append(("at", Text(dedent(record.traceback), "dim")))
-        if record.remedy and record.state is not State.DISABLED:
-            details.append(("remedy", Text(record.remedy)))
+def _as_row(plugin: dict[str, Any]) -> Row:
+    details = [detail for device in plugin["unusable"] for detail in unusable_details(device)]
+    state, usable, unusable = plugin["state"], len(plugin["devices"]), len(plugin["unusable"])
+    ready = state == "ready"
+    told = not ready and unusable > 0  # its devices are why
+    if plugin["error"] and not told:
+        # A ready plugin names what is missing of it.
+        colour = "" if state == "disabled" else _COLOURS["unavailable" if ready else state]
+        details.append(("cause", Text(plugin["error"], colour)))
+    if plugin["traceback"] and state == "broken":
+        details.append(("at", Text(dedent(plugin["traceback"]), "dim")))
+    if plugin["remedy"] and state != "disabled" and not told:
+        details.append(("remedy", Text(plugin["remedy"])))
     cells = [
-        Text(record.name, "bold cyan"),
-        Text(f"{record.distribution or record.value} {record.version}".rstrip()),
-        Text(record.state.value, _COLOURS[record.state]),
-        Text(f"{usable} of {found} usable" if record.unusable else str(usable) if ready else "-"),
+        Text(plugin["name"], "bold cyan"),
+        Text(f"{plugin['distribution'] or plugin['value']} {plugin['version'] or ''}".rstrip()),
+        Text(state, _COLOURS.get(state, "")),
+        Text(f"{usable} of {usable + unusable} usable" if unusable else str(usable) if ready else "-"),
     ]
     return Row(cells, details)

@@ -13,7 +13,7 @@ from rich.text import Text
 from opweave.cli.output import Row, human_bytes, print_json, print_rows, quiet_stdout
 from opweave.cost.predict import Prediction
 from opweave.errors import SchedulerError, UnknownNameError
-from opweave.registry.compatibility import core_version
+from opweave.registry.discovery import core_version
 from opweave.whatif.cluster import Cluster, read_cluster
 from opweave.whatif.divide import what_if
 

@@ -14,6 +14,7 @@ from opweave.conformance.checklist import Check, subject_for
 from opweave.conformance.expectations import Expectations
 from opweave.conformance.levels import CHECKS, LEVELS
 from opweave.conformance.levels.beside import checks_with
+from opweave.conformance.levels.operations import third_party_checks
 from opweave.conformance.result import Result
 from opweave.conformance.watch import HANGS, SECONDS, within
 from opweave.errors import UnknownNameError
@@ -92,7 +93,7 @@ class Suite:
         self.beside: Final = beside
         self.seconds: Final = seconds
         self._config = config
-        self._checks = CHECKS
+        self._checks = (*CHECKS, *third_party_checks(self.devices))
         if beside:
             self._checks += checks_with(f"beside-{beside}", partial(found.device, beside))
             found.device(beside)

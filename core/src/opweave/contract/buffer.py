@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate, pairwise
+from sys import is_finalizing
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from weakref import ref
@@ -17,11 +18,12 @@ from weakref import ref
 import numpy as np
 
 from opweave.contract.discarding import discard, reclaim
-from opweave.contract.space import Handle, Usage, as_bytes, settle
+from opweave.contract.space import CHANGES, Handle, Usage, as_bytes, settle
 from opweave.errors import BoundsError, HazardError, LayoutError, LifetimeError
 from opweave.graph.dtypes import u8
 from opweave.graph.layout import span
 from opweave.graph.tensor import Placement
+from opweave.lifecycle import INHERITED
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
@@ -53,14 +55,13 @@ class Buffer:
         type, device, space: what memory it is.
         handle: what the author's ``_alloc`` returned.
         size: bytes.
-        usage: settable.
         owner: what keeps imported memory alive, or ``None``.
         readonly: nothing may write there (imported from an array or a mapping that is read-only).
     """
 
     __slots__ = (
-        "__weakref__", "_begin", "_freed", "_plans", "device", "handle", "owner", "readonly", "size", "space", "type",
-        "usage",
+        "__weakref__", "_begin", "_freed", "_plans", "_prepared", "_usage", "device", "handle", "owner", "readonly",
+        "size", "space", "type",
     )  # fmt: skip
 
     def __init__(
@@ -74,12 +75,13 @@ class Buffer:
     ) -> None:
         self._freed = False
         self._plans: list[ref[Dependent]] | None = None
+        self._prepared: dict[int, int] = {}  # in memory that is not raw: where each tensor begins -> its packed bytes
         self.type: Final = type
         self.device: Final = type.device
         self.space: Final = type.space
         self.handle: Handle = handle
         self.size: Final = size
-        self.usage = usage
+        self._usage = usage
         self.owner = owner
         self.readonly: Final = readonly
         self._begin: int | None = -1  # not asked for yet: arrays tell it slowly, and few need it
@@ -88,6 +90,19 @@ class Buffer:
     @property
     def name(self) -> str:
         return self.type.name
+
+    @property
+    def usage(self) -> Usage:
+        """What it is for; settable. Building the outputs of a program again makes a new one if that changed."""
+        return self._usage
+
+    @usage.setter
+    def usage(self, usage: Usage) -> None:
+        self.type.check_usage(usage)
+        if usage is not self._usage:
+            self._usage = usage
+            if self._plans is not None:
+                CHANGES.note()
 
     @property
     def is_host(self) -> bool:
@@ -135,25 +150,60 @@ class Buffer:
             HazardError: ``write``, and the memory is read-only.
         """
         if self._freed:
-            raise LifetimeError(f"{self!r} was freed")
+            raise self._gone()
         if offset < 0 or size < 0 or offset + size > self.size:
             raise BoundsError(f"bytes {offset:,} .. {offset + size:,} are outside of {self!r}")
         if write and self.readonly:
             raise HazardError(f"{self!r} lies over read-only memory; nothing may write there")
 
     def upload(self, offset: int, data: Any) -> None:
-        """Write the bytes of a contiguous array or buffer at ``offset``; complete when it returns."""
+        """Write the bytes of a contiguous array or buffer at ``offset``; complete when it returns.
+
+        In memory of whole tensors (see `BufferType`) a part of a tensor is written by reading the tensor, changing the
+        part and writing it whole.
+
+        Raises:
+            LifetimeError, BoundsError, HazardError: see `check`.
+            LayoutError: memory of whole tensors, and the range is not in one of those that were prepared.
+        """
         view = as_bytes(data)
         self.check(offset, len(view), write=True)
-        if len(view):
-            self.type._upload(self.handle, offset, view)
+        if not len(view):
+            return
+        start, size = self._tensor_around(offset, len(view))
+        if size != len(view):
+            part, view = view, memoryview(bytearray(size))
+            self.type._download(self.handle, start, view)
+            view[offset - start : offset - start + len(part)] = part
+        self.type._upload(self.handle, start, view)
 
     def download(self, offset: int, out: Any) -> None:
-        """Read bytes from ``offset`` on into a contiguous writable array or buffer; complete when it returns."""
+        """Read bytes from ``offset`` on into a contiguous writable array or buffer; complete when it returns.
+
+        In memory of whole tensors a part of a tensor is read by reading it whole. Raises what `upload` does.
+        """
         view = as_bytes(out, writable=True)
         self.check(offset, len(view))
-        if len(view):
-            self.type._download(self.handle, offset, view)
+        if not len(view):
+            return
+        start, size = self._tensor_around(offset, len(view))
+        if size == len(view):
+            self.type._download(self.handle, start, view)
+        else:
+            whole = memoryview(bytearray(size))
+            self.type._download(self.handle, start, whole)
+            view[:] = whole[offset - start : offset - start + len(view)]
+
+    def _tensor_around(self, offset: int, size: int) -> tuple[int, int]:
+        """Start and bytes of the prepared tensor that holds a range; the range itself where none was prepared."""
+        if not self._prepared or self._prepared.get(offset) == size:
+            return offset, size
+        for start, whole in self._prepared.items():
+            if start <= offset and offset + size <= start + whole:
+                return start, whole
+        raise LayoutError(
+            f"bytes {offset:,} .. {offset + size:,} of {self!r} are in no tensor that was prepared there (Buffer.init)"
+        )
 
     def read(self, offset: int = 0, size: int | None = None) -> np.ndarray[Any, Any]:
         """The bytes as a new ``uint8`` array."""
@@ -164,12 +214,16 @@ class Buffer:
         return out
 
     def fill(self, value: int, offset: int = 0, size: int | None = None) -> None:
-        """Set bytes to ``value`` (0 .. 255)."""
+        """Set bytes to ``value`` (0 .. 255). In memory of whole tensors these are the bytes that reading them gives."""
         if value not in range(256):
             raise BoundsError(f"{value} is no byte")
         size = self.size - offset if size is None else size
         self.check(offset, size, write=True)
-        if size:
+        if self._prepared:
+            ranges = [(offset, size)] if size < self.size else self._prepared.items()
+            for start, length in ranges:
+                self.upload(start, bytes((value,)) * length)
+        elif size:
             self.type._fill(self.handle, offset, size, int(value))
 
     def clear(self, value: int = 0) -> None:
@@ -181,9 +235,11 @@ class Buffer:
 
         Raises:
             LifetimeError, BoundsError: the range is not valid.
-            LayoutError: the process cannot address it.
+            LayoutError: the process cannot address it, or tensors lie there in a form of the memory's own.
         """
         self.check(offset, size)
+        if not self.type.is_raw:
+            raise LayoutError(f"{self!r} does not hold tensors as they were uploaded; download them")
         try:
             view = memoryview(self.handle)
         except TypeError:
@@ -203,7 +259,7 @@ class Buffer:
         """
         handle = self.handle
         if handle is None:
-            raise LifetimeError(f"{self!r} was freed")
+            raise self._gone()
         if dtype.block > 1:
             shape = (*shape[:-1], dtype.row_bytes(shape[-1]))
             strides = (*strides[:-1], 1)
@@ -215,6 +271,9 @@ class Buffer:
             if self.address is None or not self.space.host:
                 raise self._opaque() from None
             return np.ndarray(shape, dtype.numpy, _at(self.address, self.size), offset, strides)
+
+    def _gone(self) -> LifetimeError:
+        return LifetimeError(f"{self!r} {INHERITED if self.owner is INHERITED else 'was freed'}")
 
     def _opaque(self) -> LayoutError:
         return LayoutError(f"{self!r} cannot be addressed by the process; download it")
@@ -257,20 +316,34 @@ class Buffer:
         self.check(offset, self.type.alloc_size(tensor))
         if offset % self.type.alignment:
             raise BoundsError(f"offset {offset} is not a multiple of the alignment {self.type.alignment} of {self!r}")
-        return Placement(tensor, self, offset, self.type._init(self.handle, offset, tensor))
+        placement = Placement(tensor, self, offset, self.type._init(self.handle, offset, tensor))
+        if not self.type.is_raw:
+            end = offset + tensor.nbytes
+            for start, size in [*self._prepared.items()]:
+                if start < end and offset < start + size:
+                    del self._prepared[start]  # what was there is overwritten
+            self._prepared[offset] = tensor.nbytes
+        return placement
 
     def reset(self) -> None:
         """Forget what `init` prepared; the bytes stay."""
         self.check(0, 0)
+        self._prepared.clear()
         self.type._reset(self.handle)
 
-    def free(self) -> None:
+    def free(self, *, wait: bool = True) -> None:
         """Give the memory back, after queued work that may touch it is done. Freeing twice does nothing.
 
         Plans that were compiled with the buffer can no longer be run. Work that failed is not raised here but stays
         on its stream.
+
+        Args:
+            wait: ``False``: do not wait for that work; the memory goes once it is over.
         """
         if self._freed:
+            return
+        if not wait:
+            self._discard()
             return
         settle(self.space)
         reclaim()
@@ -294,6 +367,9 @@ class Buffer:
             if plan is not None:
                 plan._orphan(f"{self!r} was {'freed' if self._freed else 'given up'}")
 
+    def _discard(self) -> None:
+        self._release(partial(discard, self.type, owner=self.owner))
+
     def _release(self, give: Callable[[Handle], None]) -> None:
         self._freed = True
         self.retire()
@@ -306,12 +382,18 @@ class Buffer:
             now = perf_counter_ns()
             TRACE.emit("free", self.name, now, now, bytes=self.size, device=self.device.name)
 
+    def _inherit(self) -> tuple[Handle, object]:
+        """Be unusable in a forked child; gives what must not be given back there."""
+        kept = self.handle, self.owner
+        self._freed, self.handle, self.owner = True, None, INHERITED
+        return kept
+
     def __del__(self) -> None:
         # A constructor that failed leaves no attributes; an interpreter that shuts down may have lost the driver.
-        if getattr(self, "_freed", True):
+        if getattr(self, "_freed", True) or is_finalizing():
             return
         try:
-            self._release(partial(discard, self.type, owner=self.owner))
+            self._discard()
         except Exception:
             self._freed = True
 

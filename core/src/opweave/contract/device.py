@@ -17,14 +17,15 @@ import numpy as np
 
 from opweave.contract.buffer import Buffer, MultiBuffer
 from opweave.contract.execution import Stream
+from opweave.contract.kernels import KernelTable
 from opweave.contract.memory import BufferType, copy_by_host, fill_by_upload
 from opweave.contract.space import MemorySpace, Usage, add_queue, as_bytes
 from opweave.contract.worker import WorkerStream
 from opweave.errors import AllocationError, Broken, Unavailable, UnsupportedOpError, raise_backend_failure
 from opweave.graph.layout import nbytes
+from opweave.lifecycle import keep_for_ever, told_of_forks
 
 if TYPE_CHECKING:
-    from opweave.contract.kernels import KernelTable
     from opweave.contract.space import Handle
     from opweave.contract.step import Call, Step
     from opweave.graph.dtypes import DType
@@ -84,7 +85,8 @@ class Device:
     """One piece of hardware. Subclass it; no constructor of it needs to be called.
 
     Attributes an author may set, on the class or the object:
-        kernels: the table of kernels; what the device supports follows from its declarations.
+        kernels: the table of kernels; what the device supports follows from its declarations. Default: an empty one,
+            for devices that override ``_why_not`` and bind steps by themselves.
         kind: the sort of hardware.
         id: the part of the name after the colon (``"0"``, ``"cuda:0"``); ``None``: numbered by the registry, or left
             out for an only device.
@@ -98,6 +100,8 @@ class Device:
         raises_index_errors: whether an index outside of what it indexes is raised, at once or at the next wait, and the
             device goes on; ``False`` where the driver ends the use of the device instead (CUDA's device assertions).
         stream_class: the class of its streams. ``open(**params)`` makes ``stream_class(device, **params)``.
+        survives_fork: the device can be used in a child that was forked after it was set up, which no driver of an
+            accelerator can. Where it cannot, the child gets `Unavailable`, and its inherited buffers are unusable.
         simulated: it has no memory and computes nothing; schedulers plan with it, building a program refuses it.
 
     Threads: buffers may be made and freed in any thread; each is used by one thread at a time, in an order that the
@@ -118,12 +122,14 @@ class Device:
     raises_index_errors: bool = True
     stream_class: type[Stream] = Stream
     simulated: bool = False
+    survives_fork: bool = False
 
     backend: Backend | None
     _name: str
     _buffers: WeakSet[Buffer]
     _streams: WeakSet[Stream]
     _default_type: BufferType | None
+    _lost_by_fork: bool
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Device:
         # State lives here so that authors need not call super().__init__.
@@ -133,8 +139,12 @@ class Device:
         self._buffers = WeakSet()
         self._streams = WeakSet()
         self._default_type = None
+        self._lost_by_fork = False
+        told_of_forks(self)
         if not hasattr(cls, "space"):
             self.space = MemorySpace(self._name)
+        if not hasattr(cls, "kernels"):
+            self.kernels = KernelTable()
         return self
 
     # --- properties -------------------------------------------------------------------------------------------------
@@ -188,6 +198,11 @@ class Device:
         """Whether kernels of this device can address ``space``."""
         return space is self.space or space in self.shared_spaces
 
+    def reads(self, kind: BufferType) -> bool:
+        """Whether kernels of this device can be given operands in memory of this kind: it reaches the space, and the
+        bytes are plain or in a form that it accepts."""
+        return self.reaches(kind.space) and (kind.is_raw or self._reads(kind))
+
     def __repr__(self) -> str:
         return f"<Device {self.name}{': ' + self.description if self.description else ''}>"
 
@@ -205,6 +220,28 @@ class Device:
         except Exception as error:
             why = f"trying it failed: {type(error).__name__}: {error}"
             raise Unavailable(why, remedy="update its driver, or report it to the authors of the backend") from error
+
+    # --- forked children --------------------------------------------------------------------------------------------
+
+    @property
+    def lost_by_fork(self) -> bool:
+        """Whether it was set up by the process from which this one was forked, and cannot be used here."""
+        return self._lost_by_fork
+
+    def check_process(self) -> None:
+        """Raise `Unavailable` if the device is `lost_by_fork`."""
+        if self._lost_by_fork:
+            raise Unavailable(
+                f"{self.name} was set up before this process was forked, which its driver does not survive",
+                remedy="start processes with multiprocessing.get_context('spawn'), or fork before devices are used",
+            )
+
+    def _inherit(self) -> None:
+        if not self.survives_fork:
+            self._lost_by_fork = True
+            # Giving anything back would ask the driver, whose threads and locks are the parent's.
+            buffers = [buffer._inherit() for buffer in list(self._buffers)]
+            keep_for_ever([self, *self._streams, *buffers])
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
@@ -229,6 +266,7 @@ class Device:
         """
         if not self.caps.import_host:
             raise UnsupportedOpError(f"{self.name} cannot use host memory in place; allocate and upload instead")
+        self.check_process()
         view = as_bytes(data)
         size, limit = len(view), self.max_buffer_size
         if size == 0:
@@ -272,6 +310,7 @@ class Device:
             UnsupportedOpError: the device does not take arrays of others, or not this one as it lies.
             DTypeError: a dtype that opweave does not have.
         """
+        self.check_process()
         handle, dtype, shape = self._import_dlpack(array)
         size = nbytes(shape, dtype)
         return Buffer(self.default_buffer_type, handle, size, owner=array, readonly=True), dtype, shape
@@ -288,6 +327,7 @@ class Device:
         Raises:
             TypeError: parameters that the device does not take.
         """
+        self.check_process()
         if str(worker).lower() not in ("", "0", "false"):
             stream: Stream = WorkerStream(self.open(**params))
             self._streams.add(stream)
@@ -334,9 +374,22 @@ class Device:
             why = self._why_not(step)
         except Exception as error:
             return f"its check failed: {type(error).__name__}: {error}"
-        if why is None or isinstance(why, str):
+        if why is None:
+            return self._refused_memory(step)
+        if isinstance(why, str):
             return why
         return f"its check gave {why!r}; _why_not returns a reason, or None for a step that the device runs"
+
+    def _refused_memory(self, step: Step) -> str | None:
+        """Which operand lies in memory that keeps tensors in a form that no kernel here takes, or ``None``."""
+        for i, arg in enumerate((step.out, *step.srcs)):
+            kind = arg.buffer_type
+            if kind is not None and kind is not self._default_type and not kind.is_raw:
+                if i == 0:
+                    return f"the output lies in {kind.name}, a form that kernels do not write"
+                if not self.reads(kind):
+                    return f"source {i - 1} lies in {kind.name}, a form that it does not read"
+        return None
 
     def supports(self, step: Step) -> bool:
         """Whether the device runs an (unbound) step."""
@@ -446,9 +499,12 @@ class Device:
 
     def _why_not(self, step: Step) -> str | None:
         """Default: what the kernel table says. Called with unbound args, once for each signature."""
-        if not hasattr(self, "kernels"):
-            return "it has no kernels"
         return self.kernels.why_not(step)
+
+    def _reads(self, kind: BufferType) -> bool:
+        """Whether some kernels read memory of a kind that overrides ``_init``. Default: as kernels were declared
+        (``accepts``). Overridden together with ``_why_not``, which then says which steps."""
+        return self.kernels.reads(kind)
 
     def _inplace(self, step: Step) -> bool:
         """Default: as the kernel was declared."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import ref
 
 from opweave.contract.space import Handle, MemorySpace, busy, settle
+from opweave.lifecycle import keep_for_ever
 
 if TYPE_CHECKING:
     from opweave.contract.execution import Stream
@@ -48,7 +49,6 @@ class Discarded(NamedTuple):
 
 
 _DISCARDED: Final[deque[Discarded]] = deque()  # appending and taking are atomic: no lock is held
-_PARENTS: Final[list[Discarded]] = []
 
 
 class _Pass(local):
@@ -104,7 +104,7 @@ def reclaim_all(space: MemorySpace) -> bool:
 
 def _leave_to_parent() -> None:
     """In a forked child: it must neither free what is its parent's nor let go of it, which would free it too."""
-    _PARENTS.extend(_DISCARDED)
+    keep_for_ever(_DISCARDED)
     _DISCARDED.clear()
 
 

@@ -7,10 +7,11 @@ and `Event` are finished classes around what the author's hooks return.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from functools import partial
 from operator import length_hint
+from sys import is_finalizing
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from opweave.contract.buffer import Buffer
 from opweave.contract.discarding import reclaim
@@ -21,17 +22,21 @@ from opweave.contract.submission import Submission
 from opweave.errors import (
     Cancelled,
     ExecutionError,
+    LayoutError,
     LifetimeError,
     OpweaveError,
     UnsupportedOpError,
     raise_backend_failure,
 )
 from opweave.graph.dtypes import u8
+from opweave.lifecycle import INHERITED, closed_at_exit, told_of_forks
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
 
 __all__ = ["Event", "Plan", "StepError", "Stream"]
+
+T = TypeVar("T")
 
 
 class Epoch:
@@ -152,6 +157,7 @@ class Plan:
         """
         calls, stream = self._calls, self.stream
         if calls is None or stream._closed:
+            stream._check_inherited()
             raise LifetimeError(f"{self!r} cannot run: {self._ended}")
         if around is not None:
             calls = [around(i, call) for i, call in enumerate(calls)]
@@ -227,8 +233,11 @@ class Stream:
         self._reached = 0
         self._over = 0
         self._epoch = Epoch()
-        self._pending = []
+        self._pending = {}
         self._passing = memoryview(b"")
+        self._inherited = False
+        told_of_forks(self)
+        closed_at_exit(self)
         return self
 
     has_thread = False
@@ -240,8 +249,9 @@ class Stream:
     _reached: int  # the last of them that is known to be complete
     _over: int  # the last of them that is known to be under way no more, complete or failed
     _epoch: Epoch
-    _pending: list[Any]  # what queued transfers need alive
+    _pending: dict[int, list[Any]]  # what queued transfers need alive, by the first mark behind them
     _passing: memoryview  # host memory for what passes through
+    _inherited: bool  # from the parent process
 
     def __init__(self, device: Device) -> None:
         self.device: Final = device
@@ -290,7 +300,10 @@ class Stream:
         self.close()
 
     def __del__(self) -> None:
-        # Queued transfers may still read and write arrays that nobody else keeps alive.
+        # Queued transfers may still read and write arrays that nobody else keeps alive. While the interpreter ends
+        # there is nothing to be done: what was open was closed before, and threads that would do the work are gone.
+        if is_finalizing():
+            return
         try:
             self.close()
         except Exception:
@@ -322,6 +335,7 @@ class Stream:
                 reach.
             BoundsError: an operand that reaches out of its buffer.
             HazardError: a result in read-only memory.
+            LayoutError: an operand in memory of a special form that the device does not take.
             ExecutionError: the device's code failed while it prepared a kernel; names the operation.
         """
         reclaim()
@@ -330,14 +344,16 @@ class Stream:
         if self.device.has_own_rules:
             # A kernel table refuses what it does not run when it binds; it does not know rules beside it.
             self._check_supported([step for group in ready for step in group.steps])
-        with self._turn(submits=False):
-            try:
-                calls = self._compile(ready)
-            except Exception as error:
-                raise_backend_failure(error, self.device.name, "compiling a plan")
-            plan = Plan(self, calls, len(ready), buffers)
-            self._compiled(plan)
-            return plan
+        return self._submit(partial(self._plan, ready, buffers), submits=False)
+
+    def _plan(self, groups: Sequence[Group], buffers: set[Buffer]) -> Plan:
+        try:
+            calls = self._compile(groups)
+        except Exception as error:
+            raise_backend_failure(error, self.device.name, "compiling a plan")
+        plan = Plan(self, calls, len(groups), buffers)
+        self._compiled(plan)
+        return plan
 
     def run(self, steps: Sequence[Step]) -> None:
         """Check, compile and run steps once. Steps whose result has no elements are left out.
@@ -364,6 +380,7 @@ class Stream:
         Raises:
             ExecutionError: something failed since the last `recover`.
         """
+        self._check_inherited()
         known = self._epoch.failure
         self.settle()
         failure = self._epoch.failure
@@ -376,12 +393,15 @@ class Stream:
         if self._closed or not self.is_async:
             return
         mark = self._sequence
-        # Swapped out before waiting: a transfer that another thread queues meanwhile stays in the new list.
-        done, self._pending = self._pending, []
+        # Swapped out before waiting: a transfer that another thread queues meanwhile stays in the new table.
+        done, self._pending = self._pending, {}
         try:
             self._synchronize()
-        except Exception as error:
-            self._pending[:0] = done
+        except BaseException as error:
+            for first, kept in done.items():
+                self._pending.setdefault(first, []).extend(kept)
+            if not isinstance(error, Exception):
+                raise  # an interrupt: the transfers go on
             self._fail(error, self._reached + 1)
             self._over = max(self._over, mark)
         else:
@@ -390,13 +410,15 @@ class Stream:
 
     def record(self) -> Event:
         """A mark after everything submitted so far."""
-        with self._turn(counts=False):
-            self._sequence += 1
-            if self.is_async:
-                return Event(self, self._sequence, self._record())
-            event = Event(self, self._sequence, None)
-            self._reach(self._sequence)
-            return event
+        return self._submit(self._mark, counts=False)
+
+    def _mark(self) -> Event:
+        self._sequence += 1
+        if self.is_async:
+            return Event(self, self._sequence, self._record())
+        event = Event(self, self._sequence, None)
+        self._reach(self._sequence)
+        return event
 
     def wait(self, event: Event) -> None:
         """Let later work of this stream wait for ``event``; raises at once if the event has failed.
@@ -408,22 +430,19 @@ class Stream:
         if event.stream is self or event.done:
             event._raise()
             return
-        if type(self)._wait is not Stream._wait and type(event.stream) is type(self):
-            with self._turn():
-                if self._wait(event._handle):
-                    return
-        event.synchronize()
+        waits = type(self)._wait is not Stream._wait and type(event.stream) is type(self)
+        if not (waits and self._submit(partial(self._wait, event._handle))):
+            event.synchronize()
 
     def upload(self, buffer: Buffer, offset: int, data: Any) -> None:
         """Write bytes in stream order. The array is kept alive until done; do not change it before `synchronize`."""
         view = as_bytes(data)
         buffer.check(offset, len(view), write=True)
         self._check_reach(buffer)
-        with self._turn():
-            if self.queues_uploads(buffer):
-                self._upload(buffer, offset, view)
-                self._keep(view, buffer)
-                return
+        if self.queues_uploads(buffer):
+            self._submit(partial(self._upload, buffer, offset, view), view, buffer)
+            return
+        self._check_turn()
         self.settle()
         buffer.upload(offset, view)
 
@@ -432,11 +451,10 @@ class Stream:
         view = as_bytes(out, writable=True)
         buffer.check(offset, len(view))
         self._check_reach(buffer)
-        with self._turn():
-            if type(self)._download is not Stream._download and self._owns(buffer):
-                self._download(buffer, offset, view)
-                self._keep(view, buffer)
-                return
+        if type(self)._download is not Stream._download and self._owns(buffer):
+            self._submit(partial(self._download, buffer, offset, view), view, buffer)
+            return
+        self._check_turn()
         self.settle()
         buffer.download(offset, view)
 
@@ -454,11 +472,10 @@ class Stream:
         if not self.queues_copies(dst, src):
             self._check_open()
             return False
-        with self._turn():
-            if size and not self._copy_from(dst, dst_offset, src, src_offset, size):
-                return False
-            self._keep(dst, src)
+        if not size:
+            self._check_turn()
             return True
+        return bool(self._submit(partial(self._copy_from, dst, dst_offset, src, src_offset, size), dst, src))
 
     def abort(self) -> None:
         """End running work early, from any thread: the plan that is being submitted raises `Cancelled` after its
@@ -509,7 +526,20 @@ class Stream:
 
     def _check_open(self) -> None:
         if self._closed:
+            self._check_inherited()
             raise LifetimeError(f"{self!r} was closed")
+
+    def _check_inherited(self) -> None:
+        if self._inherited:
+            raise LifetimeError(f"{self!r} {INHERITED}")
+
+    def _inherit(self) -> None:
+        # What is queued was never done as far as this process can know; nobody may wait for it.
+        self._inherited = self._closed = True
+        self._fail(LifetimeError(f"{self!r} {INHERITED}"), self._reached + 1)
+
+    def _under_way(self) -> str:
+        return f"work on {self.device.name}"
 
     def _check_reach(self, buffer: Buffer) -> None:
         if not self.device.reaches(buffer.space):
@@ -524,11 +554,6 @@ class Stream:
         if len(self._passing) < size:
             self._passing = memoryview(bytearray(size))
         return self._passing[:size]
-
-    def _keep(self, *what: object) -> None:
-        # Only after queueing: `settle` relies on everything in the list being queued.
-        if self.is_async:
-            self._pending.append(what)
 
     def _check_operands(self, groups: Sequence[Group]) -> set[Buffer]:
         """The buffers of bound steps, checked. Inside a group of several, values may live without memory."""
@@ -561,6 +586,10 @@ class Stream:
             raise LifetimeError(f"an operand of {step.op} {step.label!r} has no memory: {arg!r}")
         buffer.check(arg.offset, arg.span, write=write)
         self._check_reach(buffer)
+        if not buffer.type.is_raw and (write or not self.device.reads(buffer.type)):
+            what = "write" if write else "read"
+            raise LayoutError(f"{step.op} {step.label!r} cannot {what} {buffer!r} itself, which keeps tensors in a "
+                              "form of its own; copy to or from plain memory")  # fmt: skip
         return buffer
 
     def _taken(self) -> LifetimeError:
@@ -614,20 +643,39 @@ class Stream:
     def _reach(self, mark: int) -> None:
         self._reached = max(self._reached, mark)
         self._over = max(self._over, mark)
+        if self._pending:
+            for first in list(self._pending):  # any thread may be here, and each takes out only what is done
+                if first <= mark:
+                    self._pending.pop(first, None)
 
-    @contextmanager
-    def _turn(self, *, submits: bool = True, counts: bool = True) -> Iterator[None]:
-        """The turn to submit: of one thread, on an open stream. A submission that fails is noted, and one that
-        ``counts`` is a piece of work behind the former ones."""
+    def _check_turn(self) -> None:
+        """Whether this thread may submit now: on an open stream to which no other one is submitting."""
         self._check_open()
-        submission = self._submission
-        if submission.taken:
+        if self._submission.taken:
             raise self._taken()
+
+    def _submit(self, work: Callable[[], T], *kept: object, submits: bool = True, counts: bool = True) -> T:
+        """What ``work`` returns, which submits to the stream; a submission that fails is noted.
+
+        No context manager, whose own ``__enter__`` and ``__exit__`` could be interrupted; see `opweave.concurrency`.
+
+        Args:
+            kept: what has to live until the work is done, if anything was queued (``work`` did not return ``False``).
+            submits: whether a failure is one of the stream.
+            counts: whether it is a piece of work behind the former ones.
+        """
+        self._check_turn()
+        submission = self._submission
+        keeps = bool(kept) and self.is_async
         with submission.lock:
             before = submission.thread
             try:
                 submission.thread = get_ident()
-                yield
+                result = work()
+                # Only after queueing: `settle` relies on everything in the list being queued.
+                if keeps and result is not False:
+                    self._pending.setdefault(self._sequence + 1, []).append(kept)
+                return result
             except Exception as error:
                 if not submits:
                     raise
@@ -635,6 +683,10 @@ class Stream:
                 if isinstance(error, OpweaveError):
                     raise
                 raise ExecutionError(f"{self.device.name} failed: {error}", device=self.device.name) from error
+            except BaseException:  # an interrupt; nobody knows whether the work was queued
+                if keeps:
+                    self._pending.setdefault(self._sequence + 1, []).append(kept)
+                raise
             finally:
                 submission.thread = before
                 self._sequence += submits and counts

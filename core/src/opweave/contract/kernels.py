@@ -16,6 +16,7 @@ from opweave.graph.opdef import OPS
 
 if TYPE_CHECKING:
     from opweave.contract.execution import Stream
+    from opweave.contract.memory import BufferType
     from opweave.contract.step import Arg, Call, Group, Step
 
 __all__ = ["Kernel", "KernelTable", "LayoutRule", "import_kernels", "of_other_type"]
@@ -57,6 +58,7 @@ class Kernel(NamedTuple):
     inplace: bool
     when: Callable[[Step], str | None] | None
     workspace: Callable[[Step], Workspace] | None
+    accepts: tuple[type[BufferType], ...] = ()
 
     def bind(self, stream: Stream, step: Step, scratch: Arg | None) -> Call:
         """The call for a bound step; ``scratch`` holds `KernelTable.workspace` bytes, or is ``None`` for none."""
@@ -82,6 +84,9 @@ class Kernel(NamedTuple):
         return why
 
     def _refuses(self, what: str, arg: Arg, is_index: bool) -> str | None:
+        kind = arg.buffer_type
+        if kind is not None and not kind.is_raw and not isinstance(kind, self.accepts):
+            return f"{what} lies in {kind.name}, a form that the kernel does not read"
         accepted = self.indices if is_index else self.dtypes
         if arg.dtype not in accepted:
             return f"{what} is {arg.dtype}, not {' '.join(sorted(t.name for t in accepted))}"
@@ -137,6 +142,7 @@ class KernelTable:
         inplace: bool = False,
         when: Callable[[Step], str | None] | None = None,
         workspace: Callable[[Step], Workspace] | None = None,
+        accepts: type[BufferType] | Iterable[type[BufferType]] = (),
     ) -> Callable[[F], F]:
         """Register a factory for the named ops.
 
@@ -147,9 +153,14 @@ class KernelTable:
             workspace: the scratch memory that a step needs while it runs. Named arrays, ``{"scores": ("f32", shape)}``:
                 the factory gets each as a dense `Arg` by its name, ``scores=Arg``; give the parameter a default if
                 some steps need none. Or a number of bytes: the factory gets ``workspace=Arg`` (u8; ``None`` for 0).
+            accepts: kinds of memory in a form of their own (classes that override ``_init``) that sources may lie in
+                whole, beside plain memory; ``when`` may ask which one it is (``step.srcs[1].buffer_type``). For kernels
+                that do not accept a kind, the core inserts a copy into plain memory.
         """
         if not ops:
             raise TypeError("name at least one operation")
+
+        kinds = (accepts,) if isinstance(accepts, type) else tuple(accepts)
 
         def register(factory: F) -> F:
             kernel = Kernel(
@@ -160,6 +171,7 @@ class KernelTable:
                 inplace,
                 when,
                 workspace,
+                kinds,
             )
             for op in ops:
                 self._kernels.setdefault(op, []).append(kernel)
@@ -171,6 +183,11 @@ class KernelTable:
     def ops(self) -> set[str]:
         """The operations for which there is a kernel."""
         return set(self._kernels) | (self._parent.ops() if self._parent else set())
+
+    def reads(self, kind: BufferType) -> bool:
+        """Whether a kernel accepts operands in this kind of memory, which keeps them in a form of its own."""
+        own = any(isinstance(kind, kernel.accepts) for kernels in self._kernels.values() for kernel in kernels)
+        return own or (self._parent is not None and self._parent.reads(kind))
 
     def candidates(self, op: str) -> list[Kernel]:
         """The kernels registered for ``op``."""
@@ -187,7 +204,8 @@ class KernelTable:
         """Why no kernel takes ``step``, or ``None``."""
         kernel, reasons = self._ask(step)
         if kernel is None:
-            return "; ".join(dict.fromkeys(reasons)) or f"no kernel for {step.op}"
+            none = f"no kernel for {step.op}" if self.ops() else "it has no kernels"
+            return "; ".join(dict.fromkeys(reasons)) or none
         # Whoever is told "yes" asks next for the kernel, its workspace, and whether it works in place. Bound steps are
         # not kept: they would keep their memory.
         if all(arg.buffer is None for arg in (step.out, *step.srcs)):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from opweave.contract.buffer import Buffer, MultiBuffer
 from opweave.contract.discarding import reclaim, reclaim_all
 from opweave.contract.space import Handle, MemorySpace, Usage, round_up
-from opweave.errors import AllocationError, BoundsError, Broken
+from opweave.errors import AllocationError, BoundsError, Broken, UnsupportedOpError
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from opweave.contract.step import Call
     from opweave.graph.tensor import Tensor
 
-__all__ = ["BOUNCE_BYTES", "BufferType", "copy_by_host", "fill_by_upload"]
+__all__ = ["BOUNCE_BYTES", "BufferType", "check_sizes", "copy_by_host", "fill_by_upload"]
 
 
 class BufferType:
@@ -35,7 +35,8 @@ class BufferType:
       addresses.
     - Repacked or split memory: ``_init``, ``_upload`` and ``_download`` of whole tensors, ``alloc_size``. Overriding
       ``_init`` says that the bytes are not simply those that were uploaded: nothing reads or writes them past
-      ``_upload`` and ``_download``.
+      ``_upload`` and ``_download``, but for kernels that accept the kind (``kernels("linear", accepts=...)``). All
+      others read through a copy.
 
     Attributes:
         device: whose memory it is.
@@ -43,7 +44,7 @@ class BufferType:
         space: where the addresses are valid.
         alignment: bytes; every tensor begins at a multiple of it.
         max_size: the largest single buffer in bytes, or ``None``.
-        usages: the usages it is for; the scheduler places only such data there.
+        usages: the usages it is for; nothing else is allocated or placed there. With `Usage.ANY` among them: all.
     """
 
     usages: frozenset[Usage] = frozenset(Usage)
@@ -60,8 +61,9 @@ class BufferType:
         self.device: Final = device
         self._name: Final = name
         self.space: Final = space or device.space
-        self.alignment: Final = alignment or device.alignment
+        self.alignment: Final = alignment if alignment is not None else device.alignment
         self.max_size: Final = max_size if max_size is not None else device.max_buffer_size
+        check_sizes(name or type(device).__name__, self.alignment, self.max_size)
 
     def __repr__(self) -> str:
         return f"<BufferType {self.name}>"
@@ -85,23 +87,37 @@ class BufferType:
         """Whether parts of it can be shown to the host as bytes; see `mapped`."""
         own = type(self)
         if own._map is not BufferType._map:
-            return True
+            return self.is_raw
         plain = own._alloc is BufferType._alloc and own._upload is BufferType._upload and self.is_raw
         return plain and self.device.caps.map
 
     def alloc_size(self, tensor: Tensor) -> int:
-        """Bytes that ``tensor`` takes here, padding included. Defaults to its packed size."""
+        """Bytes that ``tensor`` takes here, padding included: at least its packed size, which is the default."""
         return tensor.nbytes
+
+    def holds(self, usage: Usage) -> bool:
+        """Whether the memory is for this usage."""
+        return usage in self.usages or Usage.ANY in self.usages
+
+    def check_usage(self, usage: Usage) -> None:
+        """Raises `UnsupportedOpError` unless the memory is for this usage."""
+        if not self.holds(usage):
+            known = ", ".join(sorted(f"Usage.{u.name}" for u in self.usages))
+            raise UnsupportedOpError(f"{self.name} is memory for {known}, not for Usage.{usage.name}")
 
     def alloc(self, size: int, usage: Usage = Usage.ANY) -> Buffer:
         """A buffer of ``size`` bytes with undefined contents.
 
         Raises:
             AllocationError: no memory, or more than ``max_size`` (see `alloc_chunked`).
+            UnsupportedOpError: the memory is not for this usage.
             Broken: the author's ``_alloc`` returned an address that is not aligned.
+            Unavailable: this process was forked after the device was set up, which it does not survive.
         """
+        self.device.check_process()
         if size < 0:
             raise BoundsError(f"cannot allocate {size} bytes")
+        self.check_usage(usage)
         self._check_max(size)
         start = perf_counter_ns() if TRACE.listening else 0
         reclaim()
@@ -238,6 +254,14 @@ class BufferType:
 
     def _reset(self, mem: Handle) -> None:
         """Forget what ``_init`` made. Optional."""
+
+
+def check_sizes(what: str, alignment: object, max_size: object) -> None:
+    """Raises `Broken` unless an alignment and a largest size are such as memory can have."""
+    if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+        raise Broken(f"the alignment of {what} is {alignment!r}, not a power of two in bytes")
+    if max_size is not None and (not isinstance(max_size, int) or max_size <= 0):
+        raise Broken(f"the largest buffer of {what} has {max_size!r} bytes, not a positive number (None: no limit)")
 
 
 # --- the slow ways, which any memory has ----------------------------------------------------------------------------

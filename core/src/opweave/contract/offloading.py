@@ -9,13 +9,14 @@ from collections.abc import Callable
 from functools import cache
 from itertools import count
 from math import inf
-from threading import Lock
 from time import perf_counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import ref
 
 import numpy as np
 
+from opweave.concurrency import Lock
 from opweave.contract.space import Usage
 from opweave.contract.step import Arg, Step
 from opweave.errors import OpweaveError
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from opweave.graph.layout import Shape
 
 __all__ = ["Offloading", "Rates", "flops"]
-
-PRODUCTS: Final = frozenset({"matmul", "experts", "convolution"})
-"""Families of operations that use each element of a weight for many rows."""
 
 ROWS: Final = 64
 SIDE: Final = 1024
@@ -83,14 +81,14 @@ class Offloading:
     """
 
     def __init__(self, device: Device) -> None:
-        self._device: Final = device
+        self._device: Final = ref(device)  # which has this object
         self._rates: Final[dict[DType, Rates | None]] = {}
         self._lock: Final = Lock()
 
     def pays(self, step: Step) -> bool:
         """Whether to bring the largest source of ``step`` for each run; ``False`` where that cannot be measured."""
         op = OPS.get(step.op)
-        if op is None or op.family not in PRODUCTS or len(step.srcs) < 2:
+        if op is None or not op.product or len(step.srcs) < 2:
             return False
         data = [src for i, src in enumerate(step.srcs) if i not in op.indices]
         weights = max(data, key=lambda src: src.nbytes)
@@ -109,8 +107,10 @@ class Offloading:
         """What was measured with weights of a type; ``None`` where the device does not multiply by them."""
         with self._lock:
             if dtype not in self._rates:
+                device = self._device()
+                assert device is not None
                 try:
-                    self._rates[dtype] = _measured(self._device, dtype)
+                    self._rates[dtype] = _measured(device, dtype)
                 except (MemoryError, OpweaveError):
                     self._rates[dtype] = None
             return self._rates[dtype]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import enum
-from threading import Lock, local
+from threading import local
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 import numpy as np
 
+from opweave.concurrency import Lock
 from opweave.errors import LayoutError
+from opweave.lifecycle import expect_waiting
 
 if TYPE_CHECKING:
     from opweave.contract.execution import Stream
 
-__all__ = ["HOST_SPACE", "Handle", "MemorySpace", "Usage", "add_queue", "as_bytes", "round_up", "settle"]
+__all__ = ["CHANGES", "HOST_SPACE", "Handle", "MemorySpace", "Usage", "add_queue", "as_bytes", "round_up", "settle"]
 
 Handle = Any
 """Whatever the author's ``_alloc`` returned: an address, an object of the driver, an array."""
@@ -50,6 +52,26 @@ HOST_SPACE: Final = MemorySpace("host", host=True)
 """The memory of this process."""
 
 
+class Changes:
+    """Whether something changed by which programs are planned: the memory of a leaf, what a buffer is for.
+
+    Attributes:
+        latest: another object after each change. Programs keep the one that they were built with.
+    """
+
+    __slots__ = ("latest",)
+
+    def __init__(self) -> None:
+        self.note()
+
+    def note(self) -> None:
+        """Say that something changed."""
+        self.latest = object()
+
+
+CHANGES: Final = Changes()
+
+
 def round_up(n: int, to: int) -> int:
     return -(-n // to) * to
 
@@ -80,6 +102,7 @@ _QUEUES_LOCK: Final = Lock()
 def add_queue(stream: Stream) -> None:
     """Note an asynchronous stream, so that no memory is given back under its work."""
     global _QUEUES
+    expect_waiting()
     with _QUEUES_LOCK:
         _QUEUES = (*(known for known in _QUEUES if (other := known()) is not None and not other.closed), ref(stream))
 

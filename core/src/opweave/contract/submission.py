@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from threading import RLock, get_ident
+from threading import get_ident
 from typing import Any, Final
+
+from opweave.concurrency import Lock
 
 __all__ = ["Submission"]
 
@@ -26,7 +28,7 @@ class Submission:
     __slots__ = ("cut", "lock", "rest", "thread")
 
     def __init__(self) -> None:
-        self.lock: Final = RLock()
+        self.lock: Final = Lock()
         self.thread = 0
         self.rest: Any = None
         self.cut = ""

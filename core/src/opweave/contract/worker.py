@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from queue import SimpleQueue
 from sys import is_finalizing
 from typing import TYPE_CHECKING, Any, Final
 
+from opweave import concurrency
+from opweave.concurrency import Worker
 from opweave.contract.execution import Stream
 from opweave.contract.space import WORKING
 from opweave.errors import Cancelled, ExecutionError, LifetimeError
@@ -28,7 +28,7 @@ class Mark:
 
     def __init__(self, sequence: int) -> None:
         self.sequence: Final = sequence
-        self.reached: Final = threading.Event()
+        self.reached: Final = concurrency.Event()
         self.error: BaseException | None = None
         self.event: Event | None = None  # where the inner stream is asynchronous too: its own mark
 
@@ -52,14 +52,7 @@ class WorkerStream(Stream):
         self.inner: Final = inner
         self._broken: BaseException | None = None
         self._told = False
-        self._left = 0  # jobs that are queued or being done
-        self._counting: Final = threading.Lock()
-        self._queue: Final[SimpleQueue[Callable[[], None] | None]] = SimpleQueue()
-        # A daemon: work that nobody waits for does not keep the process. Reference-free: streams close when dropped.
-        self._thread: Final = threading.Thread(
-            target=_work_off, args=(self._queue,), name=f"opweave {inner.device.name}", daemon=True
-        )
-        self._thread.start()
+        self._worker: Final = Worker(f"opweave {inner.device.name}", _begin)
 
     def __repr__(self) -> str:
         return f"<WorkerStream of {self.device.name}{', closed' if self._closed else ''}>"
@@ -67,12 +60,11 @@ class WorkerStream(Stream):
     @property
     def is_current(self) -> bool:
         """Whether the caller is the worker's own thread."""
-        return threading.current_thread() is self._thread
+        return self._worker.is_current
 
     def call(self, work: Callable[[], Any]) -> None:
         """Queue any function; it is called on the thread, in stream order."""
-        with self._turn():
-            self._put(work)
+        self._submit(partial(self._put, work))
 
     def wait(self, event: Event) -> None:
         """Let later work wait for ``event``, which may be of a stream of any class; raises at once if it has failed."""
@@ -96,9 +88,7 @@ class WorkerStream(Stream):
     # --- the queue --------------------------------------------------------------------------------------------------
 
     def _put(self, work: Callable[[], Any]) -> None:
-        with self._counting:
-            self._left += 1
-        self._queue.put(partial(self._do, work))
+        self._worker.put(partial(self._do, work))
 
     def _do(self, work: Callable[[], Any]) -> None:
         try:
@@ -110,9 +100,6 @@ class WorkerStream(Stream):
             told = ExecutionError(f"work on {self.device.name} ended with {error!r}", device=self.device.name)
             told.__cause__ = error
             self._break(told)
-        finally:
-            with self._counting:
-                self._left -= 1
 
     def _break(self, error: BaseException) -> None:
         if self._broken is None:
@@ -144,7 +131,7 @@ class WorkerStream(Stream):
 
     def _record(self) -> Mark:
         mark = Mark(self._sequence)
-        self._queue.put(partial(self._arrive, mark))
+        self._worker.put(partial(self._arrive, mark))
         return mark
 
     def _arrive(self, mark: Mark) -> None:
@@ -194,22 +181,17 @@ class WorkerStream(Stream):
             raise mark.error
 
     def _abort(self) -> None:
-        # Made before: a collection while the lock is held may wait for the thread, which wants it.
-        ended = Cancelled(f"queued work of {self.device.name} was ended by abort()")
-        with self._counting:
-            if self._left:
-                self._break(ended)
+        # Marks alone are nothing that could be ended.
+        if any(isinstance(job, partial) and job.func == self._do for job in self._worker.jobs.copy()):
+            self._break(Cancelled(f"queued work of {self.device.name} was ended by abort()"))
         self.inner.abort()
 
     def _close(self) -> None:
-        self._queue.put(None)
+        self._worker.close()
         if not self.is_current and not is_finalizing():
-            self._thread.join()
+            self._worker.ended.wait()
         self.inner.close()
 
 
-def _work_off(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+def _begin() -> None:
     WORKING.active = True
-    while (job := queue.get()) is not None:
-        job()
-        del job  # what it holds may be the last reference to its stream

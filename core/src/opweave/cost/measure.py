@@ -15,9 +15,9 @@ import numpy as np
 
 from opweave.contract.step import Arg, Group, Step
 from opweave.cost.profile import Curve, OpCost, Profile, work
-from opweave.cost.samples import EXPERTS, SAMPLES, Sample
 from opweave.errors import OpweaveError
 from opweave.graph.dtypes import u8
+from opweave.graph.opdef import OPS, SAMPLE_IDS, Sample
 from opweave.scheduler.target import Target, unbound_step
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ MOST_SECONDS: Final = 0.05
 RUN_SECONDS: Final = 5e-4
 """A run repeats small steps until it takes about this long."""
 MOST_STEPS: Final = 64
+SWITCHES: Final = 3
+"""So many of the smallest steps show what a plan takes beyond its steps."""
 SLOW: Final = 0.05
 """After a step of this many seconds the larger sizes of its operation are left out."""
 
@@ -66,6 +68,7 @@ class _Measurement:
         self.device, self.target, self.stream = device, target, target.stream
         self.progress: Final = progress
         self.done = 0
+        self.samples: Final = [(op, sample) for op in OPS.values() if op.samples for sample in op.samples()]
         self.pause: Final = _Pause()
         self.overhead = self.switch = inf
 
@@ -77,25 +80,27 @@ class _Measurement:
         for _ in range(PASSES):
             self._tell("transfers")
             self._transfers(up, down)
-            for make in SAMPLES:
-                sample = make()
-                self._tell(f"{sample.op} {sample.dtype}")
-                key = sample.op, sample.dtype
+            switches = 0
+            for op, sample in self.samples:
+                self._tell(f"{op.name} {sample.dtype}")
+                key = op.name, sample.dtype
                 try:
-                    if sample.op in ("add", "relu", "copy") and sample.dtype == "f32":
-                        self._measure_switch(sample.build()[0])
-                    self._points(sample.build(), 0, by_bytes.setdefault(key, {}))
+                    nodes = sample.build()
+                    if op.pointwise and sample.dtype == "f32" and switches < SWITCHES:
+                        self._measure_switch(nodes[0])
+                        switches += 1
+                    self._points(nodes, 0, by_bytes.setdefault(key, {}))
                     if sample.products is not None:
                         self._points(sample.products(), 1, by_flops.setdefault(key, {}))
                 except (OpweaveError, MemoryError, NotImplementedError):
                     continue  # what fails here costs what the operation costs that stands for its family
         self._tell("")
         costs: dict[str, dict[str, OpCost]] = {}
-        for make in SAMPLES:
-            sample = make()
-            made = _cost(sample, by_bytes.get((sample.op, sample.dtype)), by_flops.get((sample.op, sample.dtype)))
+        for op, sample in self.samples:
+            key = op.name, sample.dtype
+            made = _cost(sample, by_bytes.get(key), by_flops.get(key))
             if made is not None:
-                costs.setdefault(sample.op, {})[sample.dtype] = made
+                costs.setdefault(op.name, {})[sample.dtype] = made
         upload = _curve(up)
         if "add" not in costs:
             costs["add"] = next(iter(costs.values()), {"f32": OpCost(upload)})
@@ -103,7 +108,7 @@ class _Measurement:
 
     def _tell(self, what: str) -> None:
         if self.progress is not None:
-            self.progress(what, self.done, PASSES * (1 + len(SAMPLES)))
+            self.progress(what, self.done, PASSES * (1 + len(self.samples)))
         self.done += 1
 
     def _transfers(self, up: Points, down: Points) -> None:
@@ -194,8 +199,8 @@ class _Bound:
         if arg.dtype.is_float:
             buffer.upload(0, np.full(arg.shape, 0.5, arg.dtype.numpy))
         elif arg.dtype.is_integer:
-            # Indices: of every expert, of rows that are there.
-            buffer.upload(0, (np.arange(arg.size) % EXPERTS).astype(arg.dtype.numpy))
+            # Ids: of every expert, of rows that are there.
+            buffer.upload(0, (np.arange(arg.size) % SAMPLE_IDS).astype(arg.dtype.numpy))
         else:
             buffer.clear()
         return Arg(buffer, 0, arg.dtype, arg.shape, arg.strides, None, arg.value)

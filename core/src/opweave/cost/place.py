@@ -212,6 +212,8 @@ class _Building:
         """A computed node, with the leaves that it is the first to read."""
         signature = self.rules.signature(node)
         own = [self.model.step(node, signature, target.index) for target in self.targets]
+        if self.rules.prepared:
+            own = [seconds + self._unpacking(node, target) for seconds, target in zip(own, self.targets, strict=True)]
         at = self.fixed.get(node)
         if at is not None:
             own = [seconds if d == at else inf for d, seconds in enumerate(own)]
@@ -226,6 +228,14 @@ class _Building:
         index = self._new(node, own, tuple(read))
         if node.state is not None:
             self.home.setdefault(node.state, index)
+
+    def _unpacking(self, node: Tensor, target: Target) -> float:
+        """Seconds of copying sources to plain memory that the target reaches, but not in the form in which they lie."""
+        verdict, seconds = self.rules.verdict(target, node), 0.0
+        for source in node.srcs:
+            if self.rules.unpacks(source, verdict) and target.device.reaches(self.rules.prepared[source.memory].space):
+                seconds += self.model.fetch(target.device, source.nbytes) + self.model.feed(target.index, source.nbytes)
+        return seconds
 
     def _value(self, root: Tensor, own: list[float]) -> int | None:
         """The node that stands for a value, ``None`` for what lies everywhere it is wanted."""

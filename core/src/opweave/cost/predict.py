@@ -79,7 +79,7 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
             if copy.ids is not None:
                 rows = copy.dst.shape[0]
                 size = size // max(rows, 1) * min(rows, _count(copy.ids))
-            if copy.cause == "pack":
+            if copy.cause in ("pack", "unpack"):
                 copies += model.feed(at, size) + model.fetch(split.target.device, size)
             else:
                 copies += model.move(device, space, at, size)

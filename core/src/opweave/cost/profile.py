@@ -29,25 +29,9 @@ __all__ = ["ANY", "CostModel", "Curve", "OpCost", "Profile", "work"]
 ANY: Final = "*"
 """The operation, or the dtype, of an entry that serves for all that have none of their own."""
 
-ALIKE: Final[Mapping[str, str]] = {
-    "expm1": "exp", "log": "exp", "log1p": "exp", "sin": "exp", "cos": "exp", "pow": "exp", "elu": "exp",
-    "softplus": "exp", "rsqrt": "sqrt", "reciprocal": "div", "gelu_quick": "silu", "hardsigmoid": "relu",
-    "hardswish": "relu", "contiguous": "copy", "assign": "copy", "set_region": "copy", "index_copy": "copy",
-    "add_region": "add", "accumulate": "add", "group_norm": "layer_norm",
-    "log_softmax": "softmax", "head_softmax": "softmax", "mean": "sum", "min": "max", "minimum": "add",
-    "maximum": "add", "conv1d": "conv2d", "conv3d": "conv2d", "conv_transpose1d": "conv2d",
-    "conv_transpose2d": "conv2d", "timestep_embedding": "exp", "argsort": "top_k", "square": "add", "neg": "add",
-    "abs": "add", "sub": "add", "mul": "add", "scale": "add", "add_expert": "embedding",
-}  # fmt: skip
-"""Operation -> the measured one that it runs like."""
 
-FAMILIES: Final[Mapping[str, str]] = {
-    "activation": "silu", "movement": "copy", "arrangement": "copy", "normalization": "rms_norm",
-    "attention": "attention", "convolution": "conv2d", "indexing": "embedding", "experts": "expert_linear",
-    "gated": "swiglu", "matmul": "linear", "pooling": "max_pool2d", "interpolation": "max_pool2d",
-    "reduction": "sum", "rope": "rope", "sorting": "cumsum",
-}  # fmt: skip
-"""Family -> the measured operation that stands for the others of it. Others fall back on ``add``."""
+LARGEST: Final = 1e24
+"""No figure of a profile is larger: not the seconds, bytes or operations of a step."""
 
 
 class Curve(NamedTuple):
@@ -119,16 +103,16 @@ class Profile(NamedTuple):
     @property
     def launch(self) -> float:
         """Seconds of the smallest step."""
-        return self._of("add", "elementwise", "f32").seconds(0, 0)
+        return self._of("add", "f32").seconds(0, 0)
 
     @property
     def bandwidth(self) -> float:
         """Bytes per second that large elementwise steps read and write."""
-        return self._of("add", "elementwise", "f32").by_bytes.rate
+        return self._of("add", "f32").by_bytes.rate
 
     def flops(self, dtype: str) -> float:
         """Floating-point operations per second in large products."""
-        curve = self._of("linear", "matmul", dtype).by_flops
+        curve = self._of("linear", dtype).by_flops
         return curve.rate if curve is not None else inf
 
     def step(self, op: str, dtype: str, size: float, flops: float) -> float:
@@ -136,10 +120,8 @@ class Profile(NamedTuple):
 
         Of a dtype that was not measured for the operation: as much longer than in f32 as additions take.
         """
-        known = OPS.get(op)
-        family = known.family if known is not None else ""
-        by_dtype = self._by_dtype(op, family)
-        seconds = self._of(op, family, dtype).seconds(size, flops)
+        by_dtype = self._by_dtype(op)
+        seconds = self._of(op, dtype).seconds(size, flops)
         if dtype in by_dtype or ANY in by_dtype:
             return seconds
         adds = self.costs.get("add", {})
@@ -147,15 +129,16 @@ class Profile(NamedTuple):
             seconds *= adds[dtype].by_bytes(size) / max(adds["f32"].by_bytes(size), 1e-12)
         return seconds
 
-    def _by_dtype(self, op: str, family: str) -> Mapping[str, OpCost]:
-        costs = self.costs
-        return (
-            costs.get(op) or costs.get(ALIKE.get(op, "")) or costs.get(FAMILIES.get(family, ""))
-            or costs.get("add") or costs[ANY]
-        )  # fmt: skip
+    def _by_dtype(self, op: str) -> Mapping[str, OpCost]:
+        """The costs of an operation, or of the first that was measured of those that it runs like."""
+        costs, asked = self.costs, set[str]()
+        while op not in costs and op in OPS and op not in asked:
+            asked.add(op)
+            op = OPS[op].runs_like
+        return costs.get(op) or costs.get("add") or costs[ANY]
 
-    def _of(self, op: str, family: str, dtype: str) -> OpCost:
-        by_dtype = self._by_dtype(op, family)
+    def _of(self, op: str, dtype: str) -> OpCost:
+        by_dtype = self._by_dtype(op)
         found = by_dtype.get(dtype) or by_dtype.get(ANY) or by_dtype.get("f32")
         return found or next(iter(by_dtype.values()))
 
@@ -165,10 +148,16 @@ class Profile(NamedTuple):
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Profile:
-        """What `to_json` gave. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything else."""
+        """What `to_json` gave. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything else, also for figures
+        that are negative or not finite."""
+
+        def figure(value: Any) -> float:
+            if not isinstance(value, (int, float)) or not 0 <= value <= LARGEST:
+                raise ValueError(f"{value!r} is no number of seconds, bytes or operations")
+            return float(value)
 
         def curve(value: Any) -> Curve:
-            points = tuple((float(x), float(y)) for x, y in value[0])
+            points = tuple((figure(x), figure(y)) for x, y in value[0])
             if not points or any(b <= a for (a, _), (b, _) in pairwise(points)):
                 raise ValueError("a curve needs points in order")
             return Curve(points)
@@ -181,7 +170,7 @@ class Profile(NamedTuple):
         if "add" not in costs and ANY not in costs:
             raise ValueError("a profile needs the cost of add")
         return cls(
-            str(document["device"]), float(document["switch"]), curve(document["upload"]), curve(document["download"]),
+            str(document["device"]), figure(document["switch"]), curve(document["upload"]), curve(document["download"]),
             costs, {name: curve(v) for name, v in document["peers"].items()}, str(document["group"]),
         )  # fmt: skip
 
@@ -202,11 +191,8 @@ def work(node: Tensor) -> tuple[int, int]:
     sizes = [_window_bytes(window) for window in signature.srcs]
     if op.writes:
         return 2 * sum(sizes[1:]), op.flops(node)
-    selects = op.selects
-    if selects is None and op.name == "embedding":
-        selects = (0, 1)
-    if selects is not None:
-        table, ids = selects
+    if op.selects is not None:
+        table, ids = op.selects
         rows = signature.srcs[table][1][0]
         # At most as many rows as there are ids are read.
         sizes[table] = sizes[table] // max(rows, 1) * min(rows, prod(signature.srcs[ids][1]))
@@ -218,8 +204,7 @@ def _decisive_dtype(signature: Signature) -> str:
     windows = signature.srcs
     if not windows:
         return signature.out[0].name
-    product = signature.op.family in ("matmul", "experts", "convolution") and len(windows) > 1
-    return windows[1 if product else 0][0].name
+    return windows[1 if signature.op.product and len(windows) > 1 else 0][0].name
 
 
 class CostModel:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from opweave import registry
+from opweave.concurrency import Lock
 from opweave.contract.device import Device
 from opweave.cost.profile import Profile
+from opweave.host.cache import FileCache
+from opweave.host.cores import usable_cores
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from opweave.cost.measure import Progress
 
-__all__ = ["cache_folder", "profile"]
+__all__ = ["FOLDER", "cache", "cache_folder", "profile"]
 
 FORMAT: Final = 1
 """Files of another format are measured anew."""
+
+FOLDER: Final = "OPWEAVE_PROFILE_CACHE"
+"""Environment variable: the folder of profiles, or ``0`` for none."""
+
+LARGEST: Final = 4 << 20
+"""Bytes. Profiles have some ten thousand."""
 
 _KNOWN: Final[WeakKeyDictionary[Device, Profile]] = WeakKeyDictionary()
 _MEASURING: Final = Lock()
@@ -47,30 +54,30 @@ def profile(device: Device | str, *, refresh: bool = False, progress: Progress |
     with _MEASURING:
         known = None if refresh else _KNOWN.get(found)
         if known is None:
-            key = _key(found)
-            path = cache_folder() / f"{_digest(key)}.json"
-            known = None if refresh else _read(path, key, found.name)
+            key, kept = _key(found), cache()
+            name = f"{_digest(key)}.json"
+            known = None if refresh else _read(kept.load(name), key)
             if known is None:
+                import json
+
                 from opweave.cost.measure import measure
 
                 known = measure(found, progress)
-                _write(path, key, known)
+                # Where nothing can be written it is measured again next time.
+                kept.store(name, json.dumps({"key": key, "profile": known.to_json()}).encode())
             _KNOWN[found] = known
         return known
 
 
-def cache_folder() -> Path:
-    """Where profiles are kept: ``OPWEAVE_PROFILE_CACHE``, else ``opweave/profiles`` in the user's folder for caches."""
-    chosen = os.environ.get("OPWEAVE_PROFILE_CACHE", "")
-    if chosen:
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if base and Path(base).is_absolute():
-        return Path(base) / "opweave" / "profiles"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "opweave" / "profiles"
-    cache = Path("Library") / "Caches" if sys.platform == "darwin" else Path(".cache")
-    return Path.home() / cache / "opweave" / "profiles"
+def cache() -> FileCache:
+    """Where profiles are kept: ``OPWEAVE_PROFILE_CACHE`` (``0``: nowhere), else ``opweave/profiles`` in the cache
+    folder of the user."""
+    return FileCache(FOLDER, "profiles", largest=LARGEST)
+
+
+def cache_folder() -> Path | None:
+    """The folder of `cache`, ``None`` where nothing is kept."""
+    return cache().folder
 
 
 def _key(device: Device) -> dict[str, Any]:
@@ -81,7 +88,6 @@ def _key(device: Device) -> dict[str, Any]:
         features = {str(k): str(v) for k, v in device.features().items()}
     except Exception:  # a driver's answer to a question that only tells it from others
         features = {}
-    affinity = getattr(os, "sched_getaffinity", None)
     return {
         "format": FORMAT,
         "device": device.name,
@@ -89,7 +95,7 @@ def _key(device: Device) -> dict[str, Any]:
         "hardware": device.hardware_id,
         "plugin": record.version if record is not None else "",
         "features": features,
-        "processors": len(affinity(0)) if affinity is not None else os.cpu_count(),
+        "processors": usable_cores().usable,
     }
 
 
@@ -101,27 +107,15 @@ def _digest(key: dict[str, Any]) -> str:
     return f"{name}-{sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
-def _read(path: Path, key: dict[str, Any], name: str) -> Profile | None:
-    """The profile in a file, ``None`` where there is none or it is damaged."""
+def _read(stored: bytes | None, key: dict[str, Any]) -> Profile | None:
+    """The profile in a file, ``None`` where there is none, it is damaged, or its figures are none of a device."""
     import json
 
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(stored or b"")
         if document["key"] != key:
             return None
         return Profile.from_json(document["profile"])
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+    # A file may hold anything, also lists within lists without end.
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return None
-
-
-def _write(path: Path, key: dict[str, Any], made: Profile) -> None:
-    """Keep a profile, whole or not at all. Where nothing can be written it is measured again next time."""
-    import json
-
-    other = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        other.write_text(json.dumps({"key": key, "profile": made.to_json()}), encoding="utf-8")
-        other.replace(path)
-    except OSError:
-        return

@@ -5,8 +5,9 @@ The tensor's operators dispatch into this table by name, which is how ``tensor.p
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opweave.errors import UnknownNameError
 
@@ -15,10 +16,43 @@ if TYPE_CHECKING:
     from opweave.graph.layout import Shape
     from opweave.graph.tensor import Tensor
 
-__all__ = ["OPS", "Infer", "OpDef", "define_op", "find_op", "flops_per_element"]
+__all__ = ["OPS", "SAMPLE_IDS", "Infer", "Limits", "OpDef", "Sample", "define_op", "find_op", "flops_per_element"]
 
 Infer = Callable[..., "tuple[Shape, DType]"]
 """The shape rule: ``infer(*srcs, **attrs)`` gives shape and dtype of the output, or raises a typed error."""
+
+
+class Limits(NamedTuple):
+    """How far a device's result may be from the reference. 0, 0 means: not at all.
+
+    Attributes:
+        nmse: mean square error divided by the mean square of the reference.
+        error: largest error of an element, relative to the element plus the root mean square of all.
+    """
+
+    nmse: float
+    error: float
+
+
+class Sample(NamedTuple):
+    """Nodes of an operation at several sizes, tiny ones first, by which profiles measure it and conformance tries it.
+
+    Their leaves are inputs and weights without bytes. When they are measured floats are 0.5, and integers, ids, are
+    0 .. `SAMPLE_IDS` - 1 in turn, so tables have at least so many rows.
+
+    Attributes:
+        dtype: the type by which a profile keeps the result: that of the first source, of products that of the weights.
+        build: makes the nodes whose seconds count by the bytes that they move.
+        products: makes the nodes whose seconds count by floating-point operations, where these decide.
+    """
+
+    dtype: str
+    build: Callable[[], list[Tensor]]
+    products: Callable[[], list[Tensor]] | None = None
+
+
+SAMPLE_IDS: Final = 8
+"""Rows that the ids of samples name."""
 
 
 def flops_per_element(n: int) -> Callable[[Tensor], int]:
@@ -47,11 +81,23 @@ class OpDef:
         pointwise: each output element depends on the source elements at the same place only.
         flops: floating-point operations for an output tensor.
         formula: the op in one line of mathematics, for documentation.
+        product: most of its work is multiplying and adding up: what ``compute_dtype`` computes in a half type, what
+            accelerators do much faster, and what costs by floating-point operations.
+        exact: its float result has only values that the sources have, or that their type holds exactly; devices give
+            them bit by bit. (It is not asked where a source is of another float type than the result.)
+        slack: how many times larger than by default a device's error may be in f32 and f64: for sums of many terms and
+            for functions that devices approximate. Half types are rounded once at the end, whatever came before.
+        limits: precision (a float type's name) -> how far results of that type may be off, in place of the default.
+        nan: what the reference makes of NaN and infinities is what devices have to make of them. ``False``: it is open,
+            and conformance tries none.
+        runs_like: name of an operation that takes about as long for as many bytes and operations: by its measurements
+            the cost is predicted where this operation has none. Default: ``"add"``.
+        samples: gives the nodes by which profiles measure the operation; without, it is not measured by itself.
     """
 
     __slots__ = (
-        "build", "family", "flops", "formula", "index_out", "indices", "infer", "inplace", "is_view", "name",
-        "pointwise", "reference", "selects", "writes",
+        "build", "exact", "family", "flops", "formula", "index_out", "indices", "infer", "inplace", "is_view", "limits",
+        "name", "nan", "pointwise", "product", "reference", "runs_like", "samples", "selects", "slack", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +116,13 @@ class OpDef:
         pointwise: bool = False,
         flops: Callable[[Tensor], int] | None = None,
         formula: str = "",
+        product: bool = False,
+        exact: bool = False,
+        slack: float = 1.0,
+        limits: Mapping[str, Limits] = MappingProxyType({}),
+        nan: bool = True,
+        runs_like: str = "add",
+        samples: Callable[[], Iterable[Sample]] | None = None,
     ) -> None:
         self.name: Final = name
         self.family: Final = family
@@ -84,6 +137,13 @@ class OpDef:
         self.pointwise: Final = pointwise
         self.flops: Final = flops or flops_per_element(1 if pointwise else 0)
         self.formula: Final = formula
+        self.product: Final = product
+        self.exact: Final = exact
+        self.slack: Final = slack
+        self.limits: Final = limits
+        self.nan: Final = nan
+        self.runs_like: Final = runs_like
+        self.samples: Final = samples
         self.build: Callable[..., Tensor] | None = None
 
     def __repr__(self) -> str:

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from math import prod
 from os.path import dirname, sep
-from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
 
 import numpy as np
 
+from opweave.concurrency import Lock
 from opweave.errors import BoundsError, DTypeError, HazardError, ShapeError
 from opweave.graph import opdef
 from opweave.graph.dtypes import DType, DTypeLike, as_dtype, f32, u8
@@ -372,7 +372,7 @@ class Tensor:
 
 _NODES: WeakValueDictionary[Any, Tensor] = WeakValueDictionary()
 _SIGNATURES: WeakValueDictionary[Any, Signature] = WeakValueDictionary()
-_MAKING: Final = RLock()
+_MAKING: Final = Lock()
 """Held while a node is looked up and made: two threads never get two equal nodes. Making one may make others."""
 
 
@@ -528,7 +528,7 @@ def host_array(value: Any, dtype: DTypeLike | None = None, *, copy: bool) -> np.
     """
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # PyTorch raises the last one for tensors with gradients
         raise DTypeError(f"cannot make an array of {type(value).__name__}: {error}") from None
     if dtype is None and not isinstance(value, (np.ndarray, np.generic)):
         # Python numbers have no width of their own; f32 and i64 are what models compute in.

@@ -47,6 +47,8 @@ class NumPyMemory(Device):
     """A device whose buffers are NumPy arrays of this process, in a memory space of its own: nothing goes in or comes
     out without a copy. Base of devices that stand for cards in tests, and of `HostMemory`."""
 
+    survives_fork = True
+
     def mem_info(self) -> tuple[int, int]:
         return host_memory_info()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from threading import RLock
 from typing import Final
+
+from opweave.concurrency import Lock
 
 __all__ = ["PROMISES", "Promises", "meminfo", "resident_bytes"]
 
@@ -22,7 +23,7 @@ class Promises:
     def __init__(self) -> None:
         self.taken = 0
         self._base = 0  # resident bytes of the process without what was promised
-        self._lock: Final = RLock()  # reentrant: a collection while it is held may free buffers, which gives bytes back
+        self._lock: Final = Lock()  # reentrant: a collection while it is held may free buffers, which gives bytes back
 
     def left(self, *, swap: bool = False) -> int | None:
         """Bytes that can still be promised, with ``swap`` those that would go to disk too; ``None`` where the system

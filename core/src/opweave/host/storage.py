@@ -51,7 +51,7 @@ def copy_bytes(dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size:
 
     Within one kind of memory the device copies; where one side is addressable (host memory, or mapped) the bytes move
     once; between two opaque memories they bounce through the host in pieces. Ranges of one buffer may overlap. Memory
-    of whole tensors (repacked, split) gives and takes packed tensors: there a range is that of a tensor.
+    of whole tensors (repacked, split) gives and takes packed tensors: there a range lies in one of them.
 
     Raises:
         BoundsError, LifetimeError: a range or a buffer is not valid.
@@ -62,7 +62,7 @@ def copy_bytes(dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size:
     if not size:
         return
     start = perf_counter_ns() if TRACE.listening else 0
-    if dst.type is src.type:
+    if dst.type is src.type and dst.type.is_raw:
         dst.type._copy(dst.handle, dst_offset, src.handle, src_offset, size)
     elif src.is_host:
         dst.upload(dst_offset, src.host_bytes(src_offset, size))
@@ -177,8 +177,8 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
         return partial(stream.call, call if queued else _settled(stream.inner, call)), True
     to, of = _memory(dst), _memory(src)
     dense = dst.is_dense and src.is_dense
-    if not stream.device.reaches(to.space):
-        return partial(copy, dst, src), False  # memory of a device that nobody has a stream of
+    if not stream.device.reaches(to.space) or not (to.type.is_raw and of.type.is_raw):
+        return partial(copy, dst, src), False  # memory of a device that nobody has a stream of, or of whole tensors
     if not stream.is_async:
         if to.is_host and of.is_host:
             return partial(np.copyto, dst.view, src.view), False

@@ -11,6 +11,7 @@ from opweave.graph.dtypes import bool_, i32
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.elementwise import elementwise
 from opweave.ops.operands import Array, as_number, builds, cast, floating, make, plain, wide
+from opweave.ops.samples import over_rows
 
 __all__ = [
     "elu", "gelu", "gelu_quick", "gelu_tanh", "hardsigmoid", "hardswish", "leaky_relu", "relu", "sigmoid", "silu",
@@ -19,7 +20,15 @@ __all__ = [
 
 # --- ramps ----------------------------------------------------------------------------------------------------------
 
-RELU = elementwise("relu", lambda x: np.maximum(wide(x), 0), "max(x, 0)", family="activation")
+RELU = elementwise(
+    "relu",
+    lambda x: np.maximum(wide(x), 0),
+    "max(x, 0)",
+    family="activation",
+    exact=True,
+    runs_like="silu",
+    samples=over_rows("relu"),
+)
 
 
 @builds(RELU)
@@ -40,8 +49,13 @@ def _leaky_relu(x: Array, *, negative_slope: float) -> Array:
 
 
 LEAKY_RELU = elementwise(
-    "leaky_relu", _leaky_relu, "x if x > 0, else negative_slope · x", family="activation", flops=2
-)  # fmt: skip
+    "leaky_relu",
+    _leaky_relu,
+    "x if x > 0, else negative_slope · x",
+    family="activation",
+    flops=2,
+    runs_like="silu",
+)
 
 
 @builds(LEAKY_RELU)
@@ -61,7 +75,7 @@ def _elu(x: Array, *, alpha: float) -> Array:
     return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
 
 
-ELU = elementwise("elu", _elu, "x if x > 0, else α · (eˣ - 1)", family="activation", flops=4)
+ELU = elementwise("elu", _elu, "x if x > 0, else α · (eˣ - 1)", family="activation", flops=4, runs_like="exp")
 
 
 @builds(ELU)
@@ -77,8 +91,13 @@ def elu(x: Any, alpha: float = 1.0) -> Tensor:
 
 
 SOFTPLUS = elementwise(
-    "softplus", lambda x: np.logaddexp(wide(x), 0), "ln(1 + eˣ)", family="activation", flops=4
-)  # fmt: skip
+    "softplus",
+    lambda x: np.logaddexp(wide(x), 0),
+    "ln(1 + eˣ)",
+    family="activation",
+    flops=4,
+    runs_like="exp",
+)
 
 
 @builds(SOFTPLUS)
@@ -99,7 +118,9 @@ def _sigmoid(x: Array) -> Array:
     return result
 
 
-SIGMOID = elementwise("sigmoid", _sigmoid, "1 / (1 + e⁻ˣ)", family="activation", flops=4)
+SIGMOID = elementwise(
+    "sigmoid", _sigmoid, "1 / (1 + e⁻ˣ)", family="activation", flops=4, runs_like="silu", samples=over_rows("sigmoid")
+)
 
 
 @builds(SIGMOID)
@@ -112,7 +133,9 @@ def _hardsigmoid(x: Array) -> Array:
     return np.asarray(np.clip(wide(x) + 3, 0, 6) / 6)
 
 
-HARDSIGMOID = elementwise("hardsigmoid", _hardsigmoid, "min(max(x + 3, 0), 6) / 6", family="activation", flops=4)
+HARDSIGMOID = elementwise(
+    "hardsigmoid", _hardsigmoid, "min(max(x + 3, 0), 6) / 6", family="activation", flops=4, runs_like="relu"
+)
 
 
 @builds(HARDSIGMOID)
@@ -134,7 +157,16 @@ def gelu_of(x: Array) -> Array:
     return result
 
 
-GELU = elementwise("gelu", gelu_of, "x · (1 + erf(x / √2)) / 2", family="activation", flops=5)
+GELU = elementwise(
+    "gelu",
+    gelu_of,
+    "x · (1 + erf(x / √2)) / 2",
+    family="activation",
+    flops=5,
+    slack=2.0,
+    runs_like="silu",
+    samples=over_rows("gelu"),
+)
 
 
 @builds(GELU)
@@ -162,7 +194,13 @@ def gelu_tanh_of(x: Array) -> Array:
 
 
 GELU_TANH = elementwise(
-    "gelu_tanh", gelu_tanh_of, "x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2", family="activation", flops=9
+    "gelu_tanh",
+    gelu_tanh_of,
+    "x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2",
+    family="activation",
+    flops=9,
+    runs_like="silu",
+    samples=over_rows("gelu_tanh"),
 )
 
 
@@ -184,7 +222,9 @@ def gelu_quick_of(x: Array) -> Array:
     return silu_of(x, QUICK)
 
 
-GELU_QUICK = elementwise("gelu_quick", gelu_quick_of, "x / (1 + e^(-1.702 x))", family="activation", flops=5)
+GELU_QUICK = elementwise(
+    "gelu_quick", gelu_quick_of, "x / (1 + e^(-1.702 x))", family="activation", flops=5, runs_like="silu"
+)
 
 
 @builds(GELU_QUICK)
@@ -196,7 +236,7 @@ def gelu_quick(x: Any) -> Tensor:
     return node(GELU_QUICK, (floating("gelu_quick", x),), {})
 
 
-SILU = elementwise("silu", silu_of, "x / (1 + e⁻ˣ)", family="activation", flops=4)
+SILU = elementwise("silu", silu_of, "x / (1 + e⁻ˣ)", family="activation", flops=4, samples=over_rows("silu"))
 
 
 @builds(SILU)
@@ -210,7 +250,9 @@ def _hardswish(x: Array) -> Array:
     return result
 
 
-HARDSWISH = elementwise("hardswish", _hardswish, "x · min(max(x + 3, 0), 6) / 6", family="activation", flops=5)
+HARDSWISH = elementwise(
+    "hardswish", _hardswish, "x · min(max(x + 3, 0), 6) / 6", family="activation", flops=5, runs_like="relu"
+)
 
 
 @builds(HARDSWISH)

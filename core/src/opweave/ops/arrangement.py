@@ -16,7 +16,7 @@ from opweave.graph.tensor import Tensor, node
 from opweave.ops.movement import broadcast_to, diagonal, flatten, reshape
 from opweave.ops.operands import Array, as_axis, as_fill, as_integer, builds, make, plain
 
-__all__ = ["PadMode", "diag", "diag_embed", "flip", "pad", "repeat", "roll", "tile", "tril", "triu"]
+__all__ = ["diag", "diag_embed", "flip", "pad", "repeat", "roll", "tile", "tril", "triu"]
 
 
 # --- repeating ------------------------------------------------------------------------------------------------------
@@ -111,6 +111,8 @@ FLIP = define_op(
         infer=_kept,
         reference=lambda x, *, axes: np.flip(x, axes),
         formula="y[..., i, ...] = x[..., n - 1 - i, ...] along each of axes",
+        exact=True,
+        runs_like="copy",
     )
 )
 
@@ -141,6 +143,8 @@ ROLL = define_op(
         infer=_kept,
         reference=lambda x, *, shifts: np.roll(x, shifts, tuple(range(x.ndim))),
         formula="y[..., (i + shift) mod n, ...] = x[..., i, ...] along each axis",
+        exact=True,
+        runs_like="copy",
     )
 )
 
@@ -205,6 +209,8 @@ PAD = define_op(
         infer=_pad_infer,
         reference=_pad,
         formula="y[b : b + n] = x along each axis; value, the edge, the mirrored or the opposite elements around it",
+        exact=True,
+        runs_like="copy",
     )
 )
 
@@ -266,8 +272,7 @@ def _define_triangle(name: str, reference: Callable[..., Array], formula: str) -
     return define_op(
         OpDef(
             name, family="arrangement", infer=_kept, reference=lambda x, *, k: reference(x, k), inplace=(0,),
-            formula=formula,
-        )
+            formula=formula, exact=True, runs_like="copy",)
     )  # fmt: skip
 
 
@@ -326,6 +331,8 @@ DIAG_EMBED = define_op(
         infer=_diag_infer,
         reference=_diag_embed,
         formula="y[..., i, i + offset] = x[..., i], else 0",
+        exact=True,
+        runs_like="copy",
     )
 )
 

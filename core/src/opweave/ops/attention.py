@@ -27,6 +27,7 @@ from opweave.ops.operands import (
     promoted,
     wide,
 )
+from opweave.ops.samples import measured, operand
 
 __all__ = ["attention"]
 
@@ -100,6 +101,11 @@ def _attention(
     return result
 
 
+def _samples() -> list[Tensor]:
+    sizes = [operand(1, heads, rows, size) for heads, rows, size in ((2, 8, 16), (4, 64, 32), (8, 256, 64))]
+    return [attention(q, q, q) for q in sizes]
+
+
 ATTENTION: Final = define_op(
     OpDef(
         "attention",
@@ -108,6 +114,9 @@ ATTENTION: Final = define_op(
         reference=_attention,
         flops=lambda out: 2 * (out.srcs[0].size + out.size) * out.srcs[1].shape[2],
         formula="softmax(cap(scale · q kᵀ) + slope · mask) v, cap(s) = soft_cap · tanh(s / soft_cap)",
+        product=True,
+        slack=4.0,
+        samples=measured(_samples, _samples),
     )
 )
 

@@ -19,6 +19,7 @@ from opweave.graph.layout import Shape
 from opweave.graph.opdef import Infer, OpDef, define_op, flops_per_element
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, builds, floating, make, plain, promoted, wide
+from opweave.ops.samples import measured, operand
 from opweave.ops.windows import as_lengths, batched, fitting, windows_of
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "im2col"]
@@ -85,6 +86,11 @@ def _conv(
     return _with_bias(np.moveaxis(np.concatenate(parts, -1), -1, 1), b)
 
 
+def _conv2d_samples() -> list[Tensor]:
+    sizes = ((4, 8), (16, 16), (32, 32))
+    return [conv2d(operand(1, c, n, n), operand(c, c, 3, 3), padding=1) for c, n in sizes]
+
+
 def _define_conv(op: str, rank: int) -> OpDef:
     return define_op(
         OpDef(
@@ -94,6 +100,10 @@ def _define_conv(op: str, rank: int) -> OpDef:
             reference=_conv,
             flops=lambda out: 2 * out.size * prod(out.srcs[1].shape[1:]),
             formula="y[n, o, i] = Σ_{c, k} x[n, c, stride · i + dilation · k − padding] · w[o, c, k] + b[o]",
+            product=True,
+            slack=4.0,
+            runs_like="conv2d",
+            samples=measured(_conv2d_samples, _conv2d_samples) if op == "conv2d" else None,
         )
     )
 
@@ -254,6 +264,9 @@ def _define_transposed(op: str, rank: int) -> OpDef:
             reference=_transposed,
             flops=lambda out: 2 * out.srcs[0].size * prod(out.srcs[1].shape[1:]),
             formula="y[n, o, j] = Σ_{c, i, k: stride · i + dilation · k − padding = j} x[n, c, i] · w[c, o, k] + b[o]",
+            product=True,
+            slack=4.0,
+            runs_like="conv2d",
         )
     )
 
@@ -371,6 +384,8 @@ IM2COL: Final = define_op(
         reference=_im2col,
         flops=flops_per_element(0),
         formula="y[n, (c, k), i] = x[n, c, stride · i + dilation · k − padding]",
+        exact=True,
+        runs_like="copy",
     )
 )
 

@@ -36,6 +36,7 @@ FULL = define_op(
         reference=lambda *, shape, value, dtype: np.full(shape, value, dtype.numpy),
         flops=flops_per_element(0),
         formula="value",
+        exact=True,
     )
 )
 

@@ -14,7 +14,7 @@ from opweave.graph.opdef import OpDef, define_op
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, builds, make, plain
 
-__all__ = ["call_custom", "custom"]
+__all__ = ["custom"]
 
 
 def _infer(*srcs: Tensor, fn: Callable[..., Any], shape: Shape, dtype: DType) -> tuple[Shape, DType]:

@@ -17,6 +17,7 @@ from opweave.graph.layout import Shape
 from opweave.graph.opdef import OpDef, define_op, flops_per_element
 from opweave.graph.tensor import Tensor, constant, node
 from opweave.ops.operands import Array, as_number, builds, floating, is_number, make, pair, plain, promoted, wide
+from opweave.ops.samples import over_rows
 
 __all__ = [
     "abs", "add", "cast", "cos", "div", "exp", "expm1", "log", "log1p", "mul", "neg", "pow", "reciprocal", "rsqrt",
@@ -34,9 +35,13 @@ def same(x: Tensor, *others: Tensor, **attrs: Any) -> tuple[Shape, DType]:
 
 def elementwise(
     name: str, reference: Callable[..., Array], formula: str, *, family: str = "elementwise", sources: int = 1,
-    flops: int = 1,
+    flops: int = 1, **facts: Any,
 ) -> OpDef:  # fmt: skip
-    """Define an operation on elements of one shape and dtype, any source of which its output may overwrite."""
+    """Define an operation on elements of one shape and dtype, any source of which its output may overwrite.
+
+    Args:
+        facts: further ones, as `OpDef` has them.
+    """
     return define_op(
         OpDef(
             name,
@@ -47,6 +52,7 @@ def elementwise(
             pointwise=True,
             flops=flops_per_element(flops),
             formula=formula,
+            **facts,
         )
     )
 
@@ -72,7 +78,13 @@ def _arithmetic(op: OpDef, a: Any, b: Any) -> Tensor:
 
 # --- arithmetic -----------------------------------------------------------------------------------------------------
 
-ADD = elementwise("add", lambda a, b: np.add(wide(a), wide(b)), "a + b", sources=2)
+ADD = elementwise(
+    "add",
+    lambda a, b: np.add(wide(a), wide(b)),
+    "a + b",
+    sources=2,
+    samples=over_rows("add", operands=2, dtypes=("f32", "f64", "f16", "bf16", "i32")),
+)
 
 
 @builds(ADD)
@@ -116,7 +128,9 @@ def mul(a: Any, b: Any) -> Tensor:
     return _arithmetic(MUL, a, b)
 
 
-DIV = elementwise("div", lambda a, b: np.divide(wide(a), wide(b)), "a / b", sources=2)
+DIV = elementwise(
+    "div", lambda a, b: np.divide(wide(a), wide(b)), "a / b", sources=2, samples=over_rows("div", operands=2)
+)
 
 
 @builds(DIV)
@@ -127,7 +141,7 @@ def div(a: Any, b: Any) -> Tensor:
     return node(DIV, pair("div", floating("div", x), floating("div", y)), {})
 
 
-NEG = elementwise("neg", lambda x: np.negative(wide(x)), "-x")
+NEG = elementwise("neg", lambda x: np.negative(wide(x)), "-x", exact=True)
 
 
 @builds(NEG)
@@ -140,7 +154,7 @@ def neg(x: Any) -> Tensor:
     return _signed(NEG, x)
 
 
-ABS = elementwise("abs", lambda x: np.absolute(wide(x)), "|x|")
+ABS = elementwise("abs", lambda x: np.absolute(wide(x)), "|x|", exact=True)
 
 
 @builds(ABS)
@@ -149,7 +163,7 @@ def abs(x: Any) -> Tensor:
     return _signed(ABS, x)
 
 
-SIGN = elementwise("sign", lambda x: np.sign(wide(x)), "-1, 0 or 1, as x < 0, x = 0 or x > 0")
+SIGN = elementwise("sign", lambda x: np.sign(wide(x)), "-1, 0 or 1, as x < 0, x = 0 or x > 0", exact=True)
 
 
 @builds(SIGN)
@@ -191,7 +205,7 @@ def scale(x: Any, scale: float, bias: float = 0.0) -> Tensor:
 
 # --- elementary functions -------------------------------------------------------------------------------------------
 
-EXP = elementwise("exp", lambda x: np.exp(wide(x)), "eˣ")
+EXP = elementwise("exp", lambda x: np.exp(wide(x)), "eˣ", slack=2.0, samples=over_rows("exp"))
 
 
 @builds(EXP)
@@ -200,7 +214,7 @@ def exp(x: Any) -> Tensor:
     return node(EXP, (floating("exp", x),), {})
 
 
-LOG = elementwise("log", lambda x: np.log(wide(x)), "ln x")
+LOG = elementwise("log", lambda x: np.log(wide(x)), "ln x", runs_like="exp")
 
 
 @builds(LOG)
@@ -209,7 +223,7 @@ def log(x: Any) -> Tensor:
     return node(LOG, (floating("log", x),), {})
 
 
-EXPM1 = elementwise("expm1", lambda x: np.expm1(wide(x)), "eˣ - 1")
+EXPM1 = elementwise("expm1", lambda x: np.expm1(wide(x)), "eˣ - 1", runs_like="exp")
 
 
 @builds(EXPM1)
@@ -218,7 +232,7 @@ def expm1(x: Any) -> Tensor:
     return node(EXPM1, (floating("expm1", x),), {})
 
 
-LOG1P = elementwise("log1p", lambda x: np.log1p(wide(x)), "ln(1 + x)")
+LOG1P = elementwise("log1p", lambda x: np.log1p(wide(x)), "ln(1 + x)", runs_like="exp")
 
 
 @builds(LOG1P)
@@ -227,7 +241,7 @@ def log1p(x: Any) -> Tensor:
     return node(LOG1P, (floating("log1p", x),), {})
 
 
-SIN = elementwise("sin", lambda x: np.sin(wide(x)), "sin x")
+SIN = elementwise("sin", lambda x: np.sin(wide(x)), "sin x", runs_like="exp")
 
 
 @builds(SIN)
@@ -236,7 +250,7 @@ def sin(x: Any) -> Tensor:
     return node(SIN, (floating("sin", x),), {})
 
 
-COS = elementwise("cos", lambda x: np.cos(wide(x)), "cos x")
+COS = elementwise("cos", lambda x: np.cos(wide(x)), "cos x", runs_like="exp")
 
 
 @builds(COS)
@@ -245,7 +259,7 @@ def cos(x: Any) -> Tensor:
     return node(COS, (floating("cos", x),), {})
 
 
-TANH = elementwise("tanh", lambda x: np.tanh(wide(x)), "tanh x")
+TANH = elementwise("tanh", lambda x: np.tanh(wide(x)), "tanh x", samples=over_rows("tanh"))
 
 
 @builds(TANH)
@@ -256,7 +270,7 @@ def tanh(x: Any) -> Tensor:
 
 # --- powers and roots -----------------------------------------------------------------------------------------------
 
-SQRT = elementwise("sqrt", lambda x: np.sqrt(wide(x)), "√x")
+SQRT = elementwise("sqrt", lambda x: np.sqrt(wide(x)), "√x", samples=over_rows("sqrt"))
 
 
 @builds(SQRT)
@@ -265,7 +279,7 @@ def sqrt(x: Any) -> Tensor:
     return node(SQRT, (floating("sqrt", x),), {})
 
 
-RSQRT = elementwise("rsqrt", lambda x: 1 / np.sqrt(wide(x)), "1 / √x", flops=2)
+RSQRT = elementwise("rsqrt", lambda x: 1 / np.sqrt(wide(x)), "1 / √x", flops=2, runs_like="sqrt")
 
 
 @builds(RSQRT)
@@ -274,7 +288,7 @@ def rsqrt(x: Any) -> Tensor:
     return node(RSQRT, (floating("rsqrt", x),), {})
 
 
-RECIPROCAL = elementwise("reciprocal", lambda x: 1 / wide(x), "1 / x")
+RECIPROCAL = elementwise("reciprocal", lambda x: 1 / wide(x), "1 / x", runs_like="div")
 
 
 @builds(RECIPROCAL)
@@ -291,7 +305,7 @@ def _pow(a: Array, b: Array) -> Array:
     return np.where(b < 0, parts, np.power(a, np.maximum(b, 0))).astype(a.dtype)
 
 
-POW = elementwise("pow", _pow, "aᵇ", sources=2, flops=2)
+POW = elementwise("pow", _pow, "aᵇ", sources=2, flops=2, runs_like="exp")
 _NAMED_POWERS = {2: square, 0.5: sqrt, -0.5: rsqrt, -1: reciprocal}
 
 
@@ -341,6 +355,7 @@ CAST = define_op(
         pointwise=True,
         flops=flops_per_element(0),
         formula="x in another type",
+        samples=over_rows("cast", "f16"),
     )
 )
 

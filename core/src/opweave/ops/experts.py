@@ -9,12 +9,13 @@ import numpy as np
 from opweave.errors import DTypeError, ShapeError
 from opweave.graph.dtypes import DType, bool_, f32, i32, i64
 from opweave.graph.layout import Shape
-from opweave.graph.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.opdef import SAMPLE_IDS, OpDef, define_op, flops_per_element
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.blocks import dequantize
 from opweave.ops.indexing import check_ids
 from opweave.ops.movement import expand_dims
 from opweave.ops.operands import Array, builds, cast, make, plain, promoted, rows, wide
+from opweave.ops.samples import measured, operand
 
 __all__ = ["add_expert", "expert_linear"]
 
@@ -50,6 +51,21 @@ def _expert_linear(x: Array, w: Array, ids: Array, *, blocks: DType | None = Non
     return result
 
 
+def _routed(*sizes: tuple[int, int]) -> list[Tensor]:
+    return [
+        expert_linear(operand(rows, n), operand(SAMPLE_IDS, n, n), operand(rows, 2, dtype="i32")) for rows, n in sizes
+    ]
+
+
+def _few_rows() -> list[Tensor]:
+    """For which the weights of the experts are read."""
+    return _routed((4, 16), (4, 64), (4, 256))
+
+
+def _many_rows() -> list[Tensor]:
+    return _routed((8, 16), (32, 64), (64, 256))
+
+
 EXPERT_LINEAR = define_op(
     OpDef(
         "expert_linear",
@@ -60,6 +76,9 @@ EXPERT_LINEAR = define_op(
         selects=(1, 2),
         flops=lambda out: 2 * out.size * out.srcs[0].shape[-1],
         formula="y[t, u, o] = Σᵢ x[t, u, i] · w[ids[t, u], o, i]",
+        product=True,
+        slack=4.0,
+        samples=measured(_few_rows, _many_rows),
     )
 )
 
@@ -128,6 +147,7 @@ ADD_EXPERT = define_op(
         selects=(1, 2),
         flops=flops_per_element(1),
         formula="y[t, u, n] = x[t, u, n] + table[ids[t, u], n]",
+        runs_like="embedding",
     )
 )
 

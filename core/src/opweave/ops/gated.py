@@ -19,8 +19,9 @@ from opweave.graph.tensor import Tensor, node
 from opweave.ops.activation import gelu_of, gelu_quick_of, gelu_tanh_of, silu_of
 from opweave.ops.elementwise import elementwise
 from opweave.ops.operands import Array, as_number, builds, floating, make, pair, promoted, wide
+from opweave.ops.samples import over_rows
 
-__all__ = ["Approximate", "geglu", "reglu", "swiglu", "swiglu_oai"]
+__all__ = ["geglu", "reglu", "swiglu", "swiglu_oai"]
 
 Approximate = Literal["none", "tanh", "quick"]
 """The form of gelu: exact (erf), with a hyperbolic tangent, or with a sigmoid."""
@@ -42,7 +43,13 @@ def _value_and_gate(op: str, x: Any, gate: Any) -> tuple[Tensor, Tensor]:
 
 
 REGLU = elementwise(
-    "reglu", lambda x, gate: wide(x) * np.maximum(wide(gate), 0), "x · max(gate, 0)", family="gated", sources=2, flops=2
+    "reglu",
+    lambda x, gate: wide(x) * np.maximum(wide(gate), 0),
+    "x · max(gate, 0)",
+    family="gated",
+    sources=2,
+    flops=2,
+    runs_like="swiglu",
 )
 
 
@@ -69,7 +76,7 @@ def _geglu(x: Array, gate: Array, *, approximate: Approximate) -> Array:
     return result
 
 
-GEGLU = elementwise("geglu", _geglu, "x · gelu(gate)", family="gated", sources=2, flops=10)
+GEGLU = elementwise("geglu", _geglu, "x · gelu(gate)", family="gated", sources=2, flops=10, runs_like="swiglu")
 
 
 @builds(GEGLU)
@@ -90,7 +97,13 @@ def geglu(x: Any, gate: Any = None, approximate: Approximate = "none") -> Tensor
 
 
 SWIGLU = elementwise(
-    "swiglu", lambda x, gate: wide(x) * silu_of(gate), "x · gate / (1 + e^(-gate))", family="gated", sources=2, flops=5
+    "swiglu",
+    lambda x, gate: wide(x) * silu_of(gate),
+    "x · gate / (1 + e^(-gate))",
+    family="gated",
+    sources=2,
+    flops=5,
+    samples=over_rows("swiglu", operands=2),
 )
 
 
@@ -113,6 +126,7 @@ SWIGLU_OAI = elementwise(
     family="gated",
     sources=2,
     flops=9,
+    runs_like="swiglu",
 )
 
 

@@ -15,6 +15,7 @@ from opweave.ops.blocks import dequantize
 from opweave.ops.movement import broadcast_to, flatten
 from opweave.ops.operands import Array, as_axis, as_integer, builds, cast, make, plain, wide
 from opweave.ops.operands import rows as in_rows
+from opweave.ops.samples import ROWS, measured, operand
 
 __all__ = [
     "accumulate", "add_region", "assign", "embedding", "index_add", "index_copy", "set_region", "take_along_axis",
@@ -51,6 +52,10 @@ def _embedding(table: Array, ids: Array, *, blocks: DType | None = None) -> Arra
     return picked if blocks is None else dequantize(picked, blocks)
 
 
+def _embedding_samples() -> list[Tensor]:
+    return [embedding(operand(r, c), operand(r // 2, dtype="i32")) for r, c in ROWS]
+
+
 EMBEDDING = define_op(
     OpDef(
         "embedding",
@@ -61,6 +66,8 @@ EMBEDDING = define_op(
         selects=(0, 1),
         flops=flops_per_element(0),
         formula="y[i, ...] = table[ids[i], ...]",
+        exact=True,
+        samples=measured(_embedding_samples),
     )
 )
 
@@ -112,6 +119,8 @@ TAKE_ALONG_AXIS = define_op(
         indices=(1,),
         flops=flops_per_element(0),
         formula="y[..., i, ...] = x[..., ids[..., i, ...], ...] along axis",
+        exact=True,
+        runs_like="embedding",
     )
 )
 
@@ -181,6 +190,8 @@ INDEX_ADD = define_op(
         indices=(0,),
         flops=lambda out: out.srcs[1].size,
         formula="y[r, ...] = sum of rows[i, ...] over all i with ids[i] = r",
+        slack=2.0,
+        runs_like="embedding",
     )
 )
 
@@ -252,6 +263,8 @@ SET_REGION = define_op(
         inplace=(0,),
         flops=flops_per_element(0),
         formula="y = x, but y[offsets : offsets + value.shape] = value",
+        exact=True,
+        runs_like="copy",
     )
 )
 
@@ -361,6 +374,8 @@ INDEX_COPY = define_op(
         indices=(1,),
         flops=flops_per_element(0),
         formula="state[ids[i], ...] = rows[i, ...]",
+        exact=True,
+        runs_like="copy",
     )
 )
 
@@ -412,6 +427,8 @@ ASSIGN = define_op(
         writes=True,
         flops=flops_per_element(0),
         formula="region = value",
+        exact=True,
+        runs_like="copy",
     )
 )
 

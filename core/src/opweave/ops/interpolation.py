@@ -15,7 +15,7 @@ from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, as_flag, as_number, builds, floating, make, plain, wide
 from opweave.ops.windows import as_lengths
 
-__all__ = ["axis_taps", "interpolate"]
+__all__ = ["interpolate"]
 
 Mode = Literal["nearest", "linear", "bilinear", "trilinear", "bicubic"]
 Factors = tuple[float, ...] | None
@@ -106,6 +106,7 @@ INTERPOLATE: Final = define_op(
         reference=_interpolate,
         flops=lambda out: out.size * (0 if out.attrs["mode"] == "nearest" else 4 * (out.ndim - 2)),
         formula="y[n, c, j] = Σ_t weight_t(j) · x[n, c, place_t(j)], axis by axis",
+        runs_like="max_pool2d",
     )
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 from opweave.errors import DTypeError, ShapeError
 from opweave.graph.dtypes import DType, bool_, f32
 from opweave.graph.layout import Shape, broadcast_shapes, is_dense, reshape_strides
-from opweave.graph.opdef import OpDef, define_op
+from opweave.graph.opdef import OpDef, Sample, define_op
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.blocks import dequantize
 from opweave.ops.elementwise import mul
@@ -27,6 +29,7 @@ from opweave.ops.operands import (
     shows_columns_of_blocks,
     wide,
 )
+from opweave.ops.samples import measured, operand, weight
 
 __all__ = ["linear", "matmul", "outer"]
 
@@ -40,6 +43,14 @@ def _matmul_infer(a: Tensor, b: Tensor) -> tuple[Shape, DType]:
     return (*a.shape[:-1], b.shape[-1]), a.dtype
 
 
+def _matmul_vectors() -> list[Tensor]:
+    return [matmul(operand(1, n), operand(n, n)) for n in (32, 256, 1024)]
+
+
+def _matmul_squares() -> list[Tensor]:
+    return [matmul(operand(b, m, n), operand(b, n, m)) for b, m, n in ((2, 8, 16), (8, 64, 64), (8, 256, 64))]
+
+
 MATMUL = define_op(
     OpDef(
         "matmul",
@@ -48,6 +59,10 @@ MATMUL = define_op(
         reference=lambda a, b: np.matmul(wide(a), wide(b)),
         flops=lambda out: 2 * out.size * out.srcs[0].shape[-1],
         formula="c[m, n] = Σₖ a[m, k] · b[k, n]",
+        product=True,
+        slack=4.0,
+        runs_like="linear",
+        samples=measured(_matmul_vectors, _matmul_squares),
     )
 )
 
@@ -120,6 +135,23 @@ def _linear(x: Array, w: Array, b: Array | None = None, *, blocks: DType | None 
     return result if b is None else result + wide(b)
 
 
+def _linear_samples() -> Iterator[Sample]:
+    """One row and many, for weights of all sorts."""
+    for dtype in ("f32", "f64", "f16", "bf16", "q8_0", "q4_0", "q4_k"):
+        x = dtype if dtype in ("f64", "f16", "bf16") else "f32"
+        wide = dtype == "q4_k"  # in blocks of 256
+        vectors = ((256, 256), (1024, 1024)) if wide else ((32, 32), (256, 256), (1024, 1024))
+        squares = ((8, 256), (32, 512)) if wide else ((8, 64), (32, 256), (256, 512))
+
+        def products(sizes: Sequence[tuple[int, int]], one_row: bool, x: str = x, dtype: str = dtype) -> list[Tensor]:
+            return [
+                linear(operand(1 if one_row else m, n, dtype=x), weight(m if one_row else n, n, dtype=dtype))
+                for m, n in sizes
+            ]
+
+        yield Sample(dtype, partial(products, vectors, True), partial(products, squares, False))
+
+
 LINEAR = define_op(
     OpDef(
         "linear",
@@ -128,6 +160,9 @@ LINEAR = define_op(
         reference=_linear,
         flops=lambda out: 2 * out.size * out.srcs[0].shape[-1],
         formula="y[..., o] = Σᵢ x[..., i] · w[o, i] + b[o]",
+        product=True,
+        slack=4.0,
+        samples=_linear_samples,
     )
 )
 

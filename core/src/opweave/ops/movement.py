@@ -31,9 +31,10 @@ from opweave.graph.layout import (
 from opweave.graph.opdef import OpDef, define_op, flops_per_element
 from opweave.graph.tensor import Tensor, node, shows_columns_of_blocks, view_node
 from opweave.ops.operands import Array, as_axis, as_integer, builds, explain, make, plain, promoted, rows
+from opweave.ops.samples import ROWS, measured, operand, over_rows
 
 __all__ = [
-    "broadcast_to", "concat", "contiguous", "copy", "diagonal", "expand_dims", "flatten", "reshape", "slice", "split",
+    "broadcast_to", "concat", "contiguous", "copy", "diagonal", "expand_dims", "flatten", "reshape", "split",
     "squeeze", "swapaxes", "transpose",
 ]  # fmt: skip
 
@@ -421,6 +422,8 @@ COPY = define_op(
         pointwise=True,
         flops=flops_per_element(0),
         formula="x",
+        exact=True,
+        samples=over_rows("copy"),
     )
 )
 
@@ -444,6 +447,8 @@ CONTIGUOUS = define_op(
         pointwise=True,
         flops=flops_per_element(0),
         formula="x, packed",
+        exact=True,
+        runs_like="copy",
     )
 )
 
@@ -474,6 +479,10 @@ def _concat_infer(*pieces: Tensor, axis: int) -> tuple[Shape, DType]:
     return (*first.shape[:axis], length, *first.shape[axis + 1 :]), first.dtype
 
 
+def _concat_samples() -> list[Tensor]:
+    return [concat([operand(*s), operand(*s)], -1) for s in ROWS]
+
+
 CONCAT = define_op(
     OpDef(
         "concat",
@@ -481,6 +490,9 @@ CONCAT = define_op(
         infer=_concat_infer,
         reference=lambda *pieces, axis: np.concatenate(pieces, axis),
         formula="the pieces one after the other along axis",
+        exact=True,
+        runs_like="copy",
+        samples=measured(_concat_samples),
     )
 )
 

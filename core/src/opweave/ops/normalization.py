@@ -26,8 +26,9 @@ from opweave.ops.operands import (
     promoted,
     wide,
 )
+from opweave.ops.samples import over_rows
 
-__all__ = ["alibi_slopes", "group_norm", "l2_norm", "layer_norm", "log_softmax", "rms_norm", "softmax"]
+__all__ = ["group_norm", "l2_norm", "layer_norm", "log_softmax", "rms_norm", "softmax"]
 
 
 # --- softmax --------------------------------------------------------------------------------------------------------
@@ -74,6 +75,9 @@ SOFTMAX = define_op(
         inplace=(0,),
         flops=flops_per_element(5),
         formula="eᶻ / Σ eᶻ over the last axis, z = scale · x + mask",
+        slack=2.0,
+        runs_like="rms_norm",
+        samples=over_rows("softmax"),
     )
 )
 
@@ -110,6 +114,8 @@ HEAD_SOFTMAX = define_op(
         inplace=(0,),
         flops=flops_per_element(6),
         formula="eᶻ / (e^sink[h] + Σ eᶻ) over the last axis, z = scale · x + slope[h] · mask, h along axis -3",
+        slack=2.0,
+        runs_like="softmax",
     )
 )
 
@@ -228,6 +234,7 @@ LOG_SOFTMAX = define_op(
         inplace=(0,),
         flops=flops_per_element(5),
         formula="x − ln Σ eˣ over the last axis",
+        runs_like="softmax",
     )
 )
 
@@ -286,6 +293,9 @@ LAYER_NORM = define_op(
         inplace=(0,),
         flops=flops_per_element(8),
         formula="(x − mean x) / √(var x + eps) · weight + bias over the last axis",
+        slack=4.0,
+        runs_like="rms_norm",
+        samples=over_rows("layer_norm", scaled=True),
     )
 )
 
@@ -329,6 +339,7 @@ RMS_NORM = define_op(
         inplace=(0,),
         flops=flops_per_element(5),
         formula="x / √(mean x² + eps) · weight over the last axis",
+        samples=over_rows("rms_norm", scaled=True),
     )
 )
 
@@ -378,6 +389,7 @@ GROUP_NORM = define_op(
         inplace=(0,),
         flops=flops_per_element(8),
         formula="(x − mean x) / √(var x + eps) · weight + bias over all elements of a group of channels (axis 1)",
+        runs_like="layer_norm",
     )
 )
 
@@ -427,6 +439,7 @@ L2_NORM = define_op(
         inplace=(0,),
         flops=flops_per_element(4),
         formula="x / max(√Σ x², eps) over the last axis",
+        runs_like="rms_norm",
     )
 )
 

@@ -13,6 +13,7 @@ from opweave.graph.layout import Shape
 from opweave.graph.opdef import Infer, OpDef, define_op
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, as_flag, builds, floating, make, plain, wide
+from opweave.ops.samples import measured, operand
 from opweave.ops.windows import as_lengths, batched, fitting, windows_of
 
 __all__ = ["avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d"]
@@ -76,6 +77,10 @@ def _max_pool(
     return result
 
 
+def _max_pool2d_samples() -> list[Tensor]:
+    return [max_pool2d(operand(1, c, n, n), 2) for c, n in ((4, 8), (16, 32), (64, 64))]
+
+
 def _define_max_pool(op: str, rank: int) -> OpDef:
     return define_op(
         OpDef(
@@ -85,6 +90,9 @@ def _define_max_pool(op: str, rank: int) -> OpDef:
             reference=_max_pool,
             flops=lambda out: out.size * prod(out.attrs["kernel_size"]),
             formula="y[n, c, i] = max_k x[n, c, stride · i + dilation · k − padding]",
+            exact=True,
+            runs_like="max_pool2d",
+            samples=measured(_max_pool2d_samples) if op == "max_pool2d" else None,
         )
     )
 
@@ -190,6 +198,7 @@ def _define_avg_pool(op: str, rank: int) -> OpDef:
             reference=_avg_pool,
             flops=lambda out: out.size * (prod(out.attrs["kernel_size"]) + 1),
             formula="y[n, c, i] = Σ_k x[n, c, stride · i + k − padding] / count",
+            runs_like="max_pool2d",
         )
     )
 

@@ -16,6 +16,7 @@ from opweave.graph.opdef import OpDef, define_op
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.movement import reshape
 from opweave.ops.operands import Array, as_axis, as_flag, as_number, builds, cast, explain, make, pair, plain, wide
+from opweave.ops.samples import over_rows
 
 __all__ = ["argmax", "count_equal", "max", "mean", "min", "prod", "sum", "var"]
 
@@ -66,6 +67,8 @@ SUM = define_op(
         reference=lambda x, *, axes: np.sum(wide(x), axes),
         flops=_source_flops,
         formula="Σ x over axes",
+        slack=2.0,
+        samples=over_rows("sum", -1),
     )
 )
 
@@ -93,6 +96,8 @@ PROD = define_op(
         reference=lambda x, *, axes: np.prod(wide(x), axes),
         flops=_source_flops,
         formula="Π x over axes",
+        slack=2.0,
+        runs_like="sum",
     )
 )
 
@@ -118,6 +123,8 @@ MEAN = define_op(
         reference=_mean,
         flops=_source_flops,
         formula="Σ x / n over axes",
+        slack=2.0,
+        runs_like="sum",
     )
 )
 
@@ -149,6 +156,8 @@ VAR = define_op(
         reference=_var,
         flops=lambda out: 4 * out.srcs[0].size,
         formula="Σ (x − mean x)² / (n − correction) over axes",
+        slack=2.0,
+        runs_like="sum",
     )
 )
 
@@ -183,6 +192,9 @@ MAX = define_op(
         reference=lambda x, *, axes: np.max(wide(x), axes),
         flops=_source_flops,
         formula="max x over axes",
+        exact=True,
+        runs_like="sum",
+        samples=over_rows("max", -1),
     )
 )
 
@@ -208,6 +220,8 @@ MIN = define_op(
         reference=lambda x, *, axes: np.min(wide(x), axes),
         flops=_source_flops,
         formula="min x over axes",
+        exact=True,
+        runs_like="max",
     )
 )
 
@@ -232,6 +246,8 @@ ARGMAX = define_op(
         index_out=True,
         flops=_source_flops,
         formula="the lowest i with x[i] = max x along axis",
+        runs_like="sum",
+        samples=over_rows("argmax", -1),
     )
 )
 
@@ -273,6 +289,7 @@ COUNT_EQUAL = define_op(
         index_out=True,
         flops=_source_flops,
         formula="the number of places where a = b",
+        runs_like="sum",
     )
 )
 

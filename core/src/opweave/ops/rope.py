@@ -13,9 +13,10 @@ from opweave.graph.layout import Shape, Strides
 from opweave.graph.opdef import OpDef, define_op, flops_per_element
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, as_number, broadcast_to, builds, cast, floating, make, plain, wide
+from opweave.ops.samples import measured, operand
 from opweave.ops.windows import as_lengths
 
-__all__ = ["rope", "rope_frequencies", "timestep_embedding"]
+__all__ = ["rope", "timestep_embedding"]
 
 Pairing = Literal["adjacent", "half"]
 
@@ -137,6 +138,10 @@ def _rope(
     return y
 
 
+def _rope_samples() -> list[Tensor]:
+    return [rope(operand(h, r, 64), operand(r, dtype="i32")) for h, r in ((2, 4), (8, 64), (16, 256))]
+
+
 ROPE: Final = define_op(
     OpDef(
         "rope",
@@ -147,6 +152,7 @@ ROPE: Final = define_op(
         indices=(1,),
         flops=flops_per_element(3),
         formula="(a, b) → (a cos φ − b sin φ, a sin φ + b cos φ), φ = position · scale · base^(−2i / dims)",
+        samples=measured(_rope_samples),
     )
 )
 
@@ -272,6 +278,7 @@ TIMESTEP_EMBEDDING: Final = define_op(
         reference=_timestep_embedding,
         flops=flops_per_element(2),
         formula="cos(t · max_period^(−i / h)) for i < h = dim // 2, then the sines, then 0 where dim is odd",
+        runs_like="exp",
     )
 )
 

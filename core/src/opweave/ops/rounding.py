@@ -20,7 +20,7 @@ def _whole(op: OpDef, value: Any) -> Tensor:
     return node(op, (x,), {}) if x.dtype.is_float else x
 
 
-FLOOR = elementwise("floor", lambda x: np.floor(wide(x)), "⌊x⌋", family="rounding")
+FLOOR = elementwise("floor", lambda x: np.floor(wide(x)), "⌊x⌋", family="rounding", exact=True)
 
 
 @builds(FLOOR)
@@ -29,7 +29,7 @@ def floor(x: Any) -> Tensor:
     return _whole(FLOOR, x)
 
 
-CEIL = elementwise("ceil", lambda x: np.ceil(wide(x)), "⌈x⌉", family="rounding")
+CEIL = elementwise("ceil", lambda x: np.ceil(wide(x)), "⌈x⌉", family="rounding", exact=True)
 
 
 @builds(CEIL)
@@ -39,7 +39,11 @@ def ceil(x: Any) -> Tensor:
 
 
 ROUND = elementwise(
-    "round", lambda x: np.rint(wide(x)), "the nearest whole number, the even one of two", family="rounding"
+    "round",
+    lambda x: np.rint(wide(x)),
+    "the nearest whole number, the even one of two",
+    family="rounding",
+    exact=True,
 )
 
 
@@ -49,7 +53,7 @@ def round(x: Any) -> Tensor:
     return _whole(ROUND, x)
 
 
-TRUNC = elementwise("trunc", lambda x: np.trunc(wide(x)), "x without its fraction", family="rounding")
+TRUNC = elementwise("trunc", lambda x: np.trunc(wide(x)), "x without its fraction", family="rounding", exact=True)
 
 
 @builds(TRUNC)

@@ -26,14 +26,20 @@ from opweave.ops.operands import (
     plain,
     wide,
 )
+from opweave.ops.samples import ROWS, measured, operand
 
 __all__ = ["clamp", "maximum", "minimum", "step", "where"]
 
 # --- by size --------------------------------------------------------------------------------------------------------
 
 MINIMUM = elementwise(
-    "minimum", lambda a, b: np.minimum(wide(a), wide(b)), "min(a, b)", family="selection", sources=2
-)  # fmt: skip
+    "minimum",
+    lambda a, b: np.minimum(wide(a), wide(b)),
+    "min(a, b)",
+    family="selection",
+    sources=2,
+    exact=True,
+)
 
 
 @builds(MINIMUM)
@@ -54,8 +60,13 @@ def minimum(a: Any, b: Any) -> Tensor:
 
 
 MAXIMUM = elementwise(
-    "maximum", lambda a, b: np.maximum(wide(a), wide(b)), "max(a, b)", family="selection", sources=2
-)  # fmt: skip
+    "maximum",
+    lambda a, b: np.maximum(wide(a), wide(b)),
+    "max(a, b)",
+    family="selection",
+    sources=2,
+    exact=True,
+)
 
 
 @builds(MAXIMUM)
@@ -72,7 +83,7 @@ def _clamp(x: Array, *, min: Number, max: Number) -> Array:
     return np.asarray(np.minimum(np.maximum(wide(x), min), max))
 
 
-CLAMP = elementwise("clamp", _clamp, "min(max(x, least), largest)", family="selection", flops=2)
+CLAMP = elementwise("clamp", _clamp, "min(max(x, least), largest)", family="selection", flops=2, exact=True)
 
 
 @builds(CLAMP)
@@ -113,7 +124,7 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> Tensor:
     return node(CLAMP, (y,), {"min": least, "max": largest})
 
 
-STEP = elementwise("step", lambda x: np.greater(wide(x), 0), "1 if x > 0, else 0", family="selection")
+STEP = elementwise("step", lambda x: np.greater(wide(x), 0), "1 if x > 0, else 0", family="selection", exact=True)
 
 
 @builds(STEP)
@@ -137,6 +148,10 @@ def _where_infer(condition: Tensor, a: Tensor, b: Tensor) -> tuple[Shape, DType]
     return same(a, b)
 
 
+def _where_samples() -> list[Tensor]:
+    return [where(operand(*s, dtype="bool"), operand(*s), operand(*s)) for s in ROWS]
+
+
 WHERE = define_op(
     OpDef(
         "where",
@@ -146,6 +161,8 @@ WHERE = define_op(
         inplace=(1, 2),
         pointwise=True,
         formula="a where the condition holds, else b",
+        exact=True,
+        samples=measured(_where_samples),
     )
 )
 

@@ -13,6 +13,7 @@ from opweave.graph.opdef import OpDef, define_op, flops_per_element
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.indexing import take_along_axis
 from opweave.ops.operands import Array, as_axis, as_flag, as_integer, builds, cast, make, plain, wide
+from opweave.ops.samples import ROWS, measured, operand, over_rows
 
 __all__ = ["argsort", "cumsum", "top_k"]
 
@@ -33,6 +34,7 @@ CUMSUM = define_op(
         reference=lambda x, *, axis: np.cumsum(wide(x), axis),
         flops=flops_per_element(1),
         formula="y[i] = Σ x[j] over j ≤ i along axis",
+        samples=over_rows("cumsum", -1),
     )
 )
 
@@ -78,6 +80,7 @@ ARGSORT = define_op(
         index_out=True,
         flops=lambda out: out.size * out.srcs[0].shape[out.attrs["axis"]].bit_length(),
         formula="i with x[i[0]] ≤ x[i[1]] ≤ … along axis (≥ if descending)",
+        runs_like="top_k",
     )
 )
 
@@ -112,6 +115,10 @@ def _top_k(x: Array, *, k: int, axis: int) -> Array:
     return np.take(_order(x, axis, True), range(k), axis)
 
 
+def _top_k_samples() -> list[Tensor]:
+    return [top_k(operand(*s), 2)[1] for s in ROWS]
+
+
 TOP_K = define_op(
     OpDef(
         "top_k",
@@ -121,6 +128,8 @@ TOP_K = define_op(
         index_out=True,
         flops=lambda out: out.srcs[0].size,
         formula="the first k of a stable descending argsort along axis",
+        runs_like="cumsum",
+        samples=measured(_top_k_samples),
     )
 )
 

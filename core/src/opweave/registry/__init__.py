@@ -6,11 +6,13 @@ The functions here ask the `Registry` of the process, ``REGISTRY``; their docume
 from typing import Any, Final
 
 from opweave.registry.hooks import hookimpl, hookspec
-from opweave.registry.records import PluginRecord, State, UnusableDevice
+from opweave.registry.records import Diagnosis, FileFormat, PluginRecord, State, UnusableDevice
 from opweave.registry.registry import Registry
 
 __all__ = [
     "REGISTRY",
+    "Diagnosis",
+    "FileFormat",
     "PluginRecord",
     "Registry",
     "State",
@@ -21,6 +23,8 @@ __all__ = [
     "default_devices",
     "device",
     "devices",
+    "file_format",
+    "formats",
     "hookimpl",
     "hookspec",
     "load",
@@ -43,6 +47,8 @@ best_device = REGISTRY.best_device
 default_devices = REGISTRY.default_devices
 device = REGISTRY.device
 devices = REGISTRY.devices
+file_format = REGISTRY.file_format
+formats = REGISTRY.formats
 load = REGISTRY.load
 load_all = REGISTRY.load_all
 load_all_from_path = REGISTRY.load_all_from_path

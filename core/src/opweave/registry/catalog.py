@@ -1,20 +1,20 @@
-"""`Catalog`: every plugin that was found, and what can be decided about each before it is imported."""
+"""`Catalog`: every plugin that was found, by what name it is known, and what is decided about it before any import."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
-from opweave.contract.device import Backend
+from opweave.contract.device import Backend, Device
 from opweave.errors import NameConflict, OpweaveError, PluginError, Unavailable, UnknownNameError
 from opweave.host.device import HostBackend
-from opweave.registry import discovery
-from opweave.registry.checks import adopt, devices_of
-from opweave.registry.compatibility import core_version, why_incompatible
+from opweave.registry import discovery, loading
+from opweave.registry.discovery import Selection
 from opweave.registry.naming import canonical, check_name, key
-from opweave.registry.records import Family, Plugin, State
-from opweave.registry.selection import Selection, names
+from opweave.registry.records import LoadedBackend, Plugin, State
 
 __all__ = ["Catalog"]
 
@@ -30,27 +30,40 @@ class Catalog:
 
     def __init__(self, environ: Mapping[str, str] | None, search: Sequence[str] | None) -> None:
         self.plugins: list[Plugin] = []
-        self.host = Plugin("host", "opweave.host.device:HostBackend", distribution="opweave")
+        self.host: Final = Plugin("host", "opweave.host.device:HostBackend", distribution="opweave")
         self.selection = Selection()
         self._environ, self._search = environ, search
         self._scanned = False
 
     # --- finding ----------------------------------------------------------------------------------------------------
 
-    def scan(self) -> None:
-        """Find what is installed and what the environment adds; only the first call does anything."""
-        if self._scanned:
+    def scan(self, *, again: bool = False) -> None:
+        """Find what is installed and what the environment adds: at first, and when asked to look again."""
+        if self._scanned and not again:
             return
-        self._scanned = True
-        self.selection = Selection.read(os.environ if self._environ is None else self._environ)
-        self._start_host()
+        if self._scanned:
+            importlib.invalidate_caches()
+            # What only says that nothing was found is looked at anew.
+            self.plugins = [p for p in self.plugins if p.fetch is not None or p.state is State.READY]
+        else:
+            self._scanned = True
+            self.selection = Selection.read(os.environ if self._environ is None else self._environ)
+            self._start_host()
         found = list(discovery.installed(self._search))
         for place in self.selection.paths:
             found += discovery.in_place(place)
         self.admit(found)
 
+    def _start_host(self) -> None:
+        host, backend = self.host, HostBackend()
+        host.version = backend.version = discovery.core_version() or ""
+        devices = loading.devices_of(backend)
+        loading.adopt(backend, devices)
+        listed = any(discovery.names(name, host) for name in self.selection.backends)
+        host.ready([LoadedBackend(backend, devices, self.selection.rank(host) + (not listed))])
+
     def admit(self, found: Sequence[Plugin]) -> list[Plugin]:
-        """Enter the plugins that are new. Gives, for each found, the one that is now in the catalog."""
+        """Enter the plugins that are new. Gives, for each found, the one that is now in the registry."""
         admitted: list[Plugin] = []
         fresh: list[Plugin] = []
         for plugin in found:
@@ -60,20 +73,15 @@ class Catalog:
                 self.plugins.append(plugin)
                 fresh.append(plugin)
             admitted.append(known or plugin)
-        # Conflicts last, in two steps: of two that claim one name in one scan, both fail.
+        # Conflicts last, in two steps: of two that claim one name in one scan, both fail, unless one owns the name.
         conflicts = [(plugin, other) for plugin in fresh if (other := self._rival(plugin, plugin.name))]
         for plugin, other in conflicts:
-            plugin.fail(_conflict(plugin, other, plugin.name))
+            if plugin.owns_name and not other.owns_name and other.state is not State.READY:
+                other.fail(_conflict(other, plugin, plugin.name))
+            else:
+                plugin.fail(_conflict(plugin, other, plugin.name))
         self.plugins.sort(key=lambda plugin: (self.selection.rank(plugin), key(plugin.name)))
         return admitted
-
-    def _start_host(self) -> None:
-        host, backend = self.host, HostBackend()
-        host.version = backend.version = core_version() or ""
-        devices = devices_of(backend)
-        adopt(backend, devices)
-        listed = any(names(name, host) for name in self.selection.backends)
-        host.ready([Family(backend, devices, self.selection.rank(host) + (not listed))])
 
     def _same(self, plugin: Plugin) -> Plugin | None:
         """The known plugin that ``plugin`` only repeats. Of a distribution found twice the first is imported."""
@@ -102,9 +110,14 @@ class Catalog:
         except PluginError as error:
             plugin.fail(error)
             return
-        incompatible = why_incompatible(plugin.distribution, plugin.requires, self.host.version)
+        incompatible = discovery.why_incompatible(plugin.distribution, plugin.requires, self.host.version)
         if incompatible is not None:
             plugin.fail(incompatible)
+
+    def installed_since(self, name: str) -> Plugin | None:
+        """The plugin called ``name``, if it was installed after the first look."""
+        self.scan(again=True)
+        return self.find(name)
 
     # --- names ------------------------------------------------------------------------------------------------------
 
@@ -112,28 +125,37 @@ class Catalog:
         yield from self.plugins
         yield self.host
 
-    def families(self) -> Iterator[Family]:
+    def backends(self) -> Iterator[LoadedBackend]:
         """Every backend that is ready."""
         for plugin in self:
-            yield from plugin.families
+            yield from plugin.backends
 
     def find(self, name: str) -> Plugin | None:
         """The plugin called ``name``: rather one that can be used."""
         meant = [plugin for plugin in self if key(plugin.name) == key(name)]
         return next((plugin for plugin in meant if plugin.claims_name), meant[0] if meant else None)
 
-    def family(self, name: str) -> Family | None:
+    def named(self, name: str) -> LoadedBackend | None:
         """The backend called ``name``, if it is ready."""
-        return next((f for f in self.families() if key(f.backend.name) == key(name)), None)
+        return next((loaded for loaded in self.backends() if key(loaded.backend.name) == key(name)), None)
 
-    def family_of(self, backend: Backend | str) -> tuple[Plugin, Family]:
+    def loaded(self, backend: Backend | str) -> tuple[Plugin, LoadedBackend]:
         """A ready backend with its plugin; raises `UnknownNameError`."""
+        name = backend.name or type(backend).__name__ if isinstance(backend, Backend) else str(backend)
         for plugin in self:
-            for family in plugin.families:
-                if backend is family.backend or (isinstance(backend, str) and key(backend) == key(family.backend.name)):
-                    return plugin, family
-        name = backend if isinstance(backend, str) else backend.name or type(backend).__name__
-        raise UnknownNameError("loaded backend", name, [family.backend.name for family in self.families()])
+            for loaded in plugin.backends:
+                if backend is loaded.backend or (isinstance(backend, str) and key(name) == key(loaded.backend.name)):
+                    return plugin, loaded
+        raise UnknownNameError("loaded backend", name, [loaded.backend.name for loaded in self.backends()])
+
+    def _rival(self, plugin: Plugin, name: str) -> Plugin | None:
+        if not plugin.claims_name:
+            return None
+        for other in self:
+            taken = {key(other.name)} | {key(loaded.backend.name) for loaded in other.backends}
+            if other is not plugin and other.claims_name and key(name) in taken:
+                return other
+        return None
 
     def check_free(self, plugin: Plugin, name: str) -> None:
         """Raises `NameConflict` if another plugin than ``plugin`` has, or will have, a backend called ``name``."""
@@ -141,36 +163,29 @@ class Catalog:
         if rival is not None:
             raise _conflict(plugin, rival, name)
 
-    def _rival(self, plugin: Plugin, name: str) -> Plugin | None:
-        if not plugin.claims_name:
-            return None
-        for other in self:
-            taken = {key(other.name)} | {key(family.backend.name) for family in other.families}
-            if other is not plugin and other.claims_name and key(name) in taken:
-                return other
-        return None
+    def check_unowned(self, devices: Iterable[Device]) -> None:
+        """Raises `NameConflict` if one of the devices belongs to a backend already."""
+        owned = {id(device) for loaded in self.backends() for device in loaded.devices}
+        for device in devices:
+            if id(device) in owned:
+                raise NameConflict(f"{type(device).__name__} is registered already, as {device.name!r}")
 
     def check_usable(self, name: str) -> None:
         """Raises `Unavailable` with the reason if ``name`` is that of a device that does not work."""
         for plugin in self:
             for device in plugin.unusable:
                 if key(device.name) == key(name):
-                    usable = ", ".join(d.name for family in plugin.families for d in family.devices)
+                    usable = ", ".join(d.name for loaded in plugin.backends for d in loaded.devices)
                     raise Unavailable(
                         f"{device.name} does not work: {device.error}",
                         remedy=" ".join(filter(None, [device.remedy, usable and f"(usable: {usable})"])),
                     )
 
-    def known_names(self) -> list[str]:
-        """Names to suggest: of devices, and of plugins that have none yet."""
-        known = {device.name for family in self.families() for device in family.devices}
-        return sorted(known | {plugin.name for plugin in self.plugins if not plugin.families})
-
     def check_selected(self) -> None:
         """Raises the first failure of what ``OPWEAVE_BACKENDS`` lists; further ones are added to it as notes."""
         errors: list[OpweaveError] = []
         for name in self.selection.backends:
-            meant = [plugin for plugin in self if names(name, plugin)]
+            meant = [plugin for plugin in self if discovery.names(name, plugin)]
             if not meant:
                 errors.append(UnknownNameError("plugin", name, self.known_names(), "(from OPWEAVE_BACKENDS)"))
             # Discovered is in order here: it was unloaded on purpose, or is just being loaded.
@@ -181,6 +196,11 @@ class Catalog:
                 errors[0].add_note(f"and {further}")
             raise errors[0]
 
+    def known_names(self) -> list[str]:
+        """Names to suggest: of devices, and of plugins that have none yet."""
+        known = {device.name for loaded in self.backends() for device in loaded.devices}
+        return sorted(known | {plugin.name for plugin in self.plugins if not plugin.backends})
+
 
 def _source(plugin: Plugin) -> str:
     """What a plugin comes from: copies of one distribution are the same, files are their paths."""
@@ -188,9 +208,10 @@ def _source(plugin: Plugin) -> str:
 
 
 def _conflict(plugin: Plugin, other: Plugin, name: str) -> NameConflict:
+    """The failure of ``plugin``, which wants the name of ``other``."""
     one, two = plugin.distribution or plugin.name, other.distribution or other.name
+    message = f"{plugin.label} and {other.label} both claim the name {name!r}"
+    if other.owns_name and not plugin.owns_name:
+        return NameConflict(f"{message}; {two} keeps it, being called like it", remedy=f"uninstall or rename {one}")
     leave_out = one if two == "opweave" else two
-    return NameConflict(
-        f"{plugin.label} and {other.label} both claim the name {name!r}",
-        remedy=f"uninstall one of the two, or leave one out: OPWEAVE_DISABLE={leave_out}",
-    )
+    return NameConflict(message, remedy=f"uninstall one of the two, or leave one out: OPWEAVE_DISABLE={leave_out}")

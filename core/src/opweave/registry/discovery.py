@@ -1,6 +1,17 @@
-"""Finding plugins. Metadata is read, nothing is imported.
+"""Finding plugins, and deciding what can be decided about them from metadata and environment. Nothing is imported.
 
-A plugin is an entry point in the group ``opweave.backends`` of an installed distribution, or a single ``.py`` file.
+A plugin is an entry point in the group ``opweave.backends`` of an installed distribution, or a file: a ``.py`` file, an
+extension module, or a package folder. The environment selects:
+
+=======================  ==============================================================================================
+``OPWEAVE_BACKENDS``     the only plugins to load, comma-separated; the order is their priority, and one that fails is
+                         an error
+``OPWEAVE_DISABLE``      plugins not to load, comma-separated
+``OPWEAVE_BACKEND_PATH`` further places, separated as in ``PATH``: folders as ``pip install --target`` makes them, or
+                         files
+=======================  ==============================================================================================
+
+A plugin is named by its entry point or by its distribution. The built-in ``host`` is always there.
 """
 
 from __future__ import annotations
@@ -8,18 +19,31 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
+from typing import TYPE_CHECKING, NamedTuple
 
-from opweave.errors import Broken, Unavailable
+from opweave.errors import Broken, Incompatible, Unavailable
+from opweave.registry.naming import canonical, key
 from opweave.registry.records import Plugin
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution, EntryPoint
 
-__all__ = ["GROUP", "in_folder", "in_place", "installed", "single_file"]
+    from packaging.requirements import Requirement
+
+__all__ = [
+    "GROUP", "Selection", "core_version", "from_file", "in_folder", "in_place", "installed", "is_plugin_file",
+    "is_plugin_file_name", "names", "requirements", "version_of", "why_incompatible",
+]  # fmt: skip
 
 GROUP = "opweave.backends"
+
+# The longest first: ".cpython-311-x86_64-linux-gnu.so" before ".so".
+_SUFFIXES = sorted([*SOURCE_SUFFIXES, *BYTECODE_SUFFIXES, *EXTENSION_SUFFIXES], key=len, reverse=True)
+
+
+# --- installed distributions ------------------------------------------------------------------------------------------
 
 
 def installed(search: Sequence[str] | None = None) -> Iterator[Plugin]:
@@ -31,37 +55,15 @@ def installed(search: Sequence[str] | None = None) -> Iterator[Plugin]:
             yield from _plugins_of(distribution, "")
     else:
         for folder in search:
-            yield from in_folder(folder)
+            yield from _in_distributions(folder)
 
 
-def in_folder(folder: str | os.PathLike[str]) -> Iterator[Plugin]:
-    """The plugins in a folder as ``pip install --target`` makes them."""
+def _in_distributions(folder: str) -> Iterator[Plugin]:
     from importlib.metadata import distributions
 
     path = os.path.abspath(folder)
     for distribution in distributions(path=[path]):
         yield from _plugins_of(distribution, path)
-
-
-def single_file(file: str | os.PathLike[str]) -> Plugin:
-    """The plugin that a ``.py`` file is; it is called like the file."""
-    path = os.path.abspath(file)
-    return Plugin(_stem(path), path, lambda: _run_file(path), origin=path)
-
-
-def in_place(place: str) -> Iterator[Plugin]:
-    """The plugins in one entry of ``OPWEAVE_BACKEND_PATH``; one that says so where there is none."""
-    path = os.path.expanduser(place)
-    if path.endswith(".py") and os.path.isfile(path):
-        yield single_file(path)
-        return
-    found = list(in_folder(path)) if os.path.isdir(path) else []
-    if not found:
-        why = "holds no distribution with a backend" if os.path.isdir(path) else "is no folder and no .py file"
-        nothing = Plugin(place, path, origin=path)
-        nothing.fail(Unavailable(f"{path} {why}", remedy="correct OPWEAVE_BACKEND_PATH"))
-        yield nothing
-    yield from found
 
 
 def _plugins_of(distribution: Distribution, folder: str) -> Iterator[Plugin]:
@@ -122,11 +124,84 @@ def _importer(point: EntryPoint, folder: str) -> Callable[[], object]:
     return fetch
 
 
-def _run_file(path: str) -> object:
-    from importlib.util import module_from_spec, spec_from_file_location
+# --- folders and files ------------------------------------------------------------------------------------------------
 
-    name = f"opweave_backend_{_stem(path)}"
-    spec = spec_from_file_location(name, path)
+
+def in_place(place: str) -> Iterator[Plugin]:
+    """The plugins in one entry of ``OPWEAVE_BACKEND_PATH``; one that says so where there is none."""
+    path = os.path.abspath(os.path.expanduser(place))
+    if is_plugin_file(path):
+        yield from_file(path)
+    elif os.path.isdir(path):
+        yield from in_folder(path, place)
+    else:
+        yield _nothing(place, path, "is no folder and no file with a plugin", "correct OPWEAVE_BACKEND_PATH")
+
+
+def in_folder(folder: str | os.PathLike[str], place: str = "") -> Iterator[Plugin]:
+    """The plugins in a folder as ``pip install --target`` makes them; one that says so where there is none.
+
+    Args:
+        place: how ``OPWEAVE_BACKEND_PATH`` names it.
+    """
+    path = os.path.abspath(folder)
+    found = list(_in_distributions(path))
+    yield from found
+    if not found:
+        why = "holds no distribution with a backend"
+        remedy = "correct OPWEAVE_BACKEND_PATH" if place else "name a folder as pip install --target makes them"
+        files = sorted(name for name in os.listdir(path) if is_plugin_file(os.path.join(path, name)))
+        if files:
+            # They are not run: nobody said that a setup.py or a test beside a plugin is one.
+            why += f", only {', '.join(files[:8])}{' ...' if len(files) > 8 else ''}"
+            remedy = (
+                f"name each file that is a plugin, in OPWEAVE_BACKEND_PATH or ow.load: {os.path.join(path, files[0])}"
+            )
+        yield _nothing(place or path, path, why, remedy)
+
+
+def _nothing(name: str, path: str, why: str, remedy: str) -> Plugin:
+    nothing = Plugin(name, path, origin=path)
+    nothing.fail(Unavailable(f"{path} {why}", remedy=remedy))
+    return nothing
+
+
+def is_plugin_file(path: str) -> bool:
+    """Whether ``path`` is a file that Python imports, or the folder of a package."""
+    if os.path.isdir(path):
+        return os.path.isfile(os.path.join(path, "__init__.py"))
+    return is_plugin_file_name(path) and os.path.isfile(path)
+
+
+def is_plugin_file_name(path: str) -> bool:
+    """Whether a file of that name would be one that Python imports."""
+    return path.endswith(tuple(_SUFFIXES))
+
+
+def from_file(file: str | os.PathLike[str]) -> Plugin:
+    """The plugin that a file or a package folder is; it is called like the file, without the suffix."""
+    path = os.path.abspath(file)
+    name = os.path.basename(path)
+    if not os.path.isdir(path):
+        name = name.removesuffix(next(suffix for suffix in _SUFFIXES if name.endswith(suffix)))
+    return Plugin(name, path, lambda: _run_file(name, path), origin=path, packages=frozenset([name]))
+
+
+def _run_file(stem: str, path: str) -> object:
+    from importlib.util import find_spec, module_from_spec, spec_from_file_location
+
+    name, file, inside = f"opweave_backend_{stem}", path, None
+    if path.endswith(tuple(EXTENSION_SUFFIXES)):
+        name = f"opweave_backend.{stem}"  # its init function is called like what comes after the dot
+    elif os.path.isdir(path):
+        # Under its own name, by which its modules import each other; and all of them anew.
+        name, file, inside = stem, os.path.join(path, "__init__.py"), [path]
+        other = find_spec(stem)
+        if other is not None and os.path.abspath(other.origin or "") != file:
+            raise Broken(f"{stem!r} is the name of another module: {other.origin}", remedy="rename the folder")
+        for imported in [known for known in sys.modules if known == stem or known.startswith(f"{stem}.")]:
+            del sys.modules[imported]
+    spec = spec_from_file_location(name, file, submodule_search_locations=inside)
     if spec is None or spec.loader is None:
         raise Broken(f"{path} cannot be run as Python")
     module = module_from_spec(spec)
@@ -139,5 +214,86 @@ def _run_file(path: str) -> object:
     return module
 
 
-def _stem(path: str) -> str:
-    return os.path.basename(path).removesuffix(".py")
+# --- what the environment selects -------------------------------------------------------------------------------------
+
+
+class Selection(NamedTuple):
+    """Names as they were given; ``backends`` is empty where everything is selected."""
+
+    backends: tuple[str, ...] = ()
+    disabled: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Selection:
+        def parts(variable: str, separator: str) -> tuple[str, ...]:
+            return tuple(p for part in environ.get(variable, "").split(separator) if (p := part.strip()))
+
+        return cls(
+            parts("OPWEAVE_BACKENDS", ","), parts("OPWEAVE_DISABLE", ","), parts("OPWEAVE_BACKEND_PATH", os.pathsep)
+        )
+
+    def why_disabled(self, plugin: Plugin) -> Unavailable | None:
+        """Why ``plugin`` is not to be loaded, or ``None``."""
+        if any(names(name, plugin) for name in self.disabled):
+            return Unavailable("disabled by OPWEAVE_DISABLE", remedy=f"take {plugin.name} out of OPWEAVE_DISABLE")
+        if self.backends and not any(names(name, plugin) for name in self.backends):
+            return Unavailable("not listed in OPWEAVE_BACKENDS", remedy=f"add {plugin.name} to OPWEAVE_BACKENDS")
+        return None
+
+    def rank(self, plugin: Plugin) -> int:
+        """Place in ``OPWEAVE_BACKENDS``; plugins that are not listed come after all that are."""
+        return next((i for i, name in enumerate(self.backends) if names(name, plugin)), len(self.backends))
+
+
+def names(name: str, plugin: Plugin) -> bool:
+    """Whether ``name`` means ``plugin``."""
+    by_distribution = bool(plugin.distribution) and canonical(name) == canonical(plugin.distribution)
+    return key(name) == key(plugin.name) or by_distribution
+
+
+# --- what a distribution requires -------------------------------------------------------------------------------------
+
+
+def core_version() -> str | None:
+    """The version of the installed ``opweave``, ``None`` where it runs without having been installed."""
+    return version_of("opweave")
+
+
+def version_of(distribution: str) -> str | None:
+    """The version of an installed distribution, ``None`` where it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def requirements(requires: Sequence[str]) -> Iterator[Requirement]:
+    """The requirements among ``Requires-Dist`` lines that hold here, without extras; skips unreadable lines."""
+    if not requires:
+        return
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for line in requires:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            continue
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield requirement
+
+
+def why_incompatible(distribution: str, requires: Sequence[str], version: str | None) -> Incompatible | None:
+    """Why a plugin with these requirements does not fit opweave ``version``, or ``None``: it does, or does not say."""
+    if version is None:
+        return None
+    for requirement in requirements(requires):
+        if canonical(requirement.name) == "opweave" and not requirement.specifier.contains(version, prereleases=True):
+            wanted = f"opweave{requirement.specifier}"
+            return Incompatible(
+                f"it was made for {wanted}; this is opweave {version}",
+                remedy=f'pip install --upgrade {distribution}, or pip install "{wanted}"',
+            )
+    return None

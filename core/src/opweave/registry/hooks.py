@@ -114,4 +114,8 @@ class Hooks:
             try:
                 self.call(module, hook, **arguments)
             except Exception as error:
-                warnings.warn(f"{hook} of plugin {plugin!r} failed: {error!r}", RuntimeWarning, stacklevel=3)
+                self.warn(hook, plugin, error)
+
+    def warn(self, hook: str, plugin: str, error: Exception) -> None:
+        """Say as a `RuntimeWarning` that ``hook`` of a plugin failed."""
+        warnings.warn(f"{hook} of plugin {plugin!r} failed: {error!r}", RuntimeWarning, stacklevel=4)

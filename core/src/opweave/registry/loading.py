@@ -1,100 +1,304 @@
-"""Bringing a plugin up, each by itself: whatever its code does, the process and the other plugins go on."""
+"""Running a plugin's code: what it returns is checked before it becomes backends with named devices, and what it raises
+is given a meaning: unavailable here, incompatible, or broken."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Sequence
 from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
-from opweave.contract.device import Device
-from opweave.errors import NameConflict, PluginError, Unavailable
-from opweave.graph.opdef import OPS, define_op
-from opweave.registry import checks
-from opweave.registry.catalog import Catalog
-from opweave.registry.failures import fail
-from opweave.registry.hooks import Hooks
-from opweave.registry.records import Family, Plugin, State
+from opweave.contract.device import Backend, Device, Kind
+from opweave.contract.execution import Stream
+from opweave.contract.kernels import KernelTable
+from opweave.contract.memory import check_sizes
+from opweave.contract.space import MemorySpace
+from opweave.errors import Broken, Incompatible, NameConflict, PluginError, Unavailable
+from opweave.graph.opdef import OPS, OpDef, define_op
+from opweave.registry.discovery import requirements, version_of
+from opweave.registry.naming import canonical, check_name, device_names, key
+from opweave.registry.records import Plugin, UnusableDevice
 
-__all__ = ["Loader"]
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+    from opweave.registry.hooks import Hooks
+
+__all__ = [
+    "adopt", "backends_of", "check_backend", "check_device", "define_ops", "devices_of", "import_plugin", "items_of",
+    "none_usable", "note_failure", "probed", "withdraw",
+]  # fmt: skip
+
+T = TypeVar("T")
 
 
-class Loader:
-    """Runs plugins' code and puts what they bring into the catalog, the hooks and the table of operations."""
+# --- importing --------------------------------------------------------------------------------------------------------
 
-    def __init__(self, catalog: Catalog, hooks: Hooks) -> None:
-        self._catalog, self._hooks = catalog, hooks
 
-    def load(self, plugin: Plugin) -> None:
-        """Import a discovered plugin and ask for its devices; its state says afterwards how that went."""
-        if plugin.state is not State.DISCOVERED or plugin.loading or plugin.fetch is None:
-            return
-        plugin.loading = plugin.tried = True
+def import_plugin(plugin: Plugin, hooks: Hooks) -> object:
+    """What the entry point or the file means. The hooks of a module are registered, once."""
+    if plugin.module is not None:
+        return plugin.module
+    assert plugin.fetch is not None
+    value = plugin.fetch()
+    if isinstance(value, ModuleType) and hooks.register(value, plugin.name):
+        plugin.module = value
+    return value
+
+
+def withdraw(plugin: Plugin, hooks: Hooks) -> None:
+    """Take back the hooks and operations of ``plugin``."""
+    if plugin.module is not None:
+        hooks.unregister(plugin.module)
+    for op in plugin.ops:
+        if OPS.get(op.name) is op:
+            del OPS[op.name]
+    plugin.ops, plugin.module = [], None
+
+
+def define_ops(plugin: Plugin, hooks: Hooks) -> None:
+    """Define the operations that the plugin's module brings; raises `Broken` unless they are definitions."""
+    for op in items_of(hooks, plugin.module, "opweave_ops", OpDef, "definitions"):
+        if op.name not in OPS:
+            plugin.ops.append(op)
+        define_op(op)
+
+
+def items_of(hooks: Hooks, module: object, hook: str, kind: type[T], what: str, **arguments: Any) -> list[T]:
+    """Everything that the implementations of ``hook`` in a module return; raises `Broken` unless it is of ``kind``."""
+    found: list[T] = []
+    for result in hooks.call(module, hook, **arguments):
+        for item in _items(result, f"{hook}()"):
+            if not isinstance(item, kind):
+                raise Broken(f"{hook}() returned {_a(item)} among its {what}")
+            found.append(item)
+    return found
+
+
+# --- backends ---------------------------------------------------------------------------------------------------------
+
+
+def backends_of(plugin: Plugin, value: object, hooks: Hooks) -> list[Backend]:
+    """The backends that a plugin brings, named: an only one like the plugin, several by names of their own.
+
+    Args:
+        value: what its entry point or file means.
+    """
+    if plugin.module is not None:
+        found = items_of(hooks, plugin.module, "opweave_backends", Backend, "backends")
+    else:
+        found = [_backend_class(value, plugin.value)()]
+    for backend in found:
+        if len(found) == 1:
+            backend.name = plugin.name
+        elif not isinstance(backend.name, str) or not backend.name:
+            raise Broken(f"{type(backend).__name__} has no name; of several backends in a plugin each needs one")
+        check_name(backend.name)
+        backend.version = backend.version or plugin.version
+    if len({key(backend.name) for backend in found}) < len(found):
+        raise Broken(f"two of its backends have one name: {', '.join(b.name for b in found)}")
+    return found
+
+
+def _backend_class(value: object, what: str) -> type[Backend]:
+    """The backend class that an entry point or a file means; raises `Broken` unless there is exactly one."""
+    remedy = "an entry point names a subclass of opweave.Backend, or a module with @opweave.hookimpl functions"
+    if isinstance(value, ModuleType):
+        classes = [v for v in vars(value).values() if _is_backend_class(v) and _is_of(v, value)]
+        own = [cls for cls in dict.fromkeys(classes) if not cls.__name__.startswith("_")]
+        if len(own) == 1:
+            return own[0]
+        names = f"several Backend classes ({', '.join(cls.__name__ for cls in own)})" if own else "no Backend class"
+        raise Broken(f"{what} is a module with no hooks and with {names}", remedy=remedy)
+    if _is_backend_class(value):
+        return value
+    raise Broken(f"{what} is {_a(value)}, not a Backend class", remedy=remedy)
+
+
+def _is_of(cls: type, module: ModuleType) -> bool:
+    """Whether a class is defined in a module, or in one of the package that the module is."""
+    return cls.__module__ == module.__name__ or (
+        hasattr(module, "__path__") and cls.__module__.startswith(f"{module.__name__}.")
+    )
+
+
+def _is_backend_class(value: object) -> TypeGuard[type[Backend]]:
+    return isinstance(value, type) and issubclass(value, Backend) and value is not Backend
+
+
+def check_backend(backend: object) -> Backend:
+    """``backend`` with a usable name: its own, else that of its class in lower case. Raises `Broken`."""
+    made = backend() if isinstance(backend, type) else backend
+    if not isinstance(made, Backend):
+        raise Broken(f"{_a(made)} is no opweave.Backend")
+    if not isinstance(made.name, str):
+        raise Broken(f"{type(made).__name__}.name is {made.name!r}, not a text")
+    made.name = made.name or type(made).__name__.lower()
+    check_name(made.name)
+    return made
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+def devices_of(backend: Backend) -> list[Device]:
+    """The devices that ``backend`` finds.
+
+    Raises:
+        Unavailable: none, or the backend says so.
+        Broken: what it returned are not devices, or such as nobody could use.
+    """
+    what = f"{type(backend).__name__}.devices()"
+    devices: list[Device] = []
+    for device in _items(backend.devices(), what):
+        if not isinstance(device, Device):
+            raise Broken(f"{what} returned {_a(device)} among its devices")
+        check_device(device)
+        if any(device is known for known in devices):
+            raise Broken(f"{what} returned one device twice")
+        devices.append(device)
+    if not devices:
+        raise Unavailable("it found no device here")
+    return devices
+
+
+def check_device(device: object) -> None:
+    """Raises `Broken` where a device lacks what every device has."""
+    cls = type(device).__name__
+    if not isinstance(device, Device):
+        raise Broken(f"{_a(device)} is no opweave.Device")
+    if not isinstance(device.kind, Kind):
+        raise Broken(f"{cls}.kind is {device.kind!r}, not a member of opweave.Kind")
+    if device.hardware_id is not None and not isinstance(device.hardware_id, str):
+        raise Broken(f"{cls}.hardware_id is {device.hardware_id!r}, not a text")
+    if not isinstance(device.kernels, KernelTable) or not (
+        device.has_own_rules or hasattr(type(device), "kernels") or device.kernels.ops()
+    ):
+        raise Broken(f"{cls} has no KernelTable as its attribute `kernels`")
+    check_sizes(cls, device.alignment, device.max_buffer_size)
+    if not isinstance(device.description, str):
+        raise Broken(f"{cls}.description is {_a(device.description)}, not a text")
+    if not isinstance(device.shared_spaces, (tuple, list)):
+        raise Broken(f"{cls}.shared_spaces is {_a(device.shared_spaces)}, not a tuple of memory spaces")
+    for space in (device.space, *device.shared_spaces):
+        if not isinstance(space, MemorySpace):
+            raise Broken(f"{cls} is in {_a(space)}, which is no MemorySpace")
+    if not isinstance(device.stream_class, type) or not issubclass(device.stream_class, Stream):
+        raise Broken(f"{cls}.stream_class is {_a(device.stream_class)}, not a class of streams")
+
+
+def adopt(backend: Backend, devices: Sequence[Device], existing: Iterable[Device] = ()) -> None:
+    """Make ``devices`` those of ``backend``, with their names."""
+    names = device_names(backend.name, [d.id for d in devices], [d.name for d in existing])
+    for device, name in zip(devices, names, strict=True):
+        device._name = name
+        device.backend = backend
+
+
+def probed(devices: Sequence[Device]) -> tuple[list[Device], list[UnusableDevice]]:
+    """The adopted ``devices`` that work, and those that do not, each with the reason."""
+    usable: list[Device] = []
+    unusable: list[UnusableDevice] = []
+    for device in devices:
         try:
-            plugin.ready(*self._bring_up(plugin))
-        # A plugin may raise what it likes, SystemExit too; but the user's Ctrl-C is not the plugin's.
-        except BaseException as error:
-            self._withdraw(plugin)
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            fail(plugin, error)
-        finally:
-            plugin.loading = False
+            device.probe()
+            usable.append(device)
+        except Unavailable as error:
+            device.backend = None
+            unusable.append(UnusableDevice(device.name, str(device.description), error.message, error.remedy))
+    return usable, unusable
 
-    def forget(self, plugin: Plugin) -> None:
-        """Take back everything that ``plugin`` brought."""
-        for family in plugin.families:
-            for device in family.devices:
-                device.backend = None
-        self._withdraw(plugin)
-        plugin.reset()
 
-    def check_unowned(self, devices: Iterable[Device]) -> None:
-        """Raises `NameConflict` if one of the devices belongs to a backend already."""
-        owned = {id(device): device for family in self._catalog.families() for device in family.devices}
-        for device in devices:
-            if id(device) in owned:
-                raise NameConflict(f"{type(device).__name__} is registered already, as {device.name!r}")
+def none_usable(unusable: Sequence[UnusableDevice]) -> Unavailable:
+    """The failure of a backend none of whose devices works."""
+    reasons = [f"{d.name} ({d.description})" if d.description else d.name for d in unusable]
+    reasons = [f"{label} does not work: {d.error}" for label, d in zip(reasons, unusable, strict=True)]
+    remedies = dict.fromkeys(d.remedy for d in unusable if d.remedy)
+    return Unavailable("\n".join(reasons), remedy="; ".join(remedies))
 
-    def _bring_up(self, plugin: Plugin) -> tuple[list[Family], list[PluginError]]:
-        assert plugin.fetch is not None
-        value = plugin.fetch()
-        if isinstance(value, ModuleType) and self._hooks.register(value, plugin.name):
-            plugin.module = value
-            self._define_ops(plugin, value)
-            backends = checks.backends_from_hooks(self._hooks, value)
-        else:
-            backends = [checks.backend_class(value, plugin.value)()]
-        checks.name_backends(backends, plugin.name, plugin.version)
-        rank = self._catalog.selection.rank(plugin)
-        families: list[Family] = []
-        missing: list[PluginError] = []
-        for backend in backends:
-            self._catalog.check_free(plugin, backend.name)
-            try:
-                devices = checks.devices_of(backend)
-            except Unavailable as error:
-                missing.append(error)
-                continue
-            self.check_unowned(devices)
-            checks.adopt(backend, devices)
-            usable, unusable = checks.probed(devices)
-            plugin.unusable += unusable
-            if usable:
-                families.append(Family(backend, usable, rank))
-            else:
-                missing.append(checks.none_usable(unusable))
-        if missing and not families:
-            raise missing[0]
-        return families, missing
 
-    def _define_ops(self, plugin: Plugin, module: ModuleType) -> None:
-        for op in checks.ops_from_hooks(self._hooks, module):
-            if op.name not in OPS:
-                plugin.ops.append(op)
-            define_op(op)
+def _items(result: object, what: str) -> list[object]:
+    if isinstance(result, (str, bytes)) or not isinstance(result, Iterable):
+        raise Broken(f"{what} returned {_a(result)}, not a sequence")
+    return list(result)
 
-    def _withdraw(self, plugin: Plugin) -> None:
-        self._hooks.unregister(plugin.module)
-        for op in plugin.ops:
-            if OPS.get(op.name) is op:
-                del OPS[op.name]
-        plugin.ops, plugin.module = [], None
+
+def _a(value: object) -> str:
+    """What a value is, in words: its own ``repr`` may be long, or fail."""
+    if value is None:
+        return "None"
+    return f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+_FRAMES = 4
+"""How many of the innermost frames a record keeps."""
+
+_MACHINERY = ("<frozen importlib", *(os.path.dirname(f) + os.sep for f in (importlib.__file__, __file__)))
+
+
+def note_failure(plugin: Plugin, error: BaseException) -> None:
+    """Note on ``plugin`` what the failure of its code means."""
+    import traceback
+
+    meaning = _meaning(plugin, error)
+    where = "" if isinstance(error, PluginError) else _last_frames(error)
+    # The frames stay readable, but must not keep the plugin's objects (a driver's handles) alive.
+    traceback.clear_frames(error.__traceback__)
+    plugin.fail(meaning, error, traceback=where)
+
+
+def _last_frames(error: BaseException) -> str:
+    import traceback
+
+    # What the import machinery, the registry and pluggy did in between explains nothing to the plugin's author.
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_machinery(f.filename)]
+    return "".join(traceback.format_list(frames[-_FRAMES:])).rstrip()
+
+
+def _is_machinery(file: str) -> bool:
+    return file.startswith(_MACHINERY) or f"{os.sep}pluggy{os.sep}" in file
+
+
+def _meaning(plugin: Plugin, error: BaseException) -> PluginError:
+    if isinstance(error, PluginError):
+        kind = next((k for k in (Unavailable, Incompatible, NameConflict) if isinstance(error, k)), Broken)
+        return kind(error.message, remedy=error.remedy or (_report(plugin) if kind is Broken else ""))
+    if isinstance(error, ModuleNotFoundError) and (lacking := _lacking(error.name or "", plugin)):
+        needed = " and ".join(f"{r.name}{r.specifier}" for r in lacking)
+        return Unavailable(
+            f"it needs {needed}, which is not installed: there is no Python module {error.name!r}",
+            remedy=f"pip install {' '.join(_quoted(requirement) for requirement in lacking)}",
+        )
+    import traceback
+
+    # format_exception_only survives exceptions whose own __str__ fails.
+    return Broken("".join(traceback.format_exception_only(error)).strip(), remedy=_report(plugin))
+
+
+def _lacking(module: str, plugin: Plugin) -> list[Requirement]:
+    """The declared dependencies for whose lack ``module`` may be missing: that of its name, else all that are not
+    installed as declared, for a module may be called otherwise than its distribution. With none, it is a mistake in the
+    plugin's own code (and installing whatever has the name of a typing error would be dangerous)."""
+    top = module.partition(".")[0]
+    if not top or top in plugin.packages or top in sys.stdlib_module_names:
+        return []
+    unmet = [r for r in requirements(plugin.requires) if canonical(r.name) != "opweave" and not _is_met(r)]
+    return [r for r in unmet if canonical(r.name) == canonical(top)] or unmet
+
+
+def _is_met(requirement: Requirement) -> bool:
+    version = version_of(requirement.name)
+    return version is not None and requirement.specifier.contains(version, prereleases=True)
+
+
+def _quoted(requirement: Requirement) -> str:
+    return f'"{requirement.name}{requirement.specifier}"'
+
+
+def _report(plugin: Plugin) -> str:
+    who = f"report it to the authors of {plugin.distribution}" if plugin.distribution else f"correct {plugin.value}"
+    return f"{who}; OPWEAVE_DISABLE={plugin.name} goes on without it"

@@ -25,11 +25,13 @@ def canonical(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).strip().lower()
 
 
-def check_name(name: str) -> None:
+def check_name(name: object) -> None:
     """Raises `Broken` unless ``name`` can begin the name of a device."""
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str):
+        raise Broken(f"the name of a backend is a text, not {name!r}")
+    if not (_NAME.fullmatch(name) and name.isprintable()):
         raise Broken(
-            f"{name!r} cannot begin the name of a device: no spaces and none of : ? , ; / \\",
+            f"{name!r} cannot begin the name of a device: no spaces, no control characters and none of : ? , ; / \\",
             remedy="rename the entry point in the plugin's pyproject.toml, or the file",
         )
 
@@ -48,8 +50,8 @@ def device_names(backend: str, ids: Sequence[object], existing: Iterable[str] = 
         Broken: an id is no text, has characters that a name cannot have, or is there twice.
     """
     for given in ids:
-        if given is not None and not (isinstance(given, str) and _ID.fullmatch(given)):
-            raise Broken(f"the device id {given!r} is not a text without spaces and ? , ;")
+        if given is not None and not (isinstance(given, str) and _ID.fullmatch(given) and given.isprintable()):
+            raise Broken(f"the device id {given!r} is not a text without spaces, control characters and ? , ;")
     names = {key(name) for name in existing}
     only = not names and len(ids) == 1
     explicit = {key(f"{backend}:{given}") for given in ids if given is not None}

@@ -1,18 +1,22 @@
-"""What is known about a plugin: its `State`, the `PluginRecord` shown to people, and the registry's own `Plugin`."""
+"""What is known about a plugin: its `State`, the `PluginRecord` shown to people, the registry's own `Plugin`; and the
+records that plugins bring by hooks, `Diagnosis` and `FileFormat`."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from opweave.errors import Broken, Incompatible, NameConflict, PluginError, Unavailable
+from opweave.registry.naming import canonical
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from opweave.contract.device import Backend, Device
     from opweave.graph.opdef import OpDef
 
-__all__ = ["Family", "Plugin", "PluginRecord", "State", "UnusableDevice"]
+__all__ = ["Diagnosis", "FileFormat", "LoadedBackend", "Plugin", "PluginRecord", "State", "UnusableDevice"]
 
 
 class State(enum.Enum):
@@ -74,7 +78,48 @@ class PluginRecord(NamedTuple):
     unusable: tuple[UnusableDevice, ...] = ()
 
 
-class Family(NamedTuple):
+class Diagnosis(NamedTuple):
+    """What a check of ``opweave doctor`` found.
+
+    Attributes:
+        about: what was looked at, e.g. ``"BLAS"``.
+        status: ``"ok"``, ``"slow"`` (it works, and could be faster), or ``"wrong"``.
+        message: what was found.
+        remedy: the command, or the sentence, that mends it.
+    """
+
+    about: str
+    status: Literal["ok", "slow", "wrong"]
+    message: str
+    remedy: str = ""
+
+
+class FileFormat(NamedTuple):
+    """A format of files with weights or models, brought by the hook ``opweave_formats``.
+
+    Attributes:
+        name: for people and messages, e.g. ``"safetensors"``.
+        suffixes: of file names, with the dot, in lower case.
+        load_weights: reads a file: names and arrays (or `opweave.Blocks`), in a mapping that ``ow.weights`` takes.
+            ``None``: the format holds none.
+        load_model: makes what the format calls a model of a file; ``None``: the format holds none.
+        magic: bytes with which such files begin, ``b""`` where nothing tells them; they decide before the suffix.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    load_weights: Callable[[Path], Mapping[str, Any]] | None = None
+    load_model: Callable[[Path], Any] | None = None
+    magic: bytes = b""
+
+    def fits(self, path: Path, head: bytes) -> int:
+        """How well a file that begins with ``head`` fits: 0 not at all, 1 by its suffix, more by its first bytes."""
+        if self.magic and head.startswith(self.magic):
+            return 1 + len(self.magic)
+        return int(path.name.lower().endswith(self.suffixes)) if not self.magic else 0
+
+
+class LoadedBackend(NamedTuple):
     """A backend and the devices it gave. ``rank``: place in ``OPWEAVE_BACKENDS``, lower is preferred."""
 
     backend: Backend
@@ -91,7 +136,8 @@ class Plugin:
         packages: top-level import names that belong to it.
         origin: the folder or file it was found in.
         fetch: imports it and gives its value; ``None`` where there is nothing to import.
-        families, ops, module: what it brought, once ready.
+        module: its module, if that has hooks; known from import on.
+        backends, ops: what it brought, once ready.
         unusable: what it has of devices that do not work.
         loading: its code is running right now.
         tried: its code was run; what failed then may be tried again.
@@ -113,7 +159,7 @@ class Plugin:
         self.distribution, self.version, self.requires = distribution, version, requires
         self.packages, self.origin = packages, origin
         self.state = State.DISCOVERED
-        self.families: list[Family] = []
+        self.backends: list[LoadedBackend] = []
         self.unusable: list[UnusableDevice] = []
         self.ops: list[OpDef] = []
         self.module: object = None
@@ -128,15 +174,25 @@ class Plugin:
         return " ".join(part for part in (self.distribution, self.version) if part) or self.value
 
     @property
+    def may_have_hooks(self) -> bool:
+        """Whether it may be a module with hooks, as far as its entry point tells."""
+        return bool(self.fetch) and (not self.distribution or ":" not in self.value)
+
+    @property
+    def owns_name(self) -> bool:
+        """Whether its distribution is the one that is called after its name, ``opweave-<name>``."""
+        return canonical(self.distribution) == canonical(f"opweave-{self.name}")
+
+    @property
     def claims_name(self) -> bool:
         """Whether its name is its own: plugins that are never imported, or have lost it to another, claim nothing."""
         lost = isinstance(self._error, NameConflict)
         return not lost and self.state not in (State.DISABLED, State.INCOMPATIBLE)
 
-    def ready(self, families: Sequence[Family], missing: Sequence[PluginError] = ()) -> None:
+    def ready(self, backends: Sequence[LoadedBackend], missing: Sequence[PluginError] = ()) -> None:
         """Its devices are there, ``missing`` being backends of it that are unavailable."""
         self.state = State.READY
-        self.families = list(families)
+        self.backends = list(backends)
         self._cause, self._traceback = None, ""
         message, remedy = "; ".join(e.message for e in missing), "; ".join(e.remedy for e in missing if e.remedy)
         self._error = Unavailable(message, remedy=remedy) if missing else None
@@ -151,7 +207,7 @@ class Plugin:
     def reset(self) -> None:
         """Back to discovered."""
         self.state = State.DISCOVERED
-        self.families, self.unusable, self.ops, self.module = [], [], [], None
+        self.backends, self.unusable, self.ops, self.module = [], [], [], None
         self._error, self._cause, self._traceback = None, None, ""
 
     def failure(self) -> PluginError:
@@ -170,7 +226,7 @@ class Plugin:
             self.version,
             self.state,
             self.value,
-            tuple(device.name for family in self.families for device in family.devices),
+            tuple(device.name for family in self.backends for device in family.devices),
             self._error.message if self._error else "",
             self._error.remedy if self._error else "",
             self._traceback,

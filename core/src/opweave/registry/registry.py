@@ -1,23 +1,22 @@
-"""`Registry`: the plugins and devices of a process."""
+"""`Registry`: the plugins and devices of a process, from finding them to unloading them."""
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from threading import RLock
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from opweave.concurrency import Lock
 from opweave.contract.device import Backend, Device, Kind
 from opweave.contract.discarding import reclaim
-from opweave.errors import LifetimeError, UnknownNameError
-from opweave.registry import checks, discovery
+from opweave.errors import LifetimeError, PluginError, Unavailable, UnknownNameError
+from opweave.registry import discovery, loading
 from opweave.registry.catalog import Catalog
 from opweave.registry.hooks import Hooks
-from opweave.registry.loading import Loader
-from opweave.registry.naming import check_name, key, parse_spec
-from opweave.registry.order import best, once_per_hardware, preferred
-from opweave.registry.records import Family, Plugin, PluginRecord, State
+from opweave.registry.naming import key, parse_spec
+from opweave.registry.records import Diagnosis, FileFormat, LoadedBackend, Plugin, PluginRecord, State
 
 if TYPE_CHECKING:
     from opweave.contract.execution import Stream
@@ -28,8 +27,8 @@ __all__ = ["Registry"]
 class Registry:
     """Finds, loads, names and unloads backends. All methods may be called from any thread.
 
-    Nothing is read before the first question, and no plugin is imported before its devices are asked for. One that
-    fails keeps its cause and never stops the others.
+    Nothing is read before the first question, and no plugin is imported before its devices, or its hooks, are asked
+    for. One that fails keeps its cause and never stops the others.
 
     Args:
         environ: where ``OPWEAVE_BACKENDS``, ``OPWEAVE_DISABLE`` and ``OPWEAVE_BACKEND_PATH`` are read, once; default:
@@ -40,8 +39,7 @@ class Registry:
     def __init__(self, *, environ: Mapping[str, str] | None = None, search: Sequence[str] | None = None) -> None:
         self.hooks = Hooks()
         self._catalog = Catalog(environ, search)
-        self._loader = Loader(self._catalog, self.hooks)
-        self._lock = RLock()
+        self._lock = Lock()
         self._complete = False
 
     # --- plugins ----------------------------------------------------------------------------------------------------
@@ -53,7 +51,7 @@ class Registry:
             return tuple(plugin.record() for plugin in self._catalog)
 
     def load_all(self, *, strict: bool = False) -> tuple[PluginRecord, ...]:
-        """Load every plugin that is not loaded yet, each by itself.
+        """Load every plugin that is not loaded yet, also what was installed since the last time, each by itself.
 
         What failed before is not tried again; `load` does that.
 
@@ -69,6 +67,7 @@ class Registry:
             ExceptionGroup: with ``strict``: the errors of all plugins at fault.
         """
         with self._lock:
+            self._catalog.scan(again=True)
             self._load_each()
             self._catalog.check_selected()
             at_fault = [p for p in self._catalog if p.state in (State.BROKEN, State.INCOMPATIBLE)]
@@ -78,7 +77,9 @@ class Registry:
             return self.plugins()
 
     def load(self, name_or_path: str | os.PathLike[str]) -> PluginRecord:
-        """Load one plugin: by name, or a ``.py`` file by its path. One that failed before is tried again.
+        """Load one plugin: by name, or by the path of a ``.py`` file, an extension module or a package folder.
+
+        One that failed before is tried again. A file is called like itself, without the suffix.
 
         Raises:
             PluginError: it failed; `Unavailable`, `Broken`, `Incompatible` or `NameConflict` with cause and remedy.
@@ -87,12 +88,18 @@ class Registry:
         """
         with self._lock:
             self._catalog.scan()
-            plugin = self._file(name_or_path) if _is_path(name_or_path) else self._catalog.find(str(name_or_path))
+            if not isinstance(name_or_path, (str, os.PathLike)):
+                self._unknown("plugin", name_or_path)
+            if _is_path(name_or_path):
+                plugin: Plugin | None = self._file(name_or_path)
+            else:
+                plugin = self._catalog.find(str(name_or_path)) or self._catalog.installed_since(str(name_or_path))
             if plugin is None:
-                raise UnknownNameError("plugin", str(name_or_path), self._catalog.known_names())
+                self._unknown("plugin", name_or_path)
             if plugin.tried and plugin.state is not State.READY:
+                loading.withdraw(plugin, self.hooks)
                 plugin.reset()
-            self._loader.load(plugin)
+            self._load(plugin)
             if plugin.state is not State.READY:
                 raise plugin.failure()
             return plugin.record()
@@ -100,8 +107,10 @@ class Registry:
     def load_all_from_path(self, folder: str | os.PathLike[str]) -> tuple[PluginRecord, ...]:
         """Load every plugin in a folder as ``pip install --target`` makes them, each by itself.
 
+        Plain files in it are not run: `load` takes them one by one.
+
         Returns:
-            The records of the plugins found there.
+            The records of the plugins found there; where there is none, one that says so.
 
         Raises:
             NotADirectoryError: there is no such folder.
@@ -113,7 +122,7 @@ class Registry:
             self._catalog.scan()
             found = self._catalog.admit(list(discovery.in_folder(path)))
             for plugin in found:
-                self._loader.load(plugin)
+                self._load(plugin)
             return tuple(plugin.record() for plugin in found)
 
     def unload(self, backend: Backend | str) -> None:
@@ -127,23 +136,33 @@ class Registry:
         """
         with self._lock:
             self._catalog.scan()
-            plugin, family = self._catalog.family_of(backend)
+            plugin, loaded = self._catalog.loaded(backend)
             if plugin is self._catalog.host:
                 raise LifetimeError("the built-in backend 'host' cannot be unloaded")
             reclaim()
-            used = _in_use(family.devices)
+            used = _in_use(loaded.devices)
             if used:
-                raise LifetimeError(f"backend {family.backend.name!r} is in use: free or close {' and '.join(used)}")
-            if len(plugin.families) == 1:
-                self._loader.forget(plugin)
+                raise LifetimeError(f"backend {loaded.backend.name!r} is in use: free or close {' and '.join(used)}")
+            for device in loaded.devices:
+                device.backend = None
+            if len(plugin.backends) == 1:
+                loading.withdraw(plugin, self.hooks)
+                plugin.reset()
                 if plugin.fetch is None:
                     self._catalog.plugins.remove(plugin)
                 return
-            plugin.families.remove(family)
-            name = key(family.backend.name)
+            plugin.backends.remove(loaded)
+            name = key(loaded.backend.name)
             plugin.unusable = [d for d in plugin.unusable if key(d.name).partition(":")[0] != name]
-            for device in family.devices:
-                device.backend = None
+
+    def exclude(self, name: str, why: PluginError) -> None:
+        """Count the plugin called ``name`` as failed because of ``why``, without running any code of it."""
+        with self._lock:
+            self._catalog.scan()
+            plugin = self._catalog.find(name)
+            if plugin is not None and plugin.state is State.DISCOVERED:
+                plugin.tried = True
+                plugin.fail(why)
 
     # --- registering ------------------------------------------------------------------------------------------------
 
@@ -155,14 +174,14 @@ class Registry:
         Raises:
             NameConflict: the name is taken.
             Unavailable: it found no device, or none that works.
-            Broken: what its ``devices()`` returned makes no sense.
+            Broken: it is no backend, or its name or what its ``devices()`` returned makes no sense.
         """
         with self._lock:
             self._catalog.scan()
-            backend = backend() if isinstance(backend, type) else backend
-            if not any(family.backend is backend for family in self._catalog.families()):
-                self._register(backend, checks.devices_of(backend))
-            return backend
+            made = loading.check_backend(backend)
+            if not any(loaded.backend is made for loaded in self._catalog.backends()):
+                self._register(made, loading.devices_of(made))
+            return made
 
     def register_device(self, device: Device, backend: Backend | str | None = None) -> Device:
         """Add a device to a loaded backend, or to one that is called like the device's class in lower case.
@@ -175,42 +194,40 @@ class Registry:
         """
         with self._lock:
             self._catalog.scan()
-            checks.check_device(device)
-            self._loader.check_unowned([device])
+            loading.check_device(device)
+            self._catalog.check_unowned([device])
             if backend is None:
-                known = self._catalog.family(type(device).__name__)
+                known = self._catalog.named(type(device).__name__)
                 if known is None or not isinstance(known.backend, _Registered):
                     self._register(_Registered(device), [device])
                     return device
                 backend = known.backend
-            _, family = self._catalog.family_of(backend)
-            checks.adopt(family.backend, [device], family.devices)
-            _, unusable = checks.probed([device])
+            _, loaded = self._catalog.loaded(backend)
+            loading.adopt(loaded.backend, [device], loaded.devices)
+            _, unusable = loading.probed([device])
             if unusable:
-                raise checks.none_usable(unusable)
-            family.devices.append(device)
+                raise loading.none_usable(unusable)
+            loaded.devices.append(device)
             return device
 
     def _register(self, backend: Backend, devices: list[Device]) -> None:
         cls = type(backend)
-        backend.name = backend.name or cls.__name__.lower()
-        check_name(backend.name)
         plugin = Plugin(backend.name, f"{cls.__module__}:{cls.__qualname__}")
         self._catalog.check_free(plugin, backend.name)
-        self._loader.check_unowned(devices)
-        checks.adopt(backend, devices)
-        usable, plugin.unusable = checks.probed(devices)
+        self._catalog.check_unowned(devices)
+        loading.adopt(backend, devices)
+        usable, plugin.unusable = loading.probed(devices)
         if not usable:
-            raise checks.none_usable(plugin.unusable)
-        plugin.ready([Family(backend, usable, self._catalog.selection.rank(plugin))])
+            raise loading.none_usable(plugin.unusable)
+        plugin.ready([LoadedBackend(backend, usable, self._catalog.selection.rank(plugin))])
         self._catalog.plugins.append(plugin)
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
     def backends(self) -> tuple[Backend, ...]:
         """All backends, the preferred first, ``host`` last. Loads all plugins at first use."""
-        families = sorted(self._families(), key=lambda family: (family.rank, -family.backend.priority))
-        return tuple(family.backend for family in families)
+        backends = sorted(self._all_loaded(), key=lambda loaded: (loaded.rank, -loaded.backend.priority))
+        return tuple(loaded.backend for loaded in backends)
 
     def backend(self, name: str) -> Backend:
         """The backend called ``name``, without regard to case. Loads only the plugin of that name.
@@ -220,8 +237,8 @@ class Registry:
             UnknownNameError: there is none.
         """
         with self._lock:
-            family = self._resolve(name)
-            return family.backend if family is not None else self._unknown("backend", name)
+            loaded = self._resolve(name) if isinstance(name, str) else None
+            return loaded.backend if loaded is not None else self._unknown("backend", name)
 
     def devices(self, kind: Kind | str | None = None) -> tuple[Device, ...]:
         """All devices, the preferred first, ``host`` last; of one kind if given. Loads all plugins at first use.
@@ -233,15 +250,15 @@ class Registry:
             PluginError, UnknownNameError: as `load_all`.
         """
         wanted = None if kind is None else _kind(kind)
-        return tuple(d for d in preferred(self._families()) if wanted is None or d.kind is wanted)
+        return tuple(d for d in _preferred(self._all_loaded()) if wanted is None or d.kind is wanted)
 
     def default_devices(self) -> tuple[Device, ...]:
         """What a program runs on unless it says otherwise: as `devices`, each piece of hardware once."""
-        return tuple(once_per_hardware(self._families()))
+        return tuple(_once_per_hardware(self._all_loaded()))
 
     def best_device(self) -> Device:
         """The first there is of GPU, IGPU, ACCEL, CPU, ``host``."""
-        return best(self._families())
+        return min(_preferred(self._all_loaded()), key=lambda device: _KINDS[device.kind])
 
     def device(self, name: str | None = None, *, kind: Kind | str | None = None) -> Device:
         """One device: by name, without regard to case, or the preferred one of a kind.
@@ -256,20 +273,17 @@ class Registry:
             raise TypeError("device() takes a name or a kind")
         if name is None:
             wanted = _kind(kind)
-            found = self.devices(wanted)
-            return (
-                found[0]
-                if found
-                else self._unknown("device of kind", wanted.name, {d.kind.name for d in self.devices()})
-            )
+            for device in self.devices(wanted):
+                return device
+            self._unknown("device of kind", wanted.name, {d.kind.name for d in self.devices()})
         with self._lock:
-            prefix, colon, _ = name.partition(":")
-            family = self._resolve(prefix)
-            if family is not None:
-                for device in family.devices:
+            if isinstance(name, str):
+                prefix, colon, _ = name.partition(":")
+                loaded = self._resolve(prefix)
+                for device in loaded.devices if loaded is not None else ():
                     if key(device.name) == key(name) or not colon:
                         return device
-            self._catalog.check_usable(name)
+                self._catalog.check_usable(name)
             self._unknown("device", name)
 
     def open_device(self, spec: str, **params: Any) -> Stream:
@@ -280,61 +294,170 @@ class Registry:
             ValueError: the parameters in ``spec`` cannot be read.
             TypeError: the device does not take them.
         """
+        if not isinstance(spec, str):
+            self._unknown("device", spec)
         name, given = parse_spec(spec)
         return self.device(name).open(**{**given, **params})
 
+    # --- hooks ------------------------------------------------------------------------------------------------------
+
     def load_hook_modules(self) -> None:
-        """Load the plugins whose entry point is a module, or a file: only those can have hooks."""
+        """Import the plugins whose entry point is a module, or a file: only those can have hooks.
+
+        Their backends are not asked for devices, so that no driver is loaded for a command's or a file's sake.
+        """
         with self._lock:
             self._catalog.scan()
-            for plugin in list(self._catalog):
-                if ":" not in plugin.value or plugin.value.endswith(".py"):
-                    self._loader.load(plugin)
+            for plugin in list(self._catalog.plugins):
+                if plugin.state is State.DISCOVERED and not plugin.loading and plugin.may_have_hooks:
+                    self._run(plugin, partial(loading.import_plugin, plugin, self.hooks))
 
-    # --- in common --------------------------------------------------------------------------------------------------
+    def diagnose(self) -> list[tuple[str, Diagnosis]]:
+        """What the hooks ``opweave_doctor`` say, each with the name of its plugin. Loads all plugins."""
+        with self._lock:
+            self._catalog.scan()
+            self._load_each()
+            found: list[tuple[str, Diagnosis]] = []
+            for name, module in self.hooks.implementers("opweave_doctor"):
+                plugin = next((p for p in self._catalog.plugins if p.module is module), None)
+                devices = [d for loaded in plugin.backends for d in loaded.devices] if plugin is not None else []
+                try:
+                    told = loading.items_of(
+                        self.hooks, module, "opweave_doctor", Diagnosis, "diagnoses", registry=self, devices=devices
+                    )
+                except Exception as error:
+                    why = f"its check failed: {type(error).__name__}: {error}"
+                    told = [Diagnosis("opweave_doctor", "wrong", why, "report it to the authors of the plugin")]
+                found += [(name, diagnosis) for diagnosis in told]
+            return found
+
+    def formats(self) -> tuple[FileFormat, ...]:
+        """The file formats that plugins bring. Imports the plugins that may have hooks, and asks for no devices."""
+        with self._lock:
+            self.load_hook_modules()
+            found: list[FileFormat] = []
+            for name, module in list(self.hooks.implementers("opweave_formats")):
+                try:
+                    found += loading.items_of(self.hooks, module, "opweave_formats", FileFormat, "formats")
+                except Exception as error:
+                    self.hooks.warn("opweave_formats", name, error)
+            return tuple(found)
+
+    def file_format(self, path: str | os.PathLike[str]) -> FileFormat:
+        """The format of a file: by its first bytes where formats tell them, else by the suffix of its name.
+
+        Raises:
+            UnknownNameError: no plugin brings one that fits.
+            OSError: the file cannot be read.
+        """
+        from pathlib import Path
+
+        file = Path(path)
+        with file.open("rb") as opened:
+            head = opened.read(64)
+        known = self.formats()
+        best = max(known, key=lambda fmt: fmt.fits(file, head), default=None)
+        if best is None or not best.fits(file, head):
+            names = [name for fmt in known for name in (fmt.name, *fmt.suffixes)]
+            raise UnknownNameError("file format", file.suffix or file.name, names, "(a plugin may bring it)")
+        return best
+
+    # --- loading ----------------------------------------------------------------------------------------------------
+
+    def _load(self, plugin: Plugin) -> None:
+        """Import a discovered plugin and ask for its devices; its state says afterwards how that went."""
+        if plugin.state is State.DISCOVERED and not plugin.loading and plugin.fetch is not None:
+            plugin.tried = True
+            self._run(plugin, lambda: plugin.ready(*self._bring_up(plugin)))
+
+    def _run(self, plugin: Plugin, doing: Callable[[], object]) -> None:
+        """Run code of a plugin: whatever it does, the process and the other plugins go on."""
+        plugin.loading = True
+        try:
+            doing()
+        # A plugin may raise what it likes, SystemExit too; but the user's Ctrl-C is not the plugin's.
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                loading.withdraw(plugin, self.hooks)
+                raise
+            plugin.tried = True
+            loading.note_failure(plugin, error)
+            if plugin.state is not State.UNAVAILABLE:  # then its commands and checks are of use all the same
+                loading.withdraw(plugin, self.hooks)
+        finally:
+            plugin.loading = False
+
+    def _bring_up(self, plugin: Plugin) -> tuple[list[LoadedBackend], list[PluginError]]:
+        value = loading.import_plugin(plugin, self.hooks)
+        if plugin.module is not None:
+            loading.define_ops(plugin, self.hooks)
+        rank = self._catalog.selection.rank(plugin)
+        ready: list[LoadedBackend] = []
+        missing: list[PluginError] = []
+        for backend in loading.backends_of(plugin, value, self.hooks):
+            self._catalog.check_free(plugin, backend.name)
+            try:
+                devices = loading.devices_of(backend)
+            except Unavailable as error:
+                missing.append(error)
+                continue
+            self._catalog.check_unowned(devices)
+            loading.adopt(backend, devices)
+            usable, unusable = loading.probed(devices)
+            plugin.unusable += unusable
+            if usable:
+                ready.append(LoadedBackend(backend, usable, rank))
+            else:
+                missing.append(loading.none_usable(unusable))
+        if missing and not ready:
+            raise missing[0]
+        return ready, missing
 
     def _load_each(self) -> None:
-        self._catalog.scan()
         self._complete = True
-        for plugin in list(self._catalog):
-            self._loader.load(plugin)
+        for plugin in list(self._catalog.plugins):
+            self._load(plugin)
 
-    def _families(self) -> list[Family]:
+    def _all_loaded(self) -> list[LoadedBackend]:
         """Every backend, all plugins loaded."""
         with self._lock:
+            self._catalog.scan()
             if not self._complete:
                 self._load_each()
             self._catalog.check_selected()
-            return list(self._catalog.families())
+            return list(self._catalog.backends())
 
-    def _resolve(self, name: str) -> Family | None:
+    def _resolve(self, name: str) -> LoadedBackend | None:
         """The backend called ``name``, loaded if need be; raises the failure of its plugin."""
         self._catalog.scan()
-        loaded = self._catalog.family(name)
-        if loaded is not None:
-            return loaded
-        plugin = self._catalog.find(name)
+        ready = self._catalog.named(name)
+        if ready is not None:
+            return ready
+        plugin = self._catalog.find(name) or self._catalog.installed_since(name)
         if plugin is not None:
-            self._loader.load(plugin)
+            self._load(plugin)
             if plugin.state is not State.READY:
                 raise plugin.failure()
         elif not self._complete:
             # A plugin with several backends may have one of this name.
             self._load_each()
-        return self._catalog.family(name)
+        return self._catalog.named(name)
 
     def _file(self, path: str | os.PathLike[str]) -> Plugin:
         file = os.path.expanduser(path)
-        if not os.path.isfile(file):
-            hint = "; load_all_from_path() takes folders" if os.path.isdir(file) else ""
-            raise FileNotFoundError(f"{file} is no .py file{hint}")
-        return self._catalog.admit([discovery.single_file(file)])[0]
+        if not discovery.is_plugin_file(file):
+            if not os.path.isdir(file):
+                raise FileNotFoundError(f"{file} is no .py file")
+            raise FileNotFoundError(f"{file} is no package: it has no __init__.py; load_all_from_path() takes folders")
+        return self._catalog.admit([discovery.from_file(file)])[0]
 
-    def _unknown(self, what: str, name: str, known: Iterable[str] | None = None) -> NoReturn:
+    def _unknown(self, what: str, name: object, known: Iterable[str] | None = None) -> NoReturn:
         usable = (State.READY, State.DISCOVERED, State.DISABLED)
         failed = [plugin.name for plugin in self._catalog if plugin.state not in usable]
         hint = f"(not usable: {', '.join(failed)}; `opweave plugins` says why)" if failed else ""
-        raise UnknownNameError(what, name, self._catalog.known_names() if known is None else known, hint)
+        if not isinstance(name, (str, os.PathLike)):
+            hint = f"(a name is a text, not an object of type {type(name).__name__})"
+        raise UnknownNameError(what, str(name), self._catalog.known_names() if known is None else known, hint)
 
 
 class _Registered(Backend):
@@ -358,7 +481,7 @@ def _kind(kind: Kind | str | None) -> Kind:
 
 
 def _is_path(name: str | os.PathLike[str]) -> bool:
-    return not isinstance(name, str) or name.endswith(".py") or "/" in name or os.sep in name
+    return not isinstance(name, str) or "/" in name or os.sep in name or discovery.is_plugin_file_name(name)
 
 
 def _in_use(devices: Iterable[Device]) -> list[str]:
@@ -377,3 +500,33 @@ def _in_use(devices: Iterable[Device]) -> list[str]:
     if count():
         gc.collect()  # what lies in a dead cycle is not in use
     return count()
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+_KINDS: Final = {kind: i for i, kind in enumerate((Kind.GPU, Kind.IGPU, Kind.ACCEL, Kind.CPU, Kind.HOST))}
+
+
+def _preferred(backends: Iterable[LoadedBackend]) -> list[Device]:
+    """All devices, the preferred first.
+
+    By place in ``OPWEAVE_BACKENDS``, then kind (GPU, IGPU, ACCEL, CPU, HOST), then the backend's priority. Devices that
+    this process, forked from another one, cannot use are left out.
+    """
+    pairs = [(loaded, d) for loaded in backends for d in loaded.devices if not d.lost_by_fork]
+    pairs.sort(key=lambda pair: (pair[0].rank, _KINDS[pair[1].kind], -pair[0].backend.priority))
+    return [device for _, device in pairs]
+
+
+def _once_per_hardware(backends: Sequence[LoadedBackend]) -> list[Device]:
+    """The devices in order of preference, each piece of hardware once: through the backend of highest priority."""
+    order = _preferred(backends)
+    standing = {id(d): (loaded.rank, -loaded.backend.priority) for loaded in backends for d in loaded.devices}
+    chosen: dict[str, Device] = {}
+    for device in order:
+        hardware = device.hardware_id
+        if hardware is not None:
+            known = chosen.setdefault(hardware, device)
+            if standing[id(device)] < standing[id(known)]:
+                chosen[hardware] = device
+    return [d for d in order if d.hardware_id is None or chosen[d.hardware_id] is d]

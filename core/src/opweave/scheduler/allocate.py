@@ -2,7 +2,7 @@
 
 The first plan is a best-fit that walks through time; where it wastes memory, others are tried that place the largest
 first, or what is in the way for longest. Offsets lie in chunks, because a device's buffers have a largest size and
-because memory that a program uses is never moved: when a later program needs more, a chunk is appended.
+because memory that a program uses is never moved: when a later program needs more, chunks are appended.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ __all__ = ["Block", "ChunkPlan", "Lifetimes", "MemoryUse", "lifetimes", "plan_ch
 
 MEETINGS_LIMIT: Final = 16
 """Further plans are tried where blocks meet on average at most this many others: that is what they cost."""
+
+FILLED_LIMIT: Final = 1.5
+"""Existing chunks are filled up as long as all of them together are at most so many times what a program needs."""
 
 _CHUNK: Final = 1 << 48  # chunks lie this far apart in the planner's own addresses
 
@@ -173,15 +176,22 @@ class ChunkPlan(NamedTuple):
 
 
 def plan_chunks(
-    blocks: Sequence[Block], alignment: int, capacities: Sequence[int] = (), max_size: int | None = None
+    blocks: Sequence[Block],
+    alignment: int,
+    capacities: Sequence[int] = (),
+    max_size: int | None = None,
+    *,
+    tight: bool = False,
 ) -> ChunkPlan:
     """Place ``blocks`` so that no two that live at one moment overlap.
 
     Args:
         alignment: bytes; every offset is a multiple of it.
-        capacities: sizes of the chunks that exist already; they are filled before a new one is begun.
+        capacities: sizes of the chunks that exist already. They are used where the blocks fit, and filled up where all
+            chunks are then at most `FILLED_LIMIT` times what the blocks need; else the blocks get chunks of their own.
         max_size: the largest chunk possible, ``None``: no limit. (A larger block gets a chunk of its own, for the
             allocation to refuse with its own words.)
+        tight: fill up what exists in any case.
     """
     best, bound, meetings = _best_fit(blocks, alignment, (), max_size)
     if best.nbytes > bound * 1.01 and len(best.sizes) == 1 and meetings <= MEETINGS_LIMIT * len(blocks):
@@ -194,7 +204,15 @@ def plan_chunks(
     if not capacities:
         return best
     # What is planned as if nothing existed fits wherever it fitted before: building again takes no further memory.
-    return _into(best, capacities) or _best_fit(blocks, alignment, capacities, max_size)[0]
+    fitting = _into(best, capacities)
+    if fitting is not None:
+        return fitting
+    filled = _best_fit(blocks, alignment, capacities, max_size)[0]
+    if tight or filled.nbytes <= max(sum(capacities), FILLED_LIMIT * best.nbytes):
+        return filled
+    # A chunk for what does not fit would be of use to this program alone, and the next one would bring another.
+    n = len(capacities)
+    return ChunkPlan([n + chunk for chunk in best.chunks], best.offsets, [*capacities, *best.sizes])
 
 
 def _into(plan: ChunkPlan, capacities: Sequence[int]) -> ChunkPlan | None:

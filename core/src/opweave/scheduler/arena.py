@@ -1,58 +1,133 @@
-"""`Arena`: a target's memory for temporaries, shared by all programs of a scheduler. Grows by chunks, never moves."""
+"""`Arena`: a target's memory for temporaries, shared by the programs of a scheduler."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract.buffer import Buffer
 from opweave.contract.space import Usage
+from opweave.errors import AllocationError
+from opweave.scheduler.allocate import Block, ChunkPlan, plan_chunks
 
 if TYPE_CHECKING:
     from opweave.scheduler.target import Target
 
-__all__ = ["Arena"]
+__all__ = ["Arena", "Lease"]
+
+SPARE: Final = 4
+"""Where chunks are in use already, a further one is larger than it must be by one part in so many. Programs that each
+need a little more than the one before them then fill few chunks, and not one each."""
 
 
 class Arena:
     """Chunks of a target's memory.
 
-    Streams never share an arena, so none of them reuses bytes that another may still be reading.
+    Programs lie over each other: a chunk is used by every program that finds room in it. It never moves or shrinks as
+    long as one of them is left, and is given back with the last one. Streams never share an arena, so none of them
+    reuses bytes that another may still be reading.
+
+    Attributes:
+        target: whose memory it is.
+        allocated: bytes taken so far, those given back included.
     """
 
-    __slots__ = ("allocated", "chunks", "target")
+    __slots__ = ("_dropped", "_users", "allocated", "target")
 
     def __init__(self, target: Target) -> None:
         self.target: Final = target
-        self.chunks: list[Buffer] = []
-        self.allocated = 0  # bytes taken so far, those given back included
-
-    @property
-    def capacities(self) -> list[int]:
-        return [chunk.size for chunk in self.chunks]
+        self.allocated = 0
+        self._users: Final[dict[Buffer, int]] = {}  # chunk -> how many leases it is in
+        self._dropped: Final[deque[tuple[Buffer, ...]]] = deque()  # of leases that have ended
 
     @property
     def nbytes(self) -> int:
-        return sum(chunk.size for chunk in self.chunks)
+        return sum([chunk.size for chunk in list(self._users)])
 
-    def grow(self, sizes: Sequence[int]) -> None:
-        """Have at least the chunks that a plan made for the present capacities asks for.
+    def take(self, blocks: Sequence[Block]) -> tuple[ChunkPlan, Lease]:
+        """Room for the blocks of one program.
+
+        Returns:
+            The plan, and the program's lease of the chunks; the plan's indices are those of ``lease.chunks``.
 
         Raises:
             AllocationError: the device has no room; what was there stays.
         """
+        self.reclaim()
+        held, kind = list(self._users), self.target.buffer_type
+        capacities = [chunk.size for chunk in held]
+        plan = plan_chunks(blocks, kind.alignment, capacities, kind.max_size)
+        try:
+            added = self._alloc(plan.sizes[len(held) :], spare=bool(held))
+        except AllocationError:
+            if not held:
+                raise
+            plan = plan_chunks(blocks, kind.alignment, capacities, kind.max_size, tight=True)
+            added = self._alloc(plan.sizes[len(held) :], spare=False)
+        for chunk in added:
+            self._users[chunk] = 0
+        chunks = held + added
+        used = sorted(set(plan.chunks))
+        number = {index: i for i, index in enumerate(used)}
+        plan = ChunkPlan([number[c] for c in plan.chunks], plan.offsets, [chunks[index].size for index in used])
+        return plan, Lease(self, tuple([chunks[index] for index in used]))
+
+    def _alloc(self, sizes: Sequence[int], *, spare: bool) -> list[Buffer]:
+        kind = self.target.buffer_type
         added: list[Buffer] = []
         try:
-            for size in sizes[len(self.chunks) :]:
-                added.append(self.target.buffer_type.alloc(size, Usage.COMPUTE))  # noqa: PERF401 - freed on failure
+            for size in sizes:
+                more = size + size // SPARE if spare else size
+                if kind.max_size is not None:
+                    more = max(size, min(more, kind.max_size))
+                added.append(kind.alloc(more, Usage.COMPUTE))
         except BaseException:
             for buffer in added:
                 buffer.free()
             raise
-        self.chunks += added
         self.allocated += sum(buffer.size for buffer in added)
+        return added
+
+    def reclaim(self) -> None:
+        """Give back chunks that no lease is left of. Callers take turns."""
+        while self._dropped:
+            for chunk in self._dropped.popleft():
+                left = self._users.get(chunk, 0) - 1
+                if left > 0:
+                    self._users[chunk] = left
+                elif self._users.pop(chunk, None) is not None:
+                    chunk.free(wait=False)
 
     def free(self) -> None:
-        for chunk in self.chunks:
-            chunk.free()
-        self.chunks.clear()
+        """Give back everything, whoever uses it."""
+        self._dropped.clear()
+        while self._users:
+            self._users.popitem()[0].free()
+
+
+class Lease:
+    """The chunks of an arena that one program uses. Ends with `release`, or when the program is collected."""
+
+    __slots__ = ("_arena", "chunks")
+
+    def __init__(self, arena: Arena, chunks: tuple[Buffer, ...]) -> None:
+        self._arena: Final = arena
+        self.chunks = chunks
+        for chunk in chunks:
+            arena._users[chunk] += 1
+
+    def again(self) -> Lease:
+        """A further lease of the same chunks."""
+        return Lease(self._arena, self.chunks)
+
+    def release(self) -> None:
+        """End the lease. Nothing of the program's is under way any more. Ending it twice does nothing."""
+        self.__del__()
+        self._arena.reclaim()
+
+    def __del__(self) -> None:
+        # Whatever thread collects a program only leaves word: chunks are given back in a program's turn.
+        chunks, self.chunks = self.chunks, ()
+        if chunks:
+            self._arena._dropped.append(chunks)

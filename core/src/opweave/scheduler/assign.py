@@ -57,9 +57,10 @@ class Assignment:
         causes: tensor -> key of `CAUSES`.
         streamed: nodes for which a target brings placed weights from the host for each run.
         special: signatures of nodes that read leaves in special memory (pinned, split, repacked).
+        prepared: leaves in memory that keeps whole tensors in a form of its own -> that kind.
     """
 
-    __slots__ = ("causes", "special", "streamed", "target_of", "targets")
+    __slots__ = ("causes", "prepared", "special", "streamed", "target_of", "targets")
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self.targets: Final = targets
@@ -67,6 +68,7 @@ class Assignment:
         self.causes: dict[Tensor, str] = {}
         self.streamed: set[Tensor] = set()
         self.special: dict[Tensor, Signature] = {}
+        self.prepared: dict[Tensor, BufferType] = {}
 
     def signature(self, node: Tensor) -> Signature:
         """What devices are asked about ``node``."""
@@ -80,7 +82,14 @@ class Assignment:
 
     def step(self, target: Target, node: Tensor) -> Step:
         """``node`` as a step, the way the target's device would get it."""
-        return unbound_step(self.signature(node), target.device, packed=self.verdict(target, node).packed)
+        verdict = self.verdict(target, node)
+        return unbound_step(self.signature(node), target.device, packed=verdict.packed, unpacked=verdict.unpacked)
+
+    def unpacks(self, source: Tensor, verdict: Verdict) -> bool:
+        """Whether a source that the device reaches has to be copied to plain memory for a node all the same: kernels
+        are given whole tensors in the form in which they were prepared, where they accept it, and no parts of them."""
+        kind = self.prepared.get(source.memory)
+        return kind is not None and (source.base is not None or kind in verdict.unpacked)
 
     def supports(self, target: Target, node: Tensor) -> bool:
         return self.verdict(target, node).reason is None
@@ -104,6 +113,7 @@ def assign(
     memories = {t: kind for t in graph.leaves if (kind := _special_memory(t.leaf)) is not None}
     if memories:
         result.special = _special_signatures(nodes, memories)
+        result.prepared = {t: kind for t, kind in memories.items() if not kind.is_raw}
     target_of: dict[Tensor, int] = result.target_of
     causes = result.causes
     if pins or placed or any(_has_place(t.leaf) for t in graph.leaves if t.leaf is not None):
@@ -135,13 +145,20 @@ def _special_signatures(nodes: Iterable[Tensor], memories: Mapping[Tensor, Buffe
     made: dict[Any, Signature] = {}
     result = {}
     for node in nodes:
-        kinds = tuple([memories.get(source.root) for source in node.srcs])
+        kinds = tuple([_kind_of(source, memories) for source in node.srcs])
         plain = node.signature
         if plain is not None and any(kind is not None for kind in kinds):
             result[node] = made.setdefault(
                 (plain, kinds), Signature(plain.op, plain.attrs, plain.out, plain.srcs, kinds)
             )
     return result
+
+
+def _kind_of(source: Tensor, memories: Mapping[Tensor, BufferType]) -> BufferType | None:
+    """The special memory that a kernel would be given a source in. Parts of tensors in a form of its own come as copies
+    in ordinary memory."""
+    kind = memories.get(source.memory)
+    return None if kind is not None and source.base is not None and not kind.is_raw else kind
 
 
 def _has_place(leaf: Leaf) -> bool:
@@ -181,6 +198,8 @@ def _decide_beforehand(
         assert weight.leaf is not None
         assert weight.leaf.placement is not None
         home = target_at(targets, weight.leaf.placement)
+        if weight in result.prepared:
+            home = _reader(targets, node, weight, home, result)
         if op_offload and weight.leaf.placement.buffer.is_host:
             for target in targets[: len(targets) if home is None else home]:
                 far = not target.device.reaches(weight.leaf.placement.buffer.space)
@@ -190,6 +209,21 @@ def _decide_beforehand(
                     break
         if node not in target_of and home is not None and result.supports(targets[home], node):
             target_of[node], causes[node] = home, "weights"
+
+
+def _reader(
+    targets: Sequence[Target], node: Tensor, weight: Tensor, home: int | None, result: Assignment
+) -> int | None:
+    """The target that reads a prepared weight as it lies: ``home`` or the first one; ``home`` where none does."""
+    first = [] if home is None else [targets[home]]
+    for target in (*first, *targets):
+        if weight.leaf is None or weight.leaf.placement is None:
+            break
+        if target.device.reads(weight.leaf.placement.buffer.type):
+            verdict = result.verdict(target, node)
+            if verdict.reason is None and result.prepared[weight] not in verdict.unpacked:
+                return target.index
+    return home
 
 
 def _deciding_weight(node: Tensor) -> Tensor | None:
@@ -268,7 +302,8 @@ def _choose(nodes: Sequence[Tensor], result: Assignment) -> None:
                 continue
             score = 0
             for source in node.srcs:
-                score += _reached(target, source.root, result)
+                if not result.prepared or not result.unpacks(source, verdict):
+                    score += _reached(target, source.root, result)
             if score > best_score:
                 best, best_score = target.index, score
         if best < 0:
@@ -318,7 +353,11 @@ def _upgrade(nodes: Sequence[Tensor], result: Assignment, pins: Mapping[Tensor, 
             continue
         for target in targets[:at]:
             shared = target.space is targets[at].space
-            if shared and result.supports(target, node) and target.device.wants(result.step(target, node)):
+            verdict = result.verdict(target, node)
+            fits = (
+                shared and verdict.reason is None and not verdict.unpacked - result.verdict(targets[at], node).unpacked
+            )
+            if fits and target.device.wants(result.step(target, node)):
                 target_of[node], result.causes[node] = target.index, "upgrade"
                 break
 

@@ -18,12 +18,12 @@ from opweave.errors import raise_backend_failure
 from opweave.graph.dtypes import u8
 from opweave.graph.tensor import Location, Placement, Tensor
 from opweave.leaves import place_state, upload
-from opweave.scheduler.allocate import Block, Lifetimes, lifetimes, plan_chunks
+from opweave.scheduler.allocate import Block, Lifetimes, lifetimes
 from opweave.scheduler.partition import END, Item, Operand, Partition, Split
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
-    from opweave.scheduler.arena import Arena
+    from opweave.scheduler.arena import Arena, Lease
 
 __all__ = ["Binder"]
 
@@ -35,6 +35,7 @@ class Binder:
         slots: how many runs may be under way at once.
         show: what is called with each observed node and the call that gives its value.
         planned: target index -> bytes of temporaries.
+        leases: what was taken from the arenas.
         scratch: (split, group) -> workspace; the same in every slot.
     """
 
@@ -60,6 +61,7 @@ class Binder:
         self.bound: list[Operand | None] = [None] * n  # what `args` was made of
         self.windows: dict[tuple[int, int], Arg] = {}  # buffer and offset -> what was bound there last
         self.planned: dict[int, int] = {}
+        self.leases: Final[list[Lease]] = []
         self.moves: list[dict[int, tuple[Buffer, int]]] = [{} for _ in range(slots)]  # what lies elsewhere in a slot
         self.fused: Final = [self._fuse(split) for split in partition.splits]
         groupings = [None if f is None else [g[0] for g in f] for f in self.fused]
@@ -88,9 +90,17 @@ class Binder:
         steps = []
         for item in split.items:
             live = self.last_reader.get(item.out.place, -1) > split.index or self.partition.arenas[item.out.place] < 0
-            steps.append(_step(item, _unbound(item.out), tuple(map(_unbound, item.srcs)), live))
+            steps.append(_step(item, _unbound(item.out), tuple(map(self._source, item.srcs)), live))
         index_of = {id(step): i for i, step in enumerate(steps)}
         return [([index_of[id(step)] for step in group.steps], group.workspace) for group in stream.fuse(steps)]
+
+    def _source(self, operand: Operand) -> Arg:
+        """An operand before memory is planned, with the kind of memory that it is read in where that is special."""
+        arg = _unbound(operand)
+        prepared = self.partition.assignment.prepared
+        if prepared and operand.place in self.partition.owners:
+            arg._type = prepared.get(self.partition.owners[operand.place][0])
+        return arg
 
     @cached_property
     def last_reader(self) -> dict[int, int]:
@@ -141,11 +151,10 @@ class Binder:
             blocks = [tuple.__new__(Block, (sizes[p], birth[p], last[p])) for p in places]
             blocks += [Block(sizes[p], 0, END) for p in seams]
             blocks += [Block(size, moment, moment) for _, _, size, moment in spaces]
-            kind, arena_memory = target.buffer_type, self.arenas[target.index]
-            plan = plan_chunks(blocks, kind.alignment, arena_memory.capacities, kind.max_size)
-            arena_memory.grow(plan.sizes)
-            chunks = arena_memory.chunks
-            self.planned[target.index] = _planned_bytes(blocks, plan.chunks, plan.offsets, kind.alignment)
+            plan, lease = self.arenas[target.index].take(blocks)
+            self.leases.append(lease)
+            chunks, alignment = lease.chunks, target.buffer_type.alignment
+            self.planned[target.index] = _planned_bytes(blocks, plan.chunks, plan.offsets, alignment)
             buffers, offsets = self.buffers, self.offsets
             for place, chunk, offset in zip(places, plan.chunks, plan.offsets, strict=False):
                 buffers[place] = chunks[chunk]
@@ -245,6 +254,7 @@ class Binder:
             if made is None:
                 assert tensor.leaf is not None
                 made = tensor.leaf.placement or tensor.leaf.copies[space]
+            made.buffer.check(made.offset, 0)
             self.buffers[index], self.offsets[index] = made.buffer, made.offset
             if made.handle is not None:
                 self.handles[index] = made.handle

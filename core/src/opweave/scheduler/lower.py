@@ -69,11 +69,14 @@ class RunList:
         self.joint, self.ended = None, why
 
     def close(self) -> None:
-        """Give up the plans and the calls."""
+        """Give up the plans and the calls, and with them all views of memory."""
         for plan in self.plans:
             plan.close()
         self.joint = None
         self.calls.clear()
+        self.fetches.clear()
+        for name, feed in self.feeds.items():
+            self.feeds[name] = feed._replace(view=None, put=None)
 
 
 class _Entry(NamedTuple):

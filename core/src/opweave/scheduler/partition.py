@@ -11,16 +11,19 @@ from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from opweave.contract.memory import BufferType
 from opweave.contract.space import HOST_SPACE, MemorySpace
 from opweave.contract.step import Arg, Step
 from opweave.graph.layout import Shape, Strides, dense_strides, is_dense, nbytes
+from opweave.graph.tensor import Leaf, new_leaf
 from opweave.scheduler.target import Verdict
 
 if TYPE_CHECKING:
+    from opweave.contract.buffer import Buffer
     from opweave.cost.predict import Prediction
     from opweave.graph.dtypes import DType
     from opweave.graph.graph import Graph
-    from opweave.graph.tensor import Leaf, Placement, Tensor
+    from opweave.graph.tensor import Placement, Tensor
     from opweave.scheduler.assign import Assignment
     from opweave.scheduler.target import Target
 
@@ -53,9 +56,14 @@ class Item(NamedTuple):
 class Copy(NamedTuple):
     """Bytes that move before a split starts, or after it (write-back).
 
-    ``cause`` is ``"seam"`` (another device's value), ``"pack"`` (the device's kernels need dense operands),
-    ``"stream"`` (a weight brought from the host for this split), ``"region"`` and ``"write-back"`` (a state whose
-    device does not run the node that writes it).
+    ``cause`` is one of
+
+    - ``"seam"``: another device's value;
+    - ``"pack"``: the device's kernels need dense operands;
+    - ``"unpack"``: the memory keeps tensors in a form that the device's kernels do not read;
+    - ``"stream"``: a weight brought from the host for this split;
+    - ``"region"``, ``"write-back"``: a state whose device does not run the node that writes it.
+
     ``ids`` names the rows along the first axis that are wanted at all; ``None``: everything.
     """
 
@@ -155,7 +163,23 @@ def partition(
     observed: Collection[Tensor] = (),
 ) -> Partition:
     """Cut ``graph`` at every change of device and after every observed node, and find what must be copied where."""
-    return _Cutter(Partition(graph, assignment, placed), observed).run()
+    result = _Cutter(Partition(graph, assignment, placed), observed).run()
+    padded = [t.index for t in assignment.targets if type(t.buffer_type).alloc_size is not BufferType.alloc_size]
+    if padded:
+        _pad(result, padded)
+    return result
+
+
+def _pad(result: Partition, arenas: Collection[int]) -> None:
+    """Let temporaries in some arenas be as large as the kind of memory there says."""
+    windows = [copy.dst for copy in result.copies] + [item.out for split in result.splits for item in split.items]
+    shapes = {place: (t.shape, t.dtype) for t, place in result.inputs.items()}
+    shapes |= {window.place: (window.shape, window.dtype) for window in windows}
+    for place, (shape, dtype) in shapes.items():
+        if result.arenas[place] in arenas:
+            kind = result.assignment.targets[result.arenas[place]].buffer_type
+            value = new_leaf(Leaf("input", result.names[place].name), shape, dtype)
+            result.sizes[place] = max(result.sizes[place], kind.alloc_size(value))
 
 
 class _Cutter:
@@ -165,6 +189,7 @@ class _Cutter:
         self.targets: Final = assignment.targets
         self.target_of: Final = assignment.target_of
         self.streamed: Final = assignment.streamed
+        self.prepared: Final = assignment.prepared
         self.result: Final = result
         # Where a target wants read-only leaves that were placed nowhere.
         self.spaces: Final = [
@@ -188,6 +213,7 @@ class _Cutter:
         split: Split | None = None
         items: list[Item] = []
         new, special, observed = tuple.__new__, result.assignment.special, self.observed
+        prepared = self.prepared
         for node in result.graph.nodes:
             if node.base is not None or 0 in node.shape:
                 continue
@@ -218,9 +244,9 @@ class _Cutter:
                             window = (whole[0], source.offset, source.dtype, source.shape, source.strides)
                             operand = new(Operand, window)
                 if operand is None:
-                    operand, split = self._operand(source, target, split, node, packed)
+                    operand, split = self._operand(source, target, split, node, verdict)
                     items = split.items
-                    if not packed and not self.passing:
+                    if not packed and not self.passing and source.memory not in prepared:
                         seen[source] = operand
                 operands.append(operand)
             if writes:
@@ -230,7 +256,7 @@ class _Cutter:
                     current = -1
                 continue
             if result.placed and node in result.placed:
-                self._place(node, target, split, verdict, tuple(operands), result.placed[node].buffer.space)
+                self._place(node, target, split, verdict, tuple(operands), result.placed[node].buffer)
                 continue
             size = prod(node.shape) * node.dtype.itemsize  # computed tensors are never quantized
             index = len(sizes)
@@ -269,7 +295,7 @@ class _Cutter:
     # --- sources ----------------------------------------------------------------------------------------------------
 
     def _operand(
-        self, source: Tensor, target: Target, split: Split, node: Tensor, packed: bool
+        self, source: Tensor, target: Target, split: Split, node: Tensor, verdict: Verdict
     ) -> tuple[Operand, Split]:
         """``source`` as the target can read it, copied or packed where it must be; perhaps in a new split."""
         root = source.root
@@ -279,7 +305,9 @@ class _Cutter:
         operand = Operand(found, source.offset, source.dtype, source.shape, source.strides)
         if not self._reaches(target, found):
             operand = self._copy(source, operand, target, split, node)
-        if packed and not is_dense(operand.shape, operand.strides, operand.dtype):
+        elif self.prepared and self.result.assignment.unpacks(source, verdict):
+            operand = self._copy(source, operand, target, split, node, "unpack")
+        if verdict.packed and not is_dense(operand.shape, operand.strides, operand.dtype):
             return self._pack(source, operand, target, split)
         return operand, split
 
@@ -328,7 +356,9 @@ class _Cutter:
             place = self.uploaded[HOST_SPACE][source] = self.result.own(source, HOST_SPACE)
         return Operand(place, 0, source.dtype, source.shape, dense_strides(source.shape, source.dtype))
 
-    def _copy(self, source: Tensor, operand: Operand, target: Target, split: Split, node: Tensor) -> Operand:
+    def _copy(
+        self, source: Tensor, operand: Operand, target: Target, split: Split, node: Tensor, cause: str = "seam"
+    ) -> Operand:
         """A packed copy of a window in the target's memory, made before the split; one for each version and range."""
         _, offset, dtype, shape, strides = operand
         # Repeated axes are copied once and repeated again in the copy.
@@ -343,7 +373,7 @@ class _Cutter:
             streamed = node in self.streamed and source.root.leaf is not None
             whole = Operand(operand.place, offset, dtype, once, strides)
             ids = self._selected(source, node, target) if streamed and dense else None
-            split.copies.append(Copy(source, whole, copied, "stream" if streamed else "seam", ids))
+            split.copies.append(Copy(source, whole, copied, "stream" if streamed else cause, ids))
             self.copied[key] = copied
             self.made_in[place] = -1
             if streamed:
@@ -389,7 +419,7 @@ class _Cutter:
             step = Step("contiguous", out, (Arg(None, 0, dtype, shape, strides, None, 1),), {})
             verdict = None
             if target.device.why_not(step) is None:
-                kernel = target.device.kernels.find(step) if hasattr(target.device, "kernels") else None
+                kernel = target.device.kernels.find(step)
                 verdict = Verdict(None, workspace=target.device._workspace(step), kernel=kernel)
             self.packers[key] = verdict
         return self.packers[key]
@@ -399,7 +429,8 @@ class _Cutter:
     def _write(
         self, node: Tensor, target: Target, split: Split, verdict: Verdict, operands: tuple[Operand, ...]
     ) -> Split:
-        """A node that writes a state: in place where the target reaches it, else on a copy that is written back."""
+        """A node that writes a state: in place where the target reaches it and its bytes are plain, else on a copy that
+        is written back."""
         written, op = node.srcs[0], node.op
         assert op is not None
         place = self._home(written.root, target)
@@ -407,7 +438,7 @@ class _Cutter:
         region = Operand(place, written.offset, written.dtype, written.shape, written.strides)
         if 0 in written.shape:
             return split
-        if self._reaches(target, place):
+        if self._reaches(target, place) and written.memory not in self.prepared:
             split.items.append(Item(op.name, node, region, operands, verdict))
             self.made_in[place] = split.index
             return split
@@ -428,14 +459,14 @@ class _Cutter:
         split: Split,
         verdict: Verdict,
         operands: tuple[Operand, ...],
-        space: MemorySpace,
+        buffer: Buffer,
     ) -> None:
         """A node whose memory the caller decided: computed there, or elsewhere and written back."""
         op = node.op
         assert op is not None
-        place = self.result.own(node, space)
+        place = self.result.own(node, buffer.space)
         final = Operand(place, 0, node.dtype, node.shape, node.strides)
-        if self._reaches(target, place):
+        if self._reaches(target, place) and buffer.type.is_raw:
             out = final
         else:
             out = Operand(self.result.place(node, node.nbytes, target.index), 0, node.dtype, node.shape, node.strides)

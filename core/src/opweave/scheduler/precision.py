@@ -16,10 +16,7 @@ from opweave.leaves import weights
 if TYPE_CHECKING:
     from opweave.graph.dtypes import DTypeLike
 
-__all__ = ["check_compute_dtype", "converted_leaf", "is_product", "rebuilt", "with_products_in"]
-
-FAMILIES: Final = frozenset({"matmul", "attention", "convolution"})
-NOT_PRODUCTS: Final = frozenset({"im2col"})  # of those families, what multiplies nothing
+__all__ = ["check_compute_dtype", "converted_leaf", "rebuilt", "with_products_in"]
 
 _CONVERTED: Final[WeakKeyDictionary[Tensor, dict[DType, Tensor]]] = WeakKeyDictionary()
 
@@ -34,11 +31,6 @@ def check_compute_dtype(dtype: DTypeLike) -> DType:
     if found not in (f32, f16, bf16):
         raise DTypeError(f"products are computed in f32, f16 or bf16, not in {found}")
     return found
-
-
-def is_product(op: opdef.OpDef) -> bool:
-    """Whether most of an operation's work is multiplying and adding up: products, attention, convolutions."""
-    return (op.family in FAMILIES and op.name not in NOT_PRODUCTS) or op.name == "expert_linear"
 
 
 def rebuilt(
@@ -107,7 +99,7 @@ def converted_leaf(leaf_tensor: Tensor, dtype: DType) -> Tensor:
 
 
 def with_products_in(dtype: DTypeLike, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """``outputs`` with products, attention and convolutions of f32 operands computed in ``dtype``.
+    """``outputs`` with products (`OpDef.product`, attention and convolutions among them) of f32 operands in ``dtype``.
 
     Their operands are rounded to it, weights once and for all, and their results are stored rounded and widened again.
     Everything between them stays in f32, as in torch's autocast.
@@ -131,7 +123,7 @@ def with_products_in(dtype: DTypeLike, outputs: Sequence[Tensor]) -> tuple[Tenso
 
     def make(tensor: Tensor, srcs: tuple[Tensor, ...]) -> Tensor:
         assert tensor.op is not None
-        if tensor.dtype is not f32 or not is_product(tensor.op):
+        if tensor.dtype is not f32 or not tensor.op.product:
             return node(tensor.op, srcs, tensor.attrs)
         result: Any = opdef.build("cast", node(tensor.op, tuple(map(narrow, srcs)), tensor.attrs), f32)
         made: Tensor = result

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from operator import length_hint
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 import numpy as np
 
 from opweave.contract.buffer import Buffer
+from opweave.contract.space import CHANGES
 from opweave.contract.step import Call
+from opweave.dlpack import host_view
 from opweave.errors import (
     AllocationError,
     Cancelled,
@@ -34,14 +37,14 @@ from opweave.scheduler.bind import Binder
 from opweave.scheduler.joint import Joint
 from opweave.scheduler.lower import RunList, run_lists
 from opweave.scheduler.partition import Partition, Split
+from opweave.scheduler.placements import Placements
 from opweave.scheduler.running import Run
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from opweave.contract.device import Device
     from opweave.cost.predict import Prediction
+    from opweave.futures import Future
     from opweave.scheduler.report import Explanation
     from opweave.scheduler.scheduler import Scheduler
 
@@ -88,10 +91,12 @@ class Program:
         "_feeds",
         "_form",
         "_latest",
+        "_leases",
         "_lists",
         "_moves",
         "_offsets",
         "_pins",
+        "_placements",
         "_planned",
         "_progress",
         "_scheduler",
@@ -128,6 +133,7 @@ class Program:
         self._lists: Final = run_lists(binder, overlapping=scheduler.parallel, count=scheduler._count_copied)
         self._turn = 0
         self._planned: Final = binder.planned
+        self._leases: Final = binder.leases
         self._buffers: Final = binder.buffers
         self._offsets: Final = binder.offsets
         self._moves: Final = binder.moves
@@ -138,6 +144,7 @@ class Program:
         scheduler._alive.add(self)
         leaves = [tensor.leaf for tensor in partition.graph.leaves]
         self._states: Final = [leaf for leaf in leaves if leaf is not None and leaf.kind == "state"]
+        self._placements: Final = Placements(partition.graph.leaves)
 
     def __repr__(self) -> str:
         nodes, splits = len(self.partition.graph.nodes), len(self.partition.splits)
@@ -201,6 +208,7 @@ class Program:
         scheduler = self._scheduler
         scheduler._check_caller()
         if self._closed:
+            scheduler._check_open()
             raise LifetimeError(f"{self!r} was closed")
         if scheduler.parallel:
             with scheduler._lock:
@@ -213,7 +221,7 @@ class Program:
                     return scheduler._hand_over(_raise, error)
                 return scheduler._hand_over(self._ended, run)
         ready = [(feed, _kept(feed, value)) for feed, value in self._fitting(feeds, named)]
-        return scheduler._enqueue(self._run_queued, ready)
+        return scheduler._hand_over(self._run_queued, ready)
 
     def _run_queued(self, ready: list[tuple[Feed, Array]]) -> Any:
         with self._scheduler._lock:
@@ -327,6 +335,7 @@ class Program:
         scheduler._check_caller()
         self._progress.ready = None
         if self._closed:
+            scheduler._check_open()
             raise LifetimeError(f"{self!r} was closed")
         self._check_states()
         if scheduler._flying:
@@ -398,8 +407,7 @@ class Program:
         """
         leaf = self._leaf(tensor)
         if leaf.leaf is not None and leaf.leaf.kind == "state":
-            with self._scheduler._quiet():
-                write_state(leaf, values)
+            self._scheduler._when_quiet(partial(write_state, leaf, values))
         else:
             feed = self._feeds[leaf.name]
             self._written[leaf.name] = np.array(_fit(feed, values), copy=True)
@@ -415,14 +423,15 @@ class Program:
             with self._unless_ended(watching):
                 return watching.read(tensor)
         if isinstance(tensor, Tensor) and tensor in self.partition.graph.outputs:
-            with self._scheduler._quiet():
-                if self._latest is None or self._progress.last is not self:
-                    raise SchedulerError(f"{tensor.describe()} has no value: run the program first, and read it "
-                                         "before another program of its scheduler runs")  # fmt: skip
-                return self._latest.fetches[self.partition.graph.outputs.index(tensor)].read()
+            return self._scheduler._when_quiet(partial(self._read_output, tensor))
         leaf = self._leaf(tensor) if isinstance(tensor, str) else tensor
-        with self._scheduler._quiet():
-            return read_leaf(leaf)
+        return self._scheduler._when_quiet(partial(read_leaf, leaf))
+
+    def _read_output(self, tensor: Tensor) -> Array:
+        if self._latest is None or self._progress.last is not self:
+            raise SchedulerError(f"{tensor.describe()} has no value: run the program first, and read it "
+                                 "before another program of its scheduler runs")  # fmt: skip
+        return self._latest.fetches[self.partition.graph.outputs.index(tensor)].read()
 
     def _leaf(self, tensor: Tensor | str) -> Tensor:
         leaves = {t.name: t for t in self.partition.graph.leaves if t.leaf and t.leaf.kind in ("input", "state")}
@@ -501,6 +510,17 @@ class Program:
     # --- what it is -------------------------------------------------------------------------------------------------
 
     @property
+    def is_current(self) -> bool:
+        """Whether it can be run and its leaves still lie where they lay when it was built, for the same usage.
+
+        `Scheduler.build` of the same outputs makes a new program where this is false.
+        """
+        placements = self._placements
+        if placements.seen is not CHANGES.latest and not placements.hold():
+            return False
+        return not (self._closed or self._lists[0].ended)
+
+    @property
     def inputs(self) -> dict[str, Tensor]:
         """What has to be fed, by name."""
         return {name: feed.tensor for name, feed in self._feeds.items()}
@@ -574,23 +594,25 @@ class Program:
         return explain(self.partition, self.memory, remarks=remarks)
 
     def close(self) -> None:
-        """Give up the compiled plans. Closing twice does nothing.
+        """Give up the compiled plans, and the memory that no other program uses. Closing twice does nothing.
 
         Raises:
             SchedulerError: called from within a run.
         """
-        self._scheduler._check_closer()
-        with self._scheduler._quiet():
-            self._end()
+        if not self._scheduler._inherited:
+            self._scheduler._check_closer()
+            self._scheduler._when_quiet(self._end)
 
     def _end(self) -> None:
         """`close`, where nothing is under way."""
         if not self._closed:
+            self._scheduler._forget(self)  # first: an interrupt must not let a closed program be found
             self._closed = True
             self._latest = None
-            self._scheduler._forget(self)
             for listed in self._lists:
                 listed.close()
+            for lease in self._leases:
+                lease.release()
 
 
 def _bind(partition: Partition, scheduler: Scheduler, show: Callable[[Tensor, Call], None] | None) -> Binder:
@@ -639,7 +661,8 @@ def _fit(feed: Feed, value: Any) -> Array:
     if isinstance(value, Tensor):
         raise DTypeError(f"{feed.tensor.describe()} is fed with arrays, not with tensors")
     try:
-        array = np.asarray(value)
+        foreign = hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, np.generic))
+        array = host_view(value) if foreign else np.asarray(value)
     except (TypeError, ValueError) as error:
         raise DTypeError(f"cannot feed {feed.tensor.describe()} with {type(value).__name__}: {error}") from None
     if array.dtype != feed.dtype:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from opweave.concurrency import Lock
 from opweave.errors import Cancelled, ExecutionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from opweave.contract.execution import Event
     from opweave.scheduler.actions import Feed
@@ -42,13 +42,13 @@ class Progress:
     __slots__ = ("begun", "copied", "cut", "last", "lock", "queued", "ready", "rest", "runner")
 
     def __init__(self) -> None:
-        self.lock: Final = RLock()
+        self.lock: Final = Lock()
         self.runner = 0
         self.rest: Any = None
         self.cut = ""
         self.ready: Program | None = None
         self.last: Program | None = None
-        self.queued = 0
+        self.queued: Collection[object] = ()
         self.begun = 0
         self.copied = 0
 

@@ -6,12 +6,14 @@ import gc
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from threading import Lock, get_ident
+from functools import partial
+from threading import get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 from weakref import WeakSet
 
 from opweave import registry
+from opweave.concurrency import Lock, Worker
 from opweave.contract.device import Device
 from opweave.contract.execution import Stream
 from opweave.contract.memory import BufferType
@@ -23,25 +25,27 @@ from opweave.graph.graph import Graph
 from opweave.graph.tensor import Placement, Tensor
 from opweave.host.device import HostDevice
 from opweave.leaves import withdraw
+from opweave.lifecycle import INHERITED, closed_at_exit, expect_waiting, keep_for_ever, told_of_forks
 from opweave.scheduler.actions import settle_failure
-from opweave.scheduler.arena import Arena
+from opweave.scheduler.arena import Arena, Lease
 from opweave.scheduler.assign import assign
 from opweave.scheduler.partition import Copy, Partition, Split, partition
 from opweave.scheduler.program import Outputs, Program, device_of
 from opweave.scheduler.running import Progress
-from opweave.scheduler.target import Target
+from opweave.scheduler.target import Target, check_buffer_type
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
-
     from opweave.cost.predict import Prediction
+    from opweave.futures import Future
     from opweave.scheduler.actions import Action
     from opweave.scheduler.lower import RunList
     from opweave.scheduler.report import Explanation
     from opweave.scheduler.running import Run
 
 __all__ = ["PlannedGraph", "Scheduler", "Stats"]
+
+T = TypeVar("T")
 
 Where = Device | Stream | str
 
@@ -127,8 +131,8 @@ class Scheduler:
             the first build where there are none.
 
     Raises:
-        SchedulerError: no devices, one named twice, a buffer type that its device cannot reach, no such placement or
-            number of slots.
+        SchedulerError: no devices, one named twice, a buffer type that its device cannot reach or kernels cannot write,
+            no such placement or number of slots.
         UnknownNameError, PluginError: a name that is no device, or one of a plugin that failed.
     """
 
@@ -166,24 +170,26 @@ class Scheduler:
         self._progress: Final = Progress()
         submission = Submission()  # one turn for all of its own streams, of which it uses one after the other
         self._lock: Final = self._progress.lock
-        self._counting: Final = Lock()
+        self._giving: Final = Lock()
         self._flying: Final[deque[Run]] = deque()
-        self._pool: ThreadPoolExecutor | None = None
-        self._ender = 0  # its thread
+        self._ender: Worker | None = None  # the thread in which submitted runs end
         self._alive: Final[WeakSet[Program]] = WeakSet()
         self._builds = [0, 0]
         self._closed = False
+        self._inherited = False
         self._pins: dict[Tensor, int] = {}
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._host: Final = HostDevice()
         self._targets: Final[list[Target]] = []
         try:
             for index, item in enumerate(resolved):
+                device = item if isinstance(item, Device) else item.device
+                kind = kinds.pop(device.name, None)
+                check_buffer_type(device, kind)
                 stream = item if isinstance(item, Stream) else item.open(worker=True) if parallel else item.open()
                 if parallel and not isinstance(stream, WorkerStream):
                     raise SchedulerError(f"{stream!r} has no thread of its own, which parallel=True needs: "
                                          "give the device, or device.open(worker=True)")  # fmt: skip
-                kind = kinds.pop(stream.device.name, None)
                 target = Target(index, stream, kind, owned=stream is not item)
                 if target.owned and not stream.is_async:
                     stream._submission = submission
@@ -200,6 +206,9 @@ class Scheduler:
             1 if not parallel else min(max(len(self._targets), 2), 4) if parallel is True else int(parallel)
         )
         self._arenas: Final = [Arena(target) for target in self._targets]
+        self._reserved: Final[list[Lease]] = []
+        told_of_forks(self)
+        closed_at_exit(self, first=True)
 
     def __repr__(self) -> str:
         return f"<Scheduler over {', '.join(target.name for target in self._targets)}>"
@@ -245,7 +254,8 @@ class Scheduler:
     ) -> Program:
         """A program that computes ``outputs``: a tensor, a sequence or a mapping of tensors.
 
-        Asking for the same outputs again gives the same program.
+        Asking for the same outputs again gives the same program, unless leaves were placed elsewhere meanwhile or their
+        buffers got another usage.
 
         Args:
             pins: computed tensor -> the device that must run it.
@@ -269,7 +279,7 @@ class Scheduler:
             placed = _check_placements(placements)
             key = (form, tensors, tuple(pinned.items()), tuple(placed.values()))
             known = self._programs.get(key)
-            if known is not None:
+            if known is not None and known.is_current:
                 self._programs.move_to_end(key)
                 self._builds[1] += 1
                 return known
@@ -280,9 +290,12 @@ class Scheduler:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
             registry.program_built(program)
             self._programs[key] = program
+            self._programs.move_to_end(key)
             self._builds[0] += 1
             while len(self._programs) > PROGRAMS_KEPT:
                 self._programs.popitem(last=False)
+            for arena in self._arenas:
+                arena.reclaim()
             return program
 
     def split(self, outputs: Outputs, pins: Mapping[Tensor, Where] | None = None) -> PlannedGraph:
@@ -293,7 +306,7 @@ class Scheduler:
             return PlannedGraph(self._partition(tensors, {**self._pins, **self._resolve_pins(pins or {})}, {}))
 
     def reserve(self, *outputs: Outputs) -> dict[str, int]:
-        """Take memory for the largest graphs that will come, so that later builds allocate nothing.
+        """Take memory for the largest graphs that will come, so that later builds allocate nothing. Kept until `reset`.
 
         Returns:
             Bytes allocated for temporaries by device.
@@ -302,7 +315,7 @@ class Scheduler:
             AllocationError: a device has no room.
         """
         for output in outputs:
-            self.build(output)
+            self._reserved.extend(lease.again() for lease in self.build(output)._leases)
         return {target.name: arena.nbytes for target, arena in zip(self._targets, self._arenas, strict=True)}
 
     def _partition(
@@ -357,10 +370,12 @@ class Scheduler:
 
         Runs that failed raise from their futures and not here.
         """
-        with self._quiet():
-            for target in self._targets:
-                for stream in target.streams:
-                    stream.synchronize()
+        self._when_quiet(self._synchronize_streams)
+
+    def _synchronize_streams(self) -> None:
+        for target in self._targets:
+            for stream in target.streams:
+                stream.synchronize()
 
     def cancel(self) -> None:
         """End the runs that are under way, from any thread; they raise `Cancelled`.
@@ -385,7 +400,7 @@ class Scheduler:
         """Whether this thread may close programs now, or the whole scheduler."""
         if self._on_worker or self._progress.runner == get_ident():
             raise SchedulerError("neither a scheduler nor its programs can be closed from within a run")
-        if whole and self._ender == get_ident():
+        if whole and self._on_ender:
             raise SchedulerError("a scheduler cannot be closed from a callback of one of its futures, which holds up "
                                  "the runs behind it")  # fmt: skip
 
@@ -394,40 +409,30 @@ class Scheduler:
         """Whether this thread is one that runs wait for."""
         return WORKING.active and any(isinstance(s, WorkerStream) and s.is_current for s in self.streams)
 
-    def _give(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Have the thread in which runs end do something; the caller holds ``_counting``.
-
-        One thread: what is given to it ends in order.
-        """
-        self._check_open()
-        if self._pool is None:
-            from concurrent.futures import ThreadPoolExecutor
-
-            self._pool = ThreadPoolExecutor(1, "opweave runs")
-            self._ender = self._pool.submit(get_ident).result()
-        return self._pool.submit(work, *args)
+    @property
+    def _on_ender(self) -> bool:
+        """Whether this thread is the one in which runs end."""
+        return self._ender is not None and self._ender.is_current
 
     def _hand_over(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
-        """The end of a run that was begun to the thread in which runs end."""
-        with self._counting:
-            return self._give(work, *args)
+        """Have the thread in which runs end do something; it ends in the order in which it was handed over."""
+        from opweave.futures import Task  # importing opweave must not pay for it
 
-    def _enqueue(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
-        """A whole run to the thread in which runs end, behind those that it was given before."""
-        with self._counting:
-            future = self._give(work, *args)
-            self._progress.queued += 1
-        future.add_done_callback(self._dequeue)
-        return future
+        with self._giving:
+            self._check_open()
+            if self._ender is None:
+                expect_waiting()
+                self._ender = Worker("opweave runs")
+                if not self.parallel:  # then they are whole runs
+                    self._progress.queued = self._ender.jobs
+            task: Task[Any] = Task(work, *args)
+            self._ender.put(task)
+            return task.future
 
     @property
     def _behind(self) -> bool:
         """Whether this thread has to wait for runs that were submitted; callbacks of futures hold them up."""
-        return self._progress.queued > 0 and self._ender != get_ident()
-
-    def _dequeue(self, future: Future[Any]) -> None:
-        with self._counting:
-            self._progress.queued -= 1
+        return bool(self._progress.queued) and not self._on_ender
 
     def _count_copied(self, size: int) -> None:
         self._progress.copied += size
@@ -508,37 +513,38 @@ class Scheduler:
         assert run.error is not None
         return run.error
 
-    @contextmanager
-    def _quiet(self) -> Iterator[None]:
-        """A ``with`` block in which nothing is under way, after everything that was submitted before.
+    def _when_quiet(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns, called while nothing is under way, after everything that was submitted before.
 
         The caller does not hold the lock, which those runs want.
         """
+        if self._inherited:
+            self._check_open()
         if self._on_worker:
             raise SchedulerError("within a run that goes on meanwhile values are not read, written or waited for")
-        before = None
         if self._behind and self._progress.runner != get_ident():
-            with self._counting:
-                before = self._pool.submit(int) if self._pool is not None else None
-        if before is not None:
-            before.result()
+            with suppress(LifetimeError):  # closed meanwhile: then they have ended
+                self._hand_over(int).result()
         with self._lock:
             while self._flying:
                 self._conclude(self._flying[0])
-            yield
+            return work()
 
     # --- end --------------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Close all programs, lift all pins and give their memory back; the scheduler can be used again."""
         self._check_closer()
-        with self._quiet():
-            for program in list(self._alive):  # those too that are no longer remembered
-                program._end()
-            self._programs.clear()
-            self._pins.clear()
-            for arena in self._arenas:
-                arena.free()
+        self._when_quiet(self._end_all)
+
+    def _end_all(self) -> None:
+        for program in list(self._alive):  # those too that are no longer remembered
+            program._end()
+        self._programs.clear()
+        self._pins.clear()
+        self._reserved.clear()
+        for arena in self._arenas:
+            arena.free()
 
     def without(self, device: Where) -> Scheduler:
         """A scheduler over the other devices, for going on when one is lost. This one is closed.
@@ -559,10 +565,7 @@ class Scheduler:
         rest = [target for target in self._targets if target is not lost]
         if not rest:
             raise SchedulerError(f"{lost.name} is the only device of {self!r}")
-        with self._quiet():
-            leaves = {t: None for program in list(self._alive) for t in program.partition.graph.leaves}
-            for tensor in leaves:
-                withdraw(tensor, lost.device)
+        self._when_quiet(partial(self._withdraw_leaves, lost.device))
         with suppress(Exception):  # a lost device may refuse to be closed in order; nothing is left to save on it
             self.close()
         kinds = {k: v for k, v in self._buffer_types.items() if (k if isinstance(k, str) else k.name) != lost.name}
@@ -574,6 +577,11 @@ class Scheduler:
             placement=self.placement,
         )
 
+    def _withdraw_leaves(self, device: Device) -> None:
+        leaves = {t: None for program in list(self._alive) for t in program.partition.graph.leaves}
+        for tensor in leaves:
+            withdraw(tensor, device)
+
     def close(self) -> None:
         """Close programs and the streams that it opened, and free its memory, after submitted runs have ended.
 
@@ -582,13 +590,14 @@ class Scheduler:
         Raises:
             SchedulerError: called from within a run, or from a callback of one of its futures.
         """
+        if self._inherited:
+            return
         self._check_closer(whole=True)
-        with self._lock, self._counting:
+        with self._giving:
             self._closed = True  # nothing is submitted from here on
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown()  # without the lock, which the runs want
-            self._ender = 0  # another thread may come by that number
+        if self._ender is not None:
+            self._ender.close()
+            self._ender.ended.wait()  # without the lock, which the runs want
         with self._lock:
             try:
                 self.reset()
@@ -609,7 +618,27 @@ class Scheduler:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise LifetimeError(f"{self!r} was closed")
+            raise LifetimeError(f"{self!r} {INHERITED if self._inherited else 'was closed'}")
+
+    def _inherit(self) -> None:
+        self._inherited = self._closed = True
+        progress = self._progress
+        progress.ready = progress.last = progress.rest = None
+        progress.queued, progress.runner = (), 0
+        self._flying.clear()
+        ender, self._ender = self._ender, None
+        for job in ender.jobs if ender is not None else ():
+            job.future.abandon(LifetimeError(f"the run {INHERITED}"))  # type: ignore[attr-defined]
+        for program in self._alive:
+            program._closed = True
+        if not all(target.device.survives_fork for target in self._targets):
+            keep_for_ever([*self._alive, *self._programs.values(), *self._arenas])  # with objects of the driver in them
+
+    def _under_way(self) -> str:
+        """The node that is being computed, as far as it is known."""
+        from opweave.scheduler.underway import step_under_way
+
+        return step_under_way(self._targets, self._progress, list(self._alive))
 
 
 def _check_placements(placements: Iterable[Placement]) -> dict[Tensor, Placement]:

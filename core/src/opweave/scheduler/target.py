@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Final
 
 from opweave.contract.device import Device, Kind
 from opweave.contract.execution import Stream
+from opweave.contract.memory import BufferType
+from opweave.contract.space import Usage
 from opweave.contract.step import Arg, Step
 from opweave.errors import SchedulerError
 from opweave.graph.layout import dense_strides, is_dense
 
 if TYPE_CHECKING:
     from opweave.contract.kernels import Kernel
-    from opweave.contract.memory import BufferType
     from opweave.graph.tensor import Signature
 
-__all__ = ["Target", "Verdict", "unbound_step"]
+__all__ = ["Target", "Verdict", "check_buffer_type", "unbound_step"]
 
 
 class Verdict:
@@ -25,12 +26,13 @@ class Verdict:
     Attributes:
         reason: why it does not run the node, ``None``: it does.
         packed: it does once its non-dense sources are packed.
+        unpacked: kinds of memory in a form of their own whose tensors it reads through copies in plain memory.
         inplace: its kernel may be given an output over a source.
         workspace: bytes of scratch memory while it runs.
         kernel: the kernel that takes it, where the device uses a plain table.
     """
 
-    __slots__ = ("inplace", "kernel", "packed", "reason", "workspace")
+    __slots__ = ("inplace", "kernel", "packed", "reason", "unpacked", "workspace")
 
     def __init__(
         self,
@@ -39,21 +41,32 @@ class Verdict:
         inplace: bool = False,
         workspace: int = 0,
         kernel: Kernel | None = None,
+        unpacked: frozenset[BufferType] = frozenset(),
     ) -> None:
         self.reason = reason
         self.packed = packed
         self.inplace = inplace
         self.workspace = workspace
         self.kernel = kernel
+        self.unpacked = unpacked
 
 
-def unbound_step(signature: Signature, device: Device, *, packed: bool = False) -> Step:
+def unbound_step(
+    signature: Signature,
+    device: Device,
+    *,
+    packed: bool = False,
+    unpacked: frozenset[BufferType] = frozenset(),
+) -> Step:
     """The step that ``device`` is asked about: no memory yet, every source as and where it would lie there.
 
-    Sources in special memory that the device does not reach would come as copies in its ordinary memory.
+    Sources in special memory that the device does not reach, or that is ``unpacked``, would come as copies in its
+    ordinary memory.
     """
     srcs = signature.srcs[1:] if signature.op.writes else signature.srcs
-    memories = [m if m is not None and device.reaches(m.space) else None for m in signature.memories]
+    memories = [
+        m if m is not None and m not in unpacked and device.reaches(m.space) else None for m in signature.memories
+    ]
     if signature.op.writes:
         memories = memories[1:]
     args = [
@@ -61,6 +74,25 @@ def unbound_step(signature: Signature, device: Device, *, packed: bool = False) 
         for i, ((dtype, shape, strides), memory) in enumerate(zip_longest(srcs, memories))
     ]
     return Step(signature.op.name, Arg(None, 0, *signature.out, None, 0), tuple(args), signature.attrs)
+
+
+def check_buffer_type(device: Device, kind: BufferType | None) -> None:
+    """Raises `SchedulerError` unless temporaries of a device can lie in a kind of memory (``None``: its ordinary one):
+    kernels of the device write plain bytes there."""
+    if not device.default_buffer_type.is_raw:
+        raise SchedulerError(f"the ordinary memory of {device.name} keeps tensors in a form of its own (it overrides "
+                             "_init); ordinary memory is plain, others are listed in buffer_types")  # fmt: skip
+    if kind is None:
+        kind = device.default_buffer_type
+    if not isinstance(kind, BufferType):
+        raise SchedulerError(f"the memory for temporaries of {device.name} is a BufferType, not {kind!r}")
+    if not device.reaches(kind.space):
+        raise SchedulerError(f"{device.name} cannot reach the memory of {kind!r}")
+    if not kind.is_raw:
+        raise SchedulerError(f"{kind!r} keeps tensors in a form of its own (it overrides _init), which kernels do not "
+                             "write; take plain memory for temporaries")  # fmt: skip
+    if not kind.holds(Usage.COMPUTE):
+        raise SchedulerError(f"{kind!r} is not for temporaries: Usage.COMPUTE is not among its usages")
 
 
 class Target:
@@ -81,12 +113,10 @@ class Target:
         self.stream: Final = stream
         self.device: Final = stream.device
         self.name: Final = stream.device.name
-        self.buffer_type: Final = buffer_type or stream.device.default_buffer_type
+        self.buffer_type: Final = stream.device.default_buffer_type if buffer_type is None else buffer_type
         self.space: Final = self.buffer_type.space
         self.owned: Final = owned
         self.copier: Stream | None = None
-        if not self.device.reaches(self.space):
-            raise SchedulerError(f"{self.name} cannot reach the memory of {self.buffer_type!r}")
 
     def __repr__(self) -> str:
         return f"<Target {self.index}: {self.name}>"
@@ -120,17 +150,31 @@ class Target:
             return Verdict(None)  # there is nothing to compute, and nothing will be
         if any(0 in shape for _, shape, _ in signature.srcs) and self.device.kind is not Kind.HOST:
             return Verdict("a source has no elements; only the host runs such nodes")
-        step = unbound_step(signature, self.device)
+        verdict = self._ask_with(signature, frozenset())
+        reached = [m for m in signature.memories if m is not None and not m.is_raw and self.device.reaches(m.space)]
+        if verdict.reason is None or not reached:
+            return verdict
+        # Some forms are refused: each that is refused by itself is read through a copy, or else all of them.
+        kinds = frozenset(reached)
+        refused = frozenset(k for k in kinds if self._ask_with(signature, kinds - {k}).reason is not None)
+        for unpacked in dict.fromkeys((refused or kinds, kinds)):
+            copied = self._ask_with(signature, unpacked)
+            if copied.reason is None:
+                return copied
+        return verdict
+
+    def _ask_with(self, signature: Signature, unpacked: frozenset[BufferType]) -> Verdict:
+        step = unbound_step(signature, self.device, unpacked=unpacked)
         reason = self.device.why_not(step)
         packed = False
         if reason is not None and not all(is_dense(s, t, d) for d, s, t in signature.srcs):
-            step = unbound_step(signature, self.device, packed=True)
+            step = unbound_step(signature, self.device, packed=True, unpacked=unpacked)
             packed = self.device.why_not(step) is None
         if reason is not None and not packed:
             return Verdict(reason)
-        kernel = self.device.kernels.find(step) if hasattr(self.device, "kernels") else None
+        device = self.device
         try:
-            workspace = self.device._workspace(step)
+            workspace = device._workspace(step)
         except Exception as error:  # as a check that fails: another device may run it
             return Verdict(f"its workspace failed: {type(error).__name__}: {error}")
-        return Verdict(None, packed, self.device.inplace(step), workspace, kernel)
+        return Verdict(None, packed, device.inplace(step), workspace, device.kernels.find(step), unpacked)

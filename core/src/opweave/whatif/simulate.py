@@ -49,8 +49,7 @@ class SimulatedDevice(Device):
         self._declared: Profile | None = None
         if like is not None:
             self.kind, self.alignment, self.max_buffer_size = like.kind, like.alignment, like.max_buffer_size
-            if hasattr(like, "kernels"):
-                self.kernels = like.kernels
+            self.kernels = like.kernels
         else:
             self.kernels = KernelTable()
 

@@ -40,12 +40,15 @@ def has_openblas() -> bool:
 
 
 def blas_features() -> dict[str, Any]:
-    """NumPy's version; name, version and threads of the BLAS libraries in the process."""
+    """NumPy's version; name, version, kernel and threads of the BLAS libraries in the process."""
     from threadpoolctl import threadpool_info
 
     features: dict[str, Any] = {"numpy": np.__version__}
     libraries = [info for info in threadpool_info() if info["user_api"] == "blas"]
     if libraries:
         features["blas"] = " ".join(f"{info['internal_api']} {info.get('version') or ''}".strip() for info in libraries)
+        kernels = [str(info["architecture"]) for info in libraries if info.get("architecture")]
+        if kernels:
+            features["blas_kernel"] = " ".join(kernels)
         features["blas_threads"] = max(info["num_threads"] for info in libraries)
     return features

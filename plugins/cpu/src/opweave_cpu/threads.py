@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
-from typing import Any, Final
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from opweave.concurrency import Lock, start_thread
+from opweave.host.cores import usable_cores
+
+if TYPE_CHECKING:
+    from opweave.futures import Task
+
 __all__ = ["THREADS", "Threads", "set_up_numpy"]
-
-
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
 
 
 BUFFER: Final = 2048
@@ -39,19 +37,19 @@ class Threads:
     """The threads of this process that compute.
 
     Attributes:
-        cores: processors that the process may use.
+        cores: processors that the process may use, by its affinity and its control group's quota.
         default: threads of streams that were opened without ``threads``; ``None``: all cores, and BLAS as it was found.
         blas_limit: how many threads BLAS may use at present, ``None``: as many as it was found with.
     """
 
-    __slots__ = ("_blas_found", "_lock", "_pool", "blas_limit", "cores", "default")
+    __slots__ = ("_blas_found", "_lock", "_tasks", "blas_limit", "cores", "default")
 
     def __init__(self) -> None:
-        self.cores: Final = _cores()
+        self.cores: Final = usable_cores().usable
         self.default: int | None = None
         self.blas_limit: int | None = None
         self._blas_found: list[tuple[Any, int]] = []
-        self._pool: ThreadPoolExecutor | None = None
+        self._tasks: SimpleQueue[Task[Any]] | None = None  # for the workers, once there are some
         self._lock = Lock()
 
     @property
@@ -80,12 +78,20 @@ class Threads:
 
         Returns when every job has ended, also after an error.
         """
-        pool = self._pool or self._start()
-        others = [pool.submit(job) for job in jobs[1:]]
+        from opweave.futures import Task  # importing the plugin must not pay for it
+
+        queue = self._tasks or self._start()
+        tasks = [Task(job) for job in jobs[1:]]
         try:
+            for task in tasks:
+                queue.put(task)
             jobs[0]()
-        finally:
-            errors = [other.exception() for other in others]
+            errors = [task.future.exception() for task in tasks]
+        except BaseException:
+            for task in tasks:
+                if not task.future.cancel():  # it has begun
+                    task.future.exception()
+            raise
         for error in errors:
             if error is not None:
                 raise error
@@ -93,23 +99,33 @@ class Threads:
     def spread_products(self, jobs: Sequence[Callable[[], Any]]) -> None:
         """`spread` with one thread of BLAS for each job: with more of them the jobs would wait for each other in it."""
         before = self.blas_limit
-        self.limit_blas(1)
         try:
+            self.limit_blas(1)
             self.spread(jobs)
         finally:
             self.limit_blas(before)
 
-    def _start(self) -> ThreadPoolExecutor:
+    def _start(self) -> SimpleQueue[Task[Any]]:
         with self._lock:
-            if self._pool is None:
-                workers = max(1, self.cores - 1)
-                self._pool = ThreadPoolExecutor(workers, "opweave-cpu", set_up_numpy)
-            return self._pool
+            if self._tasks is None:
+                tasks: SimpleQueue[Task[Any]] = SimpleQueue()
+                for i in range(max(1, self.cores - 1)):
+                    start_thread(_work_off, tasks, name=f"opweave-cpu_{i}")
+                self._tasks = tasks
+            return self._tasks
 
     def _after_fork(self) -> None:
         # Threads do not survive a fork: a child that submitted to the parent's workers would wait for ever.
-        self._pool = None
-        self._lock = Lock()
+        self._tasks = None
+
+
+def _work_off(tasks: SimpleQueue[Task[Any]]) -> None:
+    set_up_numpy()
+    while True:
+        tell = tasks.get()()
+        if tell is not None:
+            tell()
+        del tell
 
 
 THREADS: Final = Threads()

@@ -18,6 +18,7 @@ from opweave.host.promises import PROMISES
 from opweave_torch.health import REMEDY, try_kernel, why_no_kernels
 from opweave_torch.kernels import KERNELS
 from opweave_torch.memory import byte_tensor, dense_bytes, shaped
+from opweave_torch.native import inference_mode
 from opweave_torch.options import Options, check_cublas
 from opweave_torch.queues import FusingQueueStream, MpsStream, QueueStream
 
@@ -77,7 +78,7 @@ class TorchAccelerator(Device):
 
     def _alloc(self, size: int, usage: Usage) -> torch.Tensor:
         try:
-            with torch.inference_mode():
+            with inference_mode():
                 return torch.empty(size, dtype=torch.uint8, device=self.target)
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error).partition("\n")[0]) from error
@@ -87,22 +88,22 @@ class TorchAccelerator(Device):
             raise
 
     def _upload(self, mem: torch.Tensor, offset: int, data: memoryview) -> None:
-        with torch.inference_mode():
+        with inference_mode():
             mem[offset : offset + len(data)].copy_(byte_tensor(data))
         self._finish()
 
     def _download(self, mem: torch.Tensor, offset: int, out: memoryview) -> None:
-        with torch.inference_mode():
+        with inference_mode():
             byte_tensor(out).copy_(mem[offset : offset + len(out)])
         self._finish()
 
     def _fill(self, mem: torch.Tensor, offset: int, size: int, value: int) -> None:
-        with torch.inference_mode():
+        with inference_mode():
             mem[offset : offset + size].fill_(value)
         self._finish()
 
     def _copy(self, dst: torch.Tensor, dst_offset: int, src: torch.Tensor, src_offset: int, size: int) -> None:
-        with torch.inference_mode():
+        with inference_mode():
             source = src[src_offset : src_offset + size]
             if dst is src and abs(dst_offset - src_offset) < size:
                 source = source.clone()

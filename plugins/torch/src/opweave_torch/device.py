@@ -28,6 +28,7 @@ class TorchCpuDevice(HostMemory):
 
     id = "cpu"
     kind = Kind.ACCEL
+    survives_fork = False  # torch's threads are OpenMP's, which a child would wait for
     kernels = KERNELS
     stream_class = TorchStream
 

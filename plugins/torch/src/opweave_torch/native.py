@@ -6,13 +6,22 @@ Times are the fastest of 2,400 calls on small operands, in microseconds, with to
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
 
-__all__ = ["convolve", "flash_attention_on_cpu", "has_fused_attention", "max_pool_with_indices", "out_function"]
+__all__ = [
+    "convolve",
+    "flash_attention_on_cpu",
+    "has_fused_attention",
+    "inference_mode",
+    "max_pool_with_indices",
+    "out_function",
+]
 
 _NN: Final[Any] = torch._C._nn
+_INFERENCE_MODE: Final[Any] = getattr(torch._C, "_InferenceMode", torch.inference_mode)
 
 
 def out_function(name: str) -> Callable[..., Any]:
@@ -75,3 +84,12 @@ def has_fused_attention(
         return choose(q, k, v, mask, 0.0, **options) != 0  # 0: by plain products
     except NotImplementedError:  # a device that does not choose has no kernels to choose from
         return False
+
+
+def inference_mode() -> AbstractContextManager[object]:
+    """torch's inference mode for a ``with`` block.
+
+    The private class has no methods in Python. In one of those of the public class an interruption (Ctrl-C) can leave
+    the mode entered, and the thread's tensors have no gradients from there on.
+    """
+    return _INFERENCE_MODE(True)  # type: ignore[no-any-return]

@@ -13,6 +13,7 @@ from opweave.errors import DeviceLostError
 from opweave_torch.capture import CapturedPlan
 from opweave_torch.fusing import Fusing
 from opweave_torch.memory import byte_tensor
+from opweave_torch.native import inference_mode
 from opweave_torch.options import Options
 from opweave_torch.stream import TorchStream
 
@@ -124,7 +125,7 @@ class QueueStream(TorchStream):
         return True
 
     def _copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        with self.api.stream(self.queue), torch.inference_mode():
+        with self.api.stream(self.queue), inference_mode():
             dst.copy_(src, non_blocking=True)
 
 

@@ -8,6 +8,7 @@ import torch
 
 from opweave.contract import Call, Device, Group, Stream
 from opweave_torch.memory import one_tensor_a_window
+from opweave_torch.native import inference_mode
 from opweave_torch.options import THREADS, Options, modes
 
 __all__ = ["TorchStream"]
@@ -23,7 +24,6 @@ class TorchStream(Stream):
     def __init__(self, device: Device, options: Options) -> None:
         super().__init__(device)
         self.options = options
-        self._no_gradients = torch.inference_mode()
 
     @property
     def threads(self) -> int:
@@ -32,7 +32,7 @@ class TorchStream(Stream):
 
     def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
         # Constants of the kernels become inference tensors, with which calls in inference mode are fastest.
-        with torch.inference_mode(), one_tensor_a_window():
+        with inference_mode(), one_tensor_a_window():
             return super()._compile(groups)
 
     def _joins(self, other: Stream) -> bool:
@@ -47,10 +47,6 @@ class TorchStream(Stream):
             self._make(calls)
 
     def _make(self, calls: Iterator[Call]) -> None:
-        if torch.is_inference_mode_enabled():  # a run inside of a run: the mode's object cannot be entered twice
-            for call in calls:
-                call()
-            return
-        with self._no_gradients:
+        with inference_mode():
             for call in calls:
                 call()

@@ -10,9 +10,6 @@ from opweave.graph.opdef import OPS
 
 __all__ = ["is_worth_a_switch"]
 
-HEAVY: Final = frozenset({"matmul", "attention", "convolution", "experts"})
-"""Families of operations that torch computes faster than NumPy, if they are large enough."""
-
 SWITCH_FLOPS: Final = 1 << 20
 """Floating-point operations from which on a step saves more than the change of devices costs (some microseconds)."""
 
@@ -21,4 +18,4 @@ def is_worth_a_switch(step: Step) -> bool:
     """Whether torch's kernel for the CPU saves more time than the change of devices costs: of large products,
     attention and convolutions."""
     op = OPS.get(step.op)
-    return op is not None and op.family in HEAVY and flops(step) >= SWITCH_FLOPS
+    return op is not None and op.product and flops(step) >= SWITCH_FLOPS

@@ -30,6 +30,8 @@ from opweave.conformance.cases import (
     state_space,
     types,
 )
+from opweave.conformance.cases.samples import sampled
+from opweave.graph.opdef import OPS
 
 __all__ = ["CASES", "cases_for"]
 
@@ -71,5 +73,10 @@ CASES: Final = _all()
 
 
 def cases_for(*names: str) -> list[Case]:
-    """The cases of the named operations."""
-    return [case for case in CASES if case.op in names]
+    """The cases of the named operations; of third parties' those that are made of their samples."""
+    known = [case for case in CASES if case.op in names]
+    for name in dict.fromkeys(names):
+        op = OPS.get(name)
+        if op is not None and op.family == "third-party":
+            known += sampled(op)
+    return known

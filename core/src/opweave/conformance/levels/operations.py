@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from opweave.conformance.check import run_case
 from opweave.conformance.checklist import Check, Checklist, Subject, expect, inapplicable
 from opweave.conformance.result import Result
 from opweave.conformance.trial import step_of, the_node
-from opweave.contract.device import Kind
+from opweave.contract.device import Device, Kind
 from opweave.contract.step import Arg, Step
 from opweave.graph.dtypes import as_dtype, f32
 from opweave.graph.opdef import OPS
@@ -24,7 +24,7 @@ from opweave.graph.tensor import input as leaf
 from opweave.host.device import HostDevice
 from opweave.scheduler import Scheduler
 
-__all__ = ["CHECKS", "column"]
+__all__ = ["CHECKS", "column", "third_party_checks"]
 
 
 # --- cases ----------------------------------------------------------------------------------------------------------
@@ -64,6 +64,16 @@ def _ask_listed(op: str, subject: Subject) -> None:
 def _listed(op: str) -> Check:
     about = f"A device that lists a kernel for {op} runs some case of it."
     return Check(f"listed-{op}", 2, about, partial(_ask_listed, op))
+
+
+def third_party_checks(devices: Iterable[Device]) -> Iterator[Check]:
+    """The checks of third parties' operations that one of ``devices`` lists a kernel for. A plugin may have defined
+    them when it was loaded."""
+    listed = set[str]().union(*[device.kernels.ops() for device in devices if hasattr(device, "kernels")])
+    for name, op in list(OPS.items()):
+        if op.family == "third-party" and name in listed and op.samples is not None:
+            yield _listed(name)
+            yield from map(_check_of, cases_for(name))
 
 
 # --- nothing --------------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 // all heads that share keys. For each row there are the largest score so far, the sum of the powers of e of all scores
 // relative to it, and the sum of values so weighted; a larger score scales what was added up before.
 //
-// Macros: T; MASK and SINK, types of these; DIRECT, whether elements of T are what is computed with; ROWS of a work-item or group and KEYS of a block;
-// SIZE of a key and WIDTH of a value; and
+// Macros: T; MASK and SINK, types of these; DIRECT, whether elements of T are what is computed with; ROWS of a work-item or
+// group and KEYS of a block; SIZE of a key and WIDTH of a value; and
 //   ATTEND        one work-item does it all: for processors. SIZE and WIDTH are multiples of 16, filled up with zeros.
 //   ATTEND_GROUP  GROUP work-items share the work.
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
-from opweave.contract import Step
-from opweave.contract.kernels import F, KernelTable, LayoutRule
-from opweave.contract.workspace import Workspace
+from opweave.contract.kernels import F, KernelTable
 from opweave.graph.dtypes import FLOATS, NUMBERS, PLAIN, DType, as_dtype
 
 __all__ = ["FLOATS", "KERNELS", "MOVABLE", "NUMBERS", "PLAIN"]
@@ -27,25 +25,13 @@ class OpenCLKernels(KernelTable):
         self.without_f64: Final = KernelTable("f32", "strided", index="i32 i64")
 
     def __call__(
-        self,
-        *ops: str,
-        dtypes: str | Iterable[DType] | None = None,
-        layout: LayoutRule | None = None,
-        index: str | Iterable[DType] | None = None,
-        inplace: bool = False,
-        when: Callable[[Step], str | None] | None = None,
-        workspace: Callable[[Step], Workspace] | None = None,
-        moves: bool = False,
+        self, *ops: str, dtypes: str | Iterable[DType] | None = None, moves: bool = False, **rules: Any
     ) -> Callable[[F], F]:
         """As `KernelTable`; ``moves`` says that elements are not computed with."""
         types = [as_dtype(t) for t in (dtypes.split() if isinstance(dtypes, str) else dtypes or self.dtypes)]
         usual = types if moves else [t for t in types if t.name != "f64"]
-        register = super().__call__(
-            *ops, dtypes=types, layout=layout, index=index, inplace=inplace, when=when, workspace=workspace
-        )
-        register_usual = self.without_f64(
-            *ops, dtypes=usual, layout=layout, index=index, inplace=inplace, when=when, workspace=workspace
-        )
+        register = super().__call__(*ops, dtypes=types, **rules)
+        register_usual = self.without_f64(*ops, dtypes=usual, **rules)
         return lambda factory: register(register_usual(factory))
 
 

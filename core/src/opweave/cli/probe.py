@@ -1,0 +1,137 @@
+"""Asking plugins in a process of their own, so that one that crashes, exits or hangs cannot take the command down.
+
+The question is asked with all plugins at once. Where that process dies, or with ``--isolated``, each plugin is asked
+alone, which shows whose fault it is; then the question is asked again without those.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib import import_module
+from signal import Signals
+from typing import Any, Final, NamedTuple
+
+from opweave import registry
+from opweave.cli.output import quiet_stdout, to_json
+from opweave.errors import Broken, OpweaveError
+from opweave.registry import State
+
+__all__ = ["SECONDS", "answer", "ask", "collect"]
+
+SECONDS: Final = 60.0
+"""How long one process may take by default."""
+
+_QUESTIONS: Final = ("devices", "doctor", "extensions", "plugins")
+"""Names of the modules beside this one with a function ``collect(**options)``, which gives a document."""
+
+# The answer is the last line of standard output as it was at first; whatever else is printed goes to standard error.
+_START: Final = (
+    "import json, os, sys; out = os.dup(1); os.dup2(2, 1); asked = json.load(sys.stdin); sys.path[:] = asked['path']; "
+    "from opweave.cli.probe import answer; answer(asked, out)"
+)
+
+
+class Death(NamedTuple):
+    """How a process ended that gave no answer."""
+
+    how: str
+
+
+def ask(question: str, *, isolated: bool = False, seconds: float = SECONDS, **options: Any) -> dict[str, Any]:
+    """The document that answers ``question``, whatever plugins do.
+
+    Args:
+        question: one of ``"devices"``, ``"doctor"``, ``"extensions"``, ``"plugins"``.
+        isolated: ask each plugin alone first.
+        seconds: how long a process may take.
+        options: of the question's ``collect``.
+
+    Raises:
+        OpweaveError: the process dies although no plugin by itself is the cause.
+    """
+    if not isolated:
+        first = _in_child(question, options, {}, seconds)
+        if not isinstance(first, Death):
+            return first
+        print(f"opweave: {first.how}; each plugin is asked in a process of its own", file=sys.stderr)
+    excluded: dict[str, str] = {}
+    for record in registry.REGISTRY.plugins():
+        if record.state is State.DISCOVERED:
+            alone = _in_child(question, options, {}, seconds, only=record.name)
+            if isinstance(alone, Death):
+                excluded[record.name] = f"{alone.how} while it was loaded and asked in a process of its own"
+    found = _in_child(question, options, excluded, seconds)
+    if isinstance(found, Death):
+        raise OpweaveError(
+            f"{found.how}, and no plugin does so alone; try some of them together: OPWEAVE_BACKENDS=cpu,... opweave "
+            f"{question}"
+        )
+    return found
+
+
+def collect(question: str, options: Mapping[str, Any], excluded: Mapping[str, str]) -> dict[str, Any]:
+    """The document, asked in this process.
+
+    Args:
+        excluded: names of plugins that are not run, and why.
+    """
+    with quiet_stdout():
+        for name, why in excluded.items():
+            remedy = f"update or uninstall it; OPWEAVE_DISABLE={name} goes on without it"
+            registry.REGISTRY.exclude(name, Broken(why, remedy=remedy))
+        try:
+            found = import_module(f"opweave.cli.{question}").collect(**options)
+        except OpweaveError as error:
+            found = {"failed": "\n".join([str(error), *getattr(error, "__notes__", ())])}
+    return to_json(found)  # type: ignore[no-any-return]
+
+
+def answer(asked: Mapping[str, Any], out: int) -> None:
+    """Answer what the parent process asked; then end at once, whatever plugins would still do."""
+    document = json.dumps(collect(asked["question"], asked["options"], asked["excluded"]))
+    os.write(out, b"\n")
+    with open(out, "w", encoding="ascii") as file:
+        file.write(document)
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _in_child(
+    question: str, options: Mapping[str, Any], excluded: Mapping[str, str], seconds: float, only: str = ""
+) -> dict[str, Any] | Death:
+    assert question in _QUESTIONS
+    asked = {"question": question, "options": options, "excluded": excluded, "path": sys.path}
+    environ = {**os.environ, "OPWEAVE_BACKENDS": only} if only else None
+    # Not a pipe: what a plugin leaves running would keep it open.
+    with tempfile.TemporaryFile() as out:
+        child = subprocess.Popen([sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=out, env=environ)
+        try:
+            child.communicate(json.dumps(asked).encode(), timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return Death(f"it did not answer within {seconds:g} s")
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        out.seek(0)
+        lines = out.read().splitlines()
+    try:
+        found = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        found = None
+    return found if isinstance(found, dict) else Death(_how(child.returncode))
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"it ended the process with exit status {status}"
+    try:
+        name = Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"it crashed with {name}"

@@ -1,0 +1,114 @@
+"""What the core looks at for ``opweave doctor``. Its checks are an ``opweave_doctor`` hook like those of plugins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+from opweave.contract.device import Device, Kind
+from opweave.cost.store import FOLDER, cache
+from opweave.host.cache import FileCache
+from opweave.host.cores import Cores, usable_cores
+from opweave.registry import Diagnosis, State, hookimpl
+
+if TYPE_CHECKING:
+    from opweave.registry import PluginRecord, Registry
+
+__all__ = ["cache_diagnosis", "cores_diagnosis", "diagnose", "opweave_doctor", "threads_diagnosis"]
+
+_STATUS: Final[dict[State, Literal["ok", "slow", "wrong"]]] = {
+    State.BROKEN: "wrong",
+    State.INCOMPATIBLE: "wrong",
+    State.UNAVAILABLE: "slow",
+}
+
+
+def diagnose(registry: Registry) -> list[tuple[str, Diagnosis]]:
+    """What the checks of the core and of all plugins say, each with the name of its plugin. Loads all plugins."""
+    import sys
+
+    if not any(name == "opweave" for name, _ in registry.hooks.implementers("opweave_doctor")):
+        registry.hooks.register(sys.modules[__name__], "opweave")
+    return registry.diagnose()
+
+
+@hookimpl(tryfirst=True)
+def opweave_doctor(registry: Registry) -> Iterator[Diagnosis]:
+    """Plugins and their devices, processors, the cache of profiles, variables."""
+    records = registry.plugins()
+    for record in records:
+        yield from _plugin(record)
+    if all(device.kind is Kind.HOST for device in _usable(registry)):
+        message = "no device but host, which runs each operation's definition and is made to be right, not fast"
+        yield Diagnosis("devices", "slow", message, "pip install opweave-cpu")
+    yield cores_diagnosis(usable_cores())
+    yield cache_diagnosis("cache of profiles", cache(), FOLDER, "devices are measured anew in each process")
+    for name, value in sorted(os.environ.items()):
+        if name.startswith("OPWEAVE_"):
+            yield Diagnosis("variable", "ok", f"{name}={value} is in force")
+
+
+def _usable(registry: Registry) -> Sequence[Device]:
+    return [device for backend in registry.plugins() for name in backend.devices for device in [registry.device(name)]]
+
+
+def _plugin(record: PluginRecord) -> Iterator[Diagnosis]:
+    about = f"plugin {record.name}"
+    status = _STATUS.get(record.state, "ok")
+    if record.state is State.READY:
+        yield Diagnosis(about, "ok", f"{record.version}: {', '.join(record.devices) or 'no devices'}".lstrip(": "))
+        if record.error:
+            yield Diagnosis(about, "slow", record.error, record.remedy)
+    elif not record.unusable:
+        yield Diagnosis(about, status, f"{record.state.value}: {record.error}", record.remedy if status != "ok" else "")
+    for device in record.unusable:
+        described = f" ({device.description})" if device.description else ""
+        yield Diagnosis(f"device {device.name}", "wrong", f"unusable{described}: {device.error}", device.remedy)
+
+
+def cores_diagnosis(cores: Cores) -> Diagnosis:
+    """Whether a quota holds the process below the processors that libraries count."""
+    if cores.quota is not None and cores.quota < cores.affinity:
+        n = cores.usable
+        message = (
+            f"a quota allows {cores.quota:g} of {cores.affinity} processors; most libraries start a thread for each"
+        )
+        remedy = f"export OMP_NUM_THREADS={n} OPENBLAS_NUM_THREADS={n} MKL_NUM_THREADS={n}, or raise the quota"
+        return Diagnosis("processors", "slow", message, remedy)
+    message = f"{cores.usable} of {cores.machine} may be used"
+    return Diagnosis("processors", "ok", message)
+
+
+def threads_diagnosis(about: str, threads: int, cores: Cores, variables: Sequence[str]) -> Diagnosis:
+    """Whether a library has as many threads as there are processors to use.
+
+    Args:
+        about: the library.
+        threads: how many it uses.
+        variables: names of environment variables by which its threads are set.
+    """
+    chosen = [f"{name}={os.environ[name]}" for name in variables if os.environ.get(name)]
+    where = f" ({', '.join(chosen)})" if chosen else ""
+    if threads == cores.usable:
+        return Diagnosis(about, "ok", f"{threads} threads, as many as processors{where}")
+    message = f"{threads} threads for {cores.usable} processors{where}"
+    names = " ".join(value.partition("=")[0] for value in chosen)
+    if threads > cores.usable:
+        return Diagnosis(about, "slow", f"{message}: they wait for each other", f"export {variables[0]}={cores.usable}")
+    return Diagnosis(about, "slow", message, f"unset {names}" if names else f"export {variables[0]}={cores.usable}")
+
+
+def cache_diagnosis(about: str, kept: FileCache, variable: str, else_: str) -> Diagnosis:
+    """Whether a cache can be written.
+
+    Args:
+        variable: the environment variable that names its folder.
+        else_: what it costs where it cannot.
+    """
+    why = kept.why_not_writable()
+    if why is None:
+        return Diagnosis(about, "ok", f"kept in {kept.folder}")
+    remedy = f"unset {variable}" if kept.folder is None else f"export {variable}=FOLDER, one that can be written"
+    where = f"{kept.folder}: " if kept.folder is not None else ""
+    return Diagnosis(about, "slow", f"{where}{why}: {else_}", remedy)

@@ -1,0 +1,72 @@
+"""Checks for ``opweave doctor``: the BLAS that multiplies, the kernel that it chose, and its threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from opweave.host.cores import usable_cores
+from opweave.host.processor import cpu_name
+from opweave.registry import Diagnosis
+from opweave.tools.doctor import threads_diagnosis
+from opweave_cpu.hardware import instruction_sets
+
+__all__ = ["diagnose", "kernel_diagnosis"]
+
+CORETYPE: Final = "OPENBLAS_CORETYPE"
+"""Environment variable by which OpenBLAS is told for which processor its kernels are to be, whatever is there."""
+
+THREADS: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+_SETS: Final = ("sse", "avx", "avx2", "avx512")
+
+_OLDER: Final = "prescott core2 penryn dunnington atom nehalem athlon opteron opteron_sse3 barcelona bobcat generic"
+_KERNELS: Final[Mapping[str, int]] = {
+    **dict.fromkeys(_OLDER.split(), 0),
+    **dict.fromkeys("sandybridge bulldozer piledriver steamroller excavator".split(), 1),  # noqa: SIM905
+    **dict.fromkeys("haswell zen".split(), 2),  # noqa: SIM905
+    **dict.fromkeys("skylakex cooperlake sapphirerapids".split(), 3),  # noqa: SIM905
+}
+"""OpenBLAS's names of its kernels for x86, in lower case -> the place of the instructions that they use in `_SETS`."""
+
+
+def diagnose() -> Iterator[Diagnosis]:
+    """What there is to say about each BLAS in the process."""
+    from threadpoolctl import threadpool_info
+
+    libraries = [info for info in threadpool_info() if info["user_api"] == "blas"]
+    if not libraries:
+        yield Diagnosis("BLAS", "ok", "NumPy's tells nothing about itself")
+    for info in libraries:
+        yield kernel_diagnosis(info, instruction_sets())
+        yield threads_diagnosis("BLAS threads", info["num_threads"], usable_cores(), THREADS)
+
+
+def kernel_diagnosis(info: Mapping[str, Any], instructions: Sequence[str]) -> Diagnosis:
+    """Whether a BLAS multiplies with the widest instructions that the processor has.
+
+    Args:
+        info: what threadpoolctl tells of the library.
+        instructions: sets that the processor has.
+    """
+    kernel = str(info.get("architecture") or "")
+    library = f"{info['internal_api']} {info.get('version') or ''}".strip()
+    uses, has = _KERNELS.get(kernel.lower()), _best(instructions)
+    forced = os.environ.get(CORETYPE)
+    variable = f", {CORETYPE}={forced} is in force" if forced else ""
+    if uses is None or uses >= has:
+        return Diagnosis("BLAS", "ok", f"{library}, {f'kernel {kernel}' if kernel else 'kernel unknown'}{variable}")
+    message = (
+        f"{library} multiplies with its kernel {kernel} ({_SETS[uses]}), but {cpu_name()} has {_SETS[has]}{variable}: "
+        "products take up to twice as long"
+    )
+    remedy = f"unset {CORETYPE}" if forced else "pip install --upgrade numpy, whose BLAS knows newer processors"
+    return Diagnosis("BLAS", "slow", message, remedy)
+
+
+def _best(instructions: Sequence[str]) -> int:
+    """The place in `_SETS` of the widest set that is there."""
+    if "avx512f" in instructions and "avx512bw" in instructions:
+        return 3
+    return 2 if "avx2" in instructions and "fma" in instructions else 1 if "avx" in instructions else 0

@@ -1,0 +1,26 @@
+"""Checks for ``opweave doctor``: the cache of built programs, and variables that choose drivers.
+
+Whether devices work is found out when they are found, and told by the core.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from opweave.contract import Device
+from opweave.registry import Diagnosis
+from opweave.tools.doctor import cache_diagnosis
+from opweave_opencl.caching import FOLDER, BinaryCache
+from opweave_opencl.drivers import VENDORS
+
+__all__ = ["diagnose"]
+
+
+def diagnose(devices: Sequence[Device]) -> Iterator[Diagnosis]:
+    """What there is to say about OpenCL beside its devices."""
+    yield cache_diagnosis("cache of programs", BinaryCache(), FOLDER, "kernels are built anew in each process")
+    chosen = os.environ.get(VENDORS)
+    if chosen:
+        message = f"{VENDORS}={chosen} is in force: drivers are looked for only there"
+        yield Diagnosis("variable", "ok" if devices else "slow", message, "" if devices else f"unset {VENDORS}")

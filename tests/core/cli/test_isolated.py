@@ -1,0 +1,112 @@
+"""Commands beside plugins that crash, exit, hang or write to standard output: each is named, the others are shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.plugins_for_tests import backend, write_distribution
+
+DEATHS = {
+    "crashes": ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "crashed with SIGSEGV"),
+    "aborts": ("import os\nos.abort()", "crashed with SIGABRT"),
+    "exits": ("import os\nos._exit(0)", "ended the process with exit status 0"),
+    "hangs": ("import time\ntime.sleep(1000)", "did not answer within 4 s"),
+}
+NOISE = """
+import atexit, os
+print("printed")
+os.write(1, b"written\\n")
+atexit.register(os.write, 1, b"at exit\\n")
+"""
+
+
+@pytest.fixture
+def opweave(tmp_path):
+    """Runs the command in a process of its own, beside the plugins in ``tmp_path / "site"`` and no others."""
+
+    def opweave(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environ = {
+            **os.environ,
+            "OPWEAVE_BACKEND_PATH": str(tmp_path / "site"),
+            "OPWEAVE_DISABLE": "cpu,opencl,torch",
+            "COLUMNS": "120",
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "opweave", *arguments],
+            capture_output=True, text=True, timeout=100, env=environ, check=False,
+        )  # fmt: skip
+
+    return opweave
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("where", ["import", "devices"])
+@pytest.mark.parametrize(("source", "why"), DEATHS.values(), ids=DEATHS)
+def test_a_plugin_that_takes_its_process_down_is_named(opweave, tmp_path, source, why, where):
+    if where == "devices":
+        source = backend(body=source.replace("\n", "; "))
+    write_distribution(tmp_path / "site", "bad", source)
+    write_distribution(tmp_path / "site", "good", backend("[Unit(), Unit()]"))
+    seconds = ["--timeout", "4"] if "4 s" in why else []
+    done = opweave("plugins", "--json", *seconds)
+    plugins = {plugin["name"]: plugin for plugin in json.loads(done.stdout)["plugins"]}
+    assert done.returncode == 0
+    assert plugins["good"]["devices"] == ["good:0", "good:1"]
+    assert plugins["bad"]["state"] == "broken"
+    assert why in plugins["bad"]["error"]
+    assert "OPWEAVE_DISABLE=bad" in plugins["bad"]["remedy"]
+    assert "each plugin is asked in a process of its own" in done.stderr
+
+
+@pytest.mark.timeout(200)
+def test_devices_and_doctor_go_on_too(opweave, tmp_path):
+    write_distribution(tmp_path / "site", "bad", DEATHS["exits"][0])
+    write_distribution(tmp_path / "site", "good")
+    devices = opweave("devices", "--isolated")
+    assert devices.returncode == 0
+    assert "good" in devices.stdout
+    assert "without devices: bad (broken)" in devices.stdout
+    assert "each plugin" not in devices.stderr, "it was asked for"
+    doctor = opweave("doctor", "--json")
+    assert doctor.returncode == 1
+    wrong = [d for d in json.loads(doctor.stdout)["diagnoses"] if d["status"] == "wrong"]
+    assert [d["about"] for d in wrong] == ["plugin bad"]
+    assert "exit status 0" in wrong[0]["message"]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("command", [("plugins",), ("devices",), ("doctor",), ("profile", "noisy")])
+def test_what_plugins_print_is_not_in_the_document(opweave, tmp_path, command, monkeypatch):
+    monkeypatch.setenv("OPWEAVE_PROFILE_CACHE", str(tmp_path / "profiles"))
+    write_distribution(tmp_path / "site", "noisy", NOISE + backend())
+    done = opweave(*command, "--json")
+    assert json.loads(done.stdout)["opweave"]
+    assert done.stderr.count("printed") == done.stderr.count("written") == 1
+
+
+@pytest.mark.timeout(200)
+def test_what_dies_only_together_is_said(opweave, tmp_path):
+    source = "import os, sys\nif 'opweave_one' in sys.modules: os._exit(3)\n" + backend()
+    write_distribution(tmp_path / "site", "one")
+    write_distribution(tmp_path / "site", "two", source)
+    done = opweave("plugins")
+    assert done.returncode == 1
+    assert "exit status 3, and no plugin does so alone" in done.stderr
+
+
+@pytest.mark.timeout(200)
+def test_the_help_goes_on_too(opweave, tmp_path):
+    hello = "@hookimpl\ndef opweave_cli(app):\n    @app.command()\n    def hello(): 'Greet.'\n"
+    write_distribution(tmp_path / "site", "bad", DEATHS["exits"][0], value="opweave_bad")
+    write_distribution(tmp_path / "site", "good", backend(extra=hello), value="opweave_good")
+    done = opweave("--help")
+    assert done.returncode == 0
+    assert "doctor" in done.stdout
+    assert "hello" in done.stdout
+    assert "no commands from plugin 'bad': it ended the process with exit status 0" in done.stderr
