@@ -93,8 +93,8 @@ def _bind(
     """The call that sorts the rows by their experts, multiplies those of each expert at once, and puts the results in
     the order of the ids."""
     experts = w.shape[0]
-    source, before = as_source(x, arrays.get("rows"))
-    target, after = as_target(out, arrays.get("results"))
+    source, before = as_source(x, arrays)
+    target, after = as_target(out, arrays)
     by_expert, products, chosen = [tensor(arg) for arg in (arrays["sorted_rows"], arrays["sorted_results"], ids)]
     shared = ids.shape[1] if x.shape[1] == 1 else 1
 

@@ -70,24 +70,15 @@ def _decoded_rows_arrays(step: Step) -> Arrays:
 
 @KERNELS("embedding", dtypes=[f32, *QUANTIZED], when=_needs_packed_output, workspace=_decoded_rows_arrays)
 def embedding_of_blocks(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    table: Arg,
-    ids: Arg,
-    *,
-    blocks: DType,
-    stored: Arg,
-    dense_ids: Arg | None = None,
-    **decoding_memory: Arg,
+    stream: Stream, op: str, out: Arg, table: Arg, ids: Arg, *, blocks: DType, stored: Arg, **arrays: Arg
 ) -> Call:
     """Copies and decodes at most `BLOCKS_PER_TILE` blocks at a time, or one row, which bounds the workspace."""
     rows = tensor(table)
-    calls, indices = flat_ids(ids, dense_ids)
+    calls, indices = flat_ids(ids, arrays.get("dense_ids"))
     each = rows.shape[1:]  # (..., blocks, bytes of a block)
     count = stored.shape[0]
     copied = tensor(stored).view(count, *each)
-    decoding = Decoding(blocks, copied.numel() // blocks.itemsize, decoding_memory, rows.device)
+    decoding = Decoding(blocks, copied.numel() // blocks.itemsize, arrays, rows.device)
     values = decoding.values.view(count, *each[:-1], blocks.block)
     target = tensor(out).view(ids.size, *each[:-1], blocks.block)
     for first in range(0, ids.size, count):
@@ -142,25 +133,15 @@ def _sum_arrays(step: Step) -> Arrays:
 
 @KERNELS("index_add", dtypes=f"{WIDE} {HALVES} {INTEGERS}", workspace=_sum_arrays)
 def index_add(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    ids: Arg,
-    rows: Arg,
-    *,
-    n: int,
-    dense_ids: Arg | None = None,
-    dense_rows: Arg | None = None,
-    sums: Arg | None = None,
+    stream: Stream, op: str, out: Arg, ids: Arg, rows: Arg, *, n: int, dense_ids: Arg | None = None, **arrays: Arg
 ) -> Call:
-    source, target = tensor(rows), tensor(out)
+    source, target = tensor(arrays.get("dense_rows", rows)), tensor(out)
     calls, indices = flat_ids(ids, dense_ids)
-    if dense_rows is not None:
-        calls.append(partial(tensor(dense_rows).copy_, source))
-        source = tensor(dense_rows)
-    total = target if sums is None else tensor(sums)
+    if "dense_rows" in arrays:
+        calls.append(partial(source.copy_, tensor(rows)))
+    total = tensor(arrays.get("sums", out))
     calls += [total.zero_, partial(total.index_add_, 0, indices, source.view(ids.size, *out.shape[1:]))]
-    if total is not target:
+    if "sums" in arrays:
         calls.append(partial(target.copy_, total))
     return raising_bounds_error(in_order(calls), op, tensor(ids), n)
 

@@ -95,16 +95,16 @@ def _as_matrix(arg: Arg) -> torch.Tensor:
     return matrix
 
 
-def as_source(x: Arg, rows: Arg | None) -> tuple[torch.Tensor, list[Call]]:
+def as_source(x: Arg, arrays: Mapping[str, Arg]) -> tuple[torch.Tensor, list[Call]]:
     """The operand as one matrix, and the calls that copy it into its array, if it has one."""
-    return (_as_matrix(x), []) if rows is None else (_as_matrix(rows), [partial(tensor(rows).copy_, tensor(x))])
+    rows = arrays.get("rows", x)
+    return _as_matrix(rows), [] if rows is x else [partial(tensor(rows).copy_, tensor(x))]
 
 
-def as_target(out: Arg, results: Arg | None) -> tuple[torch.Tensor, list[Call]]:
-    """A matrix for the result, and the calls that copy it to ``out`` if that is not this matrix."""
-    if results is None:
-        return _as_matrix(out), []
-    return _as_matrix(results), [partial(tensor(out).copy_, tensor(results))]
+def as_target(out: Arg, arrays: Mapping[str, Arg]) -> tuple[torch.Tensor, list[Call]]:
+    """A matrix for the result, and the calls that copy it from its array to ``out``, if it has one."""
+    results = arrays.get("results", out)
+    return _as_matrix(results), [] if results is out else [partial(tensor(out).copy_, tensor(results))]
 
 
 def _linear_arrays(step: Step) -> Arrays:
@@ -112,19 +112,9 @@ def _linear_arrays(step: Step) -> Arrays:
 
 
 @KERNELS("linear", dtypes=NUMBERS, when=lambda step: of_other_type(step, 1, 2), workspace=_linear_arrays)
-def linear(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    w: Arg,
-    b: Arg | None = None,
-    *,
-    rows: Arg | None = None,
-    results: Arg | None = None,
-) -> Call:
-    source, before = as_source(x, rows)
-    target, after = as_target(out, results)
+def linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, **arrays: Arg) -> Call:
+    source, before = as_source(x, arrays)
+    target, after = as_target(out, arrays)
     return in_order([*before, product(target, source, tensor(w).t(), None if b is None else tensor(b)), *after])
 
 
@@ -175,11 +165,7 @@ class DecodedRows:
 def _blocks_arrays(step: Step) -> Arrays:
     x, w, *bias = step.srcs
     dtype = widened(x.dtype)
-    return {
-        **decoded_rows_arrays(w, dtype),
-        **matrix_arrays(dtype, x, step.out),
-        **conversion_arrays(dtype, bias),
-    }
+    return {**decoded_rows_arrays(w, dtype), **matrix_arrays(dtype, x, step.out), **conversion_arrays(dtype, bias)}
 
 
 def blocks_why_not(step: Step) -> str | None:
@@ -189,22 +175,12 @@ def blocks_why_not(step: Step) -> str | None:
 
 @KERNELS("linear", dtypes=[*map(as_dtype, FLOATS.split()), *QUANTIZED], when=blocks_why_not, workspace=_blocks_arrays)
 def linear_of_blocks(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    w: Arg,
-    b: Arg | None = None,
-    *,
-    blocks: DType,
-    rows: Arg | None = None,
-    results: Arg | None = None,
-    **arrays: Arg,
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: DType, **arrays: Arg
 ) -> Call:
     stored, dtype = tensor(w), widened(x.dtype)
     decoded = DecodedRows(w, dtype, arrays, stored.device)
-    source, before = as_source(x, rows)
-    target, after = as_target(out, results)
+    source, before = as_source(x, arrays)
+    target, after = as_target(out, arrays)
     biases, calls = converted(dtype, [] if b is None else [b], arrays)
     for first in range(0, w.shape[0], decoded.rows):
         some = slice(first, min(first + decoded.rows, w.shape[0]))

@@ -13,7 +13,7 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import f32
 from opweave.ops.normalization import alibi_slopes
-from opweave_torch.kernels.binding import in_order, rounded, scalar, widened
+from opweave_torch.kernels.binding import conversion_arrays, converted, in_order, rounded, scalar, widened
 from opweave_torch.kernels.table import HALVES, KERNELS, WIDE
 from opweave_torch.memory import tensor
 
@@ -39,34 +39,19 @@ def softmax(stream: Stream, op: str, out: Arg, x: Arg, mask: Arg | None = None, 
 
 def _logits_arrays(step: Step) -> Arrays:
     """The operands in f32, where something is to be done before torch's own softmax."""
-    if len(step.srcs) == 1 and step.attrs["scale"] == 1:
-        return {}
-    return {name: (f32, step.out.shape) for name, _ in zip(("wide", "wide_mask"), step.srcs, strict=False)}
+    plain = len(step.srcs) == 1 and step.attrs["scale"] == 1
+    return {} if plain else conversion_arrays(f32, step.srcs)
 
 
 @KERNELS("softmax", dtypes=HALVES, inplace=True, workspace=_logits_arrays)
-def softmax_of_halves(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    mask: Arg | None = None,
-    *,
-    scale: float,
-    wide: Arg | None = None,
-    wide_mask: Arg | None = None,
-) -> Call:
-    target, source = tensor(out), tensor(x)
-    if wide is None:
-        return partial(torch.softmax, source, -1, out=target)
-    logits, added = tensor(wide), None
-    calls: list[Call] = [partial(logits.copy_, source)]
-    if mask is not None and wide_mask is not None:
-        added = tensor(wide_mask)
-        calls.append(partial(added.copy_, tensor(mask)))
+def softmax_of_halves(stream: Stream, op: str, out: Arg, *srcs: Arg, scale: float, **arrays: Arg) -> Call:
+    target = tensor(out)
+    if not arrays:
+        return partial(torch.softmax, tensor(srcs[0]), -1, out=target)
+    (logits, *masks), calls = converted(f32, srcs, arrays)
     return in_order([
         *calls,
-        _logits(logits, logits, added, rounded(scale, f32)),
+        _logits(logits, logits, masks[0] if masks else None, rounded(scale, f32)),
         partial(torch.softmax, logits, -1, out=logits),
         partial(target.copy_, logits),
     ])  # fmt: skip

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 
@@ -25,22 +26,11 @@ def _conv_arrays(step: Step) -> Arrays:
 
 
 @KERNELS("causal_conv1d", workspace=_conv_arrays)
-def causal_conv1d(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    w: Arg,
-    *rest: Arg,
-    biased: bool,
-    sums: Arg | None = None,
-    **arrays: Arg,
-) -> Call:
-    (source, weights, *others), calls = converted(widened(out.dtype), (x, w, *rest), arrays)
+def causal_conv1d(stream: Stream, op: str, out: Arg, *srcs: Arg, biased: bool, **arrays: Arg) -> Call:
+    (source, weights, *others), calls = converted(widened(out.dtype), srcs, arrays)
     bias, before = optional_operands(others, biased)
-    target = tensor(out)
-    total = target if sums is None else tensor(sums)
-    tokens, last = x.shape[2], w.shape[1] - 1
+    total = tensor(arrays.get("sums", out))
+    tokens, last = source.shape[2], weights.shape[1] - 1
     calls.append(partial(torch.mul, source, weights[:, last:], out=total))
     for j in range(last):
         factors, late = weights[:, j : j + 1], last - j
@@ -53,8 +43,8 @@ def causal_conv1d(
             calls.append(partial(torch.addcmul, part, before[..., j : j + count], factors, out=part))
     if bias is not None:
         calls.append(partial(torch.add, total, bias.unsqueeze(1), out=total))
-    if total is not target:
-        calls.append(partial(target.copy_, total))
+    if "sums" in arrays:
+        calls.append(partial(tensor(out).copy_, total))
     return in_order(calls)
 
 
@@ -105,46 +95,32 @@ def selective_scan(
     last: bool,
     **arrays: Arg,
 ) -> Call:
-    memory = _ScanMemory(**{name: tensor(array) for name, array in arrays.items()})
+    memory = {name: tensor(array) for name, array in arrays.items()}
+    rates, through, last_state = [memory[name] for name in ("rates", "through", "last_state")]
     d, state = optional_operands(rest, skip)
-    by_group, tokens, chunk = memory.through.shape, u.shape[2], len(memory.decay)
+    by_group, tokens, chunk = through.shape, u.shape[2], len(memory["decay"])
     inputs, deltas = [tensor(x).unflatten(1, by_group).movedim(-1, 0) for x in (u, delta)]
     reads, writes = [tensor(x).movedim(-1, 0) for x in (b, c)]
     flat = tensor(out).view(-1) if last else None
     results = tensor(out) if flat is None else flat[: u.size].view(u.shape)
     results = results.unflatten(1, by_group).movedim(-1, 0)
-    calls: list[Call] = [partial(memory.rates.copy_, tensor(a).unflatten(0, by_group))]
+    calls: list[Call] = [partial(rates.copy_, tensor(a).unflatten(0, by_group))]
     if d is not None:
-        calls.append(partial(memory.through.copy_, tensor(d).unflatten(0, by_group)))
+        calls.append(partial(through.copy_, tensor(d).unflatten(0, by_group)))
     if state is None:
-        calls.append(memory.last_state.zero_)
+        calls.append(last_state.zero_)
     else:
-        calls.append(partial(memory.last_state.copy_, tensor(state).unflatten(1, by_group)))
+        calls.append(partial(last_state.copy_, tensor(state).unflatten(1, by_group)))
     for first in range(0, tokens, chunk):
         ts = slice(first, min(first + chunk, tokens))
         calls += _bind_chunk(memory, inputs[ts], deltas[ts], reads[ts], writes[ts], results[ts], softplus, skip)
     if flat is not None:
-        calls.append(partial(flat[u.size :].view(memory.last_state.shape).copy_, memory.last_state))
+        calls.append(partial(flat[u.size :].view(last_state.shape).copy_, last_state))
     return in_order(calls)
 
 
-class _ScanMemory(NamedTuple):
-    """The arrays of `_scan_arrays` as tensors."""
-
-    decay: torch.Tensor
-    states: torch.Tensor
-    steps: torch.Tensor
-    inputs: torch.Tensor
-    outputs: torch.Tensor
-    reads: torch.Tensor
-    writes: torch.Tensor
-    last_state: torch.Tensor
-    rates: torch.Tensor
-    through: torch.Tensor
-
-
 def _bind_chunk(
-    memory: _ScanMemory,
+    memory: Mapping[str, torch.Tensor],
     u: torch.Tensor,
     delta: torch.Tensor,
     b: torch.Tensor,
@@ -154,7 +130,9 @@ def _bind_chunk(
     skip: bool,
 ) -> list[Call]:
     """The calls that compute the states and results of some tokens, whose axis is the first one of all operands."""
-    decay, states, step, x, y, read, write = [array[: len(u)] for array in memory[:7]]
+    names = ("decay", "states", "steps", "inputs", "outputs", "reads", "writes")
+    decay, states, step, x, y, read, write = [memory[name][: len(u)] for name in names]
+    last_state = memory["last_state"]
     calls: list[Call] = [partial(step.copy_, delta)]
     if softplus:
         calls.append(partial(out_function("softplus"), step, 1, 50, out=step))
@@ -162,20 +140,20 @@ def _bind_chunk(
         partial(x.copy_, u),
         partial(read.copy_, b),
         partial(write.copy_, c),
-        partial(torch.mul, step.unsqueeze(-1), memory.rates, out=decay),
+        partial(torch.mul, step.unsqueeze(-1), memory["rates"], out=decay),
         partial(torch.exp, decay, out=decay),
         partial(torch.mul, step, x, out=y),
         partial(torch.mul, y.unsqueeze(-1), read.unsqueeze(-2), out=states),
     ]
-    before = memory.last_state
+    before = last_state
     for state, factor in zip(states, decay, strict=True):
         calls.append(partial(torch.addcmul, state, factor, before, out=state))
         before = state
     calls += [
-        partial(memory.last_state.copy_, before),
+        partial(last_state.copy_, before),
         partial(torch.matmul, states, write.unsqueeze(-1), out=y.unsqueeze(-1)),
     ]
     if skip:
-        calls.append(partial(torch.addcmul, y, x, memory.through, out=y))
+        calls.append(partial(torch.addcmul, y, x, memory["through"], out=y))
     calls.append(partial(results.copy_, y))
     return calls
