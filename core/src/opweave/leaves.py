@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from opweave import registry
-from opweave.contract.buffer import Buffer, MultiBuffer
+from opweave.contract.buffer import Buffer
 from opweave.contract.device import Device
+from opweave.contract.multibuffer import MultiBuffer
 from opweave.contract.space import CHANGES, Usage
 from opweave.contract.step import Arg
 from opweave.dlpack import from_dlpack
@@ -343,7 +344,7 @@ def withdraw(tensor: Tensor, device: Device) -> None:
                 raise SchedulerError(reason) from error
             leaf.damaged = f"{reason}; write it anew to use it"
     # Programs of other schedulers would go on with what lies there, and never see what is written elsewhere.
-    leaf.placement.buffer.retire()
+    leaf.placement.buffer.invalidate_dependents()
     leaf.placement, leaf.device, leaf.data = None, None, values
     CHANGES.note()
 

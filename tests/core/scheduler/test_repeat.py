@@ -137,7 +137,7 @@ class OfMode(Separate):
 
 
 class Alike(Modal):
-    def _joins(self, other: Stream) -> bool:
+    def _inlines(self, other: Stream) -> bool:
         return isinstance(other, Alike)
 
 

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from opweave.contract.device import Backend, Device, Kind
-from opweave.contract.execution import Stream
+from opweave.contract.backend import Backend
+from opweave.contract.capabilities import Kind
+from opweave.contract.device import Device
 from opweave.contract.kernels import Kernel, KernelTable
+from opweave.contract.stream import Stream
 from opweave.graph.opdef import OPS
 from opweave.host.memory import HostMemory, NumPyMemory
 

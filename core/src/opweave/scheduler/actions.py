@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from opweave.contract.execution import StepError
+from opweave.contract.plan import StepError
 from opweave.errors import Cancelled, ExecutionError, LifetimeError
 
 if TYPE_CHECKING:
-    from opweave.contract.execution import Plan
+    from opweave.contract.plan import Plan
     from opweave.contract.worker import WorkerStream
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.partition import Copy, Split

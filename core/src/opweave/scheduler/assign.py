@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from opweave.contract.device import Device, Kind
+from opweave.contract.capabilities import Kind
+from opweave.contract.device import Device
 from opweave.contract.space import Usage
 from opweave.errors import UnsupportedOpError
 from opweave.graph.tensor import Signature

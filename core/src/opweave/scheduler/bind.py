@@ -11,9 +11,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave.contract.buffer import Buffer
-from opweave.contract.execution import Plan, Stream
+from opweave.contract.plan import Plan
 from opweave.contract.space import HOST_SPACE, round_up
 from opweave.contract.step import Arg, Call, Group, Step
+from opweave.contract.stream import Stream
 from opweave.errors import raise_backend_failure
 from opweave.graph.dtypes import u8
 from opweave.graph.tensor import Location, Placement, Tensor

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from opweave.errors import Cancelled
-from opweave.host.storage import InTurn
+from opweave.host.storage import CallSequence
 
 if TYPE_CHECKING:
-    from opweave.contract.execution import Stream
     from opweave.contract.step import Call
+    from opweave.contract.stream import Stream
     from opweave.scheduler.actions import Action
 
 __all__ = ["Joint", "join"]
@@ -65,7 +65,7 @@ def join(calls: Sequence[Call], actions: Sequence[Action]) -> Joint | None:
             return None
         if action.plan is not None:
             streams[stream] = None
-    leaders = [s for s in streams if all(other is s or s._joins(other) for other in streams)]
+    leaders = [s for s in streams if all(other is s or s._inlines(other) for other in streams)]
     if not leaders:
         return None
     row: list[Call] = []
@@ -74,7 +74,7 @@ def join(calls: Sequence[Call], actions: Sequence[Action]) -> Joint | None:
         starts.append(len(row))
         if action.plan is not None:
             row += action.plan._calls or ()
-        elif isinstance(call, InTurn):
+        elif isinstance(call, CallSequence):
             row += call.calls
         else:
             row.append(call)

@@ -19,8 +19,10 @@ from opweave.scheduler.joint import Joint, join
 from opweave.scheduler.partition import Operand
 
 if TYPE_CHECKING:
-    from opweave.contract.execution import Event, Plan, Stream
+    from opweave.contract.event import Event
+    from opweave.contract.plan import Plan
     from opweave.contract.step import Arg, Call
+    from opweave.contract.stream import Stream
     from opweave.scheduler.bind import Binder
     from opweave.scheduler.partition import Copy, Split
     from opweave.scheduler.target import Target
@@ -64,7 +66,7 @@ class RunList:
         self.marks: Marks = []
         self.streams: list[Stream] = []
 
-    def _orphan(self, why: str) -> None:
+    def _invalidate(self, why: str) -> None:
         """Memory that the calls use is gone."""
         self.joint, self.ended = None, why
 
@@ -286,7 +288,7 @@ class _Lister:
         result.joint = join(calls, actions)
         for buffer in {self.binder.buffers[place] for place in self.partition.owners}:
             assert buffer is not None
-            buffer._note(result)
+            buffer._add_dependent(result)
 
     def _mark(self, queue: int, index: int, marks: Marks, split: Split) -> None:
         self.result.calls.append(partial(_mark, self._stream(queue), marks, index))

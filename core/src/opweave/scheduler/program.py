@@ -249,11 +249,11 @@ class Program:
             raise self._given_up(listed)
         submission, thread = joint.submission, get_ident()
         if submission.thread not in (0, thread):
-            raise joint.stream._taken()
+            raise joint.stream._busy_error()
         feed = None
         rest = iter(joint.calls)
         with submission.lock:
-            before, outer = submission.thread, submission.rest  # of a plan that this run is a part of
+            before, outer = submission.thread, submission.remaining  # of a plan that this run is a part of
             try:
                 progress.runner = submission.thread = thread
                 progress.begun += 1
@@ -261,8 +261,8 @@ class Program:
                     progress.copied += self._copied
                 progress.cut = ""
                 if outer is None:
-                    submission.cut = ""
-                submission.rest = rest
+                    submission.cancel_reason = ""
+                submission.remaining = rest
                 for feed, value in ready:
                     if feed.view is not None:
                         feed.view[...] = value  # half the time of np.copyto
@@ -270,16 +270,16 @@ class Program:
                         feed.put(value)
                 feed = None
                 joint.stream._run(rest)
-                if progress.cut or submission.cut:
-                    raise Cancelled(progress.cut or submission.cut)
+                if progress.cut or submission.cancel_reason:
+                    raise Cancelled(progress.cut or submission.cancel_reason)
             except BaseException as error:
-                progress.cut = progress.cut or submission.cut
+                progress.cut = progress.cut or submission.cancel_reason
                 run = Run(self, listed)
                 run.feeding = feed
                 failure = self._failed(run, error, len(joint.calls) - length_hint(rest) - 1, joint)
                 raise failure from failure.__cause__
             finally:
-                submission.rest = outer
+                submission.remaining = outer
                 submission.thread = before
                 progress.runner = 0
         self._latest = listed

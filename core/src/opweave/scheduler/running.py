@@ -13,7 +13,7 @@ from opweave.errors import Cancelled, ExecutionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from opweave.contract.execution import Event
+    from opweave.contract.event import Event
     from opweave.scheduler.actions import Feed
     from opweave.scheduler.lower import RunList
     from opweave.scheduler.program import Program

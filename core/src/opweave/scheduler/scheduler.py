@@ -15,9 +15,9 @@ from weakref import WeakSet
 from opweave import registry
 from opweave.concurrency import Lock, Worker
 from opweave.contract.device import Device
-from opweave.contract.execution import Stream
 from opweave.contract.memory import BufferType
 from opweave.contract.space import WORKING
+from opweave.contract.stream import Stream
 from opweave.contract.submission import Submission, end_iterator
 from opweave.contract.worker import WorkerStream
 from opweave.errors import Cancelled, HazardError, LifetimeError, SchedulerError

@@ -23,7 +23,7 @@ def step_under_way(targets: Sequence[Target], progress: Progress, programs: Iter
     """
     streams = [s.inner if isinstance(s, WorkerStream) else s for target in targets for s in target.streams]
     programs = list(programs)
-    for rest in [*(stream._submission.rest for stream in streams), progress.rest]:
+    for rest in [*(stream._submission.remaining for stream in streams), progress.rest]:
         for calls, index in _position(rest):
             for program in programs:
                 for listed in program._lists:
@@ -34,7 +34,9 @@ def step_under_way(targets: Sequence[Target], progress: Progress, programs: Iter
                     for action in listed.actions:
                         if action.plan is not None and action.plan._calls is calls:
                             return _text(action, index)
-    return next((f"work on {t.name}" for t in targets for s in t.streams if s.is_async and s._over < s._sequence), "")
+    return next(
+        (f"work on {t.name}" for t in targets for s in t.streams if s.is_async and s._finished < s._sequence), ""
+    )
 
 
 def _position(rest: Any) -> Iterator[tuple[Any, int]]:
