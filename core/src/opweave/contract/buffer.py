@@ -407,7 +407,7 @@ class Buffer:
             now = perf_counter_ns()
             TRACE.emit("free", self.name, now, now, bytes=self.size, device=self.device.name)
 
-    def _inherit(self) -> tuple[Handle, object]:
+    def _after_fork(self) -> tuple[Handle, object]:
         """Make the buffer unusable in a forked child. Returns handle and owner, which must not be freed there."""
         kept = self.handle, self.owner
         self._freed, self.handle, self.owner = True, None, INHERITED

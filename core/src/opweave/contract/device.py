@@ -22,7 +22,7 @@ from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
 from opweave.errors import AllocationError, Broken, Unavailable, UnsupportedOpError, raise_backend_failure
 from opweave.graph.layout import nbytes
-from opweave.lifecycle import keep_for_ever, told_of_forks
+from opweave.lifecycle import keep_forever, notify_after_fork
 
 if TYPE_CHECKING:
     from opweave.contract.backend import Backend
@@ -93,7 +93,7 @@ class Device(DeviceHooks):
         self._streams = WeakSet()
         self._default_type = None
         self._lost_by_fork = False
-        told_of_forks(self)
+        notify_after_fork(self)
         if not hasattr(cls, "space"):
             self.space = MemorySpace(self._name)
         if not hasattr(cls, "kernels"):
@@ -184,12 +184,12 @@ class Device(DeviceHooks):
                 remedy="start processes with multiprocessing.get_context('spawn'), or fork before devices are used",
             )
 
-    def _inherit(self) -> None:
+    def _after_fork(self) -> None:
         if not self.survives_fork:
             self._lost_by_fork = True
             # Freeing anything would call the driver, whose threads and locks exist in the parent only.
-            buffers = [buffer._inherit() for buffer in list(self._buffers)]
-            keep_for_ever([self, *self._streams, *buffers])
+            buffers = [buffer._after_fork() for buffer in list(self._buffers)]
+            keep_forever([self, *self._streams, *buffers])
 
     # --- memory -----------------------------------------------------------------------------------------------------
 

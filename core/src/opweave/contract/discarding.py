@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import ref
 
 from opweave.contract.space import Handle, MemorySpace, settle, unfinished_streams
-from opweave.lifecycle import keep_for_ever
+from opweave.lifecycle import keep_forever
 
 if TYPE_CHECKING:
     from opweave.contract.memory import BufferType
@@ -107,7 +107,7 @@ def reclaim_all(space: MemorySpace) -> bool:
 
 def _leave_to_parent() -> None:
     """In a forked child: keep the parent's memory referenced for ever, because dropping a handle may free it."""
-    keep_for_ever(_DISCARDED)
+    keep_forever(_DISCARDED)
     _DISCARDED.clear()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from opweave.concurrency import Lock
 from opweave.errors import LayoutError
-from opweave.lifecycle import expect_waiting
+from opweave.lifecycle import start_exit_thread
 
 if TYPE_CHECKING:
     from opweave.contract.stream import Stream
@@ -110,7 +110,7 @@ _QUEUES_LOCK: Final = Lock()
 def add_queue(stream: Stream) -> None:
     """Register an asynchronous stream, so that memory is freed only after its work that may use it."""
     global _QUEUES
-    expect_waiting()
+    start_exit_thread()
     with _QUEUES_LOCK:
         _QUEUES = (*(known for known in _QUEUES if (other := known()) is not None and not other.closed), ref(stream))
 

@@ -22,7 +22,7 @@ from opweave.contract.step import Arg, Group, Step
 from opweave.contract.submitting import Submitting
 from opweave.errors import ExecutionError, UnsupportedOpError, raise_backend_failure
 from opweave.graph.dtypes import u8
-from opweave.lifecycle import closed_at_exit, told_of_forks
+from opweave.lifecycle import close_at_exit, notify_after_fork
 
 __all__ = ["Stream"]
 
@@ -47,8 +47,8 @@ class Stream(Submitting):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         self = super().__new__(cls)
-        told_of_forks(self)
-        closed_at_exit(self)
+        notify_after_fork(self)
+        close_at_exit(self)
         return self
 
     has_thread = False
@@ -348,7 +348,7 @@ class Stream(Submitting):
             if why is not None:
                 raise UnsupportedOpError(f"{self.device.name} does not run {step.op}", {self.device.name: why})
 
-    def _under_way(self) -> str:
+    def _describe_pending(self) -> str:
         return f"work on {self.device.name}"
 
     def _owns(self, buffer: Buffer) -> bool:

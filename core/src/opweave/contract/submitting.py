@@ -67,7 +67,7 @@ class Submitting(StreamHooks):
         if self._inherited:
             raise LifetimeError(f"{self!r} {INHERITED}")
 
-    def _inherit(self) -> None:
+    def _after_fork(self) -> None:
         # This process cannot know whether queued work was done: events of it fail, so that nobody waits for them.
         self._inherited = self._closed = True
         self._fail(LifetimeError(f"{self!r} {INHERITED}"), self._completed + 1)

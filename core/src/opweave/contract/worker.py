@@ -8,8 +8,7 @@ from functools import partial
 from sys import is_finalizing
 from typing import TYPE_CHECKING, Any, Final
 
-from opweave import concurrency
-from opweave.concurrency import Worker
+from opweave.concurrency import Latch, Worker
 from opweave.contract.space import WORKING
 from opweave.contract.stream import Stream
 from opweave.errors import Cancelled, ExecutionError, LifetimeError
@@ -37,7 +36,7 @@ class QueuedEvent:
 
     def __init__(self, sequence: int) -> None:
         self.sequence: Final = sequence
-        self.passed: Final = concurrency.Event()
+        self.passed: Final = Latch()
         self.error: BaseException | None = None
         self.inner: Event | None = None
 

@@ -25,7 +25,7 @@ from opweave.graph.graph import Graph
 from opweave.graph.tensor import Placement, Tensor
 from opweave.host.device import HostDevice
 from opweave.leaves import withdraw
-from opweave.lifecycle import INHERITED, closed_at_exit, expect_waiting, keep_for_ever, told_of_forks
+from opweave.lifecycle import INHERITED, close_at_exit, keep_forever, notify_after_fork, start_exit_thread
 from opweave.scheduler.actions import settle_failure
 from opweave.scheduler.arena import Arena, Lease
 from opweave.scheduler.assign import assign
@@ -207,8 +207,8 @@ class Scheduler:
         )
         self._arenas: Final = [Arena(target) for target in self._targets]
         self._reserved: Final[list[Lease]] = []
-        told_of_forks(self)
-        closed_at_exit(self, first=True)
+        notify_after_fork(self)
+        close_at_exit(self, first=True)
 
     def __repr__(self) -> str:
         return f"<Scheduler over {', '.join(target.name for target in self._targets)}>"
@@ -421,7 +421,7 @@ class Scheduler:
         with self._giving:
             self._check_open()
             if self._ender is None:
-                expect_waiting()
+                start_exit_thread()
                 self._ender = Worker("opweave runs")
                 if not self.parallel:  # then they are whole runs
                     self._progress.queued = self._ender.jobs
@@ -620,7 +620,7 @@ class Scheduler:
         if self._closed:
             raise LifetimeError(f"{self!r} {INHERITED if self._inherited else 'was closed'}")
 
-    def _inherit(self) -> None:
+    def _after_fork(self) -> None:
         self._inherited = self._closed = True
         progress = self._progress
         progress.ready = progress.last = progress.rest = None
@@ -632,9 +632,9 @@ class Scheduler:
         for program in self._alive:
             program._closed = True
         if not all(target.device.survives_fork for target in self._targets):
-            keep_for_ever([*self._alive, *self._programs.values(), *self._arenas])  # with objects of the driver in them
+            keep_forever([*self._alive, *self._programs.values(), *self._arenas])  # with objects of the driver in them
 
-    def _under_way(self) -> str:
+    def _describe_pending(self) -> str:
         """The node that is being computed, as far as it is known."""
         from opweave.scheduler.underway import step_under_way
 

@@ -6,7 +6,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Kind
-from opweave.host.promises import PROMISES
+from opweave.host.reservations import RESERVATIONS
 from opweave_opencl.discovery import kind_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Account:
             if size > min(free, self.free):
                 raise MemoryError(f"{self.taken:,} of {self.total:,} bytes are taken")
             if self._host:
-                PROMISES.take(size)
+                RESERVATIONS.reserve(size)
             self.taken += size
 
     def give(self, size: int) -> None:
@@ -63,4 +63,4 @@ class Account:
         with self._lock:
             self.taken -= size
             if self._host:
-                PROMISES.give(size)
+                RESERVATIONS.release(size)
