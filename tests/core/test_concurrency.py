@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from opweave.concurrency import Event, Lock, Worker, start_thread
+from opweave.concurrency import Latch, Lock, Worker, start_thread
 from opweave.futures import Future, Task
 from tests.support.interrupts import interrupted, needs_timer
 
@@ -39,7 +39,7 @@ def submit(worker: Worker, work: Callable[..., Any], *args: Any) -> Future[Any]:
 
 def in_another_thread(work: Callable[[], object]) -> bool:
     """Whether ``work`` returns there within some seconds."""
-    ended = Event()
+    ended = Latch()
 
     def do() -> None:
         work()
@@ -49,12 +49,12 @@ def in_another_thread(work: Callable[[], object]) -> bool:
     return ended.wait(20)
 
 
-# --- Event ----------------------------------------------------------------------------------------------------------
+# --- Latch ----------------------------------------------------------------------------------------------------------
 
 
 def test_an_event_lets_all_go_on_who_wait_and_all_who_come_later():
-    event = Event()
-    went = [Event() for _ in range(5)]
+    event = Latch()
+    went = [Latch() for _ in range(5)]
     for each in went:
         start_thread(lambda each=each: event.wait() and each.set(), name="waits")
     assert not event.is_set()
@@ -70,11 +70,11 @@ def test_an_event_lets_all_go_on_who_wait_and_all_who_come_later():
 
 @needs_timer
 def test_an_interrupt_while_waiting_for_an_event_holds_nobody_else_up(worker):
-    event = Event()
+    event = Latch()
 
     def do() -> None:
         nonlocal event
-        event = Event()
+        event = Latch()
         waits = event
         worker.put(waits.set)
         waits.wait()
@@ -92,7 +92,7 @@ def test_an_interrupt_while_waiting_for_an_event_holds_nobody_else_up(worker):
 
 def test_a_lock_keeps_other_threads_out_and_lets_its_own_in_again():
     lock = Lock()
-    entered = Event()
+    entered = Latch()
 
     def enter() -> None:
         with lock:
@@ -130,7 +130,7 @@ def test_an_interrupt_leaves_no_lock_taken(worker):
 
 def test_a_worker_does_its_jobs_in_order_and_knows_those_that_have_not_ended(worker):
     done: list[int] = []
-    go, begun, told = Event(), Event(), Event()
+    go, begun, told = Latch(), Latch(), Latch()
     seen: list[int] = []
 
     def first() -> Callable[[], None]:
@@ -171,11 +171,11 @@ def test_a_worker_that_is_closed_does_what_it_was_given_and_ends():
 
 @needs_timer
 def test_a_thread_that_an_interrupt_lets_start_begins_all_the_same():
-    kept: list[tuple[Worker, Event]] = []
+    kept: list[tuple[Worker, Latch]] = []
 
     def do() -> None:
         worker = Worker("short")
-        event = Event()
+        event = Latch()
         worker.put(event.set)
         kept.append((worker, event))
         worker.close()
@@ -202,7 +202,7 @@ def test_a_future_gives_what_its_work_returned_or_raised(worker):
 
 
 def test_a_future_that_has_not_begun_can_be_cancelled_and_others_not(worker):
-    go, begun = Event(), Event()
+    go, begun = Latch(), Latch()
     done: list[int] = []
 
     def wait() -> None:
@@ -234,7 +234,7 @@ def test_a_future_that_has_not_begun_can_be_cancelled_and_others_not(worker):
 
 def test_callbacks_are_called_once_each_before_and_after_the_end_and_may_fail(worker, caplog):
     called: list[str] = []
-    go = Event()
+    go = Latch()
     future = submit(worker, go.wait)
 
     def fail(_: Any) -> None:
@@ -253,7 +253,7 @@ def test_callbacks_are_called_once_each_before_and_after_the_end_and_may_fail(wo
 
 
 def test_the_functions_of_the_standard_library_take_such_futures(worker):
-    go = Event()
+    go = Latch()
     futures = [submit(worker, int, str(i)) for i in range(3)]
     late = [submit(worker, go.wait), *(submit(worker, int, str(i)) for i in range(3, 6)), submit(worker, int, "x")]
     done, pending = concurrent.futures.wait(futures + late, return_when=concurrent.futures.FIRST_COMPLETED, timeout=10)
@@ -325,7 +325,7 @@ def test_a_future_left_locked_by_the_standard_library_ends_all_the_same(worker):
 
 @contextmanager
 def left_locked(future: Future[Any]) -> Iterator[None]:
-    ended = Event()
+    ended = Latch()
 
     def lock() -> None:
         future._condition.acquire()

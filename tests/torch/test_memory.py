@@ -16,7 +16,7 @@ from opweave.contract import Arg, Usage
 from opweave.errors import AllocationError, DTypeError, HazardError, UnsupportedOpError
 from opweave.graph.dtypes import DTYPES, as_dtype
 from opweave.graph.layout import dense_strides, nbytes
-from opweave.host.promises import PROMISES
+from opweave.host.reservations import RESERVATIONS
 from opweave_torch.accelerator import SeparateCpuDevice, TorchAccelerator
 from opweave_torch.memory import TORCH_DTYPES, dense_bytes, one_tensor_a_window, tensor
 
@@ -222,11 +222,11 @@ def test_an_accelerator_of_an_unknown_type_tells_no_memory():
 
 def test_memory_that_nobody_has_used_yet_is_promised_once(separate: SeparateCpuDevice) -> None:
     """Systems promise more than there is, and end the process that uses it."""
-    before = PROMISES.taken
+    before = RESERVATIONS.reserved
     size = separate.mem_info()[0] * 2 // 3
     with separate.alloc(size) as held:
-        assert PROMISES.taken == before + size
+        assert RESERVATIONS.reserved == before + size
         with pytest.raises(AllocationError, match="more than the machine has left"):
             separate.alloc(size)
         assert held.size == size
-    assert PROMISES.taken == before
+    assert RESERVATIONS.reserved == before

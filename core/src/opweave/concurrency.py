@@ -1,19 +1,17 @@
-"""What threads share with the main thread: `Lock`, `Event` and `Worker`, which an interrupt cannot leave half used.
+"""`Lock`, `Latch` and `Worker`: means to work with threads that stay consistent when Ctrl-C interrupts the main thread.
 
-Ctrl-C raises `KeyboardInterrupt` in the main thread behind any call and at the beginning of any function written in
-Python. The conditions, events and semaphores of `threading` are written in Python: an interrupt inside their
-``__enter__`` leaves the lock within them taken, and the next thread that wants it hangs. What is here keeps to these
-rules, and so does whoever builds on it:
+Ctrl-C raises `KeyboardInterrupt` in the main thread after any call and at the beginning of any function written in
+Python. The conditions, events and semaphores of `threading` are written in Python: an interrupt inside of their
+``__enter__`` leaves their inner lock acquired, and the next thread that needs it hangs. The classes here, and the code
+that uses them, therefore follow these rules:
 
-- A lock is taken and given back by one call into C each: ``with lock:`` on a `Lock`. Neither ``@contextmanager`` nor a
-  class with ``__enter__`` and ``__exit__`` in Python stands between the ``with`` and the lock: a generator that was
-  interrupted on its way holds the lock for as long as somebody keeps the traceback, and an ``__exit__`` in Python may
-  be interrupted before its first line.
-- Who waits for something has no lock that others need (`Event`).
-- Work is handed over by one ``append`` and one ``put``, both in C; what was appended and never announced is done
-  together with what comes next (`Worker`). What has to be known about it, how much there is say, is read from there and
-  not counted beside it.
-- State that has to be undone is set in a ``try`` whose ``finally`` undoes it by assignments alone, before any call.
+- A lock is acquired and released by one call into C each: ``with lock:`` on a `Lock`. Neither ``@contextmanager`` nor a
+  class with ``__enter__`` and ``__exit__`` in Python is placed around the lock: an interrupted generator holds the lock
+  as long as something keeps the traceback, and an ``__exit__`` in Python may be interrupted before its first line.
+- A thread that waits holds no lock that others need (`Latch`).
+- Work is passed to a thread by one ``append`` and one ``put``, both in C. If an interrupt comes between them, the work
+  is done together with the next one (`Worker`). Its amount is read from the queue and not counted separately.
+- State that has to be undone is set in a ``try`` whose ``finally`` undoes it by assignments only, before any call.
 
 All waiting is done by the operating system; nothing here polls.
 """
@@ -32,36 +30,37 @@ from threading import Thread, get_ident
 from typing import Any, Final
 from weakref import WeakSet
 
-__all__ = ["Event", "Lock", "Worker", "start_thread"]
+__all__ = ["Latch", "Lock", "Worker", "start_thread"]
 
 
 class Lock(RLock):  # type: ignore[misc]  # final in the stubs, not in Python
     """A reentrant lock, used by ``with`` only.
 
-    An interrupt finds it either not taken, or inside of the ``with`` block that gives it back. In a forked child it is
-    free, whichever thread of the parent had it, unless that is the thread that forked.
+    An interrupt comes either before the lock is acquired, or inside of the ``with`` block, which releases it. In a
+    forked child the lock is free even if another thread of the parent held it; if the forking thread held it, the
+    child's thread holds it.
     """
 
     def __init__(self) -> None:
         _LOCKS.add(self)
 
-    if sys.version_info >= (3, 14):  # before, nothing can happen between a method in C and the block
+    if sys.version_info >= (3, 14):  # before 3.14 no interrupt can come between a method in C and the block
 
         def __enter__(self) -> bool:
             try:
                 return self.acquire()
             except BaseException as interrupt:
-                try:  # at once: `contextlib.suppress` could be interrupted itself
+                try:  # not by `contextlib.suppress`, which could be interrupted itself
                     self.release()
-                except RuntimeError:  # interrupted while it waited
+                except RuntimeError:  # interrupted before it acquired the lock
                     raise interrupt from None
                 raise
 
 
-class Event:
-    """Something that happens once: `set` by one thread, waited for by any number of others.
+class Latch:
+    """A flag that one thread sets once and any number of threads wait for.
 
-    Like `threading.Event` without ``clear``, and an interrupt of whoever waits has no effect on the others.
+    Like `threading.Event` without ``clear``; an interrupt of one waiting thread does not affect the others.
     """
 
     __slots__ = ("_gate", "_set")
@@ -72,42 +71,44 @@ class Event:
         self._set = False
 
     def is_set(self) -> bool:
+        """Whether `set` was called."""
         return self._set
 
     def set(self) -> None:
-        """Let everybody go on who waits, now or later. Setting twice does nothing."""
+        """Release all threads that wait, now or later. Setting twice does nothing."""
         if not self._set:
-            # No interrupt and no other thread comes between these two: both only come behind calls.
+            # No interrupt and no thread switch comes between these two lines: both come only after calls.
             self._set = True
             self._gate.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it has happened, at most ``timeout`` seconds; gives whether it has."""
+        """Wait until the latch is set, at most ``timeout`` seconds. Returns whether it is set."""
         if not self._set:
-            # One after the other goes through the gate and opens it for the next. Both in one call into C: between two
-            # calls an interrupt would leave it closed.
+            # Each waiting thread acquires the gate and releases it for the next one. Both happen in one call into C:
+            # an interrupt between two calls would leave the gate closed.
             gate = self._gate
             enter = gate.acquire if timeout is None else partial(gate.acquire, True, max(timeout, 0))
             steps: tuple[Callable[[], object], ...] = (enter, gate.release)
-            all(map(call, steps))  # the second one only if the first one gives True
+            all(map(call, steps))  # the second one only if the first one returns True
         return self._set
 
 
 Job = Callable[[], Callable[[], object] | None]
+"""A function for a `Worker`. It returns ``None``, or a function to call once the job no longer counts as running."""
 
 
 class Worker:
     """A daemon thread that does jobs one after the other, in the order of `put`.
 
-    A job raises nothing. What it returns, unless that is ``None``, is called when the job counts as ended: to tell
-    those who wait for it, who then do not find it under way any more.
+    A job must not raise. If it returns a function, the thread removes the job from ``jobs`` and then calls that
+    function, which typically releases threads that wait for the job.
 
     Args:
-        name: of the thread.
-        begin: called in it first.
+        name: name of the thread.
+        begin: a function that the thread calls first.
 
     Attributes:
-        jobs: those that were put and have not ended, the present one first. To be read, not to be changed.
+        jobs: the jobs that were put and have not ended, the running one first. Read-only for users.
         ended: set when the thread has ended.
     """
 
@@ -115,49 +116,50 @@ class Worker:
 
     def __init__(self, name: str, begin: Callable[[], object] | None = None) -> None:
         self.jobs: Final[deque[Job]] = deque()
-        self.ended: Final = Event()
+        self.ended: Final = Latch()
         self._wake: Final[SimpleQueue[bool]] = SimpleQueue()
-        # A daemon: work that nobody waits for does not keep the process. It has no reference to whoever gives it jobs.
-        self._thread: Final = start_thread(_work_off, begin, self.jobs, self._wake, self.ended, name=name)
+        # A daemon, so that work nobody waits for does not keep the process alive. It has no reference to this object or
+        # to what puts jobs.
+        self._thread: Final = start_thread(_do_jobs, begin, self.jobs, self._wake, self.ended, name=name)
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is this thread."""
+        """Whether the calling thread is this one."""
         return self._thread.ident == get_ident()
 
     def put(self, job: Job) -> None:
-        """Have ``job`` called behind all that was put before. From any thread; never waits.
+        """Queue ``job`` behind the jobs that were put before. May be called from any thread; never waits.
 
-        Interrupted in here, the job is either done in its turn, or not at all.
+        If an interrupt comes inside of this method, the job is either done in its order or not at all.
         """
         self.jobs.append(job)
         self._wake.put(True)
 
     def close(self) -> None:
-        """Let the thread end behind the jobs it has; does not wait for it (see `ended`)."""
+        """End the thread after the jobs that were put. Does not wait for that (see ``ended``)."""
         self._wake.put(False)
 
 
-def _work_off(begin: Callable[[], object] | None, jobs: deque[Job], wake: SimpleQueue[bool], ended: Event) -> None:
+def _do_jobs(begin: Callable[[], object] | None, jobs: deque[Job], wake: SimpleQueue[bool], ended: Latch) -> None:
     if begin is not None:
         begin()
     going = True
     while going:
         going = wake.get()
         while jobs:
-            tell = jobs[0]()
-            jobs.popleft()  # here its last reference may go, and with it the stream that it works for
-            if tell is not None:
-                tell()
-            del tell
+            notify = jobs[0]()
+            jobs.popleft()  # may drop the last reference to the job, and with it to the stream that it works for
+            if notify is not None:
+                notify()
+            del notify
     ended.set()
 
 
 def start_thread(work: Callable[..., object], *args: object, name: str) -> Thread:
-    """A daemon thread that calls ``work(*args)``; this returns without waiting for it to begin.
+    """Start a daemon thread that calls ``work(*args)``; returns without waiting for it to begin.
 
-    ``Thread.start`` waits for the new thread by an event of `threading`: interrupted there, the thread hangs before its
-    first line. So a thread that no interrupt reaches starts it.
+    ``Thread.start`` waits for the new thread by an event of `threading`; an interrupt there would make the new thread
+    hang before its first line. So it is called by another thread, which interrupts never reach.
     """
     thread = Thread(target=work, args=args, name=name, daemon=True)
     start_new_thread(thread.start, ())
@@ -169,7 +171,7 @@ _LOCKS: Final[WeakSet[Lock]] = WeakSet()
 
 def _free_locks() -> None:
     for lock in list(_LOCKS):
-        state: Any = lock  # whose methods for this the stubs do not know
+        state: Any = lock  # the stubs do not know these two methods
         if not state._is_owned():
             state._at_fork_reinit()
 

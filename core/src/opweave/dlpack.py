@@ -1,5 +1,8 @@
-"""DLPack: arrays of other libraries as leaves. Arrays of ours are NumPy's, which speak it themselves; leaves that have
-memory do too (`Tensor.__dlpack__`)."""
+"""DLPack: arrays of other libraries as leaves, without copying.
+
+In the other direction nothing is needed here: results are NumPy arrays, which implement DLPack, and so do leaves that
+have memory (`Tensor.__dlpack__`).
+"""
 
 from __future__ import annotations
 
@@ -23,20 +26,20 @@ BFLOAT: Final = 4
 
 
 def from_dlpack(array: Any, *, name: str = "dlpack") -> Tensor:
-    """A read-only leaf over the memory of another library's array. (Of a tensor that needs a gradient: without it.)
+    """A read-only leaf over the memory of another library's array, with its shape and dtype.
 
-    Host arrays become constants that use the memory where it lies; it must not be changed while programs use it. Arrays
-    that are not dense are copied. Arrays in the memory of a device become weights there, if a backend shows that device
-    and takes its arrays.
+    A host array becomes a constant that uses the same memory; do not change it while programs use it. If it is not
+    dense it is copied. An array in the memory of a device becomes a weight on that device, if a backend offers the
+    device and imports its arrays. PyTorch tensors that require a gradient are detached.
 
     Args:
-        array: anything with ``__dlpack__`` and ``__dlpack_device__``: of NumPy, PyTorch, JAX, CuPy, ...
-        name: the leaf's.
+        array: an object with ``__dlpack__`` and ``__dlpack_device__``: of NumPy, PyTorch, JAX, CuPy, ...
+        name: name of the leaf.
 
     Raises:
-        DTypeError: it does not speak DLPack, or has a dtype that opweave does not have.
-        Unavailable: it lies on a device that no backend here shows.
-        UnsupportedOpError: the device does not take it as it lies.
+        DTypeError: the object does not implement DLPack, or has a dtype that opweave does not have.
+        Unavailable: no backend offers the device of the array.
+        UnsupportedOpError: the device cannot import an array with this layout.
     """
     array = _detached(array)
     try:
@@ -55,17 +58,17 @@ def from_dlpack(array: Any, *, name: str = "dlpack") -> Tensor:
             leaf.placement, leaf.device = Location(buffer, 0), device.name
             return new_leaf(leaf, shape, dtype)
     raise Unavailable(
-        f"no backend here shows the device of this {type(array).__name__} (DLPack device {kind}, {number})",
-        remedy="install the backend of that device, e.g. opweave-torch, or bring the array to the host first",
+        f"no installed backend offers the device of this {type(array).__name__} (DLPack device {kind}, {number})",
+        remedy="install the backend of that device, e.g. opweave-torch, or copy the array to the host first",
     )
 
 
 def host_view(array: Any) -> np.ndarray[Any, Any]:
-    """The memory of another library's array on the host, as an array of its own: marking it read-only does not mark the
+    """A new NumPy array object over the memory of another library's host array. Making it read-only does not affect the
     original.
 
     Raises:
-        DTypeError: it is not on the host, or has a dtype that opweave does not have.
+        DTypeError: the array is not on the host, or has a dtype that NumPy and `ml_dtypes` do not have.
     """
     array = _detached(array)
     try:
@@ -78,11 +81,12 @@ def host_view(array: Any) -> np.ndarray[Any, Any]:
 
 
 def _detached(array: Any) -> Any:
-    """A tensor of PyTorch that needs a gradient gives no memory away; the same memory without the gradient."""
+    """A PyTorch tensor that requires a gradient refuses to export its memory; its ``detach()`` does not."""
     return array.detach() if getattr(array, "requires_grad", False) else array
 
 
-# --- bf16, which NumPy's own reader does not know ---------------------------------------------------------------------
+# --- bf16, which numpy.from_dlpack does not support
+# --------------------------------------------------------------------
 
 
 class _Device(ctypes.Structure):
@@ -94,7 +98,7 @@ class _DataType(ctypes.Structure):
 
 
 class _DLTensor(ctypes.Structure):
-    """The structure of the standard, https://dmlc.github.io/dlpack/latest/c_api.html."""
+    """``DLTensor`` of https://dmlc.github.io/dlpack/latest/c_api.html."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -125,5 +129,5 @@ def _bf16_view(array: Any) -> np.ndarray[Any, Any]:
     if steps is not None:
         span += sum((length - 1) * step for length, step in zip(shape, steps, strict=True))
     window = (ctypes.c_uint8 * span).from_address(found.data + found.byte_offset)
-    window.capsule = capsule  # which releases the memory when it goes
+    window.capsule = capsule  # keeps the memory alive as long as the array
     return np.ndarray(shape, dtype, window, 0, steps)

@@ -4,23 +4,23 @@
 
     OpweaveError
     ├── ShapeError (ValueError)             shapes that do not fit an operation
-    ├── DTypeError (TypeError)              a type that an operation or a device does not take
-    ├── LayoutError (ValueError)            a view that cannot be expressed, a cut quantized block
-    ├── HazardError                         reads and writes without an order, writes to what is read-only
-    ├── UnknownNameError (KeyError)         a name that does not exist, with the ones that come close
-    ├── UnsupportedOpError                  no device runs a node; carries every device's reason
-    ├── AllocationError (MemoryError)       device, requested, free
+    ├── DTypeError (TypeError)              a dtype that an operation or a device does not support
+    ├── LayoutError (ValueError)            a view that strides cannot express, a split quantized block
+    ├── HazardError                         conflicting reads and writes, writes to read-only memory
+    ├── UnknownNameError (KeyError)         a name that does not exist; suggests similar ones
+    ├── UnsupportedOpError                  no device runs a node; has the reason of every device
+    ├── AllocationError (MemoryError)       a device has not enough free memory
     ├── BoundsError (IndexError)            a byte range outside its buffer
-    ├── LifetimeError                       something freed, closed or foreign was used
-    ├── DeviceLostError                     the device is gone; its buffers are too
-    ├── ExecutionError                      a run failed: node, device, half-written states
+    ├── LifetimeError                       something freed, closed, busy or of another device was used
+    ├── DeviceLostError                     a device stopped working; its buffers are lost
+    ├── ExecutionError                      a run failed; has node, device, half-written states
     ├── SchedulerError                      a scheduler or program was asked for something impossible
-    ├── Cancelled                           the caller ended the run
-    └── PluginError                         carries plugin, distribution, version, remedy
-        ├── Broken                          its code failed
+    ├── Cancelled                           a run was ended early on request
+    └── PluginError                         has plugin, distribution, version, remedy
+        ├── Broken                          the code of a plugin failed or breaks the contract
         ├── Unavailable                     no such hardware, driver or library here
-        ├── Incompatible                    it was made for another version of opweave
-        └── NameConflict                    two plugins claim one name
+        ├── Incompatible                    a plugin for another version of opweave
+        └── NameConflict                    two plugins use the same name
 """
 
 from __future__ import annotations
@@ -70,28 +70,31 @@ class ShapeError(OpweaveError, ValueError):
 
 
 class DTypeError(OpweaveError, TypeError):
-    """A type that an operation, a kernel or a leaf does not take."""
+    """A dtype that an operation, a kernel or a leaf does not support."""
 
 
 class LayoutError(OpweaveError, ValueError):
-    """A view that strides cannot express, or one that cuts a quantized block."""
+    """A view that strides cannot express or that splits a quantized block, or bytes that are not contiguous."""
 
 
 class HazardError(OpweaveError):
-    """Reads and writes of the same memory that no order of the nodes makes right, or a write to what is read-only."""
+    """Reads and writes of the same memory that no order of the nodes satisfies, or a write to read-only memory."""
 
 
 class UnknownNameError(OpweaveError, KeyError):
-    """A name that does not exist. The message suggests the ones that come close.
+    """A name that does not exist. The message suggests similar ones.
 
     Args:
-        what: what was looked up, e.g. ``"device"``.
-        name: the name that was asked for.
-        known: the names that exist.
+        what: the kind of thing that was looked up, e.g. ``"device"``; also an attribute.
+        name: the name that was asked for; also an attribute.
+        known: the names that exist; as an attribute sorted.
+        hint: a sentence to add to the message.
     """
 
     def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
-        from difflib import get_close_matches  # costs as much to import as the rest of this room together
+        from difflib import (
+            get_close_matches,  # imported here: it costs as much as the other imports of this module together
+        )
 
         self.what, self.name, self.known = what, name, sorted(known)
         close = get_close_matches(name.lower(), [k.lower() for k in self.known], n=3, cutoff=0.5)
@@ -103,7 +106,7 @@ class UnknownNameError(OpweaveError, KeyError):
             message += f"; there are: {', '.join(self.known[:20])}"
         super().__init__(f"{message} {hint}".rstrip())
 
-    # A KeyError shows its message in quotes.
+    # KeyError.__str__ would show the message in quotes.
     __str__ = Exception.__str__
 
 
@@ -120,12 +123,12 @@ class UnsupportedOpError(OpweaveError):
 
 
 class AllocationError(OpweaveError, MemoryError):
-    """A device could not give memory.
+    """An allocation is larger than the free memory of a device, or than its largest buffer.
 
     Attributes:
         device: name of the device.
-        requested: bytes asked for.
-        free: bytes free by the device's own account, or ``None`` where it does not know.
+        requested: bytes that were asked for.
+        free: free bytes as the device reports them, ``None`` if it does not know.
     """
 
     def __init__(self, device: str, requested: int, free: int | None, detail: str = "") -> None:
@@ -136,24 +139,26 @@ class AllocationError(OpweaveError, MemoryError):
 
 
 class BoundsError(OpweaveError, IndexError):
-    """A byte range or an index outside of what it indexes."""
+    """A byte range outside of its buffer, or an index outside of its axis."""
 
 
 class LifetimeError(OpweaveError):
-    """A buffer, stream, plan or program was used after it was freed or closed, or where it does not belong."""
+    """A buffer, stream, plan or program was used after it was freed or closed, on a device that cannot reach it, in a
+    forked child, or while another thread is submitting to the stream."""
 
 
 class DeviceLostError(OpweaveError):
-    """The device stopped answering. Its buffers and streams are gone; others go on."""
+    """A device stopped working. Its buffers and streams are lost; other devices are not affected."""
 
 
 class ExecutionError(OpweaveError):
     """A run, or the preparation of one in a backend's code, failed.
 
     Attributes:
-        node: what was running: op, name and the place where the tensor was built.
-        device: name of the device.
-        states: names of the states that may be half written; they refuse reads until rewritten.
+        node: the node that was running: operation, name, and file and line where the tensor was built; ``""`` if that
+            is not known.
+        device: name of the device, or ``""``.
+        states: names of the states that may be half written; reading them raises until they are written again.
     """
 
     def __init__(self, message: str, *, node: str = "", device: str = "", states: Iterable[str] = ()) -> None:
@@ -162,11 +167,13 @@ class ExecutionError(OpweaveError):
 
 
 def raise_backend_failure(error: Exception, device: str, doing: str, node: str = "") -> NoReturn:
-    """Raise what a backend's own code raised: one of our errors as it is, others as the cause of an `ExecutionError`.
+    """Raise the exception of a backend's code: an `OpweaveError` unchanged, others as the cause of an `ExecutionError`.
 
     Args:
-        doing: what the backend was asked for, e.g. ``"preparing a kernel"``.
-        node: the operation that it was asked for, as messages show it.
+        error: what the backend raised.
+        device: name of the device.
+        doing: what the backend was doing, e.g. ``"preparing a kernel"``.
+        node: the operation concerned, as messages show it.
     """
     if isinstance(error, OpweaveError):
         raise error
@@ -176,20 +183,21 @@ def raise_backend_failure(error: Exception, device: str, doing: str, node: str =
 
 
 class SchedulerError(OpweaveError):
-    """A scheduler or a program was asked for something that it cannot do."""
+    """A scheduler, program or leaf was used in a way that is not possible."""
 
 
 class Cancelled(OpweaveError):
-    """The run was ended by its caller."""
+    """A run was ended early, by ``Scheduler.cancel`` or ``Stream.abort``."""
 
 
 class PluginError(OpweaveError):
-    """Something about a plugin.
+    """Base of the errors about plugins.
 
     Attributes:
-        plugin: entry-point name, ``""`` until the registry knows it.
-        distribution, version: the package that carries the plugin, where known.
-        remedy: what the reader can do about it.
+        message: what is wrong.
+        plugin: name of the entry point, ``""`` until the registry knows it.
+        distribution, version: the package that contains the plugin, ``""`` if not known.
+        remedy: what the reader can do about it, ``""`` if not known.
     """
 
     def __init__(
@@ -206,16 +214,16 @@ class PluginError(OpweaveError):
 
 
 class Broken(PluginError):
-    """The plugin's own code failed."""
+    """The plugin's code failed or does not keep to the contract."""
 
 
 class Unavailable(PluginError):
-    """The plugin is sound, but the hardware, driver or library it needs is not here."""
+    """The hardware, driver or library that a plugin or device needs is missing or cannot be used in this process."""
 
 
 class Incompatible(PluginError):
-    """The plugin was made for another version of opweave."""
+    """The plugin is for another version of opweave."""
 
 
 class NameConflict(PluginError):
-    """Two plugins claim one name."""
+    """Two plugins use the same name."""

@@ -1,5 +1,4 @@
-"""`compile`: the comfortable way in. Turns a Python function over tensors, or tensors, into something that is called
-with arrays."""
+"""`compile`: turns a Python function over tensors, or output tensors, into a `Function` that is called with arrays."""
 
 from __future__ import annotations
 
@@ -28,17 +27,17 @@ if TYPE_CHECKING:
 __all__ = ["Function", "compile"]
 
 TRACES_KEPT: Final = 64
-"""How many programs a function keeps; beyond that the one that was called least recently goes."""
+"""A function keeps at most this many programs; beyond that it drops the least recently called one."""
 
 
 class Function:
-    """A compiled function. Made by `compile`.
+    """A compiled function. Made by `compile`. Called with arrays it returns arrays.
 
-    Called with arrays it gives arrays. The first call with new shapes and dtypes traces and builds a program; all
-    programs share the scheduler's memory.
+    The first call with new shapes and dtypes traces the Python function and builds a program. All programs share the
+    memory of the scheduler.
 
     Attributes:
-        scheduler: what runs it.
+        scheduler: the scheduler that builds and runs the programs.
     """
 
     def __init__(
@@ -58,9 +57,9 @@ class Function:
             else Scheduler(list(registry.default_devices()) if devices is None else devices)
         )
         self._max_shapes: Final = {k: check_shape(v, f32) for k, v in (max_shapes or {}).items()}
-        self._reserved: Program | None = None  # what was built for `max_shapes`, whose memory stays
+        self._reserved: Program | None = None  # the program for `max_shapes`, which keeps its memory allocated
         self._programs: OrderedDict[Any, Program] = OrderedDict()
-        self._latest: Program | None = None  # the one that was called last, and comes last in `_programs`
+        self._latest: Program | None = None  # the latest that was called, which is last in `_programs`
         self._signature: Any = None
         if callable(target):
             import inspect
@@ -77,26 +76,35 @@ class Function:
             unknown = set(self._max_shapes)
             self.__name__ = "outputs"
         if unknown:
-            raise SchedulerError(f"max_shapes names {', '.join(sorted(unknown))}, which are no parameters to trace")
+            raise SchedulerError(f"max_shapes names {', '.join(sorted(unknown))}, which are not parameters to trace")
 
     def __repr__(self) -> str:
         return f"<Function {self.__name__} on {', '.join(d.name for d in self.scheduler.devices)}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run with arrays; numbers and sequences are converted. Parameters that are neither stay as they are."""
+        """Run with arrays and return arrays, in the form in which the function returns tensors.
+
+        Lists and NumPy scalars are converted to arrays, arrays of other libraries are used by DLPack. Other arguments
+        are passed to the Python function when it is traced, and must be hashable.
+
+        Raises:
+            SchedulerError: arguments that cannot be hashed, or too many arrays.
+            ShapeError, DTypeError: an array that does not fit its input.
+            ExecutionError: the run failed.
+        """
         program, feeds = self._prepare(args, kwargs)
         return program.run(feeds)
 
     def program(self, *args: Any, **kwargs: Any) -> Program:
-        """The program that a call with such arguments runs."""
+        """The program that a call with these arguments runs; builds it if necessary."""
         return self._prepare(args, kwargs)[0]
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        """`Program.explain` of the program that a call with such arguments runs."""
+        """`Program.explain` of the program that a call with these arguments runs."""
         return self.program(*args, **kwargs).explain()
 
     def close(self) -> None:
-        """Close the scheduler and all programs."""
+        """Close the scheduler and all its programs; the function can no longer be called."""
         self._programs.clear()
         self._latest = None
         self.scheduler.close()
@@ -123,7 +131,7 @@ class Function:
         try:
             program = self._programs.get(signature)
         except TypeError:
-            raise SchedulerError(f"{self!r}: parameters that are no arrays must be hashable") from None
+            raise SchedulerError(f"{self!r}: arguments that are not arrays must be hashable") from None
         if program is None or not program.is_current:
             shapes = {name: (a.shape, a.dtype) for name, a in arrays.items()}
             program = self._programs[signature] = self._trace(bound, shapes)
@@ -162,7 +170,7 @@ class Function:
         return self.scheduler.build(with_products_in(self._compute_dtype, tuple(outputs)))
 
     def _reserve(self, bound: Any, arrays: Mapping[str, Any]) -> None:
-        """Trace once with the largest shapes, so that later programs fit into that memory."""
+        """Build a program for the largest shapes, so that later programs fit into the memory allocated for it."""
         shapes = {}
         for name, array in arrays.items():
             most = self._max_shapes.get(name, array.shape)
@@ -173,7 +181,7 @@ class Function:
 
 
 def _as_array(value: Any) -> Any:
-    """Arrays, also of other libraries, and sequences of numbers become arrays; anything else is passed on as it is."""
+    """The array for an argument, or ``None`` if it is none: arrays of any library, lists and NumPy scalars have one."""
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, (list, np.generic)):
@@ -220,23 +228,26 @@ def compile(
     max_shapes: Mapping[str, Sequence[int]] | None = None,
     compute_dtype: DTypeLike = f32,
 ) -> Any:
-    """Make a function over tensors, or tensors, callable with arrays. Also a decorator.
+    """Make a function over tensors, or output tensors, callable with arrays. Also a decorator.
 
     Args:
         target: a function that takes tensors and returns a tensor, a tuple or a dict of them; or such outputs
-            themselves, which are then called with arrays in the order of their inputs, or by name.
-        devices: where it may run, earlier ones preferred; a scheduler to share; ``None``: `default_devices`.
-        max_shapes: parameter -> the largest shape that will come; memory for it is taken at the first call, and
+            themselves; the result is then called with arrays in the order of their inputs, or by name.
+        devices: the devices to use, earlier ones preferred; or a scheduler to share. ``None``: `default_devices`.
+        max_shapes: parameter -> the largest shape to expect. Memory for it is allocated at the first call; calls with
             smaller shapes then allocate nothing.
         compute_dtype: ``"bf16"`` or ``"f16"``: products, attention and convolutions of f32 values are computed in that
-            type, everything between them in f32. Weights are converted once. `opweave.compare` says what it costs in
-            error; it is faster where the device multiplies that type faster.
+            type, everything between them in f32. Weights are converted once. `opweave.compare` measures the error. It
+            is faster on devices that multiply this type faster.
 
     A function is traced once for each combination of input shapes, dtypes and other arguments.
 
+    Returns:
+        A `Function`; without ``target`` a decorator that makes one.
+
     Raises:
         SchedulerError, UnknownNameError: devices or parameters that do not exist.
-        DTypeError: a ``compute_dtype`` that products are not computed in.
+        DTypeError: a ``compute_dtype`` that is not a float type for products.
     """
     if target is None:
         return lambda function: Function(function, devices, max_shapes, compute_dtype)

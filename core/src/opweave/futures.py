@@ -1,6 +1,7 @@
-"""`Future`: one of `concurrent.futures` that an interrupt of its user cannot make its worker hang.
+"""`Future`: a future of `concurrent.futures` whose worker cannot hang when Ctrl-C interrupts a thread that waits for
+it.
 
-Apart from `opweave.concurrency`, because importing opweave must not pay for importing `concurrent.futures`.
+A module of its own, so that ``import opweave`` does not import `concurrent.futures`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 from threading import RLock
 from typing import Any, Final, Generic, TypeVar
 
-from opweave.concurrency import Event
+from opweave.concurrency import Latch
 
 __all__ = ["Future", "Task"]
 
@@ -28,36 +29,36 @@ CANCELLED: Final = "CANCELLED"
 NOTIFIED: Final = "CANCELLED_AND_NOTIFIED"
 FINISHED: Final = "FINISHED"
 
-PATIENCE: Final = 0.25
-"""Seconds for which the end of a future waits for `concurrent.futures.wait` and ``as_completed`` to have looked at it.
-They need microseconds, unless an interrupt made them leave the future locked."""
+OBSERVER_TIMEOUT: Final = 0.25
+"""Seconds for which ending a future waits for `concurrent.futures.wait` and ``as_completed`` to release its condition.
+They hold it for microseconds, unless an interrupt made them leave it locked."""
 
 
 class Future(concurrent.futures.Future[T]):
-    """Of `concurrent.futures.Future` it keeps the interface and the states, but its waiting and its locking are its
-    own: who waits shares no lock with who ends it. ``asyncio.wrap_future``, `concurrent.futures.wait` and
-    ``as_completed`` work as with any other.
+    """A `concurrent.futures.Future` with the same interface and states, but its own waiting and locking: a thread that
+    waits shares no lock with the thread that ends the future. ``asyncio.wrap_future``, `concurrent.futures.wait` and
+    ``as_completed`` work as usual.
 
-    One thread, which no interrupt reaches, begins and ends it; the other methods may be called from any thread.
+    One thread, which interrupts never reach, begins and ends it; the other methods may be called from any thread.
     """
 
-    def __init__(self) -> None:  # without super's, which makes the locks that are not used here
+    def __init__(self) -> None:  # does not call super's, which makes a condition that is not used here
         self._state = PENDING
         self._result: T | None = None
         self._exception: BaseException | None = None
-        self._begun = allocate_lock()  # taken once, and never given back, by who begins or cancels it
-        self._ended = Event()
+        self._begun = allocate_lock()  # acquired once, by the thread that begins or cancels it, and never released
+        self._ended = Latch()
         self._callbacks: deque[Callable[[Future[T]], object]] = deque()
         # What the functions of `concurrent.futures` use:
         self._condition: Any = RLock()
         self._waiters: list[Any] = []
 
-    # --- for who waits ----------------------------------------------------------------------------------------------
+    # --- for threads that wait --------------------------------------------------------------------------------------
 
     def cancel(self) -> bool:
-        """Have it not begun, if it has not; gives whether it is cancelled."""
+        """Cancel the work if it has not begun. Returns whether the future is cancelled."""
         if self._begun.acquire(False):
-            if self._state == PENDING:  # interrupted or held up before here, its worker says so
+            if self._state == PENDING:  # if this thread is interrupted before this line, the worker sets the state
                 self._state = CANCELLED
             self._ended.set()
             self._call_back()
@@ -96,7 +97,7 @@ class Future(concurrent.futures.Future[T]):
         return self._exception
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Have ``fn`` called with the future when it is done, by the thread that ends it; at once if it is done."""
+        """Call ``fn(future)`` when the future is done, in the thread that ends it; at once if it is already done."""
         self._callbacks.append(fn)
         if self.done():
             self._call_back()
@@ -105,17 +106,17 @@ class Future(concurrent.futures.Future[T]):
         while self._callbacks:
             try:
                 fn = self._callbacks.popleft()
-            except IndexError:  # another thread was faster
+            except IndexError:  # another thread removed it
                 return
             try:
                 fn(self)
             except Exception:
                 logging.getLogger("opweave").exception("exception calling callback for %r", self)
 
-    # --- for who does the work --------------------------------------------------------------------------------------
+    # --- for the thread that does the work --------------------------------------------------------------------------
 
     def set_running_or_notify_cancel(self) -> bool:
-        """Begin; ``False``: it was cancelled."""
+        """Begin the work. Returns ``False`` if it was cancelled and must not be done."""
         if self._begun.acquire(False):
             self._state = RUNNING
             return True
@@ -138,27 +139,27 @@ class Future(concurrent.futures.Future[T]):
             raise InvalidStateError(f"{self._state}: {self!r}")
 
     def _end(self, state: str) -> None:
-        looked = self._condition.acquire(timeout=PATIENCE)
+        acquired = self._condition.acquire(timeout=OBSERVER_TIMEOUT)
         self._state = state
         waiters = list(self._waiters)
-        if looked:
+        if acquired:
             self._condition.release()
         self._ended.set()
-        if waiters:  # with events of `threading`, on which an interrupt may have left a lock
-            start_new_thread(_tell, (waiters, self))
+        if waiters:  # on a thread of its own: they use events of `threading`, which an interrupt may have left locked
+            start_new_thread(_notify_waiters, (waiters, self))
         self._call_back()
 
     def abandon(self, error: BaseException) -> None:
-        """In a forked child, where its worker is not: be done with ``error``, and tell nobody."""
+        """In a forked child, where its worker does not exist: end with ``error``, without calling callbacks."""
         if not self.done():
             self._exception = error
             self._state = FINISHED
             self._ended.set()
 
 
-def _tell(waiters: list[Any], future: Future[Any]) -> None:
+def _notify_waiters(waiters: list[Any], future: Future[Any]) -> None:
     for waiter in waiters:
-        with suppress(RuntimeError):  # about a lock of a waiter that an interrupt ended
+        with suppress(RuntimeError):  # from the lock of a waiter that was ended by an interrupt
             if future.cancelled():
                 waiter.add_cancelled(future)
             elif future.exception() is not None:
@@ -168,7 +169,7 @@ def _tell(waiters: list[Any], future: Future[Any]) -> None:
 
 
 class Task(Generic[T]):
-    """A call whose outcome becomes that of a future; a job for a `Worker`."""
+    """A call whose result or exception becomes that of ``future``; a job for a `Worker`."""
 
     __slots__ = ("_args", "_work", "future")
 

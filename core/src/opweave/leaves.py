@@ -1,6 +1,6 @@
-"""Leaves with memory of their own: `weights` that are read, `state` that nodes write.
+"""Leaves with memory: `weights`, which nodes read, and `state`, which nodes also write.
 
-Both may be placed on a device by name; unplaced ones go where the first program wants them.
+Both may be placed on a device by name. If they are not, the first program that uses them places them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from opweave import registry
-from opweave.contract.buffer import Buffer, MultiBuffer
+from opweave.contract.buffer import Buffer
 from opweave.contract.device import Device
+from opweave.contract.multibuffer import MultiBuffer
 from opweave.contract.space import CHANGES, Usage
 from opweave.contract.step import Arg
 from opweave.dlpack import from_dlpack
@@ -37,7 +38,13 @@ Where = str | Device | None
 
 
 class Blocks(NamedTuple):
-    """A quantized array: raw bytes in the GGUF layout of ``dtype`` (or its name), and the shape in elements."""
+    """A quantized array.
+
+    Attributes:
+        data: the bytes in the GGUF layout of ``dtype``, ``uint8``.
+        shape: in elements.
+        dtype: a quantized `DType` or its name.
+    """
 
     data: np.ndarray[Any, Any]
     shape: tuple[int, ...]
@@ -48,7 +55,7 @@ class Weights(Mapping[str, Tensor]):
     """Read-only tensors by name, which share buffers. Made by `weights`.
 
     Attributes:
-        buffers: what the placed ones lie in, one (perhaps chunked) per device.
+        buffers: the memory of the placed ones; one per device, in parts if it exceeds the largest buffer.
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
@@ -86,28 +93,30 @@ def weights(
     Args:
         arrays: name -> array, also of another library (``dict(module.named_parameters())`` of PyTorch), `Blocks`
             (quantized), what `opweave.from_dlpack` made, or `Spec` (shape and dtype only, to plan without bytes).
-            Arrays are used as they lie, not copied, and must not be changed afterwards.
-        device: where they are kept: a device or its name for all, or glob patterns -> device (first match wins, the
-            rest is unplaced). Unplaced weights are uploaded once to wherever programs use them; on devices that share
-            the host's memory they are used in place.
-        compute_dtype: a float type that floating-point arrays are converted to, ``"bf16"`` say, which halves what f32
-            takes. (To compute products in it with inputs of f32, see ``compute_dtype`` of `opweave.compile`.)
+            Arrays are not copied and must not be changed afterwards.
+        device: where to keep them: a device or its name for all; or a mapping of glob patterns to devices, of which
+            the first match counts. Weights without a device are uploaded once to each device where programs use them;
+            devices that share host memory use them in place.
+        compute_dtype: convert floating-point arrays to this float type; ``"bf16"`` halves the memory of f32. (To
+            compute products in it with f32 inputs, see ``compute_dtype`` of `opweave.compile`.)
 
     Raises:
         UnknownNameError: no such device, or a pattern that matches no name.
-        DTypeError, LayoutError: a type opweave does not have; rows that are no whole blocks.
-        AllocationError: a device has no room; nothing stays allocated.
+        DTypeError: a dtype that opweave does not have, or values that are not arrays.
+        LayoutError: rows that do not consist of whole blocks.
+        ShapeError: `Blocks` whose number of bytes does not fit their shape.
+        AllocationError: a device has not enough free memory; nothing stays allocated.
     """
     if not isinstance(arrays, Mapping):
-        raise DTypeError(f"weights are made of a mapping of names to arrays, not of {type(arrays).__name__}")
+        raise DTypeError(f"weights are made from a mapping of names to arrays, not of {type(arrays).__name__}")
     group, token = Weights({}), object()
     narrow = None if compute_dtype is None else as_dtype(compute_dtype)
     if narrow is not None and not narrow.is_float:
         raise DTypeError(f"compute_dtype is a float type, not {narrow}")
     for name, given in arrays.items():
-        value = _plain(str(name), given)
+        value = _unwrapped(str(name), given)
         if narrow is not None and isinstance(value, Tensor) and value.dtype.is_float:
-            value = read_leaf(value)  # from the device where it lies
+            value = read_leaf(value)  # from its device
         if narrow is not None and isinstance(value, np.ndarray) and as_dtype(value.dtype).is_float:
             value = value.astype(narrow.numpy, copy=False)
         group._tensors[str(name)] = _weight(str(name), value, token)
@@ -128,7 +137,7 @@ def weights(
                 raise UnknownNameError("weight", pattern, group, "It is a pattern of device=, and matches none.")
     try:
         for target, tensors in by_device.items():
-            group.buffers += upload([t for t in tensors if _lies_elsewhere(t, target)], target)
+            group.buffers += upload([t for t in tensors if _needs_upload(t, target)], target)
     except BaseException:
         for buffer in group.buffers:
             buffer.free()
@@ -136,22 +145,23 @@ def weights(
     return group
 
 
-def _plain(name: str, value: Any) -> Any:
-    """A weight's value as one of those that `_weight` takes: arrays of other libraries, and leaves of them, too."""
+def _unwrapped(name: str, value: Any) -> Any:
+    """A weight's value in a form that `_weight` accepts: converts arrays of other libraries, and leaves made of
+    them."""
     if hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, np.generic, Tensor)):
         value = from_dlpack(value, name=name)
     if not isinstance(value, Tensor):
         return value
     leaf = value.leaf
     if leaf is None or leaf.kind not in ("constant", "weight") or (leaf.data is None and leaf.placement is None):
-        raise DTypeError(f"weight {name!r} is {value.describe()}; weights are made of arrays")
+        raise DTypeError(f"weight {name!r} is {value.describe()}; weights are made from arrays")
     if leaf.data is None:
         return value  # in the memory of a device
     return leaf.data if value.dtype.block == 1 else Blocks(leaf.data, value.shape, value.dtype)
 
 
-def _lies_elsewhere(tensor: Tensor, device: Device) -> bool:
-    """Whether a weight has to be brought to ``device``; from another one it comes by way of the host."""
+def _needs_upload(tensor: Tensor, device: Device) -> bool:
+    """Whether a weight has to be uploaded to ``device``. One on another device is first downloaded to the host."""
     leaf = tensor.leaf
     assert leaf is not None
     if leaf.placement is None:
@@ -188,39 +198,43 @@ def _weight(name: str, value: Any, group: object) -> Tensor:
 
 def _resolve(where: Where) -> Device | None:
     if where is not None and not isinstance(where, (str, Device)):
-        raise SchedulerError(f"a place is a device or its name, not {where!r}")
+        raise SchedulerError(f"device= takes a device or its name, not {where!r}")
     return registry.device(where) if isinstance(where, str) else where
 
 
 def upload(tensors: Sequence[Tensor], device: Device, *, copies: bool = False) -> list[Buffer | MultiBuffer]:
-    """Give read-only leaves memory on ``device``: their placement, or with ``copies`` a further copy there.
+    """Give read-only leaves memory on ``device``, as their placement, or with ``copies`` as a further copy.
 
-    In host memory the arrays are used where they lie; elsewhere they share one (chunked) buffer.
+    A device that shares host memory uses the arrays in place; on others the leaves share one buffer, in parts if it
+    exceeds the largest buffer.
+
+    Returns:
+        The new buffers.
 
     Raises:
         SchedulerError: a leaf without bytes.
-        AllocationError: no room; nothing stays allocated.
+        AllocationError: the device has not enough free memory; nothing stays allocated.
     """
     arrays = []
     for tensor in tensors:
         leaf = tensor.leaf
         assert leaf is not None
         if leaf.data is None:
-            raise SchedulerError(f"{tensor.describe()} has no bytes; it can be planned with, not placed or run")
+            raise SchedulerError(f"{tensor.describe()} has no bytes; it can be used for planning, not placed or run")
         arrays.append(leaf.data)
     buffers: list[Buffer | MultiBuffer] = []
-    places: dict[Tensor, Location] = {}
+    locations: dict[Tensor, Location] = {}
     try:
         if device.default_buffer_type.is_host and device.caps.import_host:
-            _import(tensors, arrays, device, buffers, places)
-        left = [(t, a) for t, a in zip(tensors, arrays, strict=True) if t not in places]
+            _import(tensors, arrays, device, buffers, locations)
+        left = [(t, a) for t, a in zip(tensors, arrays, strict=True) if t not in locations]
         if left:
-            _upload(left, device, buffers, places)
+            _upload(left, device, buffers, locations)
     except BaseException:
         for buffer in buffers:
             buffer.free()
         raise
-    for tensor, where in places.items():
+    for tensor, where in locations.items():
         assert tensor.leaf is not None
         if copies:
             tensor.leaf.copies[device.space] = where
@@ -235,29 +249,29 @@ def _import(
     arrays: Sequence[np.ndarray[Any, Any]],
     device: Device,
     buffers: list[Buffer | MultiBuffer],
-    places: dict[Tensor, Location],
+    locations: dict[Tensor, Location],
 ) -> None:
-    """Use arrays where they lie, as far as the device takes them."""
+    """Use arrays in place, as far as the device can import them."""
     for tensor, array in zip(tensors, arrays, strict=True):
         if device.default_buffer_type.alloc_size(tensor) > array.nbytes:
             continue  # kernels may read the padding
         try:
             buffer = device.import_host(array)
         except (UnsupportedOpError, AllocationError):
-            continue  # badly aligned for it, or larger than its largest buffer: it gets a copy
+            continue  # not aligned, or larger than the largest buffer: `_upload` copies it
         assert isinstance(buffer, Buffer)
         buffer.usage = Usage.WEIGHTS
         buffers.append(buffer)
-        places[tensor] = Location(buffer, 0)
+        locations[tensor] = Location(buffer, 0)
 
 
 def _upload(
     pairs: Sequence[tuple[Tensor, np.ndarray[Any, Any]]],
     device: Device,
     buffers: list[Buffer | MultiBuffer],
-    places: dict[Tensor, Location],
+    locations: dict[Tensor, Location],
 ) -> None:
-    """Copy arrays into one buffer, chunked if it must be."""
+    """Copy arrays into one buffer, in parts if it exceeds the largest buffer."""
     kind = device.default_buffer_type
     whole, offsets = kind.alloc_chunked([kind.alloc_size(tensor) for tensor, _ in pairs], Usage.WEIGHTS)
     buffers.append(whole)
@@ -265,30 +279,32 @@ def _upload(
         part, local = whole.locate(offset, kind.alloc_size(tensor))
         handle = part.init(tensor, local).handle
         part.upload(local, array)
-        places[tensor] = Location(part, local, handle)
+        locations[tensor] = Location(part, local, handle)
 
 
 def state(
     name: str, shape: int | Sequence[int], dtype: DTypeLike = f32, *, device: Where = None, fill: float = 0
 ) -> Tensor:
-    """A leaf that nodes may write: a cache, an accumulator. Its contents stay from run to run.
+    """A leaf that nodes may write: a cache, an accumulator. It keeps its values from run to run.
 
     Args:
         name: unique within a graph.
-        shape, dtype: of the whole.
-        device: a device or its name; ``None``: placed by the first program that uses it.
+        shape: lengths of up to 8 axes.
+        dtype: a plain `DType` or its name.
+        device: a device or its name; ``None``: the first program that uses the state places it.
         fill: initial value of every element.
 
     Raises:
         UnknownNameError: no such device.
         DTypeError: a quantized dtype, or a ``fill`` that the dtype does not hold.
-        AllocationError: the device has no room.
+        AllocationError: the device has not enough free memory.
+        ShapeError: a missing name, or a shape that is not possible.
     """
     if not isinstance(name, str) or not name:
         raise ShapeError(f"a state needs a name: ow.state('cache', shape), not {name!r:.60}")
     dtype = as_dtype(dtype)
     if dtype.block > 1:
-        raise DTypeError(f"state {name!r}: nodes cannot write {dtype}; take a plain type")
+        raise DTypeError(f"state {name!r}: nodes cannot write {dtype}; use a plain type")
     shape = check_shape(shape if isinstance(shape, int) else tuple(shape), dtype)
     target = _resolve(device)
     _values_for(f"the fill of state {name!r}", fill, dtype)
@@ -299,7 +315,7 @@ def state(
 
 
 def place_state(tensor: Tensor, device: Device) -> None:
-    """Give a state its memory, filled with its initial value."""
+    """Allocate a state on ``device`` with its present values, at first ``fill``; raises `AllocationError`."""
     leaf = tensor.leaf
     assert leaf is not None
     buffer = device.alloc(device.default_buffer_type.alloc_size(tensor))
@@ -320,13 +336,13 @@ def place_state(tensor: Tensor, device: Device) -> None:
 
 
 def withdraw(tensor: Tensor, device: Device) -> None:
-    """Take a leaf off a device that may be lost: what is there is forgotten, what the host knows stays.
+    """Remove the memory of a leaf on a device that may be lost; the next program places the leaf again.
 
-    Read-only leaves are unplaced again. A state keeps its value if the device can still be read; if not it is damaged
-    and refuses reads until it is written.
+    A read-only leaf keeps its bytes on the host. A state keeps its values if the device can still be read; if not, it
+    is damaged: reading it raises until it is written.
 
     Raises:
-        SchedulerError: a read-only leaf whose only bytes were there.
+        SchedulerError: the only bytes of a read-only leaf were there and cannot be read.
     """
     leaf = tensor.leaf
     assert leaf is not None
@@ -337,33 +353,34 @@ def withdraw(tensor: Tensor, device: Device) -> None:
     if leaf.kind == "state" or values is None:
         try:
             values = None if leaf.damaged else read_leaf(tensor)
-        except Exception as error:  # whatever the driver of a lost device raises
+        except Exception as error:  # a lost device may raise anything
             reason = f"{tensor.describe()} was on {device.name}, which can no longer be read: {error}"
             if leaf.kind != "state":
                 raise SchedulerError(reason) from error
             leaf.damaged = f"{reason}; write it anew to use it"
-    # Programs of other schedulers would go on with what lies there, and never see what is written elsewhere.
-    leaf.placement.buffer.retire()
+    # Otherwise programs of other schedulers would keep using this memory and miss what is written elsewhere.
+    leaf.placement.buffer.invalidate_dependents()
     leaf.placement, leaf.device, leaf.data = None, None, values
     CHANGES.note()
 
 
 def check_tensor(function: str, tensor: Tensor) -> None:
-    """Raises `SchedulerError` for something that is no tensor."""
+    """Raise `SchedulerError` if ``tensor`` is not a `Tensor`."""
     if not isinstance(tensor, Tensor):
         raise SchedulerError(f"{function}() takes a tensor, not {tensor!r:.60}")
 
 
 def place(tensor: Tensor, buffer: Buffer, offset: int = 0) -> Placement:
-    """Place a tensor by hand, for tools. The bytes that lie there are its values.
+    """Place a tensor in a buffer at byte ``offset``. The bytes that are there become its values.
 
-    A weight, constant or state without memory is placed for good. For a computed tensor the result is given to
+    A weight, constant or state is placed permanently. For a computed tensor pass the result to
     ``Scheduler.build(..., placements=[...])``.
 
     Raises:
         SchedulerError: a view, an input, or a leaf that has memory already.
-        UnsupportedOpError: the kind of memory is not for such tensors (`BufferType.usages`).
-        BoundsError, LifetimeError: it does not fit there, the offset is not aligned, or the buffer was freed.
+        UnsupportedOpError: the buffer type is not for such tensors (`BufferType.usages`).
+        BoundsError: the tensor does not fit there, or the offset is not aligned.
+        LifetimeError: the buffer was freed.
     """
     check_tensor("place", tensor)
     if not isinstance(buffer, Buffer):
@@ -388,7 +405,10 @@ def place(tensor: Tensor, buffer: Buffer, offset: int = 0) -> Placement:
 
 
 def read_leaf(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """The present values of a state, weight or constant, or of a view of one, as a new array.
+    """The current values of a state, weight or constant, or of a view of one, as a new array.
+
+    Its shape and dtype are those of the tensor; of quantized tensors it is ``uint8`` and the last axis counts bytes.
+    Waits for work on the device of the tensor.
 
     Raises:
         SchedulerError: the tensor has no values outside of a run, or no bytes.
@@ -413,22 +433,28 @@ def read_leaf(tensor: Tensor) -> np.ndarray[Any, Any]:
     elif leaf.kind == "state":
         values = np.full(owner.shape, leaf.fill, owner.dtype.numpy)
     else:
-        raise SchedulerError(f"{tensor.describe()} has no bytes; it can be planned with, not read")
+        raise SchedulerError(f"{tensor.describe()} has no bytes; it can be used for planning, not read")
     strides = (*tensor.strides[:-1], 1) if tensor.dtype.block > 1 else tensor.strides
     return np.array(np.ndarray(shape, values.dtype, np.ascontiguousarray(values), tensor.offset, strides), copy=True)
 
 
 def write_state(tensor: Tensor, values: Any) -> None:
-    """Set a state, whole; this also mends one that a failed run left half written.
+    """Set all values of a state. A state that a failed run left half written can be read again afterwards.
+
+    Args:
+        tensor: the state itself, not a view or a later version of it.
+        values: an array or nested sequences of the shape of the state. They are rounded to a float dtype, but must be
+            representable in an integer dtype.
 
     Raises:
-        SchedulerError: the tensor is no state.
-        ShapeError, DTypeError: values that do not fit. Floats are rounded to a float dtype, not cut to an integer one.
+        SchedulerError: the tensor is not a state.
+        ShapeError, DTypeError: values of another shape, or that the dtype cannot represent.
+        ExecutionError: queued work of the device failed.
     """
     check_tensor("write", tensor)
     leaf = tensor.leaf
     if leaf is None or leaf.kind != "state":
-        raise SchedulerError(f"{tensor.describe()} is no state; only states are written from outside")
+        raise SchedulerError(f"{tensor.describe()} is not a state; only states can be written")
     array = _values_for(tensor.describe(), values, tensor.dtype)
     if array.shape != tensor.shape:
         raise ShapeError(f"values of shape {array.shape} do not fit {tensor.describe()}")
@@ -441,7 +467,7 @@ def write_state(tensor: Tensor, values: Any) -> None:
 
 
 def _values_for(what: str, values: Any, dtype: DType) -> np.ndarray[Any, Any]:
-    """`host_array`, whose errors say what the values are for."""
+    """`host_array`, with ``what`` added to its errors."""
     try:
         return host_array(values, dtype, copy=False)
     except DTypeError as error:

@@ -1,13 +1,13 @@
-"""What becomes of schedulers, streams and devices when the process forks, and when it ends.
+"""What happens to schedulers, streams and devices when the process forks, and when it ends.
 
-**In a forked child** there is one thread, and the queues of drivers belong to the parent. What was made before the fork
-is used up there: it raises `LifetimeError` at once, is closed without anybody being asked, and its driver's objects are
-never given back, which could wait for threads that are gone. Whoever tracks something here sees to that in
-``_inherit``. Locks of `opweave.concurrency` are free again in the child.
+**In a forked child** only one thread exists, and the queues of drivers belong to the parent. Schedulers and streams
+that were made before the fork are closed in the child: using one raises `LifetimeError` at once. Their driver objects
+are never freed there, because freeing them could wait for threads that do not exist. Objects that register here
+implement this in ``_after_fork``. Locks of `opweave.concurrency` are free in the child.
 
-**At exit** what is still open is closed, by `atexit`, while threads still work. Who then waits for a kernel that never
-returns is given up after `patience` seconds, with a line on stderr that names it. Afterwards, while the interpreter
-takes itself apart, finalisers do nothing.
+**At exit** `atexit` closes what is still open, while threads still run. If that waits for a kernel that never returns,
+the process ends after `exit_timeout` seconds with a line on stderr that names the kernel. Later, during interpreter
+shutdown, finalisers do nothing.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from functools import partial
 from typing import Any, Final, Protocol
 from weakref import WeakSet
 
-from opweave.concurrency import Event, Lock, Worker
+from opweave.concurrency import Latch, Lock, Worker
 
-__all__ = ["INHERITED", "closed_at_exit", "expect_waiting", "keep_for_ever", "patience", "told_of_forks"]
+__all__ = ["INHERITED", "close_at_exit", "exit_timeout", "keep_forever", "notify_after_fork", "start_exit_thread"]
 
 INHERITED: Final = "belongs to the process that this one was forked from; make a new one here"
 
 
 class Inheritable(Protocol):
-    def _inherit(self) -> None:
-        """The process is a forked child: be unusable, and wait for nothing."""
+    def _after_fork(self) -> None:
+        """Called in a forked child: become unusable without waiting for anything."""
 
 
 class Open(Protocol):
     def close(self) -> None: ...
 
-    def _under_way(self) -> str:
-        """What closing it has to wait for at present, for people; ``""``: nothing in particular."""
+    def _describe_pending(self) -> str:
+        """What closing it currently has to wait for, as text for people; ``""`` if that is not known."""
 
 
 _INHERITABLE: Final[WeakSet[Any]] = WeakSet()
@@ -46,20 +46,20 @@ _LOCK: Final = Lock()
 _closer: Worker | None = None
 
 
-def told_of_forks(thing: Inheritable) -> None:
-    """Have ``thing`` told, while it lives, that it is in a forked child."""
+def notify_after_fork(thing: Inheritable) -> None:
+    """Call ``thing._after_fork()`` in every forked child, as long as ``thing`` lives."""
     _INHERITABLE.add(thing)
 
 
-def closed_at_exit(thing: Open, *, first: bool = False) -> None:
-    """Have ``thing`` closed at exit if it still lives; those that close others ``first``."""
+def close_at_exit(thing: Open, *, first: bool = False) -> None:
+    """Close ``thing`` at exit if it still lives. Objects that use other registered ones are closed ``first``."""
     _OPEN[not first].add(thing)
 
 
-def expect_waiting() -> None:
-    """Closing at exit may have to wait for something that never returns, from now on.
+def start_exit_thread() -> None:
+    """Start the thread that closes objects at exit; no thread can be started then.
 
-    The thread that waits is started now: at exit none can be.
+    Called before something is made whose closing may wait for work that never returns. Calling twice does nothing.
     """
     global _closer
     with _LOCK:
@@ -67,16 +67,16 @@ def expect_waiting() -> None:
             _closer = Worker("opweave exit")
 
 
-def patience() -> float:
-    """Seconds for which the end of the process waits: ``OPWEAVE_EXIT_WAIT``, else 10."""
+def exit_timeout() -> float:
+    """Seconds for which the end of the process waits for work: ``OPWEAVE_EXIT_WAIT``, default 10."""
     try:
         return max(0.0, float(os.environ.get("OPWEAVE_EXIT_WAIT", "")))
     except ValueError:
         return 10.0
 
 
-def keep_for_ever(things: Iterable[object]) -> None:
-    """Have objects never collected, not even at the end of the process."""
+def keep_forever(things: Iterable[object]) -> None:
+    """Never free these objects, not even at the end of the process."""
     kept = list(things)
     if not kept:
         return
@@ -87,32 +87,32 @@ def keep_for_ever(things: Iterable[object]) -> None:
 
 def _at_exit() -> None:
     closing: list[Open] = []
-    ended = Event()
+    ended = Latch()
     work = partial(_close_all, closing, ended)
     if _closer is None:
         work()
         return
     _closer.put(work)
-    seconds = patience()
+    seconds = exit_timeout()
     if not ended.wait(seconds):
-        what = next((text for thing in closing[-1:] if (text := _under_way(thing))), "work that is under way")
+        what = next((text for thing in closing[-1:] if (text := _describe_pending(thing))), "work in flight")
         print(f"opweave: {what} has not ended {seconds:g} s after the program (OPWEAVE_EXIT_WAIT); "
               "the process ends without it", file=sys.stderr, flush=True)  # fmt: skip
 
 
-def _close_all(closing: list[Open], ended: Event) -> None:
+def _close_all(closing: list[Open], ended: Latch) -> None:
     for things in _OPEN:
         for thing in list(things):
             closing.append(thing)
-            with suppress(Exception):  # of work that failed, and nobody asked
+            with suppress(Exception):  # failures of work that no one waited for
                 thing.close()
     ended.set()
 
 
-def _under_way(thing: Open) -> str:
+def _describe_pending(thing: Open) -> str:
     try:
-        return thing._under_way()
-    except Exception:  # what it looks at goes on meanwhile
+        return thing._describe_pending()
+    except Exception:  # its state may change while it is read
         return repr(thing)
 
 
@@ -121,7 +121,7 @@ def _in_child() -> None:
     _closer = None
     for thing in list(_INHERITABLE):
         with suppress(Exception):
-            thing._inherit()
+            thing._after_fork()
 
 
 atexit.register(_at_exit)

@@ -1,4 +1,4 @@
-"""The public names that are no operations: `opweave` has these and the operations."""
+"""The public names of `opweave` besides the operations, which `opweave.ops` exports."""
 
 from opweave.contract import Arg, Backend, Buffer, BufferType, Device, Group, Kind, MemorySpace, Step, Stream, Usage
 from opweave.contract.kernels import KernelTable

@@ -1,6 +1,6 @@
-"""The sink for what happens: a step ran, a copy was made, memory was taken. Tracing and progress listen here.
+"""Trace events: `TRACE` passes what happens (a step ran, a copy was made, memory was allocated) to listeners.
 
-Nothing is paid while nobody listens: emitters ask `listening` (a plain attribute) first.
+Tracing costs nothing while there is no listener: code that emits events tests the attribute ``listening`` first.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ __all__ = ["TRACE", "Sink", "TraceEvent"]
 
 
 class TraceEvent(NamedTuple):
-    """One thing that happened.
+    """Something that happened, with its duration.
 
     Attributes:
         kind: ``"alloc"``, ``"free"``, ``"build"`` (a program), and of a run ``"plan"`` (steps of a split), ``"step"``
-            (one group of them, if `Sink.detailed`), ``"copy"``, ``"sync"`` (waiting for a stream), ``"observe"``; from
-            devices that time their kernels ``"kernel"``.
-        name: what it happened to.
-        start, end: ``time.perf_counter_ns()`` readings; equal for things without duration. Of an asynchronous device
-            without a thread of its own, ``"plan"`` and ``"copy"`` are the times of submitting them.
-        data: figures, e.g. ``{"bytes": 4096, "device": "cpu"}``.
+            (one group, if `Sink.detailed`), ``"copy"``, ``"sync"`` (waiting for a stream), ``"observe"`` (passing a
+            value to an observer); from devices that time their kernels ``"kernel"``.
+        name: name of the buffer type, program, step or transfer concerned.
+        start, end: ``time.perf_counter_ns()`` in nanoseconds; equal for events without duration. For an asynchronous
+            stream without a thread, ``"plan"`` and ``"copy"`` last from submitting to the return of that call.
+        data: further values, e.g. ``{"bytes": 4096, "device": "cpu"}``.
     """
 
     kind: str
@@ -35,9 +35,12 @@ class TraceEvent(NamedTuple):
 
 
 class Sink:
-    """Hands every `TraceEvent` to every listener, in the thread where it happens and after it has happened.
+    """Passes every `TraceEvent` to every listener, in the thread where it happened and after it has happened.
 
-    What a listener raises comes out of what emitted: a listener can end a run.
+    An exception of a listener propagates to the code that emitted the event, so a listener can end a run.
+
+    Attributes:
+        listening: whether there is a listener.
     """
 
     def __init__(self) -> None:
@@ -45,16 +48,17 @@ class Sink:
         self._listeners: tuple[Callable[[TraceEvent], None], ...] = ()
         self.listening = False
         self.detailed = False
-        """Whether somebody wants to hear of every step, which costs a microsecond each."""
+        """Whether to emit an event for every step, which costs a microsecond each; set by listeners."""
 
     def emit(self, kind: str, name: str, start: int, end: int, **data: Any) -> None:
+        """Pass a `TraceEvent` of these values to all listeners."""
         event = TraceEvent(kind, name, start, end, data)
         for listener in self._listeners:
             listener(event)
 
     @contextmanager
     def listen(self, listener: Callable[[TraceEvent], None]) -> Iterator[None]:
-        """Within the ``with`` block ``listener`` is called with every event of the process."""
+        """Call ``listener`` with every event of the process within the ``with`` block."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
             self.listening = True
@@ -69,3 +73,4 @@ class Sink:
 
 
 TRACE = Sink()
+"""The events of this process."""

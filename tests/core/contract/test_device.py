@@ -152,7 +152,7 @@ def test_a_check_that_answers_nonsense_is_a_refusal(answer):
         kernels = KernelTable()
 
     FaultyTable.kernels("add", when=lambda step: answer)(lambda *args: None)
-    assert "gives a reason for refusing add, or None" in str(FaultyTable().why_not(step()))
+    assert "must return a reason for refusing add, or None" in str(FaultyTable().why_not(step()))
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_an_open_that_returns_nonsense():
         def _open(self, **params):
             return ThreadStream(AsyncDevice())
 
-    with pytest.raises(Broken, match=r"(?s)can do other things.*set stream_class = ThreadStream"):
+    with pytest.raises(Broken, match=r"(?s)capabilities differ.*set stream_class = ThreadStream"):
         Hidden().open()
 
 

@@ -48,7 +48,7 @@ def test_nobody_else_can_address_its_memory():
     buffer = ExampleDevice().alloc(64)
     buffer.upload(0, array(16))
     assert buffer.address is None
-    with pytest.raises(LayoutError, match="cannot be addressed by the process; download it"):
+    with pytest.raises(LayoutError, match=r"the process cannot address .*; download it"):
         Arg(buffer, 0, f32, (16,), (4,)).view  # noqa: B018
     np.testing.assert_array_equal(buffer.read().view(np.float32), array(16))
 

@@ -139,7 +139,7 @@ def test_unbound_steps_are_pickled():
     step = Step("add", unbound(2), (unbound(0), unbound(1)), {"axis": (0, 1)}, live=False, label="sum")
     group = Group((step,), 128)
     assert pickle.loads(pickle.dumps(group)) == group
-    with pytest.raises(LifetimeError, match="pickle steps while they are unbound"):
+    with pytest.raises(LifetimeError, match="pickle steps before memory is planned"):
         pickle.dumps(vector(HostDevice().alloc(64)))
 
 

@@ -194,7 +194,7 @@ def test_a_step_may_need_none_of_the_arrays():
 
 @pytest.mark.parametrize("wanted", [{"a": "f32"}, {"a": ("f33", (3,))}, {"a": ("f32", 3)}, {"a": ("f32", (-1,))}])
 def test_arrays_without_dtype_and_shape_are_an_error_of_the_author(wanted):
-    with pytest.raises(TypeError, match="workspace= of neg gives name"):
+    with pytest.raises(TypeError, match="workspace= of neg must return name"):
         table("neg", workspace=lambda step: wanted).workspace(step("neg", arg(), arg()))
 
 

@@ -259,7 +259,7 @@ def test_a_read_past_the_end_takes_no_memory_first():
 
 @pytest.mark.parametrize("value", [-1, 256, 1.5])
 def test_only_bytes_are_filled_with(value):
-    with pytest.raises(BoundsError, match="is no byte"):
+    with pytest.raises(BoundsError, match="is not a byte"):
         HostDevice().alloc(8).fill(value)
 
 
@@ -695,14 +695,14 @@ def test_what_is_no_part_of_a_prepared_tensor_is_refused():
     buffer = kind.alloc(512, Usage.WEIGHTS)
     buffer.init(constant(np.zeros((3, 4), np.float32)), 64)
     for offset, size in ((0, 16), (60, 8), (64, 52), (108, 8), (256, 4)):
-        with pytest.raises(LayoutError, match="no tensor that was prepared"):
+        with pytest.raises(LayoutError, match="not inside of a tensor that was prepared"):
             buffer.read(offset, size)
-        with pytest.raises(LayoutError, match="no tensor that was prepared"):
+        with pytest.raises(LayoutError, match="not inside of a tensor that was prepared"):
             buffer.upload(offset, bytes(size))
-    with pytest.raises(LayoutError, match="does not hold tensors as they were uploaded"):
+    with pytest.raises(LayoutError, match="does not store tensors as they were uploaded"):
         Repacked(HostDevice()).alloc(64, Usage.WEIGHTS).host_bytes(0, 4)
     buffer.init(constant(np.zeros((2, 2), np.float32)), 64)  # in the place of the other one
-    with pytest.raises(LayoutError, match="no tensor that was prepared"):
+    with pytest.raises(LayoutError, match="not inside of a tensor that was prepared"):
         buffer.read(64, 48)
 
 

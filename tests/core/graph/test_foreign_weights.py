@@ -93,7 +93,7 @@ def test_weights_of_weights_and_blocks():
     [ow.input("x", (2,)), ow.exp(ow.input("x", (2,))), ow.state("s", (2,)), ow.weights({"w": ow.Spec((2,))})["w"]],
 )
 def test_what_has_no_values_of_its_own_is_refused(wrong):
-    with pytest.raises(ow.DTypeError, match="weights are made of arrays"):
+    with pytest.raises(ow.DTypeError, match="weights are made from arrays"):
         ow.weights({"w": wrong})
 
 

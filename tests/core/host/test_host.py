@@ -13,10 +13,10 @@ from opweave.errors import AllocationError
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.layout import dense_strides
 from opweave.graph.opdef import OPS, OpDef
-from opweave.host import memory, promises
+from opweave.host import memory, reservations
 from opweave.host.device import HostBackend, HostDevice
 from opweave.host.memory import host_memory_info
-from opweave.host.promises import Promises
+from opweave.host.reservations import Reservations
 from opweave.host.storage import read, write
 
 
@@ -86,54 +86,54 @@ def test_memory_info():
 
 def test_more_than_the_machine_has_left_is_refused(monkeypatch):
     """Systems promise more memory than there is and end the process that uses it."""
-    monkeypatch.setattr(memory, "PROMISES", Promises())
-    monkeypatch.setattr(promises, "meminfo", lambda: {"MemAvailable": 300 << 20, "SwapFree": 100 << 20})
+    monkeypatch.setattr(memory, "RESERVATIONS", Reservations())
+    monkeypatch.setattr(reservations, "meminfo", lambda: {"MemAvailable": 300 << 20, "SwapFree": 100 << 20})
     device = HostDevice()
     with pytest.raises(AllocationError, match="more than the machine has left"):
         device.alloc(401 << 20)
     assert device.alloc(399 << 20).size == 399 << 20
-    monkeypatch.setattr(promises, "meminfo", dict)
+    monkeypatch.setattr(reservations, "meminfo", dict)
     assert device.alloc(1 << 28).size == 1 << 28
 
 
 def test_promises_that_nobody_has_used_yet_count(monkeypatch):
     """Many allocations that each fit, and together do not."""
-    monkeypatch.setattr(memory, "PROMISES", promised := Promises())
-    monkeypatch.setattr(promises, "meminfo", lambda: {"MemAvailable": 400 << 20})
+    monkeypatch.setattr(memory, "RESERVATIONS", reserved := Reservations())
+    monkeypatch.setattr(reservations, "meminfo", lambda: {"MemAvailable": 400 << 20})
     device = HostDevice()
     first, second = device.alloc(150 << 20), device.alloc(150 << 20)
-    assert promised.taken == 300 << 20
+    assert reserved.reserved == 300 << 20
     assert abs(device.mem_info()[0] - (100 << 20)) < 8 << 20
-    with pytest.raises(AllocationError, match="314,572,800 bytes are promised"):
+    with pytest.raises(AllocationError, match="314,572,800 bytes are reserved"):
         device.alloc(150 << 20)
     view = second.view(0, as_dtype("f32"), (4,), (4,))
     for buffer in (first, second):
         buffer.free()
     del first, second
-    assert promised.taken == 150 << 20, "an array is still over it"
+    assert reserved.reserved == 150 << 20, "an array is still over it"
     del view
-    assert promised.taken == 0
+    assert reserved.reserved == 0
     device.alloc(150 << 20)
 
 
 def test_what_is_used_is_not_subtracted_twice(monkeypatch):
     """The system says itself that it is not available any more."""
     resident = 1 << 30
-    monkeypatch.setattr(promises, "resident_bytes", lambda: resident)
-    monkeypatch.setattr(promises, "meminfo", lambda: {"MemAvailable": available})
-    promised, available = Promises(), 1000
-    promised.take(600)
-    assert promised.left() == 400
+    monkeypatch.setattr(reservations, "resident_bytes", lambda: resident)
+    monkeypatch.setattr(reservations, "meminfo", lambda: {"MemAvailable": available})
+    reserved, available = Reservations(), 1000
+    reserved.reserve(600)
+    assert reserved.available() == 400
     resident, available = resident + 500, 500  # 500 of them were written to
-    assert promised.left() == 400
+    assert reserved.available() == 400
     resident, available = resident - 700, 1200  # they, or other arrays, are gone
-    assert promised.left() == 600
-    promised.give(600)
-    assert promised.left() == 1200
+    assert reserved.available() == 600
+    reserved.release(600)
+    assert reserved.available() == 1200
 
 
 def test_memory_info_on_other_systems(monkeypatch):
-    monkeypatch.setattr(promises, "meminfo", dict)
+    monkeypatch.setattr(reservations, "meminfo", dict)
     free, total = host_memory_info()
     assert 0 < free <= total
     monkeypatch.delattr(memory.os, "sysconf")

@@ -339,7 +339,7 @@ def test_plans_made_by_hand_are_refused(values):
             stream.compile([Step("exp", args[1], (args[0],), {})])
         with pytest.raises(ow.LayoutError, match="cannot write <Buffer negated"):
             stream.compile([Step("exp", args[0], (args[1],), {})])
-    assert "a form that it does not read" in str(Careless().why_not(Step("exp", args[1], (args[0],), {})))
+    assert "a format that it does not read" in str(Careless().why_not(Step("exp", args[1], (args[0],), {})))
 
 
 # --- temporaries ------------------------------------------------------------------------------------------------------

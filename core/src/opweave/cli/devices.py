@@ -10,7 +10,7 @@ from rich.text import Text
 from opweave import registry
 from opweave.cli import probe
 from opweave.cli.output import Row, human_bytes, print_json, print_rows, unusable_details
-from opweave.contract.device import Kind
+from opweave.contract.capabilities import Kind
 from opweave.errors import OpweaveError
 from opweave.registry import State
 from opweave.registry.discovery import core_version

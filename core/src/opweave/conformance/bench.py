@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from opweave.contract.buffer import Buffer
-    from opweave.contract.execution import Stream
+    from opweave.contract.stream import Stream
 
 __all__ = ["ROUNDS", "Bench", "Ways", "beside", "chain_of", "joined"]
 

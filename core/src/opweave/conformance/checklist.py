@@ -11,7 +11,8 @@ from opweave.conformance.check import generator
 from opweave.conformance.result import Result
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Backend, Device
+    from opweave.contract.backend import Backend
+    from opweave.contract.device import Device
     from opweave.registry.records import PluginRecord
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opweave.contract.device import Kind
+from opweave.contract.capabilities import Kind
 from opweave.contract.space import MemorySpace
 from opweave.host.device import ReferenceKernels
 

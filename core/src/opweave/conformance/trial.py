@@ -10,7 +10,7 @@ import numpy as np
 from opweave.conformance.compare import compare
 from opweave.conformance.limits import limits
 from opweave.conformance.result import Result
-from opweave.contract.execution import Plan
+from opweave.contract.plan import Plan
 from opweave.contract.space import round_up
 from opweave.contract.step import Arg, Group, Step
 from opweave.graph.dtypes import u8
@@ -21,7 +21,7 @@ from opweave.host.storage import array_shape
 
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
-    from opweave.contract.execution import Stream
+    from opweave.contract.stream import Stream
 
 __all__ = ["Trial", "overwritable", "step_of", "the_node"]
 

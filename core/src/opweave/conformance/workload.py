@@ -21,7 +21,8 @@ from opweave.graph.tensor import input as leaf
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
     from opweave.contract.device import Device
-    from opweave.contract.execution import Plan, Stream
+    from opweave.contract.plan import Plan
+    from opweave.contract.stream import Stream
 
 __all__ = ["SECONDS", "Recipe", "Task", "long_enough", "recipe_for"]
 

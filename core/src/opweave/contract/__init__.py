@@ -1,23 +1,22 @@
-"""What the author of a backend implements: `memory`, `execution`, `device`. Each file reads in one sitting."""
+"""The contract between the core and backends: what an author implements, and what opweave guarantees in return.
 
-from opweave.contract.buffer import Buffer, MultiBuffer, mapped
-from opweave.contract.device import (
-    AbortCallback,
-    Backend,
-    Caps,
-    Device,
-    DeviceProps,
-    Features,
-    Kind,
-    SetThreads,
-    SplitBuffers,
-)
-from opweave.contract.execution import Event, Plan, StepError, Stream
+`Backend`, `Device` and `BufferType` are subclassed by authors, `Stream` for asynchronous devices; the other classes are
+used as they are.
+"""
+
+from opweave.contract.backend import AbortCallback, Backend, Features, SetThreads, SplitBuffers
+from opweave.contract.buffer import Buffer, mapped
+from opweave.contract.capabilities import Caps, DeviceProps, Kind
+from opweave.contract.device import Device
+from opweave.contract.event import Event
 from opweave.contract.fusing import pointwise_groups
 from opweave.contract.memory import BufferType
+from opweave.contract.multibuffer import MultiBuffer
 from opweave.contract.offloading import Offloading
+from opweave.contract.plan import Plan, StepError
 from opweave.contract.space import HOST_SPACE, MemorySpace, Usage
 from opweave.contract.step import Arg, Call, Group, Step
+from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
 
 __all__ = [

@@ -1,15 +1,13 @@
-"""Blocks of memory: `Buffer`, several as one (`MultiBuffer`), and their bytes as host memory (`mapped`).
+"""`Buffer`: one allocation of a device, and its bytes as host memory (`mapped`).
 
-`Buffer` is finished: it checks ranges, life times and permissions, and hands on to its `BufferType`.
+`Buffer` is not subclassed: it checks ranges, lifetimes and permissions, then calls its `BufferType`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate, pairwise
 from sys import is_finalizing
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -35,33 +33,35 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
 
     class Dependent(Protocol):
-        """Something that ends with a buffer."""
+        """Something that uses a buffer and cannot run without it: a `Plan`, a run list of the scheduler."""
 
-        def _orphan(self, why: str) -> None: ...
+        def _invalidate(self, why: str) -> None: ...
 
 
-__all__ = ["Buffer", "MultiBuffer", "mapped"]
+__all__ = ["Buffer", "mapped"]
 
-FEW_PLANS: Final = 16
-"""So many plans of a buffer are remembered without looking for those that are gone."""
+FEW_DEPENDENTS: Final = 16
+"""Up to this number of dependents a buffer keeps weak references without removing dead ones."""
 
 
 class Buffer:
-    """A block of memory of one `BufferType`. Made by ``alloc`` and ``import_host``, freed by ``free``, which waits for
-    queued work, or once nobody refers to it and such work is over. Not thread-safe: uploads and downloads are ordered
-    by the caller.
+    """One allocation of a `BufferType`. Made by ``alloc`` and ``import_host``.
+
+    `free` frees the memory and waits for queued work first. Without it the memory is freed when nothing refers to the
+    buffer any more and queued work that may use it is complete. Not thread-safe: the caller orders uploads, downloads
+    and work.
 
     Attributes:
-        type, device, space: what memory it is.
-        handle: what the author's ``_alloc`` returned.
+        type, device, space: the buffer type, its device and its memory space.
+        handle: what the author's ``_alloc`` or ``_import_host`` returned; ``None`` once freed.
         size: bytes.
-        owner: what keeps imported memory alive, or ``None``.
-        readonly: nothing may write there (imported from an array or a mapping that is read-only).
+        owner: the object that keeps imported memory alive, or ``None``.
+        readonly: nothing may write there, because it was imported from a read-only array or mapping.
     """
 
     __slots__ = (
-        "__weakref__", "_begin", "_freed", "_plans", "_prepared", "_usage", "device", "handle", "owner", "readonly",
-        "size", "space", "type",
+        "__weakref__", "_address", "_dependents", "_freed", "_prepared", "_usage", "device", "handle", "owner",
+        "readonly", "size", "space", "type",
     )  # fmt: skip
 
     def __init__(
@@ -74,8 +74,8 @@ class Buffer:
         readonly: bool = False,
     ) -> None:
         self._freed = False
-        self._plans: list[ref[Dependent]] | None = None
-        self._prepared: dict[int, int] = {}  # in memory that is not raw: where each tensor begins -> its packed bytes
+        self._dependents: list[ref[Dependent]] | None = None
+        self._prepared: dict[int, int] = {}  # in memory that is not raw: offset of each tensor -> its packed bytes
         self.type: Final = type
         self.device: Final = type.device
         self.space: Final = type.space
@@ -84,16 +84,20 @@ class Buffer:
         self._usage = usage
         self.owner = owner
         self.readonly: Final = readonly
-        self._begin: int | None = -1  # not asked for yet: arrays tell it slowly, and few need it
+        self._address: int | None = -1  # not known yet: asking an array for it is slow, and few buffers need it
         type.device._buffers.add(self)
 
     @property
     def name(self) -> str:
+        """The name of the buffer type."""
         return self.type.name
 
     @property
     def usage(self) -> Usage:
-        """What it is for; settable. Building the outputs of a program again makes a new one if that changed."""
+        """What the buffer is for; settable. After a change `Scheduler.build` of the same outputs makes a new program.
+
+        Setting it raises `UnsupportedOpError` if the buffer type is not for this usage.
+        """
         return self._usage
 
     @usage.setter
@@ -101,7 +105,7 @@ class Buffer:
         self.type.check_usage(usage)
         if usage is not self._usage:
             self._usage = usage
-            if self._plans is not None:
+            if self._dependents is not None:
                 CHANGES.note()
 
     @property
@@ -111,20 +115,21 @@ class Buffer:
 
     @property
     def address(self) -> int | None:
-        """Where it begins, for memory that has numeric addresses, else ``None``."""
-        if self._begin == -1:
-            self._begin = self.type._address(self.handle)
-        return self._begin
+        """Address of the first byte, ``None`` for memory without numeric addresses."""
+        if self._address == -1:
+            self._address = self.type._address(self.handle)
+        return self._address
 
     def location(self, offset: int) -> tuple[int, int]:
-        """Which memory, as a number (0: the host's), and which byte of it: equal where two buffers lie over the same
-        bytes. Buffers without addresses never do; each is a memory of its own."""
+        """A number for the memory (0: host memory) and the position of a byte in it. Two buffers over the same byte
+        give the same result. Buffers without addresses count as a memory of their own, so they never overlap."""
         if self.address is None:
             return id(self), offset
         return 0 if self.space.host else id(self.space), self.address + offset
 
     @property
     def freed(self) -> bool:
+        """Whether the memory was given up and can no longer be used."""
         return self._freed
 
     def __repr__(self) -> str:
@@ -139,15 +144,15 @@ class Buffer:
 
     def __reduce__(self) -> NoReturn:
         # The default would make a second object that frees the same memory.
-        raise LifetimeError(f"{self!r} cannot be copied or pickled; pickle steps while they are unbound")
+        raise LifetimeError(f"{self!r} cannot be copied or pickled; pickle steps before memory is planned")
 
     def check(self, offset: int, size: int, *, write: bool = False) -> None:
-        """Check that a range of bytes can be used.
+        """Check that bytes ``offset .. offset + size`` can be used.
 
         Raises:
             LifetimeError: the buffer was freed.
-            BoundsError: ``offset .. offset + size`` is not inside.
-            HazardError: ``write``, and the memory is read-only.
+            BoundsError: the range is not inside of the buffer.
+            HazardError: ``write`` is set and the memory is read-only.
         """
         if self._freed:
             raise self._gone()
@@ -157,14 +162,15 @@ class Buffer:
             raise HazardError(f"{self!r} lies over read-only memory; nothing may write there")
 
     def upload(self, offset: int, data: Any) -> None:
-        """Write the bytes of a contiguous array or buffer at ``offset``; complete when it returns.
+        """Write the bytes of a contiguous array or buffer at byte ``offset``. Complete when it returns.
 
-        In memory of whole tensors (see `BufferType`) a part of a tensor is written by reading the tensor, changing the
-        part and writing it whole.
+        In memory that stores whole tensors (see `BufferType`), writing a part of a tensor reads the tensor, changes the
+        part and writes the tensor back.
 
         Raises:
             LifetimeError, BoundsError, HazardError: see `check`.
-            LayoutError: memory of whole tensors, and the range is not in one of those that were prepared.
+            LayoutError: ``data`` is not contiguous; or the memory stores whole tensors and the range is not inside of
+                a tensor that was prepared by `init`.
         """
         view = as_bytes(data)
         self.check(offset, len(view), write=True)
@@ -178,9 +184,10 @@ class Buffer:
         self.type._upload(self.handle, start, view)
 
     def download(self, offset: int, out: Any) -> None:
-        """Read bytes from ``offset`` on into a contiguous writable array or buffer; complete when it returns.
+        """Read bytes from byte ``offset`` into a contiguous writable array or buffer. Complete when it returns.
 
-        In memory of whole tensors a part of a tensor is read by reading it whole. Raises what `upload` does.
+        In memory that stores whole tensors, reading a part of a tensor reads all of it. Raises what `upload` raises,
+        except `HazardError`.
         """
         view = as_bytes(out, writable=True)
         self.check(offset, len(view))
@@ -195,18 +202,20 @@ class Buffer:
             view[:] = whole[offset - start : offset - start + len(view)]
 
     def _tensor_around(self, offset: int, size: int) -> tuple[int, int]:
-        """Start and bytes of the prepared tensor that holds a range; the range itself where none was prepared."""
+        """Offset and bytes of the prepared tensor that contains a range; the range itself if none was prepared."""
         if not self._prepared or self._prepared.get(offset) == size:
             return offset, size
         for start, whole in self._prepared.items():
             if start <= offset and offset + size <= start + whole:
                 return start, whole
         raise LayoutError(
-            f"bytes {offset:,} .. {offset + size:,} of {self!r} are in no tensor that was prepared there (Buffer.init)"
+            f"bytes {offset:,} .. {offset + size:,} of {self!r} are not inside of a tensor that was prepared there by "
+            "Buffer.init"
         )
 
     def read(self, offset: int = 0, size: int | None = None) -> np.ndarray[Any, Any]:
-        """The bytes as a new ``uint8`` array."""
+        """``size`` bytes from ``offset`` on (default: all that follow) as a new ``uint8`` array. Raises what `download`
+        raises."""
         size = self.size - offset if size is None else size
         self.check(offset, size)
         out = np.empty(size, np.uint8)
@@ -214,9 +223,16 @@ class Buffer:
         return out
 
     def fill(self, value: int, offset: int = 0, size: int | None = None) -> None:
-        """Set bytes to ``value`` (0 .. 255). In memory of whole tensors these are the bytes that reading them gives."""
+        """Set ``size`` bytes from ``offset`` on (default: all that follow) to ``value``.
+
+        In memory that stores whole tensors, reading the tensors gives these bytes afterwards.
+
+        Raises:
+            BoundsError: ``value`` is not in 0 .. 255, or the range is outside of the buffer.
+            LifetimeError, HazardError: see `check`.
+        """
         if value not in range(256):
-            raise BoundsError(f"{value} is no byte")
+            raise BoundsError(f"{value} is not a byte (0 .. 255)")
         size = self.size - offset if size is None else size
         self.check(offset, size, write=True)
         if self._prepared:
@@ -227,19 +243,19 @@ class Buffer:
             self.type._fill(self.handle, offset, size, int(value))
 
     def clear(self, value: int = 0) -> None:
-        """Set every byte to ``value``."""
+        """Set every byte to ``value`` (0 .. 255); see `fill`."""
         self.fill(value)
 
     def host_bytes(self, offset: int, size: int) -> memoryview:
-        """A range of host memory itself, not a copy.
+        """Bytes ``offset .. offset + size`` of host memory, not a copy.
 
         Raises:
-            LifetimeError, BoundsError: the range is not valid.
-            LayoutError: the process cannot address it, or tensors lie there in a form of the memory's own.
+            LifetimeError, BoundsError: see `check`.
+            LayoutError: the process cannot address the memory, or it stores tensors in its own format.
         """
         self.check(offset, size)
         if not self.type.is_raw:
-            raise LayoutError(f"{self!r} does not hold tensors as they were uploaded; download them")
+            raise LayoutError(f"{self!r} does not store tensors as they were uploaded; download them")
         try:
             view = memoryview(self.handle)
         except TypeError:
@@ -249,13 +265,16 @@ class Buffer:
         return view.cast("B")[offset : offset + size]
 
     def view(self, offset: int, dtype: DType, shape: Shape, strides: Strides) -> np.ndarray[Any, Any]:
-        """An array over the bytes themselves, for memory that the process can address.
+        """A NumPy array over the memory, not a copy, where the process can address it.
 
-        Quantized types show as ``uint8`` with the last axis in bytes.
+        Args:
+            offset: byte of the first element.
+            dtype, shape: of the array. Of quantized types it is a ``uint8`` array whose last axis counts bytes.
+            strides: bytes per axis.
 
         Raises:
-            LifetimeError, BoundsError: the range is not valid.
-            LayoutError: the process cannot address it.
+            LifetimeError, BoundsError: see `check`.
+            LayoutError: the process cannot address the memory.
         """
         handle = self.handle
         if handle is None:
@@ -276,30 +295,35 @@ class Buffer:
         return LifetimeError(f"{self!r} {INHERITED if self.owner is INHERITED else 'was freed'}")
 
     def _opaque(self) -> LayoutError:
-        return LayoutError(f"{self!r} cannot be addressed by the process; download it")
+        return LayoutError(f"the process cannot address {self!r}; download it")
 
     def exported(self, offset: int, dtype: DType, shape: Shape, strides: Strides) -> Any:
         """A part of the memory as an object with ``__dlpack__`` and ``__dlpack_device__``, which keeps it alive.
 
+        Args:
+            offset: byte of the first element.
+            dtype, shape: of the array that other libraries see.
+            strides: bytes per axis.
+
         Raises:
-            LifetimeError, BoundsError: the range is not valid.
-            BufferError: the memory, or the dtype, cannot be shown to other libraries.
+            LifetimeError, BoundsError: see `check`.
+            BufferError: DLPack has no such dtype, or the memory cannot be exported.
         """
         self.check(offset, span(shape, strides, dtype))
         if dtype.block > 1:
             raise BufferError(f"DLPack has no {dtype}")
         if not self.type.is_raw:
-            raise BufferError(f"{self!r} does not hold tensors as they were uploaded")
+            raise BufferError(f"{self!r} does not store tensors as they were uploaded")
         if not self.is_host:
             return self.device._export_dlpack(self.handle, offset, dtype, shape, strides)
         try:
             memoryview(self.handle)
-        except TypeError:  # an address, which nothing keeps alive
-            raise BufferError(f"{self!r} is no array; download it") from None
+        except TypeError:  # the handle is an address, and nothing would keep its memory alive
+            raise BufferError(f"{self!r} is not an array; download it") from None
         return self.view(offset, dtype, shape, strides)
 
     def __dlpack__(self, **params: Any) -> Any:
-        """The bytes for another library's ``from_dlpack``, without copying; see `exported`."""
+        """All bytes as a ``uint8`` array for another library's ``from_dlpack``, without copying; see `exported`."""
         return self.exported(0, u8, (self.size,), (1,)).__dlpack__(**params)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -307,10 +331,11 @@ class Buffer:
         return int(kind), int(number)
 
     def init(self, tensor: Tensor, offset: int) -> Placement:
-        """Place ``tensor`` at ``offset``; special memory prepares it here, so it comes before the upload.
+        """Place ``tensor`` at byte ``offset``. Call it before the upload: memory that stores whole tensors prepares for
+        this tensor here.
 
         Raises:
-            BoundsError: it does not fit there, or ``offset`` is not aligned.
+            BoundsError: the tensor does not fit there, or ``offset`` is not a multiple of the alignment.
             LifetimeError: the buffer was freed.
         """
         self.check(offset, self.type.alloc_size(tensor))
@@ -321,24 +346,24 @@ class Buffer:
             end = offset + tensor.nbytes
             for start, size in [*self._prepared.items()]:
                 if start < end and offset < start + size:
-                    del self._prepared[start]  # what was there is overwritten
+                    del self._prepared[start]  # overwritten
             self._prepared[offset] = tensor.nbytes
         return placement
 
     def reset(self) -> None:
-        """Forget what `init` prepared; the bytes stay."""
+        """Undo all preparations of `init`; the bytes stay as they are."""
         self.check(0, 0)
         self._prepared.clear()
         self.type._reset(self.handle)
 
     def free(self, *, wait: bool = True) -> None:
-        """Give the memory back, after queued work that may touch it is done. Freeing twice does nothing.
+        """Free the memory after queued work that may use it is complete. Freeing twice does nothing.
 
-        Plans that were compiled with the buffer can no longer be run. Work that failed is not raised here but stays
-        on its stream.
+        Plans that were compiled with the buffer can no longer be run. If that work failed it is not raised here; the
+        failure stays on its stream.
 
         Args:
-            wait: ``False``: do not wait for that work; the memory goes once it is over.
+            wait: ``False``: return at once; the memory is freed when that work is complete.
         """
         if self._freed:
             return
@@ -349,47 +374,47 @@ class Buffer:
         reclaim()
         self._release(self.type._free)
 
-    def _note(self, plan: Dependent) -> None:
-        """Have ``plan`` ended with the buffer."""
+    def _add_dependent(self, dependent: Dependent) -> None:
+        """Invalidate ``dependent``, while it lives, when the buffer is freed."""
         # Weak references without callbacks are shared, which makes this ten times as fast as a WeakSet.
-        plans = self._plans
-        if plans is None:
-            self._plans = [ref(plan)]
+        dependents = self._dependents
+        if dependents is None:
+            self._dependents = [ref(dependent)]
             return
-        plans.append(ref(plan))
-        if len(plans) >= FEW_PLANS and not len(plans) & (len(plans) - 1):
-            self._plans = [known for known in plans if known() is not None]
+        dependents.append(ref(dependent))
+        if len(dependents) >= FEW_DEPENDENTS and not len(dependents) & (len(dependents) - 1):
+            self._dependents = [known for known in dependents if known() is not None]
 
-    def retire(self) -> None:
-        """End the plans that were compiled with the buffer: what it holds is kept elsewhere from here on."""
-        for known in self._plans or ():
-            plan = known()
-            if plan is not None:
-                plan._orphan(f"{self!r} was {'freed' if self._freed else 'given up'}")
+    def invalidate_dependents(self) -> None:
+        """Make plans that were compiled with the buffer unusable, because its contents are moved elsewhere."""
+        for known in self._dependents or ():
+            dependent = known()
+            if dependent is not None:
+                dependent._invalidate(f"{self!r} was {'freed' if self._freed else 'given up'}")
 
     def _discard(self) -> None:
         self._release(partial(discard, self.type, owner=self.owner))
 
-    def _release(self, give: Callable[[Handle], None]) -> None:
+    def _release(self, free: Callable[[Handle], None]) -> None:
         self._freed = True
-        self.retire()
+        self.invalidate_dependents()
         handle, self.handle = self.handle, None
         try:
-            give(handle)
+            free(handle)
         finally:
             self.owner = None
         if TRACE.listening:
             now = perf_counter_ns()
             TRACE.emit("free", self.name, now, now, bytes=self.size, device=self.device.name)
 
-    def _inherit(self) -> tuple[Handle, object]:
-        """Be unusable in a forked child; gives what must not be given back there."""
+    def _after_fork(self) -> tuple[Handle, object]:
+        """Make the buffer unusable in a forked child. Returns handle and owner, which must not be freed there."""
         kept = self.handle, self.owner
         self._freed, self.handle, self.owner = True, None, INHERITED
         return kept
 
     def __del__(self) -> None:
-        # A constructor that failed leaves no attributes; an interpreter that shuts down may have lost the driver.
+        # A constructor that failed leaves no attributes; at interpreter shutdown the driver may be unloaded already.
         if getattr(self, "_freed", True) or is_finalizing():
             return
         try:
@@ -398,85 +423,15 @@ class Buffer:
             self._freed = True
 
 
-class MultiBuffer:
-    """Several buffers addressed as one, where a device cannot give memory in one piece.
-
-    Windows over one mapping may overlap; then a range is found in the last window that holds all of it.
-
-    Attributes:
-        buffers: in order.
-        starts: where each begins in the whole.
-        size: bytes of the whole.
-    """
-
-    __slots__ = ("__weakref__", "buffers", "size", "starts")
-
-    def __init__(self, buffers: Sequence[Buffer], starts: Sequence[int] | None = None) -> None:
-        if not buffers:
-            raise BoundsError("a MultiBuffer needs at least one buffer")
-        if starts is None:
-            starts = [0, *accumulate(b.size for b in buffers[:-1])]
-        if len(starts) != len(buffers) or starts[0] < 0 or any(a > b for a, b in pairwise(starts)):
-            raise BoundsError(f"{len(buffers)} buffers need as many starts in ascending order, not {list(starts)}")
-        self.buffers: Final = tuple(buffers)
-        self.starts: Final = tuple(starts)
-        self.size: Final = max(start + b.size for start, b in zip(self.starts, self.buffers, strict=True))
-
-    def __repr__(self) -> str:
-        return f"<MultiBuffer of {len(self.buffers)}, {self.size:,} bytes, {self.buffers[0].name}>"
-
-    def __enter__(self) -> MultiBuffer:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.free()
-
-    @property
-    def freed(self) -> bool:
-        return all(buffer.freed for buffer in self.buffers)
-
-    def locate(self, offset: int, size: int) -> tuple[Buffer, int]:
-        """The buffer that holds ``offset .. offset + size``, and the offset in it.
-
-        Raises:
-            BoundsError: no single buffer holds the range.
-        """
-        if size < 0:
-            raise BoundsError(f"a range has no {size} bytes")
-        for i in range(bisect_right(self.starts, offset) - 1, -1, -1):
-            buffer, local = self.buffers[i], offset - self.starts[i]
-            if local >= 0 and local + size <= buffer.size:
-                return buffer, local
-        raise BoundsError(f"no buffer of {self!r} holds bytes {offset:,} .. {offset + size:,} in one piece")
-
-    @property
-    def usage(self) -> Usage:
-        return self.buffers[0].usage
-
-    @usage.setter
-    def usage(self, usage: Usage) -> None:
-        for buffer in self.buffers:
-            buffer.usage = usage
-
-    def clear(self, value: int = 0) -> None:
-        for buffer in self.buffers:
-            buffer.clear(value)
-
-    def reset(self) -> None:
-        for buffer in self.buffers:
-            buffer.reset()
-
-    def free(self) -> None:
-        for buffer in self.buffers:
-            buffer.free()
-
-
 @contextmanager
 def mapped(buffer: Buffer, offset: int, size: int, *, write: bool = False) -> Iterator[memoryview]:
-    """The bytes ``offset .. offset + size`` as host memory for the length of a ``with`` block.
+    """Bytes ``offset .. offset + size`` as host memory within a ``with`` block.
 
-    Direct where the device maps its memory, else a copy that is written back at the end if ``write`` (and not if the
-    block raised). Only ``write`` permits changes.
+    Maps the memory if the device can do that. Otherwise the block sees a copy, which is written back at the end if
+    ``write`` is set and the block did not raise. Without ``write`` the bytes must not be changed.
+
+    Raises:
+        LifetimeError, BoundsError, HazardError: see `Buffer.check`.
     """
     buffer.check(offset, size, write=write)
     kind = buffer.type

@@ -1,8 +1,9 @@
-"""Giving memory back that nobody refers to any more, once the work that may touch it is over.
+"""Freeing memory that no object refers to any more, once the work that may use it is complete.
 
-A finaliser runs wherever Python happens to be, also in the middle of a build, on a thread that others wait for, or
-while work waits for what the same thread does next. So it never waits: memory that queued work may touch is put aside
-with how far each stream has to come. Whoever next allocates, compiles or waits for a stream frees what is reached.
+A finaliser can run at any point of a program: during a build, on a thread that others wait for, or on the thread whose
+next call some work waits for. So it never waits. Memory that queued work may use is kept in a list, together with the
+sequence number that each stream has to finish first. The next call that allocates, compiles or waits for a stream
+frees what can be freed by then.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from threading import local
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import ref
 
-from opweave.contract.space import Handle, MemorySpace, busy, settle
-from opweave.lifecycle import keep_for_ever
+from opweave.contract.space import Handle, MemorySpace, settle, unfinished_streams
+from opweave.lifecycle import keep_forever
 
 if TYPE_CHECKING:
-    from opweave.contract.execution import Stream
     from opweave.contract.memory import BufferType
+    from opweave.contract.stream import Stream
 
 __all__ = ["Discarded", "discard", "reclaim", "reclaim_all"]
 
 
 class Discarded(NamedTuple):
-    """Memory of a buffer that is gone.
+    """The memory of a buffer that was discarded and cannot be freed yet.
 
     Attributes:
         type, handle: the memory.
-        owner: what keeps imported memory alive.
-        waits: streams whose work may touch it, each with the number of what was submitted last.
+        owner: the object that keeps imported memory alive, or ``None``.
+        waits: the streams whose work may use the memory, each with the sequence number of its latest work.
     """
 
     type: BufferType
@@ -40,62 +41,64 @@ class Discarded(NamedTuple):
     waits: tuple[tuple[ref[Stream], int], ...]
 
     @property
-    def reached(self) -> bool:
+    def unused(self) -> bool:
+        """Whether all work that may use the memory is complete or has failed."""
         for stream, submitted in self.waits:
             found = stream()
-            if found is not None and not found.closed and found._over < submitted:
+            if found is not None and not found.closed and found._finished < submitted:
                 return False
         return True
 
 
-_DISCARDED: Final[deque[Discarded]] = deque()  # appending and taking are atomic: no lock is held
+_DISCARDED: Final[deque[Discarded]] = deque()  # append and popleft are atomic; no lock is needed
 
 
-class _Pass(local):
-    """Whether this thread is reclaiming: what an author's ``_free`` does must not begin it anew."""
+class _Reclaiming(local):
+    """Whether this thread is inside of `reclaim`: an author's ``_free`` must not start it again."""
 
     active = False
 
 
-_PASS: Final = _Pass()
+_RECLAIMING: Final = _Reclaiming()
 
 
 def discard(type: BufferType, handle: Handle, owner: Any) -> None:
-    """Free memory as soon as nothing under way may touch it, without waiting."""
-    waits = tuple((ref(stream), stream._sequence) for stream in busy(type.space))
-    if waits or _PASS.active:
+    """Free memory now if no work in flight may use it, else keep it for `reclaim`. Never waits."""
+    waits = tuple((ref(stream), stream._sequence) for stream in unfinished_streams(type.space))
+    if waits or _RECLAIMING.active:
         _DISCARDED.append(Discarded(type, handle, owner, waits))
     else:
         type._free(handle)
 
 
 def reclaim() -> None:
-    """Free what was discarded and is reached. What an author's ``_free`` raises keeps nobody from his own work."""
-    if _PASS.active or not _DISCARDED:
+    """Free discarded memory that no work uses any more. Exceptions of an author's ``_free`` are suppressed: the caller,
+    who allocates or waits for something else, cannot handle them."""
+    if _RECLAIMING.active or not _DISCARDED:
         return
     try:
-        _PASS.active = True
+        _RECLAIMING.active = True
         for _ in range(len(_DISCARDED)):
             try:
                 memory = _DISCARDED.popleft()
-            except IndexError:  # another thread took it
+            except IndexError:  # another thread removed it
                 break
-            if memory.reached:
+            if memory.unused:
                 with suppress(Exception):
                     memory.type._free(memory.handle)
             else:
                 _DISCARDED.append(memory)
     finally:
-        _PASS.active = False
+        _RECLAIMING.active = False
 
 
 def reclaim_all(space: MemorySpace) -> bool:
-    """Wait for the work that may touch ``space``, and free what was discarded there.
+    """Wait for the work that may use ``space``, then free the memory that was discarded there.
 
     Returns:
-        Whether there was anything to free; if not, nobody has waited.
+        Whether there was discarded memory. If not, this returns without waiting.
     """
-    if _PASS.active or not any(memory.type.space is space for memory in _DISCARDED.copy()):
+    if _RECLAIMING.active or not any(memory.type.space is space for memory in _DISCARDED.copy()):
         return False
     settle(space)
     reclaim()
@@ -103,12 +106,13 @@ def reclaim_all(space: MemorySpace) -> bool:
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: it must neither free what is its parent's nor let go of it, which would free it too."""
-    keep_for_ever(_DISCARDED)
+    """In a forked child: keep the parent's memory referenced for ever, because dropping a handle may free it."""
+    keep_forever(_DISCARDED)
     _DISCARDED.clear()
 
 
-# Nobody allocates any more; a driver's memory goes with the process, but an author may hold something that does not.
+# At exit nothing allocates any more. The driver frees its memory with the process, but an author's ``_free`` may have
+# to release something that outlives it.
 atexit.register(reclaim)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_to_parent)

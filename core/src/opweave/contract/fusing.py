@@ -1,4 +1,4 @@
-"""Fusing: runs of steps that one kernel can compute, and the check of what an author's ``_fuse`` returns."""
+"""Fusing: groups of elementwise steps that one kernel can compute, and the check of what ``_fuse`` returns."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from opweave.errors import Broken
 from opweave.graph.opdef import OPS
 
 if TYPE_CHECKING:
-    from opweave.contract.execution import Stream
     from opweave.contract.step import Arg, Group, Step
+    from opweave.contract.stream import Stream
 
 __all__ = ["check_fusion", "pointwise_groups"]
 
@@ -19,22 +19,23 @@ __all__ = ["check_fusion", "pointwise_groups"]
 def pointwise_groups(
     steps: Sequence[Step], is_pointwise: Callable[[Step], bool] | None = None, limit: int = 16
 ) -> list[list[Step]]:
-    """Cut steps into runs that can become one kernel each, which computes all of them element by element.
+    """Divide steps into runs of consecutive steps that one elementwise kernel can compute. For a stream's ``_fuse``.
 
-    A step joins the run before it if both are pointwise over one output shape, and if what it shares with the run is
-    read and written at the same place for every element. (``y + y.T`` cannot join the step that makes ``y``.) Other
-    steps stand alone. For a stream's ``_fuse``.
+    A step is added to the current run if both are pointwise over the same output shape, and if memory that both use is
+    accessed at the same position for each element. (``y + y.T`` cannot be in one run with the step that computes
+    ``y``.) Every other step is a run of its own.
 
     Args:
-        is_pointwise: whether the author's fused kernel can take part in a step. Default: the operation's definition.
-        limit: the most steps of a run.
+        steps: unbound steps in order.
+        is_pointwise: whether the author's fused kernel supports a step. Default: ``OpDef.pointwise``.
+        limit: the largest number of steps in a run.
     """
-    takes = is_pointwise or _is_pointwise
+    supports = is_pointwise or _is_pointwise
     runs: list[list[Step]] = []
     open_run = False
     for step in steps:
-        fits = takes(step)
-        if fits and open_run and len(runs[-1]) < limit and _joins(step, runs[-1]):
+        fits = supports(step)
+        if fits and open_run and len(runs[-1]) < limit and _fits_run(step, runs[-1]):
             runs[-1].append(step)
         else:
             runs.append([step])
@@ -47,7 +48,8 @@ def _is_pointwise(step: Step) -> bool:
     return op is not None and op.pointwise
 
 
-def _joins(step: Step, run: Sequence[Step]) -> bool:
+def _fits_run(step: Step, run: Sequence[Step]) -> bool:
+    """Whether one elementwise kernel can compute ``run`` and then ``step``."""
     if step.out.shape != run[0].out.shape:
         return False
     for other in run:
@@ -72,10 +74,10 @@ def _crosses(a: Arg, b: Arg) -> bool:
 
 
 def check_fusion(stream: Stream, steps: Sequence[Step], groups: Sequence[Group]) -> None:
-    """Every step once, in an order in which each access to a value has as many writes before it as it had.
+    """Check that ``groups`` contain every step once, and that each access to a value sees the same writes as before.
 
     Raises:
-        Broken: it is not so.
+        Broken: a step is missing, repeated or invented, or was moved across a step that it depends on.
     """
     index_of = {id(step): i for i, step in enumerate(steps)}
     order = [index_of.get(id(step), -1) for group in groups for step in group.steps]
@@ -91,7 +93,7 @@ def check_fusion(stream: Stream, steps: Sequence[Step], groups: Sequence[Group])
 
 
 def _writes_before(steps: Sequence[Step]) -> list[tuple[int, ...]]:
-    """For each operand of each step how often its memory was written before."""
+    """For each operand of each step, how many earlier steps write its memory."""
     writes: dict[tuple[str, int], int] = {}
     counts = []
     for step in steps:

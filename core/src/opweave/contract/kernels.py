@@ -1,4 +1,4 @@
-"""`KernelTable`: a device's kernels and what they accept. What the device supports follows from the declarations."""
+"""`KernelTable`: the kernels of a device and the operands they accept, which define what the device supports."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from opweave.graph.layout import is_dense
 from opweave.graph.opdef import OPS
 
 if TYPE_CHECKING:
-    from opweave.contract.execution import Stream
     from opweave.contract.memory import BufferType
     from opweave.contract.step import Arg, Call, Group, Step
+    from opweave.contract.stream import Stream
 
 __all__ = ["Kernel", "KernelTable", "LayoutRule", "import_kernels", "of_other_type"]
 
 LayoutRule = Literal["dense", "rows", "strided"]
-"""``dense``: every operand row-major without gaps. ``rows``: each row (last axis) without gaps. ``strided``: any."""
+"""``dense``: every operand is row-major without gaps. ``rows``: elements along the last axis are adjacent.
+``strided``: any strides."""
 
 Factory = Callable[..., "Call"]
-"""``factory(stream, op, out, *srcs, **attrs)`` binds a kernel to its operands and gives a call without arguments."""
+"""``factory(stream, op, out, *srcs, **attrs)`` binds a kernel to its operands and returns a function without
+arguments."""
 
 F = TypeVar("F", bound=Factory)
 
 
 def of_other_type(step: Step, *sources: int) -> str | None:
-    """Why a kernel that reads some sources in the type of the first one does not take ``step``, or ``None``."""
+    """For ``when=``: a reason if one of the given sources has another dtype than source 0, else ``None``."""
     first = step.srcs[0].dtype
     for i in sources:
         if i < len(step.srcs) and step.srcs[i].dtype is not first:
@@ -40,16 +42,16 @@ def of_other_type(step: Step, *sources: int) -> str | None:
 
 
 def import_kernels(package: str) -> None:
-    """Import every module of a package, so that each one enters its kernels in the table.
+    """Import every module of a package, so that each module registers its kernels.
 
-    To be called as ``import_kernels(__name__)`` in the ``__init__`` of a package that has a module for each family.
+    Call it as ``import_kernels(__name__)`` in the ``__init__`` of a package with one module per family of operations.
     """
     for module in pkgutil.iter_modules(sys.modules[package].__path__):
         importlib.import_module(f"{package}.{module.name}")
 
 
 class Kernel(NamedTuple):
-    """A factory and what it accepts: the arguments of `KernelTable.__call__`."""
+    """A factory and the operands it accepts; fields as the arguments of `KernelTable.__call__`."""
 
     factory: Factory
     dtypes: frozenset[DType]
@@ -61,7 +63,7 @@ class Kernel(NamedTuple):
     accepts: tuple[type[BufferType], ...] = ()
 
     def bind(self, stream: Stream, step: Step, scratch: Arg | None) -> Call:
-        """The call for a bound step; ``scratch`` holds `KernelTable.workspace` bytes, or is ``None`` for none."""
+        """The call for a bound step. ``scratch`` has `KernelTable.workspace` bytes; ``None`` if that is 0."""
         if self.workspace is None:
             return self.factory(stream, step.op, step.out, *step.srcs, **step.attrs)
         wanted = self.workspace(step)
@@ -70,7 +72,7 @@ class Kernel(NamedTuple):
         return self.factory(stream, step.op, step.out, *step.srcs, **array_args(wanted, scratch), **step.attrs)
 
     def why_not(self, step: Step) -> str | None:
-        """Why the kernel does not take ``step``, or ``None``."""
+        """Why the kernel does not support ``step``, or ``None`` if it does."""
         op = OPS.get(step.op)
         indices, index_out = ((), False) if op is None else (op.indices, op.index_out)
         skip = 1 if op is not None and op.writes else 0
@@ -80,13 +82,13 @@ class Kernel(NamedTuple):
         if why is None and self.when is not None:
             why = self.when(step)
             if why is not None and not isinstance(why, str):
-                raise TypeError(f"when= gives a reason for refusing {step.op}, or None; not {why!r}")
+                raise TypeError(f"when= must return a reason for refusing {step.op}, or None; not {why!r}")
         return why
 
     def _refuses(self, what: str, arg: Arg, is_index: bool) -> str | None:
         kind = arg.buffer_type
         if kind is not None and not kind.is_raw and not isinstance(kind, self.accepts):
-            return f"{what} lies in {kind.name}, a form that the kernel does not read"
+            return f"{what} lies in {kind.name}, a format that the kernel does not read"
         accepted = self.indices if is_index else self.dtypes
         if arg.dtype not in accepted:
             return f"{what} is {arg.dtype}, not {' '.join(sorted(t.name for t in accepted))}"
@@ -107,15 +109,15 @@ class KernelTable:
         def pointwise(stream, op, out, *srcs, **attrs):
             return stream.bind(f"{op}_f32", out.address, *(s.address for s in srcs), out.size)
 
-    Several kernels for one op are asked in the order of registration, those of ``parent`` last; the first that takes a
-    step runs it. View operations, and results without elements, never arrive.
+    Several kernels for one operation are tried in the order of registration, those of ``parent`` last; the first that
+    supports a step runs it. View operations, and steps whose result has no elements, are never passed to a kernel.
 
     Args:
-        dtypes: types of data operands that kernels accept unless they say otherwise, ``"f32 f16"``.
-        layout: how operands must lie unless a kernel says otherwise. For operands that do not, the core inserts a
-            packed copy before the step.
-        index: types of index operands (ids, argmax's output).
-        parent: a table to fall back on, for devices that share most kernels.
+        dtypes: default for ``dtypes`` of each kernel: types of data operands, e.g. ``"f32 f16"``.
+        layout: default for ``layout`` of each kernel. If an operand has another layout, the core inserts a packed copy
+            before the step.
+        index: default for ``index`` of each kernel: types of index operands (ids, the output of argmax).
+        parent: a table that is searched after this one, for devices that share most kernels.
     """
 
     def __init__(
@@ -144,18 +146,23 @@ class KernelTable:
         workspace: Callable[[Step], Workspace] | None = None,
         accepts: type[BufferType] | Iterable[type[BufferType]] = (),
     ) -> Callable[[F], F]:
-        """Register a factory for the named ops.
+        """Register a factory for the named operations.
 
         Args:
-            dtypes, layout, index: in place of the table's own.
-            inplace: the output may lie exactly over a source of equal layout.
-            when: a further condition: a reason for refusing a step, or ``None``.
-            workspace: the scratch memory that a step needs while it runs. Named arrays, ``{"scores": ("f32", shape)}``:
-                the factory gets each as a dense `Arg` by its name, ``scores=Arg``; give the parameter a default if
-                some steps need none. Or a number of bytes: the factory gets ``workspace=Arg`` (u8; ``None`` for 0).
-            accepts: kinds of memory in a form of their own (classes that override ``_init``) that sources may lie in
-                whole, beside plain memory; ``when`` may ask which one it is (``step.srcs[1].buffer_type``). For kernels
-                that do not accept a kind, the core inserts a copy into plain memory.
+            dtypes, layout, index: replace the defaults of the table.
+            inplace: the output may be the same memory as a source of the same layout.
+            when: a further condition; returns a reason for refusing a step, or ``None``.
+            workspace: returns the scratch memory that a step needs while it runs. Either named arrays,
+                ``{"scores": ("f32", shape)}``: the factory receives each as a dense `Arg` by its name, ``scores=Arg``;
+                give the parameter a default if some steps need none. Or a number of bytes: the factory receives
+                ``workspace=Arg`` (u8; ``None`` for 0 bytes).
+            accepts: buffer types with their own format (subclasses that override ``_init``) in which sources may be
+                stored, besides plain memory; ``when`` can look at ``step.srcs[1].buffer_type``. For kernels that do
+                not accept a type, the core inserts a copy into plain memory.
+
+        Raises:
+            TypeError: no operation was named.
+            UnknownNameError: a dtype that does not exist.
         """
         if not ops:
             raise TypeError("name at least one operation")
@@ -185,7 +192,7 @@ class KernelTable:
         return set(self._kernels) | (self._parent.ops() if self._parent else set())
 
     def reads(self, kind: BufferType) -> bool:
-        """Whether a kernel accepts operands in this kind of memory, which keeps them in a form of its own."""
+        """Whether a kernel accepts operands in this buffer type, which stores tensors in its own format."""
         own = any(isinstance(kind, kernel.accepts) for kernels in self._kernels.values() for kernel in kernels)
         return own or (self._parent is not None and self._parent.reads(kind))
 
@@ -194,26 +201,26 @@ class KernelTable:
         return self._kernels.get(op, []) + (self._parent.candidates(op) if self._parent else [])
 
     def find(self, step: Step) -> Kernel | None:
-        """The first kernel that takes ``step``."""
+        """The first kernel that supports ``step``, or ``None``."""
         found = self._found
         if found is not None and found[0] is step:
             return found[1]
-        return self._ask(step)[0]
+        return self._search(step)[0]
 
     def why_not(self, step: Step) -> str | None:
-        """Why no kernel takes ``step``, or ``None``."""
-        kernel, reasons = self._ask(step)
+        """Why no kernel supports ``step``, or ``None`` if one does."""
+        kernel, reasons = self._search(step)
         if kernel is None:
             none = f"no kernel for {step.op}" if self.ops() else "it has no kernels"
             return "; ".join(dict.fromkeys(reasons)) or none
-        # Whoever is told "yes" asks next for the kernel, its workspace, and whether it works in place. Bound steps are
-        # not kept: they would keep their memory.
+        # A caller whose step is supported asks next for the kernel, its workspace, and whether it works in place. Bound
+        # steps are not kept: they would keep their memory alive.
         if all(arg.buffer is None for arg in (step.out, *step.srcs)):
             self._found = step, kernel
         return None
 
-    def _ask(self, step: Step) -> tuple[Kernel | None, list[str]]:
-        """The first kernel that takes ``step``, and why those before it do not."""
+    def _search(self, step: Step) -> tuple[Kernel | None, list[str]]:
+        """The first kernel that supports ``step``, and why those before it do not."""
         reasons: list[str] = []
         for kernel in self.candidates(step.op):
             why = kernel.why_not(step)
@@ -230,7 +237,7 @@ class KernelTable:
         return workspace_bytes(kernel.workspace(step), step.op)
 
     def bind(self, stream: Stream, group: Group) -> Call:
-        """The call for a group of one step; raises `UnsupportedOpError` where no kernel takes it."""
+        """The call for a group of one step; raises `UnsupportedOpError` if no kernel supports it."""
         step = group.steps[0]
         kernel = self.find(step)
         if kernel is None or len(group.steps) > 1:

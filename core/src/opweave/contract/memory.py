@@ -1,6 +1,6 @@
-"""Kinds of memory: `BufferType`.
+"""`BufferType`: a kind of memory of a device.
 
-An author implements memory with four methods of `Device` (``_alloc _free _upload _download``) and subclasses
+An author implements ordinary memory with four methods of `Device` (``_alloc _free _upload _download``) and subclasses
 `BufferType` only for special memory.
 """
 
@@ -11,8 +11,9 @@ from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
-from opweave.contract.buffer import Buffer, MultiBuffer
+from opweave.contract.buffer import Buffer
 from opweave.contract.discarding import reclaim, reclaim_all
+from opweave.contract.multibuffer import MultiBuffer
 from opweave.contract.space import Handle, MemorySpace, Usage, round_up
 from opweave.errors import AllocationError, BoundsError, Broken, UnsupportedOpError
 from opweave.tracing import TRACE
@@ -29,22 +30,25 @@ class BufferType:
     """A kind of memory of a device. The base class is the device's ordinary memory.
 
     Subclass it for special memory (pinned, split over devices, repacked weights) and override the underscored methods
-    that differ; what is not overridden goes to the device's own.
+    that differ; the others call the methods of the device.
 
-    - Pinned host memory: ``space=HOST_SPACE``, ``_alloc`` and ``_free``; handles are arrays, buffer-protocol objects or
-      addresses.
-    - Repacked or split memory: ``_init``, ``_upload`` and ``_download`` of whole tensors, ``alloc_size``. Overriding
-      ``_init`` says that the bytes are not simply those that were uploaded: nothing reads or writes them past
-      ``_upload`` and ``_download``, but for kernels that accept the kind (``kernels("linear", accepts=...)``). All
-      others read through a copy.
+    - Pinned host memory: pass ``space=HOST_SPACE``, override ``_alloc`` and ``_free``; handles are arrays,
+      buffer-protocol objects or addresses.
+    - Repacked or split memory: override ``_init``, ``_upload`` and ``_download`` for whole tensors, and ``alloc_size``.
+      Overriding ``_init`` declares that the memory stores tensors in its own format: they are then read and written
+      by ``_upload`` and ``_download`` only, and by kernels that accept the type (``kernels("linear", accepts=...)``).
+      All other kernels read a copy.
 
     Attributes:
-        device: whose memory it is.
+        device: the device whose memory it is.
         name: e.g. ``"cpu"`` or ``"cpu.repacked"``.
-        space: where the addresses are valid.
-        alignment: bytes; every tensor begins at a multiple of it.
-        max_size: the largest single buffer in bytes, or ``None``.
-        usages: the usages it is for; nothing else is allocated or placed there. With `Usage.ANY` among them: all.
+        space: the memory space in which its addresses are valid.
+        alignment: bytes, a power of two; every tensor begins at a multiple of it.
+        max_size: the largest single buffer in bytes, or ``None`` for no limit.
+        usages: the usages it is for; anything else is neither allocated nor placed there. `Usage.ANY` includes all.
+
+    Raises:
+        Broken: ``alignment`` is not a power of two, or ``max_size`` is not positive.
     """
 
     usages: frozenset[Usage] = frozenset(Usage)
@@ -70,11 +74,12 @@ class BufferType:
 
     @property
     def name(self) -> str:
+        """The given name, else that of the device."""
         return self._name or self.device.name
 
     @property
     def is_raw(self) -> bool:
-        """Whether tensors lie there as they were uploaded; not so in memory that overrides ``_init``."""
+        """Whether tensors are stored as they were uploaded. ``False`` for types that override ``_init``."""
         return type(self)._init is BufferType._init
 
     @property
@@ -84,7 +89,7 @@ class BufferType:
 
     @property
     def can_map(self) -> bool:
-        """Whether parts of it can be shown to the host as bytes; see `mapped`."""
+        """Whether parts of its buffers can be mapped into host memory; see `mapped`."""
         own = type(self)
         if own._map is not BufferType._map:
             return self.is_raw
@@ -92,7 +97,7 @@ class BufferType:
         return plain and self.device.caps.map
 
     def alloc_size(self, tensor: Tensor) -> int:
-        """Bytes that ``tensor`` takes here, padding included: at least its packed size, which is the default."""
+        """Bytes that ``tensor`` needs in this memory, including padding; not less than its packed size, the default."""
         return tensor.nbytes
 
     def holds(self, usage: Usage) -> bool:
@@ -100,7 +105,7 @@ class BufferType:
         return usage in self.usages or Usage.ANY in self.usages
 
     def check_usage(self, usage: Usage) -> None:
-        """Raises `UnsupportedOpError` unless the memory is for this usage."""
+        """Raise `UnsupportedOpError` unless the memory is for this usage."""
         if not self.holds(usage):
             known = ", ".join(sorted(f"Usage.{u.name}" for u in self.usages))
             raise UnsupportedOpError(f"{self.name} is memory for {known}, not for Usage.{usage.name}")
@@ -109,10 +114,12 @@ class BufferType:
         """A buffer of ``size`` bytes with undefined contents.
 
         Raises:
-            AllocationError: no memory, or more than ``max_size`` (see `alloc_chunked`).
+            AllocationError: the device has not enough free memory, or ``size`` is above ``max_size`` (see
+                `alloc_chunked`).
+            BoundsError: ``size`` is negative.
             UnsupportedOpError: the memory is not for this usage.
             Broken: the author's ``_alloc`` returned an address that is not aligned.
-            Unavailable: this process was forked after the device was set up, which it does not survive.
+            Unavailable: this process was forked after the device was set up, and its driver does not survive that.
         """
         self.device.check_process()
         if size < 0:
@@ -131,15 +138,15 @@ class BufferType:
         except MemoryError as error:
             if isinstance(error, AllocationError):
                 raise
-            raise self._no_room(size, str(error)) from error
+            raise self._allocation_error(size, str(error)) from error
         if handle is None:
-            raise self._no_room(size, "its _alloc returned None")
+            raise self._allocation_error(size, "its _alloc returned None")
         buffer = Buffer(self, handle, size, usage)
         if buffer.address is not None and buffer.address % self.alignment:
             buffer.free()
             raise Broken(
-                f"{self.name}: _alloc returned {buffer.address}, which is no address aligned to {self.alignment}",
-                remedy="align it; if handles are integers but no addresses, override _address to return None",
+                f"{self.name}: _alloc returned {buffer.address}, which is not an address aligned to {self.alignment}",
+                remedy="align it; if handles are integers that are not addresses, override _address to return None",
             )
         if TRACE.listening:
             TRACE.emit(
@@ -148,16 +155,18 @@ class BufferType:
         return buffer
 
     def alloc_chunked(self, sizes: Sequence[int], usage: Usage = Usage.ANY) -> tuple[MultiBuffer, list[int]]:
-        """Room for pieces of the given sizes in as few buffers as ``max_size`` allows.
+        """Memory for parts of the given sizes in bytes, in as few buffers as ``max_size`` allows.
 
         Returns:
-            The buffers as one, and each piece's offset into it; no piece lies across two buffers.
+            The buffers as one, and the offset of each part in it. No part lies across two buffers.
 
         Raises:
-            AllocationError: no memory, or a single piece exceeds ``max_size``. Nothing stays allocated.
+            AllocationError: the device has not enough free memory, or one part is above ``max_size``. Nothing stays
+                allocated.
+            BoundsError: a size is negative.
         """
         chunks: list[int] = [0]
-        places: list[tuple[int, int]] = []
+        positions: list[tuple[int, int]] = []  # chunk and offset in it
         for size in sizes:
             if size < 0:
                 raise BoundsError(f"cannot allocate {size} bytes")
@@ -166,7 +175,7 @@ class BufferType:
             if self.max_size is not None and chunks[-1] and at + size > self.max_size:
                 chunks.append(0)
                 at = 0
-            places.append((len(chunks) - 1, at))
+            positions.append((len(chunks) - 1, at))
             chunks[-1] = at + size
         buffers: list[Buffer] = []
         try:
@@ -177,17 +186,17 @@ class BufferType:
                 buffer.free()
             raise
         whole = MultiBuffer(buffers)
-        return whole, [whole.starts[chunk] + at for chunk, at in places]
+        return whole, [whole.starts[chunk] + at for chunk, at in positions]
 
     def _check_max(self, size: int) -> None:
         if self.max_size is not None and size > self.max_size:
-            raise self._no_room(size, f"one buffer has at most {self.max_size:,} bytes")
+            raise self._allocation_error(size, f"one buffer has at most {self.max_size:,} bytes")
 
-    def _no_room(self, size: int, why: str) -> AllocationError:
+    def _allocation_error(self, size: int, why: str) -> AllocationError:
         try:
             free, total = self.device.mem_info()
         except Exception:
-            free = total = 0  # what it cannot tell must not hide what went wrong
+            free = total = 0  # a failing query must not hide the failed allocation
         if self.name != self.device.name:
             why = f"{why} ({self.name})" if why else self.name
         return AllocationError(self.device.name, size, free if total else None, why)
@@ -206,8 +215,8 @@ class BufferType:
     def _download(self, mem: Handle, offset: int, out: memoryview) -> None:
         self.device._download(mem, offset, out)
 
-    # The device's own ways to fill, copy, map and bind know its own memory only: where a subclass moves bytes
-    # differently, these go by its `_upload` and `_download`.
+    # The hooks of the device for filling, copying, mapping and binding work with its ordinary memory only. If a
+    # subclass moves bytes differently, its `_upload` and `_download` are used instead.
 
     def _bind_upload(self, mem: Handle, offset: int, data: memoryview) -> Call:
         if type(self)._upload is BufferType._upload:
@@ -226,16 +235,16 @@ class BufferType:
             fill_by_upload(self._upload, mem, offset, size, value)
 
     def _copy(self, dst: Handle, dst_offset: int, src: Handle, src_offset: int, size: int) -> None:
-        """Copy within this kind of memory, as if by way of a scratch copy: ranges of one buffer may overlap."""
+        """Copy within this kind of memory. The ranges may overlap: the result is as if all bytes were read first."""
         own = type(self)
         if own._upload is BufferType._upload and own._download is BufferType._download:
             self.device._copy(dst, dst_offset, src, src_offset, size)
         else:
-            piece = BOUNCE_BYTES if self.is_raw else size
-            copy_by_host(self._upload, self._download, dst, dst_offset, src, src_offset, size, piece)
+            chunk = BOUNCE_BYTES if self.is_raw else size
+            copy_by_host(self._upload, self._download, dst, dst_offset, src, src_offset, size, chunk)
 
     def _map(self, mem: Handle, offset: int, size: int) -> memoryview:
-        """Bytes of the buffer as host memory until ``_unmap``. Optional; overriding it is the capability."""
+        """Show bytes of the buffer as host memory until ``_unmap``. Overriding it makes `can_map` true."""
         return self.device._map(mem, offset, size)
 
     def _unmap(self, mem: Handle, view: memoryview) -> None:
@@ -245,38 +254,39 @@ class BufferType:
         return self.device._address(mem)
 
     def _init(self, mem: Handle, offset: int, tensor: Tensor) -> Any:
-        """Prepare ``tensor`` at ``offset``; what it returns travels in ``Arg.handle``. Optional.
+        """Prepare for ``tensor`` at byte ``offset``. Optional. Called before the upload of the tensor; kernels receive
+        the result as ``Arg.handle``.
 
-        Comes before the tensor's upload. Overriding it makes the memory one of whole tensors: ``_upload`` and
-        ``_download`` are then called with the offset and the packed bytes of a tensor that was prepared.
+        Overriding it declares that the memory stores whole tensors in its own format: ``_upload`` and ``_download`` are
+        then called with the offset and the packed bytes of a tensor that was prepared.
         """
         return None
 
     def _reset(self, mem: Handle) -> None:
-        """Forget what ``_init`` made. Optional."""
+        """Undo all preparations of ``_init``. Optional."""
 
 
 def check_sizes(what: str, alignment: object, max_size: object) -> None:
-    """Raises `Broken` unless an alignment and a largest size are such as memory can have."""
+    """Raise `Broken` unless ``alignment`` is a power of two and ``max_size`` is positive or ``None``, both in bytes."""
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise Broken(f"the alignment of {what} is {alignment!r}, not a power of two in bytes")
     if max_size is not None and (not isinstance(max_size, int) or max_size <= 0):
         raise Broken(f"the largest buffer of {what} has {max_size!r} bytes, not a positive number (None: no limit)")
 
 
-# --- the slow ways, which any memory has ----------------------------------------------------------------------------
+# --- fallbacks for any memory --------------------------------------------------------------------------------------
 
 BOUNCE_BYTES: Final = 8 << 20
-"""Size of the pieces in which bytes go through the host."""
+"""Largest number of bytes that a copy by way of the host moves at a time."""
 
 
 def fill_by_upload(
     upload: Callable[[Handle, int, memoryview], None], mem: Handle, offset: int, size: int, value: int
 ) -> None:
-    """Set bytes to ``value`` by uploading pieces of it."""
-    piece = memoryview(bytes((value,)) * min(size, BOUNCE_BYTES))
+    """Set bytes to ``value`` by uploads of at most `BOUNCE_BYTES`."""
+    chunk = memoryview(bytes((value,)) * min(size, BOUNCE_BYTES))
     for at in range(0, size, BOUNCE_BYTES):
-        upload(mem, offset + at, piece[: size - at])
+        upload(mem, offset + at, chunk[: size - at])
 
 
 def copy_by_host(
@@ -287,13 +297,13 @@ def copy_by_host(
     src: Handle,
     src_offset: int,
     size: int,
-    piece: int = BOUNCE_BYTES,
+    chunk: int = BOUNCE_BYTES,
 ) -> None:
-    """Copy bytes by downloading and uploading pieces. Ranges of one memory may overlap."""
-    scratch = memoryview(bytearray(min(size, piece)))
-    places = range(0, size, piece)
-    # Backwards where the target lies behind the source: no piece is overwritten before it was read.
-    for at in reversed(places) if dst_offset > src_offset else places:
+    """Copy bytes by downloads and uploads of ``chunk`` bytes. Ranges of one memory may overlap."""
+    scratch = memoryview(bytearray(min(size, chunk)))
+    starts = range(0, size, chunk)
+    # Backwards if the target lies behind the source, so that no chunk is overwritten before it is read.
+    for at in reversed(starts) if dst_offset > src_offset else starts:
         part = scratch[: size - at]
         download(src, src_offset + at, part)
         upload(dst, dst_offset + at, part)

@@ -1,4 +1,4 @@
-"""`Offloading`: whether weights in host memory are worth bringing to a device on each run, by measured rates.
+"""`Offloading`: whether copying weights from host memory to a device for each run pays off, by measured rates.
 
 Also `flops`, the floating-point operations of a step.
 """
@@ -26,7 +26,7 @@ from opweave.graph.opdef import OPS
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
-    from opweave.contract.execution import Stream
+    from opweave.contract.stream import Stream
     from opweave.graph.layout import Shape
 
 __all__ = ["Offloading", "Rates", "flops"]
@@ -34,31 +34,31 @@ __all__ = ["Offloading", "Rates", "flops"]
 ROWS: Final = 64
 SIDE: Final = 1024
 COUNT: Final = 2 * ROWS * SIDE * SIDE
-"""What rates are measured with: so many rows times a square of weights, large enough for either side to be busy,
-and the floating-point operations of that."""
+"""Rates are measured with a product of `ROWS` x `SIDE` by `SIDE` x `SIDE`, large enough to keep either device busy;
+`COUNT` is its number of floating-point operations."""
 
 QUEUED: Final = 2
 REPEATS: Final = 6
-"""So many are queued at a time, and so often: the least counts."""
+"""`REPEATS` times, `QUEUED` calls are queued and timed together; the shortest time counts."""
 
 
 def flops(step: Step) -> int:
-    """Floating-point operations of a step, by the operation's definition."""
+    """Floating-point operations of a step, by ``OpDef.flops`` of its operation."""
     op = OPS[step.op]
     written: tuple[Any, ...] = (step.out,) if op.writes else ()
     node = SimpleNamespace(
         op=op, srcs=(*written, *step.srcs), attrs=step.attrs, shape=step.out.shape, size=step.out.size
     )
-    return op.flops(node)  # type: ignore[arg-type]  # what costs are told by, without a graph
+    return op.flops(node)  # type: ignore[arg-type]  # has the attributes that `flops` functions read
 
 
 class Rates(NamedTuple):
-    """What a device and the host were measured at.
+    """Measured rates of a device and the host.
 
     Attributes:
-        latency: seconds of the smallest transfer to the device.
-        upload: bytes per second of large ones.
-        device, host: floating-point operations per second in products, by the device and by NumPy on the host.
+        latency: seconds of a 64-byte transfer to the device.
+        upload: bytes per second of large transfers to the device.
+        device, host: floating-point operations per second of matrix products, on the device and by NumPy on the host.
     """
 
     latency: float
@@ -68,25 +68,27 @@ class Rates(NamedTuple):
 
 
 class Offloading:
-    """Which steps are worth bringing weights to a device for: what an author's ``_offload`` may ask.
+    """Decides for which steps weights should be copied to a device for each run. For an author's ``_offload``.
 
-    A device is asked where it comes before the one at the weights, so the caller prefers it. Bringing the weights is
-    worth it where that takes no longer than the device computes with them, since it happens beside the work on others;
-    or where both together take less than the host would. Rates are measured when the first step asks, once for each
-    type of weights: products with a 1,024 x 1,024 matrix here and there, and its upload; some ten milliseconds, and
-    what building the kernel takes.
+    The scheduler calls ``_offload`` of a device only if the device comes before that of the weights in the caller's
+    order. Copying pays off if it takes no longer than computing the step on the device, because copies overlap with the
+    computation of other steps; or if copying and computing together take no longer than computing on the host.
+
+    Rates are measured at the first step of each dtype of weights, with a product by a 1,024 x 1,024 matrix on the
+    device and on the host, and the upload of that matrix. This takes some ten milliseconds, and the time to build the
+    kernel.
 
     Args:
-        device: its weights come from memory that it does not reach.
+        device: a device that cannot address host memory.
     """
 
     def __init__(self, device: Device) -> None:
-        self._device: Final = ref(device)  # which has this object
+        self._device: Final = ref(device)  # weak, because the device refers to this object
         self._rates: Final[dict[DType, Rates | None]] = {}
         self._lock: Final = Lock()
 
     def pays(self, step: Step) -> bool:
-        """Whether to bring the largest source of ``step`` for each run; ``False`` where that cannot be measured."""
+        """Whether to copy the largest source of ``step`` for each run; ``False`` where that cannot be measured."""
         op = OPS.get(step.op)
         if op is None or not op.product or len(step.srcs) < 2:
             return False
@@ -94,7 +96,7 @@ class Offloading:
         weights = max(data, key=lambda src: src.nbytes)
         size = weights.nbytes
         if op.selects is not None and weights is step.srcs[op.selects[0]]:
-            rows = weights.shape[0]  # of which only those in use are brought
+            rows = weights.shape[0]  # only the selected rows are copied
             size = size // max(rows, 1) * min(rows, step.srcs[op.selects[1]].size)
         rates = self.rates(weights.dtype)
         if rates is None:
@@ -104,7 +106,7 @@ class Offloading:
         return transfer <= here or transfer + here <= there
 
     def rates(self, dtype: DType) -> Rates | None:
-        """What was measured with weights of a type; ``None`` where the device does not multiply by them."""
+        """The rates for weights of a dtype; ``None`` if the device has no product with such weights, or no memory."""
         with self._lock:
             if dtype not in self._rates:
                 device = self._device()
@@ -122,7 +124,7 @@ def _measured(device: Device, dtype: DType) -> Rates:
     values = count(1)
 
     def operand(shape: Shape, dtype: DType) -> Arg:
-        # Dropped at the end, not freed, which would wait for other work on the device.
+        # Discarded at the end instead of freed, because freeing waits for other work on the device.
         buffer = device.alloc(nbytes(shape, dtype), Usage.COMPUTE)
         buffer.upload(0, bytes(buffer.size))
         return Arg(buffer, 0, dtype, shape, dense_strides(shape, dtype), value=next(values))
@@ -133,10 +135,10 @@ def _measured(device: Device, dtype: DType) -> Rates:
         if group.workspace:
             group = group._replace(scratch=operand((group.workspace,), u8))
         plan = stream.compile([group])
-        data, piece = np.zeros(w.nbytes, np.uint8), np.zeros(64, np.uint8)
+        data, few = np.zeros(w.nbytes, np.uint8), np.zeros(64, np.uint8)
         target = w.buffer
         assert target is not None
-        latency = _seconds(stream, lambda: stream.upload(target, 0, piece))
+        latency = _seconds(stream, lambda: stream.upload(target, 0, few))
         upload = _seconds(stream, lambda: stream.upload(target, 0, data))
         product = _seconds(stream, plan.run)
     return Rates(latency, w.nbytes / max(upload - latency, 1e-9), COUNT / product, _host_rate())
@@ -144,13 +146,13 @@ def _measured(device: Device, dtype: DType) -> Rates:
 
 @cache
 def _host_rate() -> float:
-    """Floating-point operations per second of NumPy's products: what the host could do best, whoever computes there."""
+    """Floating-point operations per second of NumPy's matrix product, as an estimate for any backend on the host."""
     a, b = np.zeros((ROWS, SIDE), np.float32), np.zeros((SIDE, SIDE), np.float32)
     return COUNT / _seconds(None, lambda: np.matmul(a, b))
 
 
 def _seconds(stream: Stream | None, call: Callable[[], object]) -> float:
-    """The least time of a call, of some queued in a row."""
+    """The shortest measured time of ``call`` in seconds; see `REPEATS`."""
     least = inf
     for _ in range(REPEATS):
         start = perf_counter()

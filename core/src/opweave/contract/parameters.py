@@ -1,4 +1,4 @@
-"""Checks of the parameters that several backends take in ``device.open(...)``."""
+"""Checks of parameters of ``device.open(...)`` that several backends have."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ __all__ = ["check_threads"]
 
 
 def check_threads(n: object) -> int:
-    """A number of threads as a positive int. Digits are accepted too: ``open_device("cpu?threads=2")`` gives text.
+    """A number of threads as an int, at least 1. Text is accepted, because ``open_device("cpu?threads=2")`` passes
+    text.
 
     Raises:
-        PluginError: no positive whole number.
+        PluginError: ``n`` is not a positive whole number.
     """
     try:
         count = int(n) if isinstance(n, str) else n.__index__()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Where memory is: spaces of addresses, what memory is for, and waiting for work that may touch it."""
+"""Memory spaces, what memory is used for, and waiting for the work that may use a memory space."""
 
 from __future__ import annotations
 
@@ -11,31 +11,37 @@ import numpy as np
 
 from opweave.concurrency import Lock
 from opweave.errors import LayoutError
-from opweave.lifecycle import expect_waiting
+from opweave.lifecycle import start_exit_thread
 
 if TYPE_CHECKING:
-    from opweave.contract.execution import Stream
+    from opweave.contract.stream import Stream
 
-__all__ = ["CHANGES", "HOST_SPACE", "Handle", "MemorySpace", "Usage", "add_queue", "as_bytes", "round_up", "settle"]
+__all__ = [
+    "CHANGES", "HOST_SPACE", "Handle", "MemorySpace", "Usage", "add_queue", "as_bytes", "round_up", "settle",
+    "unfinished_streams",
+]  # fmt: skip
 
 Handle = Any
 """Whatever the author's ``_alloc`` returned: an address, an object of the driver, an array."""
 
 
 class Usage(enum.Enum):
-    """What a buffer is for; devices may choose a kind of memory by it, the scheduler reads it."""
+    """What a buffer is used for. A device may choose memory by it; the scheduler keeps work near weights."""
 
     ANY = "any"
+    """Anything."""
     WEIGHTS = "weights"
+    """Read-only leaves."""
     COMPUTE = "compute"
+    """Inputs, temporaries and results."""
 
 
 class MemorySpace:
     """A set of addresses. Two devices share memory when both can reach one space.
 
     Attributes:
-        name: for people; spaces are compared by identity.
-        host: the process itself can read and write there.
+        name: shown to people; spaces are compared by identity.
+        host: whether the process itself can read and write there.
     """
 
     __slots__ = ("__weakref__", "host", "name")
@@ -53,10 +59,10 @@ HOST_SPACE: Final = MemorySpace("host", host=True)
 
 
 class Changes:
-    """Whether something changed by which programs are planned: the memory of a leaf, what a buffer is for.
+    """A counter of changes that make built programs outdated: the memory of a leaf, the usage of a buffer.
 
     Attributes:
-        latest: another object after each change. Programs keep the one that they were built with.
+        latest: a new object after each change. A program keeps the object that was there when it was built.
     """
 
     __slots__ = ("latest",)
@@ -65,14 +71,16 @@ class Changes:
         self.note()
 
     def note(self) -> None:
-        """Say that something changed."""
+        """Record a change."""
         self.latest = object()
 
 
 CHANGES: Final = Changes()
+"""The changes of this process."""
 
 
 def round_up(n: int, to: int) -> int:
+    """The smallest multiple of ``to`` that is not below ``n``."""
     return -(-n // to) * to
 
 
@@ -80,7 +88,7 @@ def as_bytes(data: Any, *, writable: bool = False) -> memoryview:
     """The bytes of any contiguous buffer-protocol object as a flat memoryview.
 
     Raises:
-        LayoutError: it shows no bytes, they do not lie in one piece, or may not be written.
+        LayoutError: ``data`` has no buffer, is not C-contiguous, or is read-only although ``writable`` is set.
     """
     if isinstance(data, np.ndarray):
         if not data.flags.c_contiguous or (writable and not data.flags.writeable):
@@ -95,31 +103,32 @@ def as_bytes(data: Any, *, writable: bool = False) -> memoryview:
     return view.cast("B")
 
 
-_QUEUES: tuple[ref[Stream], ...] = ()  # replaced, never changed: finalisers look at it without a lock
+_QUEUES: tuple[ref[Stream], ...] = ()  # replaced, never modified: finalisers read it without a lock
 _QUEUES_LOCK: Final = Lock()
 
 
 def add_queue(stream: Stream) -> None:
-    """Note an asynchronous stream, so that no memory is given back under its work."""
+    """Register an asynchronous stream, so that memory is freed only after its work that may use it."""
     global _QUEUES
-    expect_waiting()
+    start_exit_thread()
     with _QUEUES_LOCK:
         _QUEUES = (*(known for known in _QUEUES if (other := known()) is not None and not other.closed), ref(stream))
 
 
 def _queues(space: MemorySpace) -> list[Stream]:
-    """The open asynchronous streams whose work may touch ``space``."""
+    """The open asynchronous streams whose work may use ``space``."""
     streams = [stream for known in _QUEUES if (stream := known()) is not None]
     return [s for s in streams if not s.closed and (s.transferring or s.device.reaches(space))]
 
 
-def busy(space: MemorySpace) -> list[Stream]:
-    """Of the streams whose work may touch ``space`` those that are not known to be done with it."""
-    return [stream for stream in _queues(space) if stream._over < stream._sequence]
+def unfinished_streams(space: MemorySpace) -> list[Stream]:
+    """The streams with submitted work that may use ``space`` and is not known to be complete or failed."""
+    return [stream for stream in _queues(space) if stream._finished < stream._sequence]
 
 
 class Working(local):
-    """Whether this thread is that of a `WorkerStream`. Such a thread must not wait for others: they may wait for it."""
+    """Whether this thread is that of a `WorkerStream`. Such a thread must not wait for others, which may wait for
+    it."""
 
     active = False
 
@@ -128,7 +137,7 @@ WORKING: Final = Working()
 
 
 def settle(space: MemorySpace) -> None:
-    """Wait for all queued work that may touch ``space``. Failures stay on their streams, for their owners to see."""
+    """Wait for all queued work that may use ``space``. Failures are not raised here; they stay on their streams."""
     for stream in _queues(space):
         if not (WORKING.active and stream.has_thread):
             stream.settle()

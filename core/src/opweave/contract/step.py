@@ -1,4 +1,4 @@
-"""What a device is asked to do: operands (`Arg`), one operation on them (`Step`), several as one (`Group`)."""
+"""The work that a device is given: operands (`Arg`), one operation on them (`Step`), several as one (`Group`)."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 __all__ = ["Arg", "Call", "Group", "Step"]
 
 Call = Callable[[], Any]
-"""One piece of work with everything decided beforehand."""
+"""A function without arguments that does one prepared piece of work; its result is ignored."""
 
 
 class Arg:
-    """An operand of a step: a window of a buffer. Value object: equal contents are equal.
+    """An operand of a step: a strided window of a buffer. Args with equal fields are equal.
 
     Attributes:
-        buffer: the memory, ``None`` while unbound (before memory is planned, and inside a fused group).
-        offset: bytes from the start of the buffer, views included; while unbound, from the start of the value.
+        buffer: the memory; ``None`` while unbound (before memory is planned, and for values inside of a fused group).
+        offset: bytes from the start of the buffer to the first element, offsets of views included; while unbound, from
+            the start of the value.
         dtype, shape: of the operand.
-        strides: bytes per axis in this very copy of the value; 0 where it is broadcast.
-        handle: what the buffer type's ``_init`` made for this tensor, else ``None``.
-        value: number of the value in its graph; two args with one number show the same value.
+        strides: bytes per axis; 0 along axes that are broadcast. For quantized types the last one is that of a block.
+        handle: what the ``_init`` of the buffer type returned for this tensor, else ``None``.
+        value: number of the value in its graph; args with the same number are windows of the same value.
     """
 
     __slots__ = ("_type", "_view", "buffer", "dtype", "handle", "offset", "shape", "strides", "value")
@@ -59,7 +60,8 @@ class Arg:
 
     @property
     def buffer_type(self) -> BufferType | None:
-        """The kind of memory it lies in; while unbound, the special kind it will lie in, ``None`` for ordinary one."""
+        """The buffer type of its memory; while unbound, the special type it will be in, ``None`` for ordinary
+        memory."""
         return self._type if self.buffer is None else self.buffer.type
 
     @property
@@ -71,7 +73,8 @@ class Arg:
 
     @property
     def address(self) -> int:
-        """Where the operand begins, in memory that has numeric addresses."""
+        """The address of the first element. Raises `LifetimeError` if the operand has no memory, or memory without
+        numeric addresses."""
         buffer = self.buffer
         if buffer is None or buffer._freed:
             raise LifetimeError(f"{self!r} has no memory {'yet' if buffer is None else 'any more'}")
@@ -81,7 +84,8 @@ class Arg:
 
     @property
     def view(self) -> np.ndarray[Any, Any]:
-        """The operand as an array over its own bytes, in memory that the process can address."""
+        """The operand as a NumPy array over its memory, not a copy; raises what `Buffer.view` does, and `LifetimeError`
+        while unbound."""
         view = self._view
         if view is None:
             if self.buffer is None:
@@ -96,16 +100,17 @@ class Arg:
 
     @property
     def nbytes(self) -> int:
-        """Bytes when packed."""
+        """Bytes of the operand without gaps."""
         return nbytes(self.shape, self.dtype)
 
     @property
     def span(self) -> int:
-        """Bytes from the first to past the last element as it lies."""
+        """Bytes from the start of the first element to the end of the last one, gaps included."""
         return span(self.shape, self.strides, self.dtype)
 
     @property
     def is_dense(self) -> bool:
+        """Whether the elements are row-major without gaps."""
         return is_dense(self.shape, self.strides, self.dtype)
 
     def _key(self) -> tuple[Any, ...]:
@@ -126,15 +131,15 @@ class Arg:
 
 
 class Step(NamedTuple):
-    """One operation to run, self-contained: it can be cached, pickled (while unbound) and sent.
+    """One operation to run. It contains everything a backend needs; while unbound it can be pickled and cached.
 
     Attributes:
-        op: the operation's name.
-        out: where the result goes. For a writing op: the region of the state that is written.
-        srcs: the sources; a writing op's target is ``out`` and not repeated here.
+        op: name of the operation.
+        out: the operand that receives the result. Of an operation that writes into a state: the region to write.
+        srcs: the sources. The target of an operation that writes is ``out`` and not repeated here.
         attrs: the normalised attributes.
-        live: whether anything outside of the steps it is shown with needs the result.
-        label: the tensor's name, for people.
+        live: whether the result is needed outside of the steps that are passed along with this one to ``_fuse``.
+        label: name of the tensor, for messages.
     """
 
     op: str
@@ -146,10 +151,12 @@ class Step(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Steps that run as one piece of work, with ``workspace`` bytes of scratch memory while they do.
+    """Steps that run as one call. Values that are used only inside of a group get no memory: their args stay unbound.
 
-    Values that live only inside a group get no memory: their args stay unbound.
-    ``scratch`` is the workspace, bound when memory is planned.
+    Attributes:
+        steps: in the order in which they are computed.
+        workspace: bytes of scratch memory that the call needs while it runs.
+        scratch: that memory, a u8 operand; ``None`` until memory is planned, or if ``workspace`` is 0.
     """
 
     steps: tuple[Step, ...]

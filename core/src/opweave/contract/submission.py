@@ -1,4 +1,4 @@
-"""`Submission`: whose turn it is to submit to a stream, and what is still to be submitted."""
+"""`Submission`: which thread is submitting to a stream, and which calls it still has to make."""
 
 from __future__ import annotations
 
@@ -12,40 +12,41 @@ __all__ = ["Submission"]
 
 
 class Submission:
-    """Whose turn it is to submit, and which calls are still to be made. Streams of one owner can share one.
+    """The submission to a stream that is being made at present. Streams of one owner may share one object.
 
-    Who submits holds ``lock`` and says so in ``thread``. Others look there first, to be refused and not to wait: a lock
-    that is tried, and not entered by ``with``, stays locked when an interrupt arrives right behind it.
+    A thread that submits holds ``lock`` and writes its identifier to ``thread``. Other threads look at ``thread`` first
+    and are refused instead of waiting: a lock that is acquired without waiting, and not entered by ``with``, would stay
+    locked if an interrupt arrived directly after that.
 
     Attributes:
-        lock: held by the thread whose turn it is.
-        thread: that thread, 0: it is nobody's turn.
-        rest: the iterator over the calls that are still to be made, ``None``: none are.
-        cut: why they were ended early, ``""``: they were not.
+        lock: held by the thread that is submitting.
+        thread: identifier of that thread, 0 if there is none.
+        remaining: the iterator over the calls that are still to be made, ``None`` if there are none.
+        cancel_reason: why the submission was ended early, ``""`` if it was not.
     """
 
-    # One small object: among kernels that fill the caches, each place in memory that a run touches takes its time.
-    __slots__ = ("cut", "lock", "rest", "thread")
+    # One small object: among kernels that fill the caches, every cache line that a run touches costs time.
+    __slots__ = ("cancel_reason", "lock", "remaining", "thread")
 
     def __init__(self) -> None:
         self.lock: Final = Lock()
         self.thread = 0
-        self.rest: Any = None
-        self.cut = ""
+        self.remaining: Any = None
+        self.cancel_reason = ""
 
     @property
-    def taken(self) -> bool:
-        """Whether it is another thread's turn."""
+    def busy(self) -> bool:
+        """Whether another thread is submitting."""
         return self.thread not in (0, get_ident())
 
-    def end(self, why: str) -> None:
-        """Let the call that is being made be the last one; from any thread."""
-        rest = self.rest
-        if rest is not None:
-            self.cut = self.cut or why
-            end_iterator(rest)
+    def cancel(self, reason: str) -> None:
+        """Make no more calls after the current one. May be called from any thread."""
+        remaining = self.remaining
+        if remaining is not None:
+            self.cancel_reason = self.cancel_reason or reason
+            end_iterator(remaining)
 
 
 def end_iterator(calls: Any) -> None:
-    """Bring an iterator over a list to its end. Asking a flag before each call would cost more than many a call."""
+    """Exhaust an iterator over a list. Testing a flag before each call would cost more than many a call does."""
     calls.__setstate__(sys.maxsize)

@@ -1,4 +1,5 @@
-"""`WorkerStream`: a thread that works off another stream's work, so that any device can run beside the caller."""
+"""`WorkerStream`: a thread that does the work of another stream, so that any device computes while the caller goes
+on."""
 
 from __future__ import annotations
 
@@ -7,40 +8,50 @@ from functools import partial
 from sys import is_finalizing
 from typing import TYPE_CHECKING, Any, Final
 
-from opweave import concurrency
-from opweave.concurrency import Worker
-from opweave.contract.execution import Stream
+from opweave.concurrency import Latch, Worker
 from opweave.contract.space import WORKING
+from opweave.contract.stream import Stream
 from opweave.errors import Cancelled, ExecutionError, LifetimeError
 
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
-    from opweave.contract.execution import Event, Plan
+    from opweave.contract.event import Event
+    from opweave.contract.plan import Plan
     from opweave.contract.step import Call, Group, Step
 
 __all__ = ["WorkerStream"]
 
 
-class Mark:
-    """A place in a worker's queue: reached once everything before it was worked off or dropped."""
+class QueuedEvent:
+    """The handle of an event of a `WorkerStream`.
 
-    __slots__ = ("error", "event", "reached", "sequence")
+    Attributes:
+        sequence: the number of the event.
+        passed: set when the thread has done or dropped everything that was queued before the event.
+        error: the failure before the event, or ``None``; known once ``passed`` is set.
+        inner: if the inner stream is asynchronous: its event for the work before this one.
+    """
+
+    __slots__ = ("error", "inner", "passed", "sequence")
 
     def __init__(self, sequence: int) -> None:
         self.sequence: Final = sequence
-        self.reached: Final = concurrency.Event()
+        self.passed: Final = Latch()
         self.error: BaseException | None = None
-        self.event: Event | None = None  # where the inner stream is asynchronous too: its own mark
+        self.inner: Event | None = None
 
 
 class WorkerStream(Stream):
     """Runs the work of another stream on a thread of its own. Made by ``device.open(worker=True)``.
 
-    Submitting only queues; the thread submits to the inner stream and waits for other streams' marks, of whatever
-    class. Behind a failure queued work is dropped until `synchronize` has told of it.
+    Submitting only queues. The thread submits to the inner stream, and waits for events of streams of any class. After
+    a failure the thread drops queued work until `synchronize` has raised the failure.
 
     Args:
-        inner: what does the work. It belongs to the worker from now on.
+        inner: the stream that does the work. It must not be used by anything else from now on.
+
+    Raises:
+        LifetimeError: ``inner`` is itself a `WorkerStream`.
     """
 
     has_thread = True
@@ -50,8 +61,8 @@ class WorkerStream(Stream):
             raise LifetimeError(f"{inner!r} already has a thread of its own")
         super().__init__(inner.device)
         self.inner: Final = inner
-        self._broken: BaseException | None = None
-        self._told = False
+        self._broken: BaseException | None = None  # the failure since which queued work is dropped
+        self._reported = False  # whether a caller has received that failure
         self._worker: Final = Worker(f"opweave {inner.device.name}", _begin)
 
     def __repr__(self) -> str:
@@ -59,15 +70,21 @@ class WorkerStream(Stream):
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is the worker's own thread."""
+        """Whether the calling thread is that of this stream."""
         return self._worker.is_current
 
     def call(self, work: Callable[[], Any]) -> None:
-        """Queue any function; it is called on the thread, in stream order."""
+        """Queue a function; the thread calls it in stream order. Its result is ignored; an exception fails the
+        stream."""
         self._submit(partial(self._put, work))
 
     def wait(self, event: Event) -> None:
-        """Let later work wait for ``event``, which may be of a stream of any class; raises at once if it has failed."""
+        """Make work submitted from now on wait for ``event``, which may be of a stream of any class.
+
+        Raises:
+            ExecutionError: the event has failed.
+            LifetimeError: the stream is closed or busy.
+        """
         self._check_open()
         event._raise()
         if event.stream is not self and not event.done:
@@ -76,12 +93,12 @@ class WorkerStream(Stream):
 
     def _await(self, event: Event) -> None:
         handle = event._handle
-        if isinstance(handle, Mark):
-            handle.reached.wait()
+        if isinstance(handle, QueuedEvent):
+            handle.passed.wait()
             if handle.error is not None:
-                event.synchronize()  # which raises
-            if handle.event is not None:
-                self.inner.wait(handle.event)
+                event.synchronize()  # raises
+            if handle.inner is not None:
+                self.inner.wait(handle.inner)
         else:
             self.inner.wait(event)
 
@@ -96,23 +113,23 @@ class WorkerStream(Stream):
                 work()
         except Exception as error:
             self._break(error)
-        except BaseException as error:  # it ends no thread of ours, and is the submitter's to hear of, once
-            told = ExecutionError(f"work on {self.device.name} ended with {error!r}", device=self.device.name)
-            told.__cause__ = error
-            self._break(told)
+        except BaseException as error:  # does not end this thread; the submitter receives it, as an error like others
+            failure = ExecutionError(f"work on {self.device.name} ended with {error!r}", device=self.device.name)
+            failure.__cause__ = error
+            self._break(failure)
 
     def _break(self, error: BaseException) -> None:
         if self._broken is None:
-            self._told = False
+            self._reported = False
             self._broken = error
 
     def _launch(self, plan: Plan, calls: list[Call]) -> None:
         self._put(partial(self.inner._launch, plan, calls))
 
     def _owns(self, buffer: Buffer) -> bool:
-        return True  # the inner stream takes whatever its device reaches
+        return True  # the inner stream handles every buffer that its device reaches
 
-    # --- what a stream can do ---------------------------------------------------------------------------------------
+    # --- hooks ------------------------------------------------------------------------------------------------------
 
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
         return self.inner._fuse(steps)
@@ -129,59 +146,60 @@ class WorkerStream(Stream):
     def _download(self, buffer: Buffer, offset: int, out: memoryview) -> None:
         self._put(partial(self.inner.download, buffer, offset, out))
 
-    def _record(self) -> Mark:
-        mark = Mark(self._sequence)
-        self._worker.put(partial(self._arrive, mark))
-        return mark
+    def _record(self) -> QueuedEvent:
+        event = QueuedEvent(self._sequence)
+        self._worker.put(partial(self._pass, event))
+        return event
 
-    def _arrive(self, mark: Mark) -> None:
-        # Reached also behind a failure: nobody hangs.
-        mark.error = self._broken
-        if mark.error is None:
+    def _pass(self, event: QueuedEvent) -> None:
+        # Also after a failure, so that nobody waits for ever.
+        event.error = self._broken
+        if event.error is None:
             if not self.inner.is_async:
-                self._reach(mark.sequence)  # a later failure does not concern it, whether somebody asked or not
+                self._complete(event.sequence)  # so that a later failure does not concern it
             else:
                 try:
-                    mark.event = self.inner.record()
+                    event.inner = self.inner.record()
                 except Exception as error:
                     self._break(error)
-                    mark.error = error
-        mark.reached.set()
+                    event.error = error
+        event.passed.set()
 
-    def _join(self, handle: Mark) -> None:
-        handle.reached.wait()
+    def _join(self, handle: QueuedEvent) -> None:
+        handle.passed.wait()
         if handle.error is not None:
-            self._told = True
+            self._reported = True
             raise handle.error
-        if handle.event is not None:
-            handle.event.synchronize()
+        if handle.inner is not None:
+            handle.inner.synchronize()
 
-    def _query(self, handle: Mark) -> bool:
-        if not handle.reached.is_set():
+    def _query(self, handle: QueuedEvent) -> bool:
+        if not handle.passed.is_set():
             return False
         if handle.error is not None:
-            self._told = True
+            self._reported = True
             raise handle.error
-        return handle.event is None or handle.event.done
+        return handle.inner is None or handle.inner.done
 
     def _synchronize(self) -> None:
         if self.is_current or is_finalizing():
-            return  # it cannot wait for itself, where everything before is done; nor for a thread that has been ended
-        mark = self._record()
-        mark.reached.wait()
+            # The thread cannot wait for itself; what was queued before is done. At interpreter shutdown it has ended.
+            return
+        event = self._record()
+        event.passed.wait()
         try:
-            if mark.error is None and mark.event is not None:
-                mark.event.synchronize()
+            if event.error is None and event.inner is not None:
+                event.inner.synchronize()
         finally:
-            if mark.error is not None or self.inner.failure is not None:
+            if event.error is not None or self.inner.failure is not None:
                 self.inner.recover()
                 self._broken = None
-        if mark.error is not None and not self._told:
-            self._told = True
-            raise mark.error
+        if event.error is not None and not self._reported:
+            self._reported = True
+            raise event.error
 
     def _abort(self) -> None:
-        # Marks alone are nothing that could be ended.
+        # Events that are queued alone are no work to end.
         if any(isinstance(job, partial) and job.func == self._do for job in self._worker.jobs.copy()):
             self._break(Cancelled(f"queued work of {self.device.name} was ended by abort()"))
         self.inner.abort()

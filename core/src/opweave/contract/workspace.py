@@ -1,6 +1,6 @@
-"""Scratch memory of a kernel: a number of bytes, or named arrays whose types and shapes the kernel states once.
+"""Scratch memory of a kernel: a number of bytes, or named arrays whose dtypes and shapes the kernel declares once.
 
-The core adds up their sizes, plans the memory, and hands the kernel one operand for each array.
+The core adds up their sizes, plans the memory, and passes one operand for each array to the kernel.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Arrays = Mapping[str, "tuple[DTypeLike, Sequence[int]]"]
 """name -> dtype and shape. The name is that of the kernel's keyword argument."""
 
 Workspace = int | Arrays
-"""What ``workspace=`` of a kernel gives for a step: bytes, or named arrays."""
+"""What ``workspace=`` of a kernel returns for a step: bytes, or named arrays."""
 
 ALIGNMENT: Final = 64
-"""Bytes at which each array begins: a line of most caches."""
+"""Each array begins at a multiple of this many bytes, the size of a cache line of most processors."""
 
 
 def workspace_bytes(wanted: Workspace, op: str) -> int:
-    """Bytes of scratch memory that hold what a kernel of ``op`` wants.
+    """Bytes of scratch memory for what ``workspace=`` of a kernel of ``op`` returned.
 
     Raises:
-        TypeError: neither a number of bytes nor names with dtypes and shapes.
+        TypeError: it is neither a number of bytes nor a mapping of names to dtypes and shapes.
     """
     if isinstance(wanted, (dict, Mapping)):  # a question to `Mapping` takes longer than all the rest
         try:
@@ -44,16 +44,21 @@ def workspace_bytes(wanted: Workspace, op: str) -> int:
                 total += round_up(nbytes(tuple(shape), as_dtype(dtype)), ALIGNMENT)
             return total
         except (OpweaveError, TypeError, ValueError) as error:
-            raise TypeError(f"workspace= of {op} gives name -> (dtype, shape), not {dict(wanted)!r}: {error}") from None
+            raise TypeError(
+                f"workspace= of {op} must return name -> (dtype, shape), not {dict(wanted)!r}: {error}"
+            ) from None
     if not isinstance(wanted, int) or wanted < 0:
-        raise TypeError(f"workspace= of {op} gives a number of bytes or named arrays, not {wanted!r}")
+        raise TypeError(f"workspace= of {op} must return a number of bytes or named arrays, not {wanted!r}")
     return wanted
 
 
 def array_args(wanted: Arrays, scratch: Arg | None) -> dict[str, Arg]:
-    """The named arrays as dense operands, one behind the other in ``scratch``, which has `workspace_bytes` bytes.
+    """The named arrays as dense operands, one after the other in ``scratch``, which has `workspace_bytes` bytes.
 
-    Arrays without elements are left out, so that the kernel's parameter keeps its default.
+    Arrays without elements are left out, so that the parameter of the kernel keeps its default.
+
+    Raises:
+        LifetimeError: ``scratch`` is ``None``, and an array has elements.
     """
     args: dict[str, Arg] = {}
     buffer, at = (None, 0) if scratch is None else (scratch.buffer, scratch.offset)

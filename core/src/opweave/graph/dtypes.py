@@ -26,9 +26,9 @@ class DType:
         name: the short name, e.g. ``"f32"`` or ``"q4_0"``.
         itemsize: bytes of one block (of one element for plain types).
         block: elements in one block; 1 for plain types.
-        kind: ``"f"`` float, ``"i"`` signed, ``"u"`` unsigned, ``"b"`` bool, ``"q"`` quantized.
+        kind: ``"f"`` float, ``"i"`` signed integer, ``"u"`` unsigned integer, ``"b"`` bool, ``"q"`` quantized.
         numpy: the NumPy type of plain types; ``uint8`` (raw bytes) for quantized ones.
-        rank: order in promotion.
+        rank: order in type promotion; the higher one wins (`promote`).
     """
 
     __slots__ = ("block", "itemsize", "kind", "name", "numpy", "rank")
@@ -43,6 +43,7 @@ class DType:
 
     @property
     def is_quantized(self) -> bool:
+        """True for block-quantized types."""
         return self.block > 1
 
     @property
@@ -106,7 +107,7 @@ _BLOCKS = (q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, m
 DTYPES: Final[dict[str, DType]] = {t.name: t for t in (*_PLAIN, *_BLOCKS)}
 """Every type by its short name."""
 
-# Groups of types as kernels declare them.
+# Groups of types, as text for the declarations of kernels.
 WIDE: Final = "f64 f32"
 HALVES: Final = "f16 bf16"
 FLOATS: Final = f"{WIDE} {HALVES}"
@@ -127,7 +128,7 @@ def as_dtype(like: DTypeLike) -> DType:
 
     Raises:
         UnknownNameError: a name that is no type.
-        DTypeError: a NumPy type that opweave does not have (complex, strings, unsigned words).
+        DTypeError: a NumPy type that opweave does not have (complex, strings, unsigned ones above 8 bits), or no type.
     """
     if isinstance(like, DType):
         return like
@@ -136,7 +137,7 @@ def as_dtype(like: DTypeLike) -> DType:
         if found is None:
             raise _unknown(like)
         return found
-    # NumPy makes a type of None too, of tuples and of numbers.
+    # np.dtype also accepts None, tuples and numbers, which are not wanted here.
     plain = None
     if isinstance(like, (type, np.dtype)) or hasattr(like, "dtype"):
         try:
@@ -159,17 +160,17 @@ def _unknown(name: str) -> UnknownNameError:
     blocks = [t.name for t in _BLOCKS]
     if name.lower() not in _UNSUPPORTED_BLOCKS:
         return UnknownNameError("dtype", name, DTYPES)
-    # A name alike would be another format: nothing to suggest.
+    # Suggestions would be names of other formats.
     return UnknownNameError("dtype", name, (), f"(a block type that is not supported; there are {', '.join(blocks)}: "
                             "requantize, or pass decoded weights)")  # fmt: skip
 
 
 def promote(a: DType, b: DType) -> DType:
-    """The type in which ``a`` and ``b`` meet, by the rule of torch: a float wins over an integer, an integer over
-    bool, else the wider one; f16 with bf16 meet in f32, and u8 with i8 in i16.
+    """The common type of ``a`` and ``b`` by the rule of ``torch.promote_types``: a float wins over an integer, an
+    integer over bool, else the wider one; f16 and bf16 give f32, u8 and i8 give i16.
 
     Raises:
-        DTypeError: a quantized type takes part; such weights only enter ``linear``, ``expert_linear``, ``embedding``.
+        DTypeError: one of them is quantized; quantized weights only enter ``linear``, ``expert_linear``, ``embedding``.
     """
     if a is b:
         return a

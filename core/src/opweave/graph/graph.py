@@ -1,7 +1,7 @@
 """`Graph`: the nodes that some outputs need, in an order that is safe to run.
 
-An order is safe when sources come before their readers and, for memory that is written, readers of an old version come
-before the writer of the next one (anti-dependencies). Where no such order exists the graph is refused.
+An order is safe if sources come before their readers and, for states, readers of a version come before the node that
+writes the next version (anti-dependencies). If there is no such order, `HazardError` is raised.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ __all__ = ["Graph"]
 
 
 class Graph:
-    """The nodes behind ``outputs``, ordered. Immutable.
+    """The nodes that ``outputs`` need, ordered. Immutable.
 
     Attributes:
-        outputs: what was asked for.
+        outputs: the tensors to compute.
         nodes: computed tensors and views in an order that is safe to run.
-        leaves: the leaves they begin with, in order of first use.
+        leaves: the leaves that they need, in order of first use.
 
     Raises:
-        HazardError: two writers of one version; a reader of an old version that cannot come before the writer; an
-            output that shows an old version.
+        HazardError: two nodes write the same version of a state; a reader of a version cannot come before the writer of
+            the next one; an output is a version that another node overwrites.
         LayoutError: an output that is the transpose of a quantized matrix, or a node that reads one.
-        SchedulerError: two different inputs of one name; no output.
+        SchedulerError: two different inputs or states with the same name; no output.
     """
 
     __slots__ = ("leaves", "nodes", "outputs")
@@ -57,7 +57,7 @@ class Graph:
 
 
 def _sort(outputs: Iterable[Tensor], before: dict[Tensor, list[Tensor]] | None = None) -> list[Tensor]:
-    """Depth-first order, sources first; ``before[t]`` are further tensors that must precede ``t``."""
+    """The tensors that ``outputs`` need, depth first, sources first; ``before[t]`` must precede ``t`` as well."""
     order: list[Tensor] = []
     done: set[Tensor] = set()
     opened: set[Tensor] = set()
@@ -74,7 +74,7 @@ def _sort(outputs: Iterable[Tensor], before: dict[Tensor, list[Tensor]] | None =
                 if s.srcs:
                     pending.append(s)
                 else:
-                    # Leaves wait for nothing.
+                    # A leaf.
                     done.add(s)
                     order.append(s)
         if before is not None and tensor in before:
@@ -85,7 +85,7 @@ def _sort(outputs: Iterable[Tensor], before: dict[Tensor, list[Tensor]] | None =
             order.append(tensor)
             continue
         if before is not None:
-            # Tensors that were opened and are not done are exactly those on the path from an output to here.
+            # Tensors that are in `opened` and not in `done` are those on the path from an output to here.
             opened.add(tensor)
             for s in pending:
                 if s in opened:
@@ -104,7 +104,8 @@ def _raise_cycle(a: Tensor, b: Tensor, before: dict[Tensor, list[Tensor]]) -> No
 
 
 def _check_blocks(nodes: Iterable[Tensor]) -> None:
-    """No bytes are those of a transposed quantized matrix, and matmul, the only one to take it, reads the matrix."""
+    """Raise `LayoutError` for a transposed quantized matrix, which strides cannot express. Only matmul accepts one, and
+    its node has the matrix itself as a source."""
     for tensor in nodes:
         if shows_columns_of_blocks(tensor):
             raise LayoutError(
@@ -126,7 +127,7 @@ def _check_inputs(leaves: Iterable[Tensor]) -> None:
 
 
 def _anti_dependencies(order: list[Tensor], outputs: Iterable[Tensor]) -> dict[Tensor, list[Tensor]]:
-    """Writer -> the readers of the version that it overwrites."""
+    """Writing node -> the nodes that read the version which it overwrites."""
     same_memory = _aliases(order)
     writers: dict[Tensor, Tensor] = {}  # version -> the node that overwrites it
     for tensor in order:
@@ -159,12 +160,12 @@ def _anti_dependencies(order: list[Tensor], outputs: Iterable[Tensor]) -> dict[T
 
 
 def _check_self_overlap(tensor: Tensor, source: Tensor) -> None:
-    """A writer may read the version that it overwrites only where it does not write."""
+    """Raise `HazardError` if a node reads bytes of a state that it writes."""
     target = tensor.srcs[0]
     a, c = target.offset, source.offset
     if source.memory is not target.memory:
-        # Two leaves over the same bytes: what counts is where they lie.
-        a, c = a + (_place(target.memory) or (0, 0))[1], c + (_place(source.memory) or (0, 0))[1]
+        # Two leaves over the same bytes: compare addresses.
+        a, c = a + (_location(target.memory) or (0, 0))[1], c + (_location(source.memory) or (0, 0))[1]
     b = a + span(target.shape, target.strides, target.dtype)
     d = c + span(source.shape, source.strides, source.dtype)
     if a < d and c < b:
@@ -173,8 +174,8 @@ def _check_self_overlap(tensor: Tensor, source: Tensor) -> None:
         )
 
 
-def _place(tensor: Tensor) -> tuple[int, int] | None:
-    """Memory (0: the host's) and first byte in it of a leaf, ``None`` where it has no bytes yet."""
+def _location(tensor: Tensor) -> tuple[int, int] | None:
+    """Memory and position of the first byte of a leaf (see `Buffer.location`), ``None`` while it has no bytes."""
     leaf = tensor.leaf
     if leaf is None:
         return None
@@ -186,12 +187,12 @@ def _place(tensor: Tensor) -> tuple[int, int] | None:
 
 
 def _aliases(order: list[Tensor]) -> dict[Tensor, tuple[Tensor, ...]]:
-    """Leaf -> all leaves over the same bytes, for those that share some. Recognised by space and byte range."""
+    """Leaf -> all leaves that overlap with it in memory, for those that overlap with another one."""
     ranges = []
     for tensor in order:
-        place = _place(tensor)
-        if place is not None:
-            ranges.append((*place, place[1] + tensor.nbytes, tensor))
+        location = _location(tensor)
+        if location is not None:
+            ranges.append((*location, location[1] + tensor.nbytes, tensor))
     ranges.sort(key=lambda r: r[:3])
     result: dict[Tensor, tuple[Tensor, ...]] = {}
     group: list[Tensor] = []

@@ -1,7 +1,8 @@
-"""Where elements lie: shapes, strides in bytes, offsets, and the arithmetic of views.
+"""Layouts: shapes, strides, offsets, and the arithmetic of views.
 
-Everything here is a pure function of tuples. A window is ``(shape, strides, offset)`` with strides and offset in bytes,
-relative to the start of a dense row-major root. For quantized types the stride of the last axis is that of a block.
+All functions are pure functions of tuples. A window is ``(shape, strides, offset)``, strides and offset in bytes and
+relative to the first byte of a dense row-major tensor. For quantized types the stride of the last axis is that from one
+block to the next.
 """
 
 from __future__ import annotations
@@ -34,11 +35,17 @@ __all__ = [
 Shape = tuple[int, ...]
 Strides = tuple[int, ...]
 MAX_NDIM: Final = 8
+"""The largest number of axes of a tensor."""
 _ADDRESSES: Final = 1 << 63
 
 
 def check_shape(shape: Any, dtype: DType) -> Shape:
-    """``shape`` as a tuple of non-negative ints of at most 8 axes whose last one holds whole blocks of ``dtype``."""
+    """``shape``, an int or a sequence of ints, as a tuple.
+
+    Raises:
+        ShapeError: more than 8 axes, a negative length, or not integers.
+        LayoutError: the last axis does not consist of whole blocks of ``dtype``.
+    """
     try:
         result = (as_index(shape),) if not isinstance(shape, (tuple, list)) else tuple(map(as_index, shape))
     except TypeError:
@@ -53,12 +60,12 @@ def check_shape(shape: Any, dtype: DType) -> Shape:
 
 
 def nbytes(shape: Shape, dtype: DType) -> int:
-    """Bytes of a dense tensor."""
+    """Bytes of a dense tensor of this shape (in elements) and dtype."""
     return prod(shape) // dtype.block * dtype.itemsize
 
 
 def dense_strides(shape: Shape, dtype: DType) -> Strides:
-    """Row-major strides in bytes; raises `ShapeError` where elements lie beyond what 64 bits address."""
+    """Row-major strides in bytes; raises `ShapeError` if the tensor exceeds the 63-bit range of byte offsets."""
     step = dtype.itemsize
     lengths = shape
     strides = []
@@ -70,9 +77,11 @@ def dense_strides(shape: Shape, dtype: DType) -> Strides:
         strides.append(step)
         step *= length
     if not step:
-        step = prod([n for n in lengths if n]) * dtype.itemsize  # what NumPy and drivers look at, though it is empty
+        step = (
+            prod([n for n in lengths if n]) * dtype.itemsize
+        )  # of an empty tensor NumPy and drivers check the lengths that are not 0
     if step >= _ADDRESSES:
-        raise ShapeError(f"shape {lengths} of {dtype} asks for more bytes than there are addresses")
+        raise ShapeError(f"shape {lengths} of {dtype} has more bytes than the address space")
     strides.reverse()
     return tuple(strides)
 
@@ -97,7 +106,8 @@ def is_dense(shape: Shape, strides: Strides, dtype: DType) -> bool:
 
 
 def span(shape: Shape, strides: Strides, dtype: DType) -> int:
-    """Bytes from the first to past the last element; strides are non-negative here."""
+    """Bytes from the start of the first to the end of the last element, for non-negative strides; 0 if there is
+    none."""
     if 0 in shape:
         return 0
     end = dtype.itemsize
@@ -116,7 +126,12 @@ def normalize_axis(axis: int, ndim: int) -> int:
 
 
 def normalize_axes(axes: int | tuple[int, ...] | list[int] | None, ndim: int) -> tuple[int, ...]:
-    """Several axes, sorted and without repetition; ``None`` means all."""
+    """Axes as sorted non-negative indices; ``None`` means all.
+
+    Raises:
+        BoundsError: an axis is outside of ``-ndim .. ndim - 1``.
+        ShapeError: an axis is named twice.
+    """
     if axes is None:
         return tuple(range(ndim))
     if not isinstance(axes, (tuple, list)):
@@ -128,7 +143,7 @@ def normalize_axes(axes: int | tuple[int, ...] | list[int] | None, ndim: int) ->
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
-    """The common shape by NumPy's rule; raises `ShapeError` naming the shapes."""
+    """The common shape by NumPy's broadcasting rule; raises `ShapeError` if there is none."""
     first = shapes[0]
     if all(s == first for s in shapes):
         return first
@@ -143,7 +158,7 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 
 
 def broadcast_strides(shape: Shape, strides: Strides, to: Shape) -> Strides:
-    """Strides of ``shape`` seen as ``to``: repeated axes get stride 0."""
+    """Strides of a window of ``shape`` broadcast to ``to``, with 0 along repeated axes; raises `ShapeError`."""
     lead = len(to) - len(shape)
     if lead < 0 or any(have not in (1, want) for have, want in zip(shape, to[lead:], strict=True)):
         raise ShapeError(f"shape {shape} does not broadcast to {to}")
@@ -153,7 +168,7 @@ def broadcast_strides(shape: Shape, strides: Strides, to: Shape) -> Strides:
 
 
 def resolve_reshape(shape: Shape, to: Any) -> Shape:
-    """The target of a reshape with at most one ``-1`` filled in."""
+    """The target shape of a reshape, in which at most one length may be -1; raises `ShapeError` if it does not fit."""
     target = (as_index(to),) if not isinstance(to, (tuple, list)) else tuple(map(as_index, to))
     size, known = prod(shape), prod(n for n in target if n != -1)
     if target.count(-1) > 1 or any(n < -1 for n in target):
@@ -166,9 +181,10 @@ def resolve_reshape(shape: Shape, to: Any) -> Shape:
 
 
 def reshape_strides(shape: Shape, strides: Strides, to: Shape, dtype: DType) -> Strides | None:
-    """Strides that show the window ``(shape, strides)`` as ``to`` without moving bytes, or ``None`` if none do.
+    """Strides of shape ``to`` for the same elements as ``(shape, strides)``, or ``None`` if they have to be copied.
 
-    Axes are walked in groups of equal element count; within a group the old axes must be mergeable.
+    Old and new axes are compared in the smallest groups with equal numbers of elements; the old axes of a group must
+    be contiguous with each other.
     """
     if dtype.block > 1:
         if not to or not shape or shape[-1] != to[-1]:
@@ -215,7 +231,7 @@ def slice_window(shape: Shape, strides: Strides, offset: int, key: Any, dtype: D
 
     Raises:
         BoundsError: an integer outside its axis.
-        LayoutError: a negative step, a cut block, or an index that is no int, slice, None or Ellipsis.
+        LayoutError: a negative step, a slice that splits a block, or an index that is not int, slice, None or ``...``.
     """
     keys = list(key) if isinstance(key, tuple) else [key]
     used = sum(k is not None and k is not Ellipsis for k in keys)

@@ -1,6 +1,7 @@
-"""What an operation is: one `OpDef` each, entered into the table `OPS` by the modules of ``opweave.ops``.
+"""`OpDef`: the definition of an operation, and `OPS`, the table of all of them, which the modules of ``opweave.ops``
+fill.
 
-The tensor's operators dispatch into this table by name, which is how ``tensor.py`` can lie below ``ops/``.
+Operators of `Tensor` look operations up in this table by name, so that ``tensor.py`` need not import ``opweave.ops``.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["OPS", "SAMPLE_IDS", "Infer", "Limits", "OpDef", "Sample", "define_op", "find_op", "flops_per_element"]
 
 Infer = Callable[..., "tuple[Shape, DType]"]
-"""The shape rule: ``infer(*srcs, **attrs)`` gives shape and dtype of the output, or raises a typed error."""
+"""The shape rule: ``infer(*srcs, **attrs)`` returns shape and dtype of the output, or raises a typed error."""
 
 
 class Limits(NamedTuple):
-    """How far a device's result may be from the reference. 0, 0 means: not at all.
+    """How far the result of a device may be from the reference. 0, 0 requires equal values.
 
     Attributes:
-        nmse: mean square error divided by the mean square of the reference.
-        error: largest error of an element, relative to the element plus the root mean square of all.
+        nmse: largest mean square error divided by the mean square of the reference.
+        error: largest error of one element, divided by its absolute value plus the root mean square of all elements.
     """
 
     nmse: float
@@ -35,15 +36,16 @@ class Limits(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Nodes of an operation at several sizes, tiny ones first, by which profiles measure it and conformance tries it.
+    """Nodes of an operation in several sizes, smallest first, which profiles measure and conformance tests run.
 
-    Their leaves are inputs and weights without bytes. When they are measured floats are 0.5, and integers, ids, are
-    0 .. `SAMPLE_IDS` - 1 in turn, so tables have at least so many rows.
+    Their leaves are inputs and weights without bytes. For measuring, floats are 0.5, and integers, which are ids, are
+    0 .. `SAMPLE_IDS` - 1 repeated, so tables need at least that many rows.
 
     Attributes:
-        dtype: the type by which a profile keeps the result: that of the first source, of products that of the weights.
-        build: makes the nodes whose seconds count by the bytes that they move.
-        products: makes the nodes whose seconds count by floating-point operations, where these decide.
+        dtype: the type under which a profile stores the result: that of the first source, of products that of the
+            weights.
+        build: makes nodes whose time depends on the bytes that they read and write.
+        products: makes nodes whose time depends on floating-point operations; ``None`` if there are none.
     """
 
     dtype: str
@@ -52,11 +54,11 @@ class Sample(NamedTuple):
 
 
 SAMPLE_IDS: Final = 8
-"""Rows that the ids of samples name."""
+"""Ids in samples are below this number."""
 
 
 def flops_per_element(n: int) -> Callable[[Tensor], int]:
-    """Cost of an op that does ``n`` floating-point operations per element of its output."""
+    """For ``OpDef.flops``: ``n`` floating-point operations per element of the output."""
     return lambda out: n * out.size
 
 
@@ -67,32 +69,33 @@ class OpDef:
         name: the op's name, as kernels are registered for it.
         family: the module of ``opweave.ops`` that defines it, ``"third-party"`` for others.
         infer: the shape rule, called with the source tensors and the attributes.
-        reference: the op in plain NumPy, the definition and the oracle: ``reference(*arrays, **attrs)`` returns the
-            result, which is then rounded to the output's dtype. Where ``writes`` is set its first argument is the
-            region to write, which it changes in place.
+        reference: the definition of the operation in plain NumPy, with which every device is compared:
+            ``reference(*arrays, **attrs)`` returns the result, which is then rounded to the dtype of the output. If
+            ``writes`` is set, its first argument is the region to write, which it changes in place.
         build: the public function that checks arguments and makes the node.
-        inplace: the sources whose memory the output may overwrite, element by element.
+        inplace: positions of sources whose memory the output may overwrite, element by element.
         writes: the node writes into the memory of its first source, a state, and is the next version of it.
-        is_view: the node only shows its source's bytes otherwise; it never reaches a backend.
-        indices: positions of sources that hold indices (i32 or i64); the rest is data.
-        index_out: the output holds indices.
-        selects: ``(table, ids)``, two sources: of the table only those rows along its first axis are read that the ids
-            name. Where a table is brought from the host for each run, the others stay there.
-        pointwise: each output element depends on the source elements at the same place only.
-        flops: floating-point operations for an output tensor.
-        formula: the op in one line of mathematics, for documentation.
-        product: most of its work is multiplying and adding up: what ``compute_dtype`` computes in a half type, what
-            accelerators do much faster, and what costs by floating-point operations.
-        exact: its float result has only values that the sources have, or that their type holds exactly; devices give
-            them bit by bit. (It is not asked where a source is of another float type than the result.)
-        slack: how many times larger than by default a device's error may be in f32 and f64: for sums of many terms and
-            for functions that devices approximate. Half types are rounded once at the end, whatever came before.
-        limits: precision (a float type's name) -> how far results of that type may be off, in place of the default.
-        nan: what the reference makes of NaN and infinities is what devices have to make of them. ``False``: it is open,
-            and conformance tries none.
-        runs_like: name of an operation that takes about as long for as many bytes and operations: by its measurements
-            the cost is predicted where this operation has none. Default: ``"add"``.
-        samples: gives the nodes by which profiles measure the operation; without, it is not measured by itself.
+        is_view: the node is another window of its source's bytes; no backend computes it.
+        indices: positions of sources that contain indices (i32 or i64); the others are data.
+        index_out: the output contains indices.
+        selects: ``(table, ids)``, positions of two sources: only the rows of the table, along its first axis, that the
+            ids contain are read. If a table is copied from the host for each run, only these rows are copied.
+        pointwise: each output element depends only on the source elements at the same position.
+        flops: returns the number of floating-point operations for an output tensor.
+        formula: the operation in one line of mathematics, for documentation.
+        product: most of its work is multiplying and adding: ``compute_dtype`` computes it in a half type, accelerators
+            are much faster, and its cost depends on floating-point operations.
+        exact: its float result consists of values of the sources, or of values that their type represents exactly;
+            devices have to match the reference bit by bit. (Ignored if a source has another float type than the
+            result.)
+        slack: factor on the default limits of error in f32 and f64, for sums of many terms and for functions that
+            devices approximate. It does not apply to half types, whose error is that of the final rounding.
+        limits: name of a float type -> limits of error for results of that type, instead of the default.
+        nan: whether devices have to treat NaN and infinities as the reference does. ``False``: their results are
+            unspecified, and conformance tests do not use them.
+        runs_like: name of an operation that takes about as long for the same bytes and operations; its measurements
+            predict the cost of this operation if it has none of its own. Default: ``"add"``.
+        samples: returns the nodes with which profiles measure the operation; ``None``: it is not measured.
     """
 
     __slots__ = (
@@ -158,14 +161,14 @@ OPS: Final[dict[str, OpDef]] = {}
 
 
 def define_op(definition: OpDef) -> OpDef:
-    """Enter an operation into the table.
+    """Add an operation to the table and return it.
 
-    Third parties use this too: a device that does not know the op refuses it with a reason, and the ``host`` device
-    runs its reference.
+    Third parties call it for operations of their own. Devices without a kernel for the operation do not support it; the
+    ``host`` device runs its reference.
 
     Raises:
-        ValueError: the name is taken by another definition.
-        TypeError: no `OpDef`.
+        ValueError: another operation has this name.
+        TypeError: ``definition`` is not an `OpDef`.
     """
     if not isinstance(definition, OpDef):
         raise TypeError(f"define_op takes an OpDef, not {definition!r:.60}")
@@ -183,7 +186,7 @@ def find_op(name: str) -> OpDef:
 
 
 def build(name: str, *args: Any, **kwargs: Any) -> Tensor:
-    """Call the public builder of an operation by its name."""
+    """Call ``OpDef.build`` of the operation ``name``; raises `UnknownNameError` if there is none."""
     builder = find_op(name).build
     if builder is None:
         raise UnknownNameError("builder for the operation", name, [n for n, op in OPS.items() if op.build])

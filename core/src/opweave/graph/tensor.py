@@ -1,7 +1,8 @@
-"""Symbolic values: `Tensor`, and the leaves that graphs begin with.
+"""Symbolic values: `Tensor`, and its leaves.
 
-A tensor never holds memory of its own: a program gives memory to computed tensors, a `Leaf` knows the bytes of leaves.
-Equal nodes built twice are one object (hash-consing), so ``is`` compares structure and programs can be found again.
+A `Tensor` has no memory: programs allocate memory for computed tensors, and a `Leaf` refers to the bytes of a leaf.
+Building an equal node twice returns the same object (hash-consing), so ``is`` compares structure, and schedulers find
+programs that were built before.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ _PACKAGE: Final = dirname(dirname(__file__)) + sep
 
 
 class Spec(NamedTuple):
-    """A shape and a dtype without bytes, where only planning is wanted."""
+    """A shape and a dtype in place of an array, for graphs that are only planned."""
 
     shape: Shape
     dtype: DType = f32
 
 
 class Location(NamedTuple):
-    """Where bytes lie: ``offset`` bytes into ``buffer``; ``handle`` is what a special buffer type made for a tensor."""
+    """A position in memory: byte ``offset`` of ``buffer``; ``handle`` is what the ``_init`` of its type returned."""
 
     buffer: Buffer
     offset: int
@@ -54,7 +55,7 @@ class Location(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Where a tensor's bytes lie: ``offset`` bytes into ``buffer``; ``handle`` is what a special buffer type made."""
+    """The memory of a tensor: byte ``offset`` of ``buffer``; ``handle`` is what the ``_init`` of its type returned."""
 
     tensor: Tensor
     buffer: Buffer
@@ -84,17 +85,17 @@ class Signature:
 
 
 class Leaf:
-    """What a leaf tensor knows about its bytes.
+    """The bytes of a leaf tensor, and where they are.
 
     Attributes:
         kind: ``"input"`` (fed for each run), ``"constant"``, ``"weight"`` (read-only) or ``"state"`` (nodes write it).
-        data: the bytes on the host, dense; ``None`` for inputs, states, and weights that are only planned with.
-        device: name of the device where the leaf was asked to be, or ``None``.
-        placement: its memory, once it has some: at once for placed leaves, else given by the first program.
+        data: the bytes on the host, dense; ``None`` for inputs, for states, and for weights made from a `Spec`.
+        device: name of the device that the user chose for the leaf, or ``None``.
+        placement: its memory, or ``None``: leaves that the user placed have it at once, others from the first program.
         copies: memory space -> where this read-only leaf was uploaded to, once for all programs.
         group: a token of the mapping that a weight belongs to; its weights share buffers.
-        borrowed: a fed array is not snapshotted: the caller leaves it alone until the run is over.
-        damaged: why a state refuses to be read (a failed run left it half written), or ``""``.
+        borrowed: fed arrays are not copied: the caller must not change them until the run is complete.
+        damaged: why a state cannot be read (a failed run left it half written), or ``""``.
     """
 
     __slots__ = (
@@ -125,10 +126,10 @@ class Leaf:
 
 
 class Tensor:
-    """A symbolic value: what an operation makes of its sources, or a leaf.
+    """A symbolic value: the result of an operation on its sources, or a leaf.
 
     Built by the functions of `opweave` (``ow.input``, ``ow.matmul``, ...) and by operators; immutable but for its
-    name. Comparison is by identity. Calculating happens in a program (``ow.compile``, ``Scheduler.build``).
+    name. Comparison is by identity. Programs compute values (``ow.compile``, ``Scheduler.build``).
 
     Attributes:
         op: the operation, ``None`` for leaves.
@@ -372,12 +373,13 @@ class Tensor:
 
 _NODES: WeakValueDictionary[Any, Tensor] = WeakValueDictionary()
 _SIGNATURES: WeakValueDictionary[Any, Signature] = WeakValueDictionary()
-_MAKING: Final = Lock()
-"""Held while a node is looked up and made: two threads never get two equal nodes. Making one may make others."""
+_NODES_LOCK: Final = Lock()
+"""Held while a node is looked up or made, so that two threads never get two equal nodes. Making a node may make
+others."""
 
 
 def _exact(attrs: dict[str, Any]) -> tuple[Any, ...]:
-    """Attributes as a key that tells apart what Python calls equal: 0.0 and -0.0, 1 and 1.0 and True."""
+    """Attributes as a key that distinguishes values that are equal in Python: 0.0 and -0.0; 1, 1.0 and True."""
     return (*attrs, *map(_exact_value, attrs.values()))
 
 
@@ -431,7 +433,7 @@ def node(op: OpDef, srcs: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor:
         ShapeError, DTypeError, LayoutError: by the op's shape rule.
         HazardError: a writing op whose target is not a state.
     """
-    with _MAKING:
+    with _NODES_LOCK:
         return _node(op, srcs, attrs)
 
 
@@ -481,11 +483,11 @@ def view_node(
     What depends on the view also depends on the tensors in ``after``, whose values it does not show.
     """
     key = (op, src, *after, _exact(attrs))
-    with _MAKING:
+    with _NODES_LOCK:
         known = _NODES.get(key)
         if known is not None:
             return known
-        # Whole blocks are the builder's business: the transpose of a quantized matrix, for matmul only, has none.
+        # The builder checks whole blocks; the transpose of a quantized matrix, which only matmul reads, has none.
         check_shape(shape, src.dtype if src.dtype.block == 1 else u8)
         tensor = _new(op, (src, *after), attrs, src.dtype, shape, strides)
         tensor.base = src.root
@@ -507,20 +509,25 @@ def new_leaf(leaf: Leaf, shape: Shape, dtype: DType) -> Tensor:
 
 
 def input(name: str, shape: int | Sequence[int], dtype: DTypeLike = f32, *, borrowed: bool = False) -> Tensor:
-    """A value that is fed for each run. An input *is* its name: asking again for an equal one gives the same tensor.
+    """A value that is fed for each run. A second call with equal arguments returns the same tensor.
 
     Args:
         name: how it is fed: ``program.run({"x": array})``.
         shape: lengths of up to 8 axes.
         dtype: a `DType` or its name.
-        borrowed: fed arrays are not snapshotted; the caller leaves them alone until the run is over.
+        borrowed: fed arrays are not copied; the caller must not change them until the run is complete.
+
+    Raises:
+        ShapeError: a missing name, or a shape that is not possible.
+        LayoutError: the last axis does not consist of whole blocks of a quantized dtype.
+        UnknownNameError, DTypeError: see `as_dtype`.
     """
     dtype = as_dtype(dtype)
     shape = check_shape(shape if isinstance(shape, int) else tuple(shape), dtype)
     if not isinstance(name, str) or not name:
         raise ShapeError(f"an input needs a name: ow.input('x', shape), not {name!r:.60}")
     key = ("input", name, shape, dtype, borrowed)
-    with _MAKING:
+    with _NODES_LOCK:
         tensor = _NODES.get(key)
         if tensor is None:
             tensor = _NODES[key] = new_leaf(Leaf("input", name, borrowed=borrowed), shape, dtype)
@@ -542,7 +549,7 @@ def host_array(value: Any, dtype: DTypeLike | None = None, *, copy: bool) -> np.
     except (TypeError, ValueError, RuntimeError) as error:  # PyTorch raises the last one for tensors with gradients
         raise DTypeError(f"cannot make an array of {type(value).__name__}: {error}") from None
     if dtype is None and not isinstance(value, (np.ndarray, np.generic)):
-        # Python numbers have no width of their own; f32 and i64 are what models compute in.
+        # Python numbers have no width; models compute in f32 and i64.
         array = _converted(array, f32) if array.dtype == np.float64 else array
     want = as_dtype(array.dtype if dtype is None else dtype)
     if array.dtype != want.numpy:
@@ -564,7 +571,7 @@ def _converted(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any
     try:
         with np.errstate(over="ignore"):
             if kind == "O" and dtype.is_float:
-                array = array.astype(np.float64)  # what Python's numbers become by themselves; bf16 takes no others
+                array = array.astype(np.float64)  # bf16 does not convert from objects
             return array.astype(dtype.numpy)
     except OverflowError as error:
         raise DTypeError(f"cannot make {dtype} of such numbers: {error}") from None
@@ -575,7 +582,7 @@ def _check_range(array: np.ndarray[Any, Any], dtype: DType) -> None:
     limits = None if dtype.kind == "b" else np.iinfo(dtype.numpy)
     low, high = (0, 1) if limits is None else (int(limits.min), int(limits.max))
     values = array if array.dtype.kind in "biuO" else array.astype(np.float64)
-    # The highest value itself need not be a number of a float type, the one behind it always is.
+    # `high` may not be representable in a float type, but `high + 1`, a power of two, is.
     wrong = (values < low) | (values >= high + 1)
     if values.dtype.kind == "f":
         wrong |= values != np.trunc(values)
@@ -587,8 +594,8 @@ def _check_range(array: np.ndarray[Any, Any], dtype: DType) -> None:
 def constant(value: Any, dtype: DTypeLike | None = None, *, name: str = "constant") -> Tensor:
     """A leaf with fixed values: an array, a number, or nested sequences of numbers.
 
-    The values are copied unless the array is read-only (a mapped file, say), which is used as it lies. Python numbers
-    become f32 or i64 unless ``dtype`` says otherwise; equal numbers are one leaf.
+    The values are copied, except those of a read-only array (e.g. a mapped file), which is used in place. Python
+    numbers become f32 or i64 unless ``dtype`` is given. Scalar constants of equal value and dtype are one leaf.
 
     Raises:
         DTypeError: a type that opweave does not have, or values that ``dtype`` does not hold.
@@ -604,7 +611,7 @@ def constant(value: Any, dtype: DTypeLike | None = None, *, name: str = "constan
     if shape:
         return new_leaf(Leaf("constant", name, array), shape, dtype)
     key = ("constant", dtype, array.tobytes())
-    with _MAKING:
+    with _NODES_LOCK:
         tensor = _NODES.get(key)
         if tensor is None:
             tensor = _NODES[key] = new_leaf(Leaf("constant", f"{array[()]:g}", array), shape, dtype)

@@ -1,4 +1,4 @@
-"""Memory of this process, the device that runs the references there, and moving bytes between any two buffers."""
+"""The memory of this process, the device ``host`` that runs references in it, and copies between any two buffers."""
 
 from opweave.host.device import HostBackend, HostDevice
 from opweave.host.memory import HostMemory, NumPyMemory, host_memory_info

@@ -1,6 +1,6 @@
-"""`FileCache`: small files that can be made again, in the user's cache folder.
+"""`FileCache`: small files in the user's cache folder, which can be deleted at any time.
 
-For profiles of devices, and for what plugins keep between processes: built programs, answers of slow drivers.
+For profiles of devices, and for what plugins keep between processes: compiled programs, results of slow queries.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _DIGEST: Final = 32
 class FileCache:
     """A folder with one file for each entry. Any number of processes and threads may use it at once.
 
-    A folder that cannot be written and files that are damaged are as good as empty ones: nothing here raises. Only
-    regular files are read, and only up to a size. An entry is written whole or not at all.
+    Nothing here raises: if the folder cannot be written, or a file is damaged, the entry counts as missing. Only
+    regular files are read, and only up to a size. An entry is written completely or not at all.
 
     Args:
-        variable: environment variable that names the folder; ``0``: nothing is kept. Unset: ``opweave/<name>`` in the
-            user's cache folder (`user_cache`).
-        name: of the folder in the user's.
-        folder: where, whatever the environment says.
-        largest: bytes of the largest entry that is read or kept.
-        limit: bytes of the folder from which on the entries that were not used for longest are deleted.
-        checked: keep a digest with each entry, so that one that was damaged is not given out.
+        variable: name of the environment variable with the path of the folder; its value ``0`` switches the cache off.
+            If it is not set, the folder is ``opweave/<name>`` in the user's cache folder (`user_cache`).
+        name: name of the folder in the user's cache folder.
+        folder: the folder to use in place of all that.
+        largest: entries above this many bytes are neither read nor written.
+        limit: if the folder exceeds this many bytes, the least recently used entries are deleted.
+        checked: store a SHA-256 digest with each entry, so that damaged entries count as missing.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class FileCache:
         self._swept = False
 
     def load(self, key: str) -> bytes | None:
-        """The entry of that key, or ``None``: not there, or not as it was stored."""
+        """The entry ``key``, or ``None`` if it is missing or damaged."""
         if self.folder is None:
             return None
         path = self.folder / key
@@ -69,12 +69,12 @@ class FileCache:
                 self.drop(key)
                 return None
         with suppress(OSError):
-            os.utime(path)  # the time of the last use, by which entries are deleted
+            os.utime(path)  # time of the last use
         return stored
 
     def _read(self, path: Path) -> bytes | None:
         """The bytes of a regular file of at most ``largest`` bytes."""
-        # Opening a named pipe would wait for somebody who writes to it.
+        # Without O_NONBLOCK, opening a named pipe would wait until a process writes to it.
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         try:
             opened = os.open(path, flags)
@@ -93,7 +93,7 @@ class FileCache:
             os.close(opened)
 
     def store(self, key: str, data: bytes) -> bool:
-        """Keep an entry; whether it could be written."""
+        """Write an entry. Returns whether that succeeded."""
         if self.folder is None or len(data) > self.largest:
             return False
         with suppress(OSError, ValueError):
@@ -103,7 +103,7 @@ class FileCache:
             try:
                 with open(made, "wb") as file:
                     file.write(sha256(data).digest() + data if self.checked else data)
-                os.replace(path, self.folder / key)  # other processes see all of it or nothing
+                os.replace(path, self.folder / key)  # atomic: other processes see all of the entry or nothing
             except BaseException:
                 with suppress(OSError):
                     os.unlink(path)
@@ -112,13 +112,13 @@ class FileCache:
         return False
 
     def drop(self, key: str) -> None:
-        """Forget an entry that turned out to be of no use."""
+        """Delete an entry."""
         if self.folder is not None:
             with suppress(OSError):
                 (self.folder / key).unlink()
 
     def why_not_writable(self) -> str | None:
-        """Why nothing can be kept in the folder, or ``None``: it can. Tried with a file, which is deleted again."""
+        """Why nothing can be written to the folder, or ``None`` if it can. Tries it with a temporary file."""
         if self.folder is None:
             return "it is switched off"
         try:
@@ -130,7 +130,7 @@ class FileCache:
         return None
 
     def _sweep(self, folder: Path) -> None:
-        """Once a process: delete what was not used for longest, down to half of the limit, where it is exceeded."""
+        """Once per process: if the limit is exceeded, delete the least recently used entries down to half of it."""
         if self._swept:
             return
         self._swept = True
@@ -146,10 +146,10 @@ class FileCache:
 
 
 def user_cache() -> Path:
-    """``opweave`` in the folder in which the user's programs keep what can be made again.
+    """The folder ``opweave`` in the user's cache folder (``XDG_CACHE_HOME``, ``~/.cache`` or the system's equivalent).
 
-    Where the user has no folder, or one that cannot be written, as in containers that run under a number that no user
-    has: a folder among the temporary files that only this user can read. A `RuntimeWarning` says so once.
+    If the user has no such folder or cannot write to it, as in containers that run with an unknown user id, this is a
+    folder in the temporary directory that only this user can read; a `RuntimeWarning` says so once.
     """
     folder = own_cache_folder()
     return folder / "opweave" if folder is not None else _temporary()
@@ -157,11 +157,11 @@ def user_cache() -> Path:
 
 def own_cache_folder() -> Path | None:
     """The folder in which all programs of the user keep such files; ``None``: there is none that can be written."""
-    folder = _by_custom()
-    return folder if folder is not None and _may_be_made(folder) else None
+    folder = _user_folder()
+    return folder if folder is not None and _can_be_made(folder) else None
 
 
-def _by_custom() -> Path | None:
+def _user_folder() -> Path | None:
     base = os.environ.get("XDG_CACHE_HOME", "")
     if base and Path(base).is_absolute():
         return Path(base)
@@ -176,8 +176,8 @@ def _by_custom() -> Path | None:
     return home / (Path("Library") / "Caches" if sys.platform == "darwin" else Path(".cache"))
 
 
-def _may_be_made(folder: Path) -> bool:
-    """Whether ``folder``, or what of it is there already, can be written."""
+def _can_be_made(folder: Path) -> bool:
+    """Whether ``folder``, or its closest existing parent, is writable."""
     for there in (folder, *folder.parents):
         if os.path.exists(there):
             return os.path.isdir(there) and os.access(there, os.W_OK)
@@ -186,7 +186,7 @@ def _may_be_made(folder: Path) -> bool:
 
 @cache
 def _temporary() -> Path:
-    """A folder of this user's among the temporary files, the same one in each process if that is possible."""
+    """A private folder of this user in the temporary directory; the same one in each process if possible."""
     user = str(os.getuid()) if hasattr(os, "getuid") else "user"
     folder = Path(tempfile.gettempdir()) / f"opweave-{user}"
     with suppress(OSError):
@@ -194,8 +194,8 @@ def _temporary() -> Path:
     if not _is_private(folder):
         folder = Path(tempfile.mkdtemp(prefix="opweave-"))
     warnings.warn(
-        f"there is no folder of this user's to keep caches in; they are kept in {folder}. To choose another place, set "
-        "XDG_CACHE_HOME to a folder that can be written",
+        f"this user has no writable cache folder; caches are kept in {folder}. To choose another folder, set "
+        "XDG_CACHE_HOME to a writable one",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -203,7 +203,7 @@ def _temporary() -> Path:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether it is a folder, and no link to one, that only this user can write."""
+    """Whether it is a folder, not a link to one, that only this user can access."""
     try:
         status = folder.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""How many processors this process may use: those of the machine, its affinity, and the quota of its control group."""
+"""How many processors this process may use: of the machine, by its affinity, and by the quota of its control group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ _MEMBERSHIP: Final = Path("/proc/self/cgroup")
 
 
 class Cores(NamedTuple):
-    """Processors of the machine, of the process's affinity, and by quota (``docker run --cpus``; ``None``: none)."""
+    """Numbers of processors.
+
+    Attributes:
+        machine: of the machine.
+        affinity: on which the process may run.
+        quota: processor time that its control group may use per time (``docker run --cpus``); ``None``: no limit.
+    """
 
     machine: int
     affinity: int
@@ -30,7 +36,8 @@ def usable_cores(membership: Path = _MEMBERSHIP, root: Path = _CGROUPS) -> Cores
     """What this process may use.
 
     Args:
-        membership, root: where Linux tells the control groups of the process, and where they lie.
+        membership: the file in which Linux lists the control groups of the process.
+        root: the folder of the control groups.
     """
     machine = os.cpu_count() or 1
     try:
@@ -41,7 +48,7 @@ def usable_cores(membership: Path = _MEMBERSHIP, root: Path = _CGROUPS) -> Cores
 
 
 def _quota(membership: Path, root: Path) -> float | None:
-    """The least quota of the process's control group and of those around it, in processors."""
+    """The smallest quota of the process's control group and its parents, in processors; ``None``: no limit."""
     try:
         lines = membership.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -58,13 +65,13 @@ def _quota(membership: Path, root: Path) -> float | None:
         else:
             continue
         folder = base / path.strip("/")
-        # In a container the path may be that outside of it: then only the folders that are there count.
+        # In a container the path may be that of the host: folders that do not exist here are skipped.
         found += [quota for there in (folder, *folder.parents) if there.is_relative_to(base) and (quota := read(there))]
     return min(found, default=None)
 
 
 def _version_2(folder: Path) -> float | None:
-    """``cpu.max`` holds ``max 100000``, or a quota and a period in microseconds."""
+    """``cpu.max`` contains ``max 100000``, or a quota and a period in microseconds."""
     try:
         quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
         return int(quota) / int(period) if quota != "max" else None
@@ -73,7 +80,7 @@ def _version_2(folder: Path) -> float | None:
 
 
 def _version_1(folder: Path) -> float | None:
-    """A quota of -1 is none."""
+    """Quota and period in microseconds are in two files; a quota of -1 is no limit."""
     try:
         quota, period = (int((folder / f"cpu.cfs_{n}_us").read_text(encoding="ascii")) for n in ("quota", "period"))
         return quota / period if quota > 0 else None

@@ -1,6 +1,6 @@
-"""The built-in backend ``host``: a device that runs the references in the memory of this process.
+"""The built-in backend ``host``: a device that runs the references of operations in the memory of this process.
 
-It is the last resort of a scheduler: whatever has a definition runs here, slowly and right.
+A scheduler uses it for nodes that no other device supports: every operation runs here, correctly but slowly.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from opweave.contract.device import Backend, Device, Kind
-from opweave.contract.execution import Stream
+from opweave.contract.backend import Backend
+from opweave.contract.capabilities import Kind
+from opweave.contract.device import Device
 from opweave.contract.kernels import Kernel, KernelTable
+from opweave.contract.stream import Stream
 from opweave.graph.opdef import OPS
 from opweave.host.memory import HostMemory, NumPyMemory
 
@@ -23,7 +25,7 @@ __all__ = ["HostBackend", "HostDevice", "ReferenceKernels"]
 
 
 class _References(KernelTable):
-    """Every definition in the table of operations, as kernels that call the reference."""
+    """One kernel for every operation in `OPS`, which calls its reference."""
 
     def ops(self) -> set[str]:
         return {name for name, op in OPS.items() if not op.is_view}
@@ -40,7 +42,7 @@ def _bind_reference(stream: Stream, op: str, out: Arg, *srcs: Arg, **attrs: Any)
         return lambda: reference(target, *arrays, **attrs)
 
     def call() -> None:
-        # Float64 results that a narrower output cannot hold become infinities, as every device does it: no warning.
+        # Float64 results beyond the range of a narrower output become infinities, as on every device: no warning.
         with np.errstate(all="ignore"):
             np.copyto(target, reference(*arrays, **attrs), casting="unsafe")
 
@@ -48,7 +50,7 @@ def _bind_reference(stream: Stream, op: str, out: Arg, *srcs: Arg, **attrs: Any)
 
 
 class ReferenceKernels(NumPyMemory):
-    """Runs the reference of any operation on any layout."""
+    """Device that runs the reference of any operation on any layout, in a memory space of its own."""
 
     kernels: KernelTable = _References("f32", "strided")
 
@@ -67,7 +69,7 @@ class ReferenceKernels(NumPyMemory):
 
 
 class HostDevice(ReferenceKernels, HostMemory):
-    """The references in the memory of this process."""
+    """Device that runs the reference of any operation in host memory."""
 
     kind = Kind.HOST
     description = "NumPy references"
@@ -83,7 +85,7 @@ _REFERENCE: Final = Kernel(_bind_reference, frozenset(), frozenset(), "strided",
 
 
 class HostBackend(Backend):
-    """The core's own backend, always there and always last."""
+    """The backend of the core. It is always available and has the lowest priority."""
 
     name = "host"
     priority = -1000

@@ -1,4 +1,4 @@
-"""Memory of this process: how much there is, and `NumPyMemory` and `HostMemory`, devices whose buffers are arrays."""
+"""Memory of this process: its size, and `NumPyMemory` and `HostMemory`, devices whose buffers are NumPy arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from opweave.contract.device import Device
 from opweave.contract.space import HOST_SPACE, MemorySpace, Usage
-from opweave.host.promises import PROMISES
+from opweave.host.reservations import RESERVATIONS
 
 if TYPE_CHECKING:
     from opweave.contract.step import Call
@@ -19,33 +19,37 @@ if TYPE_CHECKING:
 __all__ = ["HostMemory", "NumPyMemory", "host_memory_info"]
 
 CHECKED_BYTES: Final = 1 << 20
-"""From this size on an allocation counts, and is held against the memory that is left."""
+"""Allocations of at least this many bytes are counted (`Reservations`) and refused if the machine lacks memory."""
 
 
 def host_memory_info() -> tuple[int, int]:
-    """Bytes of the machine's memory that are left, without what buffers were promised, and in all; ``(0, 0)`` where the
-    system does not tell."""
+    """Free and total memory of the machine in bytes; ``(0, 0)`` if the system does not tell.
+
+    Memory that was allocated for buffers and not written to yet does not count as free.
+    """
     try:
         page, total = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
         free = os.sysconf("SC_AVPHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 0, 0
-    left = PROMISES.left()
+    left = RESERVATIONS.available()
     return page * free if left is None else left, page * total
 
 
 PAGE: Final = 4096
-"""Where large allocations begin. NumPy's large arrays begin 16 bytes behind a page: a result that began a little later
-in its page would be written where, by the low 12 bits of the address, its sources are about to be read, for which
-processors wait. It costs large passes 2 to 4 %."""
+"""Alignment of large allocations in bytes. Large NumPy arrays begin 16 bytes behind a page boundary. A result that
+begins slightly later in its page than a source would be written to addresses whose low 12 bits equal those of the next
+reads; processors then delay these reads (4 KiB aliasing), which costs 2 to 4 % of large elementwise kernels."""
 
 LARGE: Final = 1 << 16
-"""Bytes of an allocation that can spare a page."""
+"""Allocations of at least this many bytes are aligned to `PAGE`; for smaller ones that wastes too much memory."""
 
 
 class NumPyMemory(Device):
-    """A device whose buffers are NumPy arrays of this process, in a memory space of its own: nothing goes in or comes
-    out without a copy. Base of devices that stand for cards in tests, and of `HostMemory`."""
+    """A device whose buffers are NumPy arrays, in a memory space of its own: bytes get in and out by copies only.
+
+    Base of `HostMemory`, and of devices that stand for separate hardware in tests.
+    """
 
     survives_fork = True
 
@@ -53,18 +57,18 @@ class NumPyMemory(Device):
         return host_memory_info()
 
     def _alloc(self, size: int, usage: Usage) -> np.ndarray[Any, Any]:
-        # np.empty promises 16 bytes; over-allocate and step forward to the alignment.
+        # np.empty guarantees 16 bytes of alignment only; allocate more and skip to the next aligned address.
         alignment = PAGE if size >= LARGE else self.alignment
         if size >= CHECKED_BYTES:
-            PROMISES.take(size)
+            RESERVATIONS.reserve(size)
         try:
             raw = np.empty(size + alignment, np.uint8)
         except (ValueError, MemoryError) as error:
             if size >= CHECKED_BYTES:
-                PROMISES.give(size)
-            raise MemoryError(str(error)) from None  # ValueError: more than there are addresses
+                RESERVATIONS.release(size)
+            raise MemoryError(str(error)) from None  # ValueError: larger than the address space
         if size >= CHECKED_BYTES:
-            finalize(raw, PROMISES.give, size).atexit = False  # views keep it as long as they live
+            finalize(raw, RESERVATIONS.release, size).atexit = False  # views keep `raw` alive
         skip = -raw.__array_interface__["data"][0] % alignment
         return raw[skip : skip + size]
 
@@ -74,7 +78,7 @@ class NumPyMemory(Device):
     def _download(self, mem: np.ndarray[Any, Any], offset: int, out: memoryview) -> None:
         out[:] = mem.data[offset : offset + len(out)]
 
-    # A subclass that moves bytes differently need not know of these two.
+    # The next two are shortcuts for this class; a subclass that overrides `_upload` or `_download` gets the defaults.
 
     def _bind_upload(self, mem: np.ndarray[Any, Any], offset: int, data: memoryview) -> Call:
         if type(self)._upload is not NumPyMemory._upload:
@@ -96,8 +100,10 @@ class NumPyMemory(Device):
 
 
 class HostMemory(NumPyMemory):
-    """A device that computes in host memory, which it shares with all others that do: arrays are imported and buffers
-    are mapped without a copy. Base of ``host`` and of backends that compute there."""
+    """A device that computes in host memory, the space `HOST_SPACE`, which it shares with all devices that do so.
+
+    Arrays are imported and buffers are mapped without a copy. Base of ``host`` and of backends for CPUs.
+    """
 
     space: MemorySpace = HOST_SPACE
 
@@ -112,7 +118,7 @@ class HostMemory(NumPyMemory):
 
 
 FEW_BYTES: Final = 1 << 14
-"""Bytes up to which memoryviews copy: they take a quarter of the time of NumPy's call, which lets other threads run."""
+"""Up to this many bytes memoryviews copy, in a quarter of the time that NumPy's call takes; NumPy releases the GIL."""
 
 
 def _bind_bytes(dst: np.ndarray[Any, Any], src: np.ndarray[Any, Any]) -> Call:

@@ -1,7 +1,7 @@
-"""Reading, writing and copying between any two places: directly, by way of the host, or bounced in pieces.
+"""Reading and writing operands, and copying between any two buffers: directly, or by way of the host.
 
-Everything here is complete when it returns. `bind_copy` decides the way beforehand and gives a call without arguments,
-which is what programs run at device boundaries.
+``read``, ``write`` and the copies are complete when they return. `bind_copy` and the other ``bind_`` functions choose
+the way beforehand and return calls, which programs run at device boundaries.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from opweave.contract.buffer import Buffer, mapped
-from opweave.contract.execution import Stream
 from opweave.contract.memory import BOUNCE_BYTES
 from opweave.contract.step import Arg
+from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
 from opweave.errors import DTypeError, LifetimeError, ShapeError
 from opweave.graph.layout import dense_strides
@@ -42,20 +42,21 @@ __all__ = [
 
 
 def array_shape(shape: Shape, dtype: DType) -> Shape:
-    """The shape of the host array of a tensor: of quantized ones the last axis counts bytes."""
+    """The shape of the host array for a tensor. Of quantized tensors its last axis counts bytes (``uint8``)."""
     return (*shape[:-1], dtype.row_bytes(shape[-1])) if dtype.block > 1 else shape
 
 
 def copy_bytes(dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size: int) -> None:
     """Copy ``size`` bytes between any two buffers.
 
-    Within one kind of memory the device copies; where one side is addressable (host memory, or mapped) the bytes move
-    once; between two opaque memories they bounce through the host in pieces. Ranges of one buffer may overlap. Memory
-    of whole tensors (repacked, split) gives and takes packed tensors: there a range lies in one of them.
+    Within one buffer type the device copies. If the host can address one side (host memory or mapped), the bytes are
+    copied once. Otherwise they go through a host array in chunks of `BOUNCE_BYTES`. Ranges of one buffer may overlap.
+    In memory that stores whole tensors (repacked, split), a range must lie within one prepared tensor.
 
     Raises:
-        BoundsError, LifetimeError: a range or a buffer is not valid.
+        BoundsError, LifetimeError: a range is outside of its buffer, or a buffer was freed.
         HazardError: the target is read-only.
+        LayoutError: a range is not within one prepared tensor.
     """
     dst.check(dst_offset, size, write=True)
     src.check(src_offset, size)
@@ -76,9 +77,9 @@ def copy_bytes(dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size:
             dst.upload(dst_offset, view)
     else:
         step = min(size, BOUNCE_BYTES) if dst.type.is_raw and src.type.is_raw else size
-        piece = np.empty(step, np.uint8)
+        chunk = np.empty(step, np.uint8)
         for at in range(0, size, step):
-            part = piece[: size - at]
+            part = chunk[: size - at]
             src.download(src_offset + at, part)
             dst.upload(dst_offset + at, part)
     if TRACE.listening:
@@ -86,10 +87,11 @@ def copy_bytes(dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size:
 
 
 def read(arg: Arg) -> np.ndarray[Any, Any]:
-    """A new dense array with the operand's values (raw bytes for quantized types).
+    """A new dense array with the operand's values; of quantized types a ``uint8`` array of `array_shape`.
 
     Raises:
-        BoundsError, LifetimeError: the operand does not lie in a living buffer.
+        LifetimeError: the operand has no memory, or its buffer was freed.
+        BoundsError: the operand extends beyond its buffer.
     """
     buffer = _memory(arg)
     shape = array_shape(arg.shape, arg.dtype)
@@ -108,11 +110,12 @@ def read(arg: Arg) -> np.ndarray[Any, Any]:
 
 
 def write(arg: Arg, array: np.ndarray[Any, Any]) -> None:
-    """Set the operand to the values of an array of its dtype and shape.
+    """Set the operand to the values of an array of its dtype and shape (`array_shape` for quantized types).
 
     Raises:
-        ShapeError, DTypeError: the array does not fit.
-        BoundsError, LifetimeError, HazardError: the operand does not lie in a living buffer that may be written.
+        ShapeError, DTypeError: the array has another shape or dtype.
+        LifetimeError: the operand has no memory, or its buffer was freed.
+        BoundsError, HazardError: the operand extends beyond its buffer, or the buffer is read-only.
     """
     buffer = _memory(arg)
     if array.shape != array_shape(arg.shape, arg.dtype):
@@ -133,7 +136,12 @@ def write(arg: Arg, array: np.ndarray[Any, Any]) -> None:
 
 
 def copy(dst: Arg, src: Arg) -> None:
-    """Copy values between any two operands of one shape and dtype, whatever their layouts and memories."""
+    """Copy values between two operands of the same shape and dtype, whatever their layouts and memories.
+
+    Raises:
+        ShapeError: shapes or dtypes differ.
+        LifetimeError, BoundsError, HazardError: as `copy_bytes`.
+    """
     if dst.shape != src.shape or dst.dtype is not src.dtype:
         raise ShapeError(f"cannot copy {src!r} to {dst!r}: shapes and dtypes must be equal")
     to, of = _memory(dst), _memory(src)
@@ -147,11 +155,11 @@ def copy(dst: Arg, src: Arg) -> None:
         write(dst, read(src))
 
 
-# --- decided beforehand ---------------------------------------------------------------------------------------------
+# --- prepared calls -------------------------------------------------------------------------------------------------
 
 
 class CallSequence:
-    """Calls made as one."""
+    """Several calls, made one after the other as one call."""
 
     __slots__ = ("calls",)
 
@@ -164,21 +172,23 @@ class CallSequence:
 
 
 def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
-    """The call that copies ``src``, whose producer is done or which ``stream`` waits for, to ``dst``.
+    """Prepare a copy of the values of ``src`` to ``dst``. The call must not be made once one of the buffers was freed.
 
-    It is of no use once one of the buffers was freed, which it need not notice.
+    Args:
+        dst, src: bound operands of one shape and dtype.
+        stream: a stream of the target's device.
 
     Returns:
-        The call, and whether it queues the copy on ``stream`` (that of the target's device). If not, it is made by the
-        calling thread, complete when the call returns; both sides must be ready by then.
+        The call, and whether it queues the copy on ``stream``. If it does, the producer of ``src`` is complete by then
+        or ``stream`` waits for it. If not, the calling thread copies, and both operands must be ready.
     """
     if isinstance(stream, WorkerStream):
         call, queued = bind_copy(dst, stream.inner, src)
-        return partial(stream.call, call if queued else _settled(stream.inner, call)), True
+        return partial(stream.call, call if queued else _when_idle(stream.inner, call)), True
     to, of = _memory(dst), _memory(src)
     dense = dst.is_dense and src.is_dense
     if not stream.device.reaches(to.space) or not (to.type.is_raw and of.type.is_raw):
-        return partial(copy, dst, src), False  # memory of a device that nobody has a stream of, or of whole tensors
+        return partial(copy, dst, src), False  # memory that the stream does not reach, or that stores whole tensors
     if not stream.is_async:
         if to.is_host and of.is_host:
             return partial(np.copyto, dst.view, src.view), False
@@ -191,9 +201,9 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
         if dense and to.is_host:
             return of.type._bind_download(of.handle, src.offset, to.host_bytes(dst.offset, size)), False
         if dense and to.type is not of.type and not to.type.can_map and not of.type.can_map and size <= BOUNCE_BYTES:
-            passing = stream._staging(size)
-            down = of.type._bind_download(of.handle, src.offset, passing)
-            return CallSequence((down, to.type._bind_upload(to.handle, dst.offset, passing))), False
+            staging = stream._staging(size)
+            down = of.type._bind_download(of.handle, src.offset, staging)
+            return CallSequence((down, to.type._bind_upload(to.handle, dst.offset, staging))), False
         return partial(copy, dst, src), False
     if dense and of.is_host and stream.queues_uploads(to):
         return partial(stream.upload, to, dst.offset, of.host_bytes(src.offset, src.nbytes)), True
@@ -201,7 +211,7 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
 
         def direct() -> None:
             if not stream.copy_from(to, dst.offset, of, src.offset, src.nbytes):
-                # Settled, the stream has also waited for the source.
+                # When synchronized, the stream has also waited for the source.
                 stream.synchronize()
                 copy(dst, src)
 
@@ -212,13 +222,14 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
 def bind_selected_copy(
     dst: Arg, stream: Stream, src: Arg, ids: Arg, count: Callable[[int], object] = lambda n: None
 ) -> tuple[Call, bool]:
-    """As `bind_copy`, of only those rows along the first axis that ``ids`` name when the call is made.
+    """As `bind_copy`, but only of the rows along the first axis that ``ids`` contain when the call is made.
 
-    Both sides are dense. The other rows of ``dst`` stay as they are. ``count`` is called with the bytes copied.
+    Both operands are dense. The other rows of ``dst`` keep their values. ``count`` is called with the number of bytes
+    that are copied.
     """
     if isinstance(stream, WorkerStream):
         call, _ = bind_selected_copy(dst, stream.inner, src, ids, count)
-        return partial(stream.call, _settled(stream.inner, call)), True
+        return partial(stream.call, _when_idle(stream.inner, call)), True
     to, of, rows = _memory(dst), _memory(src), dst.shape[0]
     row = dst.nbytes // rows
 
@@ -226,26 +237,28 @@ def bind_selected_copy(
         wanted = np.unique(read(ids))
         wanted = wanted[(wanted >= 0) & (wanted < rows)]
         count(wanted.size * row)
-        # Neighbours in one piece.
-        for piece in np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1):
-            if piece.size:
-                start = int(piece[0]) * row
-                copy_bytes(to, dst.offset + start, of, src.offset + start, piece.size * row)
+        # Consecutive rows are copied together.
+        for run in np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1):
+            if run.size:
+                start = int(run[0]) * row
+                copy_bytes(to, dst.offset + start, of, src.offset + start, run.size * row)
 
     return copy_rows, False
 
 
 def bind_write(dst: Arg, stream: Stream) -> tuple[np.ndarray[Any, Any] | None, Any, bool]:
-    """How fed arrays get to ``dst``: the array to copy into, or a call that takes an array of its shape and dtype.
+    """Prepare writing fed arrays of the shape and dtype of ``dst`` to it.
 
-    The last result says whether the call queues the copy on ``stream`` and may read the array after it has returned.
+    Returns:
+        A NumPy array over ``dst`` to copy into, or ``None``; if ``None``, a function to call with the array; and
+        whether that function queues the copy on ``stream``, so that it may read the array after it has returned.
     """
     buffer = _memory(dst)
     if isinstance(stream, WorkerStream):
         view, put, queued = bind_write(dst, stream.inner)
         job = partial(np.copyto, view) if view is not None else put
         if not queued:
-            job = _settled(stream.inner, job)
+            job = _when_idle(stream.inner, job)
         return None, lambda array: stream.call(partial(job, array)), True
     if dst.is_dense and stream.queues_uploads(buffer):
         return None, lambda array: stream.upload(buffer, dst.offset, np.ascontiguousarray(array)), True
@@ -254,27 +267,27 @@ def bind_write(dst: Arg, stream: Stream) -> tuple[np.ndarray[Any, Any] | None, A
     return None, partial(write, dst), False
 
 
-def _settled(stream: Stream, call: Callable[..., Any]) -> Callable[..., Any]:
-    """``call``, made once ``stream`` has nothing under way."""
+def _when_idle(stream: Stream, call: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that waits until ``stream`` has no work in flight and then calls ``call``."""
     if not stream.is_async:
         return call
 
-    def settled(*args: Any) -> Any:
+    def synchronized(*args: Any) -> Any:
         stream.synchronize()
         return call(*args)
 
-    return settled
+    return synchronized
 
 
 def bind_read(src: Arg, stream: Stream | None = None) -> Call:
-    """The call that gives a new array with the values of ``src``, which must be ready by then.
+    """Prepare reading: the call returns a new array with the values of ``src``, which must be ready by then.
 
     Args:
-        stream: whose work makes ``src``; if it has a thread, the call is made there, in its order.
+        stream: the stream that computes ``src``; if it is a `WorkerStream`, the call is made by its thread.
     """
     call = src.view.copy if _memory(src).is_host and src.is_dense else partial(read, src)
-    # What the thread has submitted to a stream that is asynchronous itself may still be under way.
-    return _settled(stream.inner, call) if isinstance(stream, WorkerStream) else call
+    # Work that the thread has submitted to an asynchronous inner stream may still be in flight.
+    return _when_idle(stream.inner, call) if isinstance(stream, WorkerStream) else call
 
 
 def _memory(arg: Arg) -> Buffer:
@@ -284,5 +297,5 @@ def _memory(arg: Arg) -> Buffer:
 
 
 def dense_arg(buffer: Buffer, offset: int, dtype: DType, shape: Shape, value: int = -1, handle: Any = None) -> Arg:
-    """An operand that lies row-major at ``offset``."""
+    """A dense (row-major) operand at byte ``offset`` of ``buffer``."""
     return Arg(buffer, offset, dtype, shape, dense_strides(shape, dtype), handle, value)

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from opweave.contract.device import Backend, Device
+from opweave.contract.backend import Backend
+from opweave.contract.device import Device
 from opweave.errors import NameConflict, OpweaveError, PluginError, Unavailable, UnknownNameError
 from opweave.host.device import HostBackend
 from opweave.registry import discovery, loading

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pluggy import HookspecMarker
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Backend, Device
+    from opweave.contract.backend import Backend
+    from opweave.contract.device import Device
     from opweave.graph.opdef import OpDef
     from opweave.registry.records import Diagnosis, FileFormat
     from opweave.registry.registry import Registry

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
-from opweave.contract.device import Backend, Device, Kind
-from opweave.contract.execution import Stream
+from opweave.contract.backend import Backend
+from opweave.contract.capabilities import Kind
+from opweave.contract.device import Device
 from opweave.contract.kernels import KernelTable
 from opweave.contract.space import MemorySpace
+from opweave.contract.stream import Stream
 from opweave.errors import Broken, Incompatible, NameConflict, PluginError, Unavailable
 from opweave.graph.opdef import OPS, OpDef, define_op
 from opweave.registry.discovery import requirements, version_of

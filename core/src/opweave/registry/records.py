@@ -13,7 +13,8 @@ from opweave.registry.naming import canonical
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from opweave.contract.device import Backend, Device
+    from opweave.contract.backend import Backend
+    from opweave.contract.device import Device
     from opweave.graph.opdef import OpDef
 
 __all__ = ["Diagnosis", "FileFormat", "LoadedBackend", "Plugin", "PluginRecord", "State", "UnusableDevice"]

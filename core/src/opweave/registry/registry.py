@@ -9,7 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from opweave.concurrency import Lock
-from opweave.contract.device import Backend, Device, Kind
+from opweave.contract.backend import Backend
+from opweave.contract.capabilities import Kind
+from opweave.contract.device import Device
 from opweave.contract.discarding import reclaim
 from opweave.errors import LifetimeError, PluginError, Unavailable, UnknownNameError
 from opweave.registry import discovery, loading
@@ -19,7 +21,7 @@ from opweave.registry.naming import key, parse_spec
 from opweave.registry.records import Diagnosis, FileFormat, LoadedBackend, Plugin, PluginRecord, State
 
 if TYPE_CHECKING:
-    from opweave.contract.execution import Stream
+    from opweave.contract.stream import Stream
 
 __all__ = ["Registry"]
 

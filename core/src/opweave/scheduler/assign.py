@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from opweave.contract.device import Device, Kind
+from opweave.contract.capabilities import Kind
+from opweave.contract.device import Device
 from opweave.errors import UnsupportedOpError
 from opweave.graph.tensor import Signature
 from opweave.scheduler.boundaries import PlacedWeights, fewer_bytes

@@ -23,13 +23,13 @@ from opweave.contract.submission import Submission
 from opweave.contract.worker import WorkerStream
 from opweave.errors import Cancelled, ExecutionError, LifetimeError, SchedulerError, UnknownNameError
 from opweave.graph.tensor import Tensor
-from opweave.lifecycle import INHERITED, expect_waiting, keep_for_ever, told_of_forks
+from opweave.lifecycle import INHERITED, keep_forever, notify_after_fork, start_exit_thread
 from opweave.scheduler.failures import settle_failure
 from opweave.scheduler.run_list import Action, Feed, RunList
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
-    from opweave.contract.execution import Event
+    from opweave.contract.event import Event
     from opweave.futures import Future
     from opweave.scheduler.arena import Lease
     from opweave.scheduler.run_list import CallList
@@ -174,7 +174,7 @@ class Executor:
         self._handing_over: Final = Lock()
         self._completion_thread: Worker | None = None
         self._queued: Collection[object] = ()  # whole runs that wait for that thread
-        told_of_forks(self)
+        notify_after_fork(self)
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
@@ -211,11 +211,11 @@ class Executor:
                 raise LifetimeError(f"{state!r} cannot run: {run_list.ended}")
             ownership, thread = self.ownership, get_ident()
             if ownership.thread not in (0, thread):
-                raise self._targets[0].stream._taken()
+                raise self._targets[0].stream._busy_error()
             run = feed = None
             rest = iter(calls.calls)
             with ownership.lock:
-                before, outer = ownership.thread, ownership.rest  # of a plan that this run is a part of
+                before, outer = ownership.thread, ownership.remaining  # of a plan that this run is a part of
                 try:
                     self._runner = ownership.thread = thread
                     self.begun += 1
@@ -223,8 +223,8 @@ class Executor:
                         self.copied += run_list.copied
                     self._cancel_reason = ""
                     if outer is None:
-                        ownership.cut = ""
-                    ownership.rest = rest
+                        ownership.cancel_reason = ""
+                    ownership.remaining = rest
                     if run_list.streams:
                         run = self._queue_waits(state, run_list)
                     for feed, value in values:
@@ -234,17 +234,17 @@ class Executor:
                             feed.put(value)
                     feed = None
                     calls.run(rest)
-                    if self._cancel_reason or ownership.cut:
-                        raise Cancelled(self._cancel_reason or ownership.cut)
+                    if self._cancel_reason or ownership.cancel_reason:
+                        raise Cancelled(self._cancel_reason or ownership.cancel_reason)
                     if run is not None:
                         run.queue_ends()
                         self._in_flight.append(run)
                 except BaseException as error:
-                    self._cancel_reason = self._cancel_reason or ownership.cut
+                    self._cancel_reason = self._cancel_reason or ownership.cancel_reason
                     failure = self._failed(run or Run(state, run_list), calls, rest, feed, error)
                     raise failure from failure.__cause__
                 finally:
-                    ownership.rest = outer
+                    ownership.remaining = outer
                     ownership.thread = before
                     self._runner = 0
             if run is None:
@@ -407,7 +407,7 @@ class Executor:
         """End the runs that are under way, from any thread; they raise `Cancelled`."""
         if self._runner or self._in_flight:
             self._cancel_reason = CANCELLED
-            self.ownership.end(CANCELLED)
+            self.ownership.cancel(CANCELLED)
             for target in self._targets:
                 for stream in target.streams:
                     stream.abort()
@@ -421,7 +421,7 @@ class Executor:
         with self._handing_over:
             self.check_open()
             if self._completion_thread is None:
-                expect_waiting()
+                start_exit_thread()
                 self._completion_thread = Worker("opweave runs")
                 if not self._parallel:  # then they are whole runs
                     self._queued = self._completion_thread.jobs
@@ -534,10 +534,10 @@ class Executor:
             self._completion_thread.close()
             self._completion_thread.ended.wait()  # without the lock, which the runs want
 
-    def _inherit(self) -> None:
+    def _after_fork(self) -> None:
         self.inherited = self.closed = True
         self._ready = self._last = None
-        self.ownership.rest = None
+        self.ownership.remaining = None
         self._queued, self._runner = (), 0
         self._in_flight.clear()
         thread, self._completion_thread = self._completion_thread, None
@@ -546,7 +546,7 @@ class Executor:
         for state in self._states:
             state.closed = True
         if not all(target.device.survives_fork for target in self._targets):
-            keep_for_ever(self._states)  # with objects of the driver in them
+            keep_forever(self._states)  # with objects of the driver in them
 
     def step_under_way(self) -> str:
         """The node that is being computed, as far as it is known."""

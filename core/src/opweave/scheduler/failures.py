@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from opweave.contract.execution import StepError
+from opweave.contract.plan import StepError
 from opweave.errors import Cancelled, ExecutionError, LifetimeError
 
 if TYPE_CHECKING:

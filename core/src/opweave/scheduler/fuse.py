@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, NamedTuple
 
-from opweave.contract.execution import Stream
 from opweave.contract.step import Arg, Step
+from opweave.contract.stream import Stream
 
 if TYPE_CHECKING:
     from opweave.scheduler.splits import Partition, PlannedStep, Split, StorageView

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from opweave.contract.execution import Plan, Stream
+from opweave.contract.plan import Plan
 from opweave.contract.step import Group
+from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
 from opweave.errors import raise_backend_failure
 from opweave.host.storage import CallSequence, array_shape, bind_copy, bind_read, bind_selected_copy, bind_write
@@ -24,7 +25,7 @@ from opweave.scheduler.splits import StorageView
 
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
-    from opweave.contract.execution import Event
+    from opweave.contract.event import Event
     from opweave.contract.step import Arg, Call, Step
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.bind import Bindings
@@ -268,7 +269,7 @@ class _Lowering:
         result.calls = result.actions if flat is None else flat
         for buffer in {self.bindings.buffers[storage] for storage in self.partition.owners}:
             assert buffer is not None
-            buffer._note(result)
+            buffer._add_dependent(result)
 
     def _record(self, queue: int, index: int) -> Call:
         return partial(_record, self._stream(queue), self.result.events, index)

@@ -13,8 +13,10 @@ from opweave.errors import Cancelled, DTypeError, ExecutionError, ShapeError
 from opweave.graph.tensor import Tensor
 
 if TYPE_CHECKING:
-    from opweave.contract.execution import Event, Plan, Stream
+    from opweave.contract.event import Event
+    from opweave.contract.plan import Plan
     from opweave.contract.step import Call
+    from opweave.contract.stream import Stream
     from opweave.contract.worker import WorkerStream
     from opweave.graph.tensor import Leaf
     from opweave.scheduler.splits import Copy, Split
@@ -197,7 +199,7 @@ class RunList:
         self.events: list[Event | None] = []
         self.streams: list[Stream] = []
 
-    def _orphan(self, why: str) -> None:
+    def _invalidate(self, why: str) -> None:
         """Called by a buffer that its calls use, when its memory is given back."""
         self.ended = self.ended or why
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from opweave import registry
 from opweave.contract.device import Device
-from opweave.contract.execution import Stream
 from opweave.contract.memory import BufferType
+from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
 from opweave.errors import AllocationError, HazardError, SchedulerError
 from opweave.graph.graph import Graph
 from opweave.graph.tensor import Placement, Tensor
 from opweave.host.device import HostDevice
 from opweave.leaves import withdraw
-from opweave.lifecycle import closed_at_exit, keep_for_ever, told_of_forks
+from opweave.lifecycle import close_at_exit, keep_forever, notify_after_fork
 from opweave.scheduler.allocate import MemoryPlan, allocate
 from opweave.scheduler.arena import Arena, Lease
 from opweave.scheduler.assign import assign
@@ -192,8 +192,8 @@ class Scheduler:
             raise
         self._arenas: Final = [Arena(target) for target in self._targets]
         self._reserved: Final[list[Lease]] = []
-        told_of_forks(self)
-        closed_at_exit(self, first=True)
+        notify_after_fork(self)
+        close_at_exit(self, first=True)
 
     def __repr__(self) -> str:
         return f"<Scheduler over {', '.join(target.name for target in self._targets)}>"
@@ -473,11 +473,11 @@ class Scheduler:
             finally:
                 self._close_streams()
 
-    def _inherit(self) -> None:
+    def _after_fork(self) -> None:
         if not all(target.device.survives_fork for target in self._targets):
-            keep_for_ever([*self._programs.values(), *self._arenas])  # with objects of the driver in them
+            keep_forever([*self._programs.values(), *self._arenas])  # with objects of the driver in them
 
-    def _under_way(self) -> str:
+    def _describe_pending(self) -> str:
         return self._executor.step_under_way()
 
     def _close_streams(self) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
-from opweave.contract.device import Device, Kind
-from opweave.contract.execution import Stream
+from opweave.contract.capabilities import Kind
+from opweave.contract.device import Device
 from opweave.contract.memory import BufferType
 from opweave.contract.space import Usage
 from opweave.contract.step import Arg, Step
+from opweave.contract.stream import Stream
 from opweave.errors import SchedulerError
 from opweave.graph.layout import dense_strides, is_dense
 

@@ -23,7 +23,7 @@ def step_under_way(targets: Sequence[Target], ownership: Submission, programs: I
     """
     streams = [s.inner if isinstance(s, WorkerStream) else s for target in targets for s in target.streams]
     lists = [run_list for program in programs for run_list in program.lists]
-    for rest in [*(stream._submission.rest for stream in streams), ownership.rest]:
+    for rest in [*(stream._submission.remaining for stream in streams), ownership.remaining]:
         for calls, index in _position(rest):
             for run_list in lists:
                 if run_list.calls.calls is calls:
@@ -31,7 +31,9 @@ def step_under_way(targets: Sequence[Target], ownership: Submission, programs: I
                 for action in run_list.actions.actions:
                     if action.plan is not None and action.plan._calls is calls:
                         return _text(action, index)
-    return next((f"work on {t.name}" for t in targets for s in t.streams if s.is_async and s._over < s._sequence), "")
+    return next(
+        (f"work on {t.name}" for t in targets for s in t.streams if s.is_async and s._finished < s._sequence), ""
+    )
 
 
 def _position(rest: Any) -> Iterator[tuple[Any, int]]:

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
-from opweave.contract.device import Device, Kind
+from opweave.contract.capabilities import Kind
+from opweave.contract.device import Device
 from opweave.cost.store import FOLDER, cache
 from opweave.host.cache import FileCache
 from opweave.host.cores import Cores, usable_cores

@@ -7,7 +7,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave import registry
-from opweave.contract.device import Device, Kind
+from opweave.contract.capabilities import Kind
+from opweave.contract.device import Device
 from opweave.contract.kernels import KernelTable
 from opweave.contract.space import MemorySpace, Usage
 from opweave.cost.profile import ANY, Curve, OpCost, Profile

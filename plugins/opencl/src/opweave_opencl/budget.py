@@ -6,7 +6,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Kind
-from opweave.host.promises import PROMISES
+from opweave.host.reservations import RESERVATIONS
 from opweave_opencl.properties import kind_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class MemoryBudget:
             if size > min(free, self.free):
                 raise MemoryError(f"{self.used:,} of {self.total:,} bytes are allocated")
             if self._host:
-                PROMISES.take(size)
+                RESERVATIONS.reserve(size)
             self.used += size
 
     def release(self, size: int) -> None:
@@ -63,4 +63,4 @@ class MemoryBudget:
         with self._lock:
             self.used -= size
             if self._host:
-                PROMISES.give(size)
+                RESERVATIONS.release(size)

@@ -14,7 +14,7 @@ from opweave.errors import Unavailable, UnsupportedOpError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape, Strides, span
 from opweave.host.memory import host_memory_info
-from opweave.host.promises import PROMISES
+from opweave.host.reservations import RESERVATIONS
 from opweave_torch.health import REMEDY, try_kernel, why_no_kernels
 from opweave_torch.kernels import KERNELS
 from opweave_torch.memory import byte_tensor, dense_bytes, shaped
@@ -158,13 +158,13 @@ class SeparateCpuDevice(TorchAccelerator):
 
     def _alloc(self, size: int, usage: Usage) -> torch.Tensor:
         # Systems promise more than there is, and end the process when it is used.
-        PROMISES.take(size)
+        RESERVATIONS.reserve(size)
         try:
             mem = super()._alloc(size, usage)
         except BaseException:
-            PROMISES.give(size)
+            RESERVATIONS.release(size)
             raise
-        finalize(mem, PROMISES.give, size).atexit = False
+        finalize(mem, RESERVATIONS.release, size).atexit = False
         return mem
 
     def _finish(self) -> None:

@@ -16,8 +16,9 @@ from opweave.conformance.bench import Bench, chain_of
 from opweave.conformance.checklist import Checklist, Mismatch, Subject, expect, expect_raises, inapplicable
 from opweave.conformance.levels.faults import Planted
 from opweave.conformance.trial import step_of
-from opweave.contract.execution import Plan, Stream
+from opweave.contract.plan import Plan
 from opweave.contract.step import Call
+from opweave.contract.stream import Stream
 from opweave.errors import AllocationError, ExecutionError
 from opweave.graph.tensor import Tensor
 from opweave.graph.tensor import input as leaf

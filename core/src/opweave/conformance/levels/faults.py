@@ -11,8 +11,8 @@ import numpy as np
 from opweave.conformance.bench import Bench, Ways, beside, chain_of, joined
 from opweave.conformance.checklist import Mismatch, expect, expect_raises, inapplicable
 from opweave.conformance.workload import Task
-from opweave.contract.execution import Stream
 from opweave.contract.step import Call
+from opweave.contract.stream import Stream
 from opweave.errors import BoundsError, ExecutionError, LayoutError, LifetimeError
 
 __all__ = ["CHECKS", "Planted"]
@@ -82,7 +82,7 @@ def _expect_right(bench: Bench, task: Task, what: str) -> None:
 @stream("raised")
 def _(bench: Bench) -> None:
     """A call that raises in the middle of a plan is told, with what it raised and which step it was."""
-    from opweave.contract.execution import StepError
+    from opweave.contract.plan import StepError
 
     queue = bench.open()
     task = bench.long_task(queue)

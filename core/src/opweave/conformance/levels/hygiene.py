@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from opweave.conformance.checklist import Checklist, Mismatch, Subject, expect, expect_raises, inapplicable
-from opweave.contract.device import Device, Kind
+from opweave.contract.capabilities import Kind
+from opweave.contract.device import Device
 from opweave.errors import LifetimeError, OpweaveError
 from opweave.registry.naming import device_names, key
 from opweave.registry.records import State

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from opweave.conformance.case import Case
     from opweave.contract.buffer import Buffer
     from opweave.contract.device import Device
-    from opweave.contract.execution import Stream
     from opweave.contract.step import Step
+    from opweave.contract.stream import Stream
     from opweave.graph.tensor import Tensor
 
 __all__ = ["CHECKS"]

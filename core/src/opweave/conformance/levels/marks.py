@@ -8,7 +8,8 @@ from typing import Final
 
 from opweave.conformance.bench import ROUNDS, Bench, Ways, beside, joined
 from opweave.conformance.checklist import expect
-from opweave.contract.execution import Event, Stream
+from opweave.contract.event import Event
+from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
 
 __all__ = ["CHECKS"]

@@ -9,8 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.conformance.checklist import Checklist, Subject, expect, expect_equal, expect_raises, inapplicable
-from opweave.contract.buffer import Buffer, MultiBuffer
+from opweave.contract.buffer import Buffer
 from opweave.contract.memory import BufferType
+from opweave.contract.multibuffer import MultiBuffer
 from opweave.contract.space import Usage
 from opweave.contract.step import Arg, Step
 from opweave.errors import LifetimeError

@@ -15,7 +15,8 @@ from opweave.conformance.check import run_case
 from opweave.conformance.checklist import Check, Checklist, Subject, expect, inapplicable
 from opweave.conformance.result import Result
 from opweave.conformance.trial import step_of, the_node
-from opweave.contract.device import Device, Kind
+from opweave.contract.capabilities import Kind
+from opweave.contract.device import Device
 from opweave.contract.step import Arg, Step
 from opweave.graph.dtypes import as_dtype, f32
 from opweave.graph.opdef import OPS

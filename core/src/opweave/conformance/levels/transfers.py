@@ -17,7 +17,8 @@ from opweave.conformance.checklist import (
     inapplicable,
 )
 from opweave.conformance.levels.memory import noise
-from opweave.contract.buffer import Buffer, MultiBuffer, mapped
+from opweave.contract.buffer import Buffer, mapped
+from opweave.contract.multibuffer import MultiBuffer
 from opweave.errors import BoundsError, HazardError, LayoutError, UnsupportedOpError
 from opweave.host.device import HostDevice
 from opweave.host.storage import copy_bytes

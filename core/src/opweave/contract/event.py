@@ -1,0 +1,103 @@
+"""`Event`: a point on a stream that other streams and the host can wait for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from opweave.errors import ExecutionError, OpweaveError
+
+if TYPE_CHECKING:
+    from opweave.contract.stream import Stream
+
+__all__ = ["Epoch", "Event"]
+
+
+class Epoch:
+    """The part of a stream's work between two calls of `Stream.recover`, and its failure if it failed.
+
+    Attributes:
+        first: sequence number of the first event that the failure concerns.
+        failure: what was raised, or ``None``.
+    """
+
+    __slots__ = ("failure", "first")
+
+    def __init__(self) -> None:
+        self.first = 0
+        self.failure: BaseException | None = None
+
+
+class Event:
+    """A point on a stream. Made by `Stream.record`; complete when all work submitted before it is complete.
+
+    An event of a failed stream has failed, and stays failed after the stream recovers: waiting for it raises what the
+    stream raised and never hangs. A failure that is discovered while waiting concerns every event that was not known
+    to be complete. All methods may be called from any thread.
+
+    Attributes:
+        stream: the stream that recorded it.
+        sequence: its number; a stream counts the work that is submitted to it, from 1 on.
+    """
+
+    __slots__ = ("__weakref__", "_epoch", "_handle", "sequence", "stream")
+
+    def __init__(self, stream: Stream, sequence: int, handle: Any) -> None:
+        self.stream: Final = stream
+        self.sequence: Final = sequence
+        self._epoch: Final = stream._epoch
+        self._handle = handle
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the work before this event failed, or ``None``."""
+        epoch = self._epoch
+        return epoch.failure if epoch.first <= self.sequence else None
+
+    @property
+    def done(self) -> bool:
+        """Whether everything before the event is complete or has failed; does not wait."""
+        stream = self.stream
+        if self.sequence <= stream._completed or self.failure is not None:
+            return True
+        try:
+            complete = stream._query(self._handle)
+        except Exception as error:
+            stream._fail(error, self.sequence, self._epoch)
+            return True
+        if complete:
+            stream._complete(self.sequence)
+        return complete
+
+    def synchronize(self) -> None:
+        """Block the calling thread until the work before the event is complete.
+
+        Raises:
+            ExecutionError: that work failed; ``__cause__`` is what it raised.
+        """
+        self._raise()
+        stream = self.stream
+        if self.sequence > stream._completed:
+            try:
+                stream._join(self._handle)
+            except Exception as error:
+                # Which work failed is not known: the failure concerns every event that was not seen complete. Another
+                # thread that waited for the same failure may already have made the stream recover.
+                stream._fail(error, min(stream._completed + 1, self.sequence), self._epoch)
+                if isinstance(error, OpweaveError):
+                    raise
+                device = stream.device.name
+                raise ExecutionError(f"work on {device} failed: {error}", device=device) from error
+            stream._complete(self.sequence)
+        self._raise()
+
+    def _raise(self) -> None:
+        failure = self.failure
+        if failure is not None:
+            raise ExecutionError(
+                f"work on {self.stream!r} before this event failed: {failure}", device=self.stream.device.name
+            ) from failure
+
+    def __repr__(self) -> str:
+        complete = self.sequence <= self.stream._completed
+        state = "failed" if self.failure else "done" if complete else "pending"
+        return f"<Event {self.sequence} of {self.stream.device.name}, {state}>"

@@ -1,0 +1,104 @@
+"""`Plan`: steps compiled for one stream; `StepError`: a call of a plan failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from opweave.errors import ExecutionError, LifetimeError
+
+if TYPE_CHECKING:
+    from opweave.contract.buffer import Buffer
+    from opweave.contract.step import Call
+    from opweave.contract.stream import Stream
+
+__all__ = ["Plan", "StepError"]
+
+
+class Plan:
+    """Steps compiled for one stream, to be run many times. Made by `Stream.compile`.
+
+    Args:
+        calls: functions without arguments, called in this order by `run`.
+        buffers: the memory that the calls use; once one of them is freed the plan can no longer be run.
+
+    Attributes:
+        stream: where it runs.
+        size: number of groups; there is one call for each unless the stream compiled several groups into one call.
+    """
+
+    __slots__ = ("__weakref__", "_calls", "_ended", "size", "stream")
+
+    def __init__(self, stream: Stream, calls: Sequence[Call], size: int, buffers: Iterable[Buffer] = ()) -> None:
+        self.stream: Final = stream
+        self.size: Final = size
+        self._calls: list[Call] | None = list(calls)
+        self._ended = "its stream was closed"
+        for buffer in buffers:
+            buffer._add_dependent(self)
+
+    def run(self, around: Callable[[int, Call], Call] | None = None) -> None:
+        """Submit every call in order. On a synchronous stream the work is complete when this returns.
+
+        Args:
+            around: for tools: receives the index of each call and the call, returns the call to make instead.
+
+        Raises:
+            StepError: a call failed; ``__cause__`` is what it raised and ``.step`` the index of the failing group.
+            Cancelled: another thread called `Stream.abort`.
+            LifetimeError: the plan or its stream was closed, one of its buffers was freed, or another thread is
+                submitting to the stream.
+        """
+        calls, stream = self._calls, self.stream
+        if calls is None or stream._closed:
+            stream._check_inherited()
+            raise LifetimeError(f"{self!r} cannot run: {self._ended}")
+        if around is not None:
+            calls = [around(i, call) for i, call in enumerate(calls)]
+        submission = stream._submission
+        if submission.busy:
+            raise stream._busy_error()
+        with submission.lock:
+            try:
+                stream._launch(self, calls)
+            finally:
+                stream._sequence += 1
+
+    def close(self) -> None:
+        """Wait for the stream's work and drop the calls. Closing twice does nothing.
+
+        Failures of that work are not raised here; they stay on the stream (`Stream.failure`).
+        """
+        if self._calls is not None:
+            self.stream.settle()
+            self._calls, self._ended = None, "it was closed"
+
+    @property
+    def remarks(self) -> list[str]:
+        """The texts that calls carry in an attribute ``remark``, for reports: "runs as one graph", for example."""
+        return [remark for call in self._calls or () if (remark := getattr(call, "remark", ""))]
+
+    def _invalidate(self, why: str) -> None:
+        """Refuse further runs with the reason ``why``: memory that the calls use is gone."""
+        if self._calls is not None:
+            self._calls, self._ended = None, why
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __repr__(self) -> str:
+        return f"<Plan of {self.size} groups on {self.stream.device.name}>"
+
+
+class StepError(ExecutionError):
+    """A call of a plan failed.
+
+    Attributes:
+        step: index of the failing group in the plan, ``None`` where the stream compiled several into one call.
+        error: what the call raised.
+        plan: the plan.
+    """
+
+    def __init__(self, step: int | None, error: Exception, plan: Plan | None = None) -> None:
+        self.step, self.error, self.plan = step, error, plan
+        super().__init__(f"{type(error).__name__}: {error}")

@@ -1,0 +1,175 @@
+"""`Submitting`: how a stream submits work and keeps account of it: sequence numbers, events, failures, what is in
+flight.
+
+Base of `Stream`, apart from it so that its public methods read in one sitting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import length_hint
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from opweave.contract.event import Epoch
+from opweave.contract.plan import Plan, StepError
+from opweave.contract.stream_hooks import StreamHooks
+from opweave.contract.submission import Submission
+from opweave.errors import Cancelled, ExecutionError, LifetimeError, OpweaveError
+from opweave.lifecycle import INHERITED
+
+if TYPE_CHECKING:
+    from opweave.contract.step import Call
+
+__all__ = ["Submitting"]
+
+T = TypeVar("T")
+
+
+class Submitting(StreamHooks):
+    """State of a stream, and the one way in which calls and transfers are submitted to it."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        # State lives here so that authors need not call super().__init__.
+        self = super().__new__(cls)
+        self._submission = Submission()
+        self._closed = False
+        self._sequence = 0
+        self._completed = 0
+        self._finished = 0
+        self._epoch = Epoch()
+        self._pending = {}
+        self._staging_memory = memoryview(b"")
+        self._inherited = False
+        return self
+
+    _submission: Submission
+    _closed: bool
+    _sequence: int  # number of the latest event or other work that was submitted
+    _completed: int  # the latest of these that is known to be complete
+    _finished: int  # the latest of these that is known to be complete or failed
+    _epoch: Epoch
+    _pending: dict[int, list[Any]]  # what queued transfers keep alive, by the number of the first event behind them
+    _staging_memory: memoryview
+    _inherited: bool  # from the parent process, see `opweave.lifecycle`
+
+    @property
+    def is_async(self) -> bool:
+        """Whether work may still be in flight when a call returns."""
+        return type(self)._synchronize is not StreamHooks._synchronize
+
+    def _check_open(self) -> None:
+        if self._closed:
+            self._check_inherited()
+            raise LifetimeError(f"{self!r} was closed")
+
+    def _check_inherited(self) -> None:
+        if self._inherited:
+            raise LifetimeError(f"{self!r} {INHERITED}")
+
+    def _after_fork(self) -> None:
+        # This process cannot know whether queued work was done: events of it fail, so that nobody waits for them.
+        self._inherited = self._closed = True
+        self._fail(LifetimeError(f"{self!r} {INHERITED}"), self._completed + 1)
+
+    def _busy_error(self) -> LifetimeError:
+        return LifetimeError(f"another thread is submitting to {self!r}; one thread at a time submits to a stream")
+
+    def _launch(self, plan: Plan, calls: list[Call]) -> None:
+        """Make the calls of a plan. The caller holds the lock of ``_submission``."""
+        submission = self._submission
+        before, outer = submission.thread, submission.remaining  # of a run that this plan is a part of
+        remaining = iter(calls)
+        try:
+            submission.thread = get_ident()
+            if outer is None:
+                submission.cancel_reason = ""
+            submission.remaining = remaining
+            self._run(remaining)
+            if submission.cancel_reason:
+                raise Cancelled(submission.cancel_reason)
+        except BaseException as error:
+            index = len(calls) - length_hint(remaining) - 1
+            if not isinstance(error, Exception) or isinstance(error, Cancelled):
+                self._fail(error)
+                raise
+            known = len(calls) == plan.size and index >= 0 and not submission.cancel_reason
+            failure = self._step_error(plan, index if known else None, error)
+            self._fail(failure.error)
+            raise failure from failure.error
+        finally:
+            submission.remaining = outer
+            submission.thread = before
+
+    def _step_error(self, plan: Plan, step: int | None, error: Exception) -> StepError:
+        """The error to raise for what a call of ``plan`` raised."""
+        translated = self._translate(error)
+        if translated is not error:
+            translated.__cause__ = error
+        failure = StepError(step, translated, plan)
+        failure.__cause__ = translated
+        return failure
+
+    def _fail(self, error: BaseException, first: int = 0, epoch: Epoch | None = None) -> None:
+        """Keep a failure of an epoch (default: the current one). It concerns events from number ``first`` on (default:
+        those that are recorded from now on)."""
+        epoch = epoch or self._epoch
+        if epoch.failure is None:
+            epoch.first = first or self._sequence + 1
+            epoch.failure = error
+        elif first:
+            epoch.first = min(epoch.first, first)
+
+    def _complete(self, sequence: int) -> None:
+        """Everything up to number ``sequence`` is complete; release what its transfers kept alive."""
+        self._completed = max(self._completed, sequence)
+        self._finished = max(self._finished, sequence)
+        if self._pending:
+            for first in list(self._pending):  # several threads may be here; each removes only complete ones
+                if first <= sequence:
+                    self._pending.pop(first, None)
+
+    def _check_can_submit(self) -> None:
+        """Raise `LifetimeError` if the stream is closed, or busy with a submission of another thread."""
+        self._check_open()
+        if self._submission.busy:
+            raise self._busy_error()
+
+    def _submit(self, work: Callable[[], T], *kept: object, submits: bool = True, counts: bool = True) -> T:
+        """Call ``work``, which submits to the stream, and return its result.
+
+        A function and not a context manager, whose ``__enter__`` and ``__exit__`` could be interrupted; see
+        `opweave.concurrency`.
+
+        Args:
+            kept: objects to keep alive until the work is complete, if it was queued (``work`` did not return
+                ``False``).
+            submits: whether an exception puts the stream into the failed state.
+            counts: whether to give the work the next sequence number.
+        """
+        self._check_can_submit()
+        submission = self._submission
+        keeps = bool(kept) and self.is_async
+        with submission.lock:
+            before = submission.thread
+            try:
+                submission.thread = get_ident()
+                result = work()
+                # Only after queueing: `settle` relies on everything in the table being queued.
+                if keeps and result is not False:
+                    self._pending.setdefault(self._sequence + 1, []).append(kept)
+                return result
+            except Exception as error:
+                if not submits:
+                    raise
+                self._fail(error)
+                if isinstance(error, OpweaveError):
+                    raise
+                raise ExecutionError(f"{self.device.name} failed: {error}", device=self.device.name) from error
+            except BaseException:  # an interrupt; whether the work was queued is not known
+                if keeps:
+                    self._pending.setdefault(self._sequence + 1, []).append(kept)
+                raise
+            finally:
+                submission.thread = before
+                self._sequence += submits and counts
