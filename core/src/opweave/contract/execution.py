@@ -162,8 +162,8 @@ class Plan:
         if around is not None:
             calls = [around(i, call) for i, call in enumerate(calls)]
         submission = stream._submission
-        if submission.taken:
-            raise stream._taken()
+        if submission.busy:
+            raise stream._busy_error()
         with submission.lock:
             try:
                 stream._launch(self, calls)
@@ -442,7 +442,7 @@ class Stream:
         if self.queues_uploads(buffer):
             self._submit(partial(self._upload, buffer, offset, view), view, buffer)
             return
-        self._check_turn()
+        self._check_owner()
         self.settle()
         buffer.upload(offset, view)
 
@@ -454,7 +454,7 @@ class Stream:
         if type(self)._download is not Stream._download and self._owns(buffer):
             self._submit(partial(self._download, buffer, offset, view), view, buffer)
             return
-        self._check_turn()
+        self._check_owner()
         self.settle()
         buffer.download(offset, view)
 
@@ -473,7 +473,7 @@ class Stream:
             self._check_open()
             return False
         if not size:
-            self._check_turn()
+            self._check_owner()
             return True
         return bool(self._submit(partial(self._copy_from, dst, dst_offset, src, src_offset, size), dst, src))
 
@@ -592,28 +592,28 @@ class Stream:
                               "form of its own; copy to or from plain memory")  # fmt: skip
         return buffer
 
-    def _taken(self) -> LifetimeError:
+    def _busy_error(self) -> LifetimeError:
         return LifetimeError(f"another thread is submitting to {self!r}; one thread at a time submits to a stream")
 
     def _launch(self, plan: Plan, calls: list[Call]) -> None:
-        """Make the calls of a plan, whose turn it is."""
+        """Make the calls of a plan; this thread owns the submitting."""
         submission = self._submission
         before, outer = submission.thread, submission.rest  # of a run that this plan is a part of
         rest = iter(calls)
         try:
             submission.thread = get_ident()
             if outer is None:
-                submission.cut = ""
+                submission.cancel_reason = ""
             submission.rest = rest
             self._run(rest)
-            if submission.cut:
-                raise Cancelled(submission.cut)
+            if submission.cancel_reason:
+                raise Cancelled(submission.cancel_reason)
         except BaseException as error:
             index = len(calls) - length_hint(rest) - 1
             if not isinstance(error, Exception) or isinstance(error, Cancelled):
                 self._fail(error)
                 raise
-            known = len(calls) == plan.size and index >= 0 and not submission.cut
+            known = len(calls) == plan.size and index >= 0 and not submission.cancel_reason
             failure = self._step_error(plan, index if known else None, error)
             self._fail(failure.error)
             raise failure from failure.error
@@ -648,11 +648,11 @@ class Stream:
                 if first <= mark:
                     self._pending.pop(first, None)
 
-    def _check_turn(self) -> None:
+    def _check_owner(self) -> None:
         """Whether this thread may submit now: on an open stream to which no other one is submitting."""
         self._check_open()
-        if self._submission.taken:
-            raise self._taken()
+        if self._submission.busy:
+            raise self._busy_error()
 
     def _submit(self, work: Callable[[], T], *kept: object, submits: bool = True, counts: bool = True) -> T:
         """What ``work`` returns, which submits to the stream; a submission that fails is noted.
@@ -664,7 +664,7 @@ class Stream:
             submits: whether a failure is one of the stream.
             counts: whether it is a piece of work behind the former ones.
         """
-        self._check_turn()
+        self._check_owner()
         submission = self._submission
         keeps = bool(kept) and self.is_async
         with submission.lock:
@@ -723,7 +723,10 @@ class Stream:
         return self.device.kernels.bind(self, group)
 
     def _run(self, calls: Iterator[Call]) -> None:
-        """Make a plan's calls in order. Override it for what has to hold while they run: a current context, a mode."""
+        """Make a plan's calls in order. Override it for what has to hold while they run: a current context, a mode.
+
+        Take a call, make it, take the next: where ``calls`` stands tells which step failed, and cancelling ends it.
+        """
         for call in calls:
             call()
 

@@ -143,7 +143,7 @@ class Executor:
 
     Attributes:
         lock: held while a run is submitted, and by whoever builds or changes something.
-        ownership: whose turn it is to submit to the streams that the scheduler has opened, which share it.
+        ownership: which thread submits to the streams that the scheduler has opened; they share it.
         begun: runs that began.
         copied: bytes that they copied between memories.
         closed: whether nothing is submitted any more.
@@ -211,7 +211,7 @@ class Executor:
                 raise LifetimeError(f"{state!r} cannot run: {run_list.ended}")
             ownership, thread = self.ownership, get_ident()
             if ownership.thread not in (0, thread):
-                raise self._targets[0].stream._taken()
+                raise self._targets[0].stream._busy_error()
             run = feed = None
             rest = iter(calls.calls)
             with ownership.lock:
@@ -223,7 +223,7 @@ class Executor:
                         self.copied += run_list.copied
                     self._cancel_reason = ""
                     if outer is None:
-                        ownership.cut = ""
+                        ownership.cancel_reason = ""
                     ownership.rest = rest
                     if run_list.streams:
                         run = self._queue_waits(state, run_list)
@@ -234,13 +234,13 @@ class Executor:
                             feed.put(value)
                     feed = None
                     calls.run(rest)
-                    if self._cancel_reason or ownership.cut:
-                        raise Cancelled(self._cancel_reason or ownership.cut)
+                    if self._cancel_reason or ownership.cancel_reason:
+                        raise Cancelled(self._cancel_reason or ownership.cancel_reason)
                     if run is not None:
                         run.queue_ends()
                         self._in_flight.append(run)
                 except BaseException as error:
-                    self._cancel_reason = self._cancel_reason or ownership.cut
+                    self._cancel_reason = self._cancel_reason or ownership.cancel_reason
                     failure = self._failed(run or Run(state, run_list), calls, rest, feed, error)
                     raise failure from failure.__cause__
                 finally:
