@@ -122,7 +122,7 @@ def classify(network: Network, placement: Placement) -> dict[str, Any]:
         "copies": program.n_copies,
         "ties": [int(row) for row in differs if margins[row] < TIE],
         "disagreements": [int(row) for row in differs if margins[row] >= TIE],
-        "explain": program.explain(),
+        "explain": str(program.explain()),
     }
     scheduler.close()
     return report

@@ -40,7 +40,7 @@ def test_products_of_many_rows_are_computed_there(swift, other, parallel):
     y, want = layers(64)
     with ow.Scheduler([swift, other], parallel=parallel) as scheduler:
         program = scheduler.build(y)
-        assert sum(line.endswith("[offload]") for line in program.explain().splitlines()) == 3
+        assert sum(line.endswith("[offload]") for line in program.explain().text.splitlines()) == 3
         assert program.device_of(y) is swift
         for _ in range(3):
             np.testing.assert_array_equal(program.run(x=ROWS), want)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import pytest
 
 import opweave as ow
 from opweave.contract import Call, Stream
+from opweave.contract.kernels import KernelTable
 from opweave.tracing import TRACE, TraceEvent
 from tests.support.devices import BASIC, Separate
 
@@ -181,6 +184,44 @@ def test_a_device_that_moves_bytes_differently_is_asked_at_every_seam(x):
     program.run(x=ONES)
     program.run(x=ONES)
     assert loud.received == 2 * ONES.nbytes
+
+
+def test_two_frames_lie_between_a_run_and_its_first_kernel(x):
+    depths: list[int] = []
+
+    def note(array: np.ndarray) -> np.ndarray:
+        frame, depth = sys._getframe(1), 0
+        while frame.f_code is not ow.Program.run.__code__:
+            assert frame.f_back is not None
+            frame, depth = frame.f_back, depth + 1
+        depths.append(depth)
+        return array
+
+    class Direct(Separate):
+        """Calls the function itself, without the kernel's own frames."""
+
+    direct = Direct("direct")
+    direct.kernels = KernelTable("f32")
+    direct.kernels("custom")(lambda stream, op, out, *srcs, **attrs: partial(note, srcs[0].view))
+    program = ow.Scheduler([direct, Separate("a")]).build(
+        -ow.custom(note, x, like=x), pins={-ow.custom(note, x, like=x): "a"}
+    )
+    for _ in range(3):
+        program.run(x=ONES)
+    assert max(depths) <= 2, "the executor's, and the stream's"
+
+
+def test_a_failed_run_leaves_no_outputs_of_other_programs_to_read(x):
+    trouble = Trouble()
+    scheduler, _, last = chain(x, trouble)
+    program, other = scheduler.build(last), scheduler.build(ow.relu(-x))
+    other.run(x=-ONES)
+    np.testing.assert_array_equal(other.read(other.partition.graph.outputs[0]), ONES)
+    trouble.todo = fail
+    with pytest.raises(ow.ExecutionError, match="no luck"):
+        program.run(x=ONES)  # in the same memory
+    with pytest.raises(ow.SchedulerError, match="before another program"):
+        other.read(other.partition.graph.outputs[0])
 
 
 # --- what may have changed in between -----------------------------------------------------------------------------

@@ -64,10 +64,11 @@ def explanation() -> Explanation:
 
 
 def test_the_text_is_a_string_and_the_rows_say_the_same(explanation):
-    assert explanation.startswith("3 steps in ")
+    assert explanation.text.startswith("3 steps in ")
+    assert str(explanation) == repr(explanation) == explanation.text
     assert [row.op for row in explanation.nodes] == ["exp", "neg", "assign"]
     for row in explanation.nodes:
-        assert re.search(rf"{row.op} .*\[{row.cause}\]", explanation)
+        assert re.search(rf"{row.op} .*\[{row.cause}\]", explanation.text)
     neg = explanation.nodes[1]
     assert neg.refusals == {"a": "no kernel for neg"}
     assert [(c.source, c.target, c.nbytes, c.cause) for c in explanation.copies] == [("a", "<b>", 64, "transfer")]

@@ -143,7 +143,7 @@ class Executor:
 
     Attributes:
         lock: held while a run is submitted, and by whoever builds or changes something.
-        ownership: whose turn it is to submit to the streams that the scheduler has opened, which share it.
+        ownership: which thread submits to the streams that the scheduler has opened; they share it.
         begun: runs that began.
         copied: bytes that they copied between memories.
         closed: whether nothing is submitted any more.
@@ -591,12 +591,17 @@ def fitted(
     run_list: RunList, written: Mapping[str, Array], feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]
 ) -> list[tuple[Feed, Array]]:
     """An array for every input, checked."""
-    given = {**named}
+    given: dict[Any, Any] = {}
     if feeds is not None:
         if type(feeds) is not dict and not isinstance(feeds, Mapping):
             what = type(feeds).__name__
             raise SchedulerError(f"values are fed as {{input or its name: array}}, or by name, not as {what}")
-        given = {(key if type(key) is str else _name(key)): value for key, value in feeds.items()} | given
+        given = {
+            key if type(key) is str else key.name if isinstance(key, Tensor) else key: value
+            for key, value in feeds.items()
+        }
+    if named:
+        given.update(named)
     ready: list[tuple[Feed, Array]] = []
     for name, feed in run_list.feeds.items():
         value = given.pop(name, None)
@@ -611,10 +616,6 @@ def fitted(
         name = str(next(iter(given)))
         raise UnknownNameError("input of this program", name, run_list.feeds)
     return ready
-
-
-def _name(key: Any) -> Any:
-    return key.name if isinstance(key, Tensor) else key
 
 
 def _snapshot(values: Sequence[tuple[Feed, Array]]) -> list[tuple[Feed, Array]]:

@@ -48,7 +48,7 @@ def page(explanation: Explanation) -> str:
     end = max((curve.moments[-1][0] for curve in explanation.curves), default=0) or 1
     template = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
     return environment.from_string(template).render(
-        summary=explanation.partition("\n")[0],
+        summary=explanation.text.partition("\n")[0],
         predicted=explanation.predicted,
         devices=devices,
         colours=colours,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -65,10 +66,12 @@ class MemoryCurve(NamedTuple):
     planned: int
 
 
-class Explanation(str):
-    """What `Program.explain` gives: a text that also has rows and a page.
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Explanation:
+    """What `Program.explain` gives: a text, rows and a page. Printing shows the text; ``in`` looks for words in it.
 
     Attributes:
+        text: the whole, for people.
         nodes, copies: every node and every copy, in order.
         memory: device -> bytes (`MemoryUse`); empty for what was planned without memory.
         curves: memory over the run, by device.
@@ -76,12 +79,21 @@ class Explanation(str):
         predicted: what a run is predicted to take, where it was placed by cost or somebody asked.
     """
 
+    text: str
     nodes: list[NodeRow]
     copies: list[CopyRow]
     memory: Mapping[str, MemoryUse]
     curves: list[MemoryCurve]
     splits: list[tuple[str, list[str]]]
     predicted: Prediction | None
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+    def __contains__(self, words: str) -> bool:
+        return words in self.text
 
     def html(self) -> str:
         """One self-contained HTML page."""
@@ -251,14 +263,16 @@ def explain(
     meanings += [f"({cause}) {COPY_CAUSES[cause]}" for cause in COPY_CAUSES if cause in copied]
     if meanings:
         lines += ["causes:", *(f"    {m}" for m in meanings)]
-    result = Explanation("\n".join(lines))
-    result.predicted = predicted
-    result.nodes = [row for of_split in rows.values() for row in of_split]
-    result.copies = copy_rows(partition)
-    result.memory = memory or {}
-    result.curves = memory_curves(partition, result.memory)
-    result.splits = [(split.target.name, list(remarks.get(split.index, ()))) for split in partition.splits]
-    return result
+    memory = memory or {}
+    return Explanation(
+        text="\n".join(lines),
+        nodes=[row for of_split in rows.values() for row in of_split],
+        copies=copy_rows(partition),
+        memory=memory,
+        curves=memory_curves(partition, memory),
+        splits=[(split.target.name, list(remarks.get(split.index, ()))) for split in partition.splits],
+        predicted=predicted,
+    )
 
 
 def _where(partition: Partition, place: int) -> str:

@@ -530,6 +530,9 @@ class _Collector:
 
     What a large build made is put where it is not walked through soon, which would cost as much as the build. The
     collector does not count these objects, and would not come for those that were given up; so they are counted here.
+
+    Four builds of 20,000 nodes, ms each, and ms of the 20,000 small lists made after each, on an AMD Zen 5: left alone
+    155 to 466 and 2 to 5; with the collector only disabled 141 to 203 and 11 to 317; so 104 to 109 and 1.
     """
 
     LARGE: Final = 100_000
