@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 __all__ = [
-    "convolve",
+    "convolution",
     "flash_attention_on_cpu",
     "has_fused_attention",
     "inference_mode",
