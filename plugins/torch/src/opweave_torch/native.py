@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Final
 
 import torch
 
 __all__ = [
-    "convolve",
+    "convolution",
     "flash_attention_on_cpu",
     "has_fused_attention",
     "inference_mode",
@@ -47,19 +48,27 @@ def max_pool_with_indices() -> Callable[..., Any]:
     return found or (lambda *args, out: operator(*args, out=out[0], indices=out[1]))
 
 
-def convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: tuple[Any, ...]) -> Any:
-    """``torch.convolution``; on CUDA without TF32, in which cuDNN computes f32 by default.
+def convolution(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: tuple[Any, ...]
+) -> Callable[[], torch.Tensor]:
+    """A call of ``torch.convolution``; on CUDA without TF32, in which cuDNN computes f32 by default.
 
     Publicly this is a setting of the process, which takes 5.7 to change and change back (the convolution: 7.7) and
     holds for other threads too. The private function takes it as an argument.
     """
+    operands = (x, weight, bias, *geometry)
     if x.device.type != "cuda":
-        return torch.convolution(x, weight, bias, *geometry)
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    if hasattr(torch, "_convolution"):  # ..., benchmark, deterministic, cudnn_enabled, allow_tf32
-        return torch._convolution(x, weight, bias, *geometry, False, deterministic, True, False)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=deterministic, allow_tf32=False):
-        return torch.convolution(x, weight, bias, *geometry)
+        return partial(torch.convolution, *operands)
+    private: Callable[..., torch.Tensor] | None = getattr(torch, "_convolution", None)
+
+    def without_tf32() -> torch.Tensor:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        if private is not None:
+            return private(*operands, False, deterministic, True, False)  # benchmark, ., cudnn_enabled, allow_tf32
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=deterministic, allow_tf32=False):
+            return torch.convolution(*operands)
+
+    return without_tf32
 
 
 def flash_attention_on_cpu() -> Callable[..., tuple[torch.Tensor, torch.Tensor]] | None:

@@ -17,7 +17,7 @@ from opweave.ops.windows import fitting
 from opweave_torch.kernels.binding import conversion_arrays, converted, in_order, widened
 from opweave_torch.kernels.table import KERNELS, PLAIN
 from opweave_torch.memory import tensor
-from opweave_torch.native import convolve
+from opweave_torch.native import convolution
 
 Pads = Sequence[tuple[int, int]]
 
@@ -75,7 +75,8 @@ def conv(
 def _library_call(out: torch.Tensor, operands: Sequence[torch.Tensor], geometry: tuple[Any, ...]) -> Call:
     """torch's own convolution, which has no ``out=``."""
     x, weight, bias = (*operands, None)[:3]
-    return lambda: out.copy_(convolve(x, weight, bias, geometry))
+    convolve = convolution(x, weight, bias, geometry)
+    return lambda: out.copy_(convolve())
 
 
 def _product_of_points(out: Arg, x: Arg, w: Arg, b: Arg | None) -> Call | None:
