@@ -1,8 +1,11 @@
-"""Work in tiles: several passes over a piece that stays in the cache, pieces spread over threads.
+"""Work in tiles: several passes over a part of the operands that stays in the cache, tiles shared among threads.
 
 A kernel of several passes is a *body*: a function ``body(out, *srcs, *scratch, *stats)`` that makes a few ufunc calls
 into ``out`` and its scratch arrays. Its ``out`` may be its first source. `bind_tiled` gives the call that applies it to
 whole operands. For half types a body sees f32, and each result is rounded once.
+
+The sizes and limits in this package, unless they say otherwise, are where one way becomes faster than another one in
+``benchmarks/cpu_ops.py``, on the Intel processor with 2 cores that the figures of ``docs/performance.md`` are from.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ SHARED_TILE: Final = 1 << 19
 """The same where several threads work: between passes they queue for the interpreter, so passes have to be longer."""
 
 SPREAD: Final = 1 << 22
-"""Bytes of output from which on several passes are spread over threads: waking one costs as much as a smaller piece."""
+"""Bytes of output from which on several passes are spread over threads: below, waking a thread takes as long as its
+share of the work."""
 
 SPREAD_PASS: Final = 1 << 23
 """The same for a single pass."""
@@ -106,13 +110,13 @@ def window(flat: Array, shape: Sequence[int]) -> Array:
 
 
 def shares(n: int, count: int) -> list[slice]:
-    """``range(n)`` cut into ``count`` pieces of nearly one length, without empty ones."""
+    """``range(n)`` cut into ``count`` slices of nearly one length, without empty ones."""
     edges = [n * i // count for i in range(count + 1)]
     return [slice(a, b) for a, b in pairwise(edges) if a < b]
 
 
 def stretches(n: int, length: int) -> list[slice]:
-    """``range(n)`` cut into pieces of ``length``, of which the last one may be shorter."""
+    """``range(n)`` cut into slices of ``length``, of which the last one may be shorter."""
     return [slice(i, min(i + length, n)) for i in range(0, n, length)]
 
 
@@ -132,8 +136,8 @@ def _call_all(calls: Iterable[Call]) -> None:
 
 
 FEW_CALLS: Final = 1024
-"""So many calls of a thread are bound beforehand. Of more, each is bound when its turn comes: what is bound takes
-memory, and the more there are the longer each of them takes."""
+"""Calls of one thread that are bound when a step is compiled. Longer sequences are bound anew in each run, call by
+call: bound calls take memory, and the more of them there are, the longer each takes, as they leave the caches."""
 
 
 def bound(calls: Callable[[], Iterable[Call]]) -> Call:
@@ -146,7 +150,7 @@ def bound(calls: Callable[[], Iterable[Call]]) -> Call:
 
 
 def spread_pass(stream: Stream, ufunc: Callable[..., Any], out: Array, srcs: Sequence[Array]) -> Call:
-    """The call ``ufunc(*srcs, out=out)`` in one piece for each thread of the stream."""
+    """The call ``ufunc(*srcs, out=out)``, its operands cut into one part for each thread of the stream."""
     count = workers_of(stream)
     if out.ndim > 1 and _all_dense(out, *srcs):
         out, srcs = out.reshape(-1), [s.reshape(-1) for s in srcs]
@@ -279,7 +283,8 @@ UNBUFFERED_ROWS: Final = range(384, 4096)
 2.5 times as fast, and one over rows with gaps up to twice. Passes over other rows become slower."""
 
 UNBUFFERED: Final = 1 << 14
-"""Elements from which on that matters."""
+"""Elements of output from which on a kernel's calls run with short buffers: below, entering the context takes longer
+than is saved."""
 
 
 def for_rows(call: Call, row: int) -> Call:
@@ -361,5 +366,5 @@ def tile_cuts(shape: Sequence[int], rows: int, *, keep_last: bool) -> list[Cut]:
         axis -= 1
         inner *= shape[axis]
     length = shape[axis - 1]
-    step = -(-length // -(-length // max(1, rows // inner)))  # pieces of nearly one length
+    step = -(-length // -(-length // max(1, rows // inner)))  # windows of nearly one length
     return list(product(*[stretches(n, 1) for n in shape[: axis - 1]], stretches(length, step)))

@@ -26,7 +26,7 @@ def _windows(x: Arg, cut: Sequence[slice], attrs: Mapping[str, Any]) -> list[tup
     ):
         axes.append([overlap(c.stop - c.start, n, s, c.start * s - p + i * d) for i in range(k)])
     every = slice(None)
-    return [((every, *[to for to, _ in place]), (every, *[of for _, of in place])) for place in product(*axes)]
+    return [((every, *[to for to, _ in position]), (every, *[of for _, of in position])) for position in product(*axes)]
 
 
 def _jobs(out: Arg) -> list[tuple[int, Cut]]:
@@ -68,8 +68,8 @@ def avg_pool(stream: Stream, op: str, out: Arg, x: Arg, *, sums: Arg | None = No
     rank = len(out.shape) - 2
     counts = []
     sizes = zip(x.shape[2:], out.shape[2:], attrs["kernel_size"], attrs["stride"], attrs["padding"], strict=True)
-    for axis, (n, places, k, s, p) in enumerate(sizes):
-        each = window_counts(n, places, k, s, p, attrs["count_include_pad"]).astype(dtype.numpy)
+    for axis, (n, positions, k, s, p) in enumerate(sizes):
+        each = window_counts(n, positions, k, s, p, attrs["count_include_pad"]).astype(dtype.numpy)
         counts.append(each.reshape(-1, *[1] * (rank - 1 - axis)))
     divisor = constant(attrs["divisor"], dtype)
 

@@ -59,14 +59,14 @@ def causal_conv1d(
         for j in range(before + 1):
             factors, late = weights[channels, j : j + 1], before - j
             if late < tokens:
-                piece, sum_ = part[:, late:], total[:, late:]
-                yield partial(np.multiply, inputs[:, : tokens - late], factors, piece)
-                yield partial(np.add, sum_, piece, sum_)
+                term, sum_ = part[:, late:], total[:, late:]
+                yield partial(np.multiply, inputs[:, : tokens - late], factors, term)
+                yield partial(np.add, sum_, term, sum_)
             if state is not None and late:
                 count = min(late, tokens)
-                piece, sum_ = part[:, :count], total[:, :count]
-                yield partial(np.multiply, state[n, channels, j : j + count], factors, piece)
-                yield partial(np.add, sum_, piece, sum_)
+                term, sum_ = part[:, :count], total[:, :count]
+                yield partial(np.multiply, state[n, channels, j : j + count], factors, term)
+                yield partial(np.add, sum_, term, sum_)
         if total is not result:
             yield partial(np.copyto, result, total, "unsafe")
 
@@ -77,10 +77,10 @@ def causal_conv1d(
 # --- selective scan -------------------------------------------------------------------------------------------------
 
 STATES: Final = 1 << 13
-"""Numbers of the state that one pass steps on: as long as several calls of a pass."""
+"""Elements of the state that one pass updates: such a pass takes several times as long as calling it."""
 
 CHUNK: Final = 1 << 17
-"""Elements of a chunk: the numbers of the state of so many tokens."""
+"""Elements of the states of all tokens of a chunk, which several passes find in the second-level cache."""
 
 
 class _ScanTiling:
