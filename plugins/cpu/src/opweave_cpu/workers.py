@@ -54,8 +54,8 @@ def at(*parts: Any) -> Any:
 
 
 def full_cuts(shape: Sequence[int], elements: int) -> list[Cut]:
-    """Windows of at most ``elements`` elements (at least one) that cover ``shape``, a slice for each axis; in a dense array
-    the elements of each lie one behind the other."""
+    """Windows of at most ``elements`` elements (at least one) that cover ``shape``, a slice for each axis. In a dense
+    array the elements of a window lie one behind the other."""
     whole = [slice(0, n) for n in shape]
     cuts = []
     for cut in tile_cuts(shape, max(1, elements), keep_last=False):

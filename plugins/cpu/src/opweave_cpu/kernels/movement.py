@@ -20,7 +20,7 @@ STRIPS_FROM: Final = 1 << 18
 """Bytes of output from which on a transposing copy goes by strips: below, the second-level cache holds all of it."""
 
 FEW_REPEATS: Final = 4
-"""Up to so many repetitions of each element are stored in as many passes: in one, NumPy's copy would start anew for each
+"""Up to so many repetitions of each element are stored in as many passes. In one, NumPy's copy starts anew for each
 element."""
 
 
