@@ -27,7 +27,8 @@ from opweave_cpu.threads import THREADS, set_up_numpy
 __all__ = [
     "LONGEST_ROW", "SPREAD", "SPREAD_PASS", "TILE", "Array", "Body", "aligned", "at_once", "bind_tiled", "bound",
     "compute_dtype", "constant", "copy_call", "for_rows", "in_turn", "most_workers", "repeated", "row_sums", "shares",
-    "spread_pass", "stretches", "tile_cuts", "tile_rows", "tile_scratch", "window", "workers_of",
+    "spread_pass", "stretches", "tile_cuts", "tile_rows", "tile_scratch", "window", "worker_scratch",
+    "workers_of",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -102,6 +103,11 @@ def aligned(elements: int, dtype: DType) -> int:
     first axis is the worker, no two workers then write into one line."""
     itemsize = dtype.itemsize
     return -(-elements * itemsize // ALIGNMENT) * ALIGNMENT // itemsize
+
+
+def worker_scratch(workers: int, dtype: DType, **elements: int) -> dict[str, tuple[DType, Sequence[int]]]:
+    """For a workspace: arrays of which each worker has so many elements, without those of which it has none."""
+    return {name: (dtype, (workers, aligned(n, dtype))) for name, n in elements.items() if n}
 
 
 def window(flat: Array, shape: Sequence[int]) -> Array:
@@ -263,7 +269,7 @@ def bind_tiled(
     convert = tiles is not None and tiles.dtype.numpy != out.dtype
     in_output = in_output and not convert and _lies_apart(out, srcs)
     if size * itemsize <= TILE:
-        call = _tile_call(body, out, srcs, tiles, stats, 0, convert, in_output)
+        call = _tile_call(body, tiles, stats, convert, in_output, 0, out, srcs)
         return for_rows(call, out.shape[-1]) if size >= UNBUFFERED else call
     row = out.shape[-1] if by_rows else 1
     if out.ndim > 1 and _all_dense(out, *srcs):
@@ -273,7 +279,8 @@ def bind_tiled(
     count = min(workers_of(stream), most_workers(size * itemsize), len(cuts))
     jobs = []
     for worker, mine in enumerate(shares(len(cuts), count)):
-        job = bound(partial(_tile_calls, body, out, srcs, tiles, stats, worker, convert, in_output, cuts[mine]))
+        tile_call = partial(_tile_call, body, tiles, stats, convert, in_output, worker)
+        job = bound(partial(_tile_calls, tile_call, out, srcs, cuts[mine]))
         jobs.append(for_rows(job, out.shape[-1]))
     return at_once(jobs)
 
@@ -305,29 +312,21 @@ def _lies_apart(out: Array, srcs: Sequence[Array]) -> bool:
 
 
 def _tile_calls(
-    body: Body,
-    out: Array,
-    srcs: Sequence[Array],
-    tiles: Arg | None,
-    stats: Arg | None,
-    worker: int,
-    convert: bool,
-    in_output: bool,
-    cuts: Sequence[Cut],
+    tile_call: Callable[[Array, list[Array]], Call], out: Array, srcs: Sequence[Array], cuts: Sequence[Cut]
 ) -> Iterator[Call]:
     for cut in cuts:
-        yield _tile_call(body, out[cut], [s[cut] for s in srcs], tiles, stats, worker, convert, in_output)
+        yield tile_call(out[cut], [s[cut] for s in srcs])
 
 
 def _tile_call(
     body: Body,
-    out: Array,
-    srcs: Sequence[Array],
     tiles: Arg | None,
     stats: Arg | None,
-    worker: int,
     convert: bool,
     in_output: bool,
+    worker: int,
+    out: Array,
+    srcs: Sequence[Array],
 ) -> Call:
     """The call of ``body`` on one tile."""
     shape = out.shape

@@ -16,7 +16,17 @@ from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import is_dense
 from opweave_cpu.kernels.table import FLOATS, KERNELS, PLAIN, needs_dense_output
-from opweave_cpu.tiles import TILE, Array, aligned, compute_dtype, copy_call, for_rows, in_turn, stretches, window
+from opweave_cpu.tiles import (
+    TILE,
+    Array,
+    compute_dtype,
+    copy_call,
+    for_rows,
+    in_turn,
+    stretches,
+    window,
+    worker_scratch,
+)
 from opweave_cpu.workers import Cut, at, bind_workers, full_cuts, is_blas_matrix, overlap, worker_count
 
 COLUMNS: Final = 1 << 23
@@ -119,14 +129,13 @@ class _ColumnTiling:
             columns = min(columns, max(fewest, COLUMNS // (item * height)))
         self.cuts = full_cuts(self.positions, columns)
         results = self.outputs * columns
-        sizes = {
-            "weights": w.size if several or _packs(w, self.dtype) else 0,
-            "frame": self.inputs * prod(self.lengths) if self.framed else 0,
-            "columns": 0 if self.direct else height * columns,
-            "results": results if several or out.dtype is not self.dtype else 0,
-            "terms": results if several else 0,
+        self.scratch: Arrays = {
+            "weights": (self.dtype, (w.size if several or _packs(w, self.dtype) else 0,)),
+            "frame": (self.dtype, (self.inputs * prod(self.lengths) if self.framed else 0,)),
+            "columns": (self.dtype, (0 if self.direct else height * columns,)),
+            "results": (self.dtype, (results if several or out.dtype is not self.dtype else 0,)),
+            "terms": (self.dtype, (results if several else 0,)),
         }
-        self.scratch = {name: (self.dtype, (size,)) for name, size in sizes.items() if size}
 
     def _shifting_pays(self) -> bool:
         """Whether there are enough columns for products of their own, more of them are left out than sums are added,
@@ -261,12 +270,8 @@ class _DepthwiseTiling:
         self.longest = rows * pitch[0]
         self.workers = worker_count(len(self.jobs), out.size * len(offsets))
         frame = len(self.used) * channels * (rows + self.margin[0]) * pitch[0]
-        results = self.dtype, (self.workers, aligned(channels * rows * pitch[0], self.dtype))
-        self.scratch: dict[str, tuple[DType, Sequence[int]]] = {
-            "frames": (self.dtype, (self.workers, aligned(frame, self.dtype))),
-            "sums": results,
-            "terms": results,
-        }
+        results = channels * rows * pitch[0]
+        self.scratch = worker_scratch(self.workers, self.dtype, frames=frame, sums=results, terms=results)
         if _packs(w, self.dtype):
             self.scratch["weights"] = self.dtype, w.shape
 
@@ -352,12 +357,13 @@ class _TransposedTiling:
         self.cuts = full_cuts(x.shape[2:], columns)
         self.jobs = list(product(range(x.shape[0]), range(self.groups), stretches(self.outputs, some)))
         self.workers = worker_count(len(self.jobs), x.size * prod(w.shape[1:]))
-        own = {"products": some * elements * columns, "inputs": self.inputs * columns}
-        if out.dtype is not self.dtype:
-            own["totals"] = some * positions
-        self.scratch: dict[str, tuple[DType, Sequence[int]]] = {
-            name: (self.dtype, (self.workers, aligned(size, self.dtype))) for name, size in own.items()
-        }
+        self.scratch = worker_scratch(
+            self.workers,
+            self.dtype,
+            products=some * elements * columns,
+            inputs=self.inputs * columns,
+            totals=some * positions * (out.dtype is not self.dtype),
+        )
         if _packs(w, self.dtype):
             self.scratch["weights"] = self.dtype, w.shape
 

@@ -14,7 +14,7 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.ops.pooling import window_counts
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS
-from opweave_cpu.tiles import TILE, aligned, compute_dtype, constant, window
+from opweave_cpu.tiles import TILE, compute_dtype, constant, window, worker_scratch
 from opweave_cpu.workers import Cut, at, bind_workers, cuts_of, overlap, worker_count
 
 
@@ -56,10 +56,8 @@ def max_pool(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
 def _workspace(step: Step) -> Arrays:
     """The sums of a tile, where the output's type is narrower."""
     out, dtype = step.out, compute_dtype(step.out.dtype)
-    if out.dtype is dtype:
-        return {}
     tile = min(TILE // dtype.itemsize, prod(out.shape[1:]))
-    return {"sums": (dtype, (_workers(out, step.attrs), aligned(tile, dtype)))}
+    return {} if out.dtype is dtype else worker_scratch(_workers(out, step.attrs), dtype, sums=tile)
 
 
 @KERNELS("avg_pool1d", "avg_pool2d", dtypes=FLOATS, workspace=_workspace)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any, Final, NamedTuple
@@ -19,7 +19,6 @@ from opweave_cpu.tiles import (
     SPREAD_PASS,
     TILE,
     Array,
-    aligned,
     at_once,
     compute_dtype,
     in_turn,
@@ -29,6 +28,7 @@ from opweave_cpu.tiles import (
     tile_cuts,
     tile_rows,
     window,
+    worker_scratch,
     workers_of,
 )
 
@@ -234,21 +234,15 @@ def _sum_scratch(step: Step) -> dict[str, tuple[DType, Sequence[int]]]:
 
 
 def _sum_calls(
-    stream: Stream,
-    x: Arg,
-    out: Arg,
-    axes: tuple[int, ...],
-    sums: Arg | None = None,
-    partials: Arg | None = None,
-    wide: Arg | None = None,
+    stream: Stream, x: Arg, out: Arg, axes: tuple[int, ...], scratch: Mapping[str, Arg]
 ) -> tuple[list[Call], Array]:
     """The calls that add up ``x``, and the array that then holds the sums, in the type to compute in: ``out`` itself if
-    it has that, else ``sums`` in its shape."""
+    it has that, else a part of the scratch memory."""
     dims = _dims(x, out, axes)
     source, target, reduced = _views(x, out, dims)
-    into = target if sums is None else sums.view.reshape(target.shape)
-    split = None if partials is None else _split(dims)
-    if partials is None or split is None:
+    into = scratch["sums"].view.reshape(target.shape) if "sums" in scratch else target
+    split = _split(dims) if "partials" in scratch else None
+    if split is None:
         return [_reduce(stream, np.add, source, reduced, into)], into
     axis, shape, strides = split.axis, list(source.shape), list(source.strides)
     step = strides[axis]
@@ -259,7 +253,7 @@ def _sum_calls(
     first = axis if split.far else axis + 1
     inner = tuple([first if i == axis else i + (i > axis) for i in reduced])
     kept_axis = axis - sum(i < axis for i in reduced)
-    parts = partials.view.reshape(*into.shape[:kept_axis], split.partials, *into.shape[kept_axis:])
+    parts = scratch["partials"].view.reshape(*into.shape[:kept_axis], split.partials, *into.shape[kept_axis:])
     whole = _at(kept_axis, slice(0, split.blocks))
     calls = [_reduce(stream, np.add, _show(x, shape, strides), inner, parts[whole])]
     if split.rest:
@@ -267,10 +261,10 @@ def _sum_calls(
         # With a length of its own first: where no axis is left, an index alone would give a number.
         last = parts[_at(kept_axis, slice(-1, None))].reshape(into.shape)
         calls.append(_reduce(stream, np.add, left, reduced, last))
-    if wide is None:
+    if "wide" not in scratch:
         calls.append(partial(np.add.reduce, parts, kept_axis, None, into))
     else:
-        exact = wide.view.reshape(into.shape)
+        exact = scratch["wide"].view.reshape(into.shape)
         calls += [
             partial(np.add.reduce, parts, kept_axis, exact.dtype, exact),
             partial(np.copyto, into, exact, "unsafe"),
@@ -280,7 +274,7 @@ def _sum_calls(
 
 @KERNELS("sum", "mean", dtypes=NUMBERS, workspace=_sum_scratch)
 def total(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...], **scratch: Arg) -> Call:
-    calls, sums = _sum_calls(stream, x, out, axes, **scratch)
+    calls, sums = _sum_calls(stream, x, out, axes, scratch)
     if op == "mean":
         calls.append(partial(np.divide, sums, np.array(x.size // out.size, sums.dtype), sums))
     if compute_dtype(out.dtype) is not out.dtype:
@@ -300,9 +294,8 @@ def _var_workspace(step: Step) -> Arrays:
     """That of the means; and for each worker a tile of squares, the sums of a tile, and all sums."""
     x, size, dtype = step.srcs[0], step.out.size, compute_dtype(step.out.dtype)
     workers = most_workers(x.size * dtype.itemsize)
-    sums = _F64, (workers, aligned(size, _F64))
-    tile = dtype, (workers, aligned(tile_rows(x.size, 1, dtype.itemsize), dtype))
-    return {**_sum_scratch(step), "squares": tile, "tile_sums": sums, "square_sums": sums}
+    tile = worker_scratch(workers, dtype, squares=tile_rows(x.size, 1, dtype.itemsize))
+    return {**_sum_scratch(step), **tile, **worker_scratch(workers, _F64, tile_sums=size, square_sums=size)}
 
 
 @KERNELS("var", dtypes=FLOATS, workspace=_var_workspace)
@@ -320,7 +313,7 @@ def variance(
     **scratch: Arg,
 ) -> Call:
     """The means, then the squares of what differs from them, a tile at a time."""
-    calls, means = _sum_calls(stream, x, out, axes, **scratch)
+    calls, means = _sum_calls(stream, x, out, axes, scratch)
     n = x.size // out.size
     calls.append(partial(np.divide, means, np.array(n, means.dtype), means))
     source, _, reduced = _views(x, out, _dims(x, out, axes))

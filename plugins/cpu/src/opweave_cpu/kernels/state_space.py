@@ -11,7 +11,7 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave_cpu.kernels.table import FLOATS, KERNELS
-from opweave_cpu.tiles import TILE, Array, aligned, compute_dtype, constant, in_turn, window
+from opweave_cpu.tiles import TILE, Array, compute_dtype, constant, in_turn, window, worker_scratch
 from opweave_cpu.workers import Cut, bind_workers, cuts_of, worker_count
 
 # --- causal convolution ---------------------------------------------------------------------------------------------
@@ -27,9 +27,10 @@ def _conv_workspace(step: Step) -> Arrays:
     out, w, dtype = step.out, step.srcs[1], compute_dtype(step.out.dtype)
     jobs = _conv_jobs(out)
     tile = max(cut.stop - cut.start for _, (cut,) in jobs) * out.shape[2]
-    own = dtype, (worker_count(len(jobs), out.size * w.shape[1]), aligned(tile, dtype))
+    workers, half = worker_count(len(jobs), out.size * w.shape[1]), out.dtype.is_half
+    arrays = worker_scratch(workers, dtype, products=tile, sums=tile * half)
     # The product of two half types is rounded to one.
-    return {"products": own, "sums": own, "wide": (dtype, w.shape)} if out.dtype.is_half else {"products": own}
+    return {**arrays, "wide": (dtype, w.shape)} if half else arrays
 
 
 @KERNELS("causal_conv1d", dtypes=FLOATS, workspace=_conv_workspace)
@@ -100,14 +101,15 @@ class _ScanTiling:
             for c in range(0, each, some)
         ]
         self.workers = worker_count(len(self.jobs), 8 * u.size * n)
-        sizes = {
+        self.scratch = worker_scratch(
+            self.workers,
+            self.dtype,
             **dict.fromkeys(("decays", "states"), self.tokens * some * n),
             **dict.fromkeys(("steps", "inputs", "results"), self.tokens * some),
             **dict.fromkeys(("reads", "writes"), self.tokens * n),
-            "state": some * n,
-            "rates": some * n * (a.dtype is not self.dtype),
-        }
-        self.scratch = {name: (self.dtype, (self.workers, aligned(n, self.dtype))) for name, n in sizes.items() if n}
+            state=some * n,
+            rates=some * n * (a.dtype is not self.dtype),
+        )
 
 
 def _scan_workspace(step: Step) -> Arrays:
