@@ -32,7 +32,7 @@ LATENCY: Final = 10e-6
 
 
 class SimulatedDevice(Device):
-    """Made by `simulate`. It has no memory: `Scheduler.split` takes it, running refuses it."""
+    """Made by `simulate`. It has no memory: `Scheduler.partition` takes it, running refuses it."""
 
     simulated = True
 
@@ -87,8 +87,8 @@ class SimulatedDevice(Device):
 def unreal(device: Device) -> SchedulerError:
     """What is raised where a simulated device would have to hold or compute something."""
     return SchedulerError(
-        f"{device.name} is simulated: Scheduler.split plans, explains and predicts with it, nothing can be stored or "
-        "run there; give weights as ow.Spec"
+        f"{device.name} is simulated: Scheduler.partition plans, explains and predicts with it, nothing can be stored "
+        "or run there; give weights as ow.Spec"
     )
 
 
@@ -103,7 +103,7 @@ def simulate(
     link: Link | Mapping[str, Link] | None = None,
     ops: Iterable[str] | None = None,
 ) -> Device:
-    """A device that is not there. ``Scheduler([...]).split(outputs)`` plans with it, explains, and predicts.
+    """A device that is not there. ``Scheduler([...]).partition(outputs)`` plans with it, explains, and predicts.
 
     A step takes ``launch + max(bytes / bandwidth, operations / flops)`` seconds. Without any of these three figures it
     takes what it takes on the device that it is ``like``, with some of them the others are that device's.

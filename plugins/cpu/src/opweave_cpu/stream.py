@@ -42,7 +42,7 @@ class CpuStream(Stream):
         """From now on run calls with the caller's context variables, which a Python function among them may read."""
         self._foreign = True
 
-    def _joins(self, other: Stream) -> bool:
+    def _inlines(self, other: Stream) -> bool:
         return (
             isinstance(other, CpuStream)
             and type(other)._run is type(self)._run
