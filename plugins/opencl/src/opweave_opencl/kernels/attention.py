@@ -1,4 +1,4 @@
-"""Attention that never writes its scores: keys come in blocks, and each row's softmax is carried from one to the next.
+"""Attention that never writes its scores: keys are read in blocks, each of which updates the softmax of its rows.
 
 Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022.
 """
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
 from opweave.contract.kernels import of_other_type
+from opweave.ops.operands import optional_operands
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.layouts import element_offset, element_strides
 
@@ -48,8 +49,7 @@ def attention(
     soft_cap: float,
     masked: bool,
 ) -> Call:
-    mask = rest[0] if masked else None
-    sinks = rest[-1] if len(rest) > masked else None
+    mask, sinks = optional_operands(rest, masked)
     batch, heads, tokens, size = q.shape
     groups, keys, width = k.shape[1], k.shape[2], v.shape[3]
     operands = [out, q, k, v, mask or q, sinks or q]
