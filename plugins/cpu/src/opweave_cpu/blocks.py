@@ -1,4 +1,4 @@
-"""Rows of weights that have to be converted, or decoded, some at a time before they are multiplied."""
+"""Weights that are converted, or decoded, some rows at a time and then multiplied."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ MANY_ROWS: Final = 16
 """Rows from which on a product takes longer than reading the weights: it is faster with more of them at a time."""
 
 LARGEST_TILE: Final = 1 << 21
-"""Weights of such a product at most."""
+"""Weights of a tile of such a product at most."""
 
 COLUMNS: Final = 1 << 11
-"""Columns of the result that keep BLAS at full speed: it wakes its threads for each product."""
+"""Rows of weights, which are columns of the result, from which on BLAS is at full speed: it wakes its threads for each
+product."""
 
-STEP: Final = 16
-"""Rows of weights are taken in multiples of so many, as BLAS takes them."""
+ROW_STEP: Final = 16
+"""Tiles have a multiple of so many rows, as many as BLAS multiplies at a time."""
 
 _F32: Final = as_dtype("f32")
 
@@ -46,8 +47,8 @@ def row_tiles(w: Arg, rows: int) -> list[slice]:
 
 def _even(n: int, most: int) -> int:
     """The length of equal tiles of ``n`` rows, of about ``most`` at most."""
-    count = -(-n // max(STEP, most))
-    return -(-n // (count * STEP)) * STEP
+    count = -(-n // max(ROW_STEP, most))
+    return -(-n // (count * ROW_STEP)) * ROW_STEP
 
 
 def _decoded_rows(w: Arg, rows: int) -> int:

@@ -30,7 +30,7 @@ class _Processor(NumPyMemory):
 
     def _open(self, *, threads: int | str | None = None, **params: Any) -> Stream:
         if params:
-            return super()._open(**params)  # which refuses what nobody knows
+            return super()._open(**params)  # which refuses unknown parameters
         return CpuStream(self, None if threads is None else check_threads(threads))
 
 
@@ -39,8 +39,8 @@ class CpuDevice(_Processor, HostMemory):
 
 
 class IsolatedCpuDevice(_Processor):
-    """A CPU device that plays a card: its memory is a space of its own, which neither the host nor another device
-    reaches. For testing code for several devices on any machine.
+    """A CPU device whose memory is a space of its own, which neither the host nor another device reaches, as that of a
+    card. For testing code for several devices on any machine.
 
     Args:
         number: the part of its name after the colon.

@@ -15,7 +15,7 @@ from opweave_cpu.hardware import instruction_sets
 __all__ = ["diagnose", "kernel_diagnosis"]
 
 CORETYPE: Final = "OPENBLAS_CORETYPE"
-"""Environment variable by which OpenBLAS is told for which processor its kernels are to be, whatever is there."""
+"""Environment variable that makes OpenBLAS use the kernels for the processor it names, whichever is there."""
 
 THREADS: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -28,7 +28,7 @@ _KERNELS: Final[Mapping[str, int]] = {
     **dict.fromkeys("haswell zen".split(), 2),  # noqa: SIM905
     **dict.fromkeys("skylakex cooperlake sapphirerapids".split(), 3),  # noqa: SIM905
 }
-"""OpenBLAS's names of its kernels for x86, in lower case -> the place of the instructions that they use in `_SETS`."""
+"""OpenBLAS's names of its kernels for x86, in lower case -> the index in `_SETS` of the instructions that they use."""
 
 
 def diagnose() -> Iterator[Diagnosis]:
@@ -37,7 +37,7 @@ def diagnose() -> Iterator[Diagnosis]:
 
     libraries = [info for info in threadpool_info() if info["user_api"] == "blas"]
     if not libraries:
-        yield Diagnosis("BLAS", "ok", "NumPy's tells nothing about itself")
+        yield Diagnosis("BLAS", "ok", "NumPy's BLAS is unknown to threadpoolctl")
     for info in libraries:
         yield kernel_diagnosis(info, instruction_sets())
         yield threads_diagnosis("BLAS threads", info["num_threads"], usable_cores(), THREADS)
@@ -47,7 +47,7 @@ def kernel_diagnosis(info: Mapping[str, Any], instructions: Sequence[str]) -> Di
     """Whether a BLAS multiplies with the widest instructions that the processor has.
 
     Args:
-        info: what threadpoolctl tells of the library.
+        info: what threadpoolctl reports of the library.
         instructions: sets that the processor has.
     """
     kernel = str(info.get("architecture") or "")
@@ -66,7 +66,7 @@ def kernel_diagnosis(info: Mapping[str, Any], instructions: Sequence[str]) -> Di
 
 
 def _best(instructions: Sequence[str]) -> int:
-    """The place in `_SETS` of the widest set that is there."""
+    """The index in `_SETS` of the widest set that the processor has."""
     if "avx512f" in instructions and "avx512bw" in instructions:
         return 3
     return 2 if "avx2" in instructions and "fma" in instructions else 1 if "avx" in instructions else 0

@@ -17,7 +17,7 @@ __all__ = ["exponential"]
 
 @cache
 def exponential(dtype: DType) -> tuple[Callable[..., Any], float]:
-    """A ufunc ``f`` and a factor ``c``: f(c x) is e**x. For what multiplies by a number anyway.
+    """A ufunc ``f`` and a factor ``c`` with f(c x) = e**x, for kernels that multiply by a constant anyway.
 
     The rounded product makes the relative error as many times as large as x is: 4e-6 in f32 where e**x is about to
     become 0 or infinite. Powers of 2 beyond that take ten times as long as those of e, and more where they are not

@@ -11,8 +11,8 @@ from opweave.host.processor import cpu_fields
 
 __all__ = ["blas_features", "has_avx512", "has_openblas", "instruction_sets"]
 
-# Those that say how fast vector code can be; names as Linux spells them.
-_TELLING = (
+# Those that decide how fast vector code is; names as Linux spells them.
+_VECTOR_SETS = (
     "sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16",
     "avx512_fp16", "amx_int8", "amx_bf16",
     "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2",
@@ -20,10 +20,10 @@ _TELLING = (
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """Vector instruction sets of the CPU, where the system tells them."""
+    """Vector instruction sets of the CPU, as far as the system lists them."""
     fields = cpu_fields()
     have = set((fields.get("flags") or fields.get("Features") or "").split())
-    return tuple(name for name in _TELLING if name in have)
+    return tuple(name for name in _VECTOR_SETS if name in have)
 
 
 @cache

@@ -39,7 +39,7 @@ class CpuStream(Stream):
         return self._threads or THREADS.default or THREADS.cores
 
     def keep_context(self) -> None:
-        """Make calls with the context variables of whoever runs them from here on, because some are not ours."""
+        """From now on run calls with the caller's context variables, which a Python function among them may read."""
         self._foreign = True
 
     def _inlines(self, other: Stream) -> bool:
@@ -66,6 +66,6 @@ class CpuStream(Stream):
 
 
 def _make(calls: Iterator[Call]) -> None:
-    # A loop in Python, though there are faster ones: here interrupts arrive, and other threads get their turn.
+    # A loop in Python, though there are faster ones: between two of its calls interrupts arrive and threads change.
     for call in calls:
         call()

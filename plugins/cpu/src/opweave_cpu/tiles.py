@@ -1,8 +1,11 @@
-"""Work in tiles: several passes over a piece that stays in the cache, pieces spread over threads.
+"""Work in tiles: several passes over a part of the operands that stays in the cache, tiles shared among threads.
 
 A kernel of several passes is a *body*: a function ``body(out, *srcs, *scratch, *stats)`` that makes a few ufunc calls
 into ``out`` and its scratch arrays. Its ``out`` may be its first source. `bind_tiled` gives the call that applies it to
 whole operands. For half types a body sees f32, and each result is rounded once.
+
+The sizes and limits in this package, unless they say otherwise, are where one way becomes faster than another one in
+``benchmarks/cpu_ops.py``, on the Intel processor with 2 cores that the figures of ``docs/performance.md`` are from.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from opweave_cpu.threads import THREADS, set_up_numpy
 __all__ = [
     "LONGEST_ROW", "SPREAD", "SPREAD_PASS", "TILE", "Array", "Body", "aligned", "at_once", "bind_tiled", "bound",
     "compute_dtype", "constant", "copy_call", "for_rows", "in_turn", "most_workers", "repeated", "row_sums", "shares",
-    "spread_pass", "stretches", "tile_cuts", "tile_rows", "tile_scratch", "window", "workers_of",
+    "spread_pass", "stretches", "tile_cuts", "tile_rows", "tile_scratch", "window", "worker_scratch",
+    "workers_of",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -39,7 +43,8 @@ SHARED_TILE: Final = 1 << 19
 """The same where several threads work: between passes they queue for the interpreter, so passes have to be longer."""
 
 SPREAD: Final = 1 << 22
-"""Bytes of output from which on several passes are spread over threads: waking one costs as much as a smaller piece."""
+"""Bytes of output from which on several passes are spread over threads: below, waking a thread takes as long as its
+share of the work."""
 
 SPREAD_PASS: Final = 1 << 23
 """The same for a single pass."""
@@ -100,19 +105,24 @@ def aligned(elements: int, dtype: DType) -> int:
     return -(-elements * itemsize // ALIGNMENT) * ALIGNMENT // itemsize
 
 
+def worker_scratch(workers: int, dtype: DType, **elements: int) -> dict[str, tuple[DType, Sequence[int]]]:
+    """For a workspace: arrays of which each worker has so many elements, without those of which it has none."""
+    return {name: (dtype, (workers, aligned(n, dtype))) for name, n in elements.items() if n}
+
+
 def window(flat: Array, shape: Sequence[int]) -> Array:
     """The first elements of a flat array, in that shape."""
     return flat[: prod(shape)].reshape(shape)
 
 
 def shares(n: int, count: int) -> list[slice]:
-    """``range(n)`` cut into ``count`` pieces of nearly one length, without empty ones."""
+    """``range(n)`` cut into ``count`` slices of nearly one length, without empty ones."""
     edges = [n * i // count for i in range(count + 1)]
     return [slice(a, b) for a, b in pairwise(edges) if a < b]
 
 
 def stretches(n: int, length: int) -> list[slice]:
-    """``range(n)`` cut into pieces of ``length``, of which the last one may be shorter."""
+    """``range(n)`` cut into slices of ``length``, of which the last one may be shorter."""
     return [slice(i, min(i + length, n)) for i in range(0, n, length)]
 
 
@@ -132,8 +142,8 @@ def _call_all(calls: Iterable[Call]) -> None:
 
 
 FEW_CALLS: Final = 1024
-"""So many calls of a thread are bound beforehand. Of more, each is bound when its turn comes: what is bound takes
-memory, and the more there are the longer each of them takes."""
+"""Calls of one thread that are bound when a step is compiled. Longer sequences are bound anew in each run, call by
+call: bound calls take memory, and the more of them there are, the longer each takes, as they leave the caches."""
 
 
 def bound(calls: Callable[[], Iterable[Call]]) -> Call:
@@ -146,7 +156,7 @@ def bound(calls: Callable[[], Iterable[Call]]) -> Call:
 
 
 def spread_pass(stream: Stream, ufunc: Callable[..., Any], out: Array, srcs: Sequence[Array]) -> Call:
-    """The call ``ufunc(*srcs, out=out)`` in one piece for each thread of the stream."""
+    """The call ``ufunc(*srcs, out=out)``, its operands cut into one part for each thread of the stream."""
     count = workers_of(stream)
     if out.ndim > 1 and _all_dense(out, *srcs):
         out, srcs = out.reshape(-1), [s.reshape(-1) for s in srcs]
@@ -259,7 +269,7 @@ def bind_tiled(
     convert = tiles is not None and tiles.dtype.numpy != out.dtype
     in_output = in_output and not convert and _lies_apart(out, srcs)
     if size * itemsize <= TILE:
-        call = _tile_call(body, out, srcs, tiles, stats, 0, convert, in_output)
+        call = _tile_call(body, tiles, stats, convert, in_output, 0, out, srcs)
         return for_rows(call, out.shape[-1]) if size >= UNBUFFERED else call
     row = out.shape[-1] if by_rows else 1
     if out.ndim > 1 and _all_dense(out, *srcs):
@@ -269,7 +279,8 @@ def bind_tiled(
     count = min(workers_of(stream), most_workers(size * itemsize), len(cuts))
     jobs = []
     for worker, mine in enumerate(shares(len(cuts), count)):
-        job = bound(partial(_tile_calls, body, out, srcs, tiles, stats, worker, convert, in_output, cuts[mine]))
+        tile_call = partial(_tile_call, body, tiles, stats, convert, in_output, worker)
+        job = bound(partial(_tile_calls, tile_call, out, srcs, cuts[mine]))
         jobs.append(for_rows(job, out.shape[-1]))
     return at_once(jobs)
 
@@ -279,7 +290,8 @@ UNBUFFERED_ROWS: Final = range(384, 4096)
 2.5 times as fast, and one over rows with gaps up to twice. Passes over other rows become slower."""
 
 UNBUFFERED: Final = 1 << 14
-"""Elements from which on that matters."""
+"""Elements of output from which on a kernel's calls run with short buffers: below, entering the context takes longer
+than is saved."""
 
 
 def for_rows(call: Call, row: int) -> Call:
@@ -300,29 +312,21 @@ def _lies_apart(out: Array, srcs: Sequence[Array]) -> bool:
 
 
 def _tile_calls(
-    body: Body,
-    out: Array,
-    srcs: Sequence[Array],
-    tiles: Arg | None,
-    stats: Arg | None,
-    worker: int,
-    convert: bool,
-    in_output: bool,
-    cuts: Sequence[Cut],
+    tile_call: Callable[[Array, list[Array]], Call], out: Array, srcs: Sequence[Array], cuts: Sequence[Cut]
 ) -> Iterator[Call]:
     for cut in cuts:
-        yield _tile_call(body, out[cut], [s[cut] for s in srcs], tiles, stats, worker, convert, in_output)
+        yield tile_call(out[cut], [s[cut] for s in srcs])
 
 
 def _tile_call(
     body: Body,
-    out: Array,
-    srcs: Sequence[Array],
     tiles: Arg | None,
     stats: Arg | None,
-    worker: int,
     convert: bool,
     in_output: bool,
+    worker: int,
+    out: Array,
+    srcs: Sequence[Array],
 ) -> Call:
     """The call of ``body`` on one tile."""
     shape = out.shape
@@ -361,5 +365,5 @@ def tile_cuts(shape: Sequence[int], rows: int, *, keep_last: bool) -> list[Cut]:
         axis -= 1
         inner *= shape[axis]
     length = shape[axis - 1]
-    step = -(-length // -(-length // max(1, rows // inner)))  # pieces of nearly one length
+    step = -(-length // -(-length // max(1, rows // inner)))  # windows of nearly one length
     return list(product(*[stretches(n, 1) for n in shape[: axis - 1]], stretches(length, step)))

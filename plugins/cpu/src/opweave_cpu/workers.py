@@ -17,7 +17,8 @@ Job = TypeVar("Job")
 Cut = tuple[slice, ...]
 
 SPREAD_WORK: Final = 1 << 21
-"""Elementary operations from which on a second thread is worth waking."""
+"""Elementary operations from which on jobs run in several threads: with fewer, waking a thread takes longer than is
+saved."""
 
 
 def worker_count(jobs: int, work: int) -> int:
@@ -44,7 +45,7 @@ def _calls_of(calls: Callable[[Job, int], Iterable[Call]], jobs: Sequence[Job], 
         yield from calls(job, worker)
 
 
-# --- pieces of arrays -----------------------------------------------------------------------------------------------
+# --- windows of arrays ----------------------------------------------------------------------------------------------
 
 
 def at(*parts: Any) -> Any:
@@ -53,8 +54,8 @@ def at(*parts: Any) -> Any:
 
 
 def full_cuts(shape: Sequence[int], elements: int) -> list[Cut]:
-    """Windows of at most ``elements`` elements (at least one) that cover ``shape``, a slice for each axis; each is one
-    stretch of the elements in their order."""
+    """Windows of at most ``elements`` elements (at least one) that cover ``shape``, a slice for each axis. In a dense
+    array the elements of a window lie one behind the other."""
     whole = [slice(0, n) for n in shape]
     cuts = []
     for cut in tile_cuts(shape, max(1, elements), keep_last=False):
@@ -69,7 +70,7 @@ def cuts_of(count: int, shape: Sequence[int], elements: int) -> list[tuple[int, 
 
 
 def overlap(count: int, length: int, stride: int, shift: int) -> tuple[slice, slice]:
-    """The i of 0 .. count - 1 for which i · stride + shift is inside of an axis, and where these are."""
+    """The i of 0 .. count - 1 for which i · stride + shift is inside of an axis of ``length``, and these elements."""
     first = max(0, -(shift // stride))
     last = min(count, (length - 1 - shift) // stride + 1)
     if last <= first:

@@ -20,7 +20,7 @@ def flip(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...]) ->
 @KERNELS("roll", dtypes=PLAIN)
 def roll(stream: Stream, op: str, out: Arg, x: Arg, *, shifts: tuple[int, ...]) -> Call:
     target, source = out.view, x.view
-    # Along a shifted axis two pieces change places; the pieces of all axes make boxes.
+    # Along a shifted axis two ranges change places; one range of each axis makes a box, which is one copy.
     sides: list[list[tuple[slice, slice]]] = []
     for n, by in zip(out.shape, shifts, strict=True):
         whole = slice(None)

@@ -18,7 +18,7 @@ from opweave.contract.workspace import Arrays
 from opweave.ops.normalization import alibi_slopes
 from opweave.ops.operands import optional_operands
 from opweave_cpu.kernels.table import FLOATS, KERNELS
-from opweave_cpu.tiles import Array, aligned, compute_dtype, constant, for_rows, row_sums, window
+from opweave_cpu.tiles import Array, compute_dtype, constant, for_rows, row_sums, window, worker_scratch
 from opweave_cpu.workers import Cut, bind_workers, full_cuts, is_blas_matrix, worker_count
 
 QUERY_ROWS: Final = 256
@@ -63,21 +63,22 @@ class _AttentionTiling:
         several, scores, results = self.keys < keys, rows * self.keys, rows * values
         stores = out.dtype is not self.dtype or not out.is_dense
         self.workers = worker_count(len(self.jobs), work) if work >= SPREAD_WORK else 1
-        sizes = {
-            "queries": rows * size,
-            "scores": scores,
-            "top": rows,
-            "weight": rows,
-            "part": rows,
-            "total": results * stores,
-            "higher": rows * several,
-            "products": results * several,
-            "sloped": scores if attrs["max_bias"] else 0,
-            "turned": scores if rows // together <= FEW_ROWS else 0,
-            "keys": together * self.keys * size * self.pack[0],
-            "values": together * self.keys * values * self.pack[1],
-        }
-        self.scratch = {name: (self.dtype, (self.workers, aligned(n, self.dtype))) for name, n in sizes.items() if n}
+        self.scratch = worker_scratch(
+            self.workers,
+            self.dtype,
+            queries=rows * size,
+            scores=scores,
+            top=rows,
+            weight=rows,
+            part=rows,
+            total=results * stores,
+            higher=rows * several,
+            products=results * several,
+            sloped=scores if attrs["max_bias"] else 0,
+            turned=scores if rows // together <= FEW_ROWS else 0,
+            keys=together * self.keys * size * self.pack[0],
+            values=together * self.keys * values * self.pack[1],
+        )
 
     def _packs(self, x: Arg) -> bool:
         return x.dtype is not self.dtype or not is_blas_matrix(x.shape, x.strides, x.dtype.itemsize)

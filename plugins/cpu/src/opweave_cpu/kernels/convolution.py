@@ -16,29 +16,40 @@ from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import is_dense
 from opweave_cpu.kernels.table import FLOATS, KERNELS, PLAIN, needs_dense_output
-from opweave_cpu.tiles import TILE, Array, aligned, compute_dtype, copy_call, for_rows, in_turn, stretches, window
+from opweave_cpu.tiles import (
+    TILE,
+    Array,
+    compute_dtype,
+    copy_call,
+    for_rows,
+    in_turn,
+    stretches,
+    window,
+    worker_scratch,
+)
 from opweave_cpu.workers import Cut, at, bind_workers, full_cuts, is_blas_matrix, overlap, worker_count
 
 COLUMNS: Final = 1 << 23
-"""Bytes of columns at a time: a product so big that it keeps all threads of BLAS at work."""
+"""Bytes of columns at a time in `conv`: a product of that size keeps all threads of BLAS busy."""
 
 COLUMN_TILE: Final = 1 << 20
-"""Bytes of columns at a time: what a product reads while it is in the second-level cache."""
+"""Bytes of columns at a time in `conv_transpose`: so many stay in the second-level cache until they are added up."""
 
 FEWEST_COLUMNS: Final = 64
-"""With fewer of them BLAS slows down more than the cache helps."""
+"""Columns of a product at least: with fewer, BLAS loses more speed than is won because the columns are in the cache."""
 
 SHIFT_LOSS: Final = 4
-"""So many times the results that a row has may be computed in vain beyond its end: less than columns would take."""
+"""Results between rows, which are computed and not stored, for each result of a row: up to so many, making columns for
+every element of the kernel takes longer."""
 
 
-def _places_in(
-    cut: Sequence[slice], place: Sequence[int], lengths: Sequence[int], steps: Sequence[int], shifts: Sequence[int]
+def _overlap_of(
+    cut: Sequence[slice], position: Sequence[int], lengths: Sequence[int], steps: Sequence[int], shifts: Sequence[int]
 ) -> tuple[Cut, Cut, bool]:
-    """Of a window ``cut`` of the output, for one element of the kernel: the part that meets the input, the input's part
-    that it meets, and whether that is all of the window."""
+    """Where one element of the kernel covers the input, for positions within ``cut``: which of these positions, which
+    elements of the input, and whether it is all of the positions."""
     targets, sources, whole = [], [], True
-    for c, k, n, step, shift in zip(cut, place, lengths, steps, shifts, strict=True):
+    for c, k, n, step, shift in zip(cut, position, lengths, steps, shifts, strict=True):
         count = c.stop - c.start
         target, source = overlap(count, n, step, c.start * step + k - shift)
         targets.append(target)
@@ -48,9 +59,9 @@ def _places_in(
 
 
 def _offsets(kernel: Sequence[int], dilation: Sequence[int]) -> list[tuple[int, ...]]:
-    """How far into its window each element of a kernel lies."""
-    places = product(*map(range, kernel))
-    return [tuple([k * d for k, d in zip(place, dilation, strict=True)]) for place in places]
+    """The distance of each element of a dilated kernel from its first one, along each axis."""
+    positions = product(*map(range, kernel))
+    return [tuple([k * d for k, d in zip(position, dilation, strict=True)]) for position in positions]
 
 
 def _grouped(x: Array, groups: int) -> Array:
@@ -86,22 +97,23 @@ def _needs_depthwise(step: Step) -> str | None:
 
 
 class _ColumnTiling:
-    """How a convolution becomes products of the weights and columns: the elements that the kernel meets at each place,
-    one below the other. So many places at a time as there is room for.
+    """How a convolution becomes products of weights and columns. A column is what the kernel covers at one position, as
+    one axis; `COLUMNS` limits how many are made at a time.
 
-    Where the kernel moves by one element along the last axis, what its next element meets is one place on in the same
-    columns, if these go on beyond the ends of rows. Then columns are made for the first element only, and each element
-    has a product of its own, all of which are added up. (What is computed between rows is not stored.)
+    Where the stride along the last axis is 1, columns are made for the first element of each row of the kernel only, at
+    all positions of the padded row: what the next element covers lies one column further. Each element along that axis
+    then has a product of its own, and the products are added up. Results at positions between two rows are not stored.
 
     Attributes:
-        shifts: how many places on each element along the last axis finds its columns; ``(0,)``: it has its own.
-        kernel, places: those that there are columns for.
+        shifts: for each element along the last axis of the kernel, how many columns further its own begin; ``(0,)``
+            where there are columns for every element.
+        kernel, positions: the kernel's elements, and its positions, for which there are columns.
     """
 
     def __init__(self, out: Arg, x: Arg, w: Arg, attrs: Mapping[str, Any]) -> None:
         self.dtype = compute_dtype(out.dtype)
         self.groups: int = attrs["groups"]
-        self.kernel, self.places = w.shape[2:], out.shape[2:]
+        self.kernel, self.positions = w.shape[2:], out.shape[2:]
         self.outputs, self.inputs = w.shape[0] // self.groups, w.shape[1]
         self.direct = self._is_product(x, attrs)
         self.framed = not self.direct and (x.dtype is not self.dtype or any(map(any, attrs["padding"])))
@@ -109,29 +121,28 @@ class _ColumnTiling:
         self.shifts = (0,)
         if not self.direct and attrs["stride"][-1] == 1 and self._shifting_pays():
             self.shifts = tuple([i * attrs["dilation"][-1] for i in range(self.kernel[-1])])
-            self.kernel, self.places = (*self.kernel[:-1], 1), (*self.places[:-1], self.lengths[-1])
+            self.kernel, self.positions = (*self.kernel[:-1], 1), (*self.positions[:-1], self.lengths[-1])
         item, height, several = self.dtype.itemsize, self.inputs * prod(self.kernel), len(self.shifts) > 1
-        columns = prod(self.places)
+        columns = prod(self.positions)
         if not self.direct:
             fewest = self.lengths[-1] if several else FEWEST_COLUMNS
             columns = min(columns, max(fewest, COLUMNS // (item * height)))
-        self.cuts = full_cuts(self.places, columns)
+        self.cuts = full_cuts(self.positions, columns)
         results = self.outputs * columns
-        sizes = {
-            "weights": w.size if several or _packs(w, self.dtype) else 0,
-            "frame": self.inputs * prod(self.lengths) if self.framed else 0,
-            "columns": 0 if self.direct else height * columns,
-            "results": results if several or out.dtype is not self.dtype else 0,
-            "terms": results if several else 0,
+        self.scratch: Arrays = {
+            "weights": (self.dtype, (w.size if several or _packs(w, self.dtype) else 0,)),
+            "frame": (self.dtype, (self.inputs * prod(self.lengths) if self.framed else 0,)),
+            "columns": (self.dtype, (0 if self.direct else height * columns,)),
+            "results": (self.dtype, (results if several or out.dtype is not self.dtype else 0,)),
+            "terms": (self.dtype, (results if several else 0,)),
         }
-        self.scratch = {name: (self.dtype, (size,)) for name, size in sizes.items() if size}
 
     def _shifting_pays(self) -> bool:
         """Whether there are enough columns for products of their own, more of them are left out than sums are added,
         and little of what is computed lies between rows."""
-        height, between = self.inputs * prod(self.kernel[:-1]), self.lengths[-1] - self.places[-1]
+        height, between = self.inputs * prod(self.kernel[:-1]), self.lengths[-1] - self.positions[-1]
         enough = max(FEWEST_COLUMNS, 2 * self.outputs)
-        return self.kernel[-1] > 1 and height >= enough and between * self.outputs <= SHIFT_LOSS * self.places[-1]
+        return self.kernel[-1] > 1 and height >= enough and between * self.outputs <= SHIFT_LOSS * self.positions[-1]
 
     def _is_product(self, x: Arg, attrs: Mapping[str, Any]) -> bool:
         """Whether the input is the columns already: a kernel of one element that meets every element."""
@@ -174,7 +185,7 @@ def conv(
         calls.append(partial(np.copyto, np.moveaxis(filters, 0, -2), parts))
     matrices = filters.reshape(len(plan.shifts), plan.groups, plan.outputs, -1)
     sources, targets = _grouped(x.view, plan.groups), _grouped(out.view, plan.groups)
-    biases = None if b is None else b.view.reshape(plan.groups, -1, *[1] * len(plan.places))
+    biases = None if b is None else b.view.reshape(plan.groups, -1, *[1] * len(plan.positions))
     if frame is not None:
         framed = frame.view.reshape(plan.inputs, *plan.lengths)
         inside = framed[
@@ -197,8 +208,8 @@ def conv(
                 right = window(columns.view, (matrices.shape[-1], count))
                 tile = right.reshape(plan.inputs, *plan.kernel, *shape)
                 calls.append(copy_call(stream, tile, windows[at(..., *cut)]))
-            # Up to the last place that is stored.
-            length = count - plan.places[-1] + out.shape[-1]
+            # Results behind the last stored position are not computed.
+            length = count - plan.positions[-1] + out.shape[-1]
             stored = target[at(slice(None), *cut)]
             sums = target.reshape(plan.outputs, -1)[:, first : first + count]
             values = stored
@@ -220,52 +231,47 @@ def conv(
 
 
 def _windows(x: Array, plan: _ColumnTiling, stride: Sequence[int], dilation: Sequence[int]) -> Array:
-    """What each element of the kernel meets at each place of the output: (channels, *kernel, *places)."""
+    """What each element of the kernel covers at each position: (channels, *kernel, *positions)."""
     channel, *steps = x.strides
     within = [step * d for step, d in zip(steps, dilation, strict=True)]
     across = [step * s for step, s in zip(steps, stride, strict=True)]
-    shape = (plan.inputs, *plan.kernel, *plan.places)
+    shape = (plan.inputs, *plan.kernel, *plan.positions)
     return as_strided(x, shape, (channel, *within, *across), writeable=False)
 
 
 class _DepthwiseTiling:
-    """How a convolution of channels apart is cut and laid out: some channels at a time, and some places along the first
-    axis.
+    """How a depthwise convolution is cut: some channels at a time, and some positions along the first axis.
 
-    Their input is copied into a frame, taken apart by strides: of an axis of stride s, element i of the frame lies at
-    i // s of part i % s. There an element of the kernel meets neighbouring elements at neighbouring places, and as rows
-    of frame and results are of one length, those of all places of a channel are one stretch. (What is computed between
-    rows is not stored.)
+    The input is copied into a padded frame, in which elements that are a stride apart lie side by side: along an axis
+    of stride s, element i of the input lies at i // s of part i % s. What an element of the kernel covers at all
+    positions of a channel is then one contiguous range of a part, because rows of the frame and of the results are of
+    one length. Results at positions between two rows are not stored.
     """
 
     def __init__(self, out: Arg, x: Arg, w: Arg, attrs: Mapping[str, Any]) -> None:
         self.dtype = compute_dtype(out.dtype)
-        self.outputs, places = w.shape[0] // x.shape[1], out.shape[2:]
+        self.outputs, positions = w.shape[0] // x.shape[1], out.shape[2:]
         self.stride, dilation = attrs["stride"], attrs["dilation"]
         self.shifts = [before for before, _ in attrs["padding"]]
         offsets = _offsets(w.shape[2:], dilation)
         self.parts = [tuple([o % s for o, s in zip(offset, self.stride, strict=True)]) for offset in offsets]
         ahead = [[o // s for o, s in zip(offset, self.stride, strict=True)] for offset in offsets]
         self.margin = [(k - 1) * d // s for k, d, s in zip(w.shape[2:], dilation, self.stride, strict=True)]
-        self.row = [n + more for n, more in zip(places[1:], self.margin[1:], strict=True)]
-        pitch = [prod(self.row[i:]) for i in range(len(places))]
+        self.row = [n + more for n, more in zip(positions[1:], self.margin[1:], strict=True)]
+        pitch = [prod(self.row[i:]) for i in range(len(positions))]
         self.starts = [sum([n * p for n, p in zip(counts, pitch, strict=True)]) for counts in ahead]
         self.used = list(dict.fromkeys(self.parts))
         # The frame, sums and products fit the second-level cache.
         most = TILE // (self.dtype.itemsize * pitch[0] * len(self.used))
-        rows = max(1, min(places[0], most - self.margin[0]))
+        rows = max(1, min(positions[0], most - self.margin[0]))
         channels = max(1, min(x.shape[1], most // (rows + self.margin[0])))
-        cuts = product(stretches(x.shape[1], channels), stretches(places[0], rows))
+        cuts = product(stretches(x.shape[1], channels), stretches(positions[0], rows))
         self.jobs = [(n, *cut) for n, cut in product(range(x.shape[0]), cuts)]
         self.longest = rows * pitch[0]
         self.workers = worker_count(len(self.jobs), out.size * len(offsets))
         frame = len(self.used) * channels * (rows + self.margin[0]) * pitch[0]
-        results = self.dtype, (self.workers, aligned(channels * rows * pitch[0], self.dtype))
-        self.scratch: dict[str, tuple[DType, Sequence[int]]] = {
-            "frames": (self.dtype, (self.workers, aligned(frame, self.dtype))),
-            "sums": results,
-            "terms": results,
-        }
+        results = channels * rows * pitch[0]
+        self.scratch = worker_scratch(self.workers, self.dtype, frames=frame, sums=results, terms=results)
         if _packs(w, self.dtype):
             self.scratch["weights"] = self.dtype, w.shape
 
@@ -292,11 +298,11 @@ def depthwise_conv(
     """Element by element of the kernel: a product and a sum for each."""
     plan = _DepthwiseTiling(out, x, w, attrs)
     packed, convert = _weights(w, weights)
-    inputs, places = x.view, out.shape[2:]
-    stored = out.view.reshape(x.shape[0], x.shape[1], plan.outputs, *places)
+    inputs, positions = x.view, out.shape[2:]
+    stored = out.view.reshape(x.shape[0], x.shape[1], plan.outputs, *positions)
     filters = packed.reshape(x.shape[1], plan.outputs, -1)
-    biases = None if b is None else b.view.reshape(x.shape[1], plan.outputs, *[1] * len(places))
-    inside = tuple([slice(0, n) for n in places[1:]])
+    biases = None if b is None else b.view.reshape(x.shape[1], plan.outputs, *[1] * len(positions))
+    inside = tuple([slice(0, n) for n in positions[1:]])
 
     def tile_calls(job: tuple[int, slice, slice], worker: int) -> Iterator[Call]:
         n, channels, rows = job
@@ -314,7 +320,7 @@ def depthwise_conv(
             yield partial(np.copyto, frame[at(k, slice(None), *to)], inputs[at(n, channels, *of)])
         flat = frame.reshape(len(plan.used), count, -1)
         pitch = prod(plan.row)
-        # Up to the last place that is stored.
+        # Results behind the last stored position are not computed.
         length = height * pitch - sum([more * prod(plan.row[i + 1 :]) for i, more in enumerate(plan.margin[1:])])
         grid, products = (window(arg.view[worker], (count, height * pitch)) for arg in (sums, terms))
         total, term = grid[:, :length], products[:, :length]
@@ -345,18 +351,19 @@ class _TransposedTiling:
         self.groups: int = attrs["groups"]
         self.inputs, self.outputs = w.shape[0] // self.groups, w.shape[1]
         item, length = self.dtype.itemsize, prod(x.shape[2:])
-        elements, places = prod(w.shape[2:]), prod(out.shape[2:])
-        some = min(self.outputs, max(16, TILE // (item * places)))
+        elements, positions = prod(w.shape[2:]), prod(out.shape[2:])
+        some = min(self.outputs, max(16, TILE // (item * positions)))
         columns = min(length, max(FEWEST_COLUMNS, COLUMN_TILE // (item * some * elements)))
         self.cuts = full_cuts(x.shape[2:], columns)
         self.jobs = list(product(range(x.shape[0]), range(self.groups), stretches(self.outputs, some)))
         self.workers = worker_count(len(self.jobs), x.size * prod(w.shape[1:]))
-        own = {"products": some * elements * columns, "inputs": self.inputs * columns}
-        if out.dtype is not self.dtype:
-            own["totals"] = some * places
-        self.scratch: dict[str, tuple[DType, Sequence[int]]] = {
-            name: (self.dtype, (self.workers, aligned(size, self.dtype))) for name, size in own.items()
-        }
+        self.scratch = worker_scratch(
+            self.workers,
+            self.dtype,
+            products=some * elements * columns,
+            inputs=self.inputs * columns,
+            totals=some * positions * (out.dtype is not self.dtype),
+        )
         if _packs(w, self.dtype):
             self.scratch["weights"] = self.dtype, w.shape
 
@@ -407,7 +414,7 @@ def conv_transpose(
             parts = product.reshape(len(target), len(offsets), *shape)
             for i, offset in enumerate(offsets):
                 # Element i of the input adds to i · stride + offset - padding of the output.
-                of, to, _ = _places_in(cut, offset, lengths, stride, padding)
+                of, to, _ = _overlap_of(cut, offset, lengths, stride, padding)
                 sum_ = total[at(slice(None), *to)]
                 yield partial(np.add, sum_, parts[at(slice(None), i, *of)], sum_)
         if total is not target:
@@ -422,20 +429,20 @@ def conv_transpose(
 @KERNELS("im2col", dtypes=PLAIN, when=needs_dense_output)
 def im2col(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
     kernel, stride, lengths = attrs["kernel_size"], attrs["stride"], x.shape[2:]
-    places = [
+    positions = [
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, s, p, d in zip(lengths, kernel, stride, attrs["padding"], attrs["dilation"], strict=True)
     ]
     offsets = _offsets(kernel, attrs["dilation"])
-    targets, source = out.view.reshape(*x.shape[:2], len(offsets), *places), x.view
-    whole = tuple([slice(0, n) for n in places])
+    targets, source = out.view.reshape(*x.shape[:2], len(offsets), *positions), x.view
+    whole = tuple([slice(0, n) for n in positions])
     jobs = [(n, c) for n in range(x.shape[0]) for c in _channel_slices(x.shape[1], prod(out.shape[1:]))]
 
     def copies(job: tuple[int, slice], worker: int) -> Iterator[Call]:
         n, channels = job
         columns, inputs = targets[n, channels], source[n, channels]
         for i, offset in enumerate(offsets):
-            to, of, within = _places_in(whole, offset, lengths, stride, attrs["padding"])
+            to, of, within = _overlap_of(whole, offset, lengths, stride, attrs["padding"])
             target = columns[:, i]
             if not within:
                 yield partial(target.fill, 0)

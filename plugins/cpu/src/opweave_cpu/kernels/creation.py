@@ -74,7 +74,7 @@ def _grow(out: Array, start: float, step: float) -> list[Call]:
     done = 1
     while done < len(out):
         n = min(done, _COUNT, len(out) - done)
-        # Integers wrap around: a distance that the type does not hold leads to the same place.
+        # Integers wrap around: a distance that the type cannot hold gives the same sums as the one it becomes.
         by = np.array(done * step).astype(out.dtype)
         calls.append(partial(np.add, out[:n], by, out[done : done + n]))
         done += n

@@ -63,11 +63,11 @@ def interpolate(stream: Stream, op: str, out: Arg, x: Arg, *, tiles: Arg, **attr
     axes = [
         (
             axis,
-            places,
+            indices,
             weights.astype(dtype),
-            None if nearest else _runs(places, weights.astype(dtype), x.shape[axis + 1]),
+            None if nearest else _runs(indices, weights.astype(dtype), x.shape[axis + 1]),
         )
-        for axis, (places, weights) in plan.axes
+        for axis, (indices, weights) in plan.axes
     ]
 
     def tile_calls(job: tuple[int, Cut], worker: int) -> Iterator[Call]:
@@ -78,14 +78,14 @@ def interpolate(stream: Stream, op: str, out: Arg, x: Arg, *, tiles: Arg, **attr
             packed = window(own[0], now.shape)
             yield partial(np.copyto, packed, now)
             now = packed
-        for i, (axis, places, weights, runs) in enumerate(axes):
-            shape = (*now.shape[:axis], places.shape[1], *now.shape[axis + 1 :])
+        for i, (axis, indices, weights, runs) in enumerate(axes):
+            shape = (*now.shape[:axis], indices.shape[1], *now.shape[axis + 1 :])
             direct = i == len(axes) - 1 and target.dtype == dtype
             total = target if direct else window(own[1 - i % 2], shape)
             if nearest:
-                yield partial(now.take, places[0], axis, total, "clip")
+                yield partial(now.take, indices[0], axis, total, "clip")
             elif runs is None:
-                yield from _add_taps(now, axis, places, weights, total, window(own[2], shape))
+                yield from _add_taps(now, axis, indices, weights, total, window(own[2], shape))
             else:
                 yield from _add_runs(now, axis, runs, total, own[2])
             now = total
@@ -99,12 +99,12 @@ def _along(weights: Array, x: Array, axis: int) -> Array:
     return weights.reshape(-1, *[1] * (x.ndim - 1 - axis))
 
 
-def _add_taps(x: Array, axis: int, places: Array, weights: Array, total: Array, tap: Array) -> Iterator[Call]:
+def _add_taps(x: Array, axis: int, indices: Array, weights: Array, total: Array, tap: Array) -> Iterator[Call]:
     """For each tap what it reads is gathered, weighted and added."""
-    yield partial(x.take, places[0], axis, total, "clip")
+    yield partial(x.take, indices[0], axis, total, "clip")
     yield partial(np.multiply, total, _along(weights[0], total, axis), total)
-    for place, weight in zip(places[1:], weights[1:], strict=True):
-        yield partial(x.take, place, axis, tap, "clip")
+    for index, weight in zip(indices[1:], weights[1:], strict=True):
+        yield partial(x.take, index, axis, tap, "clip")
         yield partial(np.multiply, tap, _along(weight, tap, axis), tap)
         yield partial(np.add, total, tap, total)
 
@@ -124,16 +124,16 @@ class _Run(NamedTuple):
 FEWEST_IN_A_RUN: Final = 8
 
 
-def _runs(places: Array, weights: Array, length: int) -> list[_Run] | None:
+def _runs(indices: Array, weights: Array, length: int) -> list[_Run] | None:
     """The runs of an axis of ``length`` that is made a whole number of times as long: what lies so far apart in the
     output is neighbours in the input, except at the ends. ``None`` where runs are short."""
-    size = places.shape[1]
+    size = indices.shape[1]
     step = size // length
     if step < 2 or size % length:
         return None
     found = []
     for phase in range(step):
-        some = places[:, phase::step]
+        some = indices[:, phase::step]
         ends = np.flatnonzero((np.diff(some) != 1).any(0)) + 1
         for a, b in pairwise([0, *ends.tolist(), some.shape[1]]):
             to = slice(phase + a * step, phase + (b - 1) * step + 1, step)

@@ -112,30 +112,19 @@ def _matmul_workspace(step: Step) -> Arrays:
 
 
 @KERNELS("matmul", dtypes=NUMBERS, workspace=_matmul_workspace)
-def matmul(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    a: Arg,
-    b: Arg,
-    *,
-    left: Arg | None = None,
-    right: Arg | None = None,
-    turned: Arg | None = None,
-    wide: Arg | None = None,
-) -> Call:
+def matmul(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, **scratch: Arg) -> Call:
     calls: list[Call] = []
+    left, right, into = scratch.get("left", a), scratch.get("right", b), scratch.get("wide", out)
     for packed, arg in ((left, a), (right, b)):
-        if packed is not None:
+        if packed is not arg:
             once = tuple([slice(n) for n in packed.shape])
             calls.append(partial(np.copyto, packed.view, arg.view[once]))
-    x, y = (left or a).view, (right or b).view
-    if turned is not None:
-        call, result = tile_product(x, y.T, turned.view, out.shape[:1], turned=True)
+    if "turned" in scratch:
+        call, result = tile_product(left.view, right.view.T, scratch["turned"].view, out.shape[:1], turned=True)
         return in_turn([*calls, call, *store_calls(result, None, out.view)])
-    calls.append(product_call(x, y, (wide or out).view))
-    if wide is not None:
-        calls.append(partial(np.copyto, out.view, wide.view, "unsafe"))
+    calls.append(product_call(left.view, right.view, into.view))
+    if into is not out:
+        calls.append(partial(np.copyto, out.view, into.view, "unsafe"))
     return in_turn(calls)
 
 
@@ -176,24 +165,14 @@ def _linear_workspace(step: Step) -> Arrays:
 
 
 @KERNELS("linear", dtypes=NUMBERS, workspace=_linear_workspace)
-def linear(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    w: Arg,
-    b: Arg | None = None,
-    *,
-    turned: Arg | None = None,
-    **scratch: Arg,
-) -> Call:
-    if scratch:
+def linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, **scratch: Arg) -> Call:
+    if "packed" in scratch:
         return _linear_by_tiles(out, x, w, b, **scratch)
     rows, target = x.view, out.view
     if rows.ndim != 2:
         rows, target = rows.reshape(-1, w.shape[1]), target.reshape(-1, w.shape[0])
-    if turned is not None:
-        call, result = tile_product(rows, w.view, turned.view, rows.shape[:1], turned=True)
+    if "turned" in scratch:
+        call, result = tile_product(rows, w.view, scratch["turned"].view, rows.shape[:1], turned=True)
         return in_turn([call, *store_calls(result, None if b is None else b.view, target)])
     call = product_call(rows, w.view.T, target)
     return call if b is None else in_turn([call, partial(np.add, target, b.view, target)])

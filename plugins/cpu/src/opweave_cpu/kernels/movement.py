@@ -17,17 +17,18 @@ STRIP: Final = 64
 while they are read again and again. (Whole rows of 1,024 by 1,024 f32 take 7 times as long.)"""
 
 STRIPS_FROM: Final = 1 << 18
-"""Bytes below which everything stays in the cache anyway."""
+"""Bytes of output from which on a transposing copy goes by strips: below, the second-level cache holds all of it."""
 
-FEW: Final = 4
-"""Up to so many repetitions of each element are stored in as many passes: NumPy's copy starts anew for each element."""
+FEW_REPEATS: Final = 4
+"""Up to so many repetitions of each element are stored in as many passes. In one, NumPy's copy starts anew for each
+element."""
 
 
 @KERNELS("copy", dtypes=DTYPES.values(), inplace=True)
 @KERNELS("contiguous", dtypes=DTYPES.values())
 def copy(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     target, source = out.view, x.view
-    if source.ndim > 1 and source.strides[-1] == 0 and 1 < source.shape[-1] <= FEW and source.strides[-2]:
+    if source.ndim > 1 and source.strides[-1] == 0 and 1 < source.shape[-1] <= FEW_REPEATS and source.strides[-2]:
         return in_turn([copy_call(stream, target[..., i], source[..., i]) for i in range(source.shape[-1])])
     if out.nbytes >= STRIPS_FROM and _turns(source):
         strips = [

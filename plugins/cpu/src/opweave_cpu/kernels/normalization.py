@@ -16,7 +16,6 @@ from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import (
     Array,
     Body,
-    aligned,
     at_once,
     bind_tiled,
     compute_dtype,
@@ -29,6 +28,7 @@ from opweave_cpu.tiles import (
     tile_rows,
     tile_scratch,
     window,
+    worker_scratch,
     workers_of,
 )
 
@@ -194,10 +194,8 @@ def _group_workspace(step: Step) -> Arrays:
     out, dtype = step.out, compute_dtype(step.out.dtype)
     rows, row = _groups_of_tile(out, step.attrs["groups"], dtype)
     workers = most_workers(out.size * dtype.itemsize)
-    stats = dtype, (workers, aligned(rows, dtype))
-    if out.is_dense and out.dtype is dtype:
-        return {"stats": stats}
-    return {"stats": stats, "work": (dtype, (workers, aligned(rows * row, dtype)))}
+    in_place = out.is_dense and out.dtype is dtype
+    return worker_scratch(workers, dtype, stats=rows, work=0 if in_place else rows * row)
 
 
 @KERNELS("group_norm", inplace=True, workspace=_group_workspace)

@@ -14,7 +14,7 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.ops.pooling import window_counts
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS
-from opweave_cpu.tiles import TILE, aligned, compute_dtype, constant, window
+from opweave_cpu.tiles import TILE, compute_dtype, constant, window, worker_scratch
 from opweave_cpu.workers import Cut, at, bind_workers, cuts_of, overlap, worker_count
 
 
@@ -26,7 +26,7 @@ def _windows(x: Arg, cut: Sequence[slice], attrs: Mapping[str, Any]) -> list[tup
     ):
         axes.append([overlap(c.stop - c.start, n, s, c.start * s - p + i * d) for i in range(k)])
     every = slice(None)
-    return [((every, *[to for to, _ in place]), (every, *[of for _, of in place])) for place in product(*axes)]
+    return [((every, *[to for to, _ in position]), (every, *[of for _, of in position])) for position in product(*axes)]
 
 
 def _jobs(out: Arg) -> list[tuple[int, Cut]]:
@@ -56,10 +56,8 @@ def max_pool(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
 def _workspace(step: Step) -> Arrays:
     """The sums of a tile, where the output's type is narrower."""
     out, dtype = step.out, compute_dtype(step.out.dtype)
-    if out.dtype is dtype:
-        return {}
     tile = min(TILE // dtype.itemsize, prod(out.shape[1:]))
-    return {"sums": (dtype, (_workers(out, step.attrs), aligned(tile, dtype)))}
+    return {} if out.dtype is dtype else worker_scratch(_workers(out, step.attrs), dtype, sums=tile)
 
 
 @KERNELS("avg_pool1d", "avg_pool2d", dtypes=FLOATS, workspace=_workspace)
@@ -68,8 +66,8 @@ def avg_pool(stream: Stream, op: str, out: Arg, x: Arg, *, sums: Arg | None = No
     rank = len(out.shape) - 2
     counts = []
     sizes = zip(x.shape[2:], out.shape[2:], attrs["kernel_size"], attrs["stride"], attrs["padding"], strict=True)
-    for axis, (n, places, k, s, p) in enumerate(sizes):
-        each = window_counts(n, places, k, s, p, attrs["count_include_pad"]).astype(dtype.numpy)
+    for axis, (n, positions, k, s, p) in enumerate(sizes):
+        each = window_counts(n, positions, k, s, p, attrs["count_include_pad"]).astype(dtype.numpy)
         counts.append(each.reshape(-1, *[1] * (rank - 1 - axis)))
     divisor = constant(attrs["divisor"], dtype)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any, Final, NamedTuple
@@ -19,7 +19,6 @@ from opweave_cpu.tiles import (
     SPREAD_PASS,
     TILE,
     Array,
-    aligned,
     at_once,
     compute_dtype,
     in_turn,
@@ -29,6 +28,7 @@ from opweave_cpu.tiles import (
     tile_cuts,
     tile_rows,
     window,
+    worker_scratch,
     workers_of,
 )
 
@@ -48,11 +48,11 @@ COLUMNS_PASS: Final = 4 * SPREAD_PASS
 FEW_BYTES: Final = 1 << 18
 """Partial results up to this size are kept beside a call, one for each thread."""
 
-WIDE: Final = 16
-"""Columns from which on BLAS adds up rows, as a product with ones from the left."""
+WIDE_ROW: Final = 16
+"""Columns from which on BLAS, as a product with ones from the left, adds up rows faster than NumPy."""
 
-FEW: Final = 64
-"""So many partial sums are added up in f32 too."""
+FEW_PARTIALS: Final = 64
+"""Up to so many partial sums of f32 are added up in f32, more of them in f64."""
 
 BLAS_ROWS: Final = 1 << 18
 """Elements up to which BLAS adds up rows in one call: beyond, it wakes threads, which takes longer than the sums."""
@@ -110,8 +110,8 @@ def _views(x: Arg, out: Arg, dims: Sequence[_Dim]) -> tuple[Array, Array, tuple[
     return source, target, tuple([i for i, d in enumerate(dims) if d.target is None])
 
 
-def _at(axis: int, piece: slice) -> tuple[slice, ...]:
-    return (*[slice(None)] * axis, piece)
+def _at(axis: int, some: slice) -> tuple[slice, ...]:
+    return (*[slice(None)] * axis, some)
 
 
 def _reduce(stream: Stream, ufunc: Any, x: Array, axes: tuple[int, ...], out: Array) -> Call:
@@ -128,24 +128,24 @@ def _reduce(stream: Stream, ufunc: Any, x: Array, axes: tuple[int, ...], out: Ar
         return whole
     kept = [i for i in range(x.ndim) if i not in axes]
     if not kept:
-        pieces = shares(len(x), count)
-        partials = np.empty(len(pieces), out.dtype)
-        jobs = [partial(ufunc.reduce, x[p], axes, dtype, partials[i : i + 1].reshape(())) for i, p in enumerate(pieces)]
+        ranges = shares(len(x), count)
+        partials = np.empty(len(ranges), out.dtype)
+        jobs = [partial(ufunc.reduce, x[p], axes, dtype, partials[i : i + 1].reshape(())) for i, p in enumerate(ranges)]
         return in_turn([at_once(jobs), partial(ufunc.reduce, partials, 0, None, out)])
-    # The outermost axis that there is enough of: its pieces lie far apart.
+    # The outermost axis that is long enough, so that what the threads read and write lies far apart.
     axis = next((i for i in kept if x.shape[i] >= count), None)
     far = max(axes, key=lambda i: x.strides[i])
     if axis is None or x.strides[axis] < x.strides[far]:
-        # Columns: pieces of their rows would be short. What is reduced is cut instead, and reduced once more; NumPy's
-        # one pass over rows is so fast that this pays only beyond what caches hold.
+        # Columns: cutting their rows would make short passes. The reduced axis is cut instead, and the partial results
+        # reduced once more. NumPy's one pass over rows is so fast that this pays only beyond what caches hold.
         if x.shape[far] < count or count * out.nbytes > FEW_BYTES or x.nbytes < COLUMNS_PASS:
             return whole
-        pieces = shares(x.shape[far], count)
-        halves = np.empty((len(pieces), *out.shape), out.dtype)
-        jobs = [partial(ufunc.reduce, x[_at(far, p)], axes, dtype, halves[i, ...]) for i, p in enumerate(pieces)]
+        ranges = shares(x.shape[far], count)
+        halves = np.empty((len(ranges), *out.shape), out.dtype)
+        jobs = [partial(ufunc.reduce, x[_at(far, p)], axes, dtype, halves[i, ...]) for i, p in enumerate(ranges)]
         return in_turn([at_once(jobs), partial(ufunc.reduce, halves, 0, None, out)])
-    place, pieces = kept.index(axis), shares(x.shape[axis], count)
-    return at_once([partial(ufunc.reduce, x[_at(axis, p)], axes, dtype, out[_at(place, p)]) for p in pieces])
+    kept_axis, ranges = kept.index(axis), shares(x.shape[axis], count)
+    return at_once([partial(ufunc.reduce, x[_at(axis, p)], axes, dtype, out[_at(kept_axis, p)]) for p in ranges])
 
 
 def _sum_rows(stream: Stream, x: Array, out: Array) -> Call:
@@ -163,7 +163,7 @@ def _sum_rows(stream: Stream, x: Array, out: Array) -> Call:
 
 
 def _are_wide_rows(x: Array) -> bool:
-    return x.shape[-1] >= WIDE and x.strides[-1] == x.itemsize and x.strides[-2] >= x.shape[-1] * x.itemsize
+    return x.shape[-1] >= WIDE_ROW and x.strides[-1] == x.itemsize and x.strides[-2] >= x.shape[-1] * x.itemsize
 
 
 def _sum_columns(stream: Stream, x: Array, out: Array) -> Call:
@@ -172,9 +172,9 @@ def _sum_columns(stream: Stream, x: Array, out: Array) -> Call:
     if x.size < BLAS_COLUMNS:
         return partial(add, x, out)
     count = workers_of(stream) if x.nbytes >= COLUMNS_PASS and x.ndim > 2 else 1
-    pieces = shares(len(x), count) if count > 1 else [...]
+    ranges = shares(len(x), count) if count > 1 else [...]
     # Several threads of BLAS would wait for memory and for each other.
-    return partial(THREADS.spread_products, [partial(add, x[p], out[p]) for p in pieces])
+    return partial(THREADS.spread_products, [partial(add, x[p], out[p]) for p in ranges])
 
 
 # --- sums -----------------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def _split(dims: Sequence[_Dim]) -> _Split | None:
     n = dims[axis].n
     run = min(n, max(2, RUN * n // length))
     passed = prod([d.n for d in dims[axis + 1 :]])
-    columns = axis == len(dims) - 2 and dims[-1].stride == _F32.itemsize and dims[-1].n >= WIDE
+    columns = axis == len(dims) - 2 and dims[-1].stride == _F32.itemsize and dims[-1].n >= WIDE_ROW
     return _Split(axis, run, n // run, n % run, 4 * passed < NARROW and not columns)
 
 
@@ -228,27 +228,21 @@ def _sum_scratch(step: Step) -> dict[str, tuple[DType, Sequence[int]]]:
     split = _split(_dims(step.srcs[0], out, step.attrs["axes"])) if dtype is _F32 else None
     if split is not None:
         arrays["partials"] = _F32, (out.size * split.partials,)
-        if split.partials > FEW:
+        if split.partials > FEW_PARTIALS:
             arrays["wide"] = _F64, (out.size,)
     return arrays
 
 
 def _sum_calls(
-    stream: Stream,
-    x: Arg,
-    out: Arg,
-    axes: tuple[int, ...],
-    sums: Arg | None = None,
-    partials: Arg | None = None,
-    wide: Arg | None = None,
+    stream: Stream, x: Arg, out: Arg, axes: tuple[int, ...], scratch: Mapping[str, Arg]
 ) -> tuple[list[Call], Array]:
     """The calls that add up ``x``, and the array that then holds the sums, in the type to compute in: ``out`` itself if
-    it has that, else ``sums`` in its shape."""
+    it has that, else a part of the scratch memory."""
     dims = _dims(x, out, axes)
     source, target, reduced = _views(x, out, dims)
-    into = target if sums is None else sums.view.reshape(target.shape)
-    split = None if partials is None else _split(dims)
-    if partials is None or split is None:
+    into = scratch["sums"].view.reshape(target.shape) if "sums" in scratch else target
+    split = _split(dims) if "partials" in scratch else None
+    if split is None:
         return [_reduce(stream, np.add, source, reduced, into)], into
     axis, shape, strides = split.axis, list(source.shape), list(source.strides)
     step = strides[axis]
@@ -258,26 +252,29 @@ def _sum_calls(
         shape[axis : axis + 1], strides[axis : axis + 1] = [split.blocks, split.run], [split.run * step, step]
     first = axis if split.far else axis + 1
     inner = tuple([first if i == axis else i + (i > axis) for i in reduced])
-    place = axis - sum(i < axis for i in reduced)
-    parts = partials.view.reshape(*into.shape[:place], split.partials, *into.shape[place:])
-    whole = _at(place, slice(0, split.blocks))
+    kept_axis = axis - sum(i < axis for i in reduced)
+    parts = scratch["partials"].view.reshape(*into.shape[:kept_axis], split.partials, *into.shape[kept_axis:])
+    whole = _at(kept_axis, slice(0, split.blocks))
     calls = [_reduce(stream, np.add, _show(x, shape, strides), inner, parts[whole])]
     if split.rest:
         left = source[_at(axis, slice(source.shape[axis] - split.rest, None))]
         # With a length of its own first: where no axis is left, an index alone would give a number.
-        last = parts[_at(place, slice(-1, None))].reshape(into.shape)
+        last = parts[_at(kept_axis, slice(-1, None))].reshape(into.shape)
         calls.append(_reduce(stream, np.add, left, reduced, last))
-    if wide is None:
-        calls.append(partial(np.add.reduce, parts, place, None, into))
+    if "wide" not in scratch:
+        calls.append(partial(np.add.reduce, parts, kept_axis, None, into))
     else:
-        exact = wide.view.reshape(into.shape)
-        calls += [partial(np.add.reduce, parts, place, exact.dtype, exact), partial(np.copyto, into, exact, "unsafe")]
+        exact = scratch["wide"].view.reshape(into.shape)
+        calls += [
+            partial(np.add.reduce, parts, kept_axis, exact.dtype, exact),
+            partial(np.copyto, into, exact, "unsafe"),
+        ]
     return calls, into
 
 
 @KERNELS("sum", "mean", dtypes=NUMBERS, workspace=_sum_scratch)
 def total(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...], **scratch: Arg) -> Call:
-    calls, sums = _sum_calls(stream, x, out, axes, **scratch)
+    calls, sums = _sum_calls(stream, x, out, axes, scratch)
     if op == "mean":
         calls.append(partial(np.divide, sums, np.array(x.size // out.size, sums.dtype), sums))
     if compute_dtype(out.dtype) is not out.dtype:
@@ -297,9 +294,8 @@ def _var_workspace(step: Step) -> Arrays:
     """That of the means; and for each worker a tile of squares, the sums of a tile, and all sums."""
     x, size, dtype = step.srcs[0], step.out.size, compute_dtype(step.out.dtype)
     workers = most_workers(x.size * dtype.itemsize)
-    sums = _F64, (workers, aligned(size, _F64))
-    tile = dtype, (workers, aligned(tile_rows(x.size, 1, dtype.itemsize), dtype))
-    return {**_sum_scratch(step), "squares": tile, "tile_sums": sums, "square_sums": sums}
+    tile = worker_scratch(workers, dtype, squares=tile_rows(x.size, 1, dtype.itemsize))
+    return {**_sum_scratch(step), **tile, **worker_scratch(workers, _F64, tile_sums=size, square_sums=size)}
 
 
 @KERNELS("var", dtypes=FLOATS, workspace=_var_workspace)
@@ -317,7 +313,7 @@ def variance(
     **scratch: Arg,
 ) -> Call:
     """The means, then the squares of what differs from them, a tile at a time."""
-    calls, means = _sum_calls(stream, x, out, axes, **scratch)
+    calls, means = _sum_calls(stream, x, out, axes, scratch)
     n = x.size // out.size
     calls.append(partial(np.divide, means, np.array(n, means.dtype), means))
     source, _, reduced = _views(x, out, _dims(x, out, axes))
@@ -380,19 +376,19 @@ def product(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...],
 
 @KERNELS("argmax", dtypes=PLAIN)
 def argmax(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int) -> Call:
-    values, places = x.view.swapaxes(axis, -1), np.expand_dims(out.view, axis).swapaxes(axis, -1)[..., 0]
-    # NumPy packs what does not lie in rows: cut, so that it packs no more than a tile.
+    values, indices = x.view.swapaxes(axis, -1), np.expand_dims(out.view, axis).swapaxes(axis, -1)[..., 0]
+    # NumPy copies what does not lie in rows: it is cut, so that the copy is no larger than a tile.
     rows = tile_rows(x.size, x.shape[axis], x.dtype.itemsize)
     cuts = [(...,)] if values.flags.c_contiguous else tile_cuts(values.shape, rows, keep_last=True)
-    return partial(_argmax, [(values[cut], places[cut]) for cut in cuts])
+    return partial(_argmax, [(values[cut], indices[cut]) for cut in cuts])
 
 
-def _argmax(pieces: list[tuple[Array, Array]]) -> None:
-    for values, places in pieces:
-        if places.dtype == np.intp:
-            values.argmax(-1, places)
+def _argmax(tiles: list[tuple[Array, Array]]) -> None:
+    for values, indices in tiles:
+        if indices.dtype == np.intp:
+            values.argmax(-1, indices)
         else:
-            places[...] = values.argmax(-1)
+            indices[...] = values.argmax(-1)
 
 
 def _count_workspace(step: Step) -> Arrays:

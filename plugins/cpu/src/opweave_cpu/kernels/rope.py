@@ -37,7 +37,7 @@ class _RotationTiling:
             "cos": (dtype, (self.count, half)),
             "sin": (dtype, (self.count, half)),
             "angles": (_F64, (self.chunk, half)),
-            "places": (_F64, self.lead),
+            "wide_positions": (_F64, self.lead),
             "tiles": (dtype, (self.workers, 4 if self.converts else 2, tile)),
         }
 
@@ -62,14 +62,14 @@ def rope(
     cos: Arg,
     sin: Arg,
     angles: Arg,
-    places: Arg,
+    wide_positions: Arg,
     tiles: Arg,
     **frequencies: Any,
 ) -> Call:
     half = dims // 2
     plan = _RotationTiling(x, positions, half, sections)
     stored = positions.view[tuple([slice(n) for n in plan.lead])]
-    rows = places.view.reshape(len(sections) or 1, -1)
+    rows = wide_positions.view.reshape(len(sections) or 1, -1)
     parts = _columns(sections or (half,))
     lead = plan.lead[1:] if sections else plan.lead
     cosines, sines = [np.broadcast_to(t.view.reshape(*lead, half), (*x.shape[:-1], half)) for t in (cos, sin)]
@@ -77,20 +77,20 @@ def rope(
     source, target = x.view, out.view
     apart = not plan.converts and not np.may_share_memory(source, target)
 
-    def table_calls(turns: Array, magnitude: float) -> Iterator[Call]:
-        yield partial(np.copyto, places.view, stored)
+    def table_calls(steps: Array, magnitude: float) -> Iterator[Call]:
+        yield partial(np.copyto, wide_positions.view, stored)
         for start in range(0, plan.count, plan.chunk):
             some = slice(start, min(start + plan.chunk, plan.count))
             angle = angles.view[: some.stop - start]
             for row, part in zip(rows, parts, strict=True):
-                yield partial(np.multiply, row[some, None], turns[part], angle[:, part])
+                yield partial(np.multiply, row[some, None], steps[part], angle[:, part])
             yield partial(np.cos, angle, cos.view[some])
             yield partial(np.sin, angle, sin.view[some])
         if magnitude != 1:
             yield partial(np.multiply, cos.view, magnitude, cos.view)
             yield partial(np.multiply, sin.view, magnitude, sin.view)
 
-    def turn_calls(cut: Cut, worker: int) -> Iterator[Call]:
+    def rotation_calls(cut: Cut, worker: int) -> Iterator[Call]:
         c, s = cosines[cut], sines[cut]
         t, *others = [window(tile, c.shape) for tile in tiles.view[worker]]
         inputs, outputs = source[cut], target[cut]
@@ -115,15 +115,15 @@ def rope(
         if x.shape[-1] > dims:
             yield partial(np.copyto, outputs[..., dims:], inputs[..., dims:])
 
-    turn = bind_workers(stream, plan.jobs, plan.workers, turn_calls)
+    rotate = bind_workers(stream, plan.jobs, plan.workers, rotation_calls)
     if factors is None:
-        return in_turn([*table_calls(*rope_frequencies(dims, **frequencies)), turn])
+        return in_turn([*table_calls(*rope_frequencies(dims, **frequencies)), rotate])
     scales = factors.view
 
     def run() -> None:
         for call in table_calls(*rope_frequencies(dims, factors=scales, **frequencies)):
             call()
-        turn()
+        rotate()
 
     return run
 

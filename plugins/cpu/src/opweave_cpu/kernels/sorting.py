@@ -45,14 +45,14 @@ _HALF: Final = np.array(32, np.uint64)
 
 # --- argsort and top_k ----------------------------------------------------------------------------------------------
 
-FEW: Final = 1024
+SHORT_ROW: Final = 1024
 """Elements in a row up to which NumPy's own unstable sort of indices is faster than making keys."""
 
 SEVERAL: Final = 256
-"""Elements of a row for each wanted one, from which on most are ruled out before any are sorted."""
+"""Elements of a row for each wanted one, from which on `top_k` is faster if `_pick_few` rules out most of them."""
 
 PART: Final = 64
-"""Elements in each part of a row of which the largest is found for that."""
+"""Elements in each of the parts whose largest ones `_pick_few` compares."""
 
 SHORT: Final = "f32 f16 bf16 i32 i16 i8 u8 bool"
 LONG: Final = "f64 i64"
@@ -73,7 +73,7 @@ def _packed_workspace(step: Step) -> Arrays:
 def _argsort_workspace(step: Step) -> Arrays:
     """Nothing where NumPy's own sort of indices is faster."""
     x, attrs = step.srcs[0], step.attrs
-    few = not attrs["stable"] and x.shape[attrs["axis"]] <= FEW and x.dtype.itemsize == 4
+    few = not attrs["stable"] and x.shape[attrs["axis"]] <= SHORT_ROW and x.dtype.itemsize == 4
     return {} if few else _packed_workspace(step)
 
 

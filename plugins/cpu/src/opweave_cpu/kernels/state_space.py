@@ -12,7 +12,7 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.ops.operands import optional_operands
 from opweave_cpu.kernels.table import FLOATS, KERNELS
-from opweave_cpu.tiles import TILE, Array, aligned, compute_dtype, constant, in_turn, window
+from opweave_cpu.tiles import TILE, Array, compute_dtype, constant, in_turn, window, worker_scratch
 from opweave_cpu.workers import Cut, bind_workers, cuts_of, worker_count
 
 # --- causal convolution ---------------------------------------------------------------------------------------------
@@ -28,9 +28,10 @@ def _conv_workspace(step: Step) -> Arrays:
     out, w, dtype = step.out, step.srcs[1], compute_dtype(step.out.dtype)
     jobs = _conv_jobs(out)
     tile = max(cut.stop - cut.start for _, (cut,) in jobs) * out.shape[2]
-    own = dtype, (worker_count(len(jobs), out.size * w.shape[1]), aligned(tile, dtype))
+    workers, half = worker_count(len(jobs), out.size * w.shape[1]), out.dtype.is_half
+    arrays = worker_scratch(workers, dtype, products=tile, sums=tile * half)
     # The product of two half types is rounded to one.
-    return {"products": own, "sums": own, "wide": (dtype, w.shape)} if out.dtype.is_half else {"products": own}
+    return {**arrays, "wide": (dtype, w.shape)} if half else arrays
 
 
 @KERNELS("causal_conv1d", dtypes=FLOATS, workspace=_conv_workspace)
@@ -59,14 +60,14 @@ def causal_conv1d(
         for j in range(before + 1):
             factors, late = weights[channels, j : j + 1], before - j
             if late < tokens:
-                piece, sum_ = part[:, late:], total[:, late:]
-                yield partial(np.multiply, inputs[:, : tokens - late], factors, piece)
-                yield partial(np.add, sum_, piece, sum_)
+                term, sum_ = part[:, late:], total[:, late:]
+                yield partial(np.multiply, inputs[:, : tokens - late], factors, term)
+                yield partial(np.add, sum_, term, sum_)
             if state is not None and late:
                 count = min(late, tokens)
-                piece, sum_ = part[:, :count], total[:, :count]
-                yield partial(np.multiply, state[n, channels, j : j + count], factors, piece)
-                yield partial(np.add, sum_, piece, sum_)
+                term, sum_ = part[:, :count], total[:, :count]
+                yield partial(np.multiply, state[n, channels, j : j + count], factors, term)
+                yield partial(np.add, sum_, term, sum_)
         if total is not result:
             yield partial(np.copyto, result, total, "unsafe")
 
@@ -77,10 +78,10 @@ def causal_conv1d(
 # --- selective scan -------------------------------------------------------------------------------------------------
 
 STATES: Final = 1 << 13
-"""Numbers of the state that one pass steps on: as long as several calls of a pass."""
+"""Elements of the state that one pass updates: such a pass takes several times as long as calling it."""
 
 CHUNK: Final = 1 << 17
-"""Elements of a chunk: the numbers of the state of so many tokens."""
+"""Elements of the states of all tokens of a chunk, which several passes find in the second-level cache."""
 
 
 class _ScanTiling:
@@ -100,14 +101,15 @@ class _ScanTiling:
             for c in range(0, each, some)
         ]
         self.workers = worker_count(len(self.jobs), 8 * u.size * n)
-        sizes = {
+        self.scratch = worker_scratch(
+            self.workers,
+            self.dtype,
             **dict.fromkeys(("decays", "states"), self.tokens * some * n),
             **dict.fromkeys(("steps", "inputs", "results"), self.tokens * some),
             **dict.fromkeys(("reads", "writes"), self.tokens * n),
-            "state": some * n,
-            "rates": some * n * (a.dtype is not self.dtype),
-        }
-        self.scratch = {name: (self.dtype, (self.workers, aligned(n, self.dtype))) for name, n in sizes.items() if n}
+            state=some * n,
+            rates=some * n * (a.dtype is not self.dtype),
+        )
 
 
 def _scan_workspace(step: Step) -> Arrays:
