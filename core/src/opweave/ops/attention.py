@@ -22,6 +22,7 @@ from opweave.ops.operands import (
     cast,
     floating,
     make,
+    optional_operands,
     plain,
     promoted,
     wide,
@@ -55,10 +56,11 @@ def _attention_infer(
             f"keys, out), the heads a multiple of the groups, not {q.describe()}, {k.describe()} and {v.describe()}"
         )
     scores = (*q.shape[:3], k.shape[2])
-    if masked and rest[0].shape != scores:
-        raise ShapeError(f"attention: the mask must have the shape {scores} of the scores; got {rest[0].describe()}")
-    if len(rest) > masked and rest[-1].shape != (q.shape[1],):
-        raise ShapeError(f"attention: needs ({q.shape[1]},) sinks, one a head, not {rest[-1].describe()}")
+    mask, sinks = optional_operands(rest, masked)
+    if mask is not None and mask.shape != scores:
+        raise ShapeError(f"attention: the mask must have the shape {scores} of the scores; got {mask.describe()}")
+    if sinks is not None and sinks.shape != (q.shape[1],):
+        raise ShapeError(f"attention: needs ({q.shape[1]},) sinks, one a head, not {sinks.describe()}")
     if not k.shape[2]:
         raise ShapeError(f"attention: there are no keys to choose from: {k.describe()}")
     return (*q.shape[:3], v.shape[3]), q.dtype
@@ -75,20 +77,21 @@ def _attention(
     soft_cap: float,
     masked: bool,
 ) -> Array:
+    mask, sinks = optional_operands([wide(x) for x in rest], masked)
     heads, tokens, keys = q.shape[1], q.shape[2], k.shape[2]
     repeats = heads // k.shape[1]
     k, v = np.repeat(wide(k), repeats, 1), np.repeat(wide(v), repeats, 1)
     scores = np.matmul(wide(q), k.swapaxes(-1, -2)) * scale
     if soft_cap:
         scores = soft_cap * np.tanh(scores / soft_cap)
-    if masked:
-        scores = scores + alibi_slopes(heads, max_bias)[:, None, None] * wide(rest[0])
+    if mask is not None:
+        scores = scores + alibi_slopes(heads, max_bias)[:, None, None] * mask
     if causal:
         last = np.arange(keys - tokens, keys)[:, None]
         scores = np.where(np.arange(keys) > last, -np.inf, scores)
     top = scores.max(-1, keepdims=True)
-    sinks = wide(rest[-1])[:, None, None] if len(rest) > masked else None
     if sinks is not None:
+        sinks = sinks[:, None, None]
         top = np.maximum(top, sinks)
     powers = np.exp(scores - top)
     total = powers.sum(-1, keepdims=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import index as as_index
 from typing import Any, TypeVar
 
@@ -17,13 +17,15 @@ from opweave.graph.tensor import Tensor, as_tensor, constant, shows_columns_of_b
 
 __all__ = [
     "Array", "Number", "as_axis", "as_fill", "as_flag", "as_integer", "as_number", "broadcast_to", "builds", "cast",
-    "explain", "floating", "is_number", "make", "pair", "plain", "promoted", "rows", "shows_columns_of_blocks", "wide",
+    "explain", "floating", "is_number", "make", "optional_operands", "pair", "plain", "promoted", "rows",
+    "shows_columns_of_blocks", "wide",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 Number = bool | int | float
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=OpweaveError)
+T = TypeVar("T")
 
 
 def builds(op: OpDef) -> Callable[[F], F]:
@@ -39,6 +41,17 @@ def builds(op: OpDef) -> Callable[[F], F]:
 def wide(x: Array) -> Array:
     """The array as references compute with it: float64 for floats, integers as they are."""
     return x if x.dtype.kind in "iub" else np.asarray(x, np.float64)
+
+
+def optional_operands(rest: Sequence[T], has_first: bool) -> tuple[T | None, T | None]:
+    """The two optional last operands of a node, ``None`` for those that it does not have.
+
+    Args:
+        rest: the sources after the required ones: none, one or both.
+        has_first: the attribute that tells whether the first one is there: ``masked`` of attention (mask, sinks),
+            ``biased`` of causal_conv1d (bias, the elements before), ``skip`` of selective_scan (D, state).
+    """
+    return rest[0] if has_first else None, rest[-1] if len(rest) > has_first else None
 
 
 # --- messages -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 
 from opweave.errors import DTypeError, ShapeError
 from opweave.graph.dtypes import DType, f32, f64, i32, i64
-from opweave.graph.layout import Shape
+from opweave.graph.layout import Shape, Strides
 from opweave.graph.opdef import OpDef, define_op, flops_per_element
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, as_number, broadcast_to, builds, cast, floating, make, plain, wide
@@ -79,6 +79,13 @@ def pair_positions(positions: Array, sections: tuple[int, ...]) -> Array:
     if not sections:
         return positions[..., None]
     return np.moveaxis(np.repeat(positions, sections, 0), 0, -1)
+
+
+def distinct_positions(shape: Shape, strides: Strides, sections: tuple[int, ...]) -> Shape:
+    """The shape of the positions without their repetitions: axes along which they are broadcast (stride 0) have length
+    1. Kernels compute one row of angles for each of these. The axis of sections, if there are any, is always whole."""
+    lengths = [n if stride else 1 for n, stride in zip(shape, strides, strict=True)]
+    return (len(sections), *lengths[1:]) if sections else tuple(lengths)
 
 
 def _rope_infer(

@@ -18,7 +18,7 @@ from opweave.graph.tensor import Tensor, node
 from opweave.ops.activation import silu
 from opweave.ops.elementwise import add, mul
 from opweave.ops.movement import concat, reshape
-from opweave.ops.operands import Array, as_flag, broadcast_to, builds, floating, make, promoted, wide
+from opweave.ops.operands import Array, as_flag, broadcast_to, builds, floating, make, optional_operands, promoted, wide
 
 __all__ = ["causal_conv1d", "selective_scan"]
 
@@ -36,22 +36,25 @@ def _conv_infer(x: Tensor, w: Tensor, *rest: Tensor, biased: bool) -> tuple[Shap
             "causal_conv1d: needs x (batch, channels, tokens) and weights (channels, k), not "
             f"{x.describe()} and {w.describe()}"
         )
-    if biased and rest[0].shape != w.shape[:1]:
-        raise ShapeError(f"causal_conv1d: the bias must have shape ({w.shape[0]},); got {rest[0].describe()}")
-    before = (*x.shape[:2], w.shape[1] - 1)
-    if len(rest) > biased and rest[-1].shape != before:
-        raise ShapeError(f"causal_conv1d: the elements before must have shape {before}; got {rest[-1].describe()}")
+    bias, before = optional_operands(rest, biased)
+    if bias is not None and bias.shape != w.shape[:1]:
+        raise ShapeError(f"causal_conv1d: the bias must have shape ({w.shape[0]},); got {bias.describe()}")
+    want = (*x.shape[:2], w.shape[1] - 1)
+    if before is not None and before.shape != want:
+        raise ShapeError(f"causal_conv1d: the elements before must have shape {want}; got {before.describe()}")
     return x.shape, x.dtype
 
 
 def _causal_conv1d(x: Array, w: Array, *rest: Array, biased: bool) -> Array:
     tokens, taps = x.shape[2], w.shape[1]
-    before = wide(rest[-1]) if len(rest) > biased else np.zeros((*x.shape[:2], taps - 1))
+    bias, before = optional_operands([wide(operand) for operand in rest], biased)
+    if before is None:
+        before = np.zeros((*x.shape[:2], taps - 1))
     line = np.concatenate([before, wide(x)], -1)
     y = np.zeros(x.shape)
     for j in range(taps):
         y += wide(w)[:, j, None] * line[..., j : j + tokens]
-    return y + wide(rest[0])[:, None] if biased else y
+    return y if bias is None else y + bias[:, None]
 
 
 CAUSAL_CONV1D: Final = define_op(
@@ -124,11 +127,12 @@ def _scan_infer(
             "selective_scan: needs u and delta (batch, channels, tokens), A (channels, n), B and C (batch, groups, n, "
             f"tokens), not {', '.join([x.describe() for x in (u, delta, a, b, c)])}"
         )
-    if skip and rest[0].shape != a.shape[:1]:
-        raise ShapeError(f"selective_scan: D must have shape ({a.shape[0]},), one a channel; got {rest[0].describe()}")
-    state = (u.shape[0], *a.shape)
-    if len(rest) > skip and rest[-1].shape != state:
-        raise ShapeError(f"selective_scan: the state must have shape {state}; got {rest[-1].describe()}")
+    d, state = optional_operands(rest, skip)
+    if d is not None and d.shape != a.shape[:1]:
+        raise ShapeError(f"selective_scan: D must have shape ({a.shape[0]},), one a channel; got {d.describe()}")
+    want = (u.shape[0], *a.shape)
+    if state is not None and state.shape != want:
+        raise ShapeError(f"selective_scan: the state must have shape {want}; got {state.describe()}")
     return ((u.size + u.shape[0] * a.size,) if last else u.shape), u.dtype
 
 
@@ -140,14 +144,15 @@ def _selective_scan(
     repeats = channels // b.shape[1]
     b, c = np.repeat(wide(b), repeats, 1), np.repeat(wide(c), repeats, 1)
     steps = np.logaddexp(0.0, wide(delta)) if softplus else wide(delta)
-    h = np.array(wide(rest[-1])) if len(rest) > skip else np.zeros((batch, *a.shape))
+    d, state = optional_operands([wide(operand) for operand in rest], skip)
+    h = np.zeros((batch, *a.shape)) if state is None else state
     y = np.empty(u.shape)
     for t in range(tokens):
         step = steps[:, :, t, None]
         h = np.exp(step * a) * h + step * b[..., t] * u[:, :, t, None]
         y[:, :, t] = (h * c[..., t]).sum(-1)
-    if skip:
-        y += wide(rest[0])[:, None] * u
+    if d is not None:
+        y += d[:, None] * u
     return np.concatenate([y.reshape(-1), h.reshape(-1)]) if last else y
 
 

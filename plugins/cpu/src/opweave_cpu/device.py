@@ -8,7 +8,8 @@ from typing import Any
 from opweave.contract import Kind, MemorySpace, Stream
 from opweave.contract.parameters import check_threads
 from opweave.host.memory import HostMemory, NumPyMemory
-from opweave_cpu.hardware import blas_features, cpu_name, instruction_sets
+from opweave.host.processor import cpu_name
+from opweave_cpu.hardware import blas_features, instruction_sets
 from opweave_cpu.kernels import KERNELS
 from opweave_cpu.stream import CpuStream
 

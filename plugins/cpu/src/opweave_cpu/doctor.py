@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from opweave.host.cores import usable_cores
+from opweave.host.processor import cpu_name
 from opweave.registry import Diagnosis
 from opweave.tools.doctor import threads_diagnosis
-from opweave_cpu.hardware import cpu_name, instruction_sets
+from opweave_cpu.hardware import instruction_sets
 
 __all__ = ["diagnose", "kernel_diagnosis"]
 

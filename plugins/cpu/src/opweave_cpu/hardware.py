@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-__all__ = ["blas_features", "cpu_name", "has_avx512", "has_openblas", "instruction_sets"]
+from opweave.host.processor import cpu_fields
+
+__all__ = ["blas_features", "has_avx512", "has_openblas", "instruction_sets"]
 
 # Those that say how fast vector code can be; names as Linux spells them.
 _TELLING = (
@@ -19,30 +19,9 @@ _TELLING = (
 )  # fmt: skip
 
 
-@cache
-def _first_cpu() -> Mapping[str, str]:
-    """The fields of the first processor in ``/proc/cpuinfo``; nothing where there is no such file."""
-    fields: dict[str, str] = {}
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if not line.strip():
-                    break
-                key, _, value = line.partition(":")
-                fields[key.strip()] = value.strip()
-    except OSError:
-        pass
-    return fields
-
-
-def cpu_name() -> str:
-    """The model's name, else the architecture's."""
-    return _first_cpu().get("model name") or platform.processor() or platform.machine() or "CPU"
-
-
 def instruction_sets() -> tuple[str, ...]:
     """Vector instruction sets of the CPU, where the system tells them."""
-    fields = _first_cpu()
+    fields = cpu_fields()
     have = set((fields.get("flags") or fields.get("Features") or "").split())
     return tuple(name for name in _TELLING if name in have)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opweave.contract import Kind
 from opweave.errors import Unavailable, UnknownNameError
+from opweave_opencl.caching import keep_pyopencl_off_missing_home
 from opweave_opencl.drivers import VENDORS, not_loaded, packaged, visible
 from opweave_opencl.properties import describe, kind_of
 
@@ -54,6 +55,7 @@ def find_devices() -> list[Found]:
         import pyopencl as cl
     except ImportError as error:
         raise Unavailable(f"pyopencl cannot be imported: {error}", remedy="pip install pyopencl") from error
+    keep_pyopencl_off_missing_home()
     try:
         with visible(packaged()):
             platforms = cl.get_platforms()

@@ -18,11 +18,12 @@ from opweave.host.promises import PROMISES
 from opweave_torch.health import REMEDY, try_kernel, why_no_kernels
 from opweave_torch.kernels import KERNELS
 from opweave_torch.memory import byte_tensor, dense_bytes, shaped
-from opweave_torch.options import Options, check_cublas, inference_mode
+from opweave_torch.native import inference_mode
+from opweave_torch.options import Options, check_cublas
 from opweave_torch.queues import FusingQueueStream, MpsStream, QueueStream
 
 __all__ = [
-    "CudaDevice", "MpsDevice", "PinnedMemory", "PinningAccelerator", "SeparateCpuDevice", "TorchAccelerator",
+    "CudaDevice", "MpsDevice", "PageLockedMemory", "PinningAccelerator", "SeparateCpuDevice", "TorchAccelerator",
     "XpuDevice",
 ]  # fmt: skip
 
@@ -62,7 +63,7 @@ class TorchAccelerator(Device):
     # --- properties -------------------------------------------------------------------------------------------------
 
     def mem_info(self) -> tuple[int, int]:
-        """Bytes free and in all, as torch tells them; what its allocator keeps for later counts as free."""
+        """Bytes free and in all, as torch reports them; memory that its allocator caches counts as free."""
         try:
             free, total = torch.accelerator.get_memory_info(self.target)
             free += torch.accelerator.memory_reserved(self.target) - torch.accelerator.memory_allocated(self.target)
@@ -135,15 +136,15 @@ class TorchAccelerator(Device):
         return cls(self, options)  # type: ignore[no-any-return]
 
     def _check_deterministic(self) -> None:
-        """Raise what stands against a deterministic stream."""
+        """Raise `PluginError` where the process is not set up for deterministic streams."""
 
     def _offload(self, step: Step) -> bool:
         return self._offloading.pays(step)
 
 
 class SeparateCpuDevice(TorchAccelerator):
-    """torch's kernels for the CPU, with memory of its own that nobody else reaches: it plays an accelerator, so that
-    copies are tested where there is none."""
+    """torch's kernels for the CPU, with memory of its own that no other device reaches, like an accelerator: code that
+    copies is tested with it where there is no accelerator."""
 
     kind = Kind.ACCEL
     parameters = ("threads", "deterministic", "compile")
@@ -170,7 +171,7 @@ class SeparateCpuDevice(TorchAccelerator):
         pass
 
 
-class PinnedMemory(BufferType):
+class PageLockedMemory(BufferType):
     """Page-locked memory of the process, from which and to which a device's transfers need no further copy."""
 
     def __init__(self, device: PinningAccelerator) -> None:
@@ -206,8 +207,8 @@ class PinningAccelerator(TorchAccelerator):
     """An accelerator for which torch pins host memory."""
 
     @cached_property
-    def _pinned(self) -> PinnedMemory:
-        return PinnedMemory(self)
+    def _pinned(self) -> PageLockedMemory:
+        return PageLockedMemory(self)
 
     @property
     def host_buffer_type(self) -> BufferType:
@@ -318,7 +319,7 @@ class MpsDevice(TorchAccelerator):
 
 
 def _pci_address(found: Any) -> str | None:
-    """``0000:01:00.0``, where torch tells it."""
+    """The address on the bus, ``0000:01:00.0``, where torch reports it."""
     parts = [getattr(found, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
     if any(part is None for part in parts):
         return None

@@ -29,7 +29,7 @@ class CapturedPlan:
         steps: what each call computes, for messages.
 
     Attributes:
-        remark: what became of it, for people.
+        remark: whether it runs as a graph, or why not, as `explain` shows it.
     """
 
     def __init__(self, stream: QueueStream, calls: Sequence[Call], steps: Sequence[Step]) -> None:
@@ -63,13 +63,13 @@ class CapturedPlan:
         torch.cuda.synchronize(stream.target)
         if stream.pool is None:
             stream.pool = torch.cuda.graph_pool_handle()
-        at, failure = 0, None
+        index, failure = 0, None
         collecting = gc.isenabled()
-        gc.disable()  # memory of others that is given back in between would become part of the graph
-        # Other threads may allocate meanwhile: their calls are none of this capture's business.
+        gc.disable()  # a tensor collected meanwhile would be freed as a part of the graph
+        # thread_local: allocations of other threads do not invalidate the capture.
         graph.capture_begin(pool=stream.pool, capture_error_mode="thread_local")
         try:
-            for at, call in enumerate(self._calls):  # noqa: B007 - the place of a failure
+            for index, call in enumerate(self._calls):  # noqa: B007 - which call failed
                 call()
         except Exception as error:
             failure = error
@@ -84,7 +84,7 @@ class CapturedPlan:
             self.remark = "runs as a CUDA graph"
             return graph
         torch.cuda.synchronize(stream.target)
-        stream.pool = None  # what the failed capture left there is not known
-        step, why = self._steps[at], str(failure).partition("\n")[0]
+        stream.pool = None  # the failed capture may have left it in an undefined state
+        step, why = self._steps[index], str(failure).partition("\n")[0]
         self.remark = f"not a CUDA graph: {step.op} {step.label!r} cannot be captured ({why})"
         return None

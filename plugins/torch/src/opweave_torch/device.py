@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,20 +9,21 @@ import torch
 
 from opweave.contract import Kind, Step, Stream
 from opweave.host.memory import HostMemory
+from opweave.host.processor import cpu_name
 from opweave_torch.fusing import FusingStream
 from opweave_torch.kernels import KERNELS
 from opweave_torch.options import Options
 from opweave_torch.stream import TorchStream
 from opweave_torch.worth import is_worth_a_switch
 
-__all__ = ["TorchCpuDevice", "cpu_features", "cpu_name"]
+__all__ = ["TorchCpuDevice", "cpu_features"]
 
 
 class TorchCpuDevice(HostMemory):
     """torch's kernels for the CPU. Shares memory with every device that computes in this process: nothing is copied
-    between it and ``cpu``, and big products, attention and convolutions of nodes that are there move up to it.
+    between it and ``cpu``, and large products, attention and convolutions of nodes placed on ``cpu`` are moved to it.
 
-    ``device.open(threads=2, deterministic=True, compile=True)`` sets what holds in the runs of a stream.
+    ``device.open(threads=2, deterministic=True, compile=True)`` sets torch for the runs of a stream.
     """
 
     id = "cpu"
@@ -47,20 +47,8 @@ class TorchCpuDevice(HostMemory):
         return is_worth_a_switch(step)
 
 
-def cpu_name() -> str:
-    """The processor's name, as far as the system tells it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine() or "the CPU"
-
-
 def cpu_features() -> dict[str, Any]:
-    """What is worth knowing about torch on this processor."""
+    """torch's version, and its settings and libraries for the CPU."""
     backends = torch.backends
     return {
         "torch": torch.__version__,

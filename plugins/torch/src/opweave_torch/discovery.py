@@ -42,11 +42,11 @@ def _accelerators() -> list[Device]:
     make = _KNOWN.get(kind.type, TorchAccelerator)
     if kind.type == "mps":
         return [make(torch.device("mps"))]
-    return [_made(make, torch.device(kind.type, number)) for number in range(torch.accelerator.device_count())]
+    return [_device(make, torch.device(kind.type, number)) for number in range(torch.accelerator.device_count())]
 
 
-def _made(make: Callable[[torch.device], Device], target: torch.device) -> Device:
-    """A device, or what stands for it where torch cannot even tell about it: the others go on."""
+def _device(make: Callable[[torch.device], Device], target: torch.device) -> Device:
+    """The device, or an `UnusableAccelerator` where torch fails to describe it, so that the others are still listed."""
     try:
         return make(target)
     except (RuntimeError, AssertionError) as error:

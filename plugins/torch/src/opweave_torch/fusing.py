@@ -99,25 +99,25 @@ class FusingStream(Fusing):
 
 _TORCH: Final = {name: torch_dtype(as_dtype(name)) for name in _TYPES}
 
-Line = tuple[str, tuple[int, ...], tuple[tuple[str, Any], ...], str]
+Operation = tuple[str, tuple[int, ...], tuple[tuple[str, Any], ...], str]
 """An operation: its name, the numbers of its sources, its attributes, the type to which its result is rounded."""
-Program = tuple[int, tuple[Line, ...], tuple[tuple[int, int], ...]]
+FusedProgram = tuple[int, tuple[Operation, ...], tuple[tuple[int, int], ...]]
 """How many tensors come in, the operations (whose results are numbered on from there), and which tensor gets which
 value. Everything that the compiled kernel depends on, beside the tensors' layouts."""
 
 
 def _bind_fused(group: Group) -> Call:
     tensors: list[Tensor] = []
-    window: dict[
-        Any, int
-    ] = {}  # where tensors lie; one that is read and written is one tensor, or torch would not know
+    # Operands that show the same memory in the same way are one tensor: torch's compiler takes different ones for
+    # independent, and would reorder reads and writes.
+    numbers: dict[Any, int] = {}
 
     def number(arg: Arg) -> int:
-        place = (id(arg.buffer), arg.offset, arg.dtype, arg.shape, arg.strides)
-        if place not in window:
-            window[place] = len(tensors)
+        view = (id(arg.buffer), arg.offset, arg.dtype, arg.shape, arg.strides)
+        if view not in numbers:
+            numbers[view] = len(tensors)
             tensors.append(tensor(arg))
-        return window[place]
+        return numbers[view]
 
     # Sources first: the numbers of results begin after all tensors.
     made = {step.out.value for step in group.steps if step.out.value >= 0}
@@ -126,38 +126,38 @@ def _bind_fused(group: Group) -> Call:
     for arg in (*outside, *targets):
         number(arg)
     values: dict[int, int] = {}  # value -> its number, once it is made here
-    lines: list[Line] = []
+    operations: list[Operation] = []
     stores: list[tuple[int, int]] = []
     for step in group.steps:
         sources = tuple(
             values[arg.value] if arg.value in values and arg.value in made else number(arg) for arg in step.srcs
         )
-        result = len(tensors) + len(lines)
-        lines.append((step.op, sources, tuple(sorted(step.attrs.items())), step.out.dtype.name))
+        result = len(tensors) + len(operations)
+        operations.append((step.op, sources, tuple(sorted(step.attrs.items())), step.out.dtype.name))
         if step.out.buffer is not None:
             stores.append((number(step.out), result))
         if step.out.value >= 0:
             values[step.out.value] = result
-    return partial(_compiled((len(tensors), tuple(lines), tuple(stores))), *tensors)
+    return partial(_compiled((len(tensors), tuple(operations), tuple(stores))), *tensors)
 
 
-_COMPILED: Final[dict[Program, Callable[..., None]]] = {}
+_COMPILED: Final[dict[FusedProgram, Callable[..., None]]] = {}
 
 
-def _compiled(program: Program) -> Callable[..., None]:
+def _compiled(program: FusedProgram) -> Callable[..., None]:
     found = _COMPILED.get(program)
     if found is None:
         found = _COMPILED[program] = torch.compile(_function(program), fullgraph=True, dynamic=False)
     return found
 
 
-def _function(program: Program) -> Callable[..., None]:
+def _function(program: FusedProgram) -> Callable[..., None]:
     """The program as a function with a code of its own: torch keeps what it compiles by code, and few of each."""
-    _, lines, stores = program
+    _, operations, stores = program
 
     def fused(*tensors: Tensor) -> None:
         values = list(tensors)
-        for op, sources, attrs, dtype in lines:
+        for op, sources, attrs, dtype in operations:
             # Half types compute in f32, and each result is rounded.
             wide = [values[i].float() if values[i].itemsize == 2 else values[i] for i in sources]
             values.append(FUNCTIONS[op](*wide, **dict(attrs)).to(_TORCH[dtype]))

@@ -1,4 +1,4 @@
-"""Whether torch runs anything on a device: an installed build has kernels for some architectures and not for others."""
+"""Whether torch runs kernels on a device: each build has them for some architectures only."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def try_kernel(target: torch.device) -> None:
 
 
 class UnusableAccelerator(Device):
-    """Stands for a device that torch counts and tells nothing about."""
+    """A device that torch counts, but fails to describe; it refuses all steps with torch's reason."""
 
     def __init__(self, target: torch.device, error: Exception) -> None:
         self.id, self.description = f"{target.type}:{target.index}", f"PyTorch on {target}"

@@ -39,7 +39,7 @@ _OURS: Final = {theirs: ours for ours, theirs in TORCH_DTYPES.items()}
 
 
 def dense_bytes(array: torch.Tensor) -> tuple[torch.Tensor, DType, Shape]:
-    """A dense tensor's memory as a flat byte tensor, and what lies there.
+    """A dense tensor's memory as a flat byte tensor, and its dtype and shape.
 
     Raises:
         DTypeError: a dtype that opweave does not have.
@@ -74,7 +74,7 @@ def tensor(arg: Arg) -> torch.Tensor:
 
 
 class _Shared(threading.local):
-    """The tensors made so far, by window, while this thread compiles a plan."""
+    """The tensors made so far, by memory, dtype and layout, while this thread compiles a plan."""
 
     known: dict[Any, torch.Tensor] | None = None
 
@@ -84,8 +84,8 @@ _SHARED: Final = _Shared()
 
 @contextmanager
 def one_tensor_a_window() -> Iterator[None]:
-    """Values that take turns in one window are one tensor: fewer objects stay in the processor's cache while a plan
-    runs."""
+    """Operands of the same memory, dtype and layout become one tensor object, also of values that use it one after the
+    other: a plan that runs touches fewer objects, which stay in the processor's caches."""
     outer, _SHARED.known = _SHARED.known, {}
     try:
         yield

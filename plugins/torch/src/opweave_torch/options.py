@@ -1,10 +1,10 @@
-"""What a stream can be opened with, and what has to hold in torch while it runs."""
+"""Parameters of a stream, and torch's settings while it runs."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from opweave.contract.parameters import check_threads
 from opweave.errors import PluginError
 
-__all__ = ["THREADS", "Options", "Threads", "inference_mode", "modes"]
+__all__ = ["THREADS", "DefaultThreads", "Options", "modes"]
 
 
 class Options(NamedTuple):
@@ -50,28 +50,18 @@ class Options(NamedTuple):
         return cls(**{name: value if name == "threads" else bool(value) for name, value in given.items()})
 
 
-class Threads:
-    """Threads of streams that were opened without ``threads``; ``None``: torch's own setting is left alone."""
+class DefaultThreads:
+    """DefaultThreads of streams that were opened without ``threads``; ``None``: torch's own setting is left alone."""
 
     default: int | None = None
 
 
-THREADS: Final = Threads()
-
-
-def inference_mode() -> AbstractContextManager[object]:
-    """torch's inference mode for a ``with`` block.
-
-    What `torch.inference_mode` makes of a block, without its methods in Python: interrupted in one of them, the mode
-    would stay entered, and the thread's tensors have no gradients from there on.
-    """
-    mode: AbstractContextManager[object] = torch._C._InferenceMode(True)
-    return mode
+THREADS: Final = DefaultThreads()
 
 
 @contextmanager
 def modes(threads: int | None, deterministic: bool) -> Iterator[None]:
-    """torch set as asked for, and afterwards as it was found. Both settings belong to the whole process."""
+    """Set torch's threads and determinism, and afterwards restore what was found. Both are settings of the process."""
     found = torch.get_num_threads()
     if threads not in (None, found):
         torch.set_num_threads(threads)
@@ -105,7 +95,7 @@ CUBLAS_VARIABLE: Final = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def check_cublas() -> None:
-    """Whether cuBLAS was told to be deterministic, which it only is before its first use.
+    """Check that cuBLAS was set to be deterministic, which is only possible before its first use.
 
     Raises:
         PluginError: it was not.

@@ -1,4 +1,4 @@
-"""Streams of devices that work while the host goes on: `QueueStream`, a queue of torch's, and `MpsStream`."""
+"""Streams of devices that work asynchronously: `QueueStream`, a queue of torch's, and `MpsStream`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from opweave.errors import DeviceLostError
 from opweave_torch.capture import CapturedPlan
 from opweave_torch.fusing import Fusing
 from opweave_torch.memory import byte_tensor
-from opweave_torch.options import Options, inference_mode
+from opweave_torch.native import inference_mode
+from opweave_torch.options import Options
 from opweave_torch.stream import TorchStream
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class QueueStream(TorchStream):
             super()._make(calls)
 
     def _translate(self, error: Exception) -> Exception:
-        """Typed, where it means that the device is gone or full."""
+        """`MemoryError` or `DeviceLostError` for an error of torch that means this, else the error itself."""
         first = str(error).partition("\n")[0]
         if isinstance(error, torch.OutOfMemoryError):
             return MemoryError(first)
@@ -65,39 +66,39 @@ class QueueStream(TorchStream):
         return error
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _typed_errors(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            told = self._translate(error)
-            if told is error:
+            typed = self._translate(error)
+            if typed is error:
                 raise
-            raise told from error
+            raise typed from error
 
     # --- order ------------------------------------------------------------------------------------------------------
 
     def _synchronize(self) -> None:
-        if self.target.type != "cpu":  # whose queues are none
-            with self._telling():
+        if self.target.type != "cpu":  # whose streams do the work while they are called
+            with self._typed_errors():
                 self.queue.synchronize()
 
     def _record(self) -> Any:
-        mark = self.api.Event()
-        mark.record(self.queue)
-        return mark
+        event = self.api.Event()
+        event.record(self.queue)
+        return event
 
     def _wait(self, handle: Any) -> bool:
         if not isinstance(handle, self.api.Event):
-            return False  # of another family of devices
+            return False  # an event of another type of devices
         self.queue.wait_event(handle)
         return True
 
     def _join(self, handle: Any) -> None:
-        with self._telling():
+        with self._typed_errors():
             handle.synchronize()
 
     def _query(self, handle: Any) -> bool:
-        with self._telling():
+        with self._typed_errors():
             return bool(handle.query())
 
     # --- transfers --------------------------------------------------------------------------------------------------

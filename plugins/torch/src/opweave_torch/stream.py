@@ -8,7 +8,8 @@ import torch
 
 from opweave.contract import Call, Device, Group, Stream
 from opweave_torch.memory import one_tensor_a_window
-from opweave_torch.options import THREADS, Options, inference_mode, modes
+from opweave_torch.native import inference_mode
+from opweave_torch.options import THREADS, Options, modes
 
 __all__ = ["TorchStream"]
 
@@ -17,7 +18,7 @@ class TorchStream(Stream):
     """Runs calls in the calling thread, in torch's inference mode.
 
     Args:
-        options: what it was opened with.
+        options: its parameters.
     """
 
     def __init__(self, device: Device, options: Options) -> None:
@@ -30,7 +31,7 @@ class TorchStream(Stream):
         return self.options.threads or THREADS.default or int(torch.get_num_threads())
 
     def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
-        # What kernels make beforehand is then of the kind that this mode works fastest on.
+        # Constants of the kernels become inference tensors, with which calls in inference mode are fastest.
         with inference_mode(), one_tensor_a_window():
             return super()._compile(groups)
 

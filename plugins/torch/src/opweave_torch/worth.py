@@ -1,4 +1,4 @@
-"""Which steps are worth leaving another device of the same memory for."""
+"""Which steps ``torch:cpu`` takes over from another device in the same memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SWITCH_FLOPS: Final = 1 << 20
 
 
 def is_worth_a_switch(step: Step) -> bool:
-    """Whether torch's kernel for the CPU is worth leaving another device of this process for: large products,
+    """Whether torch's kernel for the CPU saves more time than the change of devices costs: of large products,
     attention and convolutions."""
     op = OPS.get(step.op)
     return op is not None and op.product and flops(step) >= SWITCH_FLOPS

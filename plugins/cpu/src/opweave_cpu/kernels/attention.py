@@ -16,6 +16,7 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.ops.normalization import alibi_slopes
+from opweave.ops.operands import optional_operands
 from opweave_cpu.kernels.table import FLOATS, KERNELS
 from opweave_cpu.tiles import Array, aligned, compute_dtype, constant, for_rows, row_sums, window
 from opweave_cpu.workers import Cut, bind_workers, full_cuts, is_blas_matrix, worker_count
@@ -108,8 +109,9 @@ def attention(
     tokens, keys = q.shape[2], k.shape[2]
     queries, results = q.view.reshape(*axes, -1), out.view.reshape(*axes, -1)
     all_keys, all_values = k.view, v.view
-    mask = rest[0].view.reshape(*axes, keys) if masked else None
-    sinks = rest[-1].view.reshape(*axes[1:3], 1) if len(rest) > masked else None
+    mask, sinks = optional_operands([arg.view for arg in rest], masked)
+    mask = None if mask is None else mask.reshape(*axes, keys)
+    sinks = None if sinks is None else sinks.reshape(*axes[1:3], 1)
     slopes = alibi_slopes(q.shape[1], max_bias).astype(dtype.numpy).reshape(*axes[1:3], 1, 1) if max_bias else None
     factor = constant(scale / soft_cap if soft_cap else scale, dtype)
     cap = constant(soft_cap, dtype) if soft_cap else None

@@ -12,7 +12,7 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import as_dtype
-from opweave.ops.rope import pair_slices, rope_frequencies
+from opweave.ops.rope import distinct_positions, pair_slices, rope_frequencies
 from opweave_cpu.kernels.table import FLOATS, KERNELS
 from opweave_cpu.tiles import TILE, Array, aligned, compute_dtype, in_turn, window
 from opweave_cpu.workers import Cut, bind_workers, full_cuts, worker_count
@@ -25,9 +25,7 @@ class _RotationTiling:
 
     def __init__(self, x: Arg, positions: Arg, half: int, sections: tuple[int, ...]) -> None:
         dtype = compute_dtype(x.dtype)
-        self.lead = [1 if s == 0 else n for n, s in zip(positions.shape, positions.strides, strict=True)]
-        if sections:
-            self.lead[0] = len(sections)
+        self.lead = distinct_positions(positions.shape, positions.strides, sections)
         self.count = prod(self.lead[1:] if sections else self.lead)
         self.chunk = min(self.count, max(1, TILE // (_F64.itemsize * half)))
         rows = max(1, TILE // (dtype.itemsize * half))
@@ -73,7 +71,7 @@ def rope(
     stored = positions.view[tuple([slice(n) for n in plan.lead])]
     rows = places.view.reshape(len(sections) or 1, -1)
     parts = _columns(sections or (half,))
-    lead = tuple(plan.lead[1:] if sections else plan.lead)
+    lead = plan.lead[1:] if sections else plan.lead
     cosines, sines = [np.broadcast_to(t.view.reshape(*lead, half), (*x.shape[:-1], half)) for t in (cos, sin)]
     first, second = pair_slices(pairing, dims)
     source, target = x.view, out.view

@@ -10,6 +10,7 @@ import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
+from opweave.ops.operands import optional_operands
 from opweave_cpu.kernels.table import FLOATS, KERNELS
 from opweave_cpu.tiles import TILE, Array, aligned, compute_dtype, constant, in_turn, window
 from opweave_cpu.workers import Cut, bind_workers, cuts_of, worker_count
@@ -46,8 +47,7 @@ def causal_conv1d(
     wide: Arg | None = None,
 ) -> Call:
     source, weights, target = x.view, (wide or w).view, out.view
-    bias = rest[0].view if biased else None
-    state = rest[-1].view if len(rest) > biased else None
+    bias, state = optional_operands([arg.view for arg in rest], biased)
     tokens, before = x.shape[2], w.shape[1] - 1
 
     def tile_calls(job: tuple[int, Cut], worker: int) -> Iterator[Call]:
@@ -133,8 +133,7 @@ def selective_scan(
 ) -> Call:
     plan = _ScanTiling(u, a, b)
     inputs, deltas, rates, reads, writes = u.view, delta.view, a.view, b.view, c.view
-    through = rest[0].view if skip else None
-    state = rest[-1].view if len(rest) > skip else None
+    through, state = optional_operands([arg.view for arg in rest], skip)
     size, flat = u.size, out.view.reshape(-1)
     results = flat[:size].reshape(u.shape)
     states = flat[size:].reshape(u.shape[0], *a.shape) if last else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
 from opweave.contract.kernels import of_other_type
+from opweave.ops.operands import optional_operands
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.layouts import element_offset, element_strides
 
@@ -48,8 +49,7 @@ def attention(
     soft_cap: float,
     masked: bool,
 ) -> Call:
-    mask = rest[0] if masked else None
-    sinks = rest[-1] if len(rest) > masked else None
+    mask, sinks = optional_operands(rest, masked)
     batch, heads, tokens, size = q.shape
     groups, keys, width = k.shape[1], k.shape[2], v.shape[3]
     operands = [out, q, k, v, mask or q, sinks or q]

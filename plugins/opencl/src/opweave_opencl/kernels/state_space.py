@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
+from opweave.ops.operands import optional_operands
 from opweave_opencl.kernels.pointwise import spread
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.layouts import element_offset, element_strides
@@ -25,8 +26,7 @@ def _types(names: Sequence[str], operands: Sequence[Arg]) -> dict[str, str]:
 
 @KERNELS("causal_conv1d", dtypes="f32 f16 bf16")
 def causal_conv1d(stream: OpenCLStream, op: str, out: Arg, x: Arg, w: Arg, *rest: Arg, biased: bool) -> Call:
-    bias = rest[0] if biased else None
-    before = rest[-1] if len(rest) > biased else None
+    bias, before = optional_operands(rest, biased)
     operands = [out, x, w, bias or x, before or x]
     words = [x.shape[1], x.shape[2], w.shape[1], int(biased), int(before is not None)]
     words += [*element_strides(out), *element_strides(x), *element_strides(w)]
@@ -59,8 +59,7 @@ def selective_scan(
     skip: bool,
     last: bool,
 ) -> Call:
-    d = rest[0] if skip else None
-    state = rest[-1] if len(rest) > skip else None
+    d, state = optional_operands(rest, skip)
     operands = [out, u, delta, a, b, c, d or u, state or u]
     batch, channels, tokens = u.shape
     states, repeats = a.shape[1], channels // b.shape[1]

@@ -1,4 +1,4 @@
-"""Elements in another order, in a frame, or only those of a triangle or diagonal: copies of a few windows each."""
+"""Elements in another order, padded, or only those of a triangle or diagonal: copies of a few windows each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import product
 import torch
 
 from opweave.contract import Arg, Call, Stream
-from opweave_torch.kernels.binding import in_turn, rounded
+from opweave_torch.kernels.binding import in_order, rounded
 from opweave_torch.kernels.table import KERNELS, PLAIN
 from opweave_torch.memory import tensor
 
@@ -26,7 +26,7 @@ def flip(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...]) ->
 @KERNELS("roll", dtypes=PLAIN)
 def roll(stream: Stream, op: str, out: Arg, x: Arg, *, shifts: tuple[int, ...]) -> Call:
     target, source = tensor(out), tensor(x)
-    # Along a shifted axis two pieces change places; the pieces of all axes make boxes.
+    # Along a shifted axis two parts are exchanged; each combination of parts of all axes is one copy.
     sides: list[list[tuple[slice, slice]]] = []
     for n, by in zip(out.shape, shifts, strict=True):
         whole = slice(None)
@@ -35,7 +35,7 @@ def roll(stream: Stream, op: str, out: Arg, x: Arg, *, shifts: tuple[int, ...]) 
     for pairs in product(*sides):
         to, of = zip(*pairs, strict=True)
         calls.append(partial(target[to].copy_, source[of]))
-    return in_turn(calls)
+    return in_order(calls)
 
 
 @KERNELS("pad", dtypes=PLAIN)
@@ -46,7 +46,7 @@ def pad(
     box = [slice(before, before + n) for n, (before, _) in zip(x.shape, widths, strict=True)]
     copy = partial(target[tuple(box)].copy_, tensor(x))
     if mode == "constant":
-        return in_turn([partial(target.fill_, rounded(value, out.dtype)), copy])
+        return in_order([partial(target.fill_, rounded(value, out.dtype)), copy])
     calls: list[Call] = [copy]
     # Axis by axis the box grows over its frame, which is made of what the box holds already.
     for axis, (n, (before, after)) in enumerate(zip(x.shape, widths, strict=True)):
@@ -60,7 +60,7 @@ def pad(
                 else:
                     calls.append(partial(frame.copy_, origin))
         box[axis] = slice(0, end + after)
-    return in_turn(calls)
+    return in_order(calls)
 
 
 def _origin(mode: str, start: int, end: int, side: slice) -> slice:
@@ -82,4 +82,4 @@ def triangle(stream: Stream, op: str, out: Arg, x: Arg, *, k: int) -> Call:
 @KERNELS("diag_embed", dtypes=PLAIN)
 def diag_embed(stream: Stream, op: str, out: Arg, x: Arg, *, offset: int) -> Call:
     target = tensor(out)
-    return in_turn([target.zero_, partial(torch.diagonal(target, offset, -2, -1).copy_, tensor(x))])
+    return in_order([target.zero_, partial(torch.diagonal(target, offset, -2, -1).copy_, tensor(x))])

@@ -1,4 +1,4 @@
-"""Attention: torch's fused kernels where they express the case, else tiles of scores of bounded size.
+"""Attention: torch's fused kernels where they express the case, else the scores in tiles of bounded size.
 
 Fused: Dao et al., "FlashAttention", 2022. On the CPU their kernel also gives the logarithm of each sum, by which sinks
 are applied.
@@ -6,7 +6,7 @@ are applied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import product
 from math import inf, prod
@@ -16,10 +16,14 @@ import torch
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.kernels import of_other_type
+from opweave.contract.workspace import Arrays
+from opweave.graph.dtypes import bool_
 from opweave.ops.normalization import alibi_slopes
-from opweave_torch.kernels.binding import BOOL, Scratch, in_turn, widened
+from opweave.ops.operands import optional_operands
+from opweave_torch.kernels.binding import in_order, widened
 from opweave_torch.kernels.table import KERNELS
 from opweave_torch.memory import tensor
+from opweave_torch.native import flash_attention_on_cpu, has_fused_attention
 
 CPU_SCORES: Final = 1 << 18
 """Elements of a tile of scores on a CPU, where several passes find them in the second-level cache."""
@@ -42,31 +46,37 @@ class _Options(NamedTuple):
     sinks: Arg | None
 
 
-def _options(rest: tuple[Arg, ...], masked: bool, **attrs: Any) -> _Options:
-    return _Options(mask=rest[0] if masked else None, sinks=rest[-1] if len(rest) > masked else None, **attrs)
+def _options(
+    rest: Sequence[Arg], *, scale: float, causal: bool, max_bias: float, soft_cap: float, masked: bool, **others: Any
+) -> _Options:
+    return _Options(scale, causal, max_bias, soft_cap, *optional_operands(rest, masked))
 
 
-def _workspace(step: Step) -> int:
+def _arrays(step: Step) -> Arrays:
+    """Flat arrays, of which each tile takes the beginning. The bias of a fused kernel shares the memory of the scores
+    of the tiles: these are computed anew where the fused kernel fails."""
     q, k, v, *rest = step.srcs
-    options = _options(tuple(rest), **step.attrs)
-    sizes = [_Tiles(q, k, v, options, SCORES).bytes]
+    options = _options(rest, **step.attrs)
+    dtype = widened(q.dtype)
+    sizes = _Tiling(q, k, v, options, SCORES).sizes()
     if _is_biased(q, k, options):
-        sizes.append(_Bias(q, k, options, Scratch(None)).bytes)
-    return max(sizes)
+        bias = _Bias(q, k, options)
+        sizes["scores"] = max(sizes["scores"], bias.size)
+        sizes["hidden"] = max(sizes["hidden"], bias.hidden_size)
+    return {name: (bool_ if name == "hidden" else dtype, (size,)) for name, size in sizes.items()}
 
 
-@KERNELS("attention", when=lambda step: of_other_type(step, 1, 2), workspace=_workspace)
-def attention(
-    stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: Arg, workspace: Arg, **attrs: Any
-) -> Call:
-    options, target = _options(rest, **attrs), tensor(out)
+@KERNELS("attention", when=lambda step: of_other_type(step, 1, 2), workspace=_arrays)
+def attention(stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: Arg, **given: Any) -> Call:
+    options, target = _options(rest, **given), tensor(out)
+    arrays = {name: tensor(array) for name, array in given.items() if isinstance(array, Arg)}
     on_cpu = target.device.type == "cpu"
-    tiles = _Tiles(q, k, v, options, CPU_SCORES if on_cpu else SCORES)
-    bind_tiles = cache(lambda: tiles.bind(target, Scratch(workspace)))
+    tiling = _Tiling(q, k, v, options, CPU_SCORES if on_cpu else SCORES)
+    bind_tiles = cache(lambda: tiling.bind(target, arrays))
     if options.soft_cap or q.shape[3] != v.shape[3]:
         return bind_tiles()
     if on_cpu:
-        return _fused_on_cpu(target, q, k, v, options, workspace, bind_tiles) or bind_tiles()
+        return _fused_on_cpu(target, q, k, v, options, arrays, bind_tiles) or bind_tiles()
     return _fused_elsewhere(target, q, k, v, options) or bind_tiles()
 
 
@@ -81,8 +91,8 @@ def _is_causal(q: Arg, options: _Options) -> bool:
 def _is_biased(q: Arg, k: Arg, options: _Options) -> bool:
     """Whether something is to be added to the scores that is not the mask alone. Fused kernels know causal attention
     as that in which the first token sees the first key."""
-    parted = options.mask is not None or q.shape[2] < k.shape[2]
-    return bool(options.max_bias) or (_is_causal(q, options) and parted)
+    not_plain = options.mask is not None or q.shape[2] < k.shape[2]
+    return bool(options.max_bias) or (_is_causal(q, options) and not_plain)
 
 
 class _Bias:
@@ -91,24 +101,23 @@ class _Bias:
 
     Attributes:
         tokens: how many at a time.
-        bytes: of scratch memory.
+        size, hidden_size: elements of the bias, and flags of hidden keys, of so many tokens.
     """
 
-    def __init__(self, q: Arg, k: Arg, options: _Options, scratch: Scratch) -> None:
+    def __init__(self, q: Arg, k: Arg, options: _Options) -> None:
         mask, keys = options.mask, k.shape[2]
         self.options, self.first_seen = options, keys - q.shape[2]
         self.batch = q.shape[0] if mask is not None and mask.strides[0] else 1
         self.heads = q.shape[1] if options.max_bias or (mask is not None and mask.strides[1]) else 1
         self.tokens = min(q.shape[2], max(1, BIAS // (self.batch * self.heads * keys)))
-        self._room = scratch.take((self.batch * self.heads * self.tokens * keys,), widened(q.dtype))
-        self._hidden = scratch.take((self.tokens * keys,), BOOL)
-        self.bytes = scratch.used
+        self.size = self.batch * self.heads * self.tokens * keys
+        self.hidden_size = self.tokens * keys if options.causal else 0
 
-    def bind(self, some: slice, end: int) -> tuple[torch.Tensor, list[Call]]:
-        """The bias of some tokens and the keys before ``end``, and what computes it."""
-        options, count, device = self.options, some.stop - some.start, self._room.device
-        shape = (self.batch, self.heads, count, end)
-        bias = self._room[: prod(shape)].view(shape)
+    def bind(self, some: slice, end: int, arrays: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, list[Call]]:
+        """The bias of some tokens and the keys before ``end``, and the calls that compute it."""
+        options, count = self.options, some.stop - some.start
+        bias = _beginning(arrays["scores"], self.batch, self.heads, count, end)
+        device = bias.device
         calls: list[Call] = [bias.zero_]
         if options.mask is not None:
             mask = tensor(options.mask)[: self.batch, :, some, :end]
@@ -117,7 +126,7 @@ class _Bias:
             slopes = torch.from_numpy(alibi_slopes(self.heads, options.max_bias)).to(device, bias.dtype)
             calls.append(partial(bias.mul_, slopes.view(-1, 1, 1)))
         if options.causal:
-            hidden = self._hidden[: count * end].view(count, end)
+            hidden = _beginning(arrays["hidden"], count, end)
             last = torch.arange(self.first_seen + some.start, self.first_seen + some.stop, device=device)
             keys = torch.arange(end, device=device)
             calls.append(partial(torch.gt, keys, last.unsqueeze(1), out=hidden))
@@ -126,36 +135,42 @@ class _Bias:
 
 
 def _fused_on_cpu(
-    out: torch.Tensor, q: Arg, k: Arg, v: Arg, options: _Options, workspace: Arg, tiles: Callable[[], Call]
+    out: torch.Tensor,
+    q: Arg,
+    k: Arg,
+    v: Arg,
+    options: _Options,
+    arrays: Mapping[str, torch.Tensor],
+    tiles: Callable[[], Call],
 ) -> Call | None:
     """The call of the fused kernel, ``None`` where it does not express the case.
 
-    Where all scores are -inf or NaN it gives 0, and 0 for the logarithm of the sum, which says nothing if it is that;
-    then the tiles find out.
+    Where all scores of a row are -inf or NaN, the kernel gives 0 for the result and for the logarithm of the sum, which
+    can be 0 for other rows too. Where a logarithm is 0, all is computed again in tiles.
     """
     tokens, keys, causal = q.shape[2], k.shape[2], _is_causal(q, options)
-    if (causal and tokens > keys) or (options.sinks is not None and q.dtype.is_half):
+    flash = flash_attention_on_cpu()
+    if flash is None or (causal and tokens > keys) or (options.sinks is not None and q.dtype.is_half):
         return None  # what sinks are applied to was rounded before
     query, key, value = [tensor(arg) for arg in (q, k, v)]
-    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     sinks = None if options.sinks is None else tensor(options.sinks).unsqueeze(-1)
-    pieces: list[tuple[Any, ...]] = []
+    parts: list[tuple[Any, ...]] = []
     if _is_biased(q, k, options):
-        bias = _Bias(q, k, options, Scratch(workspace))
+        bias = _Bias(q, k, options)
         for first in range(0, tokens, bias.tokens):
             some = slice(first, min(first + bias.tokens, tokens))
             end = keys - tokens + some.stop if causal else keys
-            added, calls = bias.bind(some, end)
-            pieces.append((calls, query[:, :, some], key[:, :, :end], value[:, :, :end], added, out[:, :, some]))
+            added, calls = bias.bind(some, end, arrays)
+            parts.append((calls, query[:, :, some], key[:, :, :end], value[:, :, :end], added, out[:, :, some]))
     else:
-        pieces.append(([], query, key, value, None if options.mask is None else tensor(options.mask), out))
+        parts.append(([], query, key, value, None if options.mask is None else tensor(options.mask), out))
     plainly_causal = causal and not _is_biased(q, k, options)
 
     def run() -> None:
-        for calls, queries, some_keys, values, mask, target in pieces:
+        for calls, queries, some_keys, values, mask, target in parts:
             for call in calls:
                 call()
-            # It takes rows without gaps for granted.
+            # The kernel reads rows as if they had no gaps, without a check.
             operands = [x if x.stride(-1) == 1 else x.contiguous() for x in (queries, some_keys, values)]
             result, total = flash(*operands, 0.0, plainly_causal, attn_mask=mask, scale=options.scale)
             if not total.all():
@@ -173,13 +188,10 @@ def _fused_elsewhere(out: torch.Tensor, q: Arg, k: Arg, v: Arg, options: _Option
     """The call of a fused kernel, ``None`` where torch has none for the operands."""
     if options.sinks is not None or _is_biased(q, k, options) or (_is_causal(q, options) and q.shape[2] > k.shape[2]):
         return None
-    operands = [tensor(arg) for arg in (q, k, v)]
+    operands = tensor(q), tensor(k), tensor(v)
     mask = None if options.mask is None else tensor(options.mask)
     given = {"is_causal": _is_causal(q, options), "scale": options.scale, "enable_gqa": q.shape[1] != k.shape[1]}
-    try:
-        if not torch._fused_sdp_choice(*operands, mask, 0.0, **given):  # 0: by plain products
-            return None
-    except NotImplementedError:  # a device that does not choose has no kernels to choose from
+    if not has_fused_attention(*operands, mask, **given):
         return None
     function = torch.nn.functional.scaled_dot_product_attention
     if mask is None:
@@ -197,8 +209,14 @@ def _fused_elsewhere(out: torch.Tensor, q: Arg, k: Arg, v: Arg, options: _Option
 # --- in tiles -------------------------------------------------------------------------------------------------------
 
 
-def _cuts(lengths: tuple[int, ...], limit: int) -> Iterator[tuple[slice, ...]]:
-    """Axes cut into pieces of at most ``limit`` elements, or one: last axes whole as long as they fit."""
+def _beginning(array: torch.Tensor, *shape: int) -> torch.Tensor:
+    """The first elements of a flat array in another shape."""
+    return array[: prod(shape)].view(shape)
+
+
+def _boxes(lengths: tuple[int, ...], limit: int) -> Iterator[tuple[slice, ...]]:
+    """Boxes of at most ``limit`` elements, or one, that cover axes of these lengths: last axes whole as long as they
+    fit."""
     inner = prod(lengths[1:])
     step = max(1, limit // inner)
     for first in range(0, lengths[0], step):
@@ -206,12 +224,12 @@ def _cuts(lengths: tuple[int, ...], limit: int) -> Iterator[tuple[slice, ...]]:
         if inner <= limit:
             yield (some, *[slice(0, n) for n in lengths[1:]])
         else:
-            for rest in _cuts(lengths[1:], limit):
+            for rest in _boxes(lengths[1:], limit):
                 yield (some, *rest)
 
 
-class _Tiles:
-    """How attention is cut: axes are (groups, heads of a group, tokens); each tile sees all of the keys, so that its
+class _Tiling:
+    """How attention is tiled: axes are (groups, heads of a group, tokens); each tile sees all of the keys, so that its
     softmax is whole.
 
     Args:
@@ -220,39 +238,28 @@ class _Tiles:
 
     def __init__(self, q: Arg, k: Arg, v: Arg, options: _Options, limit: int) -> None:
         self.q, self.k, self.v, self.options = q, k, v, options
-        self.dtype = widened(q.dtype)
         self.axes = (k.shape[1], q.shape[1] // k.shape[1], q.shape[2])
         self.columns = k.shape[2] + (options.sinks is not None)
-        self.cuts: list[Any] = list(_cuts(self.axes, max(1, limit // self.columns)))
-        self.rows = max(prod([c.stop - c.start for c in cut]) for cut in self.cuts)
-        self.together = max(groups.stop - groups.start for groups, _, _ in self.cuts)
-        self.tokens = max(tokens.stop - tokens.start for _, _, tokens in self.cuts)
+        self.tiles: list[Any] = list(_boxes(self.axes, max(1, limit // self.columns)))
 
-    @property
-    def bytes(self) -> int:
-        """Scratch memory."""
-        scratch = Scratch(None)
-        self._rooms(scratch)
-        return scratch.used
-
-    def _rooms(self, scratch: Scratch) -> dict[str, torch.Tensor]:
-        keys, half = self.k.shape[2], self.q.dtype.is_half
-        sizes = {
-            "queries": self.rows * self.q.shape[3],
-            "scores": self.rows * self.columns,
-            "results": self.rows * self.v.shape[3],
-            "bias": self.rows * keys if self.options.mask is not None and (half or self.options.max_bias) else 0,
-            "keys": self.together * keys * self.k.shape[3] if half else 0,
-            "values": self.together * keys * self.v.shape[3] if half else 0,
+    def sizes(self) -> dict[str, int]:
+        """Elements of the arrays that the largest tile needs."""
+        keys, half, options = self.k.shape[2], self.q.dtype.is_half, self.options
+        rows = max([prod([some.stop - some.start for some in tile]) for tile in self.tiles])
+        groups, _, tokens = [max([some.stop - some.start for some in axis]) for axis in zip(*self.tiles, strict=True)]
+        return {
+            "queries": rows * self.q.shape[3],
+            "scores": rows * self.columns,
+            "results": rows * self.v.shape[3],
+            "bias": rows * keys if options.mask is not None and (half or options.max_bias) else 0,
+            "keys": groups * keys * self.k.shape[3] if half else 0,
+            "values": groups * keys * self.v.shape[3] if half else 0,
+            "hidden": tokens * keys if options.causal else 0,
         }
-        rooms = {name: scratch.take((size,), self.dtype) for name, size in sizes.items() if size}
-        if self.options.causal:
-            rooms["hidden"] = scratch.take((self.tokens * keys,), BOOL)
-        return rooms
 
-    def bind(self, out: torch.Tensor, scratch: Scratch) -> Call:
-        """The call that goes through all tiles."""
-        options, axes, rooms = self.options, self.axes, self._rooms(scratch)
+    def bind(self, out: torch.Tensor, arrays: Mapping[str, torch.Tensor]) -> Call:
+        """The call that computes all tiles, one after the other, in the arrays of `sizes`."""
+        options, axes = self.options, self.axes
         q, k, v = [tensor(arg) for arg in (self.q, self.k, self.v)]
         tokens, keys = q.shape[2], k.shape[2]
         queries, results = [x.unflatten(1, axes[:2]) for x in (q, out)]
@@ -261,32 +268,29 @@ class _Tiles:
         slopes = None
         if options.max_bias:
             steps = torch.from_numpy(alibi_slopes(q.shape[1], options.max_bias))
-            slopes = steps.to(out.device, rooms["scores"].dtype).view(*axes[:2], 1, 1)
+            slopes = steps.to(out.device, arrays["scores"].dtype).view(*axes[:2], 1, 1)
         factor = options.scale / options.soft_cap if options.soft_cap else options.scale
         key_numbers = torch.arange(keys, device=out.device)
         last_seen = torch.arange(keys - tokens, keys, device=out.device).unsqueeze(-1)
 
-        def room(name: str, *shape: int) -> torch.Tensor:
-            return rooms[name][: prod(shape)].view(shape)
-
         calls: list[Call] = []
         do = calls.append
-        packed: Any = None
-        for n, (gs, hs, ts) in product(range(len(q)), self.cuts):
+        copied: Any = None
+        for n, (gs, hs, ts) in product(range(len(q)), self.tiles):
             shape = (gs.stop - gs.start, hs.stop - hs.start, ts.stop - ts.start)
             matrix = (shape[0], shape[1] * shape[2])
             end = max(1, min(keys, keys - tokens + ts.stop)) if options.causal else keys
             right, values = k[n, gs], v[n, gs]
-            if "keys" in rooms:
-                right, values = room("keys", *right.shape), room("values", *values.shape)
-                if packed != (n, gs):
-                    packed = (n, gs)
+            if "keys" in arrays:
+                right, values = _beginning(arrays["keys"], *right.shape), _beginning(arrays["values"], *values.shape)
+                if copied != (n, gs):
+                    copied = (n, gs)
                     do(partial(right.copy_, k[n, gs]))
                     do(partial(values.copy_, v[n, gs]))
-            some = room("queries", *matrix, q.shape[3])
+            some = _beginning(arrays["queries"], *matrix, q.shape[3])
             do(partial(some.view(*shape, -1).copy_, queries[n, gs, hs, ts]))
             do(partial(some.mul_, factor))
-            whole = room("scores", *matrix, end + (sinks is not None))
+            whole = _beginning(arrays["scores"], *matrix, end + (sinks is not None))
             scores = whole[..., :end]
             grid = whole.view(*shape, -1)[..., :end]
             do(partial(torch.bmm, some, right[:, :end].transpose(1, 2), out=scores))
@@ -295,21 +299,21 @@ class _Tiles:
                 do(partial(scores.mul_, options.soft_cap))
             if mask is not None:
                 bias = mask[n, gs, hs, ts, :end]
-                if "bias" in rooms:
-                    wide = room("bias", *bias.shape)
+                if "bias" in arrays:
+                    wide = _beginning(arrays["bias"], *bias.shape)
                     do(partial(wide.copy_, bias))
                     bias = wide
                 if slopes is not None:
                     do(partial(bias.mul_, slopes[gs, hs]))
                 do(partial(grid.add_, bias))
             if options.causal and end > keys - tokens + ts.start + 1:
-                hidden = room("hidden", shape[2], end)
+                hidden = _beginning(arrays["hidden"], shape[2], end)
                 do(partial(torch.gt, key_numbers[:end], last_seen[ts], out=hidden))
                 do(partial(grid.masked_fill_, hidden, -inf))
             if sinks is not None:
                 do(partial(whole.view(*shape, -1)[..., end].copy_, sinks[gs, hs]))
             do(partial(torch.softmax, whole, -1, out=whole))
-            mixed = room("results", *matrix, v.shape[3])
+            mixed = _beginning(arrays["results"], *matrix, v.shape[3])
             do(partial(torch.bmm, scores, values[:, :end], out=mixed))
             do(partial(results[n, gs, hs, ts].copy_, mixed.view(*shape, -1)))
-        return in_turn(calls)
+        return in_order(calls)

@@ -1,8 +1,8 @@
-"""What kernels share when they bind: constants, scratch memory, several calls as one."""
+"""What kernels share when they bind: constants, several calls as one, operands converted to the type to compute in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -10,24 +10,18 @@ import numpy as np
 import torch
 
 from opweave.contract import Arg, Call, Step
+from opweave.contract.workspace import Arrays
 from opweave.errors import BoundsError
-from opweave.graph.dtypes import DType, as_dtype
-from opweave.graph.layout import nbytes
-from opweave_torch.memory import tensor, torch_dtype
+from opweave.graph.dtypes import DType, f32
+from opweave_torch.memory import tensor
 
 __all__ = [
-    "BOOL", "F32", "I64", "Scratch", "converted", "converted_bytes", "in_turn", "lies_over", "naming_ids",
-    "padded", "rounded", "scalar", "widened", "widening", "widening_bytes",
+    "conversion_arrays", "converted", "in_order", "raising_bounds_error", "rounded", "same_elements", "scalar",
+    "widened", "widening", "widening_arrays",
 ]  # fmt: skip
 
-BOOL: Final = as_dtype("bool")
-F32: Final = as_dtype("f32")
-I64: Final = as_dtype("i64")
 
-_ALIGNMENT: Final = 64
-
-
-def in_turn(calls: Sequence[Call]) -> Call:
+def in_order(calls: Sequence[Call]) -> Call:
     """One call that makes all of them, in order."""
     if len(calls) == 1:
         return calls[0]
@@ -48,8 +42,8 @@ def in_turn(calls: Sequence[Call]) -> Call:
 
 
 def scalar(value: float, like: torch.Tensor) -> torch.Tensor:
-    """A number beside ``like``, of its dtype. Calls take it in a third of the time of a Python number, which they would
-    make a tensor of each time."""
+    """A number as a tensor of the dtype and device of ``like``. Passing it to a function of torch takes a third of the
+    time of a Python number, from which torch makes a tensor at each call."""
     return torch.tensor(value, dtype=like.dtype, device=like.device)
 
 
@@ -61,15 +55,21 @@ def rounded(value: float, dtype: DType) -> Any:
 
 
 def widened(dtype: DType) -> DType:
-    """The type to compute in: f32 for half types."""
-    return F32 if dtype.is_half else dtype
+    """The type to compute in: f32 for half types, else the type itself."""
+    return f32 if dtype.is_half else dtype
+
+
+def same_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors show the same elements of the same memory in the same order."""
+    return (a.data_ptr(), a.device, a.shape, a.stride()) == (b.data_ptr(), b.device, b.shape, b.stride())
 
 
 # --- indices --------------------------------------------------------------------------------------------------------
 
 
-def naming_ids(call: Call, op: str, ids: torch.Tensor, n: int) -> Call:
-    """The call, whose error tells which of the ids is outside of ``0 .. n - 1``."""
+def raising_bounds_error(call: Call, op: str, ids: torch.Tensor, n: int) -> Call:
+    """``call``, which on the CPU raises `BoundsError` with the first index outside of ``0 .. n - 1`` where torch raises
+    an error that does not name it. On other devices indices are not known to the host."""
     if ids.device.type != "cpu":
         return call
 
@@ -86,66 +86,29 @@ def naming_ids(call: Call, op: str, ids: torch.Tensor, n: int) -> Call:
     return run
 
 
-# --- where operands lie ---------------------------------------------------------------------------------------------
+# --- conversion of whole operands -----------------------------------------------------------------------------------
 
 
-def lies_over(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors are one window of one memory."""
-    return (a.data_ptr(), a.device, a.shape, a.stride()) == (b.data_ptr(), b.device, b.shape, b.stride())
+def conversion_arrays(dtype: DType, args: Sequence[Arg]) -> Arrays:
+    """Workspace of `converted`: a copy of each operand of another type than ``dtype``, named by its number."""
+    return {f"converted{i}": (dtype, arg.shape) for i, arg in enumerate(args) if arg.dtype is not dtype}
 
 
-# --- scratch memory -------------------------------------------------------------------------------------------------
-
-
-def padded(size: int) -> int:
-    """Bytes rounded up, so that what follows them in scratch memory is aligned."""
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-class Scratch:
-    """Cuts a workspace into tensors, one after the other. Without one it only measures: its tensors have no memory.
-
-    Attributes:
-        used: bytes handed out.
-    """
-
-    def __init__(self, workspace: Arg | torch.Tensor | None) -> None:
-        self._bytes = tensor(workspace) if isinstance(workspace, Arg) else workspace
-        self.used = 0
-
-    def take(self, shape: Sequence[int], dtype: DType) -> torch.Tensor:
-        """A packed tensor, of ``padded`` bytes of the workspace."""
-        shape, kind = tuple(shape), torch_dtype(dtype)
-        first, size = self.used, nbytes(shape, dtype)
-        self.used += padded(size)
-        if self._bytes is None:
-            return torch.empty(shape, dtype=kind, device="meta")
-        return self._bytes[first : first + size].view(kind).view(shape)
-
-
-def converted(args: Sequence[Arg], dtype: DType, scratch: Scratch) -> tuple[list[torch.Tensor], list[Call]]:
-    """The operands in ``dtype``, and what converts those of another one."""
+def converted(dtype: DType, args: Sequence[Arg], arrays: Mapping[str, Arg]) -> tuple[list[torch.Tensor], list[Call]]:
+    """The operands in ``dtype``, and the calls that convert those of another type into their array."""
     operands: list[torch.Tensor] = []
     calls: list[Call] = []
-    for arg in args:
-        if arg.dtype is dtype:
-            operands.append(tensor(arg))
-            continue
-        copy = scratch.take(arg.shape, dtype)
-        operands.append(copy)
-        calls.append(partial(copy.copy_, tensor(arg)))
+    for i, arg in enumerate(args):
+        operands.append(tensor(arg if arg.dtype is dtype else arrays[f"converted{i}"]))
+        if arg.dtype is not dtype:
+            calls.append(partial(operands[-1].copy_, tensor(arg)))
     return operands, calls
 
 
-def converted_bytes(args: Sequence[Arg], dtype: DType) -> int:
-    """The scratch memory of `converted`."""
-    return sum([padded(arg.size * dtype.itemsize) for arg in args if arg.dtype is not dtype])
-
-
-# --- half types in f32 ----------------------------------------------------------------------------------------------
+# --- elementwise operations on half types, computed in f32 ----------------------------------------------------------
 
 TILE: Final = 1 << 22
-"""Elements that are widened at a time, so that scratch memory stays small."""
+"""Elements that are widened at a time, which bounds the workspace."""
 
 CPU_TILE: Final = 1 << 18
 """The same on the CPU, where they stay in the caches from one pass to the next."""
@@ -155,36 +118,32 @@ Body = Callable[[torch.Tensor, Sequence[torch.Tensor], torch.Tensor], Sequence[C
 which is f32 and may be overwritten, and ``others``, which only operations that promote them to f32 may take."""
 
 
-def widening_bytes(step: Step) -> int:
-    """The workspace of `widening`."""
+def widening_arrays(step: Step) -> Arrays:
+    """Workspace of `widening`: ``wide``, one row of f32 for each source."""
     dense = all(arg.is_dense for arg in (step.out, *step.srcs))
-    elements = min(step.out.size, TILE) if dense else step.out.size
-    return len(step.srcs) * padded(elements * F32.itemsize)
+    return {"wide": (f32, (len(step.srcs), min(step.out.size, TILE) if dense else step.out.size))}
 
 
-def widening(out: Arg, srcs: Sequence[Arg], workspace: Arg, body: Body, *, all_wide: bool = False) -> Call:
+def widening(out: Arg, srcs: Sequence[Arg], wide: Arg, body: Body, *, all_wide: bool = False) -> Call:
     """The call of an elementwise operation on half types that computes in f32 and rounds once.
 
     On the CPU all sources are widened: where types are mixed, torch would make tensors for that itself. Elsewhere its
-    kernels convert what they load and store, and only the first is, or with ``all_wide`` all are.
+    kernels convert what they load and store, and only the first is widened, or with ``all_wide`` all are.
     """
     target, sources = tensor(out), [tensor(x) for x in srcs]
-    cpu = target.device.type == "cpu"
+    on_cpu = target.device.type == "cpu"
+    tiles = [[target, *sources]]
     if all(arg.is_dense for arg in (out, *srcs)):
-        tile = CPU_TILE if cpu else TILE
-        pieces = [[x.view(-1)[i : i + tile] for x in (target, *sources)] for i in range(0, out.size, tile)]
-    else:
-        pieces = [[target, *sources]]
-    scratch = Scratch(workspace)
-    count = len(srcs) if cpu or all_wide else 1
-    wide = [scratch.take((pieces[0][0].numel(),), F32) for _ in range(count)]
+        size = CPU_TILE if on_cpu else TILE
+        tiles = [[x.view(-1)[i : i + size] for x in (target, *sources)] for i in range(0, out.size, size)]
+    rows = tensor(wide)[: len(srcs) if on_cpu or all_wide else 1]
     calls: list[Call] = []
-    for into, *parts in pieces:
-        loaded = [w[: into.numel()].view(into.shape) for w in wide]
-        calls += [partial(w.copy_, part) for w, part in zip(loaded, parts, strict=False)]
-        first, *others = [*loaded, *parts[count:]]
-        if cpu:
+    for into, *parts in tiles:
+        loaded = [row[: into.numel()].view(into.shape) for row in rows]
+        calls += [partial(row.copy_, part) for row, part in zip(loaded, parts, strict=False)]
+        first, *others = [*loaded, *parts[len(loaded) :]]
+        if on_cpu:
             calls += [*body(first, others, first), partial(into.copy_, first)]
         else:
             calls += body(first, others, into)
-    return in_turn(calls)
+    return in_order(calls)

@@ -7,44 +7,45 @@ integer of few bits, so that scale · element is exact in f32, and results are e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, Final
 
-import numpy as np
 import torch
 
-from opweave.contract import Call
-from opweave.graph.dtypes import DType, i16, i32, u8
-from opweave_torch.kernels.binding import F32, Scratch
+from opweave.contract import Arg, Call
+from opweave.contract.workspace import Arrays
+from opweave.graph.dtypes import DType, f32, i16, i32, u8
+from opweave_torch.memory import tensor, torch_dtype
 
-__all__ = ["Decoding", "decoding_bytes"]
+__all__ = ["Decoding", "decoding_arrays"]
 
 
 class Decoding:
-    """Decodes so many blocks at a time: what is loaded becomes ``values``.
+    """Decodes a number of blocks at a time: those that were loaded, into ``values``.
 
     Args:
         dtype: a quantized type.
         count: number of blocks.
-        scratch: where all of it happens.
-        device: of the tensors; ``None`` where only the scratch memory is measured.
+        arrays: the workspace of `decoding_arrays`, for as many blocks or more.
+        device: of the tensors.
 
     Attributes:
         values: f32, shape (count, elements of a block), dense.
-        calls: what decodes the blocks that were loaded, in turn.
+        calls: what decodes the blocks that were loaded, in order.
     """
 
-    def __init__(self, dtype: DType, count: int, scratch: Scratch, device: torch.device | None = None) -> None:
+    def __init__(self, dtype: DType, count: int, arrays: Mapping[str, Arg], device: torch.device) -> None:
         self.dtype, self.count, self.device = dtype, count, device
-        self.values = scratch.take((count, dtype.block), F32)
         self.calls: list[Call] = []
-        self._scratch = scratch
+        self._arrays = arrays
+        self._used = 0
         self._fields: list[tuple[int, int, torch.Tensor]] = []
+        self.values = self.new(f32, dtype.block)
         _DECODERS[dtype.name](self)
 
     def load(self, blocks: torch.Tensor) -> list[Call]:
-        """The calls that bring blocks here.
+        """The calls that copy blocks into the workspace.
 
         Args:
             blocks: ``uint8``, shape (..., bytes of a block), any strides; at most ``count`` blocks.
@@ -56,7 +57,7 @@ class Decoding:
             calls.append(partial(field[:n].view(*lead, size).copy_, blocks[..., at : at + size]))
         return calls
 
-    # --- what decoders are made of ----------------------------------------------------------------------------------
+    # --- for decoders -----------------------------------------------------------------------------------------------
 
     def bytes_at(self, at: int, size: int) -> torch.Tensor:
         """Bytes of each block, ``uint8`` of shape (count, size)."""
@@ -70,18 +71,18 @@ class Decoding:
 
     def half_at(self, at: int) -> torch.Tensor:
         """An f16 of each block as f32, shape (count, 1)."""
-        result = self.new(F32, 1)
+        result = self.new(f32, 1)
         self.do(result.copy_, self.bytes_at(at, 2).view(torch.float16))
         return result
 
     def new(self, dtype: DType, *shape: int) -> torch.Tensor:
-        """Memory for each block, shape (count, *shape)."""
-        return self._scratch.take((self.count, *shape), dtype)
+        """The next array of the workspace, of shape (count, *shape)."""
+        array = tensor(self._arrays[_array_name(self._used)])
+        self._used += 1
+        return array if len(array) == self.count else array[: self.count]
 
     def constant(self, values: Any, dtype: torch.dtype) -> torch.Tensor:
         """Numbers that do not depend on the blocks."""
-        if self.device is None:
-            return torch.empty(np.shape(values), dtype=dtype, device="meta")
         return _constant(tuple(values), dtype, self.device)
 
     def do(self, function: Callable[..., Any], *args: Any, **options: Any) -> None:
@@ -114,9 +115,9 @@ class Decoding:
 
     def table(self, index: torch.Tensor, entries: Any, out: torch.Tensor) -> None:
         """``out = entries[index]``, index ``uint8``, out f32 of as many elements."""
-        wide = self._scratch.take((index.numel(),), i32)
-        self.do(wide.view(index.shape).copy_, index)
-        self.do(torch.index_select, self.constant(entries, torch.float32), 0, wide, out=out.view(-1))
+        wide = self.new(i32, *index.shape[1:])
+        self.do(wide.copy_, index)
+        self.do(torch.index_select, self.constant(entries, torch.float32), 0, wide.view(-1), out=out.view(-1))
 
     def scaled(self, scale: torch.Tensor, offset: torch.Tensor | None = None) -> None:
         """``values = scale · values + offset`` for parts of a block: scale and offset of shape (count, parts)."""
@@ -136,19 +137,33 @@ def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.devic
     return torch.tensor(values, dtype=dtype, device=device)
 
 
+class _Recording(Decoding):
+    """Records the arrays that a decoder asks for, with tensors that have no memory."""
+
+    def __init__(self, dtype: DType) -> None:
+        self.shapes: list[tuple[DType, tuple[int, ...]]] = []
+        super().__init__(dtype, 1, {}, torch.device("meta"))
+
+    def new(self, dtype: DType, *shape: int) -> torch.Tensor:
+        self.shapes.append((dtype, shape))
+        return torch.empty((1, *shape), dtype=torch_dtype(dtype), device="meta")
+
+
 @lru_cache(maxsize=1024)
-def decoding_bytes(dtype: DType, count: int) -> int:
-    """Bytes of scratch memory that a `Decoding` of so many blocks takes."""
-    scratch = Scratch(None)
-    Decoding(dtype, count, scratch)
-    return scratch.used
+def decoding_arrays(dtype: DType, count: int) -> Arrays:
+    """Workspace of `Decoding` for ``count`` blocks: what its decoder asks for, by number."""
+    return {_array_name(i): (kind, (count, *shape)) for i, (kind, shape) in enumerate(_Recording(dtype).shapes)}
+
+
+def _array_name(number: int) -> str:
+    return f"decoding{number}"
 
 
 # --- 32 elements, one scale (and offset) ----------------------------------------------------------------------------
 
 
 def _nibbles(d: Decoding, words: torch.Tensor, high: torch.Tensor | None = None) -> None:
-    """Values from nibbles, all low ones first, above which ``high`` lies in bytes of their own."""
+    """Values from nibbles, all low ones first, with the bits above them in ``high``, one byte for each value."""
     half = words.shape[1]
     for i, shift in enumerate((0, 4)):
         part = d.new(i32, half)
@@ -211,7 +226,7 @@ def _mxfp4(d: Decoding) -> None:
     d.do(torch.bitwise_left_shift, words, 9, out=words)
     d.join(words, signs, 12)
     d.do(d.values.copy_, halves.view(torch.float16))
-    scale = d.new(F32, 1)
+    scale = d.new(f32, 1)
     # The byte is an exponent, 127 means 1; half of that, so that the greatest one is a number, times twice the values.
     d.table(d.bytes_at(0, 1), [2.0 ** (e - 128) for e in range(256)], scale)
     d.do(torch.mul, d.values, 2.0**15, out=d.values)
@@ -223,7 +238,7 @@ def _mxfp4(d: Decoding) -> None:
 
 def _factors(d: Decoding, words: torch.Tensor, half: torch.Tensor, sign: int = 1) -> torch.Tensor:
     """The bytes of words times a number of the block: shape (count, bytes)."""
-    result = d.new(F32, 4 * words.shape[1])
+    result = d.new(f32, 4 * words.shape[1])
     d.do(result.copy_, words.view(torch.uint8))
     d.do(torch.mul, result, half, out=result)
     if sign < 0:
@@ -280,7 +295,7 @@ def _q3_k(d: Decoding) -> None:
     d.do(torch.bitwise_right_shift, high, d.constant(range(0, 8, 2), torch.int32), out=top)
     d.field(top, 0, 3, top)
     d.join(six, top, 4)
-    scale = d.new(F32, 16)
+    scale = d.new(f32, 16)
     d.do(scale.copy_, six.view(torch.uint8))
     d.do(torch.sub, scale, 32, out=scale)
     d.do(torch.mul, scale, d.half_at(108), out=scale)
@@ -320,7 +335,7 @@ def _q6_k(d: Decoding) -> None:
     # low halves u8[128], high pairs u8[64], scales i8[16], d f16
     pairs = _shifted(d, d.words_at(128, 64).view(d.count, 2, 8), range(0, 4, 2))
     _fields(d, d.words_at(0, 128).view(d.count, 2, 16), 4, pairs.view(d.count, 2, 16), 2, 4)
-    scale = d.new(F32, 16)
+    scale = d.new(f32, 16)
     d.do(scale.copy_, d.bytes_at(192, 16).view(torch.int8))
     d.do(torch.mul, scale, d.half_at(208), out=scale)
     _centred(d, scale, 32)

@@ -1,4 +1,4 @@
-"""Convolutions by torch's libraries; those of single points as products, which write straight to their place."""
+"""Convolutions by torch's libraries; those with kernels of one element as products, which write into the output."""
 
 from __future__ import annotations
 
@@ -11,46 +11,39 @@ import torch
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.kernels import of_other_type
+from opweave.contract.workspace import Arrays
 from opweave.graph.layout import reshape_strides
 from opweave.ops.windows import fitting
-from opweave_torch.kernels.binding import Scratch, converted, converted_bytes, in_turn, padded, widened
+from opweave_torch.kernels.binding import conversion_arrays, converted, in_order, widened
 from opweave_torch.kernels.table import KERNELS, PLAIN
 from opweave_torch.memory import tensor
-
-__all__ = ["bind_padded"]
+from opweave_torch.native import convolve
 
 Pads = Sequence[tuple[int, int]]
 
 
-def _padded_shape(x: Arg, padding: Pads) -> tuple[int, ...]:
-    return (*x.shape[:2], *[n + a + b for n, (a, b) in zip(x.shape[2:], padding, strict=True)])
+def _padded_array(x: Arg, padding: Pads) -> Arrays:
+    """Workspace of `_padded`."""
+    return {"padded": (x.dtype, (*x.shape[:2], *[n + a + b for n, (a, b) in zip(x.shape[2:], padding, strict=True)]))}
 
 
-def _padded_bytes(x: Arg, padding: Pads) -> int:
-    return padded(prod(_padded_shape(x, padding)) * x.dtype.itemsize)
-
-
-def bind_padded(x: Arg, padding: Pads, scratch: Scratch) -> tuple[torch.Tensor, list[Call]]:
-    """The operand between zeros, and what puts it there."""
-    source = tensor(x)
-    whole = scratch.take(_padded_shape(x, padding), x.dtype)
+def _padded(x: Arg, padding: Pads, padded: Arg) -> tuple[torch.Tensor, list[Call]]:
+    """The operand with zeros around it, and the calls that copy it there."""
+    whole = tensor(padded)
     inner = [slice(a, a + n) for n, (a, _) in zip(x.shape[2:], padding, strict=True)]
-    return whole, [whole.zero_, partial(whole[(..., *inner)].copy_, source)]
+    return whole, [whole.zero_, partial(whole[(..., *inner)].copy_, tensor(x))]
 
 
 # --- convolution ----------------------------------------------------------------------------------------------------
 
 
-def _is_lopsided(padding: Pads) -> bool:
-    return any(before != after for before, after in padding)
-
-
-def _conv_workspace(step: Step) -> int:
+def _conv_arrays(step: Step) -> Arrays:
+    """torch pads both ends of an axis alike; operands that are padded otherwise are copied."""
     padding = step.attrs["padding"]
-    return _padded_bytes(step.srcs[0], padding) if _is_lopsided(padding) else 0
+    return _padded_array(step.srcs[0], padding) if any(before != after for before, after in padding) else {}
 
 
-@KERNELS("conv1d", "conv2d", "conv3d", when=lambda step: of_other_type(step, 1, 2), workspace=_conv_workspace)
+@KERNELS("conv1d", "conv2d", "conv3d", when=lambda step: of_other_type(step, 1, 2), workspace=_conv_arrays)
 def conv(
     stream: Stream,
     op: str,
@@ -63,7 +56,7 @@ def conv(
     padding: Pads,
     dilation: tuple[int, ...],
     groups: int,
-    workspace: Arg | None,
+    padded: Arg | None = None,
 ) -> Call:
     if groups == 1 and prod(w.shape[2:]) == 1 and max(stride) == 1 and not any(map(any, padding)):
         product = _product_of_points(out, x, w, b)
@@ -71,24 +64,18 @@ def conv(
             return product
     source, pads = tensor(x), [before for before, _ in padding]
     calls: list[Call] = []
-    if _is_lopsided(padding):
-        source, calls = bind_padded(x, padding, Scratch(workspace))
+    if padded is not None:
+        source, calls = _padded(x, padding, padded)
         pads = [0] * len(pads)
     geometry = (stride, pads, dilation, False, [0] * len(pads), groups)
     operands = [source, *[tensor(arg) for arg in (w, b) if arg is not None]]
-    return in_turn([*calls, _library_call(tensor(out), operands, geometry)])
+    return in_order([*calls, _library_call(tensor(out), operands, geometry)])
 
 
 def _library_call(out: torch.Tensor, operands: Sequence[torch.Tensor], geometry: tuple[Any, ...]) -> Call:
-    """torch's own convolution, without the types of fewer bits in which libraries would compute f32 if they may."""
+    """torch's own convolution, which has no ``out=``."""
     x, weight, bias = (*operands, None)[:3]
-
-    def run() -> None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        # benchmark, deterministic, cudnn_enabled, allow_tf32
-        out.copy_(torch._convolution(x, weight, bias, *geometry, False, deterministic, True, False))
-
-    return run
+    return lambda: out.copy_(convolve(x, weight, bias, geometry))
 
 
 def _product_of_points(out: Arg, x: Arg, w: Arg, b: Arg | None) -> Call | None:
@@ -120,13 +107,13 @@ def _as_points(arg: Arg) -> torch.Tensor | None:
 # --- transposed convolution -----------------------------------------------------------------------------------------
 
 
-def _transpose_workspace(step: Step) -> int:
-    """Room for half types in f32: on processors without arithmetic of theirs torch adds up rounded products."""
-    return converted_bytes(step.srcs, widened(step.out.dtype))
+def _transpose_arrays(step: Step) -> Arrays:
+    """Half types compute in f32: on processors without arithmetic for them torch adds up rounded products."""
+    return conversion_arrays(widened(step.out.dtype), step.srcs)
 
 
 @KERNELS(
-    "conv_transpose1d", "conv_transpose2d", when=lambda step: of_other_type(step, 1, 2), workspace=_transpose_workspace
+    "conv_transpose1d", "conv_transpose2d", when=lambda step: of_other_type(step, 1, 2), workspace=_transpose_arrays
 )
 def conv_transpose(
     stream: Stream,
@@ -141,13 +128,13 @@ def conv_transpose(
     output_padding: tuple[int, ...],
     groups: int,
     dilation: tuple[int, ...],
-    workspace: Arg | None,
+    **arrays: Arg,
 ) -> Call:
     args = [x, w] if b is None else [x, w, b]
     on_cpu = tensor(out).device.type == "cpu"
-    operands, calls = converted(args, widened(out.dtype) if on_cpu else out.dtype, Scratch(workspace))
+    operands, calls = converted(widened(out.dtype), args, arrays) if on_cpu else ([tensor(arg) for arg in args], [])
     geometry = (stride, padding, dilation, True, output_padding, groups)
-    return in_turn([*calls, _library_call(tensor(out), operands, geometry)])
+    return in_order([*calls, _library_call(tensor(out), operands, geometry)])
 
 
 # --- columns --------------------------------------------------------------------------------------------------------
@@ -157,12 +144,12 @@ def _pairs(padding: Sequence[int]) -> Pads:
     return [(n, n) for n in padding]
 
 
-def _im2col_workspace(step: Step) -> int:
+def _im2col_arrays(step: Step) -> Arrays:
     padding = step.attrs["padding"]
-    return _padded_bytes(step.srcs[0], _pairs(padding)) if any(padding) else 0
+    return _padded_array(step.srcs[0], _pairs(padding)) if any(padding) else {}
 
 
-@KERNELS("im2col", dtypes=PLAIN, workspace=_im2col_workspace)
+@KERNELS("im2col", dtypes=PLAIN, workspace=_im2col_arrays)
 def im2col(
     stream: Stream,
     op: str,
@@ -173,21 +160,21 @@ def im2col(
     dilation: tuple[int, ...],
     padding: tuple[int, ...],
     stride: tuple[int, ...],
-    workspace: Arg | None,
+    padded: Arg | None = None,
 ) -> Call:
     source = tensor(x)
     calls: list[Call] = []
-    if any(padding):
-        source, calls = bind_padded(x, _pairs(padding), Scratch(workspace))
-    places = tuple(map(fitting, source.shape[2:], kernel_size, stride, dilation))
+    if padded is not None:
+        source, calls = _padded(x, _pairs(padding), padded)
+    counts = tuple(map(fitting, source.shape[2:], kernel_size, stride, dilation))
     steps = source.stride()
     windows = source.as_strided(
-        (*x.shape[:2], *kernel_size, *places),
+        (*x.shape[:2], *kernel_size, *counts),
         (
             *steps[:2],
             *[s * d for s, d in zip(steps[2:], dilation, strict=True)],
             *[s * d for s, d in zip(steps[2:], stride, strict=True)],
         ),
     )
-    target = tensor(out).unflatten(2, places).unflatten(1, (x.shape[1], *kernel_size))
-    return in_turn([*calls, partial(target.copy_, windows)])
+    target = tensor(out).unflatten(2, counts).unflatten(1, (x.shape[1], *kernel_size))
+    return in_order([*calls, partial(target.copy_, windows)])

@@ -9,8 +9,9 @@ from typing import Any, Final
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.graph.dtypes import DType
-from opweave_torch.kernels.binding import F32, Scratch, in_turn, lies_over, rounded, scalar, widening, widening_bytes
+from opweave.contract.workspace import Arrays
+from opweave.graph.dtypes import DType, f32
+from opweave_torch.kernels.binding import in_order, rounded, same_elements, scalar, widening, widening_arrays
 from opweave_torch.kernels.table import FLOATS, HALVES, INTEGERS, KERNELS, NUMBERS, PLAIN, WIDE
 from opweave_torch.memory import tensor
 
@@ -37,10 +38,10 @@ _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
 
 
 def preset(function: Callable[..., Any], out: Arg, *srcs: Arg) -> Call:
-    """The call ``function(*srcs, out=out)``; in place torch finds it sooner."""
+    """The call ``function(*srcs, out=out)``; in place the tensor's method ``function_``, which takes less time."""
     target, operands = tensor(out), [tensor(src) for src in srcs]
     in_place = getattr(torch.Tensor, f"{function.__name__}_", None)
-    if in_place is not None and lies_over(target, operands[0]):
+    if in_place is not None and same_elements(target, operands[0]):
         return partial(in_place, *operands)
     return partial(function, *operands, out=target)
 
@@ -64,15 +65,14 @@ def square(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     return partial(torch.mul, source, source, out=tensor(out))
 
 
-@KERNELS("sign", inplace=True, workspace=lambda step: step.out.nbytes)
-def sign(stream: Stream, op: str, out: Arg, x: Arg, *, workspace: Arg) -> Call:
-    """torch's own gives 0 for NaN; nothing times something finite is added, which leaves NaN where that is none."""
-    target, source = tensor(out), tensor(x)
-    strange = Scratch(workspace).take(out.shape, out.dtype)
-    return in_turn([
-        partial(torch.clamp, source, -1.0, 1.0, out=strange),
+@KERNELS("sign", inplace=True, workspace=lambda step: {"clamped": (step.out.dtype, step.out.shape)})
+def sign(stream: Stream, op: str, out: Arg, x: Arg, *, clamped: Arg) -> Call:
+    """torch's own gives 0 for NaN. Adding 0 times the clamped operand, which is finite or NaN, makes it NaN."""
+    target, source, finite_or_nan = tensor(out), tensor(x), tensor(clamped)
+    return in_order([
+        partial(torch.clamp, source, -1.0, 1.0, out=finite_or_nan),
         partial(torch.sign, source, out=target),
-        partial(torch.add, target, strange, alpha=0.0, out=target),
+        partial(torch.add, target, finite_or_nan, alpha=0.0, out=target),
     ])  # fmt: skip
 
 
@@ -93,19 +93,19 @@ def scale(stream: Stream, op: str, out: Arg, x: Arg, *, scale: float, bias: floa
     return _line(tensor(x), tensor(out), rounded(scale, out.dtype), bias)
 
 
-def _scale_workspace(step: Step) -> int:
-    bias, exact = step.attrs["bias"], [rounded(number, step.out.dtype) == number for number in step.attrs.values()]
-    return 0 if bias == 0 or all(exact) else widening_bytes(step)
+def _scale_arrays(step: Step) -> Arrays:
+    exact = all(rounded(number, step.out.dtype) == number for number in step.attrs.values())
+    return {} if step.attrs["bias"] == 0 or exact else widening_arrays(step)
 
 
-@KERNELS("scale", dtypes=HALVES, inplace=True, workspace=_scale_workspace)
+@KERNELS("scale", dtypes=HALVES, inplace=True, workspace=_scale_arrays)
 def scale_of_halves(
-    stream: Stream, op: str, out: Arg, x: Arg, *, scale: float, bias: float, workspace: Arg | None
+    stream: Stream, op: str, out: Arg, x: Arg, *, scale: float, bias: float, wide: Arg | None = None
 ) -> Call:
-    """Both numbers are f32. torch rounds them to the type of the operand, except for a factor that lies on the host."""
-    factor = rounded(scale, F32)
-    if workspace is not None:
-        return widening(out, [x], workspace, lambda x, _, target: [_line(x, target, factor, bias)])
+    """Both numbers are f32. torch rounds them to the type of the operand, except a factor that is a CPU tensor."""
+    factor = rounded(scale, f32)
+    if wide is not None:
+        return widening(out, [x], wide, lambda x, _, target: [_line(x, target, factor, bias)])
     if bias == 0:
         return partial(torch.mul, tensor(x), torch.tensor(factor), out=tensor(out))
     return _line(tensor(x), tensor(out), scale, bias)

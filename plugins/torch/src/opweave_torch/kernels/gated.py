@@ -1,7 +1,7 @@
 """Gated linear units: the gate's activation, then times the value.
 
-Of wide types none works in place: the output holds the activation while the value is still to be read, which costs no
-more memory than a workspace beside an output in place.
+Kernels for wide types do not work in place: the output holds the activation while the value is still to be read. A
+workspace beside an output in place would take as much memory.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from opweave.contract import Arg, Call, Stream
-from opweave_torch.kernels.activation import gelu_call, gelu_quick_calls, unit
-from opweave_torch.kernels.binding import Scratch, in_turn, scalar, widening, widening_bytes
+from opweave_torch.kernels.activation import FUNCTIONS, gelu_call, gelu_quick_calls
+from opweave_torch.kernels.binding import in_order, scalar, widening, widening_arrays
 from opweave_torch.kernels.table import HALVES, KERNELS, WIDE
 from opweave_torch.memory import tensor
 
@@ -24,30 +24,30 @@ def _gate(op: str, source: torch.Tensor, target: torch.Tensor, approximate: str 
     if op == "reglu":
         return [partial(torch.clamp_min, source, scalar(0, source), out=target)]
     if op == "swiglu":
-        return [partial(unit["silu"], source, out=target)]
+        return [partial(FUNCTIONS["silu"], source, out=target)]
     if approximate == "quick":
         return gelu_quick_calls(source, target, target)
-    return [gelu_call(source, target) if approximate == "none" else partial(unit["gelu_tanh"], source, out=target)]
+    return [gelu_call(source, target) if approximate == "none" else partial(FUNCTIONS["gelu_tanh"], source, out=target)]
 
 
 @KERNELS("reglu", "geglu", "swiglu", dtypes=WIDE)
 def gated(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, **form: Any) -> Call:
     target = tensor(out)
-    return in_turn([*_gate(op, tensor(gate), target, **form), partial(target.mul_, tensor(x))])
+    return in_order([*_gate(op, tensor(gate), target, **form), partial(target.mul_, tensor(x))])
 
 
-@KERNELS("reglu", "geglu", "swiglu", dtypes=HALVES, inplace=True, workspace=widening_bytes)
-def gated_of_halves(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, workspace: Arg, **form: Any) -> Call:
+@KERNELS("reglu", "geglu", "swiglu", dtypes=HALVES, inplace=True, workspace=widening_arrays)
+def gated_of_halves(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, wide: Arg, **form: Any) -> Call:
     def body(gate: torch.Tensor, values: Sequence[torch.Tensor], target: torch.Tensor) -> list[Call]:
         return [*_gate(op, gate, gate, **form), partial(torch.mul, gate, values[0], out=target)]
 
-    return widening(out, [gate, x], workspace, body)
+    return widening(out, [gate, x], wide, body)
 
 
 # --- swiglu_oai -----------------------------------------------------------------------------------------------------
 
 
-def _clamped_unit(
+def _clamped_gate(
     gate: torch.Tensor, x: torch.Tensor, work: torch.Tensor, value: torch.Tensor, alpha: float, limit: float
 ) -> list[Call]:
     """The calls that leave ``g / (1 + exp(-alpha g))``, times ``alpha``, in ``work`` and the value, divided by it, in
@@ -63,25 +63,23 @@ def _clamped_unit(
         *calls,
         partial(value.mul_, scalar(1 / alpha, value)),
         partial(work.mul_, scalar(alpha, work)),
-        partial(unit["silu"], work, out=work),
+        partial(FUNCTIONS["silu"], work, out=work),
     ]
 
 
-@KERNELS("swiglu_oai", dtypes=WIDE, inplace=True, workspace=lambda step: step.out.nbytes)
-def swiglu_oai(
-    stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, alpha: float, limit: float, workspace: Arg
-) -> Call:
-    target, value = tensor(out), Scratch(workspace).take(out.shape, out.dtype)
-    calls = _clamped_unit(tensor(gate), tensor(x), target, value, alpha, limit)
-    return in_turn([*calls, partial(target.mul_, value)])
+@KERNELS("swiglu_oai", dtypes=WIDE, inplace=True, workspace=lambda step: {"value": (step.out.dtype, step.out.shape)})
+def swiglu_oai(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, alpha: float, limit: float, value: Arg) -> Call:
+    target, factor = tensor(out), tensor(value)
+    calls = _clamped_gate(tensor(gate), tensor(x), target, factor, alpha, limit)
+    return in_order([*calls, partial(target.mul_, factor)])
 
 
-@KERNELS("swiglu_oai", dtypes=HALVES, inplace=True, workspace=widening_bytes)
+@KERNELS("swiglu_oai", dtypes=HALVES, inplace=True, workspace=widening_arrays)
 def swiglu_oai_of_halves(
-    stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, alpha: float, limit: float, workspace: Arg
+    stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, alpha: float, limit: float, wide: Arg
 ) -> Call:
     def body(gate: torch.Tensor, values: Sequence[torch.Tensor], target: torch.Tensor) -> list[Call]:
-        calls = _clamped_unit(gate, values[0], gate, values[0], alpha, limit)
+        calls = _clamped_gate(gate, values[0], gate, values[0], alpha, limit)
         return [*calls, partial(torch.mul, gate, values[0], out=target)]
 
-    return widening(out, [gate, x], workspace, body, all_wide=True)
+    return widening(out, [gate, x], wide, body, all_wide=True)

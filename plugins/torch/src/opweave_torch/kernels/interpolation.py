@@ -9,13 +9,13 @@ from typing import Any, Final
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.graph.dtypes import DTYPES
+from opweave.contract.workspace import Arrays
+from opweave.graph.dtypes import f64
 from opweave.ops.interpolation import axis_taps
-from opweave_torch.kernels.binding import Scratch, in_turn, padded
+from opweave_torch.kernels.binding import in_order
 from opweave_torch.kernels.table import FLOATS, KERNELS, PLAIN
 from opweave_torch.memory import tensor
-
-F64: Final = DTYPES["f64"]
+from opweave_torch.native import out_function
 
 _NAMES: Final = {
     ("nearest", 1): "upsample_nearest1d",
@@ -42,71 +42,72 @@ def _is_exact(step: Step) -> bool:
 
 
 def _native(mode: str, attrs: dict[str, Any], x: torch.Tensor, out: torch.Tensor) -> Call:
-    function = getattr(torch.ops.aten, _NAMES[mode, len(attrs["size"])]).out
+    function = out_function(_NAMES[mode, len(attrs["size"])])
     factors = attrs["scale_factor"] or (None,) * len(attrs["size"])
     options = () if mode == "nearest" else (attrs["align_corners"],)
     return partial(function, x, attrs["size"], *options, *factors, out=out)
 
 
-# --- mixed ----------------------------------------------------------------------------------------------------------
-
-
-def _widens(step: Step) -> bool:
-    return step.out.dtype is not F64 and not _is_exact(step)
+# --- weighted sums of neighbours ------------------------------------------------------------------------------------
 
 
 def _is_nearest(step: Step) -> str | None:
-    return "the nearest element is chosen, not mixed" if step.attrs["mode"] == "nearest" else None
+    return "it takes the nearest element, and no weighted sum" if step.attrs["mode"] == "nearest" else None
 
 
-def _mixed_workspace(step: Step) -> int:
-    if not _widens(step):
-        return 0
-    return sum([padded(arg.size * F64.itemsize) for arg in (step.srcs[0], step.out)])
+def _f64_arrays(step: Step) -> Arrays:
+    if step.out.dtype is f64 or _is_exact(step):
+        return {}
+    return {"wide": (f64, step.srcs[0].shape), "result": (f64, step.out.shape)}
 
 
-@KERNELS("interpolate", dtypes=FLOATS, when=_is_nearest, workspace=_mixed_workspace)
-def mixed(stream: Stream, op: str, out: Arg, x: Arg, *, mode: str, workspace: Arg | None, **attrs: Any) -> Call:
+@KERNELS("interpolate", dtypes=FLOATS, when=_is_nearest, workspace=_f64_arrays)
+def weighted(
+    stream: Stream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    *,
+    mode: str,
+    wide: Arg | None = None,
+    result: Arg | None = None,
+    **attrs: Any,
+) -> Call:
     source, target = tensor(x), tensor(out)
-    if workspace is None or source.device.type == "mps":  # which has no f64
+    if wide is None or result is None or source.device.type == "mps":  # which has no f64
         return _native(mode, attrs, source, target)
-    scratch = Scratch(workspace)
-    wide, result = scratch.take(x.shape, F64), scratch.take(out.shape, F64)
-    return in_turn([partial(wide.copy_, source), _native(mode, attrs, wide, result), partial(target.copy_, result)])
+    x64, y64 = tensor(wide), tensor(result)
+    return in_order([partial(x64.copy_, source), _native(mode, attrs, x64, y64), partial(target.copy_, y64)])
 
 
-# --- chosen ---------------------------------------------------------------------------------------------------------
+# --- nearest elements -----------------------------------------------------------------------------------------------
 
 
 def _is_native(step: Step) -> bool:
     return step.out.dtype.is_float and _is_exact(step)
 
 
-def _between_shapes(step: Step) -> list[tuple[int, ...]]:
-    """What is left after each axis but the last one."""
+def _intermediate_arrays(step: Step) -> Arrays:
+    """The results after each axis but the last one."""
+    if _is_native(step):
+        return {}
     shape, size = step.srcs[0].shape, step.attrs["size"]
-    return [(*shape[:2], *size[:i], *shape[2 + i :]) for i in range(1, len(size))]
+    return {f"axes{i}": (step.out.dtype, (*shape[:2], *size[:i], *shape[2 + i :])) for i in range(1, len(size))}
 
 
-def _chosen_workspace(step: Step) -> int:
-    if _is_native(step):
-        return 0
-    itemsize = step.out.dtype.itemsize
-    return sum([padded(torch.Size(shape).numel() * itemsize) for shape in _between_shapes(step)])
-
-
-@KERNELS("interpolate", dtypes=PLAIN, workspace=_chosen_workspace)
-def chosen(stream: Stream, op: str, out: Arg, x: Arg, *, workspace: Arg | None, **attrs: Any) -> Call:
-    step = Step(op, out, (x,), attrs)
-    now, target = tensor(x), tensor(out)
-    if _is_native(step):
-        return _native("nearest", attrs, now, target)
-    scratch, calls = Scratch(workspace), []
-    results = [*[scratch.take(shape, out.dtype) for shape in _between_shapes(step)], target]
+@KERNELS("interpolate", dtypes=PLAIN, workspace=_intermediate_arrays)
+def nearest(
+    stream: Stream, op: str, out: Arg, x: Arg, *, axes1: Arg | None = None, axes2: Arg | None = None, **attrs: Any
+) -> Call:
+    source, target = tensor(x), tensor(out)
+    if _is_native(Step(op, out, (x,), attrs)):
+        return _native("nearest", attrs, source, target)
+    calls: list[Call] = []
+    results = [*[tensor(array) for array in (axes1, axes2) if array is not None], target]
     for i, result in enumerate(results):
         factor = attrs["scale_factor"][i] if attrs["scale_factor"] else 0.0
-        places, _ = axis_taps(x.shape[2 + i], attrs["size"][i], factor, "nearest", False)
-        index = torch.from_numpy(places[0]).to(target.device)
-        calls.append(partial(torch.index_select, now, 2 + i, index, out=result))
-        now = result
-    return in_turn(calls)
+        indices, _ = axis_taps(x.shape[2 + i], attrs["size"][i], factor, "nearest", False)
+        index = torch.from_numpy(indices[0]).to(target.device)
+        calls.append(partial(torch.index_select, source, 2 + i, index, out=result))
+        source = result
+    return in_order(calls)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Final
 
@@ -10,14 +11,15 @@ import torch
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.kernels import of_other_type
-from opweave.graph.dtypes import DType, as_dtype
+from opweave.contract.workspace import Arrays
+from opweave.graph.dtypes import DType, as_dtype, f32
 from opweave.graph.layout import reshape_strides
-from opweave_torch.kernels.binding import F32, Scratch, in_turn, padded, widened
-from opweave_torch.kernels.blocks import Decoding
+from opweave_torch.kernels.binding import conversion_arrays, converted, in_order, widened
+from opweave_torch.kernels.blocks import Decoding, decoding_arrays
 from opweave_torch.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_torch.memory import tensor
 
-__all__ = ["Tile", "as_source", "as_target", "matrix_bytes", "product", "tile_bytes"]
+__all__ = ["DecodedRows", "as_source", "as_target", "blocks_why_not", "decoded_rows_arrays", "matrix_arrays", "product"]
 
 
 CPU_TILE: Final = 1 << 18
@@ -40,7 +42,8 @@ def product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Ten
 
 
 def _whole_product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """A product of integers, for which accelerators have no library: one column by row after the other."""
+    """A product of integers, for which accelerators have no library: the sum of the products of each column of ``a``
+    and row of ``b``."""
     out.zero_() if bias is None else out.copy_(bias)
     for k in range(a.shape[-1]):
         out.addcmul_(a[..., k : k + 1], b[..., k : k + 1, :])
@@ -75,99 +78,94 @@ def _merged(arg: Arg, lead: tuple[int, ...]) -> torch.Tensor | None:
 # --- linear ---------------------------------------------------------------------------------------------------------
 
 
-def _as_matrix(arg: Arg, dtype: DType) -> torch.Tensor | None:
-    """The operand as one matrix of ``dtype``, if it lies as one."""
-    return _merged(arg, (prod(arg.shape[:-1]),)) if arg.dtype is dtype else None
-
-
-def matrix_bytes(dtype: DType, *args: Arg) -> int:
-    """Scratch memory for those operands that do not lie as a matrix of ``dtype``."""
-    packed = [arg for arg in args if arg.dtype is not dtype or not _is_matrix(arg)]
-    return sum([padded(arg.size * dtype.itemsize) for arg in packed])
+def matrix_arrays(dtype: DType, x: Arg, out: Arg) -> Arrays:
+    """Workspace of `as_source` and `as_target`: copies of operands that are of another type than ``dtype``, or cannot
+    be viewed as one matrix."""
+    args = {"rows": x, "results": out}
+    return {name: (dtype, arg.shape) for name, arg in args.items() if arg.dtype is not dtype or not _is_matrix(arg)}
 
 
 def _is_matrix(arg: Arg) -> bool:
     return reshape_strides(arg.shape, arg.strides, (prod(arg.shape[:-1]), arg.shape[-1]), arg.dtype) is not None
 
 
-def as_source(arg: Arg, dtype: DType, scratch: Scratch) -> tuple[torch.Tensor, list[Call]]:
-    """The operand as one matrix of ``dtype``, and what makes it."""
-    lies = _as_matrix(arg, dtype)
-    if lies is not None:
-        return lies, []
-    packed = scratch.take(arg.shape, dtype)
-    return packed.view(-1, arg.shape[-1]), [partial(packed.copy_, tensor(arg))]
+def _as_matrix(arg: Arg) -> torch.Tensor:
+    matrix = _merged(arg, (prod(arg.shape[:-1]),))
+    assert matrix is not None, f"{arg} has no array of matrix_arrays"
+    return matrix
 
 
-def as_target(arg: Arg, dtype: DType, scratch: Scratch) -> tuple[torch.Tensor, list[Call]]:
-    """A matrix of ``dtype`` for the result, and what stores it where it belongs."""
-    lies = _as_matrix(arg, dtype)
-    if lies is not None:
-        return lies, []
-    packed = scratch.take(arg.shape, dtype)
-    return packed.view(-1, arg.shape[-1]), [partial(tensor(arg).copy_, packed)]
+def as_source(x: Arg, arrays: Mapping[str, Arg]) -> tuple[torch.Tensor, list[Call]]:
+    """The operand as one matrix, and the calls that copy it into its array, if it has one."""
+    rows = arrays.get("rows", x)
+    return _as_matrix(rows), [] if rows is x else [partial(tensor(rows).copy_, tensor(x))]
 
 
-def _linear_workspace(step: Step) -> int:
-    return matrix_bytes(step.out.dtype, step.srcs[0], step.out)
+def as_target(out: Arg, arrays: Mapping[str, Arg]) -> tuple[torch.Tensor, list[Call]]:
+    """A matrix for the result, and the calls that copy it from its array to ``out``, if it has one."""
+    results = arrays.get("results", out)
+    return _as_matrix(results), [] if results is out else [partial(tensor(out).copy_, tensor(results))]
 
 
-@KERNELS("linear", dtypes=NUMBERS, when=lambda step: of_other_type(step, 1, 2), workspace=_linear_workspace)
-def linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, workspace: Arg | None) -> Call:
-    scratch = Scratch(workspace)
-    rows, before = as_source(x, out.dtype, scratch)
-    result, after = as_target(out, out.dtype, scratch)
-    return in_turn([*before, product(result, rows, tensor(w).t(), None if b is None else tensor(b)), *after])
+def _linear_arrays(step: Step) -> Arrays:
+    return matrix_arrays(step.out.dtype, step.srcs[0], step.out)
+
+
+@KERNELS("linear", dtypes=NUMBERS, when=lambda step: of_other_type(step, 1, 2), workspace=_linear_arrays)
+def linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, **arrays: Arg) -> Call:
+    source, before = as_source(x, arrays)
+    target, after = as_target(out, arrays)
+    return in_order([*before, product(target, source, tensor(w).t(), None if b is None else tensor(b)), *after])
 
 
 # --- linear with blocks ---------------------------------------------------------------------------------------------
 
 
-def tile_rows(w: Arg, tile: int = TILE) -> int:
+def _tile_rows(w: Arg, tile: int) -> int:
     """Rows of the weights that are decoded at a time; not so few that the product becomes one of vectors."""
     outputs, inputs = w.shape[-2:]
     count = -(-outputs // max(16, tile // inputs))
     return -(-outputs // count)
 
 
-class Tile:
-    """Some rows of weights, decoded and in the type to compute in.
+def decoded_rows_arrays(w: Arg, dtype: DType) -> Arrays:
+    """Workspace of `DecodedRows`."""
+    rows, inputs = _tile_rows(w, TILE), w.shape[-1]
+    arrays = decoding_arrays(w.dtype, rows * (inputs // w.dtype.block))
+    return arrays if dtype is f32 else {**arrays, "decoded": (dtype, (rows, inputs))}
+
+
+class DecodedRows:
+    """Some rows of quantized weights, decoded and in the type to compute in.
+
+    Args:
+        w: the weights.
+        dtype: to compute in.
+        arrays: the workspace of `decoded_rows_arrays`.
+        device: of the tensors.
 
     Attributes:
-        rows: how many.
+        rows: how many at a time.
         values: shape (rows, inputs).
         calls: what decodes the blocks that were loaded.
     """
 
-    def __init__(self, w: Arg, dtype: DType, scratch: Scratch, device: torch.device | None = None) -> None:
-        self.rows = tile_rows(w, CPU_TILE if device is not None and device.type == "cpu" else TILE)
+    def __init__(self, w: Arg, dtype: DType, arrays: Mapping[str, Arg], device: torch.device) -> None:
+        self.rows = _tile_rows(w, CPU_TILE if device.type == "cpu" else TILE)
         inputs = w.shape[-1]
-        decoding = Decoding(w.dtype, self.rows * (inputs // w.dtype.block), scratch, device)
+        decoding = Decoding(w.dtype, self.rows * (inputs // w.dtype.block), arrays, device)
         self.load, self.calls = decoding.load, decoding.calls
         self.values = decoding.values.view(self.rows, inputs)
-        if dtype is not F32:
-            wide = scratch.take((self.rows, inputs), dtype)
+        if dtype is not f32:
+            wide = tensor(arrays["decoded"])[: self.rows]
             self.calls = [*self.calls, partial(wide.copy_, self.values)]
             self.values = wide
 
 
-@lru_cache(maxsize=1024)
-def _tile_bytes(blocks: DType, shape: tuple[int, ...], dtype: DType) -> int:
-    scratch = Scratch(None)
-    Tile(Arg(None, 0, blocks, shape, ()), dtype, scratch)
-    return scratch.used
-
-
-def tile_bytes(w: Arg, dtype: DType) -> int:
-    """Scratch memory of a `Tile`."""
-    return _tile_bytes(w.dtype, w.shape[-2:], dtype)
-
-
-def _blocks_workspace(step: Step) -> int:
-    x, w = step.srcs[:2]
+def _blocks_arrays(step: Step) -> Arrays:
+    x, w, *bias = step.srcs
     dtype = widened(x.dtype)
-    bias = [padded(b.size * dtype.itemsize) for b in step.srcs[2:] if b.dtype is not dtype]
-    return tile_bytes(w, dtype) + matrix_bytes(dtype, x, step.out) + sum(bias)
+    return {**decoded_rows_arrays(w, dtype), **matrix_arrays(dtype, x, step.out), **conversion_arrays(dtype, bias)}
 
 
 def blocks_why_not(step: Step) -> str | None:
@@ -175,24 +173,18 @@ def blocks_why_not(step: Step) -> str | None:
     return None if step.srcs[1].dtype.is_quantized else "the weights are not quantized"
 
 
-@KERNELS(
-    "linear", dtypes=[*map(as_dtype, FLOATS.split()), *QUANTIZED], when=blocks_why_not, workspace=_blocks_workspace
-)
+@KERNELS("linear", dtypes=[*map(as_dtype, FLOATS.split()), *QUANTIZED], when=blocks_why_not, workspace=_blocks_arrays)
 def linear_of_blocks(
-    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: DType, workspace: Arg | None
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: DType, **arrays: Arg
 ) -> Call:
-    scratch, stored, dtype = Scratch(workspace), tensor(w), widened(x.dtype)
-    tile = Tile(w, dtype, scratch, stored.device)
-    rows, calls = as_source(x, dtype, scratch)
-    result, after = as_target(out, dtype, scratch)
-    bias = None if b is None else tensor(b)
-    if bias is not None and b is not None and b.dtype is not dtype:
-        wide = scratch.take(b.shape, dtype)
-        calls.append(partial(wide.copy_, bias))
-        bias = wide
-    for first in range(0, w.shape[0], tile.rows):
-        piece = slice(first, min(first + tile.rows, w.shape[0]))
-        weights = tile.values[: piece.stop - piece.start].t()
-        shift = None if bias is None else bias[piece]
-        calls += [*tile.load(stored[piece]), *tile.calls, product(result[:, piece], rows, weights, shift)]
-    return in_turn([*calls, *after])
+    stored, dtype = tensor(w), widened(x.dtype)
+    decoded = DecodedRows(w, dtype, arrays, stored.device)
+    source, before = as_source(x, arrays)
+    target, after = as_target(out, arrays)
+    biases, calls = converted(dtype, [] if b is None else [b], arrays)
+    for first in range(0, w.shape[0], decoded.rows):
+        some = slice(first, min(first + decoded.rows, w.shape[0]))
+        weights = decoded.values[: some.stop - some.start].t()
+        shift = biases[0][some] if biases else None
+        calls += [*decoded.load(stored[some]), *decoded.calls, product(target[:, some], source, weights, shift)]
+    return in_order([*before, *calls, *after])

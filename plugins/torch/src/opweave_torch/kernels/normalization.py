@@ -1,4 +1,4 @@
-"""Softmax and its kin, layer, root-mean-square, group and Euclidean normalization. Half types compute in f32."""
+"""Softmax, log-softmax, layer, root-mean-square, group and Euclidean normalization. Half types compute in f32."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from typing import Any
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
+from opweave.graph.dtypes import f32
 from opweave.ops.normalization import alibi_slopes
-from opweave_torch.kernels.binding import F32, Scratch, in_turn, padded, rounded, scalar, widened
+from opweave_torch.kernels.binding import conversion_arrays, converted, in_order, rounded, scalar, widened
 from opweave_torch.kernels.table import HALVES, KERNELS, WIDE
 from opweave_torch.memory import tensor
 
 # --- softmax --------------------------------------------------------------------------------------------------------
-
-
-def _has_logits(step: Step) -> bool:
-    """Whether something is to be done before torch's own softmax."""
-    return len(step.srcs) > 1 or step.attrs["scale"] != 1
 
 
 def _logits(target: torch.Tensor, x: torch.Tensor, mask: torch.Tensor | None, scale: float) -> Call:
@@ -34,50 +31,38 @@ def softmax(stream: Stream, op: str, out: Arg, x: Arg, mask: Arg | None = None, 
     target, source, scale = tensor(out), tensor(x), rounded(scale, out.dtype)
     if mask is None and scale == 1:
         return partial(torch.softmax, source, -1, out=target)
-    return in_turn([
+    return in_order([
         _logits(target, source, None if mask is None else tensor(mask), scale),
         partial(torch.softmax, target, -1, out=target),
     ])  # fmt: skip
 
 
-def _logits_workspace(step: Step) -> int:
-    return len(step.srcs) * _f32_bytes(step.out) if _has_logits(step) else 0
+def _logits_arrays(step: Step) -> Arrays:
+    """The operands in f32, where something is to be done before torch's own softmax."""
+    plain = len(step.srcs) == 1 and step.attrs["scale"] == 1
+    return {} if plain else conversion_arrays(f32, step.srcs)
 
 
-def _f32_bytes(x: Arg) -> int:
-    return padded(x.size * F32.itemsize)
-
-
-@KERNELS("softmax", dtypes=HALVES, inplace=True, workspace=_logits_workspace)
-def softmax_of_halves(
-    stream: Stream, op: str, out: Arg, x: Arg, mask: Arg | None = None, *, scale: float, workspace: Arg | None
-) -> Call:
-    target, source = tensor(out), tensor(x)
-    if workspace is None:
-        return partial(torch.softmax, source, -1, out=target)
-    scratch = Scratch(workspace)
-    wide = scratch.take(out.shape, F32)
-    calls: list[Call] = [partial(wide.copy_, source)]
-    added = None if mask is None else scratch.take(out.shape, F32)
-    if mask is not None and added is not None:
-        calls.append(partial(added.copy_, tensor(mask)))
-    return in_turn([
+@KERNELS("softmax", dtypes=HALVES, inplace=True, workspace=_logits_arrays)
+def softmax_of_halves(stream: Stream, op: str, out: Arg, *srcs: Arg, scale: float, **arrays: Arg) -> Call:
+    target = tensor(out)
+    if not arrays:
+        return partial(torch.softmax, tensor(srcs[0]), -1, out=target)
+    (logits, *masks), calls = converted(f32, srcs, arrays)
+    return in_order([
         *calls,
-        _logits(wide, wide, added, rounded(scale, F32)),
-        partial(torch.softmax, wide, -1, out=wide),
-        partial(target.copy_, wide),
+        _logits(logits, logits, masks[0] if masks else None, rounded(scale, f32)),
+        partial(torch.softmax, logits, -1, out=logits),
+        partial(target.copy_, logits),
     ])  # fmt: skip
 
 
-def _sink_shape(out: Arg) -> tuple[int, ...]:
-    return (*out.shape[:-1], out.shape[-1] + 1)
+def _sink_array(step: Step) -> Arrays:
+    out = step.out
+    return {"with_sink": (widened(out.dtype), (*out.shape[:-1], out.shape[-1] + 1))}
 
 
-def _sink_workspace(step: Step) -> int:
-    return padded(math.prod(_sink_shape(step.out)) * max(step.out.dtype.itemsize, F32.itemsize))
-
-
-@KERNELS("head_softmax", inplace=True, workspace=_sink_workspace)
+@KERNELS("head_softmax", inplace=True, workspace=_sink_array)
 def head_softmax(
     stream: Stream,
     op: str,
@@ -88,12 +73,11 @@ def head_softmax(
     *,
     scale: float,
     max_bias: float,
-    workspace: Arg,
+    with_sink: Arg,
 ) -> Call:
     """The sink is one more key, whose column is left out afterwards."""
-    source, dtype = tensor(x), widened(out.dtype)
-    scale = rounded(scale, dtype)
-    keys = Scratch(workspace).take(_sink_shape(out), dtype)
+    source, keys = tensor(x), tensor(with_sink)
+    scale = rounded(scale, with_sink.dtype)
     logits, extra = keys[..., :-1], keys[..., -1]
     calls: list[Call] = [partial(extra.copy_, tensor(sinks)[:, None])]
     if mask is None:
@@ -105,7 +89,7 @@ def head_softmax(
             partial(logits.add_, source, alpha=scale),
         ]
     calls += [partial(torch.softmax, keys, -1, out=keys), partial(tensor(out).copy_, logits)]
-    return in_turn(calls)
+    return in_order(calls)
 
 
 @KERNELS("log_softmax", dtypes=WIDE, inplace=True)
@@ -113,62 +97,56 @@ def log_softmax(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     return partial(torch.log_softmax, tensor(x), -1, out=tensor(out))
 
 
-@KERNELS("log_softmax", dtypes=HALVES, inplace=True, workspace=lambda step: _f32_bytes(step.out))
-def log_softmax_of_halves(stream: Stream, op: str, out: Arg, x: Arg, *, workspace: Arg) -> Call:
-    """torch's own rounds in between on the CPU."""
-    wide = Scratch(workspace).take(out.shape, F32)
-    return in_turn([
-        partial(wide.copy_, tensor(x)),
-        partial(torch.log_softmax, wide, -1, out=wide),
-        partial(tensor(out).copy_, wide),
+@KERNELS("log_softmax", dtypes=HALVES, inplace=True, workspace=lambda step: {"wide": (f32, step.out.shape)})
+def log_softmax_of_halves(stream: Stream, op: str, out: Arg, x: Arg, *, wide: Arg) -> Call:
+    """In f32: torch's own rounds intermediate values on the CPU."""
+    values = tensor(wide)
+    return in_order([
+        partial(values.copy_, tensor(x)),
+        partial(torch.log_softmax, values, -1, out=values),
+        partial(tensor(out).copy_, values),
     ])  # fmt: skip
 
 
 # --- norms ----------------------------------------------------------------------------------------------------------
 
 
-def _norm_workspace(step: Step) -> int:
+def _norms_array(step: Step) -> Arrays:
     """One number for each row."""
-    return padded(step.out.size // step.out.shape[-1] * max(step.out.dtype.itemsize, F32.itemsize))
+    return {"norms": (widened(step.out.dtype), (*step.out.shape[:-1], 1))}
 
 
-def _norms(x: torch.Tensor, out: Arg, workspace: Arg) -> tuple[Call, torch.Tensor]:
-    """The call that computes the Euclidean norms of rows, and where they are then, shape (..., 1)."""
-    dtype = widened(out.dtype)
-    norms = Scratch(workspace).take((*out.shape[:-1], 1), dtype)
-    return partial(torch.linalg.vector_norm, x, 2, -1, True, dtype=norms.dtype, out=norms), norms
+def _euclidean(x: torch.Tensor, norms: torch.Tensor) -> Call:
+    """The call that computes the Euclidean norm of each row."""
+    return partial(torch.linalg.vector_norm, x, 2, -1, True, dtype=norms.dtype, out=norms)
 
 
-@KERNELS("l2_norm", inplace=True, workspace=_norm_workspace)
-def l2_norm(stream: Stream, op: str, out: Arg, x: Arg, *, eps: float, workspace: Arg) -> Call:
-    source = tensor(x)
-    call, norms = _norms(source, out, workspace)
-    return in_turn([
-        call,
-        partial(torch.clamp_min, norms, scalar(eps, norms), out=norms),
-        partial(torch.div, source, norms, out=tensor(out)),
+@KERNELS("l2_norm", inplace=True, workspace=_norms_array)
+def l2_norm(stream: Stream, op: str, out: Arg, x: Arg, *, eps: float, norms: Arg) -> Call:
+    source, lengths = tensor(x), tensor(norms)
+    return in_order([
+        _euclidean(source, lengths),
+        partial(torch.clamp_min, lengths, scalar(eps, lengths), out=lengths),
+        partial(torch.div, source, lengths, out=tensor(out)),
     ])  # fmt: skip
 
 
-@KERNELS("rms_norm", dtypes=WIDE, inplace=True, workspace=_norm_workspace)
-def rms_norm(
-    stream: Stream, op: str, out: Arg, x: Arg, weight: Arg | None = None, *, eps: float, workspace: Arg
-) -> Call:
+@KERNELS("rms_norm", dtypes=WIDE, inplace=True, workspace=_norms_array)
+def rms_norm(stream: Stream, op: str, out: Arg, x: Arg, weight: Arg | None = None, *, eps: float, norms: Arg) -> Call:
     """Each row times ``1 / √(|x|² / n + eps)``: on the CPU torch's own makes several tensors of the whole size."""
-    source, target = tensor(x), tensor(out)
+    source, target, factors = tensor(x), tensor(out), tensor(norms)
     if source.device.type != "cpu":
         return _own_rms_norm(target, source, weight, eps)
-    call, norms = _norms(source, out, workspace)
     calls: list[Call] = [
-        call,
-        partial(torch.mul, norms, norms, out=norms),
-        partial(torch.add, scalar(eps, norms), norms, alpha=1 / x.shape[-1], out=norms),
-        partial(torch.rsqrt, norms, out=norms),
-        partial(torch.mul, source, norms, out=target),
+        _euclidean(source, factors),
+        partial(torch.mul, factors, factors, out=factors),
+        partial(torch.add, scalar(eps, factors), factors, alpha=1 / x.shape[-1], out=factors),
+        partial(torch.rsqrt, factors, out=factors),
+        partial(torch.mul, source, factors, out=target),
     ]
     if weight is not None:
         calls.append(partial(target.mul_, tensor(weight)))
-    return in_turn(calls)
+    return in_order(calls)
 
 
 @KERNELS("rms_norm", dtypes=HALVES, inplace=True)
@@ -189,14 +167,14 @@ def _copy_result(out: torch.Tensor, function: Callable[[], Any]) -> None:
 
 
 def _of_ones(out: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor | None]) -> Call:
-    """The norm of single elements, which differ from their mean by 0, where torch leaves what rounding does."""
+    """The norm of single elements, each of which is its own mean: 0, where torch's own gives the rounding error."""
     weight, bias = parameters
     calls: list[Call] = [partial(torch.sub, x, x, out=out)]
     if weight is not None:
         calls.append(partial(out.mul_, weight))
     if bias is not None:
         calls.append(partial(out.add_, bias))
-    return in_turn(calls)
+    return in_order(calls)
 
 
 @KERNELS("layer_norm", inplace=True)

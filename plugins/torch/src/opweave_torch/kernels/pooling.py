@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract import Arg, Call, Stream
 from opweave.graph.dtypes import i64
-from opweave_torch.kernels.binding import Scratch, in_turn, padded
+from opweave_torch.kernels.binding import in_order
 from opweave_torch.kernels.table import INTEGERS, KERNELS
 from opweave_torch.memory import tensor
+from opweave_torch.native import max_pool_with_indices, out_function
 
 
 def _plane(x: torch.Tensor) -> torch.Tensor:
@@ -29,11 +30,7 @@ def _two(lengths: Sequence[int], missing: int) -> list[int]:
 # --- the largest ----------------------------------------------------------------------------------------------------
 
 
-def _places_workspace(step: Step) -> int:
-    return padded(step.out.size * i64.itemsize)
-
-
-@KERNELS("max_pool1d", "max_pool2d", workspace=_places_workspace)
+@KERNELS("max_pool1d", "max_pool2d", workspace=lambda step: {"indices": (i64, step.out.shape)})
 def max_pool(
     stream: Stream,
     op: str,
@@ -45,23 +42,22 @@ def max_pool(
     padding: tuple[int, ...],
     dilation: tuple[int, ...],
     ceil_mode: bool,
-    workspace: Arg,
+    indices: Arg,
 ) -> Call:
-    # Where each one was found is computed in any case.
-    places = Scratch(workspace).take(out.shape, i64)
+    # torch computes the index of each maximum in any case.
     sizes = [_two(kernel_size, 1), _two(stride, 1), _two(padding, 0), _two(dilation, 1)]
-    function = torch.ops.aten.max_pool2d_with_indices.out
-    return partial(function, _plane(tensor(x)), *sizes, ceil_mode, out=_plane(tensor(out)), indices=_plane(places))
+    results = _plane(tensor(out)), _plane(tensor(indices))
+    return partial(max_pool_with_indices(), _plane(tensor(x)), *sizes, ceil_mode, out=results)
 
 
 @KERNELS("max_pool1d", "max_pool2d", dtypes=INTEGERS)
 def max_pool_of_integers(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
-    """For each element of the window one pass over those that have it inside of the input."""
+    """For each element of the kernel one pass over all windows in which it lies inside of the input."""
     most, source = tensor(out), tensor(x)
     calls: list[Call] = [partial(most.fill_, torch.iinfo(most.dtype).min)]
     axes = [
-        [_meeting(n, places, k * d - p, s) for k in range(size)]
-        for n, places, size, s, p, d in zip(
+        [_inside(n, windows, k * d - p, s) for k in range(size)]
+        for n, windows, size, s, p, d in zip(
             x.shape[2:],
             out.shape[2:],
             attrs["kernel_size"],
@@ -71,17 +67,18 @@ def max_pool_of_integers(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any
             strict=True,
         )
     ]
-    for window in product(*axes):
-        part = most[(..., *[to for to, _ in window])]
+    for slices in product(*axes):
+        part = most[(..., *[windows for windows, _ in slices])]
         if part.numel():
-            calls.append(partial(torch.maximum, part, source[(..., *[of for _, of in window])], out=part))
-    return in_turn(calls)
+            calls.append(partial(torch.maximum, part, source[(..., *[elements for _, elements in slices])], out=part))
+    return in_order(calls)
 
 
-def _meeting(n: int, places: int, first: int, stride: int) -> tuple[slice, slice]:
-    """Which of the places ``first + stride · i`` are inside of an axis of ``n`` elements, and where."""
+def _inside(n: int, windows: int, first: int, stride: int) -> tuple[slice, slice]:
+    """The i below ``windows`` for which ``first + stride · i`` is an index of an axis of ``n`` elements, and these
+    indices."""
     begin = max(0, -(first // stride))
-    end = max(begin, min(places, (n - 1 - first) // stride + 1))
+    end = max(begin, min(windows, (n - 1 - first) // stride + 1))
     start = first + begin * stride
     return slice(begin, end), slice(start, start + (end - begin) * stride, stride)
 
@@ -105,7 +102,7 @@ def avg_pool(
     divisor: int,
 ) -> Call:
     return partial(
-        torch._C._nn.avg_pool2d,
+        out_function("avg_pool2d"),
         _plane(tensor(x)),
         _two(kernel_size, 1),
         _two(stride, 1),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave_torch.kernels.binding import BOOL, Scratch, in_turn, padded, scalar, widened
+from opweave.contract.workspace import Arrays
+from opweave.graph.dtypes import DType, bool_
+from opweave_torch.kernels.binding import in_order, scalar, widened
 from opweave_torch.kernels.table import FLOATS, HALVES, KERNELS, NUMBERS, PLAIN, WIDE
 from opweave_torch.memory import tensor, torch_dtype
 
@@ -24,7 +25,7 @@ def mean(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...]) ->
     """What torch's own does, in less time."""
     target = tensor(out)
     count = scalar(x.size // out.size, target)
-    return in_turn([partial(torch.sum, tensor(x), axes, out=target), partial(target.div_, count)])
+    return in_order([partial(torch.sum, tensor(x), axes, out=target), partial(target.div_, count)])
 
 
 @KERNELS("max", "min", dtypes=PLAIN)
@@ -40,42 +41,39 @@ def variance(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...]
     if x.size // out.size > correction:
         return partial(torch.var, source, axes, correction=correction, out=target)
     # torch would warn each time: NaN, or infinite where elements differ.
-    return in_turn([partial(torch.var, source, axes, correction=0, out=target), partial(target.div_, 0)])
+    return in_order([partial(torch.var, source, axes, correction=0, out=target), partial(target.div_, 0)])
 
 
 # --- products -------------------------------------------------------------------------------------------------------
 
 
-def _products(step: Step) -> list[tuple[int, ...]]:
-    """The shapes after each axis that is reduced, the last axis first: torch multiplies along one at a time."""
-    shape, shapes = list(step.srcs[0].shape), []
+def _product_arrays(step: Step) -> Arrays:
+    """The products after each axis, the last axis first: torch multiplies along one at a time. The output takes the
+    last ones, if it has their type."""
+    wide, shape = widened(step.out.dtype), list(step.srcs[0].shape)
+    arrays: dict[str, tuple[DType, tuple[int, ...]]] = {}
     for axis in reversed(step.attrs["axes"]):
         del shape[axis]
-        shapes.append(tuple(shape))
-    return shapes
+        if len(shape) > len(step.out.shape) or wide is not step.out.dtype:
+            arrays[f"axis{axis}"] = wide, tuple(shape)
+    return arrays
 
 
-def _products_workspace(step: Step) -> int:
-    between = _products(step) if step.out.dtype.is_half else _products(step)[:-1]
-    return sum(padded(math.prod(shape) * widened(step.out.dtype).itemsize) for shape in between)
-
-
-@KERNELS("prod", dtypes=NUMBERS, workspace=_products_workspace)
-def product(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...], workspace: Arg | None) -> Call:
-    target, source, scratch = tensor(out), tensor(x), Scratch(workspace)
-    wide = widened(out.dtype)
+@KERNELS("prod", dtypes=NUMBERS, workspace=_product_arrays)
+def product(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...], **products: Arg) -> Call:
+    target, source, wide = tensor(out), tensor(x), widened(out.dtype)
     calls: list[Call] = []
-    for axis, shape in zip(reversed(axes), _products(Step(op, out, (x,), {"axes": axes})), strict=True):
-        last = len(shape) == len(out.shape) and wide is out.dtype
-        into = target if last else scratch.take(shape, wide)
+    for axis in reversed(axes):
+        array = products.get(f"axis{axis}")
+        into = target if array is None else tensor(array)
         calls.append(partial(torch.prod, source, axis, dtype=torch_dtype(wide), out=into))
         source = into
     if source is not target:
         calls.append(partial(target.copy_, source))
-    return in_turn(calls)
+    return in_order(calls)
 
 
-# --- places and counts ----------------------------------------------------------------------------------------------
+# --- indices and counts ---------------------------------------------------------------------------------------------
 
 
 @KERNELS("argmax", dtypes=PLAIN)
@@ -86,16 +84,12 @@ def argmax(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int) -> Call:
     return partial(torch.argmax, source, axis, out=tensor(out))
 
 
-def _count_workspace(step: Step) -> int:
-    return step.srcs[0].size
-
-
-@KERNELS("count_equal", dtypes=PLAIN, workspace=_count_workspace)
-def count_equal(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, workspace: Arg) -> Call:
-    same = Scratch(workspace).take(a.shape, BOOL)
-    return in_turn([partial(torch.eq, tensor(a), tensor(b), out=same), partial(_count, same, tensor(out))])
+@KERNELS("count_equal", dtypes=PLAIN, workspace=lambda step: {"equal": (bool_, step.srcs[0].shape)})
+def count_equal(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, equal: Arg) -> Call:
+    flags = tensor(equal)
+    return in_order([partial(torch.eq, tensor(a), tensor(b), out=flags), partial(_count, flags, tensor(out))])
 
 
 def _count(flags: torch.Tensor, out: torch.Tensor) -> None:
-    # A sum of flags would make a copy of them in i64.
+    # torch.sum with out= would make a copy of the flags in i64.
     out.copy_(torch.count_nonzero(flags))

@@ -1,57 +1,58 @@
-"""Rotary position embedding and waves. Angles are computed in f64: positions are large, and only their rest counts."""
+"""Rotary position embedding and timestep embedding. Angles are computed in f64: they are large, and cosine and sine
+depend on their remainder of 2π alone."""
 
 from __future__ import annotations
 
 from functools import partial
 from itertools import accumulate, pairwise
-from math import prod
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.graph.dtypes import DTYPES, DType
-from opweave.ops.rope import rope_frequencies
-from opweave_torch.kernels.binding import Scratch, in_turn, lies_over, padded, widened
+from opweave.contract.workspace import Arrays
+from opweave.graph.dtypes import f32, f64
+from opweave.graph.layout import dense_strides
+from opweave.ops.rope import distinct_positions, rope_frequencies
+from opweave_torch.kernels.binding import in_order, same_elements, widened
 from opweave_torch.kernels.table import FLOATS, KERNELS
 from opweave_torch.memory import tensor
 
-F64: Final = DTYPES["f64"]
 
-
-def _numbers(values: Any, device: torch.device) -> torch.Tensor:
-    """Numbers for angles: f64, or f32 on devices without it."""
+def _frequencies(values: Any, device: torch.device) -> torch.Tensor:
+    """The angle of each pair for one step of the position: f64, or f32 on devices without f64."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
     return torch.from_numpy(np.asarray(values)).to(device, dtype)
 
 
-def _wide(scratch: Scratch, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Scratch memory for such numbers."""
-    return scratch.take(shape, DTYPES["f32"] if device.type == "mps" else F64)
+def _angle_tensor(array: Arg, device: torch.device) -> torch.Tensor:
+    """An f64 array of the workspace; on devices without f64 as many elements of f32."""
+    if device.type == "mps":
+        array = Arg(array.buffer, array.offset, f32, array.shape, dense_strides(array.shape, f32))
+    return tensor(array)
 
 
 # --- rotary position embedding --------------------------------------------------------------------------------------
 
 
-def _lead(positions: Arg, sections: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of positions, those along which they are repeated of length 1."""
-    lead = [n if step else 1 for n, step in zip(positions.shape, positions.strides, strict=True)]
-    return (len(sections), *lead[1:]) if sections else tuple(lead)
+def _rope_arrays(step: Step) -> Arrays:
+    """Positions, angles and, if there are factors, frequencies in f64; cosines and sines of all angles, and copies of
+    the operand, in the type to compute in."""
+    x, positions, *factors = step.srcs
+    dims, sections, dtype = step.attrs["dims"], step.attrs["sections"], widened(x.dtype)
+    distinct = distinct_positions(positions.shape, positions.strides, sections)
+    rows = distinct[1:] if sections else distinct
+    arrays = {"wide_positions": (f64, distinct), "angles": (f64, (*rows, dims // 2))}
+    if factors:
+        arrays["divided"] = f64, (dims // 2,)
+    if step.attrs["pairing"] == "adjacent":
+        return arrays | {"table": (dtype, (*rows, dims // 2, 2)), "copies": (dtype, (1, *x.shape[:-1], dims))}
+    count = 1 if x.dtype is dtype else 2
+    return arrays | {"table": (dtype, (2, *rows, dims)), "copies": (dtype, (count, *x.shape[:-1], dims))}
 
 
-def _workspace(step: Step) -> int:
-    x, positions, *_ = step.srcs
-    attrs, dtype = step.attrs, widened(x.dtype)
-    dims, lead = attrs["dims"], _lead(positions, attrs["sections"])
-    count = prod(lead[1:] if attrs["sections"] else lead)
-    angles = [count * dims // 2, prod(lead), dims, dims]
-    tables = [count * dims, count * dims]
-    copies = [x.size, x.size if x.dtype is not dtype else 0]
-    return sum([padded(n * F64.itemsize) for n in angles] + [padded(n * dtype.itemsize) for n in tables + copies])
-
-
-@KERNELS("rope", dtypes=FLOATS, inplace=True, workspace=_workspace)
+@KERNELS("rope", dtypes=FLOATS, inplace=True, workspace=_rope_arrays)
 def rope(
     stream: Stream,
     op: str,
@@ -63,58 +64,55 @@ def rope(
     pairing: str,
     dims: int,
     sections: tuple[int, ...],
-    workspace: Arg,
-    **frequencies: Any,
+    wide_positions: Arg,
+    angles: Arg,
+    table: Arg,
+    copies: Arg,
+    divided: Arg | None = None,
+    **yarn: Any,
 ) -> Call:
-    scratch, source, target = Scratch(workspace), tensor(x), tensor(out)
-    turns, magnitude = rope_frequencies(dims, **frequencies)
-    angles, calls = _bind_angles(positions, sections, _numbers(turns, source.device), factors, scratch)
-    turned = source[..., :dims], target[..., :dims]
+    source, target = tensor(x), tensor(out)
+    angle, numbers = [_angle_tensor(array, source.device) for array in (angles, wide_positions)]
+    values, magnitude = rope_frequencies(dims, **yarn)
+    frequencies = _frequencies(values, source.device)
+    calls: list[Call] = [partial(numbers.copy_, tensor(positions)[tuple([slice(n) for n in numbers.shape])])]
+    if factors is not None and divided is not None:
+        quotients = _angle_tensor(divided, source.device)
+        calls += [partial(quotients.copy_, tensor(factors)), partial(torch.div, frequencies, quotients, out=quotients)]
+        frequencies = quotients
+    edges = pairwise(accumulate(sections or (dims // 2,), initial=0))
+    for row, (first, last) in zip(numbers if sections else [numbers], edges, strict=True):
+        calls.append(partial(torch.mul, row.unsqueeze(-1), frequencies[first:last], out=angle[..., first:last]))
     rotate = _rotate_adjacent if pairing == "adjacent" else _rotate_halves
-    calls += rotate(*turned, angles, magnitude, widened(x.dtype), scratch)
-    if x.shape[-1] > dims and not lies_over(target, source):
+    calls += rotate(source[..., :dims], target[..., :dims], angle, magnitude, tensor(table), tensor(copies))
+    if x.shape[-1] > dims and not same_elements(target, source):
         calls.append(partial(target[..., dims:].copy_, source[..., dims:]))
-    return in_turn(calls)
-
-
-def _bind_angles(
-    positions: Arg, sections: tuple[int, ...], turns: torch.Tensor, factors: Arg | None, scratch: Scratch
-) -> tuple[torch.Tensor, list[Call]]:
-    """The angle of each pair, (..., pairs), and what computes it."""
-    lead, half, device = _lead(positions, sections), len(turns), turns.device
-    places = _wide(scratch, lead, device)
-    rows = places if sections else places.unsqueeze(0)
-    angles = _wide(scratch, (*rows.shape[1:], half), device)
-    calls: list[Call] = [partial(places.copy_, tensor(positions)[tuple([slice(n) for n in lead])])]
-    if factors is not None:
-        wide, divided = _wide(scratch, (half,), device), _wide(scratch, (half,), device)
-        calls += [partial(wide.copy_, tensor(factors)), partial(torch.div, turns, wide, out=divided)]
-        turns = divided
-    edges = pairwise(accumulate(sections or (half,), initial=0))
-    for row, (first, last) in zip(rows, edges, strict=True):
-        calls.append(partial(torch.mul, row.unsqueeze(-1), turns[first:last], out=angles[..., first:last]))
-    return angles, calls
+    return in_order(calls)
 
 
 def _rotate_adjacent(
-    x: torch.Tensor, out: torch.Tensor, angles: torch.Tensor, magnitude: float, dtype: DType, scratch: Scratch
+    x: torch.Tensor,
+    out: torch.Tensor,
+    angles: torch.Tensor,
+    magnitude: float,
+    table: torch.Tensor,
+    copies: torch.Tensor,
 ) -> list[Call]:
-    """Pairs as complex numbers, turned by a product."""
-    table = scratch.take((*angles.shape, 2), dtype)
+    """Pairs as complex numbers, multiplied by cos φ + i sin φ."""
     calls: list[Call] = [partial(torch.cos, angles, out=table[..., 0]), partial(torch.sin, angles, out=table[..., 1])]
     if magnitude != 1:
         calls.append(partial(table.mul_, magnitude))
-    turn = torch.view_as_complex(table)
+    rotation = torch.view_as_complex(table)
     source, target = _as_complex(x), _as_complex(out)
     if source is not None and target is not None:
-        return [*calls, partial(torch.mul, source, turn, out=target)]
-    packed = scratch.take(x.shape, dtype)
-    pairs = torch.view_as_complex(packed.unflatten(-1, (-1, 2)))
-    return [*calls, partial(packed.copy_, x), partial(torch.mul, pairs, turn, out=pairs), partial(out.copy_, packed)]
+        return [*calls, partial(torch.mul, source, rotation, out=target)]
+    dense = copies[0]
+    pairs = torch.view_as_complex(dense.unflatten(-1, (-1, 2)))
+    return [*calls, partial(dense.copy_, x), partial(torch.mul, pairs, rotation, out=pairs), partial(out.copy_, dense)]
 
 
 def _as_complex(x: torch.Tensor) -> torch.Tensor | None:
-    """Adjacent elements as complex numbers, where they lie as such."""
+    """Adjacent elements as a view of complex numbers, where strides and offset allow it."""
     even = all(step % 2 == 0 for step in x.stride()[:-1]) and x.storage_offset() % 2 == 0
     if x.itemsize < 4 or x.stride(-1) != 1 or not even:
         return None
@@ -122,13 +120,17 @@ def _as_complex(x: torch.Tensor) -> torch.Tensor | None:
 
 
 def _rotate_halves(
-    x: torch.Tensor, out: torch.Tensor, angles: torch.Tensor, magnitude: float, dtype: DType, scratch: Scratch
+    x: torch.Tensor,
+    out: torch.Tensor,
+    angles: torch.Tensor,
+    magnitude: float,
+    table: torch.Tensor,
+    copies: torch.Tensor,
 ) -> list[Call]:
-    """x · cos + (the other one of each pair) · ±sin."""
+    """x · cos + (the other element of each pair) · ±sin."""
     half = angles.shape[-1]
     low, high = slice(None, half), slice(half, None)
-    cos, sin = [scratch.take((*angles.shape[:-1], 2 * half), dtype) for _ in range(2)]
-    others = scratch.take(x.shape, dtype)
+    (cos, sin), others = table, copies[0]
     calls: list[Call] = [partial(torch.cos, angles, out=cos[..., low]), partial(torch.sin, angles, out=sin[..., high])]
     if magnitude != 1:
         calls += [partial(cos[..., low].mul_, magnitude), partial(sin[..., high].mul_, magnitude)]
@@ -138,9 +140,9 @@ def _rotate_halves(
         partial(others[..., low].copy_, x[..., high]),
         partial(others[..., high].copy_, x[..., low]),
     ]
-    if out.dtype == others.dtype:
+    if len(copies) == 1:
         return [*calls, partial(torch.mul, x, cos, out=out), partial(torch.addcmul, out, others, sin, out=out)]
-    wide = scratch.take(x.shape, dtype)
+    wide = copies[1]
     return [
         *calls,
         partial(wide.copy_, x),
@@ -150,28 +152,27 @@ def _rotate_halves(
     ]
 
 
-# --- waves ----------------------------------------------------------------------------------------------------------
+# --- cosines and sines of timesteps ---------------------------------------------------------------------------------
 
 
-def _wave_workspace(step: Step) -> int:
+def _timestep_arrays(step: Step) -> Arrays:
     count, half = step.out.shape[0], step.attrs["dim"] // 2
-    return padded(count * F64.itemsize) + padded(count * half * F64.itemsize)
+    return {"wide_steps": (f64, (count, 1)), "angles": (f64, (count, half))}
 
 
-@KERNELS("timestep_embedding", dtypes=FLOATS, workspace=_wave_workspace)
+@KERNELS("timestep_embedding", dtypes=FLOATS, workspace=_timestep_arrays)
 def timestep_embedding(
-    stream: Stream, op: str, out: Arg, t: Arg, *, dim: int, max_period: float, workspace: Arg
+    stream: Stream, op: str, out: Arg, t: Arg, *, dim: int, max_period: float, wide_steps: Arg, angles: Arg
 ) -> Call:
-    scratch, target, half = Scratch(workspace), tensor(out), dim // 2
-    turns = _numbers(max_period ** -(np.arange(half) / half), target.device)
-    times = _wide(scratch, (len(target), 1), target.device)
-    angles = _wide(scratch, (len(target), half), target.device)
+    target, half = tensor(out), dim // 2
+    frequencies = _frequencies(max_period ** -(np.arange(half) / half), target.device)
+    steps, angle = [_angle_tensor(array, target.device) for array in (wide_steps, angles)]
     calls = [
-        partial(times.copy_, tensor(t).unsqueeze(1)),
-        partial(torch.mul, times, turns, out=angles),
-        partial(torch.cos, angles, out=target[:, :half]),
-        partial(torch.sin, angles, out=target[:, half : 2 * half]),
+        partial(steps.copy_, tensor(t).unsqueeze(1)),
+        partial(torch.mul, steps, frequencies, out=angle),
+        partial(torch.cos, angle, out=target[:, :half]),
+        partial(torch.sin, angle, out=target[:, half : 2 * half]),
     ]
     if dim % 2:
         calls.append(target[:, 2 * half :].zero_)
-    return in_turn(calls)
+    return in_order(calls)

@@ -2,47 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
 import torch
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave_torch.kernels.binding import Scratch, converted, converted_bytes, in_turn, widened
+from opweave.contract.workspace import Arrays
+from opweave.ops.operands import optional_operands
+from opweave_torch.kernels.binding import conversion_arrays, converted, in_order, widened
 from opweave_torch.kernels.table import KERNELS
 from opweave_torch.memory import tensor
+from opweave_torch.native import out_function
 
 # --- causal convolution ---------------------------------------------------------------------------------------------
 
 
-def _conv_workspace(step: Step) -> int:
-    return converted_bytes((step.out, *step.srcs), widened(step.out.dtype))
+def _conv_arrays(step: Step) -> Arrays:
+    dtype = widened(step.out.dtype)
+    sums = {} if step.out.dtype is dtype else {"sums": (dtype, step.out.shape)}
+    return {**conversion_arrays(dtype, step.srcs), **sums}
 
 
-@KERNELS("causal_conv1d", workspace=_conv_workspace)
-def causal_conv1d(
-    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, *rest: Arg, biased: bool, workspace: Arg | None
-) -> Call:
-    scratch, dtype = Scratch(workspace), widened(out.dtype)
-    (source, weights, *others), calls = converted((x, w, *rest), dtype, scratch)
-    stored = tensor(out)
-    total = stored if out.dtype is dtype else scratch.take(out.shape, dtype)
-    tokens, before = x.shape[2], w.shape[1] - 1
-    calls.append(partial(torch.mul, source, weights[:, before:], out=total))
-    for j in range(before):
-        factors, late = weights[:, j : j + 1], before - j
+@KERNELS("causal_conv1d", workspace=_conv_arrays)
+def causal_conv1d(stream: Stream, op: str, out: Arg, *srcs: Arg, biased: bool, **arrays: Arg) -> Call:
+    (source, weights, *others), calls = converted(widened(out.dtype), srcs, arrays)
+    bias, before = optional_operands(others, biased)
+    total = tensor(arrays.get("sums", out))
+    tokens, last = source.shape[2], weights.shape[1] - 1
+    calls.append(partial(torch.mul, source, weights[:, last:], out=total))
+    for j in range(last):
+        factors, late = weights[:, j : j + 1], last - j
         if late < tokens:
             part = total[..., late:]
             calls.append(partial(torch.addcmul, part, source[..., : tokens - late], factors, out=part))
-        if len(others) > biased:
+        if before is not None:
             count = min(late, tokens)
             part = total[..., :count]
-            calls.append(partial(torch.addcmul, part, others[-1][..., j : j + count], factors, out=part))
-    if biased:
-        calls.append(partial(torch.add, total, others[0].unsqueeze(1), out=total))
-    if total is not stored:
-        calls.append(partial(stored.copy_, total))
-    return in_turn(calls)
+            calls.append(partial(torch.addcmul, part, before[..., j : j + count], factors, out=part))
+    if bias is not None:
+        calls.append(partial(torch.add, total, bias.unsqueeze(1), out=total))
+    if "sums" in arrays:
+        calls.append(partial(tensor(out).copy_, total))
+    return in_order(calls)
 
 
 # --- selective scan -------------------------------------------------------------------------------------------------
@@ -51,32 +54,32 @@ CHUNK: Final = 1 << 22
 """Elements of a chunk: the numbers of the state of so many tokens."""
 
 
-class _Scan:
-    """The memory of a scan. Axes are (tokens of a chunk, batch, groups, channels of a group, numbers of a state)."""
+def _scan_arrays(step: Step) -> Arrays:
+    """The state after each token of a chunk, the state after the last token, and the operands of a chunk in the type to
+    compute in. Axes are (tokens of a chunk, batch, groups, channels of a group, numbers of a state)."""
+    u, _, _, b, *_ = step.srcs
+    dtype = widened(step.out.dtype)
+    batch, channels, tokens = u.shape
+    groups, n = b.shape[1:3]
+    by_group = (groups, channels // groups)
+    chunk = max(1, min(tokens, CHUNK // (batch * channels * n)))
+    channel_rows, state_rows = (chunk, batch, *by_group), (chunk, batch, groups, n)
+    shapes = {
+        "decay": (*channel_rows, n),
+        "states": (*channel_rows, n),
+        "steps": channel_rows,
+        "inputs": channel_rows,
+        "outputs": channel_rows,
+        "reads": state_rows,
+        "writes": state_rows,
+        "last_state": (batch, *by_group, n),
+        "rates": (*by_group, n),
+        "through": by_group,
+    }
+    return {name: (dtype, shape) for name, shape in shapes.items()}
 
-    def __init__(self, out: Arg, u: Arg, a: Arg, b: Arg, scratch: Scratch) -> None:
-        dtype = widened(out.dtype)
-        batch, channels, tokens = u.shape
-        groups, n = b.shape[1:3]
-        self.lead = (batch, groups, channels // groups)
-        self.chunk = max(1, min(tokens, CHUNK // (batch * channels * n)))
-        self.decay = scratch.take((self.chunk, *self.lead, n), dtype)
-        self.states = scratch.take((self.chunk, *self.lead, n), dtype)
-        self.rows = [scratch.take((self.chunk, *self.lead), dtype) for _ in range(3)]
-        self.columns = [scratch.take((self.chunk, *self.lead[:2], n), dtype) for _ in range(2)]
-        self.last = scratch.take((*self.lead, n), dtype)
-        self.rates = scratch.take((*self.lead[1:], n), dtype)
-        self.through = scratch.take(self.lead[1:], dtype)
 
-
-def _scan_workspace(step: Step) -> int:
-    u, _, a, b, *_ = step.srcs
-    scratch = Scratch(None)
-    _Scan(step.out, u, a, b, scratch)
-    return scratch.used
-
-
-@KERNELS("selective_scan", workspace=_scan_workspace)
+@KERNELS("selective_scan", workspace=_scan_arrays)
 def selective_scan(
     stream: Stream,
     op: str,
@@ -90,35 +93,34 @@ def selective_scan(
     softplus: bool,
     skip: bool,
     last: bool,
-    workspace: Arg,
+    **arrays: Arg,
 ) -> Call:
-    plan = _Scan(out, u, a, b, Scratch(workspace))
-    by_group, tokens = plan.lead[1:], u.shape[2]
+    memory = {name: tensor(array) for name, array in arrays.items()}
+    rates, through, last_state = [memory[name] for name in ("rates", "through", "last_state")]
+    d, state = optional_operands(rest, skip)
+    by_group, tokens, chunk = through.shape, u.shape[2], len(memory["decay"])
     inputs, deltas = [tensor(x).unflatten(1, by_group).movedim(-1, 0) for x in (u, delta)]
     reads, writes = [tensor(x).movedim(-1, 0) for x in (b, c)]
     flat = tensor(out).view(-1) if last else None
     results = tensor(out) if flat is None else flat[: u.size].view(u.shape)
     results = results.unflatten(1, by_group).movedim(-1, 0)
-    calls: list[Call] = [partial(plan.rates.copy_, tensor(a).unflatten(0, by_group))]
-    if skip:
-        calls.append(partial(plan.through.copy_, tensor(rest[0]).unflatten(0, by_group)))
-    if len(rest) > skip:
-        calls.append(partial(plan.last.copy_, tensor(rest[-1]).unflatten(1, by_group)))
+    calls: list[Call] = [partial(rates.copy_, tensor(a).unflatten(0, by_group))]
+    if d is not None:
+        calls.append(partial(through.copy_, tensor(d).unflatten(0, by_group)))
+    if state is None:
+        calls.append(last_state.zero_)
     else:
-        calls.append(plan.last.zero_)
-    for first in range(0, tokens, plan.chunk):
-        ts = slice(first, min(first + plan.chunk, tokens))
-        calls += _bind_chunk(
-            plan, ts.stop - first, inputs[ts], deltas[ts], reads[ts], writes[ts], results[ts], softplus, skip
-        )
+        calls.append(partial(last_state.copy_, tensor(state).unflatten(1, by_group)))
+    for first in range(0, tokens, chunk):
+        ts = slice(first, min(first + chunk, tokens))
+        calls += _bind_chunk(memory, inputs[ts], deltas[ts], reads[ts], writes[ts], results[ts], softplus, skip)
     if flat is not None:
-        calls.append(partial(flat[u.size :].view(plan.last.shape).copy_, plan.last))
-    return in_turn(calls)
+        calls.append(partial(flat[u.size :].view(last_state.shape).copy_, last_state))
+    return in_order(calls)
 
 
 def _bind_chunk(
-    plan: _Scan,
-    count: int,
+    memory: Mapping[str, torch.Tensor],
     u: torch.Tensor,
     delta: torch.Tensor,
     b: torch.Tensor,
@@ -127,31 +129,31 @@ def _bind_chunk(
     softplus: bool,
     skip: bool,
 ) -> list[Call]:
-    """The calls that take the state through ``count`` tokens."""
-    decay, states = plan.decay[:count], plan.states[:count]
-    step, x, y = [room[:count] for room in plan.rows]
-    read, write = [room[:count] for room in plan.columns]
+    """The calls that compute the states and results of some tokens, whose axis is the first one of all operands."""
+    names = ("decay", "states", "steps", "inputs", "outputs", "reads", "writes")
+    decay, states, step, x, y, read, write = [memory[name][: len(u)] for name in names]
+    last_state = memory["last_state"]
     calls: list[Call] = [partial(step.copy_, delta)]
     if softplus:
-        calls.append(partial(torch.ops.aten.softplus.out, step, 1, 50, out=step))
+        calls.append(partial(out_function("softplus"), step, 1, 50, out=step))
     calls += [
         partial(x.copy_, u),
         partial(read.copy_, b),
         partial(write.copy_, c),
-        partial(torch.mul, step.unsqueeze(-1), plan.rates, out=decay),
+        partial(torch.mul, step.unsqueeze(-1), memory["rates"], out=decay),
         partial(torch.exp, decay, out=decay),
         partial(torch.mul, step, x, out=y),
         partial(torch.mul, y.unsqueeze(-1), read.unsqueeze(-2), out=states),
     ]
-    before = plan.last
-    for now, factor in zip(states, decay, strict=True):
-        calls.append(partial(torch.addcmul, now, factor, before, out=now))
-        before = now
+    before = last_state
+    for state, factor in zip(states, decay, strict=True):
+        calls.append(partial(torch.addcmul, state, factor, before, out=state))
+        before = state
     calls += [
-        partial(plan.last.copy_, before),
+        partial(last_state.copy_, before),
         partial(torch.matmul, states, write.unsqueeze(-1), out=y.unsqueeze(-1)),
     ]
     if skip:
-        calls.append(partial(torch.addcmul, y, x, plan.through, out=y))
+        calls.append(partial(torch.addcmul, y, x, memory["through"], out=y))
     calls.append(partial(results.copy_, y))
     return calls

@@ -1,4 +1,4 @@
-"""The table that every family's module enters its kernels into."""
+"""The table in which the module of each family of operations registers its kernels."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ __all__ = ["FLOATS", "HALVES", "INTEGERS", "KERNELS", "NUMBERS", "PLAIN", "QUANT
 KERNELS: Final = KernelTable(dtypes=FLOATS, layout="strided", index="i32 i64")
 
 SYNCHRONIZES: Final = {"custom", "expert_linear"}
-"""Operations whose calls wait for results on the host, which a captured graph cannot."""
+"""Operations whose calls wait for results on the host, so that plans with them cannot be captured as a graph."""
