@@ -30,7 +30,7 @@ from operator import call
 from queue import SimpleQueue
 from threading import Thread, get_ident
 from typing import Any, Final
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 __all__ = ["Event", "Lock", "Worker", "start_thread"]
 
@@ -97,7 +97,8 @@ Job = Callable[[], Callable[[], object] | None]
 
 
 class Worker:
-    """A daemon thread that does jobs one after the other, in the order of `put`.
+    """A daemon thread that does jobs one after the other, in the order of `put`. It ends with `close`, or with the
+    worker itself, which an interrupt may keep from its owner.
 
     A job raises nothing. What it returns, unless that is ``None``, is called when the job counts as ended: to tell
     those who wait for it, who then do not find it under way any more.
@@ -111,14 +112,16 @@ class Worker:
         ended: set when the thread has ended.
     """
 
-    __slots__ = ("_thread", "_wake", "ended", "jobs")
+    __slots__ = ("__weakref__", "_thread", "_wake", "ended", "jobs")
 
     def __init__(self, name: str, begin: Callable[[], object] | None = None) -> None:
         self.jobs: Final[deque[Job]] = deque()
         self.ended: Final = Event()
-        self._wake: Final[SimpleQueue[bool]] = SimpleQueue()
+        self._wake: Final[SimpleQueue[object]] = SimpleQueue()
+        # When the worker is gone its weak reference wakes the thread, in one call into C that no interrupt can break.
+        gone = ref(self, self._wake.put)
         # A daemon: work that nobody waits for does not keep the process. It has no reference to whoever gives it jobs.
-        self._thread: Final = start_thread(_work_off, begin, self.jobs, self._wake, self.ended, name=name)
+        self._thread: Final = start_thread(_work_off, begin, self.jobs, self._wake, self.ended, gone, name=name)
 
     @property
     def is_current(self) -> bool:
@@ -138,12 +141,14 @@ class Worker:
         self._wake.put(False)
 
 
-def _work_off(begin: Callable[[], object] | None, jobs: deque[Job], wake: SimpleQueue[bool], ended: Event) -> None:
+def _work_off(
+    begin: Callable[[], object] | None, jobs: deque[Job], wake: SimpleQueue[object], ended: Event, gone: ref[Worker]
+) -> None:
     if begin is not None:
         begin()
     going = True
     while going:
-        going = wake.get()
+        going = wake.get() is True  # False: closed; ``gone``: there is no worker any more
         while jobs:
             tell = jobs[0]()
             jobs.popleft()  # here its last reference may go, and with it the stream that it works for
