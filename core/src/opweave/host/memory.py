@@ -11,6 +11,7 @@ import numpy as np
 
 from opweave.contract.device import Device
 from opweave.contract.space import HOST_SPACE, MemorySpace, Usage
+from opweave.host.cgroups import memory_bounds
 from opweave.host.promises import PROMISES
 
 if TYPE_CHECKING:
@@ -23,15 +24,16 @@ CHECKED_BYTES: Final = 1 << 20
 
 
 def host_memory_info() -> tuple[int, int]:
-    """Bytes of the machine's memory that are left, without what buffers were promised, and in all; ``(0, 0)`` where the
-    system does not tell."""
+    """Bytes of memory that are left, without what buffers were promised, and in all: the machine's, or what the control
+    group of a container allows. ``(0, 0)`` where the system does not tell."""
     try:
         page, total = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
         free = os.sysconf("SC_AVPHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 0, 0
-    left = PROMISES.left()
-    return page * free if left is None else left, page * total
+    left, bounds = PROMISES.left(), memory_bounds()
+    in_all = page * total if bounds is None else min(page * total, bounds[1])
+    return page * free if left is None else left, in_all
 
 
 PAGE: Final = 4096

@@ -6,6 +6,7 @@ import os
 from typing import Final
 
 from opweave.concurrency import Lock
+from opweave.host.cgroups import memory_bounds
 
 __all__ = ["PROMISES", "Promises", "meminfo", "resident_bytes"]
 
@@ -35,7 +36,10 @@ class Promises:
             # Less than before: other arrays of the process are gone.
             self._base = min(self._base, resident) if self.taken else resident
             unused = max(self.taken - (resident - self._base), 0)
-        return max(known["MemAvailable"] + (known.get("SwapFree", 0) if swap else 0) - unused, 0)
+        available, bounds = known["MemAvailable"], memory_bounds()
+        if bounds is not None:
+            available = min(available, bounds[0])
+        return max(available + (known.get("SwapFree", 0) if swap else 0) - unused, 0)
 
     def take(self, size: int) -> None:
         """Promise ``size`` bytes.
