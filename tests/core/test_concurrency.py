@@ -159,6 +159,25 @@ def test_a_worker_does_its_jobs_in_order_and_knows_those_that_have_not_ended(wor
     assert not worker.jobs
 
 
+def test_a_worker_that_nobody_has_any_more_ends_behind_its_jobs():
+    done: list[int] = []
+    go = Latch()
+    worker = Worker("forgotten")
+    ended = worker.ended
+
+    def first() -> None:
+        go.wait(10)
+        done.append(1)
+
+    worker.put(first)
+    worker.put(lambda: done.append(2))
+    del worker
+    assert not ended.wait(0.05)
+    go.set()
+    assert ended.wait(10)
+    assert done == [1, 2]
+
+
 def test_a_worker_that_is_closed_does_what_it_was_given_and_ends():
     worker = Worker("ends")
     done: list[int] = []

@@ -96,6 +96,7 @@ X, Y = ow.input("x", (2,)), ow.exp(ow.input("x", (2,)))
         (lambda s: s.build(Y).run({5: np.ones(2)}), "no value for"),
         (lambda s: s.build(Y).run(x=object()), "takes float32"),
         (lambda s: ow.Scheduler("host", parallel=10**9), "number of slots, not 1000000000"),
+        (lambda s: ow.compile(*[5], devices=s), "outputs are a tensor or a sequence of tensors, not 5"),
         (lambda s: ow.Scheduler(5), "not on 5"),
         (lambda s: ow.Scheduler([5]), "not on 5"),
         (lambda s: ow.Scheduler("host", buffer_types=5), "buffer_types are a mapping"),

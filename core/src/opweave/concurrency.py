@@ -28,7 +28,7 @@ from operator import call
 from queue import SimpleQueue
 from threading import Thread, get_ident
 from typing import Any, Final
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 __all__ = ["Latch", "Lock", "Worker", "start_thread"]
 
@@ -98,7 +98,8 @@ Job = Callable[[], Callable[[], object] | None]
 
 
 class Worker:
-    """A daemon thread that does jobs one after the other, in the order of `put`.
+    """A daemon thread that does jobs one after the other, in the order of `put`. It ends with `close`, or with the
+    worker itself, which an interrupt may keep from its owner.
 
     A job must not raise. If it returns a function, the thread removes the job from ``jobs`` and then calls that
     function, which typically releases threads that wait for the job.
@@ -112,15 +113,17 @@ class Worker:
         ended: set when the thread has ended.
     """
 
-    __slots__ = ("_thread", "_wake", "ended", "jobs")
+    __slots__ = ("__weakref__", "_thread", "_wake", "ended", "jobs")
 
     def __init__(self, name: str, begin: Callable[[], object] | None = None) -> None:
         self.jobs: Final[deque[Job]] = deque()
         self.ended: Final = Latch()
-        self._wake: Final[SimpleQueue[bool]] = SimpleQueue()
+        self._wake: Final[SimpleQueue[object]] = SimpleQueue()
+        # When the worker is gone its weak reference wakes the thread, in one call into C that no interrupt can break.
+        gone = ref(self, self._wake.put)
         # A daemon, so that work nobody waits for does not keep the process alive. It has no reference to this object or
         # to what puts jobs.
-        self._thread: Final = start_thread(_do_jobs, begin, self.jobs, self._wake, self.ended, name=name)
+        self._thread: Final = start_thread(_do_jobs, begin, self.jobs, self._wake, self.ended, gone, name=name)
 
     @property
     def is_current(self) -> bool:
@@ -140,12 +143,14 @@ class Worker:
         self._wake.put(False)
 
 
-def _do_jobs(begin: Callable[[], object] | None, jobs: deque[Job], wake: SimpleQueue[bool], ended: Latch) -> None:
+def _do_jobs(
+    begin: Callable[[], object] | None, jobs: deque[Job], wake: SimpleQueue[object], ended: Latch, gone: ref[Worker]
+) -> None:
     if begin is not None:
         begin()
     going = True
     while going:
-        going = wake.get()
+        going = wake.get() is True  # False: closed; ``gone``: there is no worker any more
         while jobs:
             notify = jobs[0]()
             jobs.popleft()  # may drop the last reference to the job, and with it to the stream that it works for

@@ -73,6 +73,12 @@ class TestDevices:
         assert acme["capabilities"]["map"] is True
         assert acme["features"] is None, "unless asked for"
 
+    def test_a_number_that_python_does_not_write(self, folder, run):
+        folder.add("acme", backend("[Unit(features=lambda: {'seed': 10**5000, 'memory': 2**64})]"))
+        features = json.loads(run("devices", "--features", "--json")[1])["devices"][0]["features"]
+        assert features == {"seed": "an integer of 16,610 bits", "memory": 2**64}
+        assert "16,610 bits" in run("devices", "--features")[1]
+
     def test_features(self, folder, run):
         folder.add("acme", backend("[Unit(features=lambda: {'driver': 7, 'sets': ('a', 'b')})]"))
         code, out, _ = run("devices", "--features")

@@ -275,6 +275,8 @@ class TestLoading:
     def test_a_folder_that_is_not_there(self, folder, tmp_path):
         with pytest.raises(NotADirectoryError):
             folder.registry().load_all_from_path(tmp_path / "nothing")
+        with pytest.raises(NotADirectoryError, match="a folder is a path, not 5"):
+            folder.registry().load_all_from_path(5)
 
     def test_a_plugin_may_ask_while_it_is_loaded(self, folder):
         folder.add(

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
@@ -21,6 +21,9 @@ __all__ = [
 ]  # fmt: skip
 
 _GAP = 2  # between columns
+
+_LONGEST: Final = 1024
+"""Bits of the longest integer that is written with all its digits."""
 
 
 class Row(NamedTuple):
@@ -117,8 +120,11 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 def to_json(value: object, depth: int = 0) -> Any:
     """``value`` as JSON can hold it: what it does not know becomes text, also NaN and what is nested too deeply."""
-    if value is None or isinstance(value, (bool, int, str)):
+    if value is None or isinstance(value, (bool, str)):
         return value
+    if isinstance(value, int):
+        # Python refuses to write the digits of very long ones.
+        return value if value.bit_length() <= _LONGEST else f"an integer of {value.bit_length():,} bits"
     if isinstance(value, float):
         return value if isfinite(value) else str(value)
     if depth < 16:

@@ -34,6 +34,8 @@ class Graph:
     __slots__ = ("leaves", "nodes", "outputs")
 
     def __init__(self, outputs: Tensor | Sequence[Tensor]) -> None:
+        if not isinstance(outputs, Iterable) and not isinstance(outputs, Tensor):
+            raise SchedulerError(f"outputs are a tensor or a sequence of tensors, not {outputs!r:.60}")
         self.outputs: Final = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
         for output in self.outputs:
             if not isinstance(output, Tensor):

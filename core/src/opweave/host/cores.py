@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from math import ceil
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
+
+from opweave.host.cgroups import MEMBERSHIP, ROOT, groups
 
 __all__ = ["Cores", "usable_cores"]
-
-_CGROUPS: Final = Path("/sys/fs/cgroup")
-_MEMBERSHIP: Final = Path("/proc/self/cgroup")
 
 
 class Cores(NamedTuple):
@@ -32,7 +31,7 @@ class Cores(NamedTuple):
         return self.affinity if self.quota is None else max(1, min(self.affinity, ceil(self.quota)))
 
 
-def usable_cores(membership: Path = _MEMBERSHIP, root: Path = _CGROUPS) -> Cores:
+def usable_cores(membership: Path = MEMBERSHIP, root: Path = ROOT) -> Cores:
     """What this process may use.
 
     Args:
@@ -49,24 +48,8 @@ def usable_cores(membership: Path = _MEMBERSHIP, root: Path = _CGROUPS) -> Cores
 
 def _quota(membership: Path, root: Path) -> float | None:
     """The smallest quota of the process's control group and its parents, in processors; ``None``: no limit."""
-    try:
-        lines = membership.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return None
-    found: list[float] = []
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if not controllers:  # version 2
-            base, read = root, _version_2
-        elif "cpu" in controllers.split(","):
-            base, read = root / controllers, _version_1
-            base = base if base.is_dir() else root / "cpu"
-        else:
-            continue
-        folder = base / path.strip("/")
-        # In a container the path may be that of the host: folders that do not exist here are skipped.
-        found += [quota for there in (folder, *folder.parents) if there.is_relative_to(base) and (quota := read(there))]
+    read = {1: _version_1, 2: _version_2}
+    found = [quota for group in groups("cpu", membership, root) if (quota := read[group.version](group.folder))]
     return min(found, default=None)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from opweave.contract.device import Device
 from opweave.contract.space import HOST_SPACE, MemorySpace, Usage
+from opweave.host.cgroups import memory_bounds
 from opweave.host.reservations import RESERVATIONS
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ CHECKED_BYTES: Final = 1 << 20
 
 
 def host_memory_info() -> tuple[int, int]:
-    """Free and total memory of the machine in bytes; ``(0, 0)`` if the system does not tell.
+    """Free and total memory in bytes: the machine's, or what the control group of a container allows; ``(0, 0)`` if the
+    system does not tell.
 
     Memory that was allocated for buffers and not written to yet does not count as free.
     """
@@ -32,8 +34,9 @@ def host_memory_info() -> tuple[int, int]:
         free = os.sysconf("SC_AVPHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 0, 0
-    left = RESERVATIONS.available()
-    return page * free if left is None else left, page * total
+    available, bounds = RESERVATIONS.available(), memory_bounds()
+    total_bytes = page * total if bounds is None else min(page * total, bounds[1])
+    return page * free if available is None else available, total_bytes
 
 
 PAGE: Final = 4096

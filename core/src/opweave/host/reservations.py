@@ -6,6 +6,7 @@ import os
 from typing import Final
 
 from opweave.concurrency import Lock
+from opweave.host.cgroups import memory_bounds
 
 __all__ = ["RESERVATIONS", "Reservations", "meminfo", "resident_bytes"]
 
@@ -24,9 +25,8 @@ class Reservations:
     def __init__(self) -> None:
         self.reserved = 0
         self._base = 0  # resident bytes of the process without reserved memory
-        self._lock: Final = (
-            Lock()
-        )  # reentrant: a garbage collection while it is held may free buffers, which calls `release`
+        # Reentrant: a garbage collection while it is held may free buffers, which calls `release`.
+        self._lock: Final = Lock()
 
     def available(self, *, swap: bool = False) -> int | None:
         """Bytes that can still be reserved, ``None`` if the system does not tell.
@@ -41,7 +41,10 @@ class Reservations:
             # If the process has shrunk, memory that was not reserved here was freed.
             self._base = min(self._base, resident) if self.reserved else resident
             unused = max(self.reserved - (resident - self._base), 0)
-        return max(known["MemAvailable"] + (known.get("SwapFree", 0) if swap else 0) - unused, 0)
+        available, bounds = known["MemAvailable"], memory_bounds()
+        if bounds is not None:
+            available = min(available, bounds[0])
+        return max(available + (known.get("SwapFree", 0) if swap else 0) - unused, 0)
 
     def reserve(self, size: int) -> None:
         """Count ``size`` bytes as allocated; called before the allocation.

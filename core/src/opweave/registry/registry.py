@@ -117,6 +117,8 @@ class Registry:
         Raises:
             NotADirectoryError: there is no such folder.
         """
+        if not isinstance(folder, (str, os.PathLike)):
+            raise NotADirectoryError(f"a folder is a path, not {folder!r:.60}")
         path = os.path.expanduser(folder)
         if not os.path.isdir(path):
             raise NotADirectoryError(f"{path} is no folder")
