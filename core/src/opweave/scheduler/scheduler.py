@@ -271,9 +271,9 @@ class Scheduler:
             self._check_open()
             for target in self._targets:
                 if target.device.simulated:
-                    from opweave.whatif.simulate import unreal
+                    from opweave.whatif.simulate import simulated_error
 
-                    raise unreal(target.device)
+                    raise simulated_error(target.device)
             tensors, form = _form(outputs)
             pinned = {**self._pins, **self._resolve_pins(pins or {})}
             placed = _check_placements(placements)
