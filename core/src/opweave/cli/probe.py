@@ -37,7 +37,7 @@ _START: Final = (
 
 
 class Death(NamedTuple):
-    """How a process ended that gave no answer."""
+    """How a process ended that returned no document."""
 
     how: str
 
@@ -82,7 +82,7 @@ def collect(question: str, options: Mapping[str, Any], excluded: Mapping[str, st
     """
     with quiet_stdout():
         for name, why in excluded.items():
-            remedy = f"update or uninstall it; OPWEAVE_DISABLE={name} goes on without it"
+            remedy = f"update or uninstall it; OPWEAVE_DISABLE={name} leaves it out"
             registry.REGISTRY.exclude(name, Broken(why, remedy=remedy))
         try:
             found = import_module(f"opweave.cli.{question}").collect(**options)
