@@ -404,7 +404,7 @@ class TestWhatIf:
         assert lines[1].endswith("16.1 MiB / 20.0 MiB")
         assert "... 2 more" in out
         assert "one run: " in out
-        assert "in 9 copies, inputs and results" in out
+        assert "for 9 copies, inputs and results" in out
         assert "not used: 990 of gpu" in out
 
     def test_json(self, run, files):
