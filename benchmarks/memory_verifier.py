@@ -24,8 +24,8 @@ from typing import Any, Final, NamedTuple
 
 from opweave.graph.opdef import OPS
 from opweave.scheduler import Program
-from opweave.scheduler.partition import Item, Operand, Partition
 from opweave.scheduler.program import MemoryMap, Region
+from opweave.scheduler.splits import Partition, PlannedStep, StorageView
 
 __all__ = ["Judgement", "byte_range", "judge", "verify"]
 
@@ -66,9 +66,9 @@ class _Moment(NamedTuple):
     """Places read and written at once, and the items behind them (none for feeds, copies and fetches)."""
 
     what: str
-    reads: list[Operand]
-    writes: list[Operand]
-    items: list[Item]
+    reads: list[StorageView]
+    writes: list[StorageView]
+    items: list[PlannedStep]
     target: int
     workspace: Region | None
 
@@ -83,15 +83,15 @@ class _Replay:
         self.read: Final[dict[int, int]] = {}  # place -> last moment that reads it
         for at, moment in enumerate(self.moments):
             for operand in moment.writes:
-                self.written.setdefault(operand.place, at)
+                self.written.setdefault(operand.storage, at)
             for operand in moment.reads:
-                self.read[operand.place] = at
+                self.read[operand.storage] = at
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
     def _moments(self) -> list[_Moment]:
         parts = self.partition
-        fed = [Operand(p, 0, t.dtype, t.shape, t.strides) for t, p in parts.inputs.items()]
+        fed = [StorageView(p, 0, t.dtype, t.shape, t.strides) for t, p in parts.inputs.items()]
         result = [_Moment("feeding", [], fed, [], -1, None)]
         for split, grouping in zip(parts.splits, self.where.groups, strict=True):
             target = split.target.index
@@ -103,8 +103,8 @@ class _Replay:
                 made: set[int] = set()
                 reads = []
                 for item in items:
-                    reads += [s for s in item.srcs if s.place not in made]
-                    made.add(item.out.place)
+                    reads += [s for s in item.srcs if s.storage not in made]
+                    made.add(item.out.storage)
                 workspace = self.where.workspaces.get((split.index, g))
                 result.append(_Moment(names, reads, [i.out for i in items], items, target, workspace))
             what = f"write-back of split {split.index}"
@@ -119,12 +119,12 @@ class _Replay:
         self._check_places()
         for moment in self.moments:
             for operand in moment.reads:
-                if self._is_temporary(operand.place):
+                if self._is_temporary(operand.storage):
                     self._check_read(operand, moment, memory)
             self._check_operands(moment)
             for operand in moment.writes:
-                if operand.place in self.where.places and self._is_temporary(operand.place):
-                    memory.write(self.where.places[operand.place], operand.place)
+                if operand.storage in self.where.places and self._is_temporary(operand.storage):
+                    memory.write(self.where.places[operand.storage], operand.storage)
             if moment.workspace is not None:
                 memory.write(moment.workspace, -1)
 
@@ -151,8 +151,8 @@ class _Replay:
             if leaves.overlaps(region):
                 self.faults.append(f"{name} lies over the memory of a leaf")
 
-    def _check_read(self, operand: Operand, moment: _Moment, memory: _Memory) -> None:
-        place = operand.place
+    def _check_read(self, operand: StorageView, moment: _Moment, memory: _Memory) -> None:
+        place = operand.storage
         region = self.where.places.get(place)
         if region is None:
             self.faults.append(f"{moment.what} reads place {place}, which has no memory")
@@ -169,30 +169,31 @@ class _Replay:
     def _check_operands(self, moment: _Moment) -> None:
         """At one moment nothing may lie over anything else, except in place."""
         places = self.where.places
-        results: list[tuple[int, Operand | None, Region]] = []
-        results += [(out.place, out, places[out.place]) for out in moment.writes if out.place in places]
+        results: list[tuple[int, StorageView | None, Region]] = []
+        results += [(out.storage, out, places[out.storage]) for out in moment.writes if out.storage in places]
         if moment.workspace is not None:
             results.append((-1, None, moment.workspace))
         for i, (place, out, region) in enumerate(results):
             if any(other != place and _overlap(region, beside) for other, _, beside in results[:i]):
                 self.faults.append(f"{moment.what}: two results, or a result and the workspace, overlap")
             for source in moment.reads:
-                if source.place == place or source.place not in places or not _overlap(region, places[source.place]):
+                other = places.get(source.storage)
+                if source.storage == place or other is None or not _overlap(region, other):
                     continue
                 if out is None or not self._may_lie_over(moment, source, out):
                     what = "the workspace" if out is None else "the result"
-                    self.faults.append(f"{moment.what}: {what} lies over source place {source.place}")
+                    self.faults.append(f"{moment.what}: {what} lies over source place {source.storage}")
 
-    def _may_lie_over(self, moment: _Moment, source: Operand, out: Operand) -> bool:
+    def _may_lie_over(self, moment: _Moment, source: StorageView, out: StorageView) -> bool:
         places = self.where.places
-        a, b = places[source.place], places[out.place]
+        a, b = places[source.storage], places[out.storage]
         exact = (a.buffer is b.buffer) and a.offset == b.offset
-        return exact and len(moment.items) == 1 and source.place in self._takeable(moment.items[0])
+        return exact and len(moment.items) == 1 and source.storage in self._takeable(moment.items[0])
 
-    def _takeable(self, item: Item) -> set[int]:
+    def _takeable(self, item: PlannedStep) -> set[int]:
         """Places of sources that the output of an unfused step may lie over, life times aside."""
         op, out = OPS[item.op], item.out
-        if item.node is None or not item.verdict.inplace or op.writes:
+        if item.node is None or not item.support.inplace or op.writes:
             return set()
         parts, result = self.partition, set()
         fed = parts.inputs.values()
@@ -203,12 +204,12 @@ class _Replay:
             alike = (
                 (source.shape, source.strides, source.dtype.itemsize) == (out.shape, out.strides, out.dtype.itemsize)
                 and source.offset == 0
-                and parts.sizes[source.place] == parts.sizes[out.place]
+                and parts.sizes[source.storage] == parts.sizes[out.storage]
             )
-            mine = parts.arenas[source.place] == parts.arenas[out.place] >= 0 and source.place not in fed
-            others = [s for k, s in enumerate(item.srcs) if k != index and s.place == source.place]
+            mine = parts.arenas[source.storage] == parts.arenas[out.storage] >= 0 and source.storage not in fed
+            others = [s for k, s in enumerate(item.srcs) if k != index and s.storage == source.storage]
             if alike and mine and all(op.pointwise and s == source for s in others):
-                result.add(source.place)
+                result.add(source.storage)
         return result
 
     # --- sizes ------------------------------------------------------------------------------------------------------
@@ -253,14 +254,14 @@ class _Replay:
     def _is_internal(self, place: int, at: int) -> bool:
         """Whether a value is made and read within one fused group."""
         items = self.moments[at].items
-        return len(items) > 1 and any(s.place == place for item in items for s in item.srcs)
+        return len(items) > 1 and any(s.storage == place for item in items for s in item.srcs)
 
     def _saved(self, moment: _Moment, at: int) -> int:
         """Bytes that the moment's output need not have of its own."""
         if len(moment.items) != 1:
             return 0
         item = moment.items[0]
-        place = item.out.place
+        place = item.out.storage
         if self.partition.arenas[place] < 0 or self.written[place] != at:
             return 0
         if any(self.read[p] == at and self.written.get(p, at) < at for p in self._takeable(item)):
@@ -331,5 +332,5 @@ def _overlap(a: Region, b: Region) -> bool:
     return a_key == b_key and a_start < b_end and b_start < a_end
 
 
-def _name(item: Item) -> str:
+def _name(item: PlannedStep) -> str:
     return f"{item.op} {item.node.name!r}" if item.node is not None else f"packing ({item.op})"

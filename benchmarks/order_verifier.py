@@ -2,7 +2,7 @@
 made them.
 
 Every target of such a program has a thread and so is a queue, and so has its copier. The judge keeps for each
-queue how far it knows every other one to be done (a vector clock): marks remember what their queue knew, waits take it
+queue how far it knows every other one to be done (a vector clock): events remember what their queue knew, waits take it
 Each access to bytes (of temporaries, workspaces and leaves) has to come after every earlier access of another queue to
 the same bytes, unless both only read. The lists are played several times, each run in the next slot, as runs overlap.
 """
@@ -38,7 +38,7 @@ class _Play:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.clocks: dict[int, Clock] = {}
-        self.marks: dict[tuple[int, int], Clock] = {}  # the list of marks and the index in it
+        self.events: dict[tuple[int, int], Clock] = {}  # the list of events and the index in it
         self.past: dict[object, list[_Past]] = {}
         self.found: list[str] = []
 
@@ -59,13 +59,13 @@ class _Play:
                 self.found.append(f"{what} is not ordered behind {other.what}")
         past.append(_Past(queue, clock[queue], start, end, write, what))
 
-    def wait(self, stream: Stream, marks: list[Any], index: int) -> None:
+    def wait(self, stream: Stream, events: list[Any], index: int) -> None:
         clock = self.clocks.setdefault(id(stream), {})
-        for queue, nth in self.marks.get((id(marks), index), {}).items():
+        for queue, nth in self.events.get((id(events), index), {}).items():
             clock[queue] = max(clock.get(queue, 0), nth)
 
-    def mark(self, stream: Stream, marks: list[Any], index: int) -> None:
-        self.marks[id(marks), index] = dict(self.clocks.setdefault(id(stream), {}))
+    def record(self, stream: Stream, events: list[Any], index: int) -> None:
+        self.events[id(events), index] = dict(self.clocks.setdefault(id(stream), {}))
 
 
 def races(program: Program, runs: int = 5) -> list[str]:
@@ -86,42 +86,42 @@ def races(program: Program, runs: int = 5) -> list[str]:
 
 
 def _one_run(play: _Play, program: Program, where: MemoryMap, slot: int, prefix: str) -> None:
-    parts, listed = program.partition, program._lists[slot]
+    parts, run_list = program.partition, program.run_lists[slot]
     targets = parts.assignment.targets
 
     def regions(places: Iterable[int]) -> list[Region]:
         return [where.places[p] for p in dict.fromkeys(places) if p in where.places]
 
-    for wait in listed.before:
+    for wait in run_list.before:
         _apply(play, wait)
     for tensor, place in parts.inputs.items():
         stream = targets[parts.arenas[place]].stream
         play.act(stream, f"{prefix}feeding {tensor.name}", (), regions([place]))
-    for call, action in zip(listed.calls, listed.actions, strict=True):
+    for call, action in zip(run_list.actions.calls, run_list.actions.actions, strict=True):
         target, split = action.target, action.split
         assert split is not None
-        if action.kind in ("mark", "sync"):
+        if action.kind in ("event", "sync"):
             _apply(play, call)
         elif action.copy is not None:
             copy = action.copy
             stream = target.copier if copy.cause == "stream" and target.copier is not None else target.stream
-            reads = [copy.src.place] if copy.ids is None else [copy.src.place, copy.ids.place]
-            play.act(stream, f"{prefix}copy of {copy.tensor.name}", regions(reads), regions([copy.dst.place]))
+            reads = [copy.src.storage] if copy.ids is None else [copy.src.storage, copy.ids.storage]
+            play.act(stream, f"{prefix}copy of {copy.tensor.name}", regions(reads), regions([copy.dst.storage]))
         elif action.kind == "plan":
-            reads = [s.place for item in split.items for s in item.srcs]
-            writes = regions([item.out.place for item in split.items])
+            reads = [s.storage for item in split.items for s in item.srcs]
+            writes = regions([item.out.storage for item in split.items])
             scratch = [region for (index, _), region in where.workspaces.items() if index == split.index]
             play.act(target.stream, f"{prefix}split {split.index}", regions(reads), writes + scratch)
     for output, operand in zip(parts.graph.outputs, parts.outputs, strict=True):
         if operand is not None:
-            fetch = next(f for f in listed.fetches if f.tensor is output)
+            fetch = next(f for f in run_list.fetches if f.tensor is output)
             assert fetch.stream is not None
-            play.act(fetch.stream, f"{prefix}fetching {output.name}", regions([operand.place]), ())
+            play.act(fetch.stream, f"{prefix}fetching {output.name}", regions([operand.storage]), ())
 
 
 def _apply(play: _Play, call: Any) -> None:
-    """A mark or a wait, as the run list has bound it."""
+    """The recording of an event, or a wait for one, as the run list has bound it."""
     assert isinstance(call, partial)
-    stream, marks, index = call.args
+    stream, events, index = call.args
     assert isinstance(stream, Stream)
-    {"_mark": play.mark, "_wait_in": play.wait}[call.func.__name__](stream, marks, index)
+    {"_record": play.record, "_wait_in": play.wait}[call.func.__name__](stream, events, index)

@@ -51,7 +51,7 @@ def devices() -> list[ow.Device]:
 
 def random_pins(scheduler: ow.Scheduler, output: ow.Tensor, rng: np.random.Generator) -> dict[ow.Tensor, ow.Device]:
     """Runs of nodes on random devices; few runs are as likely as many (their number's logarithm is uniform)."""
-    nodes = [n for split in scheduler.split(output).splits for n in split.nodes]
+    nodes = [n for split in scheduler.partition(output).splits for n in split.nodes]
     count = int(len(nodes) ** rng.random())
     cuts = set(rng.choice(len(nodes), count, replace=False).tolist())
     pins: dict[ow.Tensor, ow.Device] = {}
@@ -61,7 +61,7 @@ def random_pins(scheduler: ow.Scheduler, output: ow.Tensor, rng: np.random.Gener
             at = rng.integers(len(scheduler.devices))
         pins[node] = scheduler.devices[at]
         try:
-            scheduler.split(node, pins={node: pins[node]})
+            scheduler.partition(node, pins={node: pins[node]})
         except ow.UnsupportedOpError:
             pins[node] = scheduler.devices[0]
     return pins

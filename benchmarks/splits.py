@@ -1,7 +1,7 @@
 """The cost of a device boundary: a chain of small additions that changes its device every k nodes.
 
 Two CPU devices with separate memories (``OPWEAVE_CPU_DEVICES=2``). *by hand*: a list of ``partial(np.add, a, b, out)``
-that copies through the host at every boundary (two ``np.copyto``), called in a loop; it feeds and fetches by copies too.
+that copies through the host at every boundary (two ``np.copyto``), in a loop; it also feeds and fetches by copies.
 *one device*: the same chain on one device, so that the difference over the number of splits is the cost of one, its
 copy included; *beyond by hand* is what a split costs more than in the loop, which makes the same copies.
 

@@ -123,7 +123,7 @@ def test_children_are_forked_while_other_threads_hold_every_lock():
 
         def hold():
             with (store._MEASURING, tensor._MAKING, registry._lock, ow.tracing.TRACE._lock, space._QUEUES_LOCK,
-                  scheduler._lock, scheduler._giving):
+                  scheduler._executor.lock, scheduler._executor._handing_over):
                 held.wait()
                 go.wait()
 

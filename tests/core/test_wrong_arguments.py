@@ -86,7 +86,7 @@ X, Y = ow.input("x", (2,)), ow.exp(ow.input("x", (2,)))
         (lambda s: s.build(Y, pins={Y: 5}), "the name of a device, not 5"),
         (lambda s: s.build(Y, placements=5), "placements are"),
         (lambda s: s.build(Y, placements=[5]), "one of them is 5"),
-        (lambda s: s.split([[Y]]), "one of them is"),
+        (lambda s: s.partition([[Y]]), "one of them is"),
         (lambda s: s.pin(5, "host"), "5"),
         (lambda s: s.reserve(5), "outputs are"),
         (lambda s: s.build(Y).run([np.ones(2)]), "as list"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -129,7 +129,8 @@ def random_node(rng: random.Random, t: ow.Tensor, u: ow.Tensor) -> ow.Tensor:
 class Case:
     """A random graph with its leaves' values."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, devices: Sequence[ow.Device] = ()) -> None:
+        """``devices``: where weights are placed at random, vectors too; without, there are only unplaced matrices."""
         self.rng = rng
         values = np.random.default_rng(rng.randrange(1 << 30))
         self.leaves: dict[ow.Tensor, np.ndarray] = {}
@@ -142,6 +143,13 @@ class Case:
         shared = values.integers(-4, 5, (2 * N, N)).astype(np.float32)
         weights = ow.weights({"a": shared[:N], "b": shared[N:], "all": shared})
         pool += [weights["a"], weights["b"], weights["all"][3 : 3 + N]]
+        self.vectors: list[tuple[ow.Tensor, ow.Tensor]] = []
+        for i, device in enumerate(devices):
+            arrays = {f"{name}{i}": values.integers(-2, 3, (N, N)).astype(np.float32) for name in "mn"}
+            arrays |= {f"{name}{i}": values.integers(-2, 3, N).astype(np.float32) for name in "gh"}
+            placed = ow.weights(arrays, device=device)
+            pool += [placed[f"m{i}"], placed[f"n{i}"]]
+            self.vectors.append((placed[f"g{i}"], placed[f"h{i}"]))
         self.states: list[ow.Tensor] = []
         self.latest: list[ow.Tensor] = []
         for i in range(rng.randrange(3)):
@@ -158,7 +166,10 @@ class Case:
             if self.latest and rng.random() < 0.15:
                 self.write(t, pool)
                 continue
-            node = random_node(rng, t, u)
+            if self.vectors and rng.random() < 0.2:
+                node = ow.layer_norm(t, *rng.choice(self.vectors))
+            else:
+                node = random_node(rng, t, u)
             self.nodes.append(node)
             pool.append(node)
         computed = [t for t in pool if t.op is not None and t.memory is t.root]

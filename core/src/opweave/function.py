@@ -117,7 +117,7 @@ class Function:
             else:
                 arrays[name] = array
                 key.append((name, (array.shape, array.dtype)))
-        if self._max_shapes and (self._reserved is None or self._reserved._closed):
+        if self._max_shapes and (self._reserved is None or self._reserved.closed):
             self._reserve(bound, arrays)
         signature = tuple(key)
         try:

@@ -16,6 +16,7 @@ import pytest
 
 from opweave.conformance import workload
 from opweave.conformance.levels import failures, order
+from opweave.conformance.levels.indices import PICKING
 from opweave.conformance.suite import Suite
 from opweave.contract import Buffer, WorkerStream, buffer
 from opweave.host import storage
@@ -190,12 +191,13 @@ UNFINISHED = f"""async-order-plans {ORDER} async-plans-closed async-plans-repeat
     async-abort-idle async-abort-running async-wait-for-host {AFTERWARDS}"""
 """What goes wrong where waiting for the stream does not wait."""
 
+INDEX = " ".join(f"fault-index-{op}" for op in PICKING)
 FAULTS: dict[str, Fault] = {
     "an event is lost": Fault(
         LazyStream, "_record", reached_already,
         both=f"""async-event-done async-event-synchronize async-event-order {WAITS} async-wait-again async-wait-of-host
             async-download-complete async-upload-gives-back fault-recovers""",
-        own="async-copy-between-streams fault-program fault-custom fault-allocation-program",
+        own=f"async-copy-between-streams fault-program fault-custom fault-allocation-program {INDEX}",
         worker=f"async-event-threads {UNFINISHED}",
         perhaps="async-free-waits async-drop-finishes",
     ),
@@ -207,7 +209,7 @@ FAULTS: dict[str, Fault] = {
         LazyStream, "_join", join_returns_early,
         both="""async-event-synchronize async-event-order async-wait-of-host async-download-complete
             async-upload-gives-back fault-recovers""",
-        own="fault-program fault-custom fault-allocation-program",
+        own=f"fault-program fault-custom fault-allocation-program {INDEX}",
         worker=f"{WAITS} {UNFINISHED}",
         perhaps="async-free-waits async-drop-finishes",
     ),
@@ -217,7 +219,7 @@ FAULTS: dict[str, Fault] = {
         own=f"""{UNFINISHED.replace(" async-order-mixed", "")} {WAITS} {COPIES.replace(" async-copy-order", "")}
             async-copy-ranges async-copy-within async-close-finishes async-event-closed async-free-waits
             async-download-complete async-upload-gives-back fault-allocation fault-custom fault-program-overlapping
-            fault-second-thread""",
+            fault-second-thread {INDEX}""",
     ),
     "a wait is ignored": Fault(LazyStream, "_wait", wait_ignored, both=WAITS, own="async-copy-between-streams"),
     "uploads overtake": Fault(LazyStream, "_upload", upload_at_once, both=f"{ORDER} async-wait-before-writing"),
@@ -250,7 +252,7 @@ FAULTS: dict[str, Fault] = {
     "recovering does nothing": Fault(
         LazyStream, "recover", lambda self: None,
         both="fault-raised fault-remembered fault-events fault-waits fault-recovers",
-        own="fault-program fault-custom", perhaps="fault-program-overlapping",
+        own=f"fault-program fault-custom {INDEX}", perhaps="fault-program-overlapping",
     ),
     "what does not fit is allocated": Fault(
         LazyDevice, "_alloc", garbage_allocated, own="fault-allocation fault-allocation-state fault-allocation-program"

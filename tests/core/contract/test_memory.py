@@ -34,6 +34,7 @@ from opweave.graph.dtypes import bf16, f32, q8_0
 from opweave.graph.layout import dense_strides
 from opweave.graph.tensor import Tensor, constant, input
 from opweave.host.device import HostDevice
+from opweave.scheduler import Scheduler
 from opweave.tracing import TRACE
 from tests.support.async_device import AsyncDevice
 from tests.support.example_backend import ExampleDevice
@@ -717,6 +718,8 @@ def test_nonsense_about_memory_is_refused_where_it_is_first_asked(what, value):
     setattr(Odd, what, value)
     with pytest.raises(Broken, match="of Odd"):
         Odd().alloc(16)
+    with pytest.raises(Broken, match="of Odd"):
+        Scheduler(Odd())
     if what == "alignment" and value is not None:
         with pytest.raises(Broken, match="of odd memory"):
             BufferType(ExampleDevice(), "odd memory", alignment=value)

@@ -151,7 +151,7 @@ class TestPlacement:
         b = with_profile(Separate("b"), {"exp": 30.0, "matmul": 1.0}, 2.0)
         e = ow.exp(x)
         y = ow.matmul(e, e)
-        plan = ow.Scheduler([a, b], placement="cost").split(y)
+        plan = ow.Scheduler([a, b], placement="cost").partition(y)
         assert [plan.device_of(t).name for t in (e, y)] == ["a", "b"]
         assert plan.cause_of(y) == "cost"
         # Feeding, two steps, a copy by way of the host, fetching.
@@ -160,7 +160,7 @@ class TestPlacement:
         assert plan.predicted.copies == pytest.approx(8.0)
         far_a, far_b = (with_profile(Separate(n), c, 40.0) for n, c in
                         (("a", {"exp": 1.0, "matmul": 50.0}), ("b", {"exp": 30.0, "matmul": 1.0})))  # fmt: skip
-        plan = ow.Scheduler([far_a, far_b], placement="cost").split(y)
+        plan = ow.Scheduler([far_a, far_b], placement="cost").partition(y)
         assert {plan.device_of(t).name for t in (e, y)} == {"b"}, "30 + 1 and no copy"
 
     def test_a_copy_is_counted_once_for_all_readers_on_a_device(self, x):
@@ -169,10 +169,10 @@ class TestPlacement:
         b = with_profile(Separate("b", ["relu", "neg", "scale"]), {ANY: 1.0}, 1.0)
         e = ow.exp(x)
         outputs = [ow.relu(e), ow.neg(e), ow.scale(e, 2.0)]
-        plan = ow.Scheduler([a, b], placement="cost").split(outputs)
+        plan = ow.Scheduler([a, b], placement="cost").partition(outputs)
         assert {plan.device_of(t).name for t in outputs} == {"b"}
         assert plan.n_copies == 1
-        two = ow.Scheduler([a, b], placement="cost").split(outputs[:1])
+        two = ow.Scheduler([a, b], placement="cost").partition(outputs[:1])
         assert two.device_of(outputs[0]).name == "a", "for one reader it is not worth it"
 
     def test_devices_that_share_memory_copy_nothing(self, x):
@@ -180,7 +180,7 @@ class TestPlacement:
         b = with_profile(Plain("b"), {"exp": 9.0, "matmul": 1.0}, 100.0)
         e = ow.exp(x)
         y = ow.matmul(e, e)
-        plan = ow.Scheduler([a, b], placement="cost").split(y)
+        plan = ow.Scheduler([a, b], placement="cost").partition(y)
         assert [plan.device_of(t).name for t in (e, y)] == ["a", "b"]
         assert plan.n_copies == 0
 
@@ -190,7 +190,7 @@ class TestPlacement:
         cache = ow.state("cache", (4, 4), device=b)
         pinned = ow.exp(x)
         written = ow.assign(cache, pinned)
-        plan = ow.Scheduler([a, b], placement="cost").split([written, ow.neg(pinned)], pins={pinned: "b"})
+        plan = ow.Scheduler([a, b], placement="cost").partition([written, ow.neg(pinned)], pins={pinned: "b"})
         assert (plan.device_of(pinned).name, plan.cause_of(pinned)) == ("b", "pinned")
         assert (plan.device_of(written).name, plan.cause_of(written)) == ("b", "storage")
         assert plan.device_of(ow.neg(pinned)).name == "a"
@@ -201,14 +201,14 @@ class TestPlacement:
         b = with_profile(Separate("b"), {"linear": 1.0}, link)
         w = ow.weights({"w": np.eye(4, dtype="f")}, device=a)["w"]
         y = ow.linear(x, w)
-        plan = ow.Scheduler([a, b], placement="cost").split(y)
+        plan = ow.Scheduler([a, b], placement="cost").partition(y)
         assert plan.device_of(y).name == where
-        assert ow.Scheduler([a, b]).split(y).device_of(y).name == "a", "by priority they decide"
+        assert ow.Scheduler([a, b]).partition(y).device_of(y).name == "a", "by priority they decide"
 
     def test_what_no_device_runs_is_an_error(self, x):
         a, b = (with_profile(Separate(n, ["add"]), {}, 1.0) for n in "ab")
         with pytest.raises(ow.UnsupportedOpError, match="no device runs exp"):
-            ow.Scheduler([a, b], placement="cost").split(ow.exp(x))
+            ow.Scheduler([a, b], placement="cost").partition(ow.exp(x))
         with pytest.raises(ow.SchedulerError, match="'priority' or 'cost'"):
             ow.Scheduler(a, placement="fastest")  # type: ignore[arg-type]
 
@@ -228,9 +228,10 @@ class TestPlacement:
                 values.append(
                     rng.choice([ow.exp, ow.neg])(a) if rng.random() < 0.5 else rng.choice([ow.add, ow.mul])(a, b)
                 )
-            chosen = ow.Scheduler(devices, placement="cost").split(values[-1]).predicted.seconds
+            chosen = ow.Scheduler(devices, placement="cost").partition(values[-1]).predicted.seconds
             others = [
-                ow.Scheduler(which).split(values[-1]).predicted.seconds for which in (devices, *([d] for d in devices))
+                ow.Scheduler(which).partition(values[-1]).predicted.seconds
+                for which in (devices, *([d] for d in devices))
             ]
             assert chosen <= min(others) + 1e-9, seed
 
@@ -259,17 +260,18 @@ class TestPlacement:
         assert {split.target.name for split in program.splits} == {"b"}
         with program.observe(lambda node, value: None):
             program.run(x=np.ones((4, 4), np.float32))
-            assert program._watching is not None
-            assert {split.target.name for split in program._watching.splits} == {"b"}
+            observed = program._state.observed
+            assert observed is not None
+            assert {split.target.name for split in observed.partition.splits} == {"b"}
 
     def test_memory_that_does_not_suffice_is_avoided_or_said(self, x):
         quick = ow.simulate("quick", flops=1e12, bandwidth=1e12, memory=1000)
         roomy = ow.simulate("roomy", flops=1e9, bandwidth=1e9, memory=1 << 20)
         big = ow.exp(ow.input("big", (64, 64)))
-        plan = ow.Scheduler([quick, roomy], placement="cost").split(big)
+        plan = ow.Scheduler([quick, roomy], placement="cost").partition(big)
         assert plan.device_of(big).name == "roomy"
         assert not plan.predicted.short
-        alone = ow.Scheduler([quick], placement="cost").split(big)
+        alone = ow.Scheduler([quick], placement="cost").partition(big)
         assert set(alone.predicted.short) == {"quick"}
         assert "quick lacks" in alone.explain()
 

@@ -105,7 +105,7 @@ def test_a_value_out_of_nothing_is_made_where_it_is_read():
     ramp = ow.arange(4, dtype="f32")
     y = ow.exp(x) * ramp
     with ow.Scheduler([WithoutCreation(), Last()]) as scheduler:
-        plan = scheduler.split(y)
+        plan = scheduler.partition(y)
         # It draws nobody to the only device that makes it ...
         assert plan.device_of(y).name == "withoutcreation"
         assert (plan.device_of(ramp).name, plan.cause_of(ramp)) == ("last", "host")
@@ -113,7 +113,7 @@ def test_a_value_out_of_nothing_is_made_where_it_is_read():
         np.testing.assert_array_equal(got, [0, 1, 2, 3])
     with ow.Scheduler([Last(), WithoutCreation()]) as scheduler:
         # ... and where its reader's device can make it, it follows.
-        plan = scheduler.split(y)
+        plan = scheduler.partition(y)
         assert (plan.device_of(ramp).name, plan.cause_of(ramp)) == ("last", "reader")
 
 

@@ -354,7 +354,7 @@ def test_elementwise_definitions_tell_what_may_be_overwritten():
 
 def test_every_public_builder_is_in_the_table_or_made_of_it():
     made_of_others = {"diag", "expand_dims", "flatten", "outer", "repeat", "split", "squeeze", "swapaxes", "tile"}
-    second_forms = {"head_softmax", "slice"}  # nodes that the builder of another operation, and x[...], make
+    second_forms = {"after", "head_softmax", "slice"}  # made by the builder of another operation, and by x[...]
     from opweave import ops
 
     known = {name for name, op in OPS.items() if op.family != "third-party"}

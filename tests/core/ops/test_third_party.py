@@ -103,7 +103,7 @@ def test_its_cost_decides_where_it_runs(define):
         device.declared = lambda profile=profile: profile
     y = node(op, (leaf("costed", (8, 8)),), {})
     with ow.Scheduler([slow, fast], placement="cost") as scheduler:
-        assert scheduler.split(y).device_of(y) is fast
+        assert scheduler.partition(y).device_of(y) is fast
 
 
 def test_conformance_judges_it_by_its_own_limits(define):

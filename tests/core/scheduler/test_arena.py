@@ -12,8 +12,8 @@ import pytest
 import opweave as ow
 from opweave.contract import BufferType, Usage
 from opweave.host.device import HostDevice
-from opweave.scheduler.allocate import Block
 from opweave.scheduler.arena import Arena, Lease
+from opweave.scheduler.chunks import Block, plan_chunks
 from opweave.scheduler.target import Target
 from tests.support.devices import Plain, Separate
 
@@ -141,6 +141,20 @@ def test_max_shapes_stay_reserved_when_many_shapes_come():
     assert function.scheduler.buffer_size("plain") == size
 
 
+def test_a_build_fills_up_short_memory_before_it_gives_up():
+    device = Plain()
+    kind = Scarce(device)
+    kind.left = 100_000
+    scheduler = ow.Scheduler(device, buffer_types={device: kind})
+    first = scheduler.build(net(100))
+    taken = scheduler.buffer_size(device)
+    assert 2.3 * taken > 100_000 > 1.7 * taken, "a second plan of its own would not fit"
+    second = scheduler.build(net(180))
+    assert scheduler.buffer_size(device) <= 100_000
+    for n, program in ((100, first), (180, second)):
+        np.testing.assert_allclose(program.run({f"x{n}": np.zeros((n, 64), F)}), np.exp(F(-1)), rtol=1e-5)
+
+
 # --- arenas by themselves ---------------------------------------------------------------------------------------------
 
 
@@ -166,17 +180,19 @@ def arena() -> Arena:
     return Arena(Target(0, device.open(), Scarce(device), owned=True))
 
 
-def take(arena: Arena, *sizes: int) -> Lease:
-    plan, lease = arena.take([Block(size, 0, 9) for size in sizes])
-    assert [chunk.size for chunk in lease.chunks] == plan.sizes
-    assert all(chunk.usage is Usage.COMPUTE for chunk in lease.chunks)
+def take(arena: Arena, *sizes: int, tight: bool = False) -> Lease:
+    plan = plan_chunks([Block(size, 0, 9) for size in sizes], 1, arena.capacities(), tight=tight)
+    lease = arena.take(plan, tight=tight)
+    assert set(lease.chunks) == set(plan.chunks)
+    assert all(chunk.size >= plan.sizes[number] for number, chunk in lease.chunks.items())
+    assert all(chunk.usage is Usage.COMPUTE for chunk in lease.chunks.values())
     return lease
 
 
 def test_a_chunk_goes_with_its_last_lease(arena):
     first, second = take(arena, 1000), take(arena, 900)
     assert first.chunks == second.chunks
-    (chunk,) = first.chunks
+    (chunk,) = first.chunks.values()
     first.release()
     first.release()
     assert not chunk.freed
@@ -187,7 +203,7 @@ def test_a_chunk_goes_with_its_last_lease(arena):
 
 def test_a_lease_that_is_dropped_counts_no_longer(arena):
     first = take(arena, 1000)
-    (chunk,) = first.chunks
+    (chunk,) = first.chunks.values()
     del first
     assert not chunk.freed, "in whatever thread that was, it only left word"
     arena.reclaim()
@@ -197,19 +213,23 @@ def test_a_lease_that_is_dropped_counts_no_longer(arena):
 def test_only_what_is_filled_is_leased(arena):
     first = take(arena, 1000)
     second = take(arena, 3000)
-    assert len(second.chunks) == 1
+    (chunk,) = second.chunks.values()
     first.release()
-    assert arena.nbytes == second.chunks[0].size == 3750
-    assert take(arena, 3700).chunks == second.chunks
+    assert arena.nbytes == chunk.size == 3750
+    assert list(take(arena, 3700).chunks.values()) == [chunk]
 
 
 def test_short_memory_is_filled_up(arena):
     first = take(arena, 4000, 2000)
-    second = take(arena, 4000, 2000, 4000)  # not once more beside the first
-    assert arena.nbytes == 10_000
-    assert first.chunks[0] in second.chunks
     with pytest.raises(ow.AllocationError):
-        take(arena, 10_001)
+        take(arena, 4000, 2000, 4000)  # once more beside the first
+    assert arena.nbytes == 6000
+    second = take(arena, 4000, 2000, 4000, tight=True)
+    assert arena.nbytes == 10_000
+    assert first.chunks[0] in second.chunks.values()
+    for tight in (False, True):
+        with pytest.raises(ow.AllocationError):
+            take(arena, 10_001, tight=tight)
     assert arena.nbytes == 10_000
     second.release()
     assert arena.nbytes == 6000

@@ -12,7 +12,7 @@ from tests.support.devices import BASIC, Beside, Plain, Separate
 
 
 def split(outputs, *devices, pins=None, **options):
-    return ow.Scheduler(list(devices), **options).split(outputs, pins)
+    return ow.Scheduler(list(devices), **options).partition(outputs, pins)
 
 
 def chain(x: ow.Tensor, n: int) -> list[ow.Tensor]:
@@ -120,7 +120,7 @@ def test_a_device_of_higher_priority_brings_host_weights_for_ops_it_wants(x):
     y = ow.linear(x, w["w"])
     plan = split(y, gpu, cpu)
     assert (plan.device_of(y).name, plan.cause_of(y)) == ("gpu", "offload")
-    assert {c.cause for c in plan.copies} == {"stream"}, "the input is fed where it is read"
+    assert {c.cause for c in plan.copies} == {"weight-fetch"}, "the input is fed where it is read"
     kept = split(y, gpu, cpu, op_offload=False)
     assert (kept.device_of(y).name, kept.cause_of(y)) == ("cpu", "weights")
 
@@ -209,6 +209,6 @@ def test_a_device_is_named_once():
 def test_equal_streams_of_one_device_are_two_targets(x):
     device = Plain("cpu")
     with device.open() as a, device.open() as b:
-        plan = ow.Scheduler([a, b]).split(ow.exp(ow.neg(x)), {ow.neg(x): b, ow.exp(ow.neg(x)): a})
+        plan = ow.Scheduler([a, b]).partition(ow.exp(ow.neg(x)), {ow.neg(x): b, ow.exp(ow.neg(x)): a})
         assert len(plan.splits) == 2
         assert plan.n_copies == 0

@@ -17,7 +17,8 @@ from opweave.graph.opdef import OPS
 from opweave.host.device import HostDevice
 from tests.core.scheduler.test_random import run_case
 from tests.support.async_device import AsyncDevice, Boom, ThreadStream, array
-from tests.support.devices import BASIC
+from tests.support.devices import BASIC, Separate
+from tests.support.lazy_device import LazyDevice
 from tests.support.random_graphs import ALL_OPS
 
 F = np.float32
@@ -119,6 +120,21 @@ def test_fed_arrays_may_change_as_soon_as_run_returns():
     v[:] = 0
     np.testing.assert_array_equal(result, np.arange(16, dtype=F))
     s.close()
+
+
+def test_a_run_waits_for_uploads_to_devices_that_run_no_step():
+    """Inputs that are outputs, or that nobody reads, enter on the last device; nothing else happens there."""
+    x, y = ow.input("x", (16,)), ow.input("y", (16,))
+    with ow.Scheduler([Separate("a"), LazyDevice()]) as s:
+        program = s.build([x, ow.neg(y)])
+        assert len(program.splits) == 1
+        for value in range(1, 4):
+            fed = np.full(16, value, F)
+            passed, computed = program.run(x=fed, y=fed)
+            fed[:] = 0  # read before `run` returned
+            np.testing.assert_array_equal(passed, np.full(16, value, F))
+            np.testing.assert_array_equal(program.read(x), np.full(16, value, F))
+            np.testing.assert_array_equal(computed, np.full(16, -value, F))
 
 
 def test_fed_arrays_are_let_go_when_their_run_has_ended():

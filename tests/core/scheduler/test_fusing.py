@@ -61,8 +61,8 @@ def test_values_inside_a_group_get_no_memory(device):
     t = x
     for _ in range(4):
         t = ow.neg(ow.exp(t))
-    program = ow.Scheduler([device, HostDevice()]).build(t)
-    stream = program._scheduler.streams[0]
+    scheduler = ow.Scheduler([device, HostDevice()])
+    program, stream = scheduler.build(t), scheduler.streams[0]
     assert isinstance(stream, FusingStream)
     assert stream.groups == [["exp", "neg"] * 4]
     assert stream.live == [[False] * 7 + [True]]

@@ -102,9 +102,9 @@ def test_a_device_that_takes_only_repacked_weights_refuses_ordinary_ones(values)
     x = ow.input("x", (2, 4))
     special = weight_in(Transposed(device, "g.transposed"), values)
     s = ow.Scheduler([device, HostDevice()])
-    assert s.split(ow.linear(x, special)).device_of(ow.linear(x, special)) is device
+    assert s.partition(ow.linear(x, special)).device_of(ow.linear(x, special)) is device
     usual = ow.linear(x, ow.weights({"w": values})["w"])
-    plan = s.split(usual)
+    plan = s.partition(usual)
     assert plan.device_of(usual) is not device
     assert "not on g: the weight is not transposed" in plan.explain()
 

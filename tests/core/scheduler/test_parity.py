@@ -328,7 +328,7 @@ def test_a_pin_holds_until_it_is_lifted(x):
     scheduler = ow.Scheduler([first, last])
     y = ow.exp(x)
     scheduler.pin(y, last)
-    assert scheduler.split(y).device_of(y) is last
+    assert scheduler.partition(y).device_of(y) is last
     assert scheduler.build(y).device_of(y) is last
     assert scheduler.build(y, pins={y: "first"}).device_of(y) is first, "pins of one build come first"
     scheduler.pin(y, None)

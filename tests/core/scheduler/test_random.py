@@ -66,7 +66,7 @@ def run_case(
             target = scheduler._targets[devices.index(device)]
             if node in reachable and rng.random() < 0.3:
                 assert node.signature is not None
-                if target.verdict(node.signature).reason is None:
+                if target.support(node.signature).reason is None:
                     pins[node] = device
         program = scheduler.build(case.outputs, pins)
         for slot in range(program.slots):

@@ -137,7 +137,7 @@ class OfMode(Separate):
 
 
 class Alike(Modal):
-    def _joins(self, other: Stream) -> bool:
+    def _inlines(self, other: Stream) -> bool:
         return isinstance(other, Alike)
 
 
@@ -383,7 +383,7 @@ def test_a_stream_can_be_used_while_its_scheduler_is_only_locked(x):
     stream = scheduler.streams[0]
     seen: list[object] = []
     thread = threading.Thread(target=lambda: seen.append(stream.record()))
-    with scheduler._lock:  # as while building, reading or waiting
+    with scheduler._executor.lock:  # as while building, reading or waiting
         thread.start()
         thread.join()
     assert len(seen) == 1
@@ -395,7 +395,7 @@ def test_a_run_within_a_plan_does_not_shield_the_plan_from_its_end(x):
     scheduler = ow.Scheduler([device])
     program = scheduler.build(-x)
     program.run(x=ONES)
-    plan = program._lists[0].plans[0]
+    plan = program.run_lists[0].plans[0]
 
     def around(index: int, call: Call) -> Call:
         def inside() -> None:

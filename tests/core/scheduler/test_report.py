@@ -70,7 +70,7 @@ def test_the_text_is_a_string_and_the_rows_say_the_same(explanation):
         assert re.search(rf"{row.op} .*\[{row.cause}\]", explanation)
     neg = explanation.nodes[1]
     assert neg.refusals == {"a": "no kernel for neg"}
-    assert [(c.source, c.target, c.nbytes, c.cause) for c in explanation.copies] == [("a", "<b>", 64, "seam")]
+    assert [(c.source, c.target, c.nbytes, c.cause) for c in explanation.copies] == [("a", "<b>", 64, "transfer")]
     assert explanation.memory["a"].temporaries > 0
 
 
@@ -95,7 +95,7 @@ def test_steps_that_the_page_does_not_show_are_counted(monkeypatch):
     monkeypatch.setattr("opweave.scheduler.page.MOST_NODES", 2)
     x = ow.input("x", (4,))
     y = ow.exp(ow.exp(ow.exp(x)))
-    text = ow.Scheduler([Separate("a"), Separate("b")]).split(-y, pins={y: "a", -y: "b"}).explain().html()
+    text = ow.Scheduler([Separate("a"), Separate("b")]).partition(-y, pins={y: "a", -y: "b"}).explain().html()
     assert re.findall(r"(\d+ steps?), 1 copy<", text) == ["1 step"]
     assert re.findall(r"(\d+ steps?)<", text) == ["3 steps"]
     assert "2 further steps are not shown" in text
@@ -103,7 +103,7 @@ def test_steps_that_the_page_does_not_show_are_counted(monkeypatch):
 
 def test_the_page_shows_predicted_times_where_there_are_some():
     x = ow.input("x", (64, 64))
-    program = ow.Scheduler([ow.simulate("slow", like="cpu"), ow.simulate("fast", like="cpu")]).split(ow.relu(x @ x))
+    program = ow.Scheduler([ow.simulate("slow", like="cpu"), ow.simulate("fast", like="cpu")]).partition(ow.relu(x @ x))
     assert "redicted" not in program.explain().html()
     predicted = program.predicted
     explained = program.explain()
@@ -121,7 +121,9 @@ def test_curves_of_all_devices_have_one_axis_of_time():
     x = ow.input("x", (4, 4))
     first, second = Separate("a"), Separate("b")
     y = -x
-    explained = ow.Scheduler([first, second]).split(ow.relu(-ow.exp(y)), pins={y: first, ow.exp(y): second}).explain()
+    explained = (
+        ow.Scheduler([first, second]).partition(ow.relu(-ow.exp(y)), pins={y: first, ow.exp(y): second}).explain()
+    )
     early, late = explained.curves
     assert early.moments[-1][0] < late.moments[-1][0]
     polygons = [re.findall(r"([\d.]+),([\d.]+)", points) for points in re.findall(r'points="(.*?)"', explained.html())]
@@ -143,7 +145,7 @@ def test_memory_over_the_run_ends_with_what_is_handed_out_and_never_exceeds_the_
 
 def test_what_was_split_without_memory_explains_too():
     with ow.Scheduler(HostDevice()) as scheduler:
-        explained = scheduler.split(ow.exp(ow.input("x", (4,)))).explain()
+        explained = scheduler.partition(ow.exp(ow.input("x", (4,)))).explain()
     assert explained.memory == {}
     assert "hostdevice" in explained.html()
 
@@ -153,6 +155,6 @@ def test_long_programs_have_short_pages():
     for i in range(6000):
         x = x + float(i)
     with ow.Scheduler(HostDevice()) as scheduler:
-        html = scheduler.split(x).explain().html()
+        html = scheduler.partition(x).explain().html()
     assert html.count('<tr class="node">') == 5000
     assert "1000 further steps are not shown" in html

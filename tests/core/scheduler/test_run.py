@@ -185,7 +185,7 @@ def test_a_value_crosses_once_for_each_memory_and_range(x):
     a, b = Separate("a"), Separate("b")
     y = ow.exp(x)
     readers = [ow.neg(y), ow.relu(y), ow.neg(y[0:2]), ow.relu(y[0:2])]
-    plan = ow.Scheduler([a, b]).split(readers, {y: a} | dict.fromkeys(readers, b))
+    plan = ow.Scheduler([a, b]).partition(readers, {y: a} | dict.fromkeys(readers, b))
     assert sorted(c.nbytes for c in plan.copies) == [32, 64]
 
 
@@ -506,7 +506,7 @@ def test_weights_without_bytes_plan_but_do_not_run(x):
     w = ow.weights({"w": ow.Spec((4, 4))})
     y = ow.linear(x, w["w"])
     s = ow.Scheduler([Separate("g"), HostDevice()])
-    assert len(s.split(y).splits) == 1
+    assert len(s.partition(y).splits) == 1
     with pytest.raises(ow.SchedulerError, match="has no bytes"):
         s.build(y)
 
@@ -532,7 +532,7 @@ def test_explain_tells_splits_copies_causes_refusals_and_memory(x):
         "2 steps in 2 splits over far, hostdevice",
         "split 0 on far: 1 step",
         "hidden",
-        "copy hidden f32[4, 4]: far -> hostdevice, 64 B (seam)",
+        "copy hidden f32[4, 4]: far -> hostdevice, 64 B (transfer)",
         "not on far: no kernel for neg",
         "memory on far: ",
         "[priority] the first device in the order that supports it",

@@ -31,7 +31,7 @@ class TestSimulate:
         device = ow.simulate("gpu", flops=1e9, bandwidth=1e8, launch=1e-3, link=(0.5, 1e6))
         w = ow.weights({"w": ow.Spec((32, 256))})["w"]
         e, y = ow.exp(x), ow.linear(x, w)
-        predicted = ow.Scheduler(device).split([e, y]).predicted
+        predicted = ow.Scheduler(device).partition([e, y]).predicted
         assert predicted.nodes[e] == pytest.approx(1e-3 + 2 * 64 * 256 * 4 / 1e8), "bytes decide"
         assert predicted.nodes[y] == pytest.approx(
             1e-3 + max(2 * 64 * 32 * 256 / 1e9, 4 * (64 * 256 + 32 * 256 + 64 * 32) / 1e8)
@@ -46,21 +46,21 @@ class TestSimulate:
         for dtype in ("f32", "f16", "f64"):
             a = ow.input(f"a {dtype}", (256, 256), dtype)
             y = a @ a
-            seconds[dtype] = ow.Scheduler(device).split(y).predicted.nodes[y]
+            seconds[dtype] = ow.Scheduler(device).partition(y).predicted.nodes[y]
         assert seconds["f32"] == pytest.approx(4 * seconds["f16"], rel=1e-3)
         assert seconds["f64"] == pytest.approx(seconds["f32"], rel=1e-3), "as f32 where nothing else was said"
 
     def test_it_runs_what_the_device_runs_that_it_is_like(self, x):
         real = Separate("real", ["exp"])
         device = ow.simulate("gpu", like=real, flops=1e12, bandwidth=1e12, launch=1e-6, link=1e10)
-        plan = ow.Scheduler([device, Plain()]).split(ow.neg(ow.exp(x)))
+        plan = ow.Scheduler([device, Plain()]).partition(ow.neg(ow.exp(x)))
         assert plan.device_of(ow.exp(x)) is device
         assert "not on gpu: no kernel for neg" in plan.explain()
 
     def test_ops_narrow_what_it_runs(self, x):
         device = ow.simulate("npu", flops=1e12, bandwidth=1e12, ops=["linear"])
         with pytest.raises(ow.UnsupportedOpError, match="no device runs exp") as caught:
-            ow.Scheduler(device).split(ow.exp(x))
+            ow.Scheduler(device).partition(ow.exp(x))
         assert caught.value.reasons == {"npu": "no kernel for exp"}
         with pytest.raises(ow.UnknownNameError, match=r"operation named 'linaer'; did you mean .*'linear'"):
             ow.simulate("npu", flops=1, bandwidth=1, ops=["linaer"])
@@ -78,8 +78,8 @@ class TestSimulate:
     def test_it_plans_and_does_not_run(self, x):
         device = ow.simulate("gpu", flops=1e12, bandwidth=1e12)
         with ow.Scheduler([device, Plain()]) as scheduler:
-            assert scheduler.split(ow.exp(x)).predicted.seconds > 0
-            with pytest.raises(ow.SchedulerError, match=r"gpu is simulated: Scheduler.split plans"):
+            assert scheduler.partition(ow.exp(x)).predicted.seconds > 0
+            with pytest.raises(ow.SchedulerError, match=r"gpu is simulated: Scheduler.partition plans"):
                 scheduler.build(ow.exp(x))
         with pytest.raises(ow.SchedulerError, match="gpu is simulated"):
             ow.weights({"w": np.zeros(4)}, device=device)
@@ -92,8 +92,8 @@ class TestSimulate:
         b = ow.simulate("b", flops=1e12, bandwidth=1e12, link={**far, "a": (0.25, 1e12)}, ops=["neg"])
         c = ow.simulate("c", flops=1e12, bandwidth=1e12, link=far, ops=["neg"])
         y = ow.neg(ow.exp(x))
-        assert ow.Scheduler([a, b]).split(y).predicted.copies == pytest.approx(2.25, rel=1e-3)
-        assert ow.Scheduler([a, c]).split(y).predicted.copies == pytest.approx(4, rel=1e-3), "by way of the host"
+        assert ow.Scheduler([a, b]).partition(y).predicted.copies == pytest.approx(2.25, rel=1e-3)
+        assert ow.Scheduler([a, c]).partition(y).predicted.copies == pytest.approx(4, rel=1e-3), "by way of the host"
 
     @pytest.mark.parametrize(
         ("figures", "message"),
@@ -123,7 +123,7 @@ class TestSimulate:
         with ow.Scheduler(Separate("real")) as real:
             planned = real.build(y).memory["real"]
         device = ow.simulate("gpu", like=Separate("other"), flops=1e12, bandwidth=1e12, launch=1e-6, link=1e10)
-        assert ow.Scheduler(device).split(y).predicted.memory["gpu"] == planned
+        assert ow.Scheduler(device).partition(y).predicted.memory["gpu"] == planned
 
 
 CLUSTER = """
@@ -295,12 +295,12 @@ def test_what_has_no_room_on_the_best_device_spills_over_to_the_next():
         y = ow.relu(ow.linear(y, matrix))
     like: dict[str, Any] = {"flops": 1e12, "bandwidth": 1e11, "link": (1e-6, 1e10)}
     few = [ow.simulate(f"d{i}", memory=18 << 20, **like) for i in range(6)]
-    plan = ow.Scheduler(few, placement="cost").split(y)
+    plan = ow.Scheduler(few, placement="cost").partition(y)
     assert plan.predicted.short == {}
     assert [split.target.name for split in plan.splits] == ["d0", "d1", "d2", "d3"]
     assert {plan.partition.assignment.causes[n] for n in plan.partition.graph.nodes} == {"cost"}
     roomy = [ow.simulate(f"d{i}", memory=1 << 30, **like) for i in range(2)]
-    assert len(ow.Scheduler(roomy, placement="cost").split(y).splits) == 1
-    scarce = ow.Scheduler(few[:2], placement="cost").split(y, pins={y: "d1"})
+    assert len(ow.Scheduler(roomy, placement="cost").partition(y).splits) == 1
+    scarce = ow.Scheduler(few[:2], placement="cost").partition(y, pins={y: "d1"})
     assert scarce.device_of(y).name == "d1"
     assert scarce.predicted.short

@@ -672,7 +672,7 @@ class Stream:
             try:
                 submission.thread = get_ident()
                 result = work()
-                # Only after queueing: `settle` relies on everything in the list being queued.
+                # Only after queueing: `settle` relies on everything in the table being queued.
                 if keeps and result is not False:
                     self._pending.setdefault(self._sequence + 1, []).append(kept)
                 return result
@@ -727,7 +727,7 @@ class Stream:
         for call in calls:
             call()
 
-    def _joins(self, other: Stream) -> bool:
+    def _inlines(self, other: Stream) -> bool:
         """Whether ``_run`` may make calls of ``other``'s plans too, between its own. Both are synchronous.
 
         Default: where neither needs anything while they are made.

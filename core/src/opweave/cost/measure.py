@@ -148,7 +148,7 @@ class _Measurement:
         for node in nodes:
             signature = node.signature
             assert signature is not None
-            if self.target.verdict(signature).reason is not None:
+            if self.target.support(signature).reason is not None:
                 continue
             with _Bound(self.target, node) as bound:
                 seconds = self._timed(bound, 1)
@@ -179,19 +179,19 @@ class _Bound:
 
     def __init__(self, target: Target, node: Tensor) -> None:
         assert node.signature is not None
-        verdict = target.verdict(node.signature)
-        step = unbound_step(node.signature, target.device, packed=verdict.packed)
+        support = target.support(node.signature)
+        step = unbound_step(node.signature, target.device, packed=support.packed)
         self.buffers: list[Buffer] = []
         try:
             out, *srcs = [self._bind(target, arg) for arg in (step.out, *step.srcs)]
             scratch = None
-            if verdict.workspace:
-                self.buffers.append(target.buffer_type.alloc(verdict.workspace))
-                scratch = Arg(self.buffers[-1], 0, u8, (verdict.workspace,), (1,))
+            if support.workspace:
+                self.buffers.append(target.buffer_type.alloc(support.workspace))
+                scratch = Arg(self.buffers[-1], 0, u8, (support.workspace,), (1,))
         except BaseException:
             self.__exit__()
             raise
-        self.group: Final = Group((Step(step.op, out, tuple(srcs), step.attrs),), verdict.workspace, scratch)
+        self.group: Final = Group((Step(step.op, out, tuple(srcs), step.attrs),), support.workspace, scratch)
 
     def _bind(self, target: Target, arg: Arg) -> Arg:
         buffer = target.buffer_type.alloc(max(arg.nbytes, 1))

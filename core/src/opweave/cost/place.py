@@ -9,6 +9,7 @@ write placed states, are fixed. Nodes that read placed weights are not: running 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,7 @@ from opweave.cost.predict import predict, room_of
 from opweave.cost.profile import CostModel
 from opweave.cost.store import profile
 from opweave.scheduler.assign import Assignment, assign, target_at
-from opweave.scheduler.partition import Partition, partition
+from opweave.scheduler.partition import partition
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
     from opweave.cost.profile import Profile
     from opweave.graph.graph import Graph
     from opweave.graph.tensor import Placement, Tensor
+    from opweave.scheduler.splits import Partition
     from opweave.scheduler.target import Target
 
 __all__ = ["live_bytes", "place_by_cost"]
 
 CHOICES: Final = frozenset(
-    ("weights", "expand-down", "expand-up", "most-inputs", "priority", "reader", "upgrade", "host")
+    ("weights", "expand-down", "expand-up", "most-inputs", "fewest-bytes", "priority", "reader", "upgrade", "host")
 )  # fmt: skip
 """Causes that are replaced by ``cost`` if the rules of priority give the best candidate."""
 
@@ -59,9 +61,7 @@ def place_by_cost(
         wanted = {node: choice.get(node, at) for node, at in rules.target_of.items() if node.op is not None}
         wanted = {node: fixed.get(node, at) for node, at in wanted.items() if node.base is None}
         made = assign(graph, targets, wanted, op_offload, placed)
-        for node in wanted:
-            made.causes[node] = rules.causes[node] if node in fixed else "cost"
-        return made
+        return made.with_causes({node: rules.causes[node] if node in fixed else "cost" for node in wanted})
 
     if len(targets) > 1:
         choices = [_solved(graph, rules, fixed, model), *_single(rules, model)]
@@ -81,15 +81,13 @@ def place_by_cost(
         prediction = predict(parts, model)
         if sum(prediction.short.values()) < sum(best[1].short.values()):
             best = parts, prediction
-    best[0].prediction = best[1]
-    if best[0].assignment is rules and len(targets) > 1:
-        for node, cause in rules.causes.items():
-            if cause in CHOICES:
-                rules.causes[node] = "cost"
+    assignment = best[0].assignment
+    if assignment is rules and len(targets) > 1:
+        assignment = rules.with_causes({node: "cost" for node, cause in rules.causes.items() if cause in CHOICES})
     if observed:
         # Observing nodes does not change where they are placed.
-        return partition(graph, best[0].assignment, placed, observed)
-    return best[0]
+        return partition(graph, assignment, placed, observed)
+    return replace(best[0], assignment=assignment, prediction=best[1])
 
 
 def _single(rules: Assignment, model: CostModel) -> Iterator[dict[Tensor, int]]:
@@ -98,7 +96,7 @@ def _single(rules: Assignment, model: CostModel) -> Iterator[dict[Tensor, int]]:
     homes = {at for tensor, at in rules.target_of.items() if tensor.op is None}
     tried: list[tuple[Profile, list[Tensor]]] = []
     for target in rules.targets:
-        runs = [node for node in nodes if rules.supports(target, node)]
+        runs = [node for node in nodes if rules.capabilities.supports(target, node)]
         known = model.profiles[target.index]._replace(device="")
         if target.index in homes or (known, runs) not in tried:
             tried.append((known, runs))
@@ -137,11 +135,11 @@ def _spilled(graph: Graph, chosen: Assignment, fixed: Mapping[Tensor, int], mode
         wanted = chosen.target_of[node]
         at = fixed.get(node, instead[wanted])
         if node not in fixed and not memories[at].fits(leaves, live[node]):
-            signature = chosen.signature(node)
+            signature = chosen.capabilities.signature(node)
             others = [
                 (model.step(node, signature, target.index), target.index)
                 for target, memory in zip(chosen.targets, memories, strict=True)
-                if memory.fits(leaves, live[node]) and chosen.supports(target, node)
+                if memory.fits(leaves, live[node]) and chosen.capabilities.supports(target, node)
             ]
             if others:
                 at = instead[wanted] = min(others)[1]
@@ -211,9 +209,9 @@ class _Building:
 
     def add(self, node: Tensor) -> None:
         """Add a computed node, and the leaves that it is the first to read."""
-        signature = self.rules.signature(node)
+        signature = self.rules.capabilities.signature(node)
         own = [self.model.step(node, signature, target.index) for target in self.targets]
-        if self.rules.prepared:
+        if self.rules.capabilities.prepared:
             own = [seconds + self._unpacking(node, target) for seconds, target in zip(own, self.targets, strict=True)]
         at = self.fixed.get(node)
         if at is not None:
@@ -232,9 +230,10 @@ class _Building:
 
     def _unpacking(self, node: Tensor, target: Target) -> float:
         """Seconds of copying to plain memory those sources that the target reaches, but whose form it cannot read."""
-        verdict, seconds = self.rules.verdict(target, node), 0.0
+        able, seconds = self.rules.capabilities, 0.0
+        support = able.support(target, node)
         for source in node.srcs:
-            if self.rules.unpacks(source, verdict) and target.device.reaches(self.rules.prepared[source.memory].space):
+            if able.unpacks(source, support) and target.device.reaches(able.prepared[source.memory].space):
                 seconds += self.model.fetch(target.device, source.nbytes) + self.model.feed(target.index, source.nbytes)
         return seconds
 

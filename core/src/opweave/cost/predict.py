@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from opweave.contract.space import round_up
 from opweave.cost.profile import CostModel
 from opweave.cost.store import profile
-from opweave.scheduler.allocate import Block, MemoryUse, lifetimes, plan_chunks
+from opweave.scheduler.allocate import MemoryUse, allocate
+from opweave.scheduler.fuse import unfused
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
     from opweave.contract.space import MemorySpace
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.partition import Operand, Partition
+    from opweave.scheduler.splits import Partition, StorageView
 
 __all__ = ["Prediction", "predict", "prediction_of", "room_of"]
 
@@ -68,7 +69,7 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
             if item.node is None:
                 steps += model.pack(at, item.out.dtype, item.out.shape)
                 continue
-            signature = partition.assignment.signature(item.node)
+            signature = partition.assignment.capabilities.signature(item.node)
             took = nodes[item.node] = model.step(item.node, signature, at)
             steps += took
         busy[split.target.name] += steps
@@ -112,24 +113,26 @@ def room_of(device: Device) -> float:
 def prediction_of(partition: Partition) -> Prediction:
     """The prediction that a partition was chosen by, or a new one."""
     if partition.prediction is None:
-        partition.prediction = predict(partition)
+        # As a cached property: made when it is first asked for, and then shown by reports too.
+        object.__setattr__(partition, "prediction", predict(partition))
+    assert partition.prediction is not None
     return partition.prediction
 
 
-def _count(ids: Operand) -> int:
+def _count(ids: StorageView) -> int:
     count = 1
     for n in ids.shape:
         count *= n
     return count
 
 
-def _where(partition: Partition, operand: Operand) -> tuple[Device | None, MemorySpace]:
+def _where(partition: Partition, operand: StorageView) -> tuple[Device | None, MemorySpace]:
     """The device and the space of the memory that an operand lies in."""
-    arena = partition.arenas[operand.place]
+    arena = partition.arenas[operand.storage]
     if arena >= 0:
         target = partition.assignment.targets[arena]
         return target.device, target.space
-    tensor, space = partition.owners[operand.place]
+    tensor, space = partition.owners[operand.storage]
     leaf = tensor.leaf
     if leaf is not None and leaf.placement is not None:
         return leaf.placement.buffer.device, space
@@ -140,24 +143,11 @@ def _where(partition: Partition, operand: Operand) -> tuple[Device | None, Memor
 def _memory(partition: Partition) -> dict[str, MemoryUse]:
     """As `Program.memory`, without allocating and without fusing, which would need less."""
     targets = partition.assignment.targets
-    birth, death, alias, times = lifetimes(partition, [None] * len(partition.splits))
-    last = list(death)
-    for place, owner_id in enumerate(alias):
-        if owner_id != place:
-            last[owner_id] = max(last[owner_id], death[place])
-    blocks: list[list[Block]] = [[] for _ in targets]
-    for place, arena in enumerate(partition.arenas):
-        if arena >= 0 and birth[place] >= 0 and alias[place] == place:
-            blocks[arena].append(Block(partition.sizes[place], birth[place], last[place]))
-    for split, start in zip(partition.splits, times, strict=True):
-        for k, item in enumerate(split.items):
-            if item.verdict.workspace:
-                blocks[split.target.index].append(Block(item.verdict.workspace, start + 1 + k, start + 1 + k))
+    plan = allocate(partition, unfused(partition), [()] * len(targets))
     columns = {}
-    for target, wanted in zip(targets, blocks, strict=True):
-        kind = target.buffer_type
-        planned = plan_chunks(wanted, kind.alignment, (), kind.max_size).nbytes if wanted else 0
-        columns[target.name] = [round_up(planned, kind.alignment), 0, 0]
+    for target, chunks in zip(targets, plan.arenas, strict=True):
+        planned = 0 if chunks is None else chunks.nbytes
+        columns[target.name] = [round_up(planned, target.buffer_type.alignment), 0, 0]
     first: dict[MemorySpace, str] = {}
     for index, (tensor, space) in partition.owners.items():
         if tensor.leaf is None:

@@ -232,15 +232,15 @@ class CostModel:
         return known
 
     def _step(self, node: Tensor, signature: Signature, at: int) -> float:
-        verdict = self.targets[at].verdict(signature)
-        if verdict.reason is not None:
+        support = self.targets[at].support(signature)
+        if support.reason is not None:
             return inf
         if 0 in node.shape:
             return 0.0
         profile = self.profiles[at]
         size, flops = work(node)
         seconds = profile.step(signature.op.name, _decisive_dtype(signature), size, flops)
-        if verdict.packed:
+        if support.packed:
             for dtype, shape, strides in signature.srcs:
                 if not is_dense(shape, strides, dtype):
                     seconds += self.pack(at, dtype, shape)

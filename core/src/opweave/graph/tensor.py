@@ -65,11 +65,11 @@ class Placement(NamedTuple):
 class Signature:
     """Everything about a node that can decide whether a device supports it: op, attributes, dtypes and layouts.
 
-    Interned: equal signatures are one object, so devices remember their verdicts on it. ``memories`` are the special
-    buffer types that sources lie in, ``None`` for ordinary memory; empty if all do.
+    Interned: equal signatures are one object, so each device is asked once; ``support`` keeps the answers.
+    ``memories`` are the special buffer types that sources lie in, ``None`` for ordinary memory; empty if all do.
     """
 
-    __slots__ = ("__weakref__", "attrs", "memories", "op", "out", "srcs", "verdicts")
+    __slots__ = ("__weakref__", "attrs", "memories", "op", "out", "srcs", "support")
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Signature:
         memories: tuple[BufferType | None, ...] = (),
     ) -> None:
         self.op, self.attrs, self.out, self.srcs, self.memories = op, attrs, out, srcs, memories
-        self.verdicts: dict[Any, Any] = {}
+        self.support: dict[Any, Any] = {}
 
 
 class Leaf:
@@ -467,16 +467,27 @@ def _node(op: OpDef, srcs: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor:
     return tensor
 
 
-def view_node(op: OpDef, src: Tensor, attrs: dict[str, Any], shape: Shape, strides: Strides, offset: int) -> Tensor:
-    """A view of ``src`` whose window, relative to ``src.root``, is ``(shape, strides, offset)``."""
-    key = (op, src, _exact(attrs))
+def view_node(
+    op: OpDef,
+    src: Tensor,
+    attrs: dict[str, Any],
+    shape: Shape,
+    strides: Strides,
+    offset: int,
+    after: tuple[Tensor, ...] = (),
+) -> Tensor:
+    """A view of ``src`` whose window, relative to ``src.root``, is ``(shape, strides, offset)``.
+
+    What depends on the view also depends on the tensors in ``after``, whose values it does not show.
+    """
+    key = (op, src, *after, _exact(attrs))
     with _MAKING:
         known = _NODES.get(key)
         if known is not None:
             return known
         # Whole blocks are the builder's business: the transpose of a quantized matrix, for matmul only, has none.
         check_shape(shape, src.dtype if src.dtype.block == 1 else u8)
-        tensor = _new(op, (src,), attrs, src.dtype, shape, strides)
+        tensor = _new(op, (src, *after), attrs, src.dtype, shape, strides)
         tensor.base = src.root
         tensor.offset = offset
         _NODES[key] = tensor

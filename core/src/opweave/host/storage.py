@@ -1,7 +1,7 @@
 """Reading, writing and copying between any two places: directly, by way of the host, or bounced in pieces.
 
 Everything here is complete when it returns. `bind_copy` decides the way beforehand and gives a call without arguments,
-which is what programs run at the seams between devices.
+which is what programs run at device boundaries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from opweave.graph.layout import Shape
 
 __all__ = [
-    "InTurn",
+    "CallSequence",
     "array_shape",
     "bind_copy",
     "bind_read",
@@ -150,7 +150,7 @@ def copy(dst: Arg, src: Arg) -> None:
 # --- decided beforehand ---------------------------------------------------------------------------------------------
 
 
-class InTurn:
+class CallSequence:
     """Calls made as one."""
 
     __slots__ = ("calls",)
@@ -193,7 +193,7 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
         if dense and to.type is not of.type and not to.type.can_map and not of.type.can_map and size <= BOUNCE_BYTES:
             passing = stream._staging(size)
             down = of.type._bind_download(of.handle, src.offset, passing)
-            return InTurn((down, to.type._bind_upload(to.handle, dst.offset, passing))), False
+            return CallSequence((down, to.type._bind_upload(to.handle, dst.offset, passing))), False
         return partial(copy, dst, src), False
     if dense and of.is_host and stream.queues_uploads(to):
         return partial(stream.upload, to, dst.offset, of.host_bytes(src.offset, src.nbytes)), True

@@ -497,11 +497,30 @@ CONCAT = define_op(
 )
 
 
+AFTER = define_op(
+    OpDef(
+        "after",
+        family="movement",
+        infer=lambda x, *others: (x.shape, x.dtype),
+        reference=lambda x, *others: x,
+        is_view=True,
+        formula="x; the others are computed too, and the states behind them written",
+    )
+)
+
+
+def _after(x: Tensor, others: tuple[Tensor, ...]) -> Tensor:
+    """``x``, made to depend on others that contribute no elements. Nothing computes leaves: they are left out."""
+    computed = tuple(dict.fromkeys([other for other in others if other.root.op is not None]))
+    return view_node(AFTER, x, {}, x.shape, x.strides, x.offset, computed) if computed else x
+
+
 @builds(CONCAT)
 def concat(tensors: Sequence[Any], axis: int = 0) -> Tensor:
     """The tensors, promoted to one dtype, one after the other along ``axis``.
 
-    Empty pieces are left out; of one piece it is that piece.
+    Empty pieces add nothing, so that devices do not get them; of one piece it is that piece. The result depends on all
+    pieces nevertheless: a state is written although only an empty slice of its new version is among them.
 
     Raises:
         ShapeError: no pieces, or pieces that differ in another axis.
@@ -521,5 +540,7 @@ def concat(tensors: Sequence[Any], axis: int = 0) -> Tensor:
     axis = as_axis("concat", axis, pieces[0])
     _concat_infer(*pieces, axis=axis)
     pieces = promoted("concat", *pieces)
-    pieces = tuple([p for p in pieces if p.shape[axis]]) or pieces[:1]
-    return pieces[0] if len(pieces) == 1 else node(CONCAT, pieces, {"axis": axis})
+    full = tuple([p for p in pieces if p.shape[axis]]) or pieces[:1]
+    if len(full) < len(pieces):
+        full = (_after(full[0], tuple([p for p in pieces if p not in full])), *full[1:])
+    return full[0] if len(full) == 1 else node(CONCAT, full, {"axis": axis})

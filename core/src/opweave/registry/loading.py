@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 from opweave.contract.device import Backend, Device, Kind
 from opweave.contract.execution import Stream
 from opweave.contract.kernels import KernelTable
-from opweave.contract.memory import check_sizes
 from opweave.contract.space import MemorySpace
 from opweave.errors import Broken, Incompatible, NameConflict, PluginError, Unavailable
 from opweave.graph.opdef import OPS, OpDef, define_op
@@ -177,9 +176,6 @@ def check_device(device: object) -> None:
         device.has_own_rules or hasattr(type(device), "kernels") or device.kernels.ops()
     ):
         raise Broken(f"{cls} has no KernelTable as its attribute `kernels`")
-    check_sizes(cls, device.alignment, device.max_buffer_size)
-    if not isinstance(device.description, str):
-        raise Broken(f"{cls}.description is {_a(device.description)}, not a str")
     if not isinstance(device.shared_spaces, (tuple, list)):
         raise Broken(f"{cls}.shared_spaces is {_a(device.shared_spaces)}, not a tuple of memory spaces")
     for space in (device.space, *device.shared_spaces):

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from opweave.scheduler.allocate import MemoryUse
 from opweave.scheduler.assign import CAUSES
-from opweave.scheduler.partition import Copy, Split
 from opweave.scheduler.program import Program
 from opweave.scheduler.scheduler import PlannedGraph, Scheduler
+from opweave.scheduler.splits import Copy, Split
 
 if TYPE_CHECKING:
     from opweave.scheduler.report import Explanation

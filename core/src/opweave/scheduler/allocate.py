@@ -1,28 +1,24 @@
-"""The memory plan: life times of places, in-place reuse, and offsets in as few bytes as possible.
+"""`allocate`: where every value lies and when, in as few bytes as possible. `Groups` to `MemoryPlan`.
 
-The first plan is a best-fit that walks through time; where it wastes memory, others are tried that place the largest
-first, or what is in the way for longest. Offsets lie in chunks, because a device's buffers have a largest size and
-because memory that a program uses is never moved: when a later program needs more, chunks are appended.
+A plan takes no memory: it says how large the chunks of each device's arena have to be, and where in them values lie.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from opweave.contract.space import round_up
-from opweave.scheduler.partition import END, Item, Partition
+from opweave.scheduler.chunks import Block, ChunkPlan, plan_chunks
+from opweave.scheduler.splits import Partition, PlannedStep
 
-__all__ = ["Block", "ChunkPlan", "Lifetimes", "MemoryUse", "lifetimes", "plan_chunks"]
+if TYPE_CHECKING:
+    from opweave.scheduler.fuse import Groups
 
-MEETINGS_LIMIT: Final = 16
-"""Further plans are tried where blocks meet on average at most this many others: that is what they cost."""
+__all__ = ["END", "Lifetimes", "MemoryPlan", "MemoryUse", "Scratch", "allocate", "lifetimes"]
 
-FILLED_LIMIT: Final = 1.5
-"""Existing chunks are filled up as long as all of them together are at most so many times what a program needs."""
-
-_CHUNK: Final = 1 << 48  # chunks lie this far apart in the planner's own addresses
+END: Final = 1 << 60
+"""A moment after the last one: what holds an output lives until then."""
 
 
 class MemoryUse(NamedTuple):
@@ -34,11 +30,10 @@ class MemoryUse(NamedTuple):
 
 
 class Lifetimes(NamedTuple):
-    """When places are in use, in moments: one for the start of each split, one for each group, one for its end.
+    """When values are in use, in moments: one for the start of each split, one for each group, one for its end.
 
-    ``alias[p]`` is the place whose memory ``p`` takes over (itself without); ``birth`` and ``death`` of such a place
-    are merged into that one.
-    ``times[k]`` is the moment of split ``k``'s start; its groups follow.
+    ``alias[s]`` is the storage id whose memory ``s`` takes over (itself if none); ``times[k]`` is the moment of split
+    ``k``'s start, after which those of its groups follow.
     """
 
     birth: list[int]
@@ -47,14 +42,148 @@ class Lifetimes(NamedTuple):
     times: list[int]
 
 
-def lifetimes(
-    partition: Partition, groups: Sequence[Sequence[Sequence[int]] | None], ahead: Collection[int] = ()
-) -> Lifetimes:
-    """Life times of all places.
+class Scratch(NamedTuple):
+    """The workspace of a group: the target, and where it lies in the chunks of the target's arena."""
+
+    target: int
+    chunk: int
+    offset: int
+    size: int
+
+
+class MemoryPlan(NamedTuple):
+    """Where everything lies.
+
+    Attributes:
+        arenas: for every target the chunks that its arena has to have; ``None``: the program needs none of it.
+        chunks, offsets: for every storage id the chunk of its target's arena (-1: it lies in none) and where in it.
+        slots: for every slot the storage ids that lie elsewhere in it: what more than one queue touches, so that runs
+            that overlap do not meet there. In one slot alone: none.
+        workspaces: (index of the split, index of the group) -> its scratch memory, the same in every slot.
+        nbytes: target index -> bytes of temporaries.
+    """
+
+    arenas: list[ChunkPlan | None]
+    chunks: list[int]
+    offsets: list[int]
+    slots: list[dict[int, tuple[int, int]]]
+    workspaces: dict[tuple[int, int], Scratch]
+    nbytes: dict[int, int]
+
+
+def allocate(
+    partition: Partition,
+    groups: Groups,
+    capacities: Sequence[Sequence[int]],
+    n_slots: int = 1,
+    *,
+    tight: bool = False,
+) -> MemoryPlan:
+    """Plan the memory of all temporaries.
 
     Args:
-        groups: for each split the item indices of its fused groups, ``None``: every item stands alone.
-        ahead: targets that bring the weights of a split while the one before it runs, so that both need their memory.
+        capacities: for every target the sizes of the chunks that its arena has already.
+        n_slots: how many runs may be under way at once.
+        tight: as in `plan_chunks`.
+    """
+    targets = partition.assignment.targets
+    n = len(partition.sizes)
+    live = lifetimes(partition, groups)
+    members, last = _members(partition, groups, live)
+    shared = {live.alias[storage] for storage in _shared(partition)} if n_slots > 1 else set()
+    wanted = _workspaces(partition, groups, live.times)
+    result = MemoryPlan([], [-1] * n, [0] * n, [{} for _ in range(n_slots)], {}, {})
+    sizes, births, chunk_of, offset_of = partition.sizes, live.birth, result.chunks, result.offsets
+    for target, storages in zip(targets, members, strict=True):
+        scratch = wanted.get(target.index, [])
+        if not storages and not scratch:
+            result.arenas.append(None)
+            continue
+        # What other queues touch has its memory to itself all the time, in every slot.
+        apart = [s for s in storages if s in shared] if shared else []
+        storages = [s for s in storages if s not in shared] if shared else storages
+        blocks = [tuple.__new__(Block, (sizes[s], births[s], last[s])) for s in storages]
+        blocks += [Block(sizes[s], 0, END) for s in apart] * n_slots
+        blocks += [Block(size, moment, moment) for _, size, moment in scratch]
+        kind = target.buffer_type
+        plan = plan_chunks(blocks, kind.alignment, capacities[target.index], kind.max_size, tight=tight)
+        result.arenas.append(plan)
+        result.nbytes[target.index] = _bytes_up_to_last(blocks, plan, kind.alignment)
+        for storage, chunk, offset in zip(storages, plan.chunks, plan.offsets, strict=False):
+            chunk_of[storage] = chunk
+            offset_of[storage] = offset
+        where = iter(zip(plan.chunks[len(storages) :], plan.offsets[len(storages) :], strict=True))
+        for slot in result.slots:
+            slot.update(zip(apart, where, strict=False))
+        for (key, size, _), (chunk, offset) in zip(scratch, where, strict=True):
+            result.workspaces[key] = Scratch(target.index, chunk, offset, size)
+    for storage, owner in enumerate(live.alias):
+        if owner != storage:
+            chunk_of[storage], offset_of[storage] = chunk_of[owner], offset_of[owner]
+            for slot in result.slots:
+                if owner in slot:
+                    slot[storage] = slot[owner]
+    return result
+
+
+def _members(partition: Partition, groups: Groups, live: Lifetimes) -> tuple[list[list[int]], list[int]]:
+    """For every target the storage ids that need memory of its arena, and when each of them is in use last."""
+    birth, death, alias, _ = live
+    arenas, internal = partition.arenas, groups.internal
+    last = list(death)
+    members: list[list[int]] = [[] for _ in partition.assignment.targets]
+    for storage, owner in enumerate(alias):
+        if owner != storage:
+            # What takes over memory begins when that value ends.
+            last[owner] = max(last[owner], death[storage])
+        elif arenas[storage] >= 0 and birth[storage] >= 0 and storage not in internal:
+            members[arenas[storage]].append(storage)
+    return members, last
+
+
+def _shared(partition: Partition) -> set[int]:
+    """Inputs, and temporaries that more than one target touches."""
+    arenas = partition.arenas
+    shared = set(partition.inputs.values())
+    for split in partition.splits:
+        target = split.target.index
+        for copy in (*split.copies, *split.write_backs):
+            touched = (copy.src, copy.dst) if copy.ids is None else (copy.src, copy.ids)
+            shared.update(o.storage for o in touched if arenas[o.storage] >= 0 and arenas[o.storage] != target)
+        for item in split.items:
+            shared.update(o.storage for o in (item.out, *item.srcs) if arenas[o.storage] not in (-1, target))
+    return shared
+
+
+def _workspaces(
+    partition: Partition, groups: Groups, times: Sequence[int]
+) -> dict[int, list[tuple[tuple[int, int], int, int]]]:
+    """Target index -> ((split, group), bytes, moment) of every workspace."""
+    wanted: dict[int, list[tuple[tuple[int, int], int, int]]] = {}
+    for split, grouped, start in zip(partition.splits, groups.of_split, times, strict=True):
+        sizes: Iterable[int] = (
+            [item[4].workspace for item in split.items] if grouped is None else [size for _, size in grouped]
+        )
+        for g, size in enumerate(sizes):
+            if size:
+                wanted.setdefault(split.target.index, []).append(((split.index, g), size, start + 1 + g))
+    return wanted
+
+
+def _bytes_up_to_last(blocks: Sequence[Block], plan: ChunkPlan, alignment: int) -> int:
+    """Bytes of the chunks up to the end of the last block in each: what this program needs of the arena."""
+    ends: dict[int, int] = {}
+    for (size, _, _), chunk, offset in zip(blocks, plan.chunks, plan.offsets, strict=True):
+        end = offset + size
+        if end > ends.get(chunk, 0):
+            ends[chunk] = end
+    return sum([round_up(end, alignment) for end in ends.values()])
+
+
+def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
+    """When each value is made and read last, and which values lie over a source.
+
+    Where a target fetches the weights of a split while the one before it runs, both splits need their memory.
     """
     n = len(partition.sizes)
     birth = [-1] * n
@@ -63,19 +192,19 @@ def lifetimes(
     moment = 0
     for place in partition.inputs.values():
         birth[place] = death[place] = 0
-    # A place's first mention is its writer: sources are written before they are read.
-    steps: list[tuple[int, Item]] = []
+    # The first mention of a storage id is its writer: sources are written before they are read.
+    steps: list[tuple[int, PlannedStep]] = []
     started: dict[int, int] = {}  # target -> when its last split started
-    for split, grouping in zip(partition.splits, groups, strict=True):
+    for split, grouping in zip(partition.splits, groups.of_split, strict=True):
         moment += 1
         times.append(moment)
         for copy in split.copies:
-            death[copy.src.place] = moment
+            death[copy.src.storage] = moment
             if copy.ids is not None:
-                death[copy.ids.place] = moment
-            dst = copy.dst.place
+                death[copy.ids.storage] = moment
+            dst = copy.dst.storage
             if birth[dst] < 0:
-                early = copy.cause == "stream" and split.target.index in ahead
+                early = copy.cause == "weight-fetch" and split.target.fetches_ahead
                 birth[dst] = started.get(split.target.index, moment) if early else moment
             death[dst] = moment
         started[split.target.index] = moment
@@ -91,37 +220,39 @@ def lifetimes(
                 if item[4].inplace:
                     steps.append((moment, item))
         else:
-            for group in grouping:
+            for group, _ in grouping:
                 moment += 1
                 for index in group:
                     item = split.items[index]
-                    out = item.out.place
+                    out = item.out.storage
                     if birth[out] < 0:
                         birth[out] = moment
                     death[out] = moment
                     for source in item.srcs:
-                        death[source.place] = moment
-                if len(group) == 1 and split.items[group[0]].verdict.inplace:
+                        death[source.storage] = moment
+                if len(group) == 1 and split.items[group[0]].support.inplace:
                     steps.append((moment, split.items[group[0]]))
         moment += 1
         for copy in split.write_backs:
-            death[copy.src.place] = moment
+            death[copy.src.storage] = moment
         if split.observed is not None:
-            death[split.observed[1].place] = moment
+            death[split.observed[1].storage] = moment
     for output in partition.outputs:
         if output is not None:
-            death[output.place] = END
+            death[output.storage] = END
     alias = list(range(n))
     fed = set(partition.inputs.values())
     for at, item in steps:
         taken = _takes_over(item, at, partition, birth, death, fed)
         if taken >= 0:
-            alias[item.out.place] = alias[taken]
+            alias[item.out.storage] = alias[taken]
     return Lifetimes(birth, death, alias, times)
 
 
-def _takes_over(item: Item, at: int, partition: Partition, birth: list[int], death: list[int], fed: set[int]) -> int:
-    """The place whose memory the item's output may take over, or -1.
+def _takes_over(
+    item: PlannedStep, at: int, partition: Partition, birth: list[int], death: list[int], fed: set[int]
+) -> int:
+    """The storage id whose memory the item's output may take over, or -1.
 
     It must be a temporary of the same target that ends here, lie exactly as the output will, and no other operand may
     lie over it other than element by element.
@@ -153,201 +284,3 @@ def _takes_over(item: Item, at: int, partition: Partition, birth: list[int], dea
         else:
             return place
     return -1
-
-
-class Block(NamedTuple):
-    """Bytes, at least one, that are wanted from moment ``birth`` to moment ``death``, both included."""
-
-    size: int
-    birth: int
-    death: int
-
-
-class ChunkPlan(NamedTuple):
-    """Where blocks lie: chunk and offset of each, and the size that each chunk must have."""
-
-    chunks: list[int]
-    offsets: list[int]
-    sizes: list[int]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(self.sizes)
-
-
-def plan_chunks(
-    blocks: Sequence[Block],
-    alignment: int,
-    capacities: Sequence[int] = (),
-    max_size: int | None = None,
-    *,
-    tight: bool = False,
-) -> ChunkPlan:
-    """Place ``blocks`` so that no two that live at one moment overlap.
-
-    Args:
-        alignment: bytes; every offset is a multiple of it.
-        capacities: sizes of the chunks that exist already. They are used where the blocks fit, and filled up where all
-            chunks are then at most `FILLED_LIMIT` times what the blocks need; else the blocks get chunks of their own.
-        max_size: the largest chunk possible, ``None``: no limit. (A larger block gets a chunk of its own, for the
-            allocation to refuse with its own words.)
-        tight: fill up what exists in any case.
-    """
-    best, bound, meetings = _best_fit(blocks, alignment, (), max_size)
-    if best.nbytes > bound * 1.01 and len(best.sizes) == 1 and meetings <= MEETINGS_LIMIT * len(blocks):
-        for order in (_by_size, _by_area, _by_life):
-            other = _in_order(blocks, alignment, order)
-            if other.nbytes < best.nbytes:
-                best = other
-            if best.nbytes <= bound * 1.01:
-                break
-    if not capacities:
-        return best
-    # What is planned as if nothing existed fits wherever it fitted before: building again takes no further memory.
-    fitting = _into(best, capacities)
-    if fitting is not None:
-        return fitting
-    filled = _best_fit(blocks, alignment, capacities, max_size)[0]
-    if tight or filled.nbytes <= max(sum(capacities), FILLED_LIMIT * best.nbytes):
-        return filled
-    # A chunk for what does not fit would be of use to this program alone, and the next one would bring another.
-    n = len(capacities)
-    return ChunkPlan([n + chunk for chunk in best.chunks], best.offsets, [*capacities, *best.sizes])
-
-
-def _into(plan: ChunkPlan, capacities: Sequence[int]) -> ChunkPlan | None:
-    """The plan in chunks that exist already, ``None`` where they are too small."""
-    free = sorted(range(len(capacities)), key=capacities.__getitem__)
-    chosen = {}
-    for chunk in sorted(range(len(plan.sizes)), key=plan.sizes.__getitem__):
-        while free and capacities[free[0]] < plan.sizes[chunk]:
-            del free[0]
-        if not free:
-            return None
-        chosen[chunk] = free.pop(0)
-    return ChunkPlan([chosen[c] for c in plan.chunks], plan.offsets, list(capacities))
-
-
-def _best_fit(
-    blocks: Sequence[Block], alignment: int, capacities: Sequence[int], max_size: int | None
-) -> tuple[ChunkPlan, int, int]:
-    """Walk through time; give each block the smallest free piece that holds it, else grow the last chunk.
-
-    Returns:
-        The plan; the largest sum of live bytes at any moment: no plan needs less; how many pairs of blocks meet.
-    """
-    n = len(blocks)
-    births, deaths = [b[1] for b in blocks], [b[2] for b in blocks]
-    rounded = [-(-b[0] // alignment) * alignment for b in blocks]
-    going = sorted(range(n), key=deaths.__getitem__)
-    gone = live = most = meetings = 0
-    address = [0] * n
-    by_size: list[tuple[int, int]] = []  # free pieces, (size, start)
-    size_at: dict[int, int] = {}  # start of a free piece -> size
-    start_of: dict[int, int] = {}  # end of a free piece -> start
-    sizes = list(capacities)
-    for chunk, capacity in enumerate(capacities):
-        if capacity:
-            start = chunk * _CHUNK
-            by_size.append((capacity, start))
-            size_at[start] = capacity
-            start_of[start + capacity] = start
-    by_size.sort()
-    top = -1  # end of the growing chunk in planner addresses, -1: none yet
-    for begun, i in enumerate(sorted(range(n), key=births.__getitem__)):
-        birth, need = births[i], rounded[i]
-        while deaths[going[gone]] < birth:
-            start, size = address[going[gone]], rounded[going[gone]]
-            gone += 1
-            live -= size
-            # Merge with free neighbours.
-            end = start + size
-            after = size_at.pop(end, 0)
-            if after:
-                del by_size[bisect_left(by_size, (after, end))]
-                del start_of[end + after]
-                size += after
-            before = start_of.pop(start, -1)
-            if before >= 0:
-                length = size_at.pop(before)
-                del by_size[bisect_left(by_size, (length, before))]
-                start, size = before, size + length
-            size_at[start] = size
-            start_of[start + size] = start
-            insort(by_size, (size, start))
-        meetings += begun - gone
-        live += need
-        if live > most:
-            most = live
-        at = bisect_left(by_size, (need, -1))
-        if at < len(by_size):
-            size, start = by_size.pop(at)
-            del size_at[start]
-            if size > need:
-                size_at[start + need] = size - need
-                start_of[start + size] = start + need
-                insort(by_size, (size - need, start + need))
-            else:
-                del start_of[start + size]
-        else:
-            base = (len(sizes) - 1) * _CHUNK
-            # A free piece at the end of the growing chunk is used up first.
-            start = start_of.get(top, top) if top >= 0 else -1
-            if top < 0 or (max_size is not None and start - base + need > max_size):
-                sizes.append(0)
-                base = (len(sizes) - 1) * _CHUNK
-                start = top = base
-            if start != top:
-                del start_of[top]
-                length = size_at.pop(start)
-                del by_size[bisect_left(by_size, (length, start))]
-            top = start + need
-            sizes[-1] = top - base
-        address[i] = start
-    return ChunkPlan([a // _CHUNK for a in address], [a % _CHUNK for a in address], sizes), most, meetings
-
-
-def _by_size(block: Block) -> tuple[int, int]:
-    return -block.size, block.birth
-
-
-def _by_area(block: Block) -> tuple[int, int]:
-    """By bytes times moments: what is in the way for longest comes first."""
-    return -block.size * (block.death - block.birth + 1), block.birth
-
-
-def _by_life(block: Block) -> tuple[int, int]:
-    return block.birth - block.death, -block.size
-
-
-def _in_order(blocks: Sequence[Block], alignment: int, order_of: Callable[[Block], tuple[int, int]]) -> ChunkPlan:
-    """Place one block after the other, each in the smallest gap between the placed ones that live at the same time."""
-    n = len(blocks)
-    rounded = [round_up(b.size, alignment) for b in blocks]
-    order = sorted(range(n), key=lambda i: order_of(blocks[i]))
-    rank = [0] * n
-    for k, i in enumerate(order):
-        rank[i] = k
-    before: list[list[int]] = [[] for _ in blocks]  # the blocks that each one meets and that are placed before it
-    live: list[int] = []
-    for i in sorted(range(n), key=lambda i: blocks[i].birth):
-        live = [j for j in live if blocks[j].death >= blocks[i].birth]
-        for j in live:
-            if rank[j] < rank[i]:
-                before[i].append(j)
-            else:
-                before[j].append(i)
-        live.append(i)
-    offsets = [0] * n
-    total = 0
-    for i in order:
-        need = rounded[i]
-        best = -1
-        gap = cursor = 0
-        for offset, end in sorted([(offsets[j], offsets[j] + rounded[j]) for j in before[i]]):
-            if offset - cursor >= need and (best < 0 or offset - cursor < gap):
-                best, gap = cursor, offset - cursor
-            cursor = max(cursor, end)
-        offsets[i] = cursor if best < 0 else best
-        total = max(total, offsets[i] + need)
-    return ChunkPlan([0] * n, offsets, [total])

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from opweave.contract.buffer import Buffer
 from opweave.contract.space import Usage
-from opweave.errors import AllocationError
-from opweave.scheduler.allocate import Block, ChunkPlan, plan_chunks
 
 if TYPE_CHECKING:
+    from opweave.scheduler.chunks import ChunkPlan
     from opweave.scheduler.target import Target
 
 __all__ = ["Arena", "Lease"]
@@ -45,33 +44,25 @@ class Arena:
     def nbytes(self) -> int:
         return sum([chunk.size for chunk in list(self._users)])
 
-    def take(self, blocks: Sequence[Block]) -> tuple[ChunkPlan, Lease]:
-        """Room for the blocks of one program.
+    def capacities(self) -> list[int]:
+        """The sizes of the chunks, for a plan that is taken right afterwards."""
+        self.reclaim()
+        return [chunk.size for chunk in self._users]
 
-        Returns:
-            The plan, and the program's lease of the chunks; the plan's indices are those of ``lease.chunks``.
+    def take(self, plan: ChunkPlan, *, tight: bool = False) -> Lease:
+        """The chunks that a plan for the present `capacities` uses; those that are missing are allocated.
+
+        Args:
+            tight: no chunk larger than the plan asks for.
 
         Raises:
             AllocationError: the device has no room; what was there stays.
         """
-        self.reclaim()
-        held, kind = list(self._users), self.target.buffer_type
-        capacities = [chunk.size for chunk in held]
-        plan = plan_chunks(blocks, kind.alignment, capacities, kind.max_size)
-        try:
-            added = self._alloc(plan.sizes[len(held) :], spare=bool(held))
-        except AllocationError:
-            if not held:
-                raise
-            plan = plan_chunks(blocks, kind.alignment, capacities, kind.max_size, tight=True)
-            added = self._alloc(plan.sizes[len(held) :], spare=False)
-        for chunk in added:
-            self._users[chunk] = 0
+        held = list(self._users)
+        added = self._alloc(plan.sizes[len(held) :], spare=bool(held) and not tight)
+        self._users.update(dict.fromkeys(added, 0))
         chunks = held + added
-        used = sorted(set(plan.chunks))
-        number = {index: i for i, index in enumerate(used)}
-        plan = ChunkPlan([number[c] for c in plan.chunks], plan.offsets, [chunks[index].size for index in used])
-        return plan, Lease(self, tuple([chunks[index] for index in used]))
+        return Lease(self, {index: chunks[index] for index in set(plan.chunks)})
 
     def _alloc(self, sizes: Sequence[int], *, spare: bool) -> list[Buffer]:
         kind = self.target.buffer_type
@@ -107,14 +98,18 @@ class Arena:
 
 
 class Lease:
-    """The chunks of an arena that one program uses. Ends with `release`, or when the program is collected."""
+    """The chunks of an arena that one program uses. Ends with `release`, or when the program is collected.
+
+    Attributes:
+        chunks: by their number in the plan that they were taken for.
+    """
 
     __slots__ = ("_arena", "chunks")
 
-    def __init__(self, arena: Arena, chunks: tuple[Buffer, ...]) -> None:
+    def __init__(self, arena: Arena, chunks: dict[int, Buffer]) -> None:
         self._arena: Final = arena
         self.chunks = chunks
-        for chunk in chunks:
+        for chunk in chunks.values():
             arena._users[chunk] += 1
 
     def again(self) -> Lease:
@@ -128,6 +123,6 @@ class Lease:
 
     def __del__(self) -> None:
         # Whatever thread collects a program only leaves word: chunks are given back in a program's turn.
-        chunks, self.chunks = self.chunks, ()
+        chunks, self.chunks = self.chunks, {}
         if chunks:
-            self._arena._dropped.append(chunks)
+            self._arena._dropped.append(tuple(chunks.values()))

@@ -1,24 +1,30 @@
-"""Which device runs which node, and why. Five passes over the graph, each linear; every decision keeps its cause.
+"""Which device runs which node, and why: `Graph` to `Assignment`. Every pass is linear; every decision keeps its cause.
 
-1. Decided beforehand: pins, nodes that write a placed state, nodes that read placed weights, offload.
+1. Decided beforehand: pins; nodes that write placed memory; nodes that read placed weights, which stay with them unless
+   no device there runs them, or a device brings the weights from host memory for them (offload).
 2. Grow: open nodes take the device of their neighbours in the order, first of the devices that are not the last.
-3. Choose: what is still open goes where most of its sources already are; ties and free choices by priority. What has no
-   sources goes to its reader.
-4. Upgrade: a node moves up to a device that shares its memory and wants it.
-5. Views follow their root, open leaves their reader.
+3. Choose: what is still open goes where most of the bytes that it reads already are; ties and free choices by priority.
+4. Boundaries: between what was decided, values cross where that moves the fewest bytes (`fewer_bytes`).
+5. What needs nothing goes to its reader; a node moves up to a device that shares its memory and wants it.
+6. Views follow their root, open leaves their reader.
+
+A device that only runs the references (`Kind.HOST`) computes what no other one can: it neither grows nor is chosen
+where another device runs the node, unless all devices are of that kind. It does write into memory of the host that no
+other device reaches, and makes what only it reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave.contract.device import Device, Kind
-from opweave.contract.space import Usage
 from opweave.errors import UnsupportedOpError
 from opweave.graph.tensor import Signature
-from opweave.scheduler.target import Target, Verdict, unbound_step
+from opweave.scheduler.boundaries import PlacedWeights, fewer_bytes
+from opweave.scheduler.target import Support, Target, unbound_step
 
 if TYPE_CHECKING:
     from opweave.contract.memory import BufferType
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
     from opweave.graph.graph import Graph
     from opweave.graph.tensor import Leaf, Location, Placement, Tensor
 
-__all__ = ["CAUSES", "Assignment", "assign", "target_at"]
+__all__ = ["CAUSES", "Assignment", "Capabilities", "assign", "target_at"]
 
 CAUSES: Final[dict[str, str]] = {
     "pinned": "the caller pinned it there",
@@ -36,63 +42,118 @@ CAUSES: Final[dict[str, str]] = {
     "offload": "the device brings the weights from the host for it",
     "expand-down": "the node before it is there",
     "expand-up": "the node after it is there",
-    "most-inputs": "most of its sources are there",
+    "most-inputs": "most of the bytes that it reads are there",
+    "fewest-bytes": "between its neighbours on several devices the fewest bytes move so",
     "priority": "the first device in the order that supports it",
     "reader": "it needs nothing, and is made where it is read",
     "upgrade": "a device that shares the memory and wants it",
     "view": "a view lies where its root lies",
     "leaf": "an unplaced leaf goes to its first reader",
-    "host": "the last device, which runs the references",
+    "host": "no other device runs it; the host runs its reference",
     "cost": "the whole is predicted to take least time so",
 }
 """Every cause that `Assignment.causes` holds, with its meaning."""
 
+DECIDED: Final = frozenset(("pinned", "storage", "weights", "offload"))
+"""The causes of what is decided beforehand, for a node's own sake."""
 
+GROWN: Final = frozenset(("expand-down", "expand-up"))
+"""The causes of what is taken from a neighbour."""
+
+
+class Capabilities:
+    """What the devices of a scheduler say of a graph's nodes.
+
+    Attributes:
+        targets: the targets by index, in order of priority.
+        special: signatures of nodes that read leaves in special memory (pinned, split, repacked).
+        prepared: leaves in memory that keeps whole tensors in a form of its own -> that kind.
+        computing: the targets that compute, in order: all but those that only run the references, if there are others.
+        references: the others.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        special: Mapping[Tensor, Signature],
+        prepared: Mapping[Tensor, BufferType],
+    ) -> None:
+        self.targets: Final = targets
+        self.special: Final = special
+        self.prepared: Final = prepared
+        references = [target for target in targets if target.device.kind is Kind.HOST]
+        if len(references) == len(targets):
+            references = []
+        self.references: Final = references
+        self.computing: Final = [target for target in targets if target not in references]
+
+    def signature(self, node: Tensor) -> Signature:
+        """What devices are asked about ``node``."""
+        found = self.special.get(node, node.signature) if self.special else node.signature
+        assert found is not None
+        return found
+
+    def support(self, target: Target, node: Tensor) -> Support:
+        """What a device says of ``node``."""
+        signature = self.signature(node)
+        known: Support | None = signature.support.get(target.device)
+        return target.support(signature) if known is None else known
+
+    def supports(self, target: Target, node: Tensor) -> bool:
+        """Whether a device runs ``node``."""
+        return self.support(target, node).reason is None
+
+    def step(self, target: Target, node: Tensor) -> Step:
+        """``node`` as a step, the way the target's device would get it."""
+        support = self.support(target, node)
+        return unbound_step(self.signature(node), target.device, packed=support.packed, unpacked=support.unpacked)
+
+    def unpacks(self, source: Tensor, support: Support) -> bool:
+        """Whether a source that the device reaches has to be copied to plain memory for a node all the same: kernels
+        are given whole tensors in the form in which they were prepared, where they accept it, and no parts of them."""
+        kind = self.prepared.get(source.memory)
+        return kind is not None and (source.base is not None or kind in support.unpacked)
+
+    def able(self, node: Tensor) -> Iterator[Target]:
+        """The targets that may run ``node``, in order of priority: those with references only where no other can."""
+        found = False
+        for target in self.computing:
+            if self.supports(target, node):
+                found = True
+                yield target
+        if not found:
+            yield from [target for target in self.references if self.supports(target, node)]
+
+    def refusal(self, node: Tensor, message: str) -> UnsupportedOpError:
+        """The error that says why no device runs ``node``."""
+        reasons = {target.name: self.support(target, node).reason or "supported" for target in self.targets}
+        return UnsupportedOpError(message, reasons)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Assignment:
     """The target of every node and leaf of a graph.
 
     Attributes:
-        targets: the targets by index.
+        capabilities: what the devices said.
         target_of: tensor -> index of its target, for computed nodes, leaves and views.
         causes: tensor -> key of `CAUSES`.
-        streamed: nodes for which a target brings placed weights from the host for each run.
-        special: signatures of nodes that read leaves in special memory (pinned, split, repacked).
-        prepared: leaves in memory that keeps whole tensors in a form of its own -> that kind.
+        fetched: nodes for which a target brings placed weights from host memory in each run.
     """
 
-    __slots__ = ("causes", "prepared", "special", "streamed", "target_of", "targets")
+    capabilities: Capabilities
+    target_of: Mapping[Tensor, int]
+    causes: Mapping[Tensor, str]
+    fetched: Set[Tensor]
 
-    def __init__(self, targets: Sequence[Target]) -> None:
-        self.targets: Final = targets
-        self.target_of: dict[Tensor, int] = {}
-        self.causes: dict[Tensor, str] = {}
-        self.streamed: set[Tensor] = set()
-        self.special: dict[Tensor, Signature] = {}
-        self.prepared: dict[Tensor, BufferType] = {}
+    @property
+    def targets(self) -> Sequence[Target]:
+        """The targets by index."""
+        return self.capabilities.targets
 
-    def signature(self, node: Tensor) -> Signature:
-        """What devices are asked about ``node``."""
-        found = self.special.get(node, node.signature)
-        assert found is not None
-        return found
-
-    def verdict(self, target: Target, node: Tensor) -> Verdict:
-        """What a device says of ``node``."""
-        return target.verdict(self.signature(node))
-
-    def step(self, target: Target, node: Tensor) -> Step:
-        """``node`` as a step, the way the target's device would get it."""
-        verdict = self.verdict(target, node)
-        return unbound_step(self.signature(node), target.device, packed=verdict.packed, unpacked=verdict.unpacked)
-
-    def unpacks(self, source: Tensor, verdict: Verdict) -> bool:
-        """Whether a source that the device reaches has to be copied to plain memory for a node all the same: kernels
-        are given whole tensors in the form in which they were prepared, where they accept it, and no parts of them."""
-        kind = self.prepared.get(source.memory)
-        return kind is not None and (source.base is not None or kind in verdict.unpacked)
-
-    def supports(self, target: Target, node: Tensor) -> bool:
-        return self.verdict(target, node).reason is None
+    def with_causes(self, causes: Mapping[Tensor, str]) -> Assignment:
+        """The same with other causes for some tensors."""
+        return replace(self, causes={**self.causes, **causes})
 
 
 def assign(
@@ -108,28 +169,29 @@ def assign(
         UnsupportedOpError: a pinned node on a device that does not run it, or a node that no device runs; with every
             device's reason.
     """
-    result = Assignment(targets)
     nodes = [t for t in graph.nodes if t.base is None]
     memories = {t: kind for t in graph.leaves if (kind := _special_memory(t.leaf)) is not None}
-    if memories:
-        result.special = _special_signatures(nodes, memories)
-        result.prepared = {t: kind for t, kind in memories.items() if not kind.is_raw}
-    target_of: dict[Tensor, int] = result.target_of
-    causes = result.causes
+    special = _special_signatures(nodes, memories) if memories else {}
+    prepared = {t: kind for t, kind in memories.items() if not kind.is_raw}
+    assigning = _Assigning(Capabilities(targets, special, prepared), nodes, op_offload)
+    target_of, causes = assigning.target_of, assigning.causes
     if pins or placed or any(_has_place(t.leaf) for t in graph.leaves if t.leaf is not None):
-        _decide_beforehand(nodes, result, pins, op_offload, placed)
+        assigning.decide_beforehand(pins, placed)
         if target_of and len(target_of) < len(nodes):
-            _grow(nodes, result)
+            assigning.grow()
     if len(target_of) < len(nodes):
-        _choose(nodes, result)
-    if any(type(target.device)._wants is not Device._wants for target in targets):
-        _upgrade(nodes, result, pins)
+        assigning.choose()
+    if len(targets) > 1:
+        assigning.cross_boundaries()
+        assigning.join_readers()
+        assigning.upgrade(pins)
+    fetched = assigning.fetched(pins)
     for tensor in graph.nodes:
         if tensor.base is not None and tensor.base.op is not None:
             target_of[tensor] = target_of[tensor.base]
             causes[tensor] = "view"
-    _place_leaves(graph, result)
-    return result
+    _place_leaves(graph, targets, target_of, causes)
+    return Assignment(assigning.able, target_of, causes, fetched)
 
 
 def _special_memory(leaf: Leaf | None) -> BufferType | None:
@@ -165,84 +227,6 @@ def _has_place(leaf: Leaf) -> bool:
     return leaf.placement is not None and leaf.kind in ("weight", "state")
 
 
-def _refuse(node: Tensor, result: Assignment, message: str) -> UnsupportedOpError:
-    reasons = {target.name: result.verdict(target, node).reason or "supported" for target in result.targets}
-    return UnsupportedOpError(message, reasons)
-
-
-def _decide_beforehand(
-    nodes: Sequence[Tensor],
-    result: Assignment,
-    pins: Mapping[Tensor, int],
-    op_offload: bool,
-    placed: Mapping[Tensor, Placement],
-) -> None:
-    targets, target_of, causes = result.targets, result.target_of, result.causes
-    for node in nodes:
-        pinned = pins.get(node)
-        if pinned is not None:
-            if not result.supports(targets[pinned], node):
-                raise _refuse(node, result, f"{node.describe()} is pinned to {targets[pinned].name}, which refuses it")
-            target_of[node], causes[node] = pinned, "pinned"
-            continue
-        state = node.memory.leaf
-        storage = placed.get(node) if state is None else state.placement
-        if storage is not None:
-            home = target_at(targets, storage)
-            if home is not None and result.supports(targets[home], node):
-                target_of[node], causes[node] = home, "storage"
-                continue
-        weight = _deciding_weight(node)
-        if weight is None:
-            continue
-        assert weight.leaf is not None
-        assert weight.leaf.placement is not None
-        home = target_at(targets, weight.leaf.placement)
-        if weight in result.prepared:
-            home = _reader(targets, node, weight, home, result)
-        if op_offload and weight.leaf.placement.buffer.is_host:
-            for target in targets[: len(targets) if home is None else home]:
-                far = not target.device.reaches(weight.leaf.placement.buffer.space)
-                if far and result.supports(target, node) and target.device.offloads(result.step(target, node)):
-                    target_of[node], causes[node] = target.index, "offload"
-                    result.streamed.add(node)
-                    break
-        if node not in target_of and home is not None and result.supports(targets[home], node):
-            target_of[node], causes[node] = home, "weights"
-
-
-def _reader(
-    targets: Sequence[Target], node: Tensor, weight: Tensor, home: int | None, result: Assignment
-) -> int | None:
-    """The target that reads a prepared weight as it lies: ``home`` or the first one; ``home`` where none does."""
-    first = [] if home is None else [targets[home]]
-    for target in (*first, *targets):
-        if weight.leaf is None or weight.leaf.placement is None:
-            break
-        if target.device.reads(weight.leaf.placement.buffer.type):
-            verdict = result.verdict(target, node)
-            if verdict.reason is None and result.prepared[weight] not in verdict.unpacked:
-                return target.index
-    return home
-
-
-def _deciding_weight(node: Tensor) -> Tensor | None:
-    """The largest placed weight that the node reads. Vectors (norm scales, frequency tables) do not decide."""
-    best: Tensor | None = None
-    for source in node.srcs:
-        leaf = source.root.leaf
-        if (
-            leaf is not None
-            and leaf.kind == "weight"
-            and leaf.placement is not None
-            and leaf.placement.buffer.usage is Usage.WEIGHTS
-            and len(source.root.shape) > 1
-            and (best is None or source.root.nbytes > best.nbytes)
-        ):
-            best = source.root
-    return best
-
-
 def target_at(targets: Sequence[Target], placement: Placement | Location) -> int | None:
     """The target whose device holds placed memory, else the first one that reaches it."""
     for target in targets:
@@ -254,117 +238,247 @@ def target_at(targets: Sequence[Target], placement: Placement | Location) -> int
     return None
 
 
-def _grow(nodes: Sequence[Tensor], result: Assignment) -> None:
-    last = len(result.targets) - 1
-    for order, cause in ((1, "expand-down"), (-1, "expand-up")):
-        _sweep(nodes[::order], result, cause, skip=last)
-    for order, cause in ((1, "expand-down"), (-1, "expand-up")):
-        _sweep(nodes[::order], result, cause, skip=-1)
+class _Assigning:
+    """The passes over the computed nodes of a graph; each one decides for nodes that are still open."""
 
+    def __init__(self, able: Capabilities, nodes: Sequence[Tensor], op_offload: bool) -> None:
+        self.able: Final = able
+        self.targets: Final = able.targets
+        self.nodes: Final = nodes
+        self.op_offload: Final = op_offload
+        self.offloading: Final = [t for t in able.computing if t.device.caps.offload]
+        self.target_of: dict[Tensor, int] = {}
+        self.causes: dict[Tensor, str] = {}
+        self.weights: PlacedWeights = PlacedWeights(())
+        self.made: list[Tensor] = []  # nodes without sources, which can be made wherever they are wanted
+        self._near: dict[object, list[Target]] = {}
 
-def _sweep(nodes: Sequence[Tensor], result: Assignment, cause: str, skip: int) -> None:
-    targets, target_of, causes = result.targets, result.target_of, result.causes
-    current = -1
-    for node in nodes:
-        target = target_of.get(node)
-        if target is not None:
-            current = -1 if target == skip else target
-        elif current >= 0 and result.supports(targets[current], node):
-            target_of[node], causes[node] = current, cause
+    # --- decided beforehand -----------------------------------------------------------------------------------------
 
-
-def _choose(nodes: Sequence[Tensor], result: Assignment) -> None:
-    targets, target_of, causes = result.targets, result.target_of, result.causes
-    first = targets[0]
-    alone = len(targets) == 1
-    device, special = first.device, result.special
-    made: list[Tensor] = []  # values out of nothing can be made wherever they are wanted
-    for node in nodes:
-        if node in target_of:
-            continue
-        if alone:
-            # One device: the common case deserves the short way.
-            signature = special.get(node, node.signature) if special else node.signature
-            assert signature is not None
-            verdict = signature.verdicts.get(device) or first.verdict(signature)
-            if verdict.reason is not None:
-                raise _refuse(node, result, f"no device runs {node.describe()}")
-            target_of[node] = 0
-            causes[node] = "priority"
-            continue
-        if not node.srcs:
-            made.append(node)
-            continue
-        best, best_score, cause = -1, -1, "priority"
-        for target in targets:
-            verdict = result.verdict(target, node)
-            if verdict.reason is not None:
+    def decide_beforehand(self, pins: Mapping[Tensor, int], placed: Mapping[Tensor, Placement]) -> None:
+        """Pins, nodes that write placed memory, nodes that read placed weights."""
+        target_of, causes = self.target_of, self.causes
+        self.weights = PlacedWeights(self.nodes)
+        for node in self.nodes:
+            pinned = pins.get(node)
+            if pinned is not None:
+                target = self.targets[pinned]
+                if not self.able.supports(target, node):
+                    raise self.able.refusal(node, f"{node.describe()} is pinned to {target.name}, which refuses it")
+                target_of[node], causes[node] = pinned, "pinned"
                 continue
-            score = 0
-            for source in node.srcs:
-                if not result.prepared or not result.unpacks(source, verdict):
-                    score += _reached(target, source.root, result)
-            if score > best_score:
-                best, best_score = target.index, score
-        if best < 0:
-            raise _refuse(node, result, f"no device runs {node.describe()}")
-        if best_score > 0:
-            cause = "most-inputs"
-        elif targets[best].device.kind is Kind.HOST:
-            cause = "host"
-        target_of[node], causes[node] = best, cause
-    if made:
-        _join_readers(made, nodes, result)
+            leaf = node.memory.leaf
+            storage = placed.get(node) if leaf is None else leaf.placement
+            at = self._where_written(node, storage) if storage is not None else None
+            if at is not None:
+                target_of[node], causes[node] = at.index, "storage"
+                continue
+            for weight in self.weights.of.get(node, ()):
+                decided = self._by_weight(node, weight)
+                if decided is not None:
+                    target_of[node], causes[node] = decided
+                    break
 
+    def _by_reach(self, placement: Placement | Location) -> list[Target]:
+        """The targets that reach placed memory: the one that holds it first, those with references last."""
+        buffer = placement.buffer
+        found = self._near.get(buffer)
+        if found is None:
+            found = [t for t in self.targets if t.device is buffer.device or t.device.reaches(buffer.space)]
+            found.sort(key=lambda t: (t in self.able.references, t.device is not buffer.device))
+            self._near[buffer] = found
+        return found
 
-def _join_readers(made: Sequence[Tensor], nodes: Sequence[Tensor], result: Assignment) -> None:
-    """Nodes without sources go where their first reader is if that supports them, else to the first that does."""
-    targets, target_of = result.targets, result.target_of
-    wanted = dict.fromkeys(made, -1)
-    for node in nodes:
-        for source in node.srcs:
-            if wanted.get(source.root) == -1:
-                wanted[source.root] = target_of[node]
-    for node, at in wanted.items():
-        if at >= 0 and result.supports(targets[at], node):
-            target_of[node], result.causes[node] = at, "reader"
-            continue
-        able = next((target for target in targets if result.supports(target, node)), None)
-        if able is None:
-            raise _refuse(node, result, f"no device runs {node.describe()}")
-        target_of[node] = able.index
-        result.causes[node] = "host" if able.device.kind is Kind.HOST else "priority"
+    def _where_written(self, node: Tensor, storage: Placement | Location) -> Target | None:
+        """The target that computes ``node`` right into its placed memory; ``None``: its result is written back."""
+        target = next((t for t in self._by_reach(storage) if self.able.supports(t, node)), None)
+        if target in self.able.references and node.state is None:
+            return None  # a result that the caller placed in the host's memory; a state would go there and back
+        return target
 
-
-def _reached(target: Target, root: Tensor, result: Assignment) -> int:
-    """1 if the target's device already reaches the value. Inputs and unplaced leaves are wherever they are wanted."""
-    home = result.target_of.get(root) if root.state is None else None  # versions lie where their state lies
-    if home is not None:
-        return 1 if home == target.index or target.device.reaches(result.targets[home].space) else 0
-    placement = root.memory.leaf.placement if root.memory.leaf is not None else None
-    return 1 if placement is not None and target.device.reaches(placement.buffer.space) else 0
-
-
-def _upgrade(nodes: Sequence[Tensor], result: Assignment, pins: Mapping[Tensor, int]) -> None:
-    targets, target_of = result.targets, result.target_of
-    for node in nodes:
-        at = target_of[node]
-        if node in pins:
-            continue
-        for target in targets[:at]:
-            shared = target.space is targets[at].space
-            verdict = result.verdict(target, node)
-            fits = (
-                shared and verdict.reason is None and not verdict.unpacked - result.verdict(targets[at], node).unpacked
-            )
-            if fits and target.device.wants(result.step(target, node)):
-                target_of[node], result.causes[node] = target.index, "upgrade"
+    def _by_weight(self, node: Tensor, weight: Tensor) -> tuple[int, str] | None:
+        """Target and cause that a placed weight decides for a node that reads it, if it does."""
+        able = self.able
+        placement = weight.leaf.placement if weight.leaf is not None else None
+        assert placement is not None
+        near = self._by_reach(placement)
+        home: Target | None = None
+        for target in near:
+            if able.supports(target, node):
+                home = target
                 break
+        if weight in able.prepared:
+            home = self._reader(near, node, weight) or home
+        if self.op_offload and placement.buffer.is_host:
+            only_references = home is None or home in able.references
+            for target in self.offloading:
+                if not only_references and home is not None and target.index >= home.index:
+                    break
+                far = target not in near and able.supports(target, node)
+                if far and target.device.offloads(able.step(target, node)):
+                    return target.index, "offload"
+            if only_references:
+                return None  # brought to whichever device computes it
+        return (home.index, "weights") if home is not None else None
+
+    def _reader(self, near: Sequence[Target], node: Tensor, weight: Tensor) -> Target | None:
+        """The first target that reads a prepared weight as it lies."""
+        kind = self.able.prepared[weight]
+        for target in near:
+            if target.device.reads(kind):
+                support = self.able.support(target, node)
+                if support.reason is None and kind not in support.unpacked:
+                    return target
+        return None
+
+    def fetched(self, pins: Mapping[Tensor, int]) -> set[Tensor]:
+        """The nodes that begin a split because weights come from host memory for them; vectors are no reason to."""
+        result: set[Tensor] = set()
+        for weight, readers in self.weights.readers.items():
+            placement = weight.leaf.placement if weight.leaf is not None else None
+            if placement is None or not placement.buffer.is_host or weight.ndim < 2:
+                continue
+            near = {target.index for target in self._by_reach(placement)}
+            result.update(node for node in readers if self.target_of[node] not in near and node not in pins)
+        return result
+
+    # --- neighbours -------------------------------------------------------------------------------------------------
+
+    def grow(self) -> None:
+        """Open nodes take the device of the nodes before and after them in the order."""
+        references = frozenset(target.index for target in self.able.references)
+        last = frozenset([len(self.targets) - 1])
+        for skipped in (references | last, references):
+            for order, cause in ((1, "expand-down"), (-1, "expand-up")):
+                self._sweep(self.nodes[::order], cause, skipped)
+
+    def _sweep(self, nodes: Sequence[Tensor], cause: str, skipped: Set[int]) -> None:
+        targets, target_of, causes = self.targets, self.target_of, self.causes
+        supports = self.able.supports
+        current = -1
+        for node in nodes:
+            target = target_of.get(node)
+            if target is not None:
+                current = -1 if target in skipped else target
+            elif current >= 0 and supports(targets[current], node):
+                target_of[node], causes[node] = current, cause
+
+    # --- what is still open -----------------------------------------------------------------------------------------
+
+    def choose(self) -> None:
+        """The device that reaches most of the bytes that a node reads, else the first that runs it."""
+        target_of, causes, able = self.target_of, self.causes, self.able
+        first, special = self.targets[0], self.able.special
+        alone = len(self.targets) == 1
+        device = first.device
+        for node in self.nodes:
+            if node in target_of:
+                continue
+            if alone:
+                # One device: the common case deserves the short way.
+                signature = special.get(node, node.signature) if special else node.signature
+                assert signature is not None
+                support = signature.support.get(device) or first.support(signature)
+                if support.reason is not None:
+                    raise able.refusal(node, f"no device runs {node.describe()}")
+                target_of[node] = 0
+                causes[node] = "priority"
+                continue
+            if not node.srcs:
+                self.made.append(node)
+                continue
+            best, most = None, -1
+            for target in able.able(node):
+                read = node.srcs
+                if able.prepared:
+                    support = able.support(target, node)
+                    read = tuple([source for source in read if not able.unpacks(source, support)])
+                reached = sum([self._reached(target, source) for source in read])
+                if reached > most:
+                    best, most = target, reached
+            if best is None:
+                raise able.refusal(node, f"no device runs {node.describe()}")
+            target_of[node] = best.index
+            near = most > 0 and best not in able.references
+            causes[node] = "most-inputs" if near else self._chosen(best)
+
+    @staticmethod
+    def _chosen(target: Target) -> str:
+        return "host" if target.device.kind is Kind.HOST else "priority"
+
+    def _reached(self, target: Target, source: Tensor) -> int:
+        """The bytes of a source if the target's device reaches them already, else 0. Inputs and unplaced leaves are
+        wherever they are wanted."""
+        root = source.root
+        home = self.target_of.get(root) if root.state is None else None  # versions lie where their state lies
+        if home is not None:
+            near = home == target.index or target.device.reaches(self.targets[home].space)
+            return source.nbytes if near else 0
+        placement = root.memory.leaf.placement if root.memory.leaf is not None else None
+        return source.nbytes if placement is not None and target.device.reaches(placement.buffer.space) else 0
+
+    def cross_boundaries(self) -> None:
+        """Nodes between decided ones on several devices move to where the fewest bytes cross."""
+        causes, weights = self.causes, self.weights
+        computing = [target.index for target in self.able.computing]
+        offloading = {self.target_of[node] for node, cause in causes.items() if cause == "offload"}
+
+        def movable(node: Tensor) -> Sequence[int]:
+            cause = causes.get(node)
+            if cause in GROWN:
+                return computing
+            return weights.movable(node, self.able, offloading) if cause == "weights" else ()
+
+        def decided(node: Tensor) -> bool:
+            return causes.get(node) in DECIDED
+
+        for node, at in fewer_bytes(self.nodes, self.able, self.target_of, decided, movable).items():
+            self.target_of[node], causes[node] = at, "fewest-bytes"
+
+    def join_readers(self) -> None:
+        """Nodes without sources go where their first reader is if that supports them, else to the first that does."""
+        wanted = dict.fromkeys(self.made, -1)
+        for node in self.nodes if wanted else ():
+            for source in node.srcs:
+                if wanted.get(source.root) == -1:
+                    wanted[source.root] = self.target_of[node]
+        for node, at in wanted.items():
+            if at >= 0 and self.able.supports(self.targets[at], node):
+                self.target_of[node], self.causes[node] = at, "reader"
+                continue
+            able = next(self.able.able(node), None)
+            if able is None:
+                raise self.able.refusal(node, f"no device runs {node.describe()}")
+            self.target_of[node] = able.index
+            self.causes[node] = self._chosen(able)
+
+    def upgrade(self, pins: Mapping[Tensor, int]) -> None:
+        """A node moves up to a device that shares its memory, and that of its weights and states, and wants it."""
+        if all(type(target.device)._wants is Device._wants for target in self.targets):
+            return
+        targets, able = self.targets, self.able
+        for node in self.nodes:
+            at = targets[self.target_of[node]]
+            if node in pins:
+                continue
+            for target in targets[: at.index]:
+                support = able.support(target, node)
+                if (
+                    target.space is at.space
+                    and support.reason is None
+                    and not support.unpacked - able.support(at, node).unpacked
+                    and all(self._reached(target, s) or not self._reached(at, s) for s in node.srcs)
+                    and target.device.wants(able.step(target, node))
+                ):
+                    self.target_of[node], self.causes[node] = target.index, "upgrade"
+                    break
 
 
-def _place_leaves(graph: Graph, result: Assignment) -> None:
+def _place_leaves(
+    graph: Graph, targets: Sequence[Target], target_of: dict[Tensor, int], causes: dict[Tensor, str]
+) -> None:
     """Inputs are fed where their readers are if they agree, else on the last device; other leaves join a reader."""
-    target_of, causes, last = result.target_of, result.causes, len(result.targets) - 1
+    last = len(targets) - 1
     first: dict[Tensor, int] = {}
     shared: set[Tensor] = set()  # read on several targets
     writers: dict[Tensor, int] = {}
@@ -385,7 +499,7 @@ def _place_leaves(graph: Graph, result: Assignment) -> None:
             target_of[tensor] = last if tensor in shared else first.get(tensor, last)
             causes[tensor] = "input"
         elif leaf.placement is not None:
-            home = target_at(result.targets, leaf.placement)
+            home = target_at(targets, leaf.placement)
             if home is not None:
                 target_of[tensor] = home
             causes[tensor] = "storage"

@@ -1,6 +1,6 @@
-"""The run list: what a run does, one call after another, with the waits and marks that keep queues in order.
+"""`lower`: `Bindings` to the `RunList` of each slot: plans, copies, and the events that keep queues in order.
 
-Built once for each slot of a program; a run only goes through it.
+Everything that can be decided is decided here; a run only makes the calls.
 """
 
 from __future__ import annotations
@@ -11,72 +11,66 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from opweave.contract.execution import Plan, Stream
+from opweave.contract.step import Group
 from opweave.contract.worker import WorkerStream
-from opweave.host.storage import array_shape, bind_copy, bind_read, bind_selected_copy, bind_write
-from opweave.scheduler.actions import Action, Feed, Fetch
+from opweave.errors import raise_backend_failure
+from opweave.host.storage import CallSequence, array_shape, bind_copy, bind_read, bind_selected_copy, bind_write
+from opweave.scheduler.bind import Operands
+from opweave.scheduler.fuse import FusedGroup, bound_step
 from opweave.scheduler.hazards import HOST_QUEUE, Access, Act, Need, find_waits
-from opweave.scheduler.joint import Joint, join
-from opweave.scheduler.partition import Operand
+from opweave.scheduler.run_list import Action, CallList, Feed, Fetch, RunList
+from opweave.scheduler.splits import StorageView
 
 if TYPE_CHECKING:
-    from opweave.contract.execution import Event, Plan, Stream
-    from opweave.contract.step import Arg, Call
-    from opweave.scheduler.bind import Binder
-    from opweave.scheduler.partition import Copy, Split
+    from opweave.contract.buffer import Buffer
+    from opweave.contract.execution import Event
+    from opweave.contract.step import Arg, Call, Step
+    from opweave.graph.tensor import Tensor
+    from opweave.scheduler.bind import Bindings
+    from opweave.scheduler.fuse import Groups
+    from opweave.scheduler.splits import Copy, Partition, PlannedStep, Split
     from opweave.scheduler.target import Target
 
-__all__ = ["RunList", "run_lists"]
+__all__ = ["lower"]
 
-Marks = list["Event | None"]
+Events = list["Event | None"]
+Show = Callable[["Tensor", "Call"], None]
 
 
-class RunList:
-    """What a run in one slot does.
+def lower(
+    partition: Partition,
+    groups: Groups,
+    bindings: Sequence[Bindings],
+    *,
+    overlapping: bool,
+    count: Callable[[int], object],
+    show: Show | None = None,
+) -> list[RunList]:
+    """The run list of every slot.
 
-    Attributes:
-        before: waits, before inputs are fed.
-        feeds: how each input gets its values.
-        calls, actions: what then happens, and what each of these calls is.
-        fetches: how each output is brought back. Without a stream: once everything is done.
-        after: marks, behind fetches that are queued.
-        joint: the calls with the plans of synchronous streams taken apart, if there are any.
-        plans: the compiled plans among the calls.
-        marks: the latest marks of its acts, for other queues to wait for.
-        streams: the asynchronous ones that a run uses.
-        ended: why it can no longer be run.
+    Args:
+        overlapping: a run may begin before the last one has ended.
+        count: called with the bytes of each copy of which that is known only when it is made.
+        show: called with each observed node and the call that gives its value.
     """
-
-    __slots__ = (
-        "__weakref__", "actions", "after", "before", "calls", "ended", "feeds", "fetches", "joint", "marks", "plans",
-        "streams",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.joint: Joint | None = None
-        self.ended = ""
-        self.before: list[Call] = []
-        self.feeds: dict[str, Feed] = {}
-        self.calls: list[Call] = []
-        self.actions: list[Action] = []
-        self.fetches: list[Fetch] = []
-        self.after: list[Call] = []
-        self.plans: list[Plan] = []
-        self.marks: Marks = []
-        self.streams: list[Stream] = []
-
-    def _orphan(self, why: str) -> None:
-        """Memory that the calls use is gone."""
-        self.joint, self.ended = None, why
-
-    def close(self) -> None:
-        """Give up the plans and the calls, and with them all views of memory."""
-        for plan in self.plans:
-            plan.close()
-        self.joint = None
-        self.calls.clear()
-        self.fetches.clear()
-        for name, feed in self.feeds.items():
-            self.feeds[name] = feed._replace(view=None, put=None)
+    lists = [_Lowering(partition, groups, slot, count, show) for slot in bindings]
+    orders: list[list[list[Need]]]
+    if lists[0].ordered:
+        queues = 2 * len(partition.assignment.targets)
+        orders = find_waits([[e.act for e in made.entries] for made in lists], queues, overlapping)
+    else:
+        orders = [[[] for _ in made.entries] for made in lists]
+    awaited: list[set[int]] = [set() for _ in lists]
+    for order in orders:
+        for needs in order:
+            for slot, index in needs:
+                awaited[slot].add(index)
+    for made in lists:
+        made.result.events += [None] * len(made.entries)
+    for slot, made in enumerate(lists):
+        made.assemble(orders[slot], awaited[slot], lists)
+    return [made.result for made in lists]
 
 
 class _Entry(NamedTuple):
@@ -87,54 +81,37 @@ class _Entry(NamedTuple):
     action: Action | None
 
 
-def run_lists(binder: Binder, overlapping: bool, count: Callable[[int], object]) -> list[RunList]:
-    """The run list of every slot.
+class _Lowering:
+    """Makes the entries of one slot's list, and puts waits and events between them."""
 
-    Args:
-        overlapping: a run may begin before the last one has ended.
-        count: called with the bytes of each copy of which that is known only when it is made.
-    """
-    lists = [_Lister(binder, slot, count) for slot in range(binder.slots)]
-    orders: list[list[list[Need]]]
-    if lists[0].ordered:
-        orders = find_waits([[e.act for e in made.entries] for made in lists], 2 * len(binder.targets), overlapping)
-    else:
-        orders = [[[] for _ in made.entries] for made in lists]
-    marked: list[set[int]] = [set() for _ in lists]
-    for order in orders:
-        for needs in order:
-            for slot, index in needs:
-                marked[slot].add(index)
-    for made in lists:
-        made.result.marks += [None] * len(made.entries)
-    for slot, made in enumerate(lists):
-        made.assemble(orders[slot], marked[slot], lists)
-    return [made.result for made in lists]
-
-
-class _Lister:
-    """Makes the entries of one slot's list, and puts waits and marks between them."""
-
-    def __init__(self, binder: Binder, slot: int, count: Callable[[int], object]) -> None:
+    def __init__(
+        self,
+        partition: Partition,
+        groups: Groups,
+        bindings: Bindings,
+        count: Callable[[int], object],
+        show: Show | None,
+    ) -> None:
+        self.partition: Final = partition
+        self.groups: Final = groups
+        self.bindings: Final = bindings
+        self.operands: Final = Operands(partition, bindings)
         self.count: Final = count
-        self.binder: Final = binder
-        self.partition: Final = binder.partition
-        self.targets: Final = binder.targets
-        self.result: Final = RunList()
+        self.show: Final = show
+        self.targets: Final = partition.assignment.targets
+        states = [t.leaf for t in partition.graph.leaves if t.leaf is not None and t.leaf.kind == "state"]
+        self.result: Final = RunList(states, sum([copy.nbytes for copy in partition.copies if copy.ids is None]))
         self.entries: list[_Entry] = []
         self.ordered: Final = any(target.stream.is_async for target in self.targets)
         self.scratch: Final[dict[int, list[Arg]]] = {}
         if self.ordered:
-            for (index, _), arg in binder.scratch.items():
+            for (index, _), arg in bindings.workspaces.items():
                 self.scratch.setdefault(index, []).append(arg)
         # Read-only leaves cannot be in anybody's way, unless somebody writes into the same memory.
-        self.leaves_matter: Final = bool(self.partition.placed) or any(
-            t.leaf is not None and t.leaf.kind == "state" for t in self.partition.graph.leaves
-        )
-        binder.select(slot)
+        self.leaves_matter: Final = bool(partition.placed) or bool(states)
         self._add_feeds()
         self.n_feeds: Final = len(self.entries)
-        for split in self.partition.splits:
+        for split in partition.splits:
             self._add_split(split)
         self._add_fetches()
 
@@ -151,26 +128,26 @@ class _Lister:
     ) -> None:
         accesses = list(further)
         if self.ordered:
-            accesses += [a for place in reads if (a := self._access(place, False)) is not None]
-            accesses += [a for place in writes if (a := self._access(place, True)) is not None]
+            accesses += [a for storage in reads if (a := self._access(storage, False)) is not None]
+            accesses += [a for storage in writes if (a := self._access(storage, True)) is not None]
         self.entries.append(_Entry(Act(queue, accesses), call, action))
 
-    def _access(self, place: int, write: bool) -> Access | None:
-        buffer = self.binder.buffers[place]
-        if buffer is None or (self.partition.arenas[place] < 0 and not self.leaves_matter):
+    def _access(self, storage: int, write: bool) -> Access | None:
+        buffer = self.bindings.buffers[storage]
+        if buffer is None or (self.partition.arenas[storage] < 0 and not self.leaves_matter):
             return None
-        return _bytes_of(buffer, self.binder.offsets[place], self.partition.sizes[place], write)
+        return _bytes_of(buffer, self.bindings.offsets[storage], self.partition.sizes[storage], write)
 
     @staticmethod
     def _queue(target: Target) -> int:
         return target.index if target.stream.is_async else HOST_QUEUE
 
-    def _target_of(self, place: int, default: Target) -> Target:
-        """The target whose stream works on a place's memory."""
-        arena = self.partition.arenas[place]
+    def _target_of(self, storage: int, default: Target) -> Target:
+        """The target whose stream works on a value's memory."""
+        arena = self.partition.arenas[storage]
         if arena >= 0:
             return self.targets[arena]
-        buffer = self.binder.buffers[place]
+        buffer = self.bindings.buffers[storage]
         assert buffer is not None
         for target in self.targets:
             if target.device is buffer.device:
@@ -183,14 +160,14 @@ class _Lister:
             if leaf is None or leaf.kind != "input":
                 continue
             shape = array_shape(tensor.shape, tensor.dtype)
-            place = self.partition.inputs.get(tensor)
+            storage = self.partition.inputs.get(tensor)
             feed = Feed(tensor, shape, tensor.dtype.numpy, None, None, False, None)
-            if place is not None:
-                arg = self.binder.arg(Operand(place, 0, tensor.dtype, tensor.shape, tensor.strides))
-                target = self.targets[self.partition.arenas[place]]
+            if storage is not None:
+                arg = self.operands.arg(StorageView(storage, 0, tensor.dtype, tensor.shape, tensor.strides))
+                target = self.targets[self.partition.arenas[storage]]
                 view, put, queued = bind_write(arg, target.stream)
                 feed = feed._replace(view=view, put=put, queued=queued, target=target)
-                self._add(target.index if queued else HOST_QUEUE, (), (place,), None, None)
+                self._add(target.index if queued else HOST_QUEUE, (), (storage,), None, None)
             self.result.feeds[tensor.name] = feed
 
     def _add_split(self, split: Split) -> None:
@@ -198,10 +175,10 @@ class _Lister:
         for copy in split.copies:
             self._add_copy(copy, split, target)
         if split.items:
-            plan = self.binder.compile(split)
+            plan = _compile(split, self.partition.arenas, self.groups, self.bindings, self.operands)
             self.result.plans.append(plan)
-            groups = self.binder.fused[split.index]
-            items = None if groups is None else tuple(tuple(g[0]) for g in groups)
+            fused = self.groups.of_split[split.index]
+            items = None if fused is None else tuple([group.items for group in fused])
             reads: dict[int, None] = {}
             writes: dict[int, None] = {}
             if self.ordered:
@@ -212,25 +189,25 @@ class _Lister:
             action = Action("plan", target, split, items=items, plan=plan)
             self._add(self._queue(target), reads, writes, plan.run, action, scratch)
         for copy in split.write_backs:
-            self._add_copy(copy, split, self._target_of(copy.dst.place, target))
+            self._add_copy(copy, split, self._target_of(copy.dst.storage, target))
         if split.observed is not None:
             node, operand = split.observed
-            assert self.binder.show is not None
-            look = partial(self.binder.show, node, bind_read(self.binder.arg(operand)))
-            self._add(HOST_QUEUE, (operand.place,), (), look, Action("observe", target, split))
+            assert self.show is not None
+            look = partial(self.show, node, bind_read(self.operands.arg(operand)))
+            self._add(HOST_QUEUE, (operand.storage,), (), look, Action("observe", target, split))
 
     def _add_copy(self, copy: Copy, split: Split, target: Target) -> None:
-        beside = copy.cause == "stream" and target.copier is not None
+        beside = copy.cause == "weight-fetch" and target.copier is not None
         stream = target.copier if beside and target.copier is not None else target.stream
-        dst, src = self.binder.arg(copy.dst), self.binder.arg(copy.src)
-        reads: tuple[int, ...] = (copy.src.place,)
+        dst, src = self.operands.arg(copy.dst), self.operands.arg(copy.src)
+        reads: tuple[int, ...] = (copy.src.storage,)
         if copy.ids is None:
             call, queued = bind_copy(dst, stream, src)
         else:
-            call, queued = bind_selected_copy(dst, stream, src, self.binder.arg(copy.ids), self.count)
-            reads = (copy.src.place, copy.ids.place)
+            call, queued = bind_selected_copy(dst, stream, src, self.operands.arg(copy.ids), self.count)
+            reads = (copy.src.storage, copy.ids.storage)
         queue = HOST_QUEUE if not queued else target.index + len(self.targets) if beside else target.index
-        self._add(queue, reads, (copy.dst.place,), call, Action("copy", target, split, copy))
+        self._add(queue, reads, (copy.dst.storage,), call, Action("copy", target, split, copy))
 
     def _stream(self, queue: int) -> Stream:
         """Queues are the targets' streams in order, and then their copiers."""
@@ -245,61 +222,146 @@ class _Lister:
                 empty = np.empty(array_shape(output.shape, output.dtype), output.dtype.numpy)
                 self.result.fetches.append(Fetch(output, empty.copy, None, None))
                 continue
-            target = self._target_of(operand.place, self.targets[-1])
+            target = self._target_of(operand.storage, self.targets[-1])
             stream = target.stream
             queued = stream if isinstance(stream, WorkerStream) else None
-            self.result.fetches.append(Fetch(output, bind_read(self.binder.arg(operand), queued), queued, target))
+            self.result.fetches.append(Fetch(output, bind_read(self.operands.arg(operand), queued), queued, target))
             if queued is not None:
-                self._add(target.index, (operand.place,), (), None, None)
+                self._add(target.index, (operand.storage,), (), None, None)
 
     # --- the list ---------------------------------------------------------------------------------------------------
 
-    def assemble(self, order: list[list[Need]], marked: set[int], lists: list[_Lister]) -> None:
-        """Put what was made in a row, with waits before and marks behind."""
-        result, marks = self.result, self.result.marks
+    def assemble(self, order: list[list[Need]], awaited: set[int], lists: Sequence[_Lowering]) -> None:
+        """Put what was made in a row, with waits before it and events behind it."""
+        result = self.result
         queues = {entry.act.queue for entry in self.entries} - {HOST_QUEUE}
         result.streams += [self._stream(queue) for queue in sorted(queues)]
-        calls, actions = result.calls, result.actions
-        body = range(self.n_feeds, len(self.entries))
-        for index in range(self.n_feeds):
-            result.before += [self._wait(self.entries[index].act.queue, need, lists)[0] for need in order[index]]
+        calls: list[Call] = []
+        actions: list[Action] = []
         splits = self.partition.splits
         for index in range(self.n_feeds):
-            if index in marked:
-                self._mark(self.entries[index].act.queue, index, marks, splits[0])
-        for index in body:
-            act, call, action = self.entries[index]
+            queue = self.entries[index].act.queue
+            result.before += [self._wait(queue, need, lists)[0] for need in order[index]]
+            if index in awaited:
+                calls.append(self._record(queue, index))
+                actions.append(Action("event", self.targets[queue % len(self.targets)], splits[0]))
+        for index in range(self.n_feeds, len(self.entries)):
+            (queue, _), call, action = self.entries[index]
             last = action.split if action is not None else splits[-1] if splits else None
             for need in order[index]:
-                wait, target = self._wait(act.queue, need, lists)
+                wait, target = self._wait(queue, need, lists)
                 if last is not None:
                     calls.append(wait)
                     actions.append(Action("sync", target, last))
             if call is not None and action is not None:
                 calls.append(call)
                 actions.append(action)
-            if index in marked and call is None:
+            if index in awaited and call is None:
                 # A fetch, which is queued when all calls are made.
-                result.after.append(partial(_mark, self._stream(act.queue), marks, index))
-            elif index in marked and last is not None:
-                self._mark(act.queue, index, marks, last)
-        result.joint = join(calls, actions)
-        for buffer in {self.binder.buffers[place] for place in self.partition.owners}:
+                result.after.append(self._record(queue, index))
+            elif index in awaited and last is not None:
+                calls.append(self._record(queue, index))
+                actions.append(Action("event", self.targets[queue % len(self.targets)], last))
+        result.actions = CallList(calls, actions)
+        # Where nothing is queued, not even an upload, whatever was called is done.
+        flat = None if result.streams else _flattened(calls, actions)
+        result.calls = result.actions if flat is None else flat
+        for buffer in {self.bindings.buffers[storage] for storage in self.partition.owners}:
             assert buffer is not None
             buffer._note(result)
 
-    def _mark(self, queue: int, index: int, marks: Marks, split: Split) -> None:
-        self.result.calls.append(partial(_mark, self._stream(queue), marks, index))
-        self.result.actions.append(Action("mark", self.targets[queue % len(self.targets)], split))
+    def _record(self, queue: int, index: int) -> Call:
+        return partial(_record, self._stream(queue), self.result.events, index)
 
-    def _wait(self, queue: int, need: Need, lists: list[_Lister]) -> tuple[Call, Target]:
-        """A wait for a mark, and the target that it is of."""
+    def _wait(self, queue: int, need: Need, lists: Sequence[_Lowering]) -> tuple[Call, Target]:
+        """A wait for an event, and the target on whose stream that is."""
         slot, index = need
-        marks = lists[slot].result.marks
+        events = lists[slot].result.events
         target = self.targets[lists[slot].entries[index].act.queue % len(self.targets)]
         if queue == HOST_QUEUE:
-            return partial(_wait_here, marks, index), target
-        return partial(_wait_in, self._stream(queue), marks, index), target
+            return partial(_wait_here, events, index), target
+        return partial(_wait_in, self._stream(queue), events, index), target
+
+
+# --- plans ----------------------------------------------------------------------------------------------------------
+
+
+def _compile(split: Split, arenas: Sequence[int], groups: Groups, bindings: Bindings, operands: Operands) -> Plan:
+    """The steps of a split as a plan of its target's stream."""
+    fused, workspaces = groups.of_split[split.index], bindings.workspaces
+    stream, arg = split.target.stream, operands.arg
+
+    def step_of(item: PlannedStep) -> Step:
+        return bound_step(item, arg(item.out), tuple(map(arg, item.srcs)))
+
+    if fused is None and type(stream)._compile is Stream._compile and type(stream)._bind is Stream._bind:
+        # The short way for streams that call kernels one by one: mostly no steps are made.
+        calls: list[Call] = []
+        for g, item in enumerate(split.items):
+            op, node, out, srcs, support = item
+            kernel = support.kernel
+            try:
+                if kernel is not None and kernel.workspace is None:
+                    attrs = node.attrs if node is not None else {}
+                    args = [arg(s) for s in srcs]
+                    calls.append(kernel.factory(stream, op, arg(out), *args, **attrs))
+                    continue
+                scratch = workspaces.get((split.index, g))
+                if kernel is None:
+                    calls.append(stream._bind(Group((step_of(item),), support.workspace, scratch)))
+                else:
+                    calls.append(kernel.bind(stream, step_of(item), scratch))
+            except Exception as error:
+                what = node.describe() if node is not None else op
+                raise_backend_failure(error, stream.device.name, "preparing a kernel", what)
+        return Plan(stream, calls, len(calls), _leaf_buffers(split, arenas, bindings))
+    if fused is None:
+        fused = [FusedGroup((i,), item.support.workspace) for i, item in enumerate(split.items)]
+    return stream.compile(
+        [
+            Group(tuple([step_of(split.items[i]) for i in indices]), size, workspaces.get((split.index, g)))
+            for g, (indices, size) in enumerate(fused)
+        ]
+    )
+
+
+def _leaf_buffers(split: Split, arenas: Sequence[int], bindings: Bindings) -> set[Buffer]:
+    """The buffers of leaves that a split uses, which their owner may free while the program lives."""
+    leaves = {s[0] for item in split.items for s in (item[2], *item[3]) if arenas[s[0]] < 0}
+    return {buffer for storage in leaves if (buffer := bindings.buffers[storage]) is not None}
+
+
+def _flattened(calls: Sequence[Call], actions: Sequence[Action]) -> CallList | None:
+    """The calls with plans taken apart, where one of their streams may make the calls of all of them.
+
+    What a stream sets up for its calls (`Stream._run`) mostly suits the others too, and is then set up once a run, not
+    once a split. Streams that others may submit to are not taken apart: each submission to them is checked. Nor are
+    runs that somebody observes: what others wrote is not called in the state that kernels need.
+    """
+    streams: dict[Stream, None] = {}
+    for action in actions:
+        stream = action.target.stream
+        if action.kind not in ("plan", "copy") or not action.target.owned or stream.is_async:
+            return None
+        if action.plan is not None:
+            streams[stream] = None
+    leader = next((s for s in streams if all(other is s or s._inlines(other) for other in streams)), None)
+    if leader is None:
+        return None
+    flat: list[Call] = []
+    starts: list[int] = []
+    for call, action in zip(calls, actions, strict=True):
+        starts.append(len(flat))
+        if action.plan is not None:
+            flat += action.plan._calls or ()
+        elif isinstance(call, CallSequence):
+            flat += call.calls
+        else:
+            flat.append(call)
+    return CallList(flat, actions, leader._run, starts)
+
+
+# --- events ---------------------------------------------------------------------------------------------------------
 
 
 def _bytes_of(buffer: Any, offset: int, size: int, write: bool) -> Access:
@@ -307,17 +369,17 @@ def _bytes_of(buffer: Any, offset: int, size: int, write: bool) -> Access:
     return Access(memory, start, start + size, write)
 
 
-def _mark(stream: Stream, marks: Marks, index: int) -> None:
-    marks[index] = stream.record()
+def _record(stream: Stream, events: Events, index: int) -> None:
+    events[index] = stream.record()
 
 
-def _wait_in(stream: Stream, marks: Marks, index: int) -> None:
-    mark = marks[index]
-    if mark is not None:
-        stream.wait(mark)
+def _wait_in(stream: Stream, events: Events, index: int) -> None:
+    event = events[index]
+    if event is not None:
+        stream.wait(event)
 
 
-def _wait_here(marks: Marks, index: int) -> None:
-    mark = marks[index]
-    if mark is not None:
-        mark.synchronize()
+def _wait_here(events: Events, index: int) -> None:
+    event = events[index]
+    if event is not None:
+        event.synchronize()

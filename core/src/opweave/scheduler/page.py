@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave.scheduler.assign import CAUSES
+from opweave.scheduler.splits import COPY_CAUSES
 
 if TYPE_CHECKING:
     from opweave.scheduler.report import Explanation, MemoryCurve
@@ -42,7 +43,7 @@ def page(explanation: Explanation) -> str:
     copies: dict[int, list[Any]] = {}
     for copy in explanation.copies:
         copies.setdefault(copy.split, []).append(copy)
-    used = {row.cause for row in explanation.nodes}
+    used = {*[row.cause for row in explanation.nodes], *[copy.cause for copy in explanation.copies]}
     # One axis of time for all devices.
     end = max((curve.moments[-1][0] for curve in explanation.curves), default=0) or 1
     template = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
@@ -69,7 +70,7 @@ def page(explanation: Explanation) -> str:
         memory=explanation.memory,
         copied=sum(copy.nbytes for copy in explanation.copies),
         curves=[_curve(curve, end) for curve in explanation.curves],
-        causes=[(cause, text) for cause, text in CAUSES.items() if cause in used],
+        causes=[(cause, text) for cause, text in {**CAUSES, **COPY_CAUSES}.items() if cause in used],
         width=WIDTH,
         height=HEIGHT,
     )

@@ -51,7 +51,7 @@ def rebuilt(
         if tensor.op is None:
             new[tensor] = tensor
         elif tensor.op.is_view:
-            new[tensor] = view_again(tensor, new[tensor.srcs[0]])
+            new[tensor] = view_again(tensor, new[tensor.srcs[0]], tuple([new[s] for s in tensor.srcs[1:]]))
         else:
             srcs = tuple([new[s] for s in tensor.srcs])
             new[tensor] = make(tensor, srcs) if make is not None else node(tensor.op, srcs, tensor.attrs)
@@ -72,12 +72,12 @@ def _behind(outputs: Sequence[Tensor], known: Mapping[Tensor, Tensor]) -> Iterab
     return order
 
 
-def view_again(view: Tensor, source: Tensor) -> Tensor:
-    """The same view of another tensor, whose elements may have another size."""
+def view_again(view: Tensor, source: Tensor, after: tuple[Tensor, ...] = ()) -> Tensor:
+    """The same view of another tensor, whose elements may have another size; ``after`` as for `view_node`."""
     assert view.op is not None
     size, old = source.dtype.itemsize, view.dtype.itemsize
     strides = tuple([s // old * size for s in view.strides])
-    return view_node(view.op, source, view.attrs, view.shape, strides, view.offset // old * size)
+    return view_node(view.op, source, view.attrs, view.shape, strides, view.offset // old * size, after)
 
 
 def converted_leaf(leaf_tensor: Tensor, dtype: DType) -> Tensor:

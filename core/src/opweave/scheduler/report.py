@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from opweave.scheduler.allocate import MemoryUse, lifetimes
 from opweave.scheduler.assign import CAUSES
+from opweave.scheduler.fuse import unfused
+from opweave.scheduler.splits import COPY_CAUSES
 
 if TYPE_CHECKING:
     from opweave.cost.predict import Prediction
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.partition import Partition
+    from opweave.scheduler.splits import Partition
 
 __all__ = [
     "CopyRow", "Explanation", "MemoryCurve", "NodeRow", "explain", "human_bytes", "human_time", "node_rows",
@@ -105,7 +107,7 @@ def copy_rows(partition: Partition) -> list[CopyRow]:
     rows = []
     for split in partition.splits:
         for copy in (*split.copies, *split.write_backs):
-            source, target = _where(partition, copy.src.place), _where(partition, copy.dst.place)
+            source, target = _where(partition, copy.src.storage), _where(partition, copy.dst.storage)
             after = copy.cause == "write-back"
             rows.append(CopyRow(split.index, copy.tensor.name, source, target, copy.nbytes, copy.cause, after))
     return rows
@@ -113,7 +115,7 @@ def copy_rows(partition: Partition) -> list[CopyRow]:
 
 def memory_curves(partition: Partition, memory: Mapping[str, MemoryUse]) -> list[MemoryCurve]:
     """Bytes of living temporaries over a run, for every device that has some."""
-    birth, death, alias, times = lifetimes(partition, [None] * len(partition.splits))
+    birth, death, alias, times = lifetimes(partition, unfused(partition))
     end = (times[-1] + len(partition.splits[-1].items) + 1) if times else 0
     curves = []
     for target in partition.assignment.targets:
@@ -150,7 +152,7 @@ def node_rows(partition: Partition) -> list[NodeRow]:
                 continue
             refusals = {}
             for target in assignment.targets[: split.target.index]:
-                reason = assignment.verdict(target, node).reason
+                reason = assignment.capabilities.support(target, node).reason
                 if reason is not None:
                     refusals[target.name] = reason
             cause = assignment.causes.get(node, "")
@@ -216,7 +218,7 @@ def explain(
         told = [f"predicted {human_time(predicted.splits[split.index])}"] if predicted is not None else []
         lines.append("; ".join([head, *told, *remarks.get(split.index, ())]))
         for copy in split.copies:
-            source = _where(partition, copy.src.place)
+            source = _where(partition, copy.src.storage)
             lines.append(
                 _copy_line(copy.tensor, copy.cause, copy.nbytes, source, split.target.name, copy.ids is not None)
             )
@@ -235,7 +237,7 @@ def explain(
             lines.append(line.rstrip())
             lines += [f"        not on {device}: {reason}" for device, reason in row.refusals.items()]
         for copy in split.write_backs:
-            target = _where(partition, copy.dst.place)
+            target = _where(partition, copy.dst.storage)
             lines.append(_copy_line(copy.tensor, copy.cause, copy.nbytes, split.target.name, target))
     for output in graph.outputs:
         lines.append(f"output {output.name} {output.dtype}{list(output.shape)}")
@@ -244,7 +246,9 @@ def explain(
             f"memory on {name}: {human_bytes(use.temporaries)} temporaries, {human_bytes(use.weights)} weights, "
             f"{human_bytes(use.states)} states"
         )
+    copied = {copy.cause for copy in partition.copies}
     meanings = [f"[{cause}] {CAUSES[cause]}" for cause in CAUSES if cause in used]
+    meanings += [f"({cause}) {COPY_CAUSES[cause]}" for cause in COPY_CAUSES if cause in copied]
     if meanings:
         lines += ["causes:", *(f"    {m}" for m in meanings)]
     result = Explanation("\n".join(lines))

@@ -3,53 +3,46 @@
 from __future__ import annotations
 
 import gc
-from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from threading import get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from opweave import registry
-from opweave.concurrency import Lock, Worker
 from opweave.contract.device import Device
 from opweave.contract.execution import Stream
 from opweave.contract.memory import BufferType
-from opweave.contract.space import WORKING
-from opweave.contract.submission import Submission, end_iterator
 from opweave.contract.worker import WorkerStream
-from opweave.errors import Cancelled, HazardError, LifetimeError, SchedulerError
+from opweave.errors import AllocationError, HazardError, SchedulerError
 from opweave.graph.graph import Graph
 from opweave.graph.tensor import Placement, Tensor
 from opweave.host.device import HostDevice
 from opweave.leaves import withdraw
-from opweave.lifecycle import INHERITED, closed_at_exit, expect_waiting, keep_for_ever, told_of_forks
-from opweave.scheduler.actions import settle_failure
+from opweave.lifecycle import closed_at_exit, keep_for_ever, told_of_forks
+from opweave.scheduler.allocate import MemoryPlan, allocate
 from opweave.scheduler.arena import Arena, Lease
 from opweave.scheduler.assign import assign
-from opweave.scheduler.partition import Copy, Partition, Split, partition
+from opweave.scheduler.bind import Bindings, bind
+from opweave.scheduler.executor import Executor, ProgramState
+from opweave.scheduler.fuse import Groups, fuse
+from opweave.scheduler.lower import lower
+from opweave.scheduler.partition import partition
 from opweave.scheduler.program import Outputs, Program, device_of
-from opweave.scheduler.running import Progress
+from opweave.scheduler.splits import Copy, Partition, Split
 from opweave.scheduler.target import Target, check_buffer_type
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
     from opweave.cost.predict import Prediction
-    from opweave.futures import Future
-    from opweave.scheduler.actions import Action
-    from opweave.scheduler.lower import RunList
+    from opweave.scheduler.lower import Show
     from opweave.scheduler.report import Explanation
-    from opweave.scheduler.running import Run
 
 __all__ = ["PlannedGraph", "Scheduler", "Stats"]
 
-T = TypeVar("T")
-
 Where = Device | Stream | str
-
-CANCELLED: Final = "the run was ended by cancel()"
 
 PROGRAMS_KEPT: Final = 64
 """How many programs a scheduler remembers, so that building the same outputs again costs nothing."""
@@ -77,13 +70,13 @@ MOST_SLOTS: Final = 64
 
 
 class PlannedGraph:
-    """A graph that was placed and cut, without memory. Made by `Scheduler.split`."""
+    """A graph that was placed and cut, without memory. Made by `Scheduler.partition`."""
 
     def __init__(self, parts: Partition) -> None:
         self.partition: Final = parts
 
     @property
-    def splits(self) -> list[Split]:
+    def splits(self) -> Sequence[Split]:
         return self.partition.splits
 
     @property
@@ -117,7 +110,7 @@ class PlannedGraph:
 
 
 class Scheduler:
-    """Places each operation on a device that supports it, copies across the seams, plans the memory, says why.
+    """Places each operation on a device that supports it, copies between devices, plans the memory, says why.
 
     Args:
         devices: devices, streams or names, earlier ones preferred. Streams that it opens itself are closed with it.
@@ -167,20 +160,18 @@ class Scheduler:
         names = [d.name if isinstance(d, Device) else d.device.name for d in resolved if isinstance(d, Device)]
         if len(set(names)) != len(names):
             raise SchedulerError(f"a device is named twice: {', '.join(names)}; give two streams of it instead")
-        self._progress: Final = Progress()
-        submission = Submission()  # one turn for all of its own streams, of which it uses one after the other
-        self._lock: Final = self._progress.lock
-        self._giving: Final = Lock()
-        self._flying: Final[deque[Run]] = deque()
-        self._ender: Worker | None = None  # the thread in which submitted runs end
-        self._alive: Final[WeakSet[Program]] = WeakSet()
-        self._builds = [0, 0]
-        self._closed = False
-        self._inherited = False
+        self.parallel: Final = bool(parallel)
+        self.n_slots: Final = (
+            1 if not parallel else min(max(len(resolved), 2), 4) if parallel is True else int(parallel)
+        )
+        self._op_offload: Final = op_offload
+        self._buffer_types: Final = dict(buffer_types or {})
+        self._built = self._reused = 0
         self._pins: dict[Tensor, int] = {}
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._host: Final = HostDevice()
         self._targets: Final[list[Target]] = []
+        self._executor: Final = Executor(self._targets, self.n_slots, parallel=self.parallel)
         try:
             for index, item in enumerate(resolved):
                 device = item if isinstance(item, Device) else item.device
@@ -192,19 +183,13 @@ class Scheduler:
                                          "give the device, or device.open(worker=True)")  # fmt: skip
                 target = Target(index, stream, kind, owned=stream is not item)
                 if target.owned and not stream.is_async:
-                    stream._submission = submission
+                    stream._submission = self._executor.ownership
                 self._targets.append(target)
             if kinds:
                 raise SchedulerError(f"buffer types for devices that are not here: {', '.join(kinds)}")
         except BaseException:
             self._close_streams()
             raise
-        self._op_offload: Final = op_offload
-        self._buffer_types: Final = dict(buffer_types or {})
-        self.parallel: Final = bool(parallel)
-        self.n_slots: Final = (
-            1 if not parallel else min(max(len(self._targets), 2), 4) if parallel is True else int(parallel)
-        )
         self._arenas: Final = [Arena(target) for target in self._targets]
         self._reserved: Final[list[Lease]] = []
         told_of_forks(self)
@@ -241,7 +226,7 @@ class Scheduler:
 
     def pin(self, tensor: Tensor, device: Where | None) -> None:
         """Let a node run on one device from the next build on; ``None`` lifts the pin."""
-        with self._lock:
+        with self._executor.lock:
             self._pins.pop(tensor, None)
             if device is not None:
                 self._pins.update(self._resolve_pins({tensor: device}))
@@ -259,7 +244,7 @@ class Scheduler:
 
         Args:
             pins: computed tensor -> the device that must run it.
-            placements: memory for computed tensors that the caller decided (`opweave.place`).
+            placements: memory for computed tensors that the caller decided (`opweave.storage`).
 
         Raises:
             UnsupportedOpError: a node that no device runs, with every device's reason.
@@ -267,43 +252,43 @@ class Scheduler:
             AllocationError: a device has no room.
             SchedulerError: pins to devices that are not here, leaves without bytes, a simulated device.
         """
-        with self._lock:
-            self._check_open()
+        with self._executor.lock:
+            tensors, form = _form(outputs)
+            pinned = {**self._pins, **self._resolve_pins(pins)} if pins else self._pins
+            placed = _check_placements(placements) if placements else {}
+            key = (form, tensors, tuple(pinned.items()), tuple(placed.values()))
+            known = self._programs.get(key)
+            if known is not None and known.is_current:
+                self._programs.move_to_end(key)
+                self._reused += 1
+                return known
+            self._executor.check_open()
             for target in self._targets:
                 if target.device.simulated:
                     from opweave.whatif.simulate import simulated_error
 
                     raise simulated_error(target.device)
-            tensors, form = _form(outputs)
-            pinned = {**self._pins, **self._resolve_pins(pins or {})}
-            placed = _check_placements(placements)
-            key = (form, tensors, tuple(pinned.items()), tuple(placed.values()))
-            known = self._programs.get(key)
-            if known is not None and known.is_current:
-                self._programs.move_to_end(key)
-                self._builds[1] += 1
-                return known
             start = perf_counter_ns()
             with _COLLECTOR.away():
-                program = Program(self, self._partition(tensors, pinned, placed), outputs, pinned)
+                program = self._compile(self._plan(tensors, pinned, placed), outputs, dict(pinned))
             if TRACE.listening:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
             registry.program_built(program)
             self._programs[key] = program
             self._programs.move_to_end(key)
-            self._builds[0] += 1
+            self._built += 1
             while len(self._programs) > PROGRAMS_KEPT:
                 self._programs.popitem(last=False)
             for arena in self._arenas:
                 arena.reclaim()
             return program
 
-    def split(self, outputs: Outputs, pins: Mapping[Tensor, Where] | None = None) -> PlannedGraph:
+    def partition(self, outputs: Outputs, pins: Mapping[Tensor, Where] | None = None) -> PlannedGraph:
         """Place and cut without taking memory; leaves need no bytes."""
-        with self._lock:
-            self._check_open()
+        with self._executor.lock:
+            self._executor.check_open()
             tensors, _ = _form(outputs)
-            return PlannedGraph(self._partition(tensors, {**self._pins, **self._resolve_pins(pins or {})}, {}))
+            return PlannedGraph(self._plan(tensors, {**self._pins, **self._resolve_pins(pins or {})}, {}))
 
     def reserve(self, *outputs: Outputs) -> dict[str, int]:
         """Take memory for the largest graphs that will come, so that later builds allocate nothing. Kept until `reset`.
@@ -315,10 +300,12 @@ class Scheduler:
             AllocationError: a device has no room.
         """
         for output in outputs:
-            self._reserved.extend(lease.again() for lease in self.build(output)._leases)
+            self._reserved.extend(lease.again() for lease in self.build(output)._state.leases)
         return {target.name: arena.nbytes for target, arena in zip(self._targets, self._arenas, strict=True)}
 
-    def _partition(
+    # The way of a graph: Graph -> Assignment -> Partition -> Groups -> MemoryPlan -> Bindings -> RunList -> Executor.
+
+    def _plan(
         self,
         tensors: tuple[Tensor, ...],
         pins: Mapping[Tensor, int],
@@ -331,6 +318,44 @@ class Scheduler:
 
             return place_by_cost(graph, self._targets, pins, self._op_offload, placed, observed)
         return partition(graph, assign(graph, self._targets, pins, self._op_offload, placed), placed, observed)
+
+    def _compile(
+        self, parts: Partition, form: Outputs, pins: Mapping[Tensor, int], show: Show | None = None
+    ) -> Program:
+        groups = fuse(parts)
+        plan, bindings, leases = self._take_memory(parts, groups, 1 if show is not None else self.n_slots)
+        executor = self._executor
+        lists = lower(parts, groups, bindings, overlapping=self.parallel, count=executor.count_copied, show=show)
+        state = ProgramState(parts, lists, leases, form)
+        variant = partial(self._with_observed, parts, form, pins)
+        return Program(executor, state, groups, bindings, plan.nbytes, variant, self._forget)
+
+    def _with_observed(
+        self, parts: Partition, form: Outputs, pins: Mapping[Tensor, int], observed: Collection[Tensor], show: Show
+    ) -> Program:
+        """The program again, with calls of ``show`` behind the observed nodes."""
+        with self._executor.lock:
+            return self._compile(self._plan(parts.graph.outputs, pins, parts.placed, observed), form, pins, show)
+
+    def _take_memory(
+        self, parts: Partition, groups: Groups, slots: int
+    ) -> tuple[MemoryPlan, list[Bindings], list[Lease]]:
+        """Memory for as many slots as are wanted, or for one where there is too little."""
+        tight = False
+        while True:
+            capacities = [arena.capacities() for arena in self._arenas]
+            plan = allocate(parts, groups, capacities, slots, tight=tight)
+            try:
+                return plan, *bind(parts, plan, self._arenas, self._host, tight=tight)
+            except AllocationError as error:
+                if not tight and any(capacities):
+                    tight = True
+                    continue
+                if slots == 1:
+                    raise
+                warnings.warn(f"too little memory for {slots} slots, so that runs will not overlap: {error}",
+                              RuntimeWarning, stacklevel=4)  # fmt: skip
+                slots, tight = 1, False
 
     def _resolve_pins(self, pins: Mapping[Tensor, Where]) -> dict[Tensor, int]:
         if not isinstance(pins, Mapping):
@@ -361,185 +386,33 @@ class Scheduler:
     @property
     def stats(self) -> Stats:
         """What was built, run, allocated and copied so far."""
-        built, reused = self._builds
-        progress = self._progress
-        return Stats(built, reused, progress.begun, progress.copied, sum(arena.allocated for arena in self._arenas))
+        executor, allocated = self._executor, sum(arena.allocated for arena in self._arenas)
+        return Stats(self._built, self._reused, executor.begun, executor.copied, allocated)
 
     def synchronize(self) -> None:
         """Wait until all submitted runs have ended and all streams are done.
 
         Runs that failed raise from their futures and not here.
         """
-        self._when_quiet(self._synchronize_streams)
-
-    def _synchronize_streams(self) -> None:
-        for target in self._targets:
-            for stream in target.streams:
-                stream.synchronize()
+        self._executor.synchronize()
 
     def cancel(self) -> None:
         """End the runs that are under way, from any thread; they raise `Cancelled`.
 
         A plan ends after its present step, where the device can; states that it writes may be half written.
         """
-        progress = self._progress
-        if progress.runner or self._flying:
-            progress.cut = CANCELLED
-            if progress.rest is not None:
-                end_iterator(progress.rest)
-            for target in self._targets:
-                for stream in target.streams:
-                    stream.abort()
-
-    def _check_caller(self) -> None:
-        """Whether this thread may run something now: not from within a run."""
-        if self._on_worker or self._progress.runner == get_ident():
-            raise SchedulerError("a program cannot be run from within a run of its own scheduler")
-
-    def _check_closer(self, *, whole: bool = False) -> None:
-        """Whether this thread may close programs now, or the whole scheduler."""
-        if self._on_worker or self._progress.runner == get_ident():
-            raise SchedulerError("neither a scheduler nor its programs can be closed from within a run")
-        if whole and self._on_ender:
-            raise SchedulerError("a scheduler cannot be closed from a callback of one of its futures, which holds up "
-                                 "the runs behind it")  # fmt: skip
-
-    @property
-    def _on_worker(self) -> bool:
-        """Whether this thread is one that runs wait for."""
-        return WORKING.active and any(isinstance(s, WorkerStream) and s.is_current for s in self.streams)
-
-    @property
-    def _on_ender(self) -> bool:
-        """Whether this thread is the one in which runs end."""
-        return self._ender is not None and self._ender.is_current
-
-    def _hand_over(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Have the thread in which runs end do something; it ends in the order in which it was handed over."""
-        from opweave.futures import Task  # importing opweave must not pay for it
-
-        with self._giving:
-            self._check_open()
-            if self._ender is None:
-                expect_waiting()
-                self._ender = Worker("opweave runs")
-                if not self.parallel:  # then they are whole runs
-                    self._progress.queued = self._ender.jobs
-            task: Task[Any] = Task(work, *args)
-            self._ender.put(task)
-            return task.future
-
-    @property
-    def _behind(self) -> bool:
-        """Whether this thread has to wait for runs that were submitted; callbacks of futures hold them up."""
-        return bool(self._progress.queued) and not self._on_ender
-
-    def _count_copied(self, size: int) -> None:
-        self._progress.copied += size
-
-    def _make_room(self) -> None:
-        """Wait until one more run may be under way."""
-        while len(self._flying) > (2 * self.n_slots - 1 if self.parallel else 0):
-            self._conclude(self._flying[0])
-
-    def _switch(self, program: Program, listed: RunList) -> None:
-        """Have the streams wait for runs of another program: their memory lies over each other."""
-        for run in self._flying:
-            for end in run.ends:
-                for stream in listed.streams:
-                    stream.wait(end)
-        self._progress.last = program
-
-    def _note(self, run: Run) -> None:
-        """All of a run was submitted."""
-        if run.ends:
-            self._flying.append(run)
-        else:
-            run.ended = True
-            run.program._latest = run.listed
-
-    def _conclude(self, run: Run) -> None:
-        """Wait for a run, and for those before it. Its failure is noted on it, not raised."""
-        for other in [*self._flying]:
-            if run.ended:
-                return
-            error: BaseException | None = None
-            try:
-                other.wait()
-            except Exception as failure:
-                error = failure
-            with self._lock:
-                if not other.ended:
-                    if error is not None:
-                        self._settle(other, error, None)
-                    else:
-                        other.ended = True
-                        other.program._latest = other.listed
-                        self._flying.remove(other)
-            if other is run:
-                return
-
-    def _settle(self, run: Run, error: BaseException, action: Action | None) -> BaseException:
-        """Leave everything usable after a run failed, and those that were under way with it; gives what to raise."""
-        failed = []
-        for other in [*self._flying, run]:
-            if other.ended or other in failed:
-                continue
-            if other is not run:
-                try:
-                    other.wait()
-                except Exception:
-                    failed.append(other)
-                else:
-                    other.ended = True
-            else:
-                failed.append(run)
-        splits: list[Split] = []
-        for other in failed:
-            last = action.split if other is run and action is not None else None
-            splits += other.program.partition.splits[: None if last is None else last.index + 1]
-        actions = [a for other in failed for a in other.listed.actions]
-        reason = settle_failure(error, action, actions, self._targets, splits, anywhere=bool(self._progress.cut))
-        if self._progress.cut and isinstance(reason, Cancelled):
-            reason = Cancelled(self._progress.cut)
-        for other in failed:
-            if other is failed[0]:
-                other.fail(reason)
-            else:
-                other.fail_with(reason)
-        self._flying.clear()
-        for program in self._alive:
-            program._forget_marks()
-        assert run.error is not None
-        return run.error
-
-    def _when_quiet(self, work: Callable[[], T]) -> T:
-        """What ``work`` returns, called while nothing is under way, after everything that was submitted before.
-
-        The caller does not hold the lock, which those runs want.
-        """
-        if self._inherited:
-            self._check_open()
-        if self._on_worker:
-            raise SchedulerError("within a run that goes on meanwhile values are not read, written or waited for")
-        if self._behind and self._progress.runner != get_ident():
-            with suppress(LifetimeError):  # closed meanwhile: then they have ended
-                self._hand_over(int).result()
-        with self._lock:
-            while self._flying:
-                self._conclude(self._flying[0])
-            return work()
+        self._executor.cancel()
 
     # --- end --------------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Close all programs, lift all pins and give their memory back; the scheduler can be used again."""
-        self._check_closer()
-        self._when_quiet(self._end_all)
+        self._executor.check_closer()
+        self._executor.when_idle(self._end_all)
 
     def _end_all(self) -> None:
-        for program in list(self._alive):  # those too that are no longer remembered
-            program._end()
+        for state in self._executor.states:  # of programs too that are no longer remembered
+            self._executor.end(state)
         self._programs.clear()
         self._pins.clear()
         self._reserved.clear()
@@ -560,12 +433,12 @@ class Scheduler:
             SchedulerError: not a device of this scheduler, or the only one; weights whose only copy is lost; called as
                 `close` may not be.
         """
-        self._check_closer(whole=True)
+        self._executor.check_closer(whole=True)
         lost = self._targets[self._index(device)]
         rest = [target for target in self._targets if target is not lost]
         if not rest:
             raise SchedulerError(f"{lost.name} is the only device of {self!r}")
-        self._when_quiet(partial(self._withdraw_leaves, lost.device))
+        self._executor.when_idle(partial(self._withdraw_leaves, lost.device))
         with suppress(Exception):  # a lost device may refuse to be closed in order; nothing is left to save on it
             self.close()
         kinds = {k: v for k, v in self._buffer_types.items() if (k if isinstance(k, str) else k.name) != lost.name}
@@ -578,7 +451,7 @@ class Scheduler:
         )
 
     def _withdraw_leaves(self, device: Device) -> None:
-        leaves = {t: None for program in list(self._alive) for t in program.partition.graph.leaves}
+        leaves = {t: None for state in self._executor.states for t in state.partition.graph.leaves}
         for tensor in leaves:
             withdraw(tensor, device)
 
@@ -590,19 +463,22 @@ class Scheduler:
         Raises:
             SchedulerError: called from within a run, or from a callback of one of its futures.
         """
-        if self._inherited:
+        if self._executor.inherited:
             return
-        self._check_closer(whole=True)
-        with self._giving:
-            self._closed = True  # nothing is submitted from here on
-        if self._ender is not None:
-            self._ender.close()
-            self._ender.ended.wait()  # without the lock, which the runs want
-        with self._lock:
+        self._executor.check_closer(whole=True)
+        self._executor.close()
+        with self._executor.lock:
             try:
                 self.reset()
             finally:
                 self._close_streams()
+
+    def _inherit(self) -> None:
+        if not all(target.device.survives_fork for target in self._targets):
+            keep_for_ever([*self._programs.values(), *self._arenas])  # with objects of the driver in them
+
+    def _under_way(self) -> str:
+        return self._executor.step_under_way()
 
     def _close_streams(self) -> None:
         with ExitStack() as stack:  # all of them, whatever one of them raises
@@ -613,42 +489,16 @@ class Scheduler:
         for key, known in list(self._programs.items()):
             if known is program:
                 del self._programs[key]
-        if self._progress.last is program:
-            self._progress.last = self._progress.ready = None
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise LifetimeError(f"{self!r} {INHERITED if self._inherited else 'was closed'}")
-
-    def _inherit(self) -> None:
-        self._inherited = self._closed = True
-        progress = self._progress
-        progress.ready = progress.last = progress.rest = None
-        progress.queued, progress.runner = (), 0
-        self._flying.clear()
-        ender, self._ender = self._ender, None
-        for job in ender.jobs if ender is not None else ():
-            job.future.abandon(LifetimeError(f"the run {INHERITED}"))  # type: ignore[attr-defined]
-        for program in self._alive:
-            program._closed = True
-        if not all(target.device.survives_fork for target in self._targets):
-            keep_for_ever([*self._alive, *self._programs.values(), *self._arenas])  # with objects of the driver in them
-
-    def _under_way(self) -> str:
-        """The node that is being computed, as far as it is known."""
-        from opweave.scheduler.underway import step_under_way
-
-        return step_under_way(self._targets, self._progress, list(self._alive))
 
 
 def _check_placements(placements: Iterable[Placement]) -> dict[Tensor, Placement]:
     """Placements of computed tensors, checked against each other."""
     placed: dict[Tensor, Placement] = {}
     if not isinstance(placements, Iterable):
-        raise SchedulerError(f"placements are a sequence of what ow.place made, not {placements!r:.60}")
+        raise SchedulerError(f"placements are a sequence of what ow.storage made, not {placements!r:.60}")
     for made in placements:
         if not isinstance(made, Placement):
-            raise SchedulerError(f"placements are what ow.place made; one of them is {made!r:.60}")
+            raise SchedulerError(f"placements are what ow.storage made; one of them is {made!r:.60}")
         if made.tensor.op is None or made.tensor.memory is not made.tensor:
             raise SchedulerError(f"{made.tensor.describe()} is not a computed tensor with memory of its own")
         made.buffer.check(made.offset, made.buffer.type.alloc_size(made.tensor))

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from opweave.contract.kernels import Kernel
     from opweave.graph.tensor import Signature
 
-__all__ = ["Target", "Verdict", "check_buffer_type", "unbound_step"]
+__all__ = ["Support", "Target", "check_buffer_type", "unbound_step"]
 
 
-class Verdict:
+class Support:
     """What a device says of a signature, asked once.
 
     Attributes:
@@ -125,9 +125,14 @@ class Target:
     def streams(self) -> list[Stream]:
         return [self.stream] if self.copier is None else [self.stream, self.copier]
 
+    @property
+    def fetches_ahead(self) -> bool:
+        """Whether copies run beside steps: the device is asynchronous, and its streams wait for each other."""
+        return self.stream.is_async and self.stream.has_events
+
     def open_copier(self) -> None:
-        """Have copies run beside steps, where the device is asynchronous and its streams wait for each other."""
-        if self.copier is None and self.stream.is_async and self.stream.has_events:
+        """Open the stream for copies beside steps, where the device can do that."""
+        if self.copier is None and self.fetches_ahead:
             self.copier = self.device.open(worker=self.stream.has_thread)
 
     def close(self) -> None:
@@ -138,22 +143,22 @@ class Target:
         if self.owned:
             self.stream.close()
 
-    def verdict(self, signature: Signature) -> Verdict:
+    def support(self, signature: Signature) -> Support:
         """What the device says of nodes with a signature; remembered on it."""
-        known = signature.verdicts.get(self.device)
+        known = signature.support.get(self.device)
         if known is None:
-            known = signature.verdicts[self.device] = self._ask(signature)
+            known = signature.support[self.device] = self._ask(signature)
         return known
 
-    def _ask(self, signature: Signature) -> Verdict:
+    def _ask(self, signature: Signature) -> Support:
         if 0 in signature.out[1]:
-            return Verdict(None)  # there is nothing to compute, and nothing will be
+            return Support(None)  # there is nothing to compute, and nothing will be
         if any(0 in shape for _, shape, _ in signature.srcs) and self.device.kind is not Kind.HOST:
-            return Verdict("a source has no elements; only the host runs such nodes")
-        verdict = self._ask_with(signature, frozenset())
+            return Support("a source has no elements; only the host runs such nodes")
+        answer = self._ask_with(signature, frozenset())
         reached = [m for m in signature.memories if m is not None and not m.is_raw and self.device.reaches(m.space)]
-        if verdict.reason is None or not reached:
-            return verdict
+        if answer.reason is None or not reached:
+            return answer
         # Some forms are refused: each that is refused by itself is read through a copy, or else all of them.
         kinds = frozenset(reached)
         refused = frozenset(k for k in kinds if self._ask_with(signature, kinds - {k}).reason is not None)
@@ -161,9 +166,9 @@ class Target:
             copied = self._ask_with(signature, unpacked)
             if copied.reason is None:
                 return copied
-        return verdict
+        return answer
 
-    def _ask_with(self, signature: Signature, unpacked: frozenset[BufferType]) -> Verdict:
+    def _ask_with(self, signature: Signature, unpacked: frozenset[BufferType]) -> Support:
         step = unbound_step(signature, self.device, unpacked=unpacked)
         reason = self.device.why_not(step)
         packed = False
@@ -171,10 +176,10 @@ class Target:
             step = unbound_step(signature, self.device, packed=True, unpacked=unpacked)
             packed = self.device.why_not(step) is None
         if reason is not None and not packed:
-            return Verdict(reason)
+            return Support(reason)
         device = self.device
         try:
             workspace = device._workspace(step)
         except Exception as error:  # as a check that fails: another device may run it
-            return Verdict(f"its workspace failed: {type(error).__name__}: {error}")
-        return Verdict(None, packed, device.inplace(step), workspace, device.kernels.find(step), unpacked)
+            return Support(f"its workspace failed: {type(error).__name__}: {error}")
+        return Support(None, packed, device.inplace(step), workspace, device.kernels.find(step), unpacked)

@@ -193,7 +193,7 @@ def _pins(scheduler: Scheduler, outputs: tuple[Tensor, ...]) -> dict[Tensor, Dev
     target = scheduler._targets[0]
     pins = {}
     for node in Graph(outputs).nodes:
-        if node.signature is not None and not node.is_view and target.verdict(node.signature).reason is None:
+        if node.signature is not None and not node.is_view and target.support(node.signature).reason is None:
             pins[node] = target.device
     return pins
 

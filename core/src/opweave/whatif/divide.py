@@ -8,6 +8,7 @@ the slowest part is as fast as possible. Both are linear in nodes, whatever the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opweave.cost.place import live_bytes
@@ -41,7 +42,7 @@ def what_if(outputs: Outputs, cluster: Cluster, *, pipeline: bool = False) -> Pl
         for group, profile in zip(cluster.groups, profiles, strict=True)
     ]
     with Scheduler(whole, placement="cost") as scheduler:
-        first = scheduler.split(outputs)
+        first = scheduler.partition(outputs)
     seconds = first.predicted.nodes
     of_group: dict[int, list[Tensor]] = {}
     for node in first.partition.graph.nodes:
@@ -64,11 +65,9 @@ def what_if(outputs: Outputs, cluster: Cluster, *, pipeline: bool = False) -> Pl
     if not members:
         members.append(cluster.groups[0].member(0, profiles[0]))
     with Scheduler(members) as scheduler:
-        plan = scheduler.split(outputs, pins)
-    for node in pins:
-        plan.partition.assignment.causes[node] = "cost"
-    plan.partition.prediction = predict(plan.partition)
-    return plan
+        plan = scheduler.partition(outputs, pins)
+    assignment = plan.partition.assignment.with_causes(dict.fromkeys(pins, "cost"))
+    return PlannedGraph(replace(plan.partition, assignment=assignment, prediction=predict(plan.partition)))
 
 
 class Load(NamedTuple):

@@ -32,7 +32,7 @@ LATENCY: Final = 10e-6
 
 
 class SimulatedDevice(Device):
-    """Made by `simulate`. It has no memory: `Scheduler.split` takes it, running refuses it."""
+    """Made by `simulate`. It has no memory: `Scheduler.partition` takes it, running refuses it."""
 
     simulated = True
 
@@ -87,8 +87,8 @@ class SimulatedDevice(Device):
 def simulated_error(device: Device) -> SchedulerError:
     """The error for allocating memory or running steps on a simulated device."""
     return SchedulerError(
-        f"{device.name} is simulated: Scheduler.split plans, explains and predicts with it, nothing can be stored or "
-        "run there; give weights as ow.Spec"
+        f"{device.name} is simulated: Scheduler.partition plans, explains and predicts with it, nothing can be stored "
+        "or run there; give weights as ow.Spec"
     )
 
 
@@ -103,7 +103,7 @@ def simulate(
     link: Link | Mapping[str, Link] | None = None,
     ops: Iterable[str] | None = None,
 ) -> Device:
-    """A simulated device: ``Scheduler([...]).split(outputs)`` plans with it, explains, and predicts; it runs nothing.
+    """A simulated device: ``Scheduler([...]).partition(outputs)`` plans with it, explains and predicts; nothing runs.
 
     A step is predicted to take ``launch + max(bytes / bandwidth, operations / flops)`` seconds. Figures that are not
     given are those measured on the device ``like``.

@@ -9,11 +9,12 @@ from typing import Final
 import numpy as np
 
 from opweave.contract import Arg
+from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.blocks import Decoder, scratch_bytes
-from opweave_cpu.tiles import Array, Scratch, padded, stretches
+from opweave_cpu.tiles import Array, stretches
 
-__all__ = ["BLOCK_TILE", "RowDecoder", "decoder_bytes", "longest", "row_pieces"]
+__all__ = ["BLOCK_TILE", "RowDecoder", "decoder_scratch", "longest", "row_tiles"]
 
 BLOCK_TILE: Final = 1 << 17
 """Weights that are decoded at a time: their f32 values and what they are made of fit the second-level cache, from which
@@ -32,11 +33,10 @@ STEP: Final = 16
 """Rows of weights are taken in multiples of so many, as BLAS takes them."""
 
 _F32: Final = as_dtype("f32")
-_U8: Final = as_dtype("u8")
 
 
-def row_pieces(w: Arg, rows: int) -> list[slice]:
-    """The rows of a matrix of weights in pieces of nearly one length, each multiplied at once by ``rows`` rows."""
+def row_tiles(w: Arg, rows: int) -> list[slice]:
+    """The rows of a matrix of weights in tiles of nearly one length, each multiplied at once by ``rows`` rows."""
     outputs, inputs = w.shape[-2:]
     most = BLOCK_TILE // inputs
     if rows >= MANY_ROWS:
@@ -45,61 +45,63 @@ def row_pieces(w: Arg, rows: int) -> list[slice]:
 
 
 def _even(n: int, most: int) -> int:
-    """The length of equal pieces of ``n`` rows, of about ``most`` at most."""
+    """The length of equal tiles of ``n`` rows, of about ``most`` at most."""
     count = -(-n // max(STEP, most))
     return -(-n // (count * STEP)) * STEP
 
 
-def _decoded_rows(w: Arg, pieces: Sequence[slice]) -> int:
-    """Rows that are decoded at a time."""
-    rows = longest(pieces)
+def _decoded_rows(w: Arg, rows: int) -> int:
+    """Rows that are decoded at a time, of ``rows`` that are multiplied at a time."""
     return min(rows, _even(rows, BLOCK_TILE // w.shape[-1]))
 
 
-def decoder_bytes(w: Arg, pieces: Sequence[slice], dtype: DType) -> int:
-    """Bytes of the workspace that a `RowDecoder` takes."""
-    inputs, rows = w.shape[-1], longest(pieces)
-    tile = _decoded_rows(w, pieces) * inputs
-    narrow = 0 if dtype is _F32 else padded(tile * _F32.itemsize)
-    return padded(scratch_bytes(w.dtype, tile // w.dtype.block)) + narrow + padded(rows * inputs * dtype.itemsize)
+def decoder_scratch(w: Arg, tiles: Sequence[slice], dtype: DType) -> Arrays:
+    """The workspace that a `RowDecoder` works in: its arguments of these names."""
+    inputs, rows = w.shape[-1], longest(tiles)
+    some = _decoded_rows(w, rows)
+    return {
+        "decoding": ("u8", (scratch_bytes(w.dtype, some * inputs // w.dtype.block),)),
+        "narrow": (_F32, (0 if dtype is _F32 else some, inputs)),
+        "weights": (dtype, (rows, inputs)),
+    }
 
 
-def longest(pieces: Sequence[slice]) -> int:
-    """Rows of the longest piece."""
-    lengths: list[int] = [piece.stop - piece.start for piece in pieces]
+def longest(tiles: Sequence[slice]) -> int:
+    """Rows of the longest tile."""
+    lengths: list[int] = [tile.stop - tile.start for tile in tiles]
     return max(lengths)
 
 
 class RowDecoder:
-    """Decodes pieces of rows of a matrix of weights into one place.
+    """Decodes tiles of rows of a matrix of weights, all into the same memory.
 
     Args:
         w: the weights; of more than two axes the last two are matrices.
-        pieces: what is multiplied at a time.
-        dtype: of the values: f32 or wider.
-        scratch: hands out `decoder_bytes`.
+        tiles: the rows that are multiplied at a time.
+        decoding, narrow, weights: the arrays of `decoder_scratch`. The values end in ``weights``, by way of ``narrow``
+            where their type is wider than f32.
     """
 
-    def __init__(self, w: Arg, pieces: Sequence[slice], dtype: DType, scratch: Scratch) -> None:
-        rows, inputs = longest(pieces), w.shape[-1]
-        blocks, tile = inputs // w.dtype.block, _decoded_rows(w, pieces)
-        room = scratch.take((scratch_bytes(w.dtype, tile * blocks),), _U8)
-        narrow = None if dtype is _F32 else scratch.take((tile, inputs), _F32)
-        values = scratch.take((rows, inputs), dtype)
+    def __init__(
+        self, w: Arg, tiles: Sequence[slice], *, weights: Arg, decoding: Arg | None = None, narrow: Arg | None = None
+    ) -> None:
+        values, blocks = weights.view, w.shape[-1] // w.dtype.block
+        scratch = np.empty(0, np.uint8) if decoding is None else decoding.view
         decoders: dict[int, Decoder] = {}
         self._known: dict[int, tuple[Callable[[Array], None], Array]] = {}
-        for n in {piece.stop - piece.start for piece in pieces}:
+        for n in {tile.stop - tile.start for tile in tiles}:
             parts = []
-            for part in stretches(n, tile):
+            for part in stretches(n, _decoded_rows(w, len(values))):
                 count = part.stop - part.start
                 decoder = decoders.get(count)
                 if decoder is None:
-                    decoder = decoders[count] = Decoder(w.dtype, (count, blocks), room)
+                    decoder = decoders[count] = Decoder(w.dtype, (count, blocks), scratch)
                 into = values[part]
                 if narrow is None:
                     parts.append((part, decoder.into(into)))
                 else:
-                    parts.append((part, partial(_widen, decoder.into(narrow[:count]), narrow[:count], into)))
+                    some = narrow.view[:count]
+                    parts.append((part, partial(_widen, decoder.into(some), some, into)))
             self._known[n] = partial(_decode, parts), values[:n]
 
     def __call__(self, n: int) -> tuple[Callable[[Array], None], Array]:

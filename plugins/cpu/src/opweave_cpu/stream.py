@@ -42,7 +42,7 @@ class CpuStream(Stream):
         """Make calls with the context variables of whoever runs them from here on, because some are not ours."""
         self._foreign = True
 
-    def _joins(self, other: Stream) -> bool:
+    def _inlines(self, other: Stream) -> bool:
         return (
             isinstance(other, CpuStream)
             and type(other)._run is type(self)._run

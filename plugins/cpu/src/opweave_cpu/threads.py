@@ -1,4 +1,4 @@
-"""Threads: the limit of BLAS, and the workers among which big passes are spread."""
+"""The threads that compute: how many BLAS may use, and the workers that share big kernels."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from opweave.host.cores import usable_cores
 if TYPE_CHECKING:
     from opweave.futures import Task
 
-__all__ = ["THREADS", "Threads", "set_up_numpy"]
-
+__all__ = ["THREADS", "CpuThreads", "set_up_numpy"]
 
 BUFFER: Final = 2048
-"""Elements of NumPy's buffers, by way of which it takes operands with gaps or repeated rows unless the rows are long
-beside a buffer. With its own 8192 nothing takes less time, and much takes a fifth more."""
+"""Elements of NumPy's buffers. It copies operands with gaps, or with repeated rows, through these unless their rows are
+long beside a buffer. Measured: passes over such operands; with NumPy's own 8192 none is faster and many take a fifth
+longer."""
 
 
 def set_up_numpy(buffer: int = BUFFER) -> None:
@@ -30,10 +30,11 @@ def set_up_numpy(buffer: int = BUFFER) -> None:
 
 
 MOST: Final = 8
-"""More threads than this would mostly queue for the interpreter."""
+"""Threads that share one kernel at most. An estimate: between two NumPy calls each needs the interpreter's lock, for
+which more threads would mostly wait."""
 
 
-class Threads:
+class CpuThreads:
     """The threads of this process that compute.
 
     Attributes:
@@ -128,7 +129,7 @@ def _work_off(tasks: SimpleQueue[Task[Any]]) -> None:
         del tell
 
 
-THREADS: Final = Threads()
+THREADS: Final = CpuThreads()
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=THREADS._after_fork)

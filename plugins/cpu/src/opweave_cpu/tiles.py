@@ -17,13 +17,14 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import ALIGNMENT, Arrays
 from opweave.graph.dtypes import DType, as_dtype
 from opweave_cpu.threads import THREADS, set_up_numpy
 
 __all__ = [
-    "LONGEST_ROW", "SPREAD", "SPREAD_PASS", "TILE", "Array", "Body", "Scratch", "at_once", "bind_tiled", "bound",
-    "compute_dtype", "constant", "copy_call", "for_rows", "in_turn", "lanes", "most_lanes", "padded", "repeated",
-    "row_sums", "scratch_array", "spread_pass", "stretches", "tile_cuts", "tile_rows", "tiled_workspace",
+    "LONGEST_ROW", "SPREAD", "SPREAD_PASS", "TILE", "Array", "Body", "aligned", "at_once", "bind_tiled", "bound",
+    "compute_dtype", "constant", "copy_call", "for_rows", "in_turn", "most_workers", "repeated", "row_sums", "shares",
+    "spread_pass", "stretches", "tile_cuts", "tile_rows", "tile_scratch", "window", "workers_of",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -43,7 +44,6 @@ SPREAD: Final = 1 << 22
 SPREAD_PASS: Final = 1 << 23
 """The same for a single pass."""
 
-_ALIGN: Final = 64
 _F32: Final = as_dtype("f32")
 
 
@@ -93,27 +93,16 @@ def _add_by_dot(ones: Array, x: Array, out: Array) -> None:
     np.vecdot(x, ones, out[..., 0])
 
 
-def scratch_array(workspace: Arg | None, elements: int, dtype: DType, offset: int = 0) -> Array:
-    """A flat array over the workspace, ``offset`` bytes from its start; without elements none is needed."""
-    if not elements:
-        return np.empty(0, dtype.numpy)
-    assert workspace is not None
-    assert workspace.buffer is not None
-    return np.ndarray((elements,), dtype.numpy, workspace.buffer.handle, workspace.offset + offset)
+def aligned(elements: int, dtype: DType) -> int:
+    """So many elements, rounded up to whole cache lines: rows of that length all begin at one. Of a workspace whose
+    first axis is the worker, no two workers then write into one line."""
+    itemsize = dtype.itemsize
+    return -(-elements * itemsize // ALIGNMENT) * ALIGNMENT // itemsize
 
 
-class Scratch:
-    """Hands out pieces of a workspace, one after the other; ``padded`` bytes each."""
-
-    def __init__(self, workspace: Arg | None) -> None:
-        self._workspace = workspace
-        self._at = 0
-
-    def take(self, shape: Sequence[int], dtype: DType) -> Array:
-        """The next piece as an array."""
-        array = scratch_array(self._workspace, prod(shape), dtype, self._at)
-        self._at += padded(array.nbytes)
-        return array.reshape(tuple(shape))
+def window(flat: Array, shape: Sequence[int]) -> Array:
+    """The first elements of a flat array, in that shape."""
+    return flat[: prod(shape)].reshape(shape)
 
 
 def shares(n: int, count: int) -> list[slice]:
@@ -158,7 +147,7 @@ def bound(calls: Callable[[], Iterable[Call]]) -> Call:
 
 def spread_pass(stream: Stream, ufunc: Callable[..., Any], out: Array, srcs: Sequence[Array]) -> Call:
     """The call ``ufunc(*srcs, out=out)`` in one piece for each thread of the stream."""
-    count = lanes(stream)
+    count = workers_of(stream)
     if out.ndim > 1 and _all_dense(out, *srcs):
         out, srcs = out.reshape(-1), [s.reshape(-1) for s in srcs]
     if count < 2 or not out.ndim or len(out) < count:
@@ -192,8 +181,8 @@ def _copy(x: Array, out: Array) -> None:
     np.copyto(out, x, "unsafe")
 
 
-def lanes(stream: Stream) -> int:
-    """How many threads share big work of the stream."""
+def workers_of(stream: Stream) -> int:
+    """How many threads share a big kernel of the stream, at most."""
     return min(getattr(stream, "threads", 1), THREADS.most)
 
 
@@ -204,34 +193,45 @@ def _all_dense(*arrays: Array) -> bool:
 # --- several passes -------------------------------------------------------------------------------------------------
 
 
-def tiled_workspace(step: Step, scratch: int = 0, stats: int = 0, *, by_rows: bool = False) -> int:
-    """Scratch bytes of a kernel that `bind_tiled` binds with equal arguments."""
+def tile_scratch(
+    step: Step, tiles: int = 0, stats: int = 0, *, by_rows: bool = False, dtype: DType | None = None
+) -> Arrays:
+    """The workspace of a kernel that `bind_tiled` binds: each worker has ``tiles`` arrays of the size of a tile, and
+    ``stats`` arrays of one element a row.
+
+    Args:
+        by_rows: as of `bind_tiled`.
+        dtype: what the body computes in where that is not `compute_dtype`; operands are then shown to it in that type.
+            Without it, outputs of half types get a further tile, in which the body works on a converted copy.
+    """
     out = step.out
-    dtype = compute_dtype(out.dtype)
-    row = out.shape[-1] if by_rows else 1
-    rows = tile_rows(out.size, row, dtype)
-    lane = _lane_bytes(scratch + out.dtype.is_half, stats, rows, row, dtype)
-    return lane * most_lanes(out.size, dtype)
+    if dtype is None:
+        dtype = compute_dtype(out.dtype)
+        tiles += dtype is not out.dtype
+    if not tiles and not stats:
+        return {}
+    size, row, itemsize = out.size, out.shape[-1] if by_rows else 1, dtype.itemsize
+    if size * itemsize <= TILE:
+        rows, workers = size // row, 1
+    else:
+        rows, workers = tile_rows(size, row, itemsize), most_workers(size * itemsize)
+    arrays: dict[str, tuple[DType, Sequence[int]]] = {}
+    if tiles:
+        arrays["tiles"] = dtype, (workers, tiles, aligned(rows * row, dtype))
+    if stats:
+        arrays["stats"] = dtype, (workers, stats, aligned(rows, dtype))
+    return arrays
 
 
-def tile_rows(size: int, row: int, dtype: DType) -> int:
-    """Rows of the largest tile: as many as fit, at least one."""
-    tile = SHARED_TILE if size * dtype.itemsize >= SPREAD else TILE
-    return min(size // row, max(1, tile // (dtype.itemsize * row)))
+def tile_rows(size: int, row: int, itemsize: int) -> int:
+    """Rows of the largest tile of ``size`` elements in rows of ``row``: as many as fit, at least one."""
+    tile = SHARED_TILE if size * itemsize >= SPREAD else TILE
+    return min(size // row, max(1, tile // (itemsize * row)))
 
 
-def most_lanes(size: int, dtype: DType) -> int:
-    """Threads that may share the passes over an output of ``size`` elements, computed in ``dtype``."""
-    return THREADS.most if size * dtype.itemsize >= SPREAD else 1
-
-
-def _lane_bytes(scratch: int, stats: int, rows: int, row: int, dtype: DType) -> int:
-    return scratch * padded(rows * row * dtype.itemsize) + stats * padded(rows * dtype.itemsize)
-
-
-def padded(nbytes: int) -> int:
-    """Bytes up to the next aligned place."""
-    return -(-nbytes // _ALIGN) * _ALIGN
+def most_workers(nbytes: int) -> int:
+    """Threads that may share several passes over an operand of ``nbytes`` bytes in the type to compute in."""
+    return THREADS.most if nbytes >= SPREAD else 1
 
 
 def bind_tiled(
@@ -239,10 +239,8 @@ def bind_tiled(
     body: Body,
     out: Array,
     srcs: Sequence[Array],
-    dtype: DType,
-    workspace: Arg | None,
-    scratch: int = 0,
-    stats: int = 0,
+    tiles: Arg | None = None,
+    stats: Arg | None = None,
     *,
     by_rows: bool = False,
     in_output: bool = False,
@@ -250,33 +248,28 @@ def bind_tiled(
     """The call that applies ``body`` to operands of one shape (axes may be repeated by stride 0).
 
     Args:
-        dtype: in which ``body`` computes. If ``out`` has another type, ``body`` works on a converted copy.
-        workspace: at least `tiled_workspace` bytes.
-        scratch: how many arrays of the tile's shape ``body`` gets behind its sources.
-        stats: how many arrays of one element a row it gets behind those, of the tile's shape but for a last axis of 1.
+        tiles, stats: the arrays that `tile_scratch` asked for. If ``out`` has another type than ``tiles``, ``body``
+            works on a converted copy in the first one. The others are what ``body`` gets behind its sources: those of
+            the tile's shape, then the stats, of the tile's shape but for a last axis of 1.
         by_rows: a tile holds whole rows (of the last axis), because ``body`` reduces over them.
         in_output: the first scratch array may be ``out`` itself where that is apart from all sources: ``body`` is done
             with it before, or when, it writes its output. Less memory passes through the cache.
     """
-    size = out.size
-    convert = out.dtype != dtype.numpy
+    size, itemsize = out.size, out.itemsize if tiles is None else tiles.dtype.itemsize
+    convert = tiles is not None and tiles.dtype.numpy != out.dtype
     in_output = in_output and not convert and _lies_apart(out, srcs)
-    arrays = scratch + convert - in_output
-    if size * dtype.itemsize <= TILE:
-        call = _tile_call(body, out, srcs, _one_tile(out, workspace, arrays, stats, dtype), convert, in_output)
+    if size * itemsize <= TILE:
+        call = _tile_call(body, out, srcs, tiles, stats, 0, convert, in_output)
         return for_rows(call, out.shape[-1]) if size >= UNBUFFERED else call
     row = out.shape[-1] if by_rows else 1
-    rows = tile_rows(size, row, dtype)
     if out.ndim > 1 and _all_dense(out, *srcs):
         shape = (-1, row) if by_rows else (-1,)
         out, srcs = out.reshape(shape), [s.reshape(shape) for s in srcs]
-    cuts = tile_cuts(out.shape, rows, keep_last=by_rows)
-    count = min(lanes(stream), most_lanes(size, dtype), len(cuts))
-    bytes_per_lane = _lane_bytes(arrays, stats, rows, row, dtype)
+    cuts = tile_cuts(out.shape, tile_rows(size, row, itemsize), keep_last=by_rows)
+    count = min(workers_of(stream), most_workers(size * itemsize), len(cuts))
     jobs = []
-    for i, mine in enumerate(shares(len(cuts), count)):
-        room, marks = _lane(workspace, i * bytes_per_lane, arrays, stats, rows, row, dtype)
-        job = bound(partial(_tile_calls, body, out, srcs, room, marks, convert, in_output, cuts[mine]))
+    for worker, mine in enumerate(shares(len(cuts), count)):
+        job = bound(partial(_tile_calls, body, out, srcs, tiles, stats, worker, convert, in_output, cuts[mine]))
         jobs.append(for_rows(job, out.shape[-1]))
     return at_once(jobs)
 
@@ -310,67 +303,45 @@ def _tile_calls(
     body: Body,
     out: Array,
     srcs: Sequence[Array],
-    room: Sequence[Array],
-    marks: Sequence[Array],
+    tiles: Arg | None,
+    stats: Arg | None,
+    worker: int,
     convert: bool,
     in_output: bool,
     cuts: Sequence[Cut],
 ) -> Iterator[Call]:
     for cut in cuts:
-        some = out[cut]
-        yield _tile_call(body, some, [s[cut] for s in srcs], _of_shape(room, marks, some), convert, in_output)
-
-
-def _one_tile(out: Array, workspace: Arg | None, scratch: int, stats: int, dtype: DType) -> list[Array]:
-    """The scratch arrays where operands are one tile, as most are in small graphs, which are to be built fast."""
-    if not scratch and not stats:
-        return []
-    assert workspace is not None
-    assert workspace.buffer is not None
-    at, handle, kind = workspace.offset, workspace.buffer.handle, dtype.numpy
-    arrays = [np.ndarray(out.shape, kind, handle, at)] if scratch else []
-    if scratch > 1 or stats:
-        step = padded(out.size * dtype.itemsize)
-        arrays += [np.ndarray(out.shape, kind, handle, at + i * step) for i in range(1, scratch)]
-        at += scratch * step
-        shape = (*out.shape[:-1], 1)
-        step = padded(prod(shape) * dtype.itemsize)
-        arrays += [np.ndarray(shape, kind, handle, at + i * step) for i in range(stats)]
-    return arrays
-
-
-def _lane(
-    workspace: Arg | None, at: int, scratch: int, stats: int, rows: int, row: int, dtype: DType
-) -> tuple[list[Array], list[Array]]:
-    """The scratch arrays of one thread, flat: those of a tile's size, and those of one element a row."""
-    room, marks = [], []
-    for _ in range(scratch):
-        room.append(scratch_array(workspace, rows * row, dtype, at))
-        at += padded(rows * row * dtype.itemsize)
-    for _ in range(stats):
-        marks.append(scratch_array(workspace, rows, dtype, at))
-        at += padded(rows * dtype.itemsize)
-    return room, marks
-
-
-def _of_shape(room: Sequence[Array], marks: Sequence[Array], out: Array) -> list[Array]:
-    """The scratch arrays as those of one tile, of which the last one may be smaller."""
-    size, shape = out.size, out.shape
-    arrays = [t[:size].reshape(shape) for t in room]
-    if marks:
-        arrays += [t[: size // shape[-1]].reshape(*shape[:-1], 1) for t in marks]
-    return arrays
+        yield _tile_call(body, out[cut], [s[cut] for s in srcs], tiles, stats, worker, convert, in_output)
 
 
 def _tile_call(
-    body: Body, out: Array, srcs: Sequence[Array], arrays: Sequence[Array], convert: bool, in_output: bool
+    body: Body,
+    out: Array,
+    srcs: Sequence[Array],
+    tiles: Arg | None,
+    stats: Arg | None,
+    worker: int,
+    convert: bool,
+    in_output: bool,
 ) -> Call:
     """The call of ``body`` on one tile."""
+    shape = out.shape
+    arrays = [] if tiles is None else _arrays_of(tiles, worker, shape, in_output)
+    if stats is not None:
+        arrays += _arrays_of(stats, worker, (*shape[:-1], 1))
     if convert:
         return partial(_convert_and_run, body, out, *srcs, *arrays[1:], work=arrays[0])
     if in_output:
         return partial(body, out, *srcs, out, *arrays)
     return partial(body, out, *srcs, *arrays)
+
+
+def _arrays_of(scratch: Arg, worker: int, shape: tuple[int, ...], first: int = 0) -> list[Array]:
+    """The arrays of one worker, from the ``first`` on, each of its first elements in that shape."""
+    assert scratch.buffer is not None
+    handle, dtype, strides = scratch.buffer.handle, scratch.dtype.numpy, scratch.strides
+    offset = scratch.offset + worker * strides[0]
+    return [np.ndarray(shape, dtype, handle, offset + i * strides[1]) for i in range(first, scratch.shape[1])]
 
 
 def _convert_and_run(body: Body, out: Array, x: Array, *rest: Array, work: Array) -> None:

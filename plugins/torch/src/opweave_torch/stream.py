@@ -34,7 +34,7 @@ class TorchStream(Stream):
         with inference_mode(), one_tensor_a_window():
             return super()._compile(groups)
 
-    def _joins(self, other: Stream) -> bool:
+    def _inlines(self, other: Stream) -> bool:
         return isinstance(other, TorchStream) and type(other)._run is type(self)._run and other.options == self.options
 
     def _run(self, calls: Iterator[Call]) -> None:

@@ -64,7 +64,7 @@ class TwoDevices:
 
             def able(node: Tensor, where: Device) -> bool:
                 try:
-                    scheduler.split(outputs, {node: where})
+                    scheduler.partition(outputs, {node: where})
                 except (UnsupportedOpError, SchedulerError):
                     return False
                 return True

@@ -15,7 +15,7 @@ from opweave.conformance.checklist import Check, Mismatch, Subject, expect, inap
 from opweave.conformance.trial import Trial, step_of, the_node
 from opweave.conformance.values import make_values
 from opweave.contract.step import Arg
-from opweave.errors import BoundsError, ExecutionError
+from opweave.errors import BoundsError, OpweaveError
 from opweave.graph.opdef import OPS
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ def _find(op: str, device: Device) -> tuple[Case, tuple[Tensor, ...], Tensor, in
     inapplicable(f"it does not run {op}")
 
 
-def _run(stream: Stream, step: Step) -> ExecutionError | None:
-    """What is raised at once, or by waiting for an event behind the step."""
+def _run(stream: Stream, step: Step) -> OpweaveError | None:
+    """The error that is raised at once, or by waiting for an event behind the step."""
     try:
         stream.run([step])
         stream.record().synchronize()
-    except ExecutionError as error:
+    except OpweaveError as error:
         return error
     return None
 

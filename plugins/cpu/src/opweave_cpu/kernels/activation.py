@@ -10,21 +10,20 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.activation import QUICK
 from opweave_cpu.exponential import exponential
 from opweave_cpu.kernels.elementwise import one_pass
-from opweave_cpu.kernels.table import KERNELS
-from opweave_cpu.tiles import SPREAD_PASS, Array, Body, bind_tiled, compute_dtype, constant, tiled_workspace
-
-_NOT_HALF: Final = "f64 f32 i64 i32 i16 i8 u8"
+from opweave_cpu.kernels.table import HALVES, KERNELS, WIDE_NUMBERS
+from opweave_cpu.tiles import SPREAD_PASS, Array, Body, bind_tiled, compute_dtype, constant, tile_scratch
 
 
 def _positive_part(x: Array, out: Array) -> None:
     np.maximum(x, 0, out=out)
 
 
-@KERNELS("relu", dtypes=_NOT_HALF, inplace=True)
+@KERNELS("relu", dtypes=WIDE_NUMBERS, inplace=True)
 def relu(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     if out.nbytes >= SPREAD_PASS:
         return one_pass(stream, _positive_part, out, x)
@@ -51,15 +50,10 @@ def _relu_bits(dtype: DType) -> Body:
     return body
 
 
-def _bits_workspace(step: Step) -> int:
-    out = step.out
-    return tiled_workspace(Step(step.op, Arg(None, 0, _BITS, out.shape, out.strides), step.srcs, step.attrs), 1)
-
-
-@KERNELS("relu", dtypes="f16 bf16", inplace=True, workspace=_bits_workspace)
-def relu_of_halves(stream: Stream, op: str, out: Arg, x: Arg, workspace: Arg | None) -> Call:
+@KERNELS("relu", dtypes=HALVES, inplace=True, workspace=partial(tile_scratch, tiles=1, dtype=_BITS))
+def relu_of_halves(stream: Stream, op: str, out: Arg, x: Arg, *, tiles: Arg) -> Call:
     target, source = (a.view.view(_BITS.numpy) for a in (out, x))
-    return bind_tiled(stream, _relu_bits(out.dtype), target, [source], _BITS, workspace, 1)
+    return bind_tiled(stream, _relu_bits(out.dtype), target, [source], tiles)
 
 
 @cache
@@ -247,7 +241,7 @@ class _Form(NamedTuple):
     them may be the output."""
 
     make: Callable[..., Body]
-    scratch: int
+    tiles: int
     in_output: bool
 
 
@@ -265,13 +259,12 @@ _FORMS: Final = {
 }
 
 
-def _workspace(step: Step) -> int:
-    return tiled_workspace(step, _FORMS[step.op].scratch)
+def _workspace(step: Step) -> Arrays:
+    return tile_scratch(step, _FORMS[step.op].tiles)
 
 
 @KERNELS(*_FORMS, inplace=True, workspace=_workspace)
-def activation(stream: Stream, op: str, out: Arg, x: Arg, *, workspace: Arg | None, **attrs: float) -> Call:
-    dtype = compute_dtype(out.dtype)
+def activation(stream: Stream, op: str, out: Arg, x: Arg, *, tiles: Arg | None = None, **attrs: float) -> Call:
     form = _FORMS[op]
-    body = form.make(dtype, **attrs)
-    return bind_tiled(stream, body, out.view, [x.view], dtype, workspace, form.scratch, in_output=form.in_output)
+    body = form.make(compute_dtype(out.dtype), **attrs)
+    return bind_tiled(stream, body, out.view, [x.view], tiles, in_output=form.in_output)

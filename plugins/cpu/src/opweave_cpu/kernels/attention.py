@@ -14,10 +14,11 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
 from opweave.ops.normalization import alibi_slopes
 from opweave_cpu.kernels.table import FLOATS, KERNELS
-from opweave_cpu.lanes import Cut, Rooms, bind_lanes, full_cuts, is_blas_matrix, lane_count
-from opweave_cpu.tiles import Array, compute_dtype, constant, for_rows, row_sums
+from opweave_cpu.tiles import Array, aligned, compute_dtype, constant, for_rows, row_sums, window
+from opweave_cpu.workers import Cut, bind_workers, full_cuts, is_blas_matrix, worker_count
 
 QUERY_ROWS: Final = 256
 """Queries of a tile: enough for BLAS to be at full speed."""
@@ -31,14 +32,14 @@ FEW_ROWS: Final = 8
 """Up to so many queries of a group BLAS is faster with the keys on the left, although the scores are turned then."""
 
 SPREAD_WORK: Final = 1 << 28
-"""Multiplications from which on lanes with one thread of BLAS each are faster than one with all of them."""
+"""Multiplications from which on workers with one thread of BLAS each are faster than one with all of them."""
 
 Job = tuple[int, Cut]
 
 
-class _Tiles:
-    """How attention is cut. Axes are (batch, groups, heads of a group, tokens); a tile is of groups that are taken
-    whole, or of heads of one group that are, or of tokens of one head."""
+class _AttentionTiling:
+    """How attention is cut into tiles. Axes are (batch, groups, heads of a group, tokens). A tile is some whole groups,
+    some whole heads of one group, or some tokens of one head."""
 
     def __init__(self, out: Arg, q: Arg, k: Arg, v: Arg, attrs: Mapping[str, Any]) -> None:
         self.dtype = compute_dtype(q.dtype)
@@ -59,21 +60,31 @@ class _Tiles:
                 self.keys = min(self.keys, max(FEWEST_KEYS, SCORES // (together * width)))
         self.keys = min(self.keys, keys)
         several, scores, results = self.keys < keys, rows * self.keys, rows * values
-        self.turns = rows // together <= FEW_ROWS
         stores = out.dtype is not self.dtype or not out.is_dense
-        sizes = [rows * size, scores, rows, rows, rows, results * stores, rows * several, results * several]
-        sizes += [scores if attrs["max_bias"] else 0, scores if self.turns else 0]
-        sizes += [together * self.keys * n if p else 0 for n, p in zip((size, values), self.pack, strict=True)]
-        lanes = lane_count(len(self.jobs), work) if work >= SPREAD_WORK else 1
-        self.rooms = Rooms(lanes, [(n, self.dtype) for n in sizes])
+        self.workers = worker_count(len(self.jobs), work) if work >= SPREAD_WORK else 1
+        sizes = {
+            "queries": rows * size,
+            "scores": scores,
+            "top": rows,
+            "weight": rows,
+            "part": rows,
+            "total": results * stores,
+            "higher": rows * several,
+            "products": results * several,
+            "sloped": scores if attrs["max_bias"] else 0,
+            "turned": scores if rows // together <= FEW_ROWS else 0,
+            "keys": together * self.keys * size * self.pack[0],
+            "values": together * self.keys * values * self.pack[1],
+        }
+        self.scratch = {name: (self.dtype, (self.workers, aligned(n, self.dtype))) for name, n in sizes.items() if n}
 
     def _packs(self, x: Arg) -> bool:
         return x.dtype is not self.dtype or not is_blas_matrix(x.shape, x.strides, x.dtype.itemsize)
 
 
-def _workspace(step: Step) -> int:
+def _workspace(step: Step) -> Arrays:
     q, k, v, *_ = step.srcs
-    return _Tiles(step.out, q, k, v, step.attrs).rooms.nbytes
+    return _AttentionTiling(step.out, q, k, v, step.attrs).scratch
 
 
 @KERNELS("attention", dtypes=FLOATS, workspace=_workspace)
@@ -90,9 +101,9 @@ def attention(
     max_bias: float,
     soft_cap: float,
     masked: bool,
-    workspace: Arg | None,
+    **scratch: Arg,
 ) -> Call:
-    plan = _Tiles(out, q, k, v, {"causal": causal, "max_bias": max_bias})
+    plan = _AttentionTiling(out, q, k, v, {"causal": causal, "max_bias": max_bias})
     dtype, axes = plan.dtype, plan.axes
     tokens, keys = q.shape[2], k.shape[2]
     queries, results = q.view.reshape(*axes, -1), out.view.reshape(*axes, -1)
@@ -106,20 +117,21 @@ def attention(
     # Of a query, the keys behind the last one that it sees: a window of ones that moves along with the query.
     behind = np.arange(-QUERY_ROWS - plan.keys, QUERY_ROWS + plan.keys) > 0 if causal else None
 
-    def tile_calls(job: Job, rooms: list[Array]) -> Iterator[Call]:
+    def tile_calls(job: Job, worker: int) -> Iterator[Call]:
         n, (gs, hs, ts) = job
         shape = (gs.stop - gs.start, hs.stop - hs.start, ts.stop - ts.start)
         groups, rows = shape[0], shape[1] * shape[2]
         at = (n, gs, hs, ts)
 
-        def room(i: int, *lengths: int) -> Array:
-            return rooms[i][: groups * prod(lengths)].reshape(groups, *lengths)
+        def own(name: str, *lengths: int) -> Array:
+            return window(scratch[name].view[worker], (groups, *lengths))
 
-        some = room(0, rows, queries.shape[-1])
+        some = own("queries", rows, queries.shape[-1])
         yield partial(np.multiply, queries[at], factor, some.reshape(*shape, -1))
         result = results[at]
-        total = room(5, rows, result.shape[-1]) if len(rooms[5]) else result.reshape(groups, rows, -1)
-        top, weight, part = (room(i, rows, 1) for i in (2, 3, 4))
+        stores = "total" in scratch
+        total = own("total", rows, result.shape[-1]) if stores else result.reshape(groups, rows, -1)
+        top, weight, part = (own(name, rows, 1) for name in ("top", "weight", "part"))
         # The last key that the first query of the tile sees, and one behind the last key that anyone sees.
         seen = keys - tokens + ts.start
         end = max(1, min(keys, seen + shape[2])) if causal else keys
@@ -128,16 +140,16 @@ def attention(
             count = ks.stop - first
             right, values = all_keys[n, gs, ks], all_values[n, gs, ks]
             if plan.pack[0]:
-                packed = room(10, count, right.shape[-1])
+                packed = own("keys", count, right.shape[-1])
                 yield partial(np.copyto, packed, right)
                 right = packed
             if plan.pack[1]:
-                packed = room(11, count, values.shape[-1])
+                packed = own("values", count, values.shape[-1])
                 yield partial(np.copyto, packed, values)
                 values = packed
-            scores = room(1, rows, count)
-            if plan.turns:
-                turned = room(9, count, rows)
+            scores = own("scores", rows, count)
+            if "turned" in scratch:
+                turned = own("turned", count, rows)
                 yield partial(np.matmul, right, some.swapaxes(1, 2), turned)
                 yield partial(np.copyto, scores, turned.swapaxes(1, 2))
             else:
@@ -149,7 +161,7 @@ def attention(
             if mask is not None:
                 bias = mask[(*at, ks)]
                 if slopes is not None:
-                    sloped = room(8, rows, count).reshape(grid.shape)
+                    sloped = own("sloped", rows, count).reshape(grid.shape)
                     yield partial(np.multiply, bias, slopes[gs, hs], sloped)
                     bias = sloped
                 yield partial(np.add, grid, bias, grid)
@@ -173,7 +185,7 @@ def attention(
                     yield partial(np.add, weight, part, weight)
                 yield partial(np.matmul, scores, values, total)
                 continue
-            higher, products = room(6, rows, 1), room(7, rows, result.shape[-1])
+            higher, products = own("higher", rows, 1), own("products", rows, result.shape[-1])
             yield partial(np.maximum.reduce, scores, -1, None, higher, True)
             yield partial(np.maximum, higher, top, out=higher)
             yield partial(np.subtract, scores, higher, scores)
@@ -189,10 +201,10 @@ def attention(
             yield partial(np.add, total, products, total)
             yield partial(np.copyto, top, higher)
         yield partial(np.divide, total, weight, total)
-        if len(rooms[5]):
+        if stores:
             yield partial(np.copyto, result, total.reshape(result.shape), "unsafe")
 
-    return for_rows(bind_lanes(stream, plan.jobs, plan.rooms, workspace, tile_calls), plan.keys)
+    return for_rows(bind_workers(stream, plan.jobs, plan.workers, tile_calls), plan.keys)
 
 
 def _behind(ones: Array, tokens: int, keys: int, ahead: int) -> Array:

@@ -12,20 +12,12 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import is_dense
-from opweave_cpu.kernels.table import FLOATS, KERNELS, PLAIN
-from opweave_cpu.lanes import (
-    Cut,
-    Rooms,
-    at,
-    bind_lanes,
-    full_cuts,
-    is_blas_matrix,
-    lane_count,
-    overlap,
-)
-from opweave_cpu.tiles import TILE, Array, compute_dtype, copy_call, for_rows, in_turn, stretches
+from opweave_cpu.kernels.table import FLOATS, KERNELS, PLAIN, needs_dense_output
+from opweave_cpu.tiles import TILE, Array, aligned, compute_dtype, copy_call, for_rows, in_turn, stretches, window
+from opweave_cpu.workers import Cut, at, bind_workers, full_cuts, is_blas_matrix, overlap, worker_count
 
 COLUMNS: Final = 1 << 23
 """Bytes of columns at a time: a product so big that it keeps all threads of BLAS at work."""
@@ -38,10 +30,6 @@ FEWEST_COLUMNS: Final = 64
 
 SHIFT_LOSS: Final = 4
 """So many times the results that a row has may be computed in vain beyond its end: less than columns would take."""
-
-
-def _needs_packed_output(step: Step) -> str | None:
-    return None if step.out.is_dense else "the output is not dense"
 
 
 def _places_in(
@@ -74,13 +62,11 @@ def _packs(w: Arg, dtype: DType) -> bool:
     return w.dtype is not dtype or not is_dense(w.shape, w.strides, w.dtype)
 
 
-def _weights(w: Arg, rooms: Rooms, workspace: Arg | None) -> tuple[Array, list[Call]]:
+def _weights(w: Arg, packed: Arg | None) -> tuple[Array, list[Call]]:
     """The weights in the type of the computation, and the call that converts them where they have another one."""
-    packed = rooms.shared(workspace)
-    if not packed:
+    if packed is None:
         return w.view, []
-    room = packed[0].reshape(w.shape)
-    return room, [partial(np.copyto, room, w.view)]
+    return packed.view, [partial(np.copyto, packed.view, w.view)]
 
 
 # --- convolution ----------------------------------------------------------------------------------------------------
@@ -92,14 +78,14 @@ def _is_depthwise(step: Step) -> bool:
 
 
 def _needs_columns(step: Step) -> str | None:
-    return "each channel has filters of its own" if _is_depthwise(step) else _needs_packed_output(step)
+    return "each channel has filters of its own" if _is_depthwise(step) else needs_dense_output(step)
 
 
 def _needs_depthwise(step: Step) -> str | None:
-    return _needs_packed_output(step) if _is_depthwise(step) else "a filter reads several channels"
+    return needs_dense_output(step) if _is_depthwise(step) else "a filter reads several channels"
 
 
-class _Columns:
+class _ColumnTiling:
     """How a convolution becomes products of the weights and columns: the elements that the kernel meets at each place,
     one below the other. So many places at a time as there is room for.
 
@@ -131,14 +117,14 @@ class _Columns:
             columns = min(columns, max(fewest, COLUMNS // (item * height)))
         self.cuts = full_cuts(self.places, columns)
         results = self.outputs * columns
-        sizes = [
-            w.size if several or _packs(w, self.dtype) else 0,
-            self.inputs * prod(self.lengths) if self.framed else 0,
-            0 if self.direct else height * columns,
-            results if several or out.dtype is not self.dtype else 0,
-            results if several else 0,
-        ]
-        self.rooms = Rooms(1, [(size, self.dtype) for size in sizes])
+        sizes = {
+            "weights": w.size if several or _packs(w, self.dtype) else 0,
+            "frame": self.inputs * prod(self.lengths) if self.framed else 0,
+            "columns": 0 if self.direct else height * columns,
+            "results": results if several or out.dtype is not self.dtype else 0,
+            "terms": results if several else 0,
+        }
+        self.scratch = {name: (self.dtype, (size,)) for name, size in sizes.items() if size}
 
     def _shifting_pays(self) -> bool:
         """Whether there are enough columns for products of their own, more of them are left out than sums are added,
@@ -158,46 +144,57 @@ class _Columns:
         return is_blas_matrix((channels, length), strides, x.dtype.itemsize)
 
 
-def _columns_workspace(step: Step) -> int:
-    return _Columns(step.out, step.srcs[0], step.srcs[1], step.attrs).rooms.nbytes
+def _columns_workspace(step: Step) -> Arrays:
+    return _ColumnTiling(step.out, step.srcs[0], step.srcs[1], step.attrs).scratch
 
 
 @KERNELS("conv1d", "conv2d", "conv3d", dtypes=FLOATS, when=_needs_columns, workspace=_columns_workspace)
 def conv(
-    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, workspace: Arg | None, **attrs: Any
+    stream: Stream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    w: Arg,
+    b: Arg | None = None,
+    *,
+    weights: Arg | None = None,
+    frame: Arg | None = None,
+    columns: Arg | None = None,
+    results: Arg | None = None,
+    terms: Arg | None = None,
+    **attrs: Any,
 ) -> Call:
     """One thread makes columns, BLAS uses all: threads that did both would wait for each other between short calls."""
-    plan = _Columns(out, x, w, attrs)
-    packed, frame, columns, result, term = plan.rooms.own(workspace, 0)
+    plan = _ColumnTiling(out, x, w, attrs)
     calls: list[Call] = []
-    weights, several = w.view, len(plan.shifts) > 1
-    if len(packed):
-        weights = packed.reshape(len(plan.shifts), *w.shape[:-1], -1)
-        parts = w.view[..., None] if several else w.view[..., None, :]
-        calls.append(partial(np.copyto, np.moveaxis(weights, 0, -2), parts))
-    matrices = weights.reshape(len(plan.shifts), plan.groups, plan.outputs, -1)
+    filters = w.view
+    if weights is not None:
+        parts = filters[..., None] if len(plan.shifts) > 1 else filters[..., None, :]
+        filters = weights.view.reshape(len(plan.shifts), *w.shape[:-1], -1)
+        calls.append(partial(np.copyto, np.moveaxis(filters, 0, -2), parts))
+    matrices = filters.reshape(len(plan.shifts), plan.groups, plan.outputs, -1)
     sources, targets = _grouped(x.view, plan.groups), _grouped(out.view, plan.groups)
     biases = None if b is None else b.view.reshape(plan.groups, -1, *[1] * len(plan.places))
-    if plan.framed:
-        framed = frame.reshape(plan.inputs, *plan.lengths)
+    if frame is not None:
+        framed = frame.view.reshape(plan.inputs, *plan.lengths)
         inside = framed[
             at(slice(None), *[slice(p, p + n) for n, (p, _) in zip(x.shape[2:], attrs["padding"], strict=True)])
         ]
-        calls.append(partial(frame.fill, 0))
+        calls.append(partial(framed.fill, 0))
     for n, g in product(range(x.shape[0]), range(plan.groups)):
         source, target = sources[n, g], targets[n, g]
-        if plan.framed:
+        if frame is not None:
             calls.append(partial(np.copyto, inside, source))
             source = framed
-        windows = None if plan.direct else _windows(source, plan, attrs["stride"], attrs["dilation"])
+        windows = None if columns is None else _windows(source, plan, attrs["stride"], attrs["dilation"])
         first = 0
         for cut in plan.cuts:
             shape = [c.stop - c.start for c in cut]
             count = prod(shape)
-            if windows is None:
+            if columns is None or windows is None:
                 right = source.reshape(plan.inputs, -1)
             else:
-                right = columns[: matrices.shape[-1] * count].reshape(-1, count)
+                right = window(columns.view, (matrices.shape[-1], count))
                 tile = right.reshape(plan.inputs, *plan.kernel, *shape)
                 calls.append(copy_call(stream, tile, windows[at(..., *cut)]))
             # Up to the last place that is stored.
@@ -205,12 +202,12 @@ def conv(
             stored = target[at(slice(None), *cut)]
             sums = target.reshape(plan.outputs, -1)[:, first : first + count]
             values = stored
-            if len(result):
-                sums = result[: plan.outputs * count].reshape(-1, count)
+            if results is not None:
+                sums = window(results.view, (plan.outputs, count))
                 values = sums.reshape(-1, *shape)[..., : stored.shape[-1]]
                 sums = sums[:, :length]
             for i, shift in enumerate(plan.shifts):
-                products = term[: plan.outputs * count].reshape(-1, count)[:, :length] if i else sums
+                products = window(terms.view, (plan.outputs, count))[:, :length] if i and terms is not None else sums
                 calls.append(partial(np.matmul, matrices[i, g], right[:, shift : shift + length], products))
                 if i:
                     calls.append(partial(np.add, sums, products, sums))
@@ -222,7 +219,7 @@ def conv(
     return in_turn(calls)
 
 
-def _windows(x: Array, plan: _Columns, stride: Sequence[int], dilation: Sequence[int]) -> Array:
+def _windows(x: Array, plan: _ColumnTiling, stride: Sequence[int], dilation: Sequence[int]) -> Array:
     """What each element of the kernel meets at each place of the output: (channels, *kernel, *places)."""
     channel, *steps = x.strides
     within = [step * d for step, d in zip(steps, dilation, strict=True)]
@@ -231,7 +228,7 @@ def _windows(x: Array, plan: _Columns, stride: Sequence[int], dilation: Sequence
     return as_strided(x, shape, (channel, *within, *across), writeable=False)
 
 
-class _Depthwise:
+class _DepthwiseTiling:
     """How a convolution of channels apart is cut and laid out: some channels at a time, and some places along the first
     axis.
 
@@ -261,34 +258,51 @@ class _Depthwise:
         cuts = product(stretches(x.shape[1], channels), stretches(places[0], rows))
         self.jobs = [(n, *cut) for n, cut in product(range(x.shape[0]), cuts)]
         self.longest = rows * pitch[0]
-        lanes = lane_count(len(self.jobs), out.size * len(offsets))
+        self.workers = worker_count(len(self.jobs), out.size * len(offsets))
         frame = len(self.used) * channels * (rows + self.margin[0]) * pitch[0]
-        own = [(frame, self.dtype)] + [(channels * rows * pitch[0], self.dtype)] * 2
-        self.rooms = Rooms(lanes, own, [(w.size, self.dtype)] if _packs(w, self.dtype) else [])
+        results = self.dtype, (self.workers, aligned(channels * rows * pitch[0], self.dtype))
+        self.scratch: dict[str, tuple[DType, Sequence[int]]] = {
+            "frames": (self.dtype, (self.workers, aligned(frame, self.dtype))),
+            "sums": results,
+            "terms": results,
+        }
+        if _packs(w, self.dtype):
+            self.scratch["weights"] = self.dtype, w.shape
 
 
-def _depthwise_workspace(step: Step) -> int:
-    return _Depthwise(step.out, step.srcs[0], step.srcs[1], step.attrs).rooms.nbytes
+def _depthwise_workspace(step: Step) -> Arrays:
+    return _DepthwiseTiling(step.out, step.srcs[0], step.srcs[1], step.attrs).scratch
 
 
 @KERNELS("conv1d", "conv2d", "conv3d", dtypes=FLOATS, when=_needs_depthwise, workspace=_depthwise_workspace)
 def depthwise_conv(
-    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, workspace: Arg | None, **attrs: Any
+    stream: Stream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    w: Arg,
+    b: Arg | None = None,
+    *,
+    frames: Arg,
+    sums: Arg,
+    terms: Arg,
+    weights: Arg | None = None,
+    **attrs: Any,
 ) -> Call:
     """Element by element of the kernel: a product and a sum for each."""
-    plan = _Depthwise(out, x, w, attrs)
-    weights, convert = _weights(w, plan.rooms, workspace)
+    plan = _DepthwiseTiling(out, x, w, attrs)
+    packed, convert = _weights(w, weights)
     inputs, places = x.view, out.shape[2:]
     stored = out.view.reshape(x.shape[0], x.shape[1], plan.outputs, *places)
-    filters = weights.reshape(x.shape[1], plan.outputs, -1)
+    filters = packed.reshape(x.shape[1], plan.outputs, -1)
     biases = None if b is None else b.view.reshape(x.shape[1], plan.outputs, *[1] * len(places))
     inside = tuple([slice(0, n) for n in places[1:]])
 
-    def tile_calls(job: tuple[int, slice, slice], rooms: list[Array]) -> Iterator[Call]:
+    def tile_calls(job: tuple[int, slice, slice], worker: int) -> Iterator[Call]:
         n, channels, rows = job
         count, height = channels.stop - channels.start, rows.stop - rows.start
         lengths = [height + plan.margin[0], *plan.row]
-        frame = rooms[0][: len(plan.used) * count * prod(lengths)].reshape(len(plan.used), count, *lengths)
+        frame = window(frames.view[worker], (len(plan.used), count, *lengths))
         yield partial(frame.fill, 0)
         for k, part in enumerate(plan.used):
             to, of = [], []
@@ -302,82 +316,95 @@ def depthwise_conv(
         pitch = prod(plan.row)
         # Up to the last place that is stored.
         length = height * pitch - sum([more * prod(plan.row[i + 1 :]) for i, more in enumerate(plan.margin[1:])])
-        grid, products = (room[: count * height * pitch].reshape(count, -1) for room in rooms[1:])
-        sums, term = grid[:, :length], products[:, :length]
+        grid, products = (window(arg.view[worker], (count, height * pitch)) for arg in (sums, terms))
+        total, term = grid[:, :length], products[:, :length]
         results = grid.reshape(count, height, *plan.row)[at(slice(None), slice(None), *inside)]
         for copy in range(plan.outputs):
             factors = filters[channels, copy]
             for i, (part, start) in enumerate(zip(plan.parts, plan.starts, strict=True)):
                 met = flat[plan.used.index(part), :, start : start + length]
-                yield partial(np.multiply, met, factors[:, i : i + 1], term if i else sums)
+                yield partial(np.multiply, met, factors[:, i : i + 1], term if i else total)
                 if i:
-                    yield partial(np.add, sums, term, sums)
+                    yield partial(np.add, total, term, total)
             if biases is not None:
                 yield partial(np.add, results, biases[channels, copy], results)
             yield partial(np.copyto, stored[n, channels, copy, rows], results, "unsafe")
 
-    call = bind_lanes(stream, plan.jobs, plan.rooms, workspace, tile_calls)
+    call = bind_workers(stream, plan.jobs, plan.workers, tile_calls)
     return in_turn([*convert, for_rows(call, plan.longest)])
 
 
 # --- transposed convolution -----------------------------------------------------------------------------------------
 
 
-class _Transposed:
+class _TransposedTiling:
     """How a transposed convolution is cut: some channels of the output at a time, for which the input passes by."""
 
-    def __init__(self, out: Arg, x: Arg, w: Arg, attrs: dict[str, Any]) -> None:
+    def __init__(self, out: Arg, x: Arg, w: Arg, attrs: Mapping[str, Any]) -> None:
         self.dtype = compute_dtype(out.dtype)
         self.groups: int = attrs["groups"]
         self.inputs, self.outputs = w.shape[0] // self.groups, w.shape[1]
-        self.converts = out.dtype is not self.dtype
         item, length = self.dtype.itemsize, prod(x.shape[2:])
         elements, places = prod(w.shape[2:]), prod(out.shape[2:])
         some = min(self.outputs, max(16, TILE // (item * places)))
         columns = min(length, max(FEWEST_COLUMNS, COLUMN_TILE // (item * some * elements)))
         self.cuts = full_cuts(x.shape[2:], columns)
-        pieces = stretches(self.outputs, some)
-        self.jobs = list(product(range(x.shape[0]), range(self.groups), pieces))
-        own = [(some * elements * columns, self.dtype), (self.inputs * columns, self.dtype)]
-        if self.converts:
-            own.append((some * places, self.dtype))
-        lanes = lane_count(len(self.jobs), x.size * prod(w.shape[1:]))
-        self.rooms = Rooms(lanes, own, [(w.size, self.dtype)] if _packs(w, self.dtype) else [])
+        self.jobs = list(product(range(x.shape[0]), range(self.groups), stretches(self.outputs, some)))
+        self.workers = worker_count(len(self.jobs), x.size * prod(w.shape[1:]))
+        own = {"products": some * elements * columns, "inputs": self.inputs * columns}
+        if out.dtype is not self.dtype:
+            own["totals"] = some * places
+        self.scratch: dict[str, tuple[DType, Sequence[int]]] = {
+            name: (self.dtype, (self.workers, aligned(size, self.dtype))) for name, size in own.items()
+        }
+        if _packs(w, self.dtype):
+            self.scratch["weights"] = self.dtype, w.shape
 
 
-def _transposed_workspace(step: Step) -> int:
-    return _Transposed(step.out, step.srcs[0], step.srcs[1], step.attrs).rooms.nbytes  # type: ignore[arg-type]
+def _transposed_workspace(step: Step) -> Arrays:
+    return _TransposedTiling(step.out, step.srcs[0], step.srcs[1], step.attrs).scratch
 
 
 @KERNELS(
-    "conv_transpose1d", "conv_transpose2d", dtypes=FLOATS, when=_needs_packed_output, workspace=_transposed_workspace
+    "conv_transpose1d", "conv_transpose2d", dtypes=FLOATS, when=needs_dense_output, workspace=_transposed_workspace
 )
 def conv_transpose(
-    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, workspace: Arg | None, **attrs: Any
+    stream: Stream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    w: Arg,
+    b: Arg | None = None,
+    *,
+    products: Arg,
+    inputs: Arg,
+    totals: Arg | None = None,
+    weights: Arg | None = None,
+    **attrs: Any,
 ) -> Call:
-    plan = _Transposed(out, x, w, attrs)
-    weights, convert = _weights(w, plan.rooms, workspace)
+    plan = _TransposedTiling(out, x, w, attrs)
+    packed, convert = _weights(w, weights)
     groups, kernel, lengths = plan.groups, w.shape[2:], out.shape[2:]
     offsets = _offsets(kernel, attrs["dilation"])
     sources, targets = _grouped(x.view, groups), _grouped(out.view, groups)
-    filters = weights.reshape(groups, plan.inputs, plan.outputs, -1)
+    filters = packed.reshape(groups, plan.inputs, plan.outputs, -1)
     biases = None if b is None else b.view.reshape(groups, plan.outputs, *[1] * len(lengths))
     stride, padding = attrs["stride"], attrs["padding"]
 
-    def tile_calls(job: tuple[int, int, slice], rooms: list[Array]) -> Iterator[Call]:
+    def tile_calls(job: tuple[int, int, slice], worker: int) -> Iterator[Call]:
         n, g, channels = job
         target = targets[n, g, channels]
-        total = rooms[2][: target.size].reshape(target.shape) if plan.converts else target
+        total = target if totals is None else window(totals.view[worker], target.shape)
         yield partial(np.copyto, total, 0 if biases is None else biases[g, channels])
         left = filters[g][:, channels].reshape(plan.inputs, -1).T
         for cut in plan.cuts:
             shape = [c.stop - c.start for c in cut]
             count = prod(shape)
-            right = rooms[1][: plan.inputs * count].reshape(plan.inputs, count)
+            right = window(inputs.view[worker], (plan.inputs, count))
             yield partial(np.copyto, right.reshape(-1, *shape), sources[at(n, g, slice(None), *cut)])
-            products = rooms[0][: left.shape[0] * count].reshape(-1, count)
-            yield partial(np.matmul, left, right, products)
-            parts = products.reshape(len(target), len(offsets), *shape)
+            product = window(products.view[worker], (left.shape[0], count))
+            yield partial(np.matmul, left, right, product)
+            parts = product.reshape(len(target), len(offsets), *shape)
             for i, offset in enumerate(offsets):
                 # Element i of the input adds to i · stride + offset - padding of the output.
                 of, to, _ = _places_in(cut, offset, lengths, stride, padding)
@@ -386,13 +413,13 @@ def conv_transpose(
         if total is not target:
             yield partial(np.copyto, target, total, "unsafe")
 
-    return in_turn([*convert, bind_lanes(stream, plan.jobs, plan.rooms, workspace, tile_calls)])
+    return in_turn([*convert, bind_workers(stream, plan.jobs, plan.workers, tile_calls)])
 
 
 # --- columns --------------------------------------------------------------------------------------------------------
 
 
-@KERNELS("im2col", dtypes=PLAIN, when=_needs_packed_output)
+@KERNELS("im2col", dtypes=PLAIN, when=needs_dense_output)
 def im2col(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
     kernel, stride, lengths = attrs["kernel_size"], attrs["stride"], x.shape[2:]
     places = [
@@ -404,7 +431,7 @@ def im2col(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
     whole = tuple([slice(0, n) for n in places])
     jobs = [(n, c) for n in range(x.shape[0]) for c in _channel_slices(x.shape[1], prod(out.shape[1:]))]
 
-    def copies(job: tuple[int, slice], rooms: list[Array]) -> Iterator[Call]:
+    def copies(job: tuple[int, slice], worker: int) -> Iterator[Call]:
         n, channels = job
         columns, inputs = targets[n, channels], source[n, channels]
         for i, offset in enumerate(offsets):
@@ -414,7 +441,7 @@ def im2col(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
                 yield partial(target.fill, 0)
             yield partial(np.copyto, target[at(slice(None), *to)], inputs[at(slice(None), *of)])
 
-    return bind_lanes(stream, jobs, Rooms(lane_count(len(jobs), out.size), []), None, copies)
+    return bind_workers(stream, jobs, worker_count(len(jobs), out.size), copies)
 
 
 def _channel_slices(channels: int, size: int) -> list[slice]:

@@ -8,9 +8,10 @@ from typing import Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.graph.dtypes import DType, as_dtype
+from opweave.contract.workspace import Arrays
+from opweave.graph.dtypes import DType
 from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN
-from opweave_cpu.tiles import TILE, Array, constant, copy_call, in_turn, scratch_array
+from opweave_cpu.tiles import TILE, Array, constant, copy_call, in_turn
 
 _COUNT: Final = TILE // 8
 """Elements of a tile of f64."""
@@ -33,34 +34,42 @@ def _is_exact(dtype: DType, start: float, step: float, count: int) -> bool:
     return start % 1 == 0 == step % 1 and abs(start) + count * abs(step) <= most
 
 
-def _workspace(step: Step) -> int:
+def _workspace(step: Step) -> Arrays:
     attrs = step.attrs
     if _is_exact(step.out.dtype, attrs["start"], attrs["step"], attrs["count"]):
-        return 0
-    return 16 * min(step.out.size, _COUNT)
+        return {}
+    tile = "f64", (min(step.out.size, _COUNT),)
+    return {"indices": tile, "products": tile}
 
 
 @KERNELS("arange", dtypes=NUMBERS, workspace=_workspace)
 def arange(
-    stream: Stream, op: str, out: Arg, *, start: float, step: float, count: int, dtype: DType, workspace: Arg | None
+    stream: Stream,
+    op: str,
+    out: Arg,
+    *,
+    start: float,
+    step: float,
+    count: int,
+    dtype: DType,
+    indices: Arg | None = None,
+    products: Arg | None = None,
 ) -> Call:
-    if workspace is None:
+    if indices is None or products is None:
         return in_turn(_grow(out.view, start, step))
-    f64 = as_dtype("f64")
-    room = scratch_array(workspace, 2 * min(count, _COUNT), f64)
-    places, work = room[: len(room) // 2], room[len(room) // 2 :]
-    calls, target = _grow(places, 0, 1), out.view
-    for first in range(0, count, len(places)):
-        piece = target[first : first + len(places)]
-        some = work[: len(piece)]
-        calls.append(partial(np.add, places[: len(piece)], constant(first, f64), some))
+    calls, target, f64 = _grow(indices.view, 0, 1), out.view, indices.dtype
+    for first in range(0, count, indices.size):
+        tile = target[first : first + indices.size]
+        some = products.view[: len(tile)]
+        calls.append(partial(np.add, indices.view[: len(tile)], constant(first, f64), some))
         calls.append(partial(np.multiply, some, constant(step, f64), some))
-        calls.append(partial(np.add, some, constant(start, f64), piece, casting="unsafe"))
+        calls.append(partial(np.add, some, constant(start, f64), tile, casting="unsafe"))
     return in_turn(calls)
 
 
 def _grow(out: Array, start: float, step: float) -> list[Call]:
-    """Calls that count up in ``out``: what is there, of a tile at most, serves again, higher by its length."""
+    """Calls that fill ``out`` with start, start + step, ...: each adds a distance to the first elements, at most a tile
+    of them, and that continues the sequence."""
     calls: list[Call] = [partial(out[:1].fill, start)]
     done = 1
     while done < len(out):

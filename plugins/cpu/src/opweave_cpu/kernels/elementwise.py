@@ -11,7 +11,7 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.graph.dtypes import DType
 from opweave_cpu.hardware import has_avx512
-from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, PLAIN
+from opweave_cpu.kernels.table import FLOATS, HALVES, KERNELS, NUMBERS, PLAIN
 from opweave_cpu.tiles import (
     SPREAD_PASS,
     Array,
@@ -21,7 +21,7 @@ from opweave_cpu.tiles import (
     constant,
     copy_call,
     spread_pass,
-    tiled_workspace,
+    tile_scratch,
 )
 
 _UFUNCS: Final[dict[str, Any]] = {
@@ -45,7 +45,6 @@ _UFUNCS: Final[dict[str, Any]] = {
     "tanh": np.tanh,
 }
 _WIDE: Final = "f64 f32"
-_HALF: Final = "f16 bf16"
 _WHOLE: Final = "i64 i32 i16 i8 u8"
 _FUNCTIONS: Final = ("exp", "expm1", "log", "log1p", "sin", "cos", "tanh")
 
@@ -58,11 +57,10 @@ def one_pass(stream: Stream, ufunc: Callable[..., Any], out: Arg, *srcs: Arg) ->
     return partial(ufunc, *(x.view for x in srcs), out=target)
 
 
-def one_pass_of_halves(stream: Stream, ufunc: Callable[..., Any], out: Arg, *srcs: Arg, workspace: Arg | None) -> Call:
+def one_pass_of_halves(stream: Stream, ufunc: Callable[..., Any], out: Arg, *srcs: Arg, tiles: Arg) -> Call:
     """The same through f32: most of NumPy's own loops over half types convert one element at a time, and call the C
-    library for each where they need it. Workspace: `tiled_workspace`."""
-    views = [x.view for x in srcs]
-    return bind_tiled(stream, _body(ufunc), out.view, views, compute_dtype(out.dtype), workspace)
+    library for each where they need it. Workspace: `tile_scratch`."""
+    return bind_tiled(stream, _body(ufunc), out.view, [x.view for x in srcs], tiles)
 
 
 @cache
@@ -98,9 +96,9 @@ def unary(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     return partial(_UFUNCS[op], x.view, target)
 
 
-@KERNELS("sqrt", "pow", *_FUNCTIONS, dtypes=_HALF, inplace=True, workspace=tiled_workspace)
-def of_halves(stream: Stream, op: str, out: Arg, *srcs: Arg, workspace: Arg | None) -> Call:
-    return one_pass_of_halves(stream, _UFUNCS[op], out, *srcs, workspace=workspace)
+@KERNELS("sqrt", "pow", *_FUNCTIONS, dtypes=HALVES, inplace=True, workspace=tile_scratch)
+def of_halves(stream: Stream, op: str, out: Arg, *srcs: Arg, tiles: Arg) -> Call:
+    return one_pass_of_halves(stream, _UFUNCS[op], out, *srcs, tiles=tiles)
 
 
 def _rsqrt(out: Array, x: Array) -> None:
@@ -108,9 +106,9 @@ def _rsqrt(out: Array, x: Array) -> None:
     np.reciprocal(out, out)
 
 
-@KERNELS("rsqrt", inplace=True, workspace=tiled_workspace)
-def rsqrt(stream: Stream, op: str, out: Arg, x: Arg, workspace: Arg | None) -> Call:
-    return bind_tiled(stream, _rsqrt, out.view, [x.view], compute_dtype(out.dtype), workspace)
+@KERNELS("rsqrt", inplace=True, workspace=tile_scratch)
+def rsqrt(stream: Stream, op: str, out: Arg, x: Arg, *, tiles: Arg | None = None) -> Call:
+    return bind_tiled(stream, _rsqrt, out.view, [x.view], tiles)
 
 
 @cache
@@ -134,19 +132,13 @@ def _whole_pow(dtype: DType) -> Body:
     return body
 
 
-def _whole_pow_workspace(step: Step) -> int:
-    return tiled_workspace(step, 2)
+@KERNELS("pow", dtypes=_WHOLE, inplace=True, workspace=partial(tile_scratch, tiles=2))
+def whole_pow(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, tiles: Arg) -> Call:
+    return bind_tiled(stream, _whole_pow(out.dtype), out.view, [a.view, b.view], tiles)
 
 
-@KERNELS("pow", dtypes=_WHOLE, inplace=True, workspace=_whole_pow_workspace)
-def whole_pow(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, workspace: Arg | None) -> Call:
-    return bind_tiled(stream, _whole_pow(out.dtype), out.view, [a.view, b.view], out.dtype, workspace, 2)
-
-
-@KERNELS("scale", dtypes=FLOATS, inplace=True, workspace=tiled_workspace)
-def scale(
-    stream: Stream, op: str, out: Arg, x: Arg, *, scale: float, bias: float, workspace: Arg | None = None
-) -> Call:
+@KERNELS("scale", dtypes=FLOATS, inplace=True, workspace=tile_scratch)
+def scale(stream: Stream, op: str, out: Arg, x: Arg, *, scale: float, bias: float, tiles: Arg | None = None) -> Call:
     dtype = compute_dtype(out.dtype)
     factor, offset = constant(scale, dtype), constant(bias, dtype)
     if dtype is out.dtype and (bias == 0 or scale == 1):
@@ -156,7 +148,7 @@ def scale(
         np.multiply(x, factor, out)
         np.add(out, offset, out)
 
-    return bind_tiled(stream, body, out.view, [x.view], dtype, workspace)
+    return bind_tiled(stream, body, out.view, [x.view], tiles)
 
 
 @KERNELS("cast", dtypes=PLAIN)

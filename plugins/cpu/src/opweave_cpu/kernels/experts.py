@@ -5,98 +5,95 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Final
 
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.blocks import fields_of
-from opweave_cpu.blocks import RowDecoder, decoder_bytes, longest, row_pieces
-from opweave_cpu.kernels.indexing import check_ids
+from opweave_cpu.blocks import RowDecoder, decoder_scratch, longest, row_tiles
+from opweave_cpu.kernels.indexing import id_check
 from opweave_cpu.kernels.matmul import is_turned, lies_ready, must_pack
-from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
-from opweave_cpu.tiles import Array, Scratch, compute_dtype, padded, tile_cuts, tile_rows
-
-_UNSIGNED: Final = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
-
-
-def _check(ids: Array, experts: int, op: str) -> None:
-    check_ids(ids, ids.view(_UNSIGNED[ids.itemsize]), experts, op)
-
-
-def _needs_packed_output(step: Step) -> str | None:
-    return None if step.out.is_dense else "the output is not dense"
-
+from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED, needs_dense_output
+from opweave_cpu.tiles import Array, compute_dtype, tile_cuts, tile_rows, window
 
 # --- expert_linear --------------------------------------------------------------------------------------------------
 
 
-def _pieces(w: Arg, ids: Arg, dtype: DType) -> list[slice]:
-    """Rows of an expert's weights that are multiplied at a time: all, if BLAS reads them as they lie."""
-    return _converted_pieces(w, ids) if must_pack(w, dtype) else [slice(0, w.shape[1])]
+def _tiles(w: Arg, ids: Arg) -> list[slice]:
+    """Rows of an expert's weights that are converted, or decoded, and multiplied at a time."""
+    return row_tiles(w, ids.size // w.shape[0])  # as many rows as an expert has if all are used alike
 
 
-def _converted_pieces(w: Arg, ids: Arg) -> list[slice]:
-    return row_pieces(w, ids.size // w.shape[0])  # as many rows as an expert has if all are used alike
-
-
-def _rows_workspace(step: Step) -> int:
+def _rows_scratch(step: Step, dtype: DType) -> Arrays:
+    """The rows of ``x`` in order of their experts, the results in that order, and ``x`` converted if it has to be."""
     x, w, ids = step.srcs
-    dtype = compute_dtype(step.out.dtype)
-    sizes = [ids.size * w.shape[2], step.out.size]
-    if not lies_ready(x, dtype):
-        sizes.append(x.size)
-    return sum(padded(size * dtype.itemsize) for size in sizes)
+    _, outputs, inputs = w.shape
+    return {
+        "packed": (dtype, (ids.size, inputs)),
+        "results": (dtype, (ids.size, outputs)),
+        "wide": (dtype, (0 if lies_ready(x, dtype) else x.size // inputs, inputs)),
+    }
 
 
-def _expert_workspace(step: Step) -> int:
+def _expert_workspace(step: Step) -> Arrays:
     (_, w, ids), dtype = step.srcs, compute_dtype(step.out.dtype)
-    pieces = _pieces(w, ids, dtype)
-    weights = padded(longest(pieces) * w.shape[2] * dtype.itemsize) if must_pack(w, dtype) else 0
-    return _rows_workspace(step) + weights
+    rows = longest(_tiles(w, ids)) if must_pack(w, dtype) else 0
+    return {**_rows_scratch(step, dtype), "weights": (dtype, (rows, w.shape[2]))}
 
 
-@KERNELS("expert_linear", dtypes=NUMBERS, when=_needs_packed_output, workspace=_expert_workspace)
-def expert_linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, workspace: Arg | None) -> Call:
-    dtype = compute_dtype(out.dtype)
-    scratch, weights, pieces = Scratch(workspace), w.view, _pieces(w, ids, dtype)
-    if not must_pack(w, dtype):
-        return _bind(op, out, x, w, ids, scratch, pieces, lambda expert, piece: weights[expert, piece])
-    room = scratch.take((longest(pieces), w.shape[2]), dtype)
+@KERNELS("expert_linear", dtypes=NUMBERS, when=needs_dense_output, workspace=_expert_workspace)
+def expert_linear(
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, weights: Arg | None = None, **rows: Arg
+) -> Call:
+    stored = w.view
+    if weights is None:  # BLAS reads all of them as they lie
+        return _bind(op, out, x, w, ids, [slice(0, w.shape[1])], lambda expert, tile: stored[expert, tile], **rows)
+    converted = weights.view
 
-    def convert(expert: int, piece: slice) -> Array:
-        some = room[: piece.stop - piece.start]
-        np.copyto(some, weights[expert, piece])
+    def convert(expert: int, tile: slice) -> Array:
+        some = converted[: tile.stop - tile.start]
+        np.copyto(some, stored[expert, tile])
         return some
 
-    return _bind(op, out, x, w, ids, scratch, pieces, convert)
+    return _bind(op, out, x, w, ids, _tiles(w, ids), convert, **rows)
 
 
-def _blocks_workspace(step: Step) -> int:
+def _blocks_workspace(step: Step) -> Arrays:
     (_, w, ids), dtype = step.srcs, compute_dtype(step.out.dtype)
-    pieces = _converted_pieces(w, ids)
-    return _rows_workspace(step) + decoder_bytes(w, pieces, dtype)
+    return {**_rows_scratch(step, dtype), **decoder_scratch(w, _tiles(w, ids), dtype)}
 
 
 @KERNELS(
     "expert_linear",
     dtypes=[*map(as_dtype, FLOATS.split()), *QUANTIZED],
-    when=_needs_packed_output,
+    when=needs_dense_output,
     workspace=_blocks_workspace,
 )
 def expert_linear_of_blocks(
-    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, blocks: DType, workspace: Arg | None
+    stream: Stream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    w: Arg,
+    ids: Arg,
+    *,
+    blocks: DType,
+    packed: Arg,
+    results: Arg,
+    wide: Arg | None = None,
+    **decoding: Arg,
 ) -> Call:
-    scratch, stored, pieces = Scratch(workspace), fields_of(w.view, blocks), _converted_pieces(w, ids)
-    decoder = RowDecoder(w, pieces, compute_dtype(out.dtype), scratch)
+    stored, tiles = fields_of(w.view, blocks), _tiles(w, ids)
+    decoder = RowDecoder(w, tiles, **decoding)
 
-    def decoded(expert: int, piece: slice) -> Array:
-        decode, tile = decoder(piece.stop - piece.start)
-        decode(stored[expert, piece])
-        return tile
+    def decoded(expert: int, tile: slice) -> Array:
+        decode, values = decoder(tile.stop - tile.start)
+        decode(stored[expert, tile])
+        return values
 
-    return _bind(op, out, x, w, ids, scratch, pieces, decoded)
+    return _bind(op, out, x, w, ids, tiles, decoded, packed, results, wide)
 
 
 def _bind(
@@ -105,41 +102,41 @@ def _bind(
     x: Arg,
     w: Arg,
     ids: Arg,
-    scratch: Scratch,
-    pieces: Sequence[slice],
+    tiles: Sequence[slice],
     some_rows: Callable[[int, slice], Array],
+    packed: Arg,
+    results: Arg,
+    wide: Arg | None = None,
 ) -> Call:
     """The call that multiplies by the rows of an expert's weights that ``some_rows`` gives, in the type to compute in.
 
-    The rows of ``x`` are packed in order of their experts. Those of one expert are multiplied at once by each piece of
-    its weights, and the results go where they belong.
+    The rows of ``x`` are packed in order of their experts. Those of one expert are multiplied at once by each of the
+    ``tiles`` of its weights, and the results are stored where their rows belong.
     """
-    dtype = compute_dtype(out.dtype)
     experts, outputs, inputs = w.shape
-    used = ids.shape[1]
-    packed, results = scratch.take((ids.size, inputs), dtype), scratch.take((ids.size, outputs), dtype)
+    check = id_check(ids.view, experts, op)
     picks, target, source = ids.view, out.view.reshape(-1, outputs), x.view
-    copies = not lies_ready(x, dtype)
-    flat = scratch.take((x.size // inputs, inputs), dtype) if copies else source.reshape(-1, inputs)
-    shared = used if x.shape[1] == 1 else 1
+    ordered, products, dtype = packed.view, results.view, packed.dtype
+    flat = (wide or x).view.reshape(-1, inputs)
+    shared = ids.shape[1] if x.shape[1] == 1 else 1
 
     def run() -> None:
-        _check(picks, experts, op)
-        if copies:
+        check()
+        if wide is not None:
             np.copyto(flat.reshape(source.shape), source)
         flat_ids = picks.reshape(-1)
         order = np.argsort(flat_ids, kind="stable")
-        flat.take(order if shared == 1 else order // shared, 0, packed, "clip")
+        flat.take(order if shared == 1 else order // shared, 0, ordered, "clip")
         for expert, first, last in _groups(flat_ids[order]):
-            rows, result = packed[first:last], results[first:last]
+            rows, result = ordered[first:last], products[first:last]
             if is_turned(last - first, inputs, outputs, dtype):
                 turned = result.reshape(outputs, last - first)
-                for piece in pieces:
-                    np.matmul(some_rows(expert, piece), rows.T, turned[piece])
+                for tile in tiles:
+                    np.matmul(some_rows(expert, tile), rows.T, turned[tile])
                 result = turned.T
             else:
-                for piece in pieces:
-                    np.matmul(rows, some_rows(expert, piece).T, result[:, piece])
+                for tile in tiles:
+                    np.matmul(rows, some_rows(expert, tile).T, result[:, tile])
             target[order[first:last]] = result
 
     return run
@@ -155,32 +152,30 @@ def _groups(ids: Array) -> Iterator[tuple[int, int, int]]:
 # --- add_expert -----------------------------------------------------------------------------------------------------
 
 
-def _add_workspace(step: Step) -> int:
-    n = step.out.shape[-1]
-    return tile_rows(step.out.size, n, step.out.dtype) * n * step.out.dtype.itemsize
+def _add_workspace(step: Step) -> Arrays:
+    out = step.out
+    n = out.shape[-1]
+    return {"picked": (out.dtype, (tile_rows(out.size, n, out.dtype.itemsize), n))}
 
 
 @KERNELS("add_expert", dtypes=NUMBERS, inplace=True, workspace=_add_workspace)
-def add_expert(stream: Stream, op: str, out: Arg, x: Arg, table: Arg, ids: Arg, *, workspace: Arg | None) -> Call:
-    n = out.shape[-1]
-    rows = tile_rows(out.size, n, out.dtype)
+def add_expert(stream: Stream, op: str, out: Arg, x: Arg, table: Arg, ids: Arg, *, picked: Arg) -> Call:
+    rows, n = picked.shape
     target, source, picks, biases = out.view, x.view, ids.view, table.view
     if out.is_dense and x.is_dense and picks.flags.c_contiguous:
         target, source, picks = target.reshape(-1, n), source.reshape(-1, n), picks.reshape(-1)
-    picked = Scratch(workspace).take((rows * n,), out.dtype)
-    pieces = []
+    flat, tiles = picked.view.reshape(-1), []
     for cut in tile_cuts(target.shape, rows, keep_last=True):
         some = picks[cut] if picks.ndim else picks
-        room = picked[: some.size * n].reshape(*some.shape, n)
-        pieces.append((target[cut], source[cut], some, room))
-    return partial(_add_rows, partial(_check, ids.view, table.shape[0], op), biases, pieces)
+        tiles.append((target[cut], source[cut], some, window(flat, (*some.shape, n))))
+    return partial(_add_rows, id_check(ids.view, table.shape[0], op), biases, tiles)
 
 
-def _add_rows(check: Call, table: Array, pieces: list[tuple[Array, Array, Array, Array]]) -> None:
+def _add_rows(check: Call, table: Array, tiles: list[tuple[Array, Array, Array, Array]]) -> None:
     check()
-    for out, x, ids, room in pieces:
+    for out, x, ids, picked in tiles:
         if table.flags.c_contiguous:
-            table.take(ids, 0, room, "clip")
+            table.take(ids, 0, picked, "clip")
         else:
-            room[...] = table[ids]
-        np.add(x, room, out)
+            picked[...] = table[ids]
+        np.add(x, picked, out)

@@ -13,11 +13,12 @@ from typing import Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave.ops.activation import QUICK
 from opweave_cpu.kernels.activation import gelu_body, gelu_tanh_body, silu_body
 from opweave_cpu.kernels.table import KERNELS
-from opweave_cpu.tiles import Array, Body, bind_tiled, compute_dtype, constant, tiled_workspace
+from opweave_cpu.tiles import Array, Body, bind_tiled, compute_dtype, constant, tile_scratch
 
 
 @cache
@@ -82,17 +83,11 @@ _BODIES: Final[dict[str, tuple[Callable[..., Body], int]]] = {
 """Op -> what makes the body for a type and the attributes, and how many scratch arrays that needs."""
 
 
-def _scratch(op: str, approximate: str = "none", **attrs: float) -> int:
-    return 1 if approximate != "none" else _BODIES[op][1]
-
-
-def _workspace(step: Step) -> int:
-    return tiled_workspace(step, _scratch(step.op, **step.attrs))
+def _workspace(step: Step) -> Arrays:
+    return tile_scratch(step, 1 if step.attrs.get("approximate", "none") != "none" else _BODIES[step.op][1])
 
 
 @KERNELS(*_BODIES, inplace=True, workspace=_workspace)
-def gated(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, workspace: Arg | None, **attrs: float) -> Call:
-    dtype = compute_dtype(out.dtype)
-    body = _BODIES[op][0](dtype, **attrs)
-    scratch = _scratch(op, **attrs)  # type: ignore[arg-type]
-    return bind_tiled(stream, body, out.view, [gate.view, x.view], dtype, workspace, scratch, in_output=True)
+def gated(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, tiles: Arg, **attrs: float) -> Call:
+    body = _BODIES[op][0](compute_dtype(out.dtype), **attrs)
+    return bind_tiled(stream, body, out.view, [gate.view, x.view], tiles, in_output=True)

@@ -10,28 +10,25 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
 from opweave.errors import BoundsError
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.blocks import Decoder, fields_of, scratch_bytes
 from opweave_cpu.blocks import BLOCK_TILE
-from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN, QUANTIZED
+from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN, QUANTIZED, needs_dense_output
 from opweave_cpu.tiles import (
     SPREAD_PASS,
     TILE,
     Array,
-    Scratch,
     compute_dtype,
     copy_call,
     in_turn,
-    padded,
-    scratch_array,
     spread_pass,
     tile_cuts,
+    window,
 )
 
-_PLACE: Final = np.dtype(np.intp)
-_I64: Final = as_dtype("i64")
-_U8: Final = as_dtype("u8")
+_INDEX: Final = as_dtype("i64")
 _largest: Final = np.maximum.reduce
 _UNSIGNED: Final = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 
@@ -41,28 +38,27 @@ def _as_unsigned(ids: Array) -> Array:
     return ids.view(_UNSIGNED[ids.itemsize])
 
 
-def check_ids(ids: Array, unsigned: Array, length: int, op: str) -> None:
-    """Raises `BoundsError` naming the first index outside of ``0 .. length - 1``."""
+def id_check(ids: Array, length: int, op: str) -> Call:
+    """The call that raises `BoundsError` naming the first index outside of ``0 .. length - 1``."""
+    return partial(_check, ids, _as_unsigned(ids), length, op)
+
+
+def _check(ids: Array, unsigned: Array, length: int, op: str) -> None:
     if _largest(unsigned, None) >= length:
-        place = tuple(int(i) for i in np.argwhere(unsigned >= length)[0])
-        raise BoundsError(f"{op}: index {ids[place]} at {list(place)} is outside of 0 .. {length - 1}")
-
-
-def _needs_packed_output(step: Step) -> str | None:
-    return None if step.out.is_dense else "the output is not dense"
+        at = tuple(int(i) for i in np.argwhere(unsigned >= length)[0])
+        raise BoundsError(f"{op}: index {ids[at]} at {list(at)} is outside of 0 .. {length - 1}")
 
 
 def _rows_per_tile(out: Arg, ids: Arg) -> int:
     return max(1, TILE * ids.size // out.nbytes)
 
 
-@KERNELS("embedding", dtypes=PLAIN, when=_needs_packed_output)
+@KERNELS("embedding", dtypes=PLAIN, when=needs_dense_output)
 def embedding(stream: Stream, op: str, out: Arg, table: Arg, ids: Arg) -> Call:
     rows, picks = table.view, ids.view
-    unsigned = _as_unsigned(picks)
-    check = partial(check_ids, picks, unsigned, table.shape[0], op)
+    check = id_check(picks, table.shape[0], op)
     if rows.flags.c_contiguous:
-        return partial(_take, check, rows.take, picks, unsigned, table.shape[0], out.view)
+        return partial(_take, check, rows.take, picks, _as_unsigned(picks), table.shape[0], out.view)
     # Of a table with gaps `take` would make a dense copy first.
     target = out.view.reshape(ids.size, *table.shape[1:])
     return partial(_pick, check, rows, picks, target, _rows_per_tile(out, ids))
@@ -76,12 +72,12 @@ def _take(check: Call, take: Callable[..., Any], ids: Array, unsigned: Array, le
 
 
 def _pick(check: Call, rows: Array, ids: Array, out: Array, tile: int) -> None:
-    """``tile`` rows at a time, so that what is picked before it is stored stays small."""
+    """``tile`` rows at a time: NumPy first makes an array of the rows that are picked, and that stays small then."""
     check()
-    places = ids.reshape(-1)
-    for first in range(0, len(places), tile):
+    flat = ids.reshape(-1)
+    for first in range(0, len(flat), tile):
         some = slice(first, first + tile)
-        out[some] = rows[places[some]]
+        out[some] = rows[flat[some]]
 
 
 # --- rows of quantized tables ---------------------------------------------------------------------------------------
@@ -92,129 +88,118 @@ def _ids_at_once(table: Arg, ids: Arg) -> int:
     return max(1, min(ids.size, BLOCK_TILE // row))
 
 
-def _packed_bytes(table: Arg, count: int) -> int:
-    return table.dtype.row_bytes(count * prod(table.shape[1:]))
-
-
-def _blocks_workspace(step: Step) -> int:
+def _blocks_workspace(step: Step) -> Arrays:
+    """The bytes of the rows that are decoded at a time, and memory to decode them in."""
     table, ids = step.srcs
-    count = _ids_at_once(table, ids)
-    blocks = count * prod(table.shape[1:]) // table.dtype.block
-    return padded(_packed_bytes(table, count)) + scratch_bytes(table.dtype, blocks)
+    elements = _ids_at_once(table, ids) * prod(table.shape[1:])
+    decoding = scratch_bytes(table.dtype, elements // table.dtype.block)
+    return {"packed": ("u8", (table.dtype.row_bytes(elements),)), "decoding": ("u8", (decoding,))}
 
 
-@KERNELS("embedding", dtypes=[as_dtype("f32"), *QUANTIZED], when=_needs_packed_output, workspace=_blocks_workspace)
+@KERNELS("embedding", dtypes=[as_dtype("f32"), *QUANTIZED], when=needs_dense_output, workspace=_blocks_workspace)
 def embedding_of_blocks(
-    stream: Stream, op: str, out: Arg, table: Arg, ids: Arg, *, blocks: DType, workspace: Arg | None
+    stream: Stream, op: str, out: Arg, table: Arg, ids: Arg, *, blocks: DType, packed: Arg, decoding: Arg | None = None
 ) -> Call:
     rows, picks, count = table.view, ids.view, _ids_at_once(table, ids)
-    scratch = Scratch(workspace)
-    packed = scratch.take((count, *rows.shape[1:]), _U8)
-    stored = fields_of(packed, blocks)
-    room = scratch.take((scratch_bytes(blocks, stored.size),), _U8)
+    picked = packed.view.reshape(count, *rows.shape[1:])
+    stored, scratch = fields_of(picked, blocks), np.empty(0, np.uint8) if decoding is None else decoding.view
     target = out.view.reshape(ids.size, *table.shape[1:])
-    decoders = {n: Decoder(blocks, stored[:n].shape, room) for n in {count, ids.size % count} if n}
-    pieces = []
+    decoders = {n: Decoder(blocks, stored[:n].shape, scratch) for n in {count, ids.size % count} if n}
+    tiles = []
     for first in range(0, ids.size, count):
         values = target[first : first + count]
         n = len(values)
-        pieces.append((slice(first, first + n), packed[:n], partial(decoders[n].into(values), stored[:n])))
-    check = partial(check_ids, picks, _as_unsigned(picks), table.shape[0], op)
-    return partial(_pick_and_decode, check, rows, picks, pieces)
+        tiles.append((slice(first, first + n), picked[:n], partial(decoders[n].into(values), stored[:n])))
+    check = id_check(picks, table.shape[0], op)
+    return partial(_pick_and_decode, check, rows, picks, tiles)
 
 
-def _pick_and_decode(check: Call, rows: Array, ids: Array, pieces: Sequence[tuple[slice, Array, Call]]) -> None:
+def _pick_and_decode(check: Call, rows: Array, ids: Array, tiles: Sequence[tuple[slice, Array, Call]]) -> None:
     check()
-    places = ids.reshape(-1)
-    for some, packed, decode in pieces:
+    flat = ids.reshape(-1)
+    for some, packed, decode in tiles:
         if rows.flags.c_contiguous:
-            rows.take(places[some], 0, packed, "clip")
+            rows.take(flat[some], 0, packed, "clip")
         else:
-            packed[...] = rows[places[some]]
+            packed[...] = rows[flat[some]]
         decode()
 
 
 # --- elements by index ----------------------------------------------------------------------------------------------
 
 
-def _lines(step: Step) -> bool:
-    """Whether `take_along_axis` can count elements in one line: all dense, along the last axis."""
-    return step.attrs["axis"] == len(step.out.shape) - 1 and all(a.is_dense for a in (step.out, *step.srcs))
+_TILE_IDS: Final = TILE // _INDEX.itemsize
+"""Indices of a tile."""
 
 
-def _ids_per_tile(ids: int) -> int:
-    return min(ids, TILE // _PLACE.itemsize)
+def _flat_workspace(step: Step) -> Arrays:
+    """Where everything is dense and the axis is the last one, elements are picked by their index in flat arrays."""
+    if step.attrs["axis"] == len(step.out.shape) - 1 and all(a.is_dense for a in (step.out, *step.srcs)):
+        return {"flat_ids": (_INDEX, (min(step.out.size, _TILE_IDS),))}
+    return {}
 
 
-def _places_workspace(step: Step) -> int:
-    return _ids_per_tile(step.out.size) * _PLACE.itemsize if _lines(step) else 0
-
-
-@KERNELS("take_along_axis", dtypes=PLAIN, workspace=_places_workspace)
-def take_along_axis(stream: Stream, op: str, out: Arg, x: Arg, ids: Arg, *, axis: int, workspace: Arg | None) -> Call:
+@KERNELS("take_along_axis", dtypes=PLAIN, workspace=_flat_workspace)
+def take_along_axis(
+    stream: Stream, op: str, out: Arg, x: Arg, ids: Arg, *, axis: int, flat_ids: Arg | None = None
+) -> Call:
     picks = ids.view
-    check = partial(check_ids, picks, _as_unsigned(picks), x.shape[axis], op)
-    if workspace is not None:
-        places = scratch_array(workspace, _ids_per_tile(ids.size), _I64)
-        n, m = x.shape[-1], ids.shape[-1]
-        return partial(_take_lines, check, x.view.reshape(-1, n), picks.reshape(-1, m), out.view.reshape(-1, m), places)
-    pieces, target, source = [], out.view, x.view
-    for cut in tile_cuts(out.shape, TILE // _PLACE.itemsize, keep_last=False):
+    check = id_check(picks, x.shape[axis], op)
+    if flat_ids is not None:
+        source, rows, target = (a.view.reshape(-1, a.shape[-1]) for a in (x, ids, out))
+        return partial(_take_rows, check, source, rows, target, flat_ids.view)
+    tiles, target, source = [], out.view, x.view
+    for cut in tile_cuts(out.shape, _TILE_IDS, keep_last=False):
         # What is picked may come from anywhere along the axis.
         whole = (*cut[:axis], slice(None), *cut[axis + 1 :]) if len(cut) > axis and cut[0] is not ... else cut
-        pieces.append((source[whole], picks[cut], target[cut]))
-    return partial(_take_pieces, check, axis, pieces)
+        tiles.append((source[whole], picks[cut], target[cut]))
+    return partial(_take_tiles, check, axis, tiles)
 
 
-def _take_lines(check: Call, x: Array, ids: Array, out: Array, places: Array) -> None:
+def _take_rows(check: Call, x: Array, ids: Array, out: Array, flat_ids: Array) -> None:
+    """Several rows at a time, or a part of a row."""
     check()
-    lines, n = x.shape
+    rows, n = x.shape
     m = ids.shape[1]
-    if m > len(places):
-        for line in range(lines):
-            for first in range(0, m, len(places)):
-                some = slice(first, first + len(places))
-                x[line].take(ids[line, some], 0, out[line, some], "clip")
+    if m > len(flat_ids):
+        for row in range(rows):
+            for first in range(0, m, len(flat_ids)):
+                some = slice(first, first + len(flat_ids))
+                x[row].take(ids[row, some], 0, out[row, some], "clip")
         return
-    step = len(places) // m
+    step = len(flat_ids) // m
     starts = np.arange(0, step * n, n).reshape(-1, 1)
-    for first in range(0, lines, step):
+    for first in range(0, rows, step):
         some = slice(first, first + step)
         picked = ids[some]
-        at = places[: picked.size].reshape(picked.shape)
+        at = window(flat_ids, picked.shape)
         np.add(picked, starts[: len(picked)], at)
         x[some].reshape(-1).take(at, 0, out[some], "clip")
 
 
-def _take_pieces(check: Call, axis: int, pieces: Sequence[tuple[Array, Array, Array]]) -> None:
+def _take_tiles(check: Call, axis: int, tiles: Sequence[tuple[Array, Array, Array]]) -> None:
     check()
-    for source, ids, out in pieces:
+    for source, ids, out in tiles:
         out[...] = np.take_along_axis(source, ids, axis)
 
 
-def _rows_per_place_tile(rows: int, row: int) -> int:
-    return min(rows, max(1, TILE // (_PLACE.itemsize * row)))
-
-
-def _sum_workspace(step: Step) -> int:
+def _sum_workspace(step: Step) -> Arrays:
+    """For each element of some rows its index in the flat output; and the sums, where the output's type is narrower."""
     ids, rows = step.srcs
     row = rows.size // ids.size
     dtype = compute_dtype(rows.dtype)
-    total = padded(step.out.size * dtype.itemsize) if dtype is not rows.dtype else 0
-    return total + _rows_per_place_tile(ids.size, row) * row * _PLACE.itemsize
+    flat_ids = _INDEX, (min(ids.size, max(1, _TILE_IDS // row)), row)
+    return {"flat_ids": flat_ids, "sums": (dtype, (step.out.size if dtype is not rows.dtype else 0,))}
 
 
-@KERNELS("index_add", dtypes=NUMBERS, when=_needs_packed_output, workspace=_sum_workspace)
-def index_add(stream: Stream, op: str, out: Arg, ids: Arg, rows: Arg, *, n: int, workspace: Arg) -> Call:
+@KERNELS("index_add", dtypes=NUMBERS, when=needs_dense_output, workspace=_sum_workspace)
+def index_add(
+    stream: Stream, op: str, out: Arg, ids: Arg, rows: Arg, *, n: int, flat_ids: Arg, sums: Arg | None = None
+) -> Call:
     picks, target = ids.view, out.view.reshape(-1)
-    check = partial(check_ids, picks, _as_unsigned(picks), n, op)
-    dtype = compute_dtype(rows.dtype)
-    row = rows.size // ids.size
-    converts = dtype is not rows.dtype
-    total = scratch_array(workspace, out.size, dtype) if converts else target
-    count = _rows_per_place_tile(ids.size, row)
-    places = scratch_array(workspace, count * row, _I64, padded(total.nbytes) if converts else 0).reshape(count, row)
-    return partial(_add_rows, check, _lists_of_rows(picks, rows.view), target, total, places)
+    check = id_check(picks, n, op)
+    total = target if sums is None else sums.view
+    return partial(_add_rows, check, _lists_of_rows(picks, rows.view), target, total, flat_ids.view)
 
 
 def _lists_of_rows(ids: Array, rows: Array) -> list[tuple[Array, Array]]:
@@ -226,18 +211,18 @@ def _lists_of_rows(ids: Array, rows: Array) -> list[tuple[Array, Array]]:
     return [pair for i, r in zip(ids, rows, strict=True) for pair in _lists_of_rows(i, r)]
 
 
-def _add_rows(check: Call, lists: Sequence[tuple[Array, Array]], out: Array, total: Array, places: Array) -> None:
+def _add_rows(check: Call, lists: Sequence[tuple[Array, Array]], out: Array, total: Array, flat_ids: Array) -> None:
     check()
     total[...] = 0
-    count, row = places.shape
+    count, row = flat_ids.shape
     along = np.arange(row)
     for ids, rows in lists:
         for first in range(0, len(ids), count):
             some = ids[first : first + count]
-            at = places[: len(some)]
+            at = flat_ids[: len(some)]
             np.multiply(some.reshape(-1, 1), row, at)
             np.add(at, along, at)
-            # One line of numbers to one line of places is what `np.add.at` is fast at.
+            # `np.add.at` is fast where values, indices and target have one axis each.
             values = rows[first : first + count].reshape(-1)
             np.add.at(total, at.reshape(-1), values.astype(total.dtype, copy=False))
     if total is not out:
@@ -264,7 +249,7 @@ def _add_call(stream: Stream, out: Array, value: Array) -> Call:
 @KERNELS("index_copy", dtypes=PLAIN)
 def index_copy(stream: Stream, op: str, out: Arg, ids: Arg, rows: Arg) -> Call:
     picks = ids.view
-    check = partial(check_ids, picks, _as_unsigned(picks), out.shape[0], op)
+    check = id_check(picks, out.shape[0], op)
     return partial(_put_rows, check, out.view, picks, rows.view)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -11,18 +11,19 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import is_dense
 from opweave.ops.interpolation import axis_taps, tap_kind
 from opweave_cpu.kernels.table import KERNELS, PLAIN
-from opweave_cpu.lanes import Cut, Rooms, bind_lanes, cuts_of, lane_count
-from opweave_cpu.tiles import TILE, Array, compute_dtype
+from opweave_cpu.tiles import TILE, Array, aligned, compute_dtype, window
+from opweave_cpu.workers import Cut, bind_workers, cuts_of, worker_count
 
 
-class _Resampling:
+class _ResamplingTiling:
     """What is resampled in which order, and how it is cut: some channels at a time."""
 
-    def __init__(self, out: Arg, x: Arg, attrs: dict[str, Any]) -> None:
+    def __init__(self, out: Arg, x: Arg, attrs: Mapping[str, Any]) -> None:
         mode, factors = attrs["mode"], attrs["scale_factor"]
         self.dtype: DType = out.dtype if mode == "nearest" else compute_dtype(out.dtype)
         self.axes = []
@@ -39,12 +40,13 @@ class _Resampling:
         self.packs = x.dtype is not self.dtype or not is_dense(x.shape[1:], x.strides[1:], x.dtype)
         channels = max(1, TILE // (self.dtype.itemsize * max(sizes)))
         self.jobs = cuts_of(x.shape[0], (x.shape[1],), channels)
-        tile = (min(channels, x.shape[1]) * max(sizes), self.dtype)
-        self.rooms = Rooms(lane_count(len(self.jobs), 4 * out.size), [tile] * 3)
+        self.workers = worker_count(len(self.jobs), 4 * out.size)
+        tile = aligned(min(channels, x.shape[1]) * max(sizes), self.dtype)
+        self.scratch = {"tiles": (self.dtype, (self.workers, 3, tile))}
 
 
-def _workspace(step: Step) -> int:
-    return _Resampling(step.out, step.srcs[0], dict(step.attrs)).rooms.nbytes
+def _workspace(step: Step) -> Arrays:
+    return _ResamplingTiling(step.out, step.srcs[0], step.attrs).scratch
 
 
 def _is_nearest_or_float(step: Step) -> str | None:
@@ -54,8 +56,8 @@ def _is_nearest_or_float(step: Step) -> str | None:
 
 
 @KERNELS("interpolate", dtypes=PLAIN, when=_is_nearest_or_float, workspace=_workspace)
-def interpolate(stream: Stream, op: str, out: Arg, x: Arg, *, workspace: Arg | None, **attrs: Any) -> Call:
-    plan = _Resampling(out, x, attrs)
+def interpolate(stream: Stream, op: str, out: Arg, x: Arg, *, tiles: Arg, **attrs: Any) -> Call:
+    plan = _ResamplingTiling(out, x, attrs)
     nearest, dtype = attrs["mode"] == "nearest", plan.dtype.numpy
     source, stored = x.view, out.view
     axes = [
@@ -68,29 +70,29 @@ def interpolate(stream: Stream, op: str, out: Arg, x: Arg, *, workspace: Arg | N
         for axis, (places, weights) in plan.axes
     ]
 
-    def tile_calls(job: tuple[int, Cut], rooms: list[Array]) -> Iterator[Call]:
+    def tile_calls(job: tuple[int, Cut], worker: int) -> Iterator[Call]:
+        own = tiles.view[worker]
         n, (channels,) = job
         target, now = stored[n, channels], source[n, channels]
         if plan.packs:
-            packed = rooms[0][: now.size].reshape(now.shape)
+            packed = window(own[0], now.shape)
             yield partial(np.copyto, packed, now)
             now = packed
         for i, (axis, places, weights, runs) in enumerate(axes):
             shape = (*now.shape[:axis], places.shape[1], *now.shape[axis + 1 :])
-            size = prod(shape)
             direct = i == len(axes) - 1 and target.dtype == dtype
-            total = target if direct else rooms[1 - i % 2][:size].reshape(shape)
+            total = target if direct else window(own[1 - i % 2], shape)
             if nearest:
                 yield partial(now.take, places[0], axis, total, "clip")
             elif runs is None:
-                yield from _add_taps(now, axis, places, weights, total, rooms[2][:size].reshape(shape))
+                yield from _add_taps(now, axis, places, weights, total, window(own[2], shape))
             else:
-                yield from _add_runs(now, axis, runs, total, rooms[2])
+                yield from _add_runs(now, axis, runs, total, own[2])
             now = total
         if now is not target:
             yield partial(np.copyto, target, now, "unsafe")
 
-    return bind_lanes(stream, plan.jobs, plan.rooms, workspace, tile_calls)
+    return bind_workers(stream, plan.jobs, plan.workers, tile_calls)
 
 
 def _along(weights: Array, x: Array, axis: int) -> Array:
@@ -142,12 +144,12 @@ def _runs(places: Array, weights: Array, length: int) -> list[_Run] | None:
     return found if len(found) * FEWEST_IN_A_RUN <= size else None
 
 
-def _add_runs(x: Array, axis: int, runs: Sequence[_Run], total: Array, room: Array) -> Iterator[Call]:
+def _add_runs(x: Array, axis: int, runs: Sequence[_Run], total: Array, scratch: Array) -> Iterator[Call]:
     """The same without gathering; only the last sum is written where elements lie apart."""
     before = (slice(None),) * axis
     for to, taps in runs:
         part = total[(*before, to)]
-        sums, products = [half.reshape(part.shape) for half in (room[: part.size], room[part.size : 2 * part.size])]
+        sums, products = (window(half, part.shape) for half in (scratch, scratch[part.size :]))
         for i, (of, weight) in enumerate(taps):
             yield partial(np.multiply, x[(*before, of)], _along(weight, part, axis), products if i else sums)
             if i:

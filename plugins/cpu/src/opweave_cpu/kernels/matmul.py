@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import prod
 from typing import Final
 
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.blocks import fields_of
-from opweave_cpu.blocks import RowDecoder, decoder_bytes, longest, row_pieces
+from opweave_cpu.blocks import RowDecoder, decoder_scratch, longest, row_tiles
 from opweave_cpu.hardware import has_openblas
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
-from opweave_cpu.tiles import Array, Scratch, compute_dtype, in_turn, padded, scratch_array
+from opweave_cpu.tiles import Array, compute_dtype, in_turn, window
 
 _F32: Final = as_dtype("f32")
 
@@ -54,28 +54,29 @@ def is_turned(rows: int, inputs: int, outputs: int, dtype: DType) -> bool:
     return rows * inputs * outputs > (1 << 18 if rows >= VERY_FEW_ROWS else 1 << 20)
 
 
-def tile_product(left: Array, weights: Array, room: Array, lead: Sequence[int], *, turned: bool) -> tuple[Call, Array]:
-    """The call ``left @ weights.T``, and its result in ``room``, which is flat; ``lead`` is the shape of the rows."""
+def tile_product(left: Array, weights: Array, into: Array, lead: Sequence[int], *, turned: bool) -> tuple[Call, Array]:
+    """The call ``left @ weights.T``, and its result in ``into``, which is flat; ``lead`` is the shape of the rows."""
     rows, n = len(left), len(weights)
-    room = room[: rows * n]
+    result = into[: rows * n]
     if turned:
-        return partial(np.matmul, weights, left.T, room.reshape(n, rows)), np.moveaxis(room.reshape(n, *lead), 0, -1)
-    return product_call(left, weights.T, room.reshape(rows, n)), room.reshape(*lead, n)
+        call = partial(np.matmul, weights, left.T, result.reshape(n, rows))
+        return call, np.moveaxis(result.reshape(n, *lead), 0, -1)
+    return product_call(left, weights.T, result.reshape(rows, n)), result.reshape(*lead, n)
 
 
-def store_calls(result: Array, bias: Array | None, out: Array, room: Array | None = None) -> list[Call]:
+def store_calls(result: Array, bias: Array | None, out: Array, ordered: Arg | None = None) -> list[Call]:
     """The calls that store a result, plus a bias, rounded once.
 
-    A result that was computed the other way round is first put in order, in ``room``, which is flat: rounding across
+    A result that was computed the other way round is first put in order, in ``ordered``, which is flat: rounding across
     the rows takes twice as long.
     """
     if result.dtype == out.dtype:
         return [partial(np.copyto, out, result) if bias is None else partial(np.add, result, bias, out)]
     calls: list[Call] = []
-    wide = result if room is None else room[: result.size].reshape(result.shape)
+    wide = result if ordered is None else window(ordered.view, result.shape)
     if bias is not None:
         calls.append(partial(np.add, result, bias, wide))
-    elif room is not None:
+    elif ordered is not None:
         calls.append(partial(np.copyto, wide, result))
     return [*calls, partial(np.copyto, out, wide, "unsafe")]
 
@@ -96,38 +97,45 @@ def _is_turned(a: Arg, b: Arg, dtype: DType) -> bool:
     return is_turned(a.shape[0], b.shape[0], b.shape[1], dtype)
 
 
-def _matmul_workspace(step: Step) -> int:
-    dtype = compute_dtype(step.out.dtype)
-    sizes = [prod(_packed_shape(arg)) for arg in step.srcs if must_pack(arg, dtype)]
-    if step.out.dtype is not dtype or _is_turned(step.srcs[0], step.srcs[1], dtype):
-        sizes.append(step.out.size)
-    return sum(padded(size * dtype.itemsize) for size in sizes)
+def _matmul_workspace(step: Step) -> Arrays:
+    out, (a, b), dtype = step.out, step.srcs, compute_dtype(step.out.dtype)
+    arrays: dict[str, tuple[DType, Sequence[int]]] = {}
+    if must_pack(a, dtype):
+        arrays["left"] = dtype, _packed_shape(a)
+    if must_pack(b, dtype):
+        arrays["right"] = dtype, _packed_shape(b)
+    if _is_turned(a, b, dtype):
+        arrays["turned"] = dtype, (out.size,)
+    elif out.dtype is not dtype:
+        arrays["wide"] = dtype, out.shape
+    return arrays
 
 
 @KERNELS("matmul", dtypes=NUMBERS, workspace=_matmul_workspace)
-def matmul(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, workspace: Arg | None) -> Call:
-    if workspace is None:
-        return product_call(a.view, b.view, out.view)
-    dtype = compute_dtype(out.dtype)
-    scratch = Scratch(workspace)
+def matmul(
+    stream: Stream,
+    op: str,
+    out: Arg,
+    a: Arg,
+    b: Arg,
+    *,
+    left: Arg | None = None,
+    right: Arg | None = None,
+    turned: Arg | None = None,
+    wide: Arg | None = None,
+) -> Call:
     calls: list[Call] = []
-
-    def operand(arg: Arg) -> Array:
-        if not must_pack(arg, dtype):
-            return arg.view
-        packed = scratch.take(_packed_shape(arg), dtype)
-        once = tuple(slice(n) for n in packed.shape)
-        calls.append(partial(np.copyto, packed, arg.view[once]))
-        return packed
-
-    left, right = operand(a), operand(b)
-    if _is_turned(a, b, dtype):
-        call, result = tile_product(left, right.T, scratch.take((out.size,), dtype), out.shape[:1], turned=True)
+    for packed, arg in ((left, a), (right, b)):
+        if packed is not None:
+            once = tuple([slice(n) for n in packed.shape])
+            calls.append(partial(np.copyto, packed.view, arg.view[once]))
+    x, y = (left or a).view, (right or b).view
+    if turned is not None:
+        call, result = tile_product(x, y.T, turned.view, out.shape[:1], turned=True)
         return in_turn([*calls, call, *store_calls(result, None, out.view)])
-    result = out.view if out.dtype is dtype else scratch.take(out.shape, dtype)
-    calls.append(product_call(left, right, result))
-    if out.dtype is not dtype:
-        calls.append(partial(np.copyto, out.view, result, "unsafe"))
+    calls.append(product_call(x, y, (wide or out).view))
+    if wide is not None:
+        calls.append(partial(np.copyto, out.view, wide.view, "unsafe"))
     return in_turn(calls)
 
 
@@ -151,55 +159,59 @@ def _is_plain(x: Arg, w: Arg, out: Arg) -> bool:
     return not dtype.is_half and x.is_dense and out.is_dense and not must_pack(x, dtype) and not must_pack(w, dtype)
 
 
-def _linear_workspace(step: Step) -> int:
-    x, w, *_ = step.srcs
-    dtype = compute_dtype(step.out.dtype)
-    rows = x.size // w.shape[1]
-    if _is_plain(x, w, step.out):
-        return step.out.nbytes if is_turned(rows, w.shape[1], w.shape[0], dtype) else 0
-    tile = longest(row_pieces(w, rows))
-    sizes = [x.size, tile * w.shape[1], rows * tile]
-    if step.out.dtype is not dtype and is_turned(rows, w.shape[1], tile, dtype):
-        sizes.append(rows * tile)
-    return sum(padded(size * dtype.itemsize) for size in sizes)
+def _linear_workspace(step: Step) -> Arrays:
+    out, (x, w, *_), dtype = step.out, step.srcs, compute_dtype(step.out.dtype)
+    outputs, inputs = w.shape
+    rows = x.size // inputs
+    if _is_plain(x, w, out):
+        return {"turned": (dtype, (out.size,))} if is_turned(rows, inputs, outputs, dtype) else {}
+    tile = longest(row_tiles(w, rows))
+    orders = out.dtype is not dtype and is_turned(rows, inputs, tile, dtype)
+    return {
+        "packed": (dtype, (rows, inputs)),
+        "results": (dtype, (rows * tile,)),
+        "weights": (dtype, (tile, inputs)),
+        "ordered": (dtype, (rows * tile if orders else 0,)),
+    }
 
 
 @KERNELS("linear", dtypes=NUMBERS, workspace=_linear_workspace)
-def linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, workspace: Arg | None) -> Call:
-    if not _is_plain(x, w, out):
-        return _linear_by_tiles(out, x, w, b, workspace)
+def linear(
+    stream: Stream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    w: Arg,
+    b: Arg | None = None,
+    *,
+    turned: Arg | None = None,
+    **scratch: Arg,
+) -> Call:
+    if scratch:
+        return _linear_by_tiles(out, x, w, b, **scratch)
     rows, target = x.view, out.view
     if rows.ndim != 2:
         rows, target = rows.reshape(-1, w.shape[1]), target.reshape(-1, w.shape[0])
-    if workspace is not None:
-        room = scratch_array(workspace, out.size, out.dtype)
-        call, result = tile_product(rows, w.view, room, rows.shape[:1], turned=True)
+    if turned is not None:
+        call, result = tile_product(rows, w.view, turned.view, rows.shape[:1], turned=True)
         return in_turn([call, *store_calls(result, None if b is None else b.view, target)])
     call = product_call(rows, w.view.T, target)
     return call if b is None else in_turn([call, partial(np.add, target, b.view, target)])
 
 
-def _linear_by_tiles(out: Arg, x: Arg, w: Arg, b: Arg | None, workspace: Arg | None) -> Call:
+def _linear_by_tiles(
+    out: Arg, x: Arg, w: Arg, b: Arg | None, packed: Arg, results: Arg, weights: Arg, ordered: Arg | None = None
+) -> Call:
     """Some rows of the weights at a time: converted, multiplied, rounded into their columns of ``out``."""
-    dtype = compute_dtype(out.dtype)
-    scratch = Scratch(workspace)
-    inputs = w.shape[1]
-    rows = x.size // inputs
-    pieces = row_pieces(w, rows)
-    tile = longest(pieces)
-    packed = scratch.take(x.shape, dtype)
-    results = scratch.take((rows * tile,), dtype)
-    weights = scratch.take((tile * inputs,), dtype)
-    left, target, stored = packed.reshape(-1, inputs), out.view, w.view
-    turned = is_turned(rows, inputs, tile, dtype)
-    room = scratch.take((rows * tile,), dtype) if turned and out.dtype is not dtype else None
+    left, target, stored = packed.view, out.view, w.view
+    turned = is_turned(len(left), w.shape[1], weights.shape[0], packed.dtype)
     bias = None if b is None else b.view
-    calls: list[Call] = [partial(np.copyto, packed, x.view)]
-    for piece in pieces:
-        some = weights[: (piece.stop - piece.start) * inputs].reshape(-1, inputs)
-        call, result = tile_product(left, some, results, out.shape[:-1], turned=turned)
-        calls += [partial(np.copyto, some, stored[piece]), call]
-        calls += store_calls(result, None if bias is None else bias[piece], target[..., piece], room)
+    calls: list[Call] = [partial(np.copyto, left.reshape(x.shape), x.view)]
+    for tile in row_tiles(w, len(left)):
+        some = weights.view[: tile.stop - tile.start]
+        call, result = tile_product(left, some, results.view, out.shape[:-1], turned=turned)
+        calls += [partial(np.copyto, some, stored[tile]), call]
+        calls += store_calls(result, None if bias is None else bias[tile], target[..., tile], ordered)
     return in_turn(calls)
 
 
@@ -211,49 +223,54 @@ def lies_ready(arg: Arg, dtype: DType) -> bool:
     return arg.dtype is dtype and arg.is_dense
 
 
-def _blocks_workspace(step: Step) -> int:
-    x, w, *_ = step.srcs
-    dtype = compute_dtype(step.out.dtype)
-    rows = x.size // w.shape[1]
-    pieces = row_pieces(w, rows)
-    packed = 0 if lies_ready(x, dtype) else padded(x.size * dtype.itemsize)
-    turned = is_turned(rows, w.shape[1], longest(pieces), dtype)
-    result = 0 if lies_ready(step.out, dtype) and not turned else padded(rows * longest(pieces) * dtype.itemsize)
-    if turned and step.out.dtype is not dtype:
-        result *= 2
-    return packed + result + decoder_bytes(w, pieces, dtype)
+def _blocks_workspace(step: Step) -> Arrays:
+    out, (x, w, *_), dtype = step.out, step.srcs, compute_dtype(step.out.dtype)
+    inputs = w.shape[1]
+    rows = x.size // inputs
+    tiles = row_tiles(w, rows)
+    size, turned = rows * longest(tiles), is_turned(rows, inputs, longest(tiles), dtype)
+    return {
+        **decoder_scratch(w, tiles, dtype),
+        "packed": (dtype, (0 if lies_ready(x, dtype) else rows, inputs)),
+        "results": (dtype, (0 if lies_ready(out, dtype) and not turned else size,)),
+        "ordered": (dtype, (size if turned and out.dtype is not dtype else 0,)),
+    }
 
 
 @KERNELS("linear", dtypes=[*map(as_dtype, FLOATS.split()), *QUANTIZED], workspace=_blocks_workspace)
 def linear_of_blocks(
-    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: DType, workspace: Arg | None
+    stream: Stream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    w: Arg,
+    b: Arg | None = None,
+    *,
+    blocks: DType,
+    packed: Arg | None = None,
+    results: Arg | None = None,
+    ordered: Arg | None = None,
+    **decoding: Arg,
 ) -> Call:
-    dtype = compute_dtype(out.dtype)
-    scratch = Scratch(workspace)
     outputs, inputs = w.shape
-    pieces, stored, target = row_pieces(w, x.size // inputs), fields_of(w.view, blocks), out.view
-    decoder = RowDecoder(w, pieces, dtype, scratch)
+    tiles, stored, target = row_tiles(w, x.size // inputs), fields_of(w.view, blocks), out.view
+    decoder = RowDecoder(w, tiles, **decoding)
     calls: list[Call] = []
-    left = x.view
-    if not lies_ready(x, dtype):
-        left = scratch.take(x.shape, dtype)
-        calls.append(partial(np.copyto, left, x.view))
-    left = left.reshape(-1, inputs)
-    turned = is_turned(len(left), inputs, longest(pieces), dtype)
-    direct = lies_ready(out, dtype) and not turned
-    size = len(left) * longest(pieces)
-    results = target.reshape(-1, outputs) if direct else scratch.take((size,), dtype)
-    room = scratch.take((size,), dtype) if turned and out.dtype is not dtype else None
+    left = (packed or x).view.reshape(-1, inputs)
+    if packed is not None:
+        calls.append(partial(np.copyto, left.reshape(x.shape), x.view))
+    turned = is_turned(len(left), inputs, longest(tiles), compute_dtype(out.dtype))
     bias = None if b is None else b.view
-    for piece in pieces:
-        decode, tile = decoder(piece.stop - piece.start)
-        some = None if bias is None else bias[piece]
-        if direct:
-            result = results[:, piece]
-            calls += [partial(decode, stored[piece]), product_call(left, tile.T, result)]
+    for tile in tiles:
+        decode, weights = decoder(tile.stop - tile.start)
+        calls.append(partial(decode, stored[tile]))
+        some = None if bias is None else bias[tile]
+        if results is None:
+            result = target.reshape(-1, outputs)[:, tile]
+            calls.append(product_call(left, weights.T, result))
             if some is not None:
                 calls.append(partial(np.add, result, some, result))
         else:
-            call, result = tile_product(left, tile, results, out.shape[:-1], turned=turned)
-            calls += [partial(decode, stored[piece]), call, *store_calls(result, some, target[..., piece], room)]
+            call, result = tile_product(left, weights, results.view, out.shape[:-1], turned=turned)
+            calls += [call, *store_calls(result, some, target[..., tile], ordered)]
     return in_turn(calls)

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
+from typing import Final
 
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave.ops.normalization import alibi_slopes
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import (
     Array,
     Body,
-    Scratch,
+    aligned,
     at_once,
     bind_tiled,
     compute_dtype,
     constant,
-    lanes,
-    most_lanes,
-    padded,
+    most_workers,
     repeated,
     row_sums,
     shares,
     tile_cuts,
     tile_rows,
-    tiled_workspace,
+    tile_scratch,
+    window,
+    workers_of,
 )
 
-
-def _workspace(step: Step) -> int:
-    return tiled_workspace(step, stats=1, by_rows=True)
+_ONE_STAT: Final = partial(tile_scratch, stats=1, by_rows=True)
 
 
 @lru_cache(maxsize=64)
@@ -56,16 +56,16 @@ def _softmax_body(dtype: DType, n: int, scale: float, masked: bool) -> Body:
     return body
 
 
-@KERNELS("softmax", inplace=True, workspace=_workspace)
-def softmax(stream: Stream, op: str, out: Arg, x: Arg, *mask: Arg, scale: float, workspace: Arg | None) -> Call:
-    dtype = compute_dtype(out.dtype)
-    body = _softmax_body(dtype, out.shape[-1], scale, bool(mask))
-    srcs = [x.view, *[m.view for m in mask]]
-    return bind_tiled(stream, body, out.view, srcs, dtype, workspace, stats=1, by_rows=True)
+@KERNELS("softmax", inplace=True, workspace=_ONE_STAT)
+def softmax(
+    stream: Stream, op: str, out: Arg, x: Arg, *mask: Arg, scale: float, stats: Arg, tiles: Arg | None = None
+) -> Call:
+    body = _softmax_body(stats.dtype, out.shape[-1], scale, bool(mask))
+    return bind_tiled(stream, body, out.view, [x.view, *[m.view for m in mask]], tiles, stats, by_rows=True)
 
 
-def _heads_workspace(step: Step) -> int:
-    return tiled_workspace(step, scratch=int(step.attrs["max_bias"] != 0), stats=2, by_rows=True)
+def _heads_workspace(step: Step) -> Arrays:
+    return tile_scratch(step, int(step.attrs["max_bias"] != 0), stats=2, by_rows=True)
 
 
 @KERNELS("head_softmax", inplace=True, workspace=_heads_workspace)
@@ -79,9 +79,10 @@ def head_softmax(
     *,
     scale: float,
     max_bias: float,
-    workspace: Arg | None,
+    stats: Arg,
+    tiles: Arg | None = None,
 ) -> Call:
-    dtype = compute_dtype(out.dtype)
+    dtype = stats.dtype
     factor, heads = constant(scale, dtype), out.shape[-3]
     add = row_sums(out.shape[-1], dtype.numpy)
     sloped = max_bias != 0
@@ -113,17 +114,12 @@ def head_softmax(
         srcs.append(mask.view)
     if sloped:
         srcs.append(np.broadcast_to(slopes, out.shape))
-    return bind_tiled(stream, body, out.view, srcs, dtype, workspace, scratch=int(sloped), stats=2, by_rows=True)
+    return bind_tiled(stream, body, out.view, srcs, tiles, stats, by_rows=True)
 
 
-def _log_workspace(step: Step) -> int:
-    return tiled_workspace(step, scratch=1, stats=1, by_rows=True)
-
-
-@KERNELS("log_softmax", inplace=True, workspace=_log_workspace)
-def log_softmax(stream: Stream, op: str, out: Arg, x: Arg, *, workspace: Arg | None) -> Call:
-    dtype = compute_dtype(out.dtype)
-    add = row_sums(out.shape[-1], dtype.numpy)
+@KERNELS("log_softmax", inplace=True, workspace=partial(tile_scratch, tiles=1, stats=1, by_rows=True))
+def log_softmax(stream: Stream, op: str, out: Arg, x: Arg, *, tiles: Arg, stats: Arg) -> Call:
+    add = row_sums(out.shape[-1], tiles.dtype.numpy)
 
     def body(out: Array, x: Array, powers: Array, stat: Array) -> None:
         np.maximum.reduce(x, axis=-1, out=stat, keepdims=True)
@@ -133,13 +129,12 @@ def log_softmax(stream: Stream, op: str, out: Arg, x: Arg, *, workspace: Arg | N
         np.log(stat, stat)
         np.subtract(out, stat, out)
 
-    return bind_tiled(stream, body, out.view, [x.view], dtype, workspace, scratch=1, stats=1, by_rows=True)
+    return bind_tiled(stream, body, out.view, [x.view], tiles, stats, by_rows=True)
 
 
-@KERNELS("l2_norm", inplace=True, workspace=_workspace)
-def l2_norm(stream: Stream, op: str, out: Arg, x: Arg, *, eps: float, workspace: Arg | None) -> Call:
-    dtype = compute_dtype(out.dtype)
-    smallest = constant(eps, dtype)
+@KERNELS("l2_norm", inplace=True, workspace=_ONE_STAT)
+def l2_norm(stream: Stream, op: str, out: Arg, x: Arg, *, eps: float, stats: Arg, tiles: Arg | None = None) -> Call:
+    smallest = constant(eps, stats.dtype)
 
     def body(out: Array, x: Array, stat: Array) -> None:
         np.vecdot(x, x, stat[..., 0])
@@ -147,7 +142,7 @@ def l2_norm(stream: Stream, op: str, out: Arg, x: Arg, *, eps: float, workspace:
         np.maximum(stat, smallest, out=stat)
         np.divide(x, stat, out)
 
-    return bind_tiled(stream, body, out.view, [x.view], dtype, workspace, stats=1, by_rows=True)
+    return bind_tiled(stream, body, out.view, [x.view], tiles, stats, by_rows=True)
 
 
 @lru_cache(maxsize=64)
@@ -175,66 +170,71 @@ def _norm_body(dtype: DType, n: int, eps: float, centred: bool, parameters: int)
     return body
 
 
-@KERNELS("layer_norm", "rms_norm", inplace=True, workspace=_workspace)
-def norm(stream: Stream, op: str, out: Arg, x: Arg, *parameters: Arg, eps: float, workspace: Arg | None) -> Call:
+@KERNELS("layer_norm", "rms_norm", inplace=True, workspace=_ONE_STAT)
+def norm(
+    stream: Stream, op: str, out: Arg, x: Arg, *parameters: Arg, eps: float, stats: Arg, tiles: Arg | None = None
+) -> Call:
     """``parameters`` are a weight, or a weight and a bias, or nothing."""
-    dtype = compute_dtype(out.dtype)
-    body = _norm_body(dtype, x.shape[-1], eps, op == "layer_norm", len(parameters))
+    body = _norm_body(stats.dtype, x.shape[-1], eps, op == "layer_norm", len(parameters))
     srcs = [x.view, *[repeated(p, out.shape) for p in parameters]]
-    return bind_tiled(stream, body, out.view, srcs, dtype, workspace, stats=1, by_rows=True)
+    return bind_tiled(stream, body, out.view, srcs, tiles, stats, by_rows=True)
 
 
 # --- groups of channels ---------------------------------------------------------------------------------------------
 
 
-def _group_row(out: Arg, groups: int) -> int:
-    return out.size // (out.shape[0] * groups)
+def _groups_of_tile(out: Arg, groups: int, dtype: DType) -> tuple[int, int]:
+    """How many groups make a tile, and the elements of each."""
+    row = out.size // (out.shape[0] * groups)
+    return tile_rows(out.size, row, dtype.itemsize), row
 
 
-def _group_lane(out: Arg, groups: int, dtype: DType) -> int:
-    """Scratch bytes of one thread: two numbers a group, and the groups of a tile where ``out`` is not to work in."""
-    row = _group_row(out, groups)
-    rows = tile_rows(out.size, row, dtype)
-    work = 0 if out.is_dense and out.dtype is dtype else padded(rows * row * dtype.itemsize)
-    return padded(rows * dtype.itemsize) + work
-
-
-def _group_workspace(step: Step) -> int:
-    dtype = compute_dtype(step.out.dtype)
-    return _group_lane(step.out, step.attrs["groups"], dtype) * most_lanes(step.out.size, dtype)
+def _group_workspace(step: Step) -> Arrays:
+    """One number a group; and the groups of a tile, where ``out`` cannot serve as memory to work in."""
+    out, dtype = step.out, compute_dtype(step.out.dtype)
+    rows, row = _groups_of_tile(out, step.attrs["groups"], dtype)
+    workers = most_workers(out.size * dtype.itemsize)
+    stats = dtype, (workers, aligned(rows, dtype))
+    if out.is_dense and out.dtype is dtype:
+        return {"stats": stats}
+    return {"stats": stats, "work": (dtype, (workers, aligned(rows * row, dtype)))}
 
 
 @KERNELS("group_norm", inplace=True, workspace=_group_workspace)
 def group_norm(
-    stream: Stream, op: str, out: Arg, x: Arg, *parameters: Arg, groups: int, eps: float, workspace: Arg | None
+    stream: Stream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    *parameters: Arg,
+    groups: int,
+    eps: float,
+    stats: Arg,
+    work: Arg | None = None,
 ) -> Call:
     """``parameters`` are a weight, or a weight and a bias, or nothing."""
-    dtype = compute_dtype(out.dtype)
+    dtype = stats.dtype
     n, channels, *rest = out.shape
     shape = (n, groups, channels // groups, *rest)
-    row = _group_row(out, groups)
-    rows = tile_rows(out.size, row, dtype)
+    rows, row = _groups_of_tile(out, groups, dtype)
     target, source = (_in_groups(arg, shape) for arg in (out, x))
     each = []
     for p in parameters:
         strides = (0, channels // groups * p.strides[0], p.strides[0], *[0] * len(rest))
         assert p.buffer is not None
         each.append(p.buffer.view(p.offset, p.dtype, (*shape[:3], *[1] * len(rest)), strides))
-    works_in_place = out.is_dense and out.dtype is dtype
     cuts = tile_cuts((n, groups), rows, keep_last=False)
-    count = min(lanes(stream), most_lanes(out.size, dtype), len(cuts))
-    scratch, jobs = Scratch(workspace), []
+    count = min(workers_of(stream), stats.shape[0], len(cuts))
+    jobs = []
     numbers = constant(1 / row, dtype), constant(eps, dtype)
-    for mine in shares(len(cuts), count):
-        stat = scratch.take((rows,), dtype)
-        room = None if works_in_place else scratch.take((rows * row,), dtype)
-        pieces = []
+    for worker, mine in enumerate(shares(len(cuts), count)):
+        tiles = []
         for cut in cuts[mine]:
             some = target[cut]
-            work = some if room is None else room[: some.size].reshape(some.shape)
-            marks = stat[: some.size // row].reshape(*some.shape[:2], *[1] * (some.ndim - 2))
-            pieces.append((some, source[cut], work, marks, [e[cut] for e in each]))
-        jobs.append(partial(_norm_groups, pieces, *numbers))
+            into = some if work is None else window(work.view[worker], some.shape)
+            stat = window(stats.view[worker], (*some.shape[:2], *[1] * (some.ndim - 2)))
+            tiles.append((some, source[cut], into, stat, [e[cut] for e in each]))
+        jobs.append(partial(_norm_groups, tiles, *numbers))
     return at_once(jobs)
 
 
@@ -246,19 +246,18 @@ def _in_groups(arg: Arg, shape: tuple[int, ...]) -> Array:
 
 
 def _norm_groups(
-    pieces: Sequence[tuple[Array, Array, Array, Array, list[Array]]], per_count: Array, epsilon: Array
+    tiles: Sequence[tuple[Array, Array, Array, Array, list[Array]]], per_count: Array, epsilon: Array
 ) -> None:
-    for out, x, work, stat, parameters in pieces:
+    for out, x, work, stat, parameters in tiles:
         flat = work.reshape(*work.shape[:2], -1)
-        marks = stat.reshape(*stat.shape[:2], 1)
         if work is not out:
             np.copyto(work, x)
-            np.add.reduce(flat, -1, None, marks, keepdims=True)
+            np.add.reduce(flat, -1, None, stat.reshape(*stat.shape[:2], 1), keepdims=True)
         else:
             np.add.reduce(x, tuple(range(2, x.ndim)), None, stat, keepdims=True)
         np.multiply(stat, per_count, stat)
         np.subtract(x if work is out else work, stat, work)
-        np.vecdot(flat, flat, marks[..., 0])
+        np.vecdot(flat, flat, stat.reshape(stat.shape[:2]))
         np.multiply(stat, per_count, stat)
         np.add(stat, epsilon, stat)
         np.sqrt(stat, stat)

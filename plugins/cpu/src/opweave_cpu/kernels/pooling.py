@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from math import prod
@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
 from opweave.ops.pooling import window_counts
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS
-from opweave_cpu.lanes import Cut, Rooms, at, bind_lanes, cuts_of, lane_count, overlap
-from opweave_cpu.tiles import TILE, Array, compute_dtype, constant
+from opweave_cpu.tiles import TILE, aligned, compute_dtype, constant, window
+from opweave_cpu.workers import Cut, at, bind_workers, cuts_of, overlap, worker_count
 
 
-def _windows(x: Arg, cut: Sequence[slice], attrs: dict[str, Any]) -> list[tuple[Cut, Cut]]:
+def _windows(x: Arg, cut: Sequence[slice], attrs: Mapping[str, Any]) -> list[tuple[Cut, Cut]]:
     """For each element of the window: the part of the tile that has one inside of the input, and where these are."""
     axes = []
     for c, n, k, s, p, d in zip(
@@ -32,16 +33,16 @@ def _jobs(out: Arg) -> list[tuple[int, Cut]]:
     return cuts_of(out.shape[0], out.shape[1:], TILE // compute_dtype(out.dtype).itemsize)
 
 
-def _work(out: Arg, attrs: dict[str, Any]) -> int:
-    return out.size * int(prod(attrs["kernel_size"]))
+def _workers(out: Arg, attrs: Mapping[str, Any]) -> int:
+    return worker_count(len(_jobs(out)), out.size * int(prod(attrs["kernel_size"])))
 
 
 @KERNELS("max_pool1d", "max_pool2d", dtypes=NUMBERS)
 def max_pool(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
-    target, source, jobs = out.view, x.view, _jobs(out)
+    target, source = out.view, x.view
     lowest = constant(-np.inf if out.dtype.is_float else np.iinfo(out.dtype.numpy).min, out.dtype)
 
-    def tile_calls(job: tuple[int, Cut], rooms: list[Array]) -> Iterator[Call]:
+    def tile_calls(job: tuple[int, Cut], worker: int) -> Iterator[Call]:
         n, (channels, *cut) = job
         most, inputs = target[at(n, channels, *cut)], source[n, channels]
         yield partial(np.copyto, most, lowest)
@@ -49,22 +50,20 @@ def max_pool(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
             part = most[to]
             yield partial(np.maximum, part, inputs[of], out=part)
 
-    return bind_lanes(stream, jobs, Rooms(lane_count(len(jobs), _work(out, attrs)), []), None, tile_calls)
+    return bind_workers(stream, _jobs(out), _workers(out, attrs), tile_calls)
 
 
-def _rooms(out: Arg, attrs: dict[str, Any]) -> Rooms:
-    dtype = compute_dtype(out.dtype)
+def _workspace(step: Step) -> Arrays:
+    """The sums of a tile, where the output's type is narrower."""
+    out, dtype = step.out, compute_dtype(step.out.dtype)
+    if out.dtype is dtype:
+        return {}
     tile = min(TILE // dtype.itemsize, prod(out.shape[1:]))
-    lanes = lane_count(len(_jobs(out)), _work(out, attrs))
-    return Rooms(lanes, [] if out.dtype is dtype else [(tile, dtype)])
-
-
-def _workspace(step: Step) -> int:
-    return _rooms(step.out, dict(step.attrs)).nbytes
+    return {"sums": (dtype, (_workers(out, step.attrs), aligned(tile, dtype)))}
 
 
 @KERNELS("avg_pool1d", "avg_pool2d", dtypes=FLOATS, workspace=_workspace)
-def avg_pool(stream: Stream, op: str, out: Arg, x: Arg, *, workspace: Arg | None, **attrs: Any) -> Call:
+def avg_pool(stream: Stream, op: str, out: Arg, x: Arg, *, sums: Arg | None = None, **attrs: Any) -> Call:
     target, source, dtype = out.view, x.view, compute_dtype(out.dtype)
     rank = len(out.shape) - 2
     counts = []
@@ -74,10 +73,10 @@ def avg_pool(stream: Stream, op: str, out: Arg, x: Arg, *, workspace: Arg | None
         counts.append(each.reshape(-1, *[1] * (rank - 1 - axis)))
     divisor = constant(attrs["divisor"], dtype)
 
-    def tile_calls(job: tuple[int, Cut], rooms: list[Array]) -> Iterator[Call]:
+    def tile_calls(job: tuple[int, Cut], worker: int) -> Iterator[Call]:
         n, (channels, *cut) = job
         mean, inputs = target[at(n, channels, *cut)], source[n, channels]
-        total = rooms[0][: mean.size].reshape(mean.shape) if rooms else mean
+        total = mean if sums is None else window(sums.view[worker], mean.shape)
         yield partial(total.fill, 0)
         for to, of in _windows(x, cut, attrs):
             part = total[to]
@@ -90,4 +89,4 @@ def avg_pool(stream: Stream, op: str, out: Arg, x: Arg, *, workspace: Arg | None
         if total is not mean:
             yield partial(np.copyto, mean, total, "unsafe")
 
-    return bind_lanes(stream, _jobs(out), _rooms(out, attrs), workspace, tile_calls)
+    return bind_workers(stream, _jobs(out), _workers(out, attrs), tile_calls)

@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
-from opweave.graph.dtypes import as_dtype
+from opweave.contract.workspace import Arrays
+from opweave.graph.dtypes import DType, as_dtype
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, PLAIN
 from opweave_cpu.threads import THREADS
 from opweave_cpu.tiles import (
@@ -18,17 +19,17 @@ from opweave_cpu.tiles import (
     SPREAD_PASS,
     TILE,
     Array,
-    Scratch,
+    aligned,
     at_once,
     compute_dtype,
     in_turn,
-    lanes,
-    most_lanes,
-    padded,
+    most_workers,
     row_sums,
     shares,
     tile_cuts,
     tile_rows,
+    window,
+    workers_of,
 )
 
 RUN: Final = 128
@@ -121,7 +122,7 @@ def _reduce(stream: Stream, ufunc: Any, x: Array, axes: tuple[int, ...], out: Ar
             return _sum_rows(stream, x, out)
         if axes == (x.ndim - 2,) and _are_wide_rows(x) and out.strides[-1] == out.itemsize:
             return _sum_columns(stream, x, out)
-    count = lanes(stream) if x.nbytes >= SPREAD_READ else 1
+    count = workers_of(stream) if x.nbytes >= SPREAD_READ else 1
     whole = partial(ufunc.reduce, x, axes, dtype, out)
     if count == 1:
         return whole
@@ -154,7 +155,7 @@ def _sum_rows(stream: Stream, x: Array, out: Array) -> Call:
     if packed and n <= LONGEST_ROW and x.size <= BLAS_ROWS:
         return partial(np.matmul, x, np.ones(n, x.dtype), out)
     add = row_sums(n, x.dtype)
-    count = lanes(stream) if x.nbytes >= SPREAD_READ and x.ndim > 1 else 1
+    count = workers_of(stream) if x.nbytes >= SPREAD_READ and x.ndim > 1 else 1
     ends = out[..., None]
     return at_once(
         [partial(add, x[p], ends[p]) for p in shares(len(x), count)] if count > 1 else [partial(add, x, ends)]
@@ -170,7 +171,7 @@ def _sum_columns(stream: Stream, x: Array, out: Array) -> Call:
     add = partial(np.matmul, np.ones(x.shape[-2], x.dtype))
     if x.size < BLAS_COLUMNS:
         return partial(add, x, out)
-    count = lanes(stream) if x.nbytes >= COLUMNS_PASS and x.ndim > 2 else 1
+    count = workers_of(stream) if x.nbytes >= COLUMNS_PASS and x.ndim > 2 else 1
     pieces = shares(len(x), count) if count > 1 else [...]
     # Several threads of BLAS would wait for memory and for each other.
     return partial(THREADS.spread_products, [partial(add, x[p], out[p]) for p in pieces])
@@ -218,27 +219,37 @@ def _split(dims: Sequence[_Dim]) -> _Split | None:
     return _Split(axis, run, n // run, n % run, 4 * passed < NARROW and not columns)
 
 
-def _total_workspace(step: Step) -> int:
-    dtype = compute_dtype(step.out.dtype)
-    size = step.out.size
-    work = 0 if dtype is step.out.dtype else padded(size * dtype.itemsize)
-    split = _split(_dims(step.srcs[0], step.out, step.attrs["axes"])) if dtype is _F32 else None
-    if split is None:
-        return work
-    wide = padded(size * _F64.itemsize) if split.partials > FEW else 0
-    return work + wide + padded(size * split.partials * _F32.itemsize)
+def _sum_scratch(step: Step) -> dict[str, tuple[DType, Sequence[int]]]:
+    """The workspace of `_sum_calls`."""
+    out, dtype = step.out, compute_dtype(step.out.dtype)
+    arrays: dict[str, tuple[DType, Sequence[int]]] = {}
+    if dtype is not out.dtype:
+        arrays["sums"] = dtype, (out.size,)
+    split = _split(_dims(step.srcs[0], out, step.attrs["axes"])) if dtype is _F32 else None
+    if split is not None:
+        arrays["partials"] = _F32, (out.size * split.partials,)
+        if split.partials > FEW:
+            arrays["wide"] = _F64, (out.size,)
+    return arrays
 
 
-def sum_calls(stream: Stream, x: Arg, out: Arg, axes: tuple[int, ...], scratch: Scratch) -> tuple[list[Call], Array]:
+def _sum_calls(
+    stream: Stream,
+    x: Arg,
+    out: Arg,
+    axes: tuple[int, ...],
+    sums: Arg | None = None,
+    partials: Arg | None = None,
+    wide: Arg | None = None,
+) -> tuple[list[Call], Array]:
     """The calls that add up ``x``, and the array that then holds the sums, in the type to compute in: ``out`` itself if
-    it has that, else a piece of scratch memory of its shape."""
-    dtype = compute_dtype(out.dtype)
+    it has that, else ``sums`` in its shape."""
     dims = _dims(x, out, axes)
     source, target, reduced = _views(x, out, dims)
-    sums = target if dtype is out.dtype else scratch.take(target.shape, dtype)
-    split = _split(dims) if dtype is _F32 else None
-    if split is None:
-        return [_reduce(stream, np.add, source, reduced, sums)], sums
+    into = target if sums is None else sums.view.reshape(target.shape)
+    split = None if partials is None else _split(dims)
+    if partials is None or split is None:
+        return [_reduce(stream, np.add, source, reduced, into)], into
     axis, shape, strides = split.axis, list(source.shape), list(source.strides)
     step = strides[axis]
     if split.far:
@@ -248,25 +259,25 @@ def sum_calls(stream: Stream, x: Arg, out: Arg, axes: tuple[int, ...], scratch: 
     first = axis if split.far else axis + 1
     inner = tuple([first if i == axis else i + (i > axis) for i in reduced])
     place = axis - sum(i < axis for i in reduced)
-    partials = scratch.take((*sums.shape[:place], split.partials, *sums.shape[place:]), _F32)
+    parts = partials.view.reshape(*into.shape[:place], split.partials, *into.shape[place:])
     whole = _at(place, slice(0, split.blocks))
-    calls = [_reduce(stream, np.add, _show(x, shape, strides), inner, partials[whole])]
+    calls = [_reduce(stream, np.add, _show(x, shape, strides), inner, parts[whole])]
     if split.rest:
         left = source[_at(axis, slice(source.shape[axis] - split.rest, None))]
         # With a length of its own first: where no axis is left, an index alone would give a number.
-        last = partials[_at(place, slice(-1, None))].reshape(sums.shape)
+        last = parts[_at(place, slice(-1, None))].reshape(into.shape)
         calls.append(_reduce(stream, np.add, left, reduced, last))
-    if split.partials <= FEW:
-        calls.append(partial(np.add.reduce, partials, place, None, sums))
+    if wide is None:
+        calls.append(partial(np.add.reduce, parts, place, None, into))
     else:
-        wide = scratch.take(sums.shape, _F64)
-        calls += [partial(np.add.reduce, partials, place, wide.dtype, wide), partial(np.copyto, sums, wide, "unsafe")]
-    return calls, sums
+        exact = wide.view.reshape(into.shape)
+        calls += [partial(np.add.reduce, parts, place, exact.dtype, exact), partial(np.copyto, into, exact, "unsafe")]
+    return calls, into
 
 
-@KERNELS("sum", "mean", dtypes=NUMBERS, workspace=_total_workspace)
-def total(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...], workspace: Arg | None) -> Call:
-    calls, sums = sum_calls(stream, x, out, axes, Scratch(workspace))
+@KERNELS("sum", "mean", dtypes=NUMBERS, workspace=_sum_scratch)
+def total(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...], **scratch: Arg) -> Call:
+    calls, sums = _sum_calls(stream, x, out, axes, **scratch)
     if op == "mean":
         calls.append(partial(np.divide, sums, np.array(x.size // out.size, sums.dtype), sums))
     if compute_dtype(out.dtype) is not out.dtype:
@@ -282,35 +293,43 @@ def _store(out: Arg, values: Array) -> Call:
 # --- variances ------------------------------------------------------------------------------------------------------
 
 
-def _var_workspace(step: Step) -> int:
-    dtype = compute_dtype(step.out.dtype)
-    x, size = step.srcs[0], step.out.size
-    means = 0 if dtype is step.out.dtype else padded(size * dtype.itemsize)
-    tile = padded(tile_rows(x.size, 1, dtype) * dtype.itemsize)
-    lane = tile + 2 * padded(size * _F64.itemsize)
-    return max(_total_workspace(step), means) + lane * most_lanes(x.size, dtype)
+def _var_workspace(step: Step) -> Arrays:
+    """That of the means; and for each worker a tile of squares, the sums of a tile, and all sums."""
+    x, size, dtype = step.srcs[0], step.out.size, compute_dtype(step.out.dtype)
+    workers = most_workers(x.size * dtype.itemsize)
+    sums = _F64, (workers, aligned(size, _F64))
+    tile = dtype, (workers, aligned(tile_rows(x.size, 1, dtype.itemsize), dtype))
+    return {**_sum_scratch(step), "squares": tile, "tile_sums": sums, "square_sums": sums}
 
 
 @KERNELS("var", dtypes=FLOATS, workspace=_var_workspace)
 def variance(
-    stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...], correction: float, workspace: Arg | None
+    stream: Stream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    *,
+    axes: tuple[int, ...],
+    correction: float,
+    squares: Arg,
+    tile_sums: Arg,
+    square_sums: Arg,
+    **scratch: Arg,
 ) -> Call:
     """The means, then the squares of what differs from them, a tile at a time."""
-    dtype = compute_dtype(out.dtype)
-    scratch = Scratch(workspace)
-    calls, means = sum_calls(stream, x, out, axes, scratch)
+    calls, means = _sum_calls(stream, x, out, axes, **scratch)
     n = x.size // out.size
     calls.append(partial(np.divide, means, np.array(n, means.dtype), means))
     source, _, reduced = _views(x, out, _dims(x, out, axes))
     kept = [1 if i in reduced else length for i, length in enumerate(source.shape)]
     centers = means.reshape(kept)
-    elements = tile_rows(x.size, 1, dtype)
+    elements = tile_rows(x.size, 1, squares.dtype.itemsize)
     cuts = tile_cuts(source.shape, elements, keep_last=False) if source.ndim else [(...,)]
     jobs, sums = [], []
-    for piece in shares(len(cuts), min(lanes(stream), most_lanes(x.size, dtype))):
-        tile, part = scratch.take((elements,), dtype), scratch.take((out.size,), _F64)
-        sums.append(scratch.take(kept, _F64))
-        jobs.append(partial(_add_squares, source, centers, reduced, sums[-1], part, tile, cuts[piece]))
+    for worker, mine in enumerate(shares(len(cuts), min(workers_of(stream), squares.shape[0]))):
+        sums.append(window(square_sums.view[worker], kept))
+        own = tile_sums.view[worker], squares.view[worker]
+        jobs.append(partial(_add_squares, source, centers, reduced, sums[-1], *own, cuts[mine]))
     calls.append(at_once(jobs))
     calls += [partial(np.add, sums[0], other, sums[0]) for other in sums[1:]]
     calls.append(partial(np.divide, sums[0], np.array(max(n - correction, 0.0)), sums[0]))
@@ -345,25 +364,25 @@ def extremum(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...]
     return _reduce(stream, np.maximum if op == "max" else np.minimum, source, reduced, target)
 
 
-def _prod_workspace(step: Step) -> int:
+def _prod_workspace(step: Step) -> Arrays:
     dtype = compute_dtype(step.out.dtype)
-    return 0 if dtype is step.out.dtype else step.out.size * dtype.itemsize
+    return {} if dtype is step.out.dtype else {"products": (dtype, (step.out.size,))}
 
 
 @KERNELS("prod", dtypes=NUMBERS, workspace=_prod_workspace)
-def product(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...], workspace: Arg | None) -> Call:
+def product(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...], products: Arg | None = None) -> Call:
     source, target, reduced = _views(x, out, _dims(x, out, axes))
-    if workspace is None:
+    if products is None:
         return _reduce(stream, np.multiply, source, reduced, target)
-    products = Scratch(workspace).take(target.shape, compute_dtype(out.dtype))
-    return in_turn([_reduce(stream, np.multiply, source, reduced, products), _store(out, products)])
+    wide = products.view.reshape(target.shape)
+    return in_turn([_reduce(stream, np.multiply, source, reduced, wide), _store(out, wide)])
 
 
 @KERNELS("argmax", dtypes=PLAIN)
 def argmax(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int) -> Call:
     values, places = x.view.swapaxes(axis, -1), np.expand_dims(out.view, axis).swapaxes(axis, -1)[..., 0]
     # NumPy packs what does not lie in rows: cut, so that it packs no more than a tile.
-    rows = tile_rows(x.size, x.shape[axis], x.dtype)
+    rows = tile_rows(x.size, x.shape[axis], x.dtype.itemsize)
     cuts = [(...,)] if values.flags.c_contiguous else tile_cuts(values.shape, rows, keep_last=True)
     return partial(_argmax, [(values[cut], places[cut]) for cut in cuts])
 
@@ -376,39 +395,32 @@ def _argmax(pieces: list[tuple[Array, Array]]) -> None:
             places[...] = values.argmax(-1)
 
 
-def _count_workspace(step: Step) -> int:
-    size = step.srcs[0].size
-    return padded(min(size, TILE)) * _count_lanes(step.srcs[0])
-
-
-def _count_lanes(x: Arg) -> int:
-    return most_lanes(x.size, x.dtype)
+def _count_workspace(step: Step) -> Arrays:
+    """Whether each element of a tile is equal."""
+    x = step.srcs[0]
+    return {"equal": ("bool", (most_workers(x.nbytes), min(x.size, TILE)))}
 
 
 @KERNELS("count_equal", dtypes=PLAIN, workspace=_count_workspace)
-def count_equal(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, workspace: Arg | None) -> Call:
+def count_equal(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, equal: Arg) -> Call:
     left, right = a.view, b.view
     if left.flags.c_contiguous and right.flags.c_contiguous:
         left, right = left.reshape(-1), right.reshape(-1)
     cuts = tile_cuts(left.shape, TILE, keep_last=False) if left.ndim else [(...,)]
-    pieces = [(left[cut], right[cut]) for cut in cuts]
-    scratch, jobs = Scratch(workspace), []
-    target = out.view
-    spans = shares(len(pieces), min(lanes(stream), _count_lanes(a)))
+    tiles = [(left[cut], right[cut]) for cut in cuts]
+    spans = shares(len(tiles), min(workers_of(stream), equal.shape[0]))
     counts = [0] * len(spans)
-    for lane, span in enumerate(spans):
-        mask = scratch.take((min(a.size, TILE),), as_dtype("bool"))
-        jobs.append(partial(_count, pieces[span], mask, counts, lane))
-    return partial(_count_all, at_once(jobs), counts, target)
+    jobs = [partial(_count, tiles[span], equal.view[i], counts, i) for i, span in enumerate(spans)]
+    return partial(_count_all, at_once(jobs), counts, out.view)
 
 
-def _count(pieces: Sequence[tuple[Array, Array]], mask: Array, counts: list[int], lane: int) -> None:
+def _count(tiles: Sequence[tuple[Array, Array]], equal: Array, counts: list[int], worker: int) -> None:
     total = 0
-    for a, b in pieces:
-        same = mask[: a.size].reshape(a.shape)
+    for a, b in tiles:
+        same = window(equal, a.shape)
         np.equal(a, b, same)
         total += int(np.count_nonzero(same))
-    counts[lane] = total
+    counts[worker] = total
 
 
 def _count_all(count: Call, counts: list[int], out: Array) -> None:

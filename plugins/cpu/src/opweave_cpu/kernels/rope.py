@@ -10,16 +10,17 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import as_dtype
 from opweave.ops.rope import pair_slices, rope_frequencies
 from opweave_cpu.kernels.table import FLOATS, KERNELS
-from opweave_cpu.lanes import Cut, Rooms, bind_lanes, full_cuts, lane_count
-from opweave_cpu.tiles import TILE, Array, compute_dtype, in_turn, scratch_array
+from opweave_cpu.tiles import TILE, Array, aligned, compute_dtype, in_turn, window
+from opweave_cpu.workers import Cut, bind_workers, full_cuts, worker_count
 
 _F64: Final = as_dtype("f64")
 
 
-class _Turning:
+class _RotationTiling:
     """How x is cut, and the tables of cosines and sines: one row for each position that is not a repeated one."""
 
     def __init__(self, x: Arg, positions: Arg, half: int, sections: tuple[int, ...]) -> None:
@@ -31,16 +32,21 @@ class _Turning:
         self.chunk = min(self.count, max(1, TILE // (_F64.itemsize * half)))
         rows = max(1, TILE // (dtype.itemsize * half))
         self.jobs = full_cuts(x.shape[:-1], rows)
-        tile = (min(rows, x.size // x.shape[-1]) * half, dtype)
-        shared = [(self.count * half, dtype)] * 2 + [(self.chunk * half, _F64), (prod(self.lead), _F64)]
-        lanes = lane_count(len(self.jobs), 6 * x.size)
+        self.workers = worker_count(len(self.jobs), 6 * x.size)
         self.converts = x.dtype is not dtype
-        self.rooms = Rooms(lanes, [tile] * (2 + 2 * self.converts), shared)
+        tile = aligned(min(rows, x.size // x.shape[-1]) * half, dtype)
+        self.scratch = {
+            "cos": (dtype, (self.count, half)),
+            "sin": (dtype, (self.count, half)),
+            "angles": (_F64, (self.chunk, half)),
+            "places": (_F64, self.lead),
+            "tiles": (dtype, (self.workers, 4 if self.converts else 2, tile)),
+        }
 
 
-def _workspace(step: Step) -> int:
+def _workspace(step: Step) -> Arrays:
     x, positions, *_ = step.srcs
-    return _Turning(x, positions, step.attrs["dims"] // 2, step.attrs["sections"]).rooms.nbytes
+    return _RotationTiling(x, positions, step.attrs["dims"] // 2, step.attrs["sections"]).scratch
 
 
 @KERNELS("rope", dtypes=FLOATS, inplace=True, workspace=_workspace)
@@ -55,39 +61,40 @@ def rope(
     pairing: str,
     dims: int,
     sections: tuple[int, ...],
-    workspace: Arg | None,
+    cos: Arg,
+    sin: Arg,
+    angles: Arg,
+    places: Arg,
+    tiles: Arg,
     **frequencies: Any,
 ) -> Call:
     half = dims // 2
-    plan = _Turning(x, positions, half, sections)
-    cos, sin, angles, places = plan.rooms.shared(workspace)
-    cos, sin = cos.reshape(-1, half), sin.reshape(-1, half)
+    plan = _RotationTiling(x, positions, half, sections)
     stored = positions.view[tuple([slice(n) for n in plan.lead])]
-    places = places.reshape(plan.lead)
-    rows = places.reshape(len(sections) or 1, -1)
+    rows = places.view.reshape(len(sections) or 1, -1)
     parts = _columns(sections or (half,))
     lead = tuple(plan.lead[1:] if sections else plan.lead)
-    cosines, sines = [np.broadcast_to(t.reshape(*lead, half), (*x.shape[:-1], half)) for t in (cos, sin)]
+    cosines, sines = [np.broadcast_to(t.view.reshape(*lead, half), (*x.shape[:-1], half)) for t in (cos, sin)]
     first, second = pair_slices(pairing, dims)
     source, target = x.view, out.view
     apart = not plan.converts and not np.may_share_memory(source, target)
 
     def table_calls(turns: Array, magnitude: float) -> Iterator[Call]:
-        yield partial(np.copyto, places, stored)
+        yield partial(np.copyto, places.view, stored)
         for start in range(0, plan.count, plan.chunk):
             some = slice(start, min(start + plan.chunk, plan.count))
-            angle = angles[: (some.stop - start) * half].reshape(-1, half)
+            angle = angles.view[: some.stop - start]
             for row, part in zip(rows, parts, strict=True):
                 yield partial(np.multiply, row[some, None], turns[part], angle[:, part])
-            yield partial(np.cos, angle, cos[some])
-            yield partial(np.sin, angle, sin[some])
+            yield partial(np.cos, angle, cos.view[some])
+            yield partial(np.sin, angle, sin.view[some])
         if magnitude != 1:
-            yield partial(np.multiply, cos, magnitude, cos)
-            yield partial(np.multiply, sin, magnitude, sin)
+            yield partial(np.multiply, cos.view, magnitude, cos.view)
+            yield partial(np.multiply, sin.view, magnitude, sin.view)
 
-    def turn_calls(cut: Cut, rooms: list[Array]) -> Iterator[Call]:
+    def turn_calls(cut: Cut, worker: int) -> Iterator[Call]:
         c, s = cosines[cut], sines[cut]
-        t, *others = [room[: c.size].reshape(c.shape) for room in rooms if len(room)]
+        t, *others = [window(tile, c.shape) for tile in tiles.view[worker]]
         inputs, outputs = source[cut], target[cut]
         a, b = inputs[..., first], inputs[..., second]
         to_a, to_b = outputs[..., first], outputs[..., second]
@@ -110,7 +117,7 @@ def rope(
         if x.shape[-1] > dims:
             yield partial(np.copyto, outputs[..., dims:], inputs[..., dims:])
 
-    turn = bind_lanes(stream, plan.jobs, plan.rooms, workspace, turn_calls)
+    turn = bind_workers(stream, plan.jobs, plan.workers, turn_calls)
     if factors is None:
         return in_turn([*table_calls(*rope_frequencies(dims, **frequencies)), turn])
     scales = factors.view
@@ -132,28 +139,26 @@ def _columns(sections: Sequence[int]) -> list[slice]:
 # --- waves ----------------------------------------------------------------------------------------------------------
 
 
-def _wave_workspace(step: Step) -> int:
-    half: int = step.attrs["dim"] // 2
-    return 2 * step.out.shape[0] * half * _F64.itemsize
+def _wave_workspace(step: Step) -> Arrays:
+    waves = _F64, (step.out.shape[0], step.attrs["dim"] // 2)
+    return {"angles": waves, "waves": waves}
 
 
 @KERNELS("timestep_embedding", dtypes=FLOATS, workspace=_wave_workspace)
 def timestep_embedding(
-    stream: Stream, op: str, out: Arg, t: Arg, *, dim: int, max_period: float, workspace: Arg | None
+    stream: Stream, op: str, out: Arg, t: Arg, *, dim: int, max_period: float, angles: Arg, waves: Arg
 ) -> Call:
-    count, half = t.shape[0], dim // 2
-    angles = scratch_array(workspace, count * half, _F64).reshape(count, half)
-    waves = scratch_array(workspace, count * half, _F64, angles.nbytes).reshape(count, half)
+    half = dim // 2
     frequencies = max_period ** -(np.arange(half) / half)
-    times, target = t.view[:, None], out.view
+    times, target, phases, values = t.view[:, None], out.view, angles.view, waves.view
 
     def run() -> None:
-        np.copyto(angles, times)
-        np.multiply(angles, frequencies, angles)
-        np.cos(angles, waves)
-        np.copyto(target[:, :half], waves, "unsafe")
-        np.sin(angles, waves)
-        np.copyto(target[:, half : 2 * half], waves, "unsafe")
+        np.copyto(phases, times)
+        np.multiply(phases, frequencies, phases)
+        np.cos(phases, values)
+        np.copyto(target[:, :half], values, "unsafe")
+        np.sin(phases, values)
+        np.copyto(target[:, half : 2 * half], values, "unsafe")
         target[:, 2 * half :] = 0
 
     return run

@@ -9,25 +9,24 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
 from opweave_cpu.kernels.elementwise import one_pass, one_pass_of_halves
-from opweave_cpu.kernels.table import KERNELS, PLAIN
-from opweave_cpu.tiles import Array, bind_tiled, constant, tiled_workspace
+from opweave_cpu.kernels.table import HALVES, KERNELS, PLAIN, WIDE_NUMBERS
+from opweave_cpu.tiles import Array, bind_tiled, constant, tile_scratch
 
 _UFUNCS: Final[dict[str, Any]] = {"minimum": np.minimum, "maximum": np.maximum}
-_NOT_HALF: Final = "f64 f32 i64 i32 i16 i8 u8"
-_HALF: Final = "f16 bf16"
 _F32: Final = as_dtype("f32")
 
 
-@KERNELS("minimum", "maximum", dtypes=f"{_NOT_HALF} bool", inplace=True)
+@KERNELS("minimum", "maximum", dtypes=f"{WIDE_NUMBERS} bool", inplace=True)
 def extreme(stream: Stream, op: str, out: Arg, a: Arg, b: Arg) -> Call:
     return one_pass(stream, _UFUNCS[op], out, a, b)
 
 
-@KERNELS("minimum", "maximum", dtypes=_HALF, inplace=True, workspace=tiled_workspace)
-def extreme_of_halves(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, workspace: Arg | None) -> Call:
-    return one_pass_of_halves(stream, _UFUNCS[op], out, a, b, workspace=workspace)
+@KERNELS("minimum", "maximum", dtypes=HALVES, inplace=True, workspace=tile_scratch)
+def extreme_of_halves(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, tiles: Arg) -> Call:
+    return one_pass_of_halves(stream, _UFUNCS[op], out, a, b, tiles=tiles)
 
 
 def _clip(x: Array, out: Array, least: Array, largest: Array) -> None:
@@ -52,30 +51,28 @@ def _clamping(least: float, largest: float, dtype: DType, wide: DType) -> Callab
     return partial(_clip, least=low, largest=high)
 
 
-@KERNELS("clamp", dtypes=_NOT_HALF, inplace=True)
+@KERNELS("clamp", dtypes=WIDE_NUMBERS, inplace=True)
 def clamp(stream: Stream, op: str, out: Arg, x: Arg, *, min: float, max: float) -> Call:
     return one_pass(stream, _clamping(min, max, out.dtype, out.dtype), out, x)
 
 
-@KERNELS("clamp", dtypes=_HALF, inplace=True, workspace=tiled_workspace)
-def clamp_of_halves(
-    stream: Stream, op: str, out: Arg, x: Arg, *, min: float, max: float, workspace: Arg | None
-) -> Call:
-    return one_pass_of_halves(stream, _clamping(min, max, out.dtype, _F32), out, x, workspace=workspace)
+@KERNELS("clamp", dtypes=HALVES, inplace=True, workspace=tile_scratch)
+def clamp_of_halves(stream: Stream, op: str, out: Arg, x: Arg, *, min: float, max: float, tiles: Arg) -> Call:
+    return one_pass_of_halves(stream, _clamping(min, max, out.dtype, _F32), out, x, tiles=tiles)
 
 
 def _is_positive(x: Array, out: Array) -> None:
     np.greater(x, 0, out)
 
 
-@KERNELS("step", dtypes=_NOT_HALF, inplace=True)
+@KERNELS("step", dtypes=WIDE_NUMBERS, inplace=True)
 def step(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     return one_pass(stream, _is_positive, out, x)
 
 
-@KERNELS("step", dtypes=_HALF, inplace=True, workspace=tiled_workspace)
-def step_of_halves(stream: Stream, op: str, out: Arg, x: Arg, workspace: Arg | None) -> Call:
-    return one_pass_of_halves(stream, _is_positive, out, x, workspace=workspace)
+@KERNELS("step", dtypes=HALVES, inplace=True, workspace=tile_scratch)
+def step_of_halves(stream: Stream, op: str, out: Arg, x: Arg, *, tiles: Arg) -> Call:
+    return one_pass_of_halves(stream, _is_positive, out, x, tiles=tiles)
 
 
 # --- where ----------------------------------------------------------------------------------------------------------
@@ -93,14 +90,11 @@ def _choose(out: Array, a: Array, b: Array, condition: Array, mask: Array, eithe
     np.bitwise_xor(b, mask, out)
 
 
-def _where_workspace(step: Step) -> int:
-    out = step.out
-    as_bits = Arg(None, 0, _BITS[out.dtype.itemsize], out.shape, out.strides)
-    return tiled_workspace(Step(step.op, as_bits, step.srcs, step.attrs), 2)
+def _where_workspace(step: Step) -> Arrays:
+    return tile_scratch(step, 2, dtype=_BITS[step.out.dtype.itemsize])
 
 
 @KERNELS("where", dtypes=PLAIN, inplace=True, workspace=_where_workspace)
-def where(stream: Stream, op: str, out: Arg, condition: Arg, a: Arg, b: Arg, workspace: Arg | None) -> Call:
-    bits = _BITS[out.dtype.itemsize]
-    target, *srcs = (x.view.view(bits.numpy) for x in (out, a, b))
-    return bind_tiled(stream, _choose, target, [*srcs, condition.view], bits, workspace, 2, in_output=True)
+def where(stream: Stream, op: str, out: Arg, condition: Arg, a: Arg, b: Arg, *, tiles: Arg) -> Call:
+    target, *srcs = (x.view.view(tiles.dtype.numpy) for x in (out, a, b))
+    return bind_tiled(stream, _choose, target, [*srcs, condition.view], tiles, in_output=True)

@@ -15,29 +15,28 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import as_dtype
-from opweave_cpu.kernels.table import KERNELS
+from opweave_cpu.kernels.table import HALVES, KERNELS
 from opweave_cpu.tiles import (
     SPREAD_PASS,
     Array,
-    Scratch,
+    aligned,
     at_once,
     bind_tiled,
-    compute_dtype,
     in_turn,
-    lanes,
-    most_lanes,
-    padded,
+    most_workers,
     shares,
     tile_cuts,
     tile_rows,
-    tiled_workspace,
+    tile_scratch,
+    window,
+    workers_of,
 )
 
 _F32: Final = as_dtype("f32")
-_F64: Final = as_dtype("f64")
 _I32: Final = as_dtype("i32")
-_U8: Final = as_dtype("u8")
+_I64: Final = as_dtype("i64")
 _SIGN: Final = np.array(0x80000000, np.uint32)
 _ALL: Final = np.array(0xFFFFFFFF, np.uint32)
 _LOW: Final = np.array(0xFFFFFFFF, np.uint64)
@@ -60,64 +59,70 @@ LONG: Final = "f64 i64"
 
 
 def _rows(x: Arg, axis: int) -> int:
-    return tile_rows(x.size, x.shape[axis], _F64)
+    """Rows of a tile whose indices, of 8 bytes each, fit it."""
+    return tile_rows(x.size, x.shape[axis], _I64.itemsize)
 
 
-def _packed_workspace(step: Step) -> int:
-    x, n = step.srcs[0], step.srcs[0].shape[step.attrs["axis"]]
-    elements = _rows(x, step.attrs["axis"]) * n
-    return (padded(elements * 8) + padded(elements * 4)) * most_lanes(x.size, _F64)
+def _packed_workspace(step: Step) -> Arrays:
+    """The packed elements of a tile, and the numbers that keys are made in."""
+    x, axis = step.srcs[0], step.attrs["axis"]
+    tile = most_workers(x.size * _I64.itemsize), aligned(_rows(x, axis) * x.shape[axis], _F32)
+    return {"packed": (_I64, tile), "numbers": (_F32 if x.dtype.is_float else _I32, tile)}
 
 
-@KERNELS("argsort", dtypes=SHORT, workspace=_packed_workspace)
+def _argsort_workspace(step: Step) -> Arrays:
+    """Nothing where NumPy's own sort of indices is faster."""
+    x, attrs = step.srcs[0], step.attrs
+    few = not attrs["stable"] and x.shape[attrs["axis"]] <= FEW and x.dtype.itemsize == 4
+    return {} if few else _packed_workspace(step)
+
+
+@KERNELS("argsort", dtypes=SHORT, workspace=_argsort_workspace)
 def argsort(
-    stream: Stream, op: str, out: Arg, x: Arg, *, axis: int, descending: bool, stable: bool, workspace: Arg | None
+    stream: Stream, op: str, out: Arg, x: Arg, *, axis: int, descending: bool, stable: bool, **scratch: Arg
 ) -> Call:
-    if not stable and x.shape[axis] <= FEW and x.dtype.itemsize == 4:
-        return _bind_long(out, x, axis, descending, stable, x.shape[axis])
-    return _bind_packed(stream, out, x, axis, descending, None, workspace)
+    if not scratch:
+        return _bind_indirect(out, x, axis, descending, stable, x.shape[axis])
+    return _bind_packed(stream, out, x, axis, descending, None, **scratch)
 
 
 @KERNELS("top_k", dtypes=SHORT, workspace=_packed_workspace)
-def top_k(stream: Stream, op: str, out: Arg, x: Arg, *, k: int, axis: int, workspace: Arg | None) -> Call:
-    return _bind_packed(stream, out, x, axis, True, k, workspace)
+def top_k(stream: Stream, op: str, out: Arg, x: Arg, *, k: int, axis: int, packed: Arg, numbers: Arg) -> Call:
+    return _bind_packed(stream, out, x, axis, True, k, packed, numbers)
 
 
 def _bind_packed(
-    stream: Stream, out: Arg, x: Arg, axis: int, descending: bool, k: int | None, workspace: Arg | None
+    stream: Stream, out: Arg, x: Arg, axis: int, descending: bool, k: int | None, packed: Arg, numbers: Arg
 ) -> Call:
-    values, places = x.view.swapaxes(axis, -1), out.view.swapaxes(axis, -1)
-    n, rows = x.shape[axis], _rows(x, axis)
-    cuts = tile_cuts(values.shape, rows, keep_last=True)
-    count = min(lanes(stream), most_lanes(x.size, _F64), len(cuts))
-    scratch, jobs = Scratch(workspace), []
-    for mine in shares(len(cuts), count):
-        packed = scratch.take((rows * n,), _F64).view(np.uint64)
-        keys = scratch.take((rows * n,), _F32 if x.dtype.is_float else _I32)
-        jobs.append(partial(_sort_packed, [(values[c], places[c]) for c in cuts[mine]], packed, keys, descending, k))
+    values, order = x.view.swapaxes(axis, -1), out.view.swapaxes(axis, -1)
+    cuts = tile_cuts(values.shape, _rows(x, axis), keep_last=True)
+    words, jobs = packed.view.view(np.uint64), []
+    for worker, mine in enumerate(shares(len(cuts), min(workers_of(stream), packed.shape[0], len(cuts)))):
+        tiles = [(values[c], order[c]) for c in cuts[mine]]
+        jobs.append(partial(_sort_packed, tiles, words[worker], numbers.view[worker], descending, k))
     return at_once(jobs)
 
 
 def _sort_packed(
-    pieces: Sequence[tuple[Array, Array]], room: Array, numbers: Array, descending: bool, k: int | None
+    tiles: Sequence[tuple[Array, Array]], words: Array, numbers: Array, descending: bool, k: int | None
 ) -> None:
-    n = pieces[0][0].shape[-1]
+    n = tiles[0][0].shape[-1]
     index = np.arange(n, dtype=np.uint32)
-    if k is None or k * SEVERAL > n or pieces[0][0].dtype != np.float32:
-        for values, places in pieces:
-            _sort_rows(values, places, room, numbers, index, descending, k)
+    if k is None or k * SEVERAL > n or tiles[0][0].dtype != np.float32:
+        for values, order in tiles:
+            _sort_rows(values, order, words, numbers, index, descending, k)
         return
-    for values, places in pieces:
+    for values, order in tiles:
         for row in np.ndindex(values.shape[:-1]):
-            if not _pick_few(values[row], places[row], room):
-                _sort_rows(values[row], places[row], room, numbers, index, descending, k)
+            if not _pick_few(values[row], order[row], words):
+                _sort_rows(values[row], order[row], words, numbers, index, descending, k)
 
 
 def _sort_rows(
-    values: Array, places: Array, room: Array, numbers: Array, index: Array, descending: bool, k: int | None
+    values: Array, order: Array, words: Array, numbers: Array, index: Array, descending: bool, k: int | None
 ) -> None:
-    packed = room[: values.size].reshape(values.shape)
-    keys = _keys(values, numbers[: values.size].reshape(values.shape), packed)
+    packed = window(words, values.shape)
+    keys = _keys(values, window(numbers, values.shape), packed)
     if descending:
         np.invert(keys, keys)
     np.left_shift(keys, _HALF, packed, dtype=np.uint64)
@@ -127,19 +132,19 @@ def _sort_rows(
         packed = packed[..., :k]
     packed.sort(-1)
     np.bitwise_and(packed, _LOW, packed)
-    np.copyto(places, packed, "unsafe")
+    np.copyto(order, packed, "unsafe")
 
 
-def _pick_few(values: Array, places: Array, room: Array) -> bool:
+def _pick_few(values: Array, order: Array, words: Array) -> bool:
     """Find the few largest of a long row in three passes; ``False`` where there are too many candidates, or NaN.
 
     The row is cut into parts, more than elements are wanted. Of the largest of each part, the last one that is wanted
     is a bound: no wanted element is smaller.
     """
-    n, k = len(values), len(places)
+    n, k = len(values), len(order)
     parts = n // PART
     whole = values[: parts * PART]
-    largest = room.view(np.float32)[:parts]
+    largest = words.view(np.float32)[:parts]
     across = as_strided(whole, (PART, parts), (parts * whole.strides[0], whole.strides[0]))
     np.maximum.reduce(across, axis=0, out=largest)
     rest = values[parts * PART :]
@@ -147,18 +152,17 @@ def _pick_few(values: Array, places: Array, room: Array) -> bool:
         return False
     largest.partition(parts - k)
     bound = largest[parts - k]
-    is_candidate = room.view(np.bool_)[:n]
+    is_candidate = words.view(np.bool_)[:n]
     np.greater_equal(values, bound, is_candidate)
     if np.count_nonzero(is_candidate) > n // PART + k:
         return False
     candidates = np.flatnonzero(is_candidate)
-    order = np.argsort(-values[candidates], kind="stable")[:k]
-    places[...] = candidates[order]
+    order[...] = candidates[np.argsort(-values[candidates], kind="stable")[:k]]
     return True
 
 
-def _keys(values: Array, numbers: Array, room: Array) -> Array:
-    """u32 keys that are ordered as the values, made in ``numbers``, with the bytes of ``room`` to work in."""
+def _keys(values: Array, numbers: Array, words: Array) -> Array:
+    """u32 keys that are ordered as the values, made in ``numbers``, with the bytes of ``words`` to work in."""
     keys = numbers.view(np.uint32)
     if numbers.dtype.kind == "i":
         np.copyto(numbers, values)
@@ -166,11 +170,11 @@ def _keys(values: Array, numbers: Array, room: Array) -> Array:
         return keys
     np.add(values, np.float32(0), numbers, dtype=np.float32)  # -0 becomes 0
     size = numbers.size
-    undefined = room.reshape(-1).view(np.bool_)[:size].reshape(numbers.shape)
+    undefined = words.reshape(-1).view(np.bool_)[:size].reshape(numbers.shape)
     np.not_equal(numbers, numbers, undefined)
     some_undefined = undefined.any()
     # The bits of floats are ordered as signed magnitudes: of negative ones all are turned, of others the sign.
-    turned = room.reshape(-1).view(np.int32)[size : 2 * size].reshape(numbers.shape)
+    turned = words.reshape(-1).view(np.int32)[size : 2 * size].reshape(numbers.shape)
     np.right_shift(numbers.view(np.int32), np.int32(31), turned)
     np.bitwise_or(turned.view(np.uint32), _SIGN, turned.view(np.uint32))
     np.bitwise_xor(keys, turned.view(np.uint32), keys)
@@ -181,29 +185,29 @@ def _keys(values: Array, numbers: Array, room: Array) -> Array:
 
 @KERNELS("argsort", dtypes=LONG)
 def argsort_long(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int, descending: bool, stable: bool) -> Call:
-    return _bind_long(out, x, axis, descending, stable, x.shape[axis])
+    return _bind_indirect(out, x, axis, descending, stable, x.shape[axis])
 
 
 @KERNELS("top_k", dtypes=LONG)
 def top_k_long(stream: Stream, op: str, out: Arg, x: Arg, *, k: int, axis: int) -> Call:
-    return _bind_long(out, x, axis, True, True, k)
+    return _bind_indirect(out, x, axis, True, True, k)
 
 
-def _bind_long(out: Arg, x: Arg, axis: int, descending: bool, stable: bool, k: int) -> Call:
-    values, places = x.view.swapaxes(axis, -1), out.view.swapaxes(axis, -1)
-    cuts = tile_cuts(values.shape, _rows(x, axis), keep_last=True)
-    pieces = [(values[cut], places[cut]) for cut in cuts]
-    return partial(_sort_long, pieces, descending, "stable" if stable else None, k)
+def _bind_indirect(out: Arg, x: Arg, axis: int, descending: bool, stable: bool, k: int) -> Call:
+    """By NumPy's own sort of indices, which compares the elements that they stand for."""
+    values, order = x.view.swapaxes(axis, -1), out.view.swapaxes(axis, -1)
+    tiles = [(values[cut], order[cut]) for cut in tile_cuts(values.shape, _rows(x, axis), keep_last=True)]
+    return partial(_sort_indirect, tiles, descending, "stable" if stable else None, k)
 
 
-def _sort_long(pieces: Sequence[tuple[Array, Array]], descending: bool, kind: Any, k: int) -> None:
-    for values, places in pieces:
+def _sort_indirect(tiles: Sequence[tuple[Array, Array]], descending: bool, kind: Any, k: int) -> None:
+    for values, order in tiles:
         if descending:
-            # Sorted backwards as a whole, equals would change places: so they are turned around beforehand.
-            order = values[..., ::-1].argsort(-1, kind)[..., ::-1][..., :k]
-            np.subtract(values.shape[-1] - 1, order, places)
+            # Equal elements come out in order of their indices: the reversed row is sorted, and the result reversed.
+            backwards = values[..., ::-1].argsort(-1, kind)[..., ::-1][..., :k]
+            np.subtract(values.shape[-1] - 1, backwards, order)
         else:
-            places[...] = values.argsort(-1, kind)
+            order[...] = values.argsort(-1, kind)
 
 
 # --- cumsum ---------------------------------------------------------------------------------------------------------
@@ -230,50 +234,49 @@ def _by_products(x: Arg, out: Arg, axis: int) -> bool:
     )
 
 
-def _carry_bytes(blocks: int) -> int:
-    return padded(blocks * _F64.itemsize) + padded(blocks * _F32.itemsize)
-
-
-def _carry_workspace(step: Step) -> int:
+def _carry_workspace(step: Step) -> Arrays:
+    """The sum at the end of each block, in f64 while they are added up, then in f32."""
     x, axis = step.srcs[0], step.attrs["axis"]
     n = x.shape[axis]
-    blocks = _carry_bytes(x.size // n * (n // BLOCK))
-    if not _by_products(x, step.out, axis):
-        return blocks
-    return max(blocks, _carry_bytes(tile_rows(x.size, n, x.dtype) * (n // SHORT_BLOCK)))
+    blocks = x.size // n * (n // BLOCK)
+    if _by_products(x, step.out, axis):
+        blocks = max(blocks, tile_rows(x.size, n, x.dtype.itemsize) * (n // SHORT_BLOCK))
+    return {"ends": ("f64", (blocks,)), "carry": (_F32, (blocks,))}
 
 
 @KERNELS("cumsum", dtypes="f32", workspace=_carry_workspace)
-def cumsum(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int, workspace: Arg | None) -> Call:
+def cumsum(
+    stream: Stream, op: str, out: Arg, x: Arg, *, axis: int, ends: Arg | None = None, carry: Arg | None = None
+) -> Call:
     source, target = np.moveaxis(x.view, axis, -1), np.moveaxis(out.view, axis, -1)
-    one_by_one = _sums_in_blocks(stream, source, target, workspace)
+    if ends is None or carry is None:  # a row is no longer than a block
+        return _spread_rows(stream, partial(np.add.accumulate, axis=-1), source, target)
+    one_by_one = _sums_in_blocks(stream, source, target, ends.view, carry.view)
     if not _by_products(x, out, axis):
         return one_by_one
     n = source.shape[-1]
-    rows = tile_rows(x.size, n, x.dtype)
     # Row k of the matrix adds element k to itself and all behind it.
     matrix = np.triu(np.ones((SHORT_BLOCK, SHORT_BLOCK), np.float32))
-    pieces = []
-    for cut in tile_cuts(target.shape, rows, keep_last=True):
-        some, result, scratch = source[cut], target[cut], Scratch(workspace)
+    tiles = []
+    for cut in tile_cuts(target.shape, tile_rows(x.size, n, x.dtype.itemsize), keep_last=True):
+        some, result = source[cut], target[cut]
         blocks_in, blocks_out = (_blocks(a, n // SHORT_BLOCK, SHORT_BLOCK) for a in (some, result))
-        ends = scratch.take(blocks_out.shape[:-1], _F64)
-        carry = scratch.take(ends.shape, _F32)
+        last, before = (window(a.view, blocks_out.shape[:-1]) for a in (ends, carry))
         rest = n % SHORT_BLOCK
         tail = (some[..., n - rest :], result[..., n - rest :]) if rest else None
-        pieces.append((blocks_in, blocks_out, ends, carry, tail))
-    return partial(_sum_by_products, pieces, matrix, one_by_one)
+        tiles.append((blocks_in, blocks_out, last, before, tail))
+    return partial(_sum_by_products, tiles, matrix, one_by_one)
 
 
 def _sum_by_products(
-    pieces: Sequence[tuple[Array, Array, Array, Array, tuple[Array, Array] | None]], matrix: Array, one_by_one: Call
+    tiles: Sequence[tuple[Array, Array, Array, Array, tuple[Array, Array] | None]], matrix: Array, one_by_one: Call
 ) -> None:
     """Running sums within blocks by a product, then the sum of the blocks before each.
 
     A product with an infinity or NaN makes NaN of what stands before it in the block: then all is added up
     ``one_by_one``.
     """
-    for x, out, ends, carry, tail in pieces:
+    for x, out, ends, carry, tail in tiles:
         np.matmul(x, matrix, out)
         np.copyto(ends, out[..., -1])
         np.add.accumulate(ends, -1, None, ends)
@@ -288,16 +291,14 @@ def _sum_by_products(
             np.add(tail[1], carry[..., -1:], tail[1])
 
 
-def _sums_in_blocks(stream: Stream, source: Array, target: Array, workspace: Arg | None) -> Call:
+def _sums_in_blocks(stream: Stream, source: Array, target: Array, flat_ends: Array, flat_carry: Array) -> Call:
     """The call that adds up one by one, in blocks."""
     n = source.shape[-1]
     count = n // BLOCK
     if count == 0:
         return _spread_rows(stream, partial(np.add.accumulate, axis=-1), source, target)
-    scratch = Scratch(workspace)
     blocks_in, blocks_out = _blocks(source, count, BLOCK), _blocks(target, count, BLOCK)
-    ends = scratch.take((*target.shape[:-1], count), _F64)
-    carry = scratch.take(ends.shape, _F32)
+    ends, carry = (window(flat, blocks_out.shape[:-1]) for flat in (flat_ends, flat_carry))
     calls: list[Call] = [
         _spread_rows(stream, partial(np.add.accumulate, axis=-1), blocks_in, blocks_out),
         partial(np.copyto, ends, blocks_out[..., -1]),
@@ -325,7 +326,7 @@ def _blocks(x: Array, count: int, length: int) -> Array:
 def _spread_rows(stream: Stream, ufunc: Any, x: Array, out: Array, *others: Array) -> Call:
     """The call ``ufunc(x, *others, out=out)``, in threads where it is big, each with some of the rows."""
     axis = max(range(out.ndim - 1), key=lambda i: out.shape[i], default=0)
-    count = min(lanes(stream), out.shape[axis]) if out.nbytes >= SPREAD_PASS and out.ndim > 1 else 1
+    count = min(workers_of(stream), out.shape[axis]) if out.nbytes >= SPREAD_PASS and out.ndim > 1 else 1
     n = out.shape[axis] if out.ndim > 1 else 1
     if count == 1:
         return partial(ufunc, x, *others, out=out)
@@ -333,21 +334,21 @@ def _spread_rows(stream: Stream, ufunc: Any, x: Array, out: Array, *others: Arra
     return at_once([partial(ufunc, x[c], *[o[c] for o in others], out=out[c]) for c in cuts])
 
 
-def _half_workspace(step: Step) -> int:
+def _half_workspace(step: Step) -> Arrays:
     axis, out = step.attrs["axis"], step.out
     turned = Arg(None, 0, out.dtype, _moved(out.shape, axis), _moved(out.strides, axis))
-    return tiled_workspace(Step(step.op, turned, step.srcs, step.attrs), scratch=1, by_rows=True)
+    return tile_scratch(step._replace(out=turned), tiles=1, by_rows=True)
 
 
 def _moved(values: Sequence[int], axis: int) -> tuple[int, ...]:
     return (*values[:axis], *values[axis + 1 :], values[axis])
 
 
-@KERNELS("cumsum", dtypes="f16 bf16", workspace=_half_workspace)
-def cumsum_half(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int, workspace: Arg | None) -> Call:
+@KERNELS("cumsum", dtypes=HALVES, workspace=_half_workspace)
+def cumsum_half(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int, tiles: Arg) -> Call:
     def body(out: Array, x: Array, sums: Array) -> None:
         np.add.accumulate(x, -1, None, sums)
         out[...] = sums
 
     source, target = np.moveaxis(x.view, axis, -1), np.moveaxis(out.view, axis, -1)
-    return bind_tiled(stream, body, target, [source], compute_dtype(out.dtype), workspace, scratch=1, by_rows=True)
+    return bind_tiled(stream, body, target, [source], tiles, by_rows=True)

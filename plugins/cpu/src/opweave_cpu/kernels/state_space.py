@@ -9,9 +9,10 @@ from typing import Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
 from opweave_cpu.kernels.table import FLOATS, KERNELS
-from opweave_cpu.lanes import Cut, Rooms, bind_lanes, cuts_of, lane_count
-from opweave_cpu.tiles import TILE, Array, compute_dtype, constant, in_turn
+from opweave_cpu.tiles import TILE, Array, aligned, compute_dtype, constant, in_turn, window
+from opweave_cpu.workers import Cut, bind_workers, cuts_of, worker_count
 
 # --- causal convolution ---------------------------------------------------------------------------------------------
 
@@ -21,37 +22,39 @@ def _conv_jobs(out: Arg) -> list[tuple[int, Cut]]:
     return cuts_of(out.shape[0], out.shape[1:2], max(1, elements // out.shape[2]))
 
 
-def _conv_rooms(out: Arg, w: Arg) -> Rooms:
-    dtype, jobs = compute_dtype(out.dtype), _conv_jobs(out)
+def _conv_workspace(step: Step) -> Arrays:
+    """The products of a tile with one column of the weights; of half types also its sums, and the weights widened."""
+    out, w, dtype = step.out, step.srcs[1], compute_dtype(step.out.dtype)
+    jobs = _conv_jobs(out)
     tile = max(cut.stop - cut.start for _, (cut,) in jobs) * out.shape[2]
-    half = out.dtype.is_half
-    shared = [(w.size, dtype)] if half else []
-    return Rooms(lane_count(len(jobs), out.size * w.shape[1]), [(tile, dtype)] * (1 + half), shared)
-
-
-def _conv_workspace(step: Step) -> int:
-    return _conv_rooms(step.out, step.srcs[1]).nbytes
+    own = dtype, (worker_count(len(jobs), out.size * w.shape[1]), aligned(tile, dtype))
+    # The product of two half types is rounded to one.
+    return {"products": own, "sums": own, "wide": (dtype, w.shape)} if out.dtype.is_half else {"products": own}
 
 
 @KERNELS("causal_conv1d", dtypes=FLOATS, workspace=_conv_workspace)
 def causal_conv1d(
-    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, *rest: Arg, biased: bool, workspace: Arg | None
+    stream: Stream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    w: Arg,
+    *rest: Arg,
+    biased: bool,
+    products: Arg,
+    sums: Arg | None = None,
+    wide: Arg | None = None,
 ) -> Call:
-    source, weights, target = x.view, w.view, out.view
-    rooms = _conv_rooms(out, w)
-    wide = rooms.shared(workspace)
-    if wide:
-        # The product of two half types is rounded to one.
-        weights = wide[0].reshape(w.shape)
+    source, weights, target = x.view, (wide or w).view, out.view
     bias = rest[0].view if biased else None
     state = rest[-1].view if len(rest) > biased else None
     tokens, before = x.shape[2], w.shape[1] - 1
 
-    def tile_calls(job: tuple[int, Cut], rooms: list[Array]) -> Iterator[Call]:
+    def tile_calls(job: tuple[int, Cut], worker: int) -> Iterator[Call]:
         n, (channels,) = job
         result, inputs = target[n, channels], source[n, channels]
-        part = rooms[0][: result.size].reshape(result.shape)
-        total = rooms[1][: result.size].reshape(result.shape) if len(rooms) > 1 else result
+        part = window(products.view[worker], result.shape)
+        total = result if sums is None else window(sums.view[worker], result.shape)
         yield partial(np.copyto, total, 0 if bias is None else bias[channels, None])
         for j in range(before + 1):
             factors, late = weights[channels, j : j + 1], before - j
@@ -67,8 +70,8 @@ def causal_conv1d(
         if total is not result:
             yield partial(np.copyto, result, total, "unsafe")
 
-    call = bind_lanes(stream, _conv_jobs(out), rooms, workspace, tile_calls)
-    return in_turn([partial(np.copyto, weights, w.view), call]) if wide else call
+    call = bind_workers(stream, _conv_jobs(out), products.shape[0], tile_calls)
+    return call if wide is None else in_turn([partial(np.copyto, weights, w.view), call])
 
 
 # --- selective scan -------------------------------------------------------------------------------------------------
@@ -80,7 +83,7 @@ CHUNK: Final = 1 << 17
 """Elements of a chunk: the numbers of the state of so many tokens."""
 
 
-class _Scan:
+class _ScanTiling:
     """How a scan is cut: some channels of one group at a time, and for these some tokens at a time."""
 
     def __init__(self, u: Arg, a: Arg, b: Arg) -> None:
@@ -96,15 +99,20 @@ class _Scan:
             for g in range(groups)
             for c in range(0, each, some)
         ]
-        chunk, rows, columns = self.tokens * some * n, self.tokens * some, self.tokens * n
-        sizes = [chunk, chunk, rows, rows, rows, columns, columns, some * n, some * n * (a.dtype is not self.dtype)]
-        lanes = lane_count(len(self.jobs), 8 * u.size * n)
-        self.rooms = Rooms(lanes, [(size, self.dtype) for size in sizes])
+        self.workers = worker_count(len(self.jobs), 8 * u.size * n)
+        sizes = {
+            **dict.fromkeys(("decays", "states"), self.tokens * some * n),
+            **dict.fromkeys(("steps", "inputs", "results"), self.tokens * some),
+            **dict.fromkeys(("reads", "writes"), self.tokens * n),
+            "state": some * n,
+            "rates": some * n * (a.dtype is not self.dtype),
+        }
+        self.scratch = {name: (self.dtype, (self.workers, aligned(n, self.dtype))) for name, n in sizes.items() if n}
 
 
-def _scan_workspace(step: Step) -> int:
+def _scan_workspace(step: Step) -> Arrays:
     u, _, a, b, *_ = step.srcs
-    return _Scan(u, a, b).rooms.nbytes
+    return _ScanTiling(u, a, b).scratch
 
 
 @KERNELS("selective_scan", dtypes=FLOATS, workspace=_scan_workspace)
@@ -121,9 +129,9 @@ def selective_scan(
     softplus: bool,
     skip: bool,
     last: bool,
-    workspace: Arg | None,
+    **scratch: Arg,
 ) -> Call:
-    plan = _Scan(u, a, b)
+    plan = _ScanTiling(u, a, b)
     inputs, deltas, rates, reads, writes = u.view, delta.view, a.view, b.view, c.view
     through = rest[0].view if skip else None
     state = rest[-1].view if len(rest) > skip else None
@@ -133,12 +141,16 @@ def selective_scan(
     tokens, n = u.shape[2], a.shape[1]
     zero, dtype = constant(0, plan.dtype), plan.dtype.numpy
 
-    def tile_calls(job: tuple[int, int, slice], rooms: list[Array]) -> Iterator[Call]:
+    def tile_calls(job: tuple[int, int, slice], worker: int) -> Iterator[Call]:
         i, g, channels = job
         some = channels.stop - channels.start
-        rate, h = rates[channels], rooms[7][: some * n].reshape(some, n)
+
+        def own(name: str, *shape: int) -> Array:
+            return window(scratch[name].view[worker], shape)
+
+        rate, h = rates[channels], own("state", some, n)
         if rate.dtype != dtype:
-            rate = rooms[8][: some * n].reshape(some, n)
+            rate = own("rates", some, n)
             yield partial(np.copyto, rate, rates[channels])
         before = h if state is None or state.dtype != dtype else state[i, channels]
         if before is h:
@@ -146,25 +158,24 @@ def selective_scan(
         for first in range(0, tokens, plan.tokens):
             ts = slice(first, min(first + plan.tokens, tokens))
             count = ts.stop - first
-            decay, hs = [room[: count * some * n].reshape(count, some, n) for room in rooms[:2]]
-            room_of = [room[: count * some].reshape(count, some) for room in rooms[2:5]]
-            room_of += [room[: count * n].reshape(count, n) for room in rooms[5:7]]
+            decay, hs = own("decays", count, some, n), own("states", count, some, n)
+            steps, xs, grown = (own(name, count, some) for name in ("steps", "inputs", "results"))
             # Token by token. One token of the right type is read, and its result written, where it lies.
             operands = [deltas[i, channels, ts].T, inputs[i, channels, ts].T]
             operands += [reads[i, g, :, ts].T, writes[i, g, :, ts].T]
             result = results[i, channels, ts].T
-            y = result if count == 1 and result.dtype == dtype else room_of[2]
-            for k, (values, room) in enumerate(zip(operands, [*room_of[:2], *room_of[3:]], strict=True)):
+            y = result if count == 1 and result.dtype == dtype else grown
+            packed = (steps, xs, own("reads", count, n), own("writes", count, n))
+            for k, (values, into) in enumerate(zip(operands, packed, strict=True)):
                 if count > 1 or values.dtype != dtype:
-                    yield partial(np.copyto, room, values)
-                    operands[k] = room
+                    yield partial(np.copyto, into, values)
+                    operands[k] = into
             step, x, read, write = operands
             if softplus:
-                yield partial(np.logaddexp, step, zero, room_of[0])
-                step = room_of[0]
+                yield partial(np.logaddexp, step, zero, steps)
+                step = steps
             yield partial(np.multiply, step[:, :, None], rate, decay)
             yield partial(np.exp, decay, decay)
-            grown = room_of[2]
             yield partial(np.multiply, x, step, grown)
             yield partial(np.multiply, grown[:, :, None], read[:, None], hs)
             # From token to token: what is left of the state before is added to what flows in, which `hs` holds.
@@ -175,8 +186,8 @@ def selective_scan(
                 yield partial(_pass_on, before, decay, hs)
             yield partial(np.matmul, hs, write[:, :, None], y[:, :, None])
             if through is not None:
-                yield partial(np.multiply, x, through[channels], room_of[1])
-                yield partial(np.add, y, room_of[1], y)
+                yield partial(np.multiply, x, through[channels], xs)
+                yield partial(np.add, y, xs, y)
             if y is not result:
                 yield partial(np.copyto, result, y, "unsafe")
             if ts.stop < tokens:
@@ -185,7 +196,7 @@ def selective_scan(
             elif states is not None:
                 yield partial(np.copyto, states[i, channels], hs[-1], "unsafe")
 
-    return bind_lanes(stream, plan.jobs, plan.rooms, workspace, tile_calls)
+    return bind_workers(stream, plan.jobs, plan.workers, tile_calls)
 
 
 def _pass_on(before: Array, decay: Array, hs: Array) -> None:

@@ -1,4 +1,4 @@
-"""Lanes: independent jobs of a kernel spread over threads, each with scratch arrays and a BLAS thread of its own."""
+"""Independent jobs of a kernel spread over workers: threads, each with scratch arrays and a BLAS thread of its own."""
 
 from __future__ import annotations
 
@@ -7,82 +7,41 @@ from functools import partial
 from itertools import product
 from typing import Any, Final, TypeVar
 
-from opweave.contract import Arg, Call, Stream
-from opweave.graph.dtypes import DType
+from opweave.contract import Call, Stream
 from opweave_cpu.threads import THREADS
-from opweave_cpu.tiles import Array, bound, lanes, padded, scratch_array, shares, tile_cuts
+from opweave_cpu.tiles import bound, shares, tile_cuts, workers_of
 
-__all__ = [
-    "Cut", "Room", "Rooms", "at", "bind_lanes", "cuts_of", "full_cuts", "is_blas_matrix",
-    "lane_count", "overlap",
-]  # fmt: skip
+__all__ = ["Cut", "at", "bind_workers", "cuts_of", "full_cuts", "is_blas_matrix", "overlap", "worker_count"]
 
 Job = TypeVar("Job")
-Room = tuple[int, DType]
-"""Elements and type of a scratch array."""
 Cut = tuple[slice, ...]
 
 SPREAD_WORK: Final = 1 << 21
 """Elementary operations from which on a second thread is worth waking."""
 
 
-class Rooms:
-    """The scratch arrays of a kernel: some shared by all lanes, the others once for each lane."""
-
-    def __init__(self, lanes: int, own: Sequence[Room], shared: Sequence[Room] = ()) -> None:
-        self.lanes, self._own, self._shared = lanes, own, shared
-
-    @property
-    def nbytes(self) -> int:
-        """What `workspace=` of the kernel has to say."""
-        return _nbytes(self._shared) + self.lanes * _nbytes(self._own)
-
-    def shared(self, workspace: Arg | None) -> list[Array]:
-        """The arrays for all lanes, flat."""
-        return _take(workspace, self._shared, 0)
-
-    def own(self, workspace: Arg | None, lane: int) -> list[Array]:
-        """The arrays of one lane, flat."""
-        return _take(workspace, self._own, _nbytes(self._shared) + lane * _nbytes(self._own))
-
-
-def _nbytes(rooms: Sequence[Room]) -> int:
-    return sum([padded(elements * dtype.itemsize) for elements, dtype in rooms])
-
-
-def _take(workspace: Arg | None, rooms: Sequence[Room], at: int) -> list[Array]:
-    arrays = []
-    for elements, dtype in rooms:
-        arrays.append(scratch_array(workspace, elements, dtype, at))
-        at += padded(elements * dtype.itemsize)
-    return arrays
-
-
-def lane_count(jobs: int, work: int) -> int:
-    """Lanes for that many jobs of together ``work`` elementary operations."""
+def worker_count(jobs: int, work: int) -> int:
+    """Workers for that many jobs of together ``work`` elementary operations."""
     return min(THREADS.most, jobs) if work >= SPREAD_WORK else 1
 
 
-def bind_lanes(
-    stream: Stream,
-    jobs: Sequence[Job],
-    rooms: Rooms,
-    workspace: Arg | None,
-    calls: Callable[[Job, list[Array]], Iterable[Call]],
+def bind_workers(
+    stream: Stream, jobs: Sequence[Job], workers: int, calls: Callable[[Job, int], Iterable[Call]]
 ) -> Call:
-    """The call that does all jobs. ``calls(job, the arrays of the lane)`` are what a job consists of."""
-    count = min(lanes(stream), rooms.lanes, len(jobs))
-    parts = []
-    for i, mine in enumerate(shares(len(jobs), count)):
-        parts.append(bound(partial(_calls_of, calls, jobs[mine], rooms.own(workspace, i))))
+    """The call that does all jobs, in at most ``workers`` threads, each with one thread of BLAS.
+
+    ``calls(job, worker)`` are what a job consists of. Jobs of one worker run one after the other; jobs of different
+    workers run at the same time, so they write into different parts of the workspace: its arrays have a first axis of
+    ``workers``.
+    """
+    count = min(workers_of(stream), workers, len(jobs))
+    parts = [bound(partial(_calls_of, calls, jobs[mine], i)) for i, mine in enumerate(shares(len(jobs), count))]
     return parts[0] if count == 1 else partial(THREADS.spread_products, parts)
 
 
-def _calls_of(
-    calls: Callable[[Job, list[Array]], Iterable[Call]], jobs: Sequence[Job], rooms: list[Array]
-) -> Iterator[Call]:
+def _calls_of(calls: Callable[[Job, int], Iterable[Call]], jobs: Sequence[Job], worker: int) -> Iterator[Call]:
     for job in jobs:
-        yield from calls(job, rooms)
+        yield from calls(job, worker)
 
 
 # --- pieces of arrays -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Telling the sink of events what a run does. Used only while somebody listens."""
+"""The calls of a run, each of which emits a trace event when it has been made. Used only while somebody listens."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from opweave.contract.worker import WorkerStream
+from opweave.scheduler.run_list import CallList
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
     from opweave.contract.step import Call
-    from opweave.scheduler.actions import Action
-    from opweave.scheduler.lower import RunList
+    from opweave.scheduler.run_list import Action, RunList
 
-__all__ = ["told_calls"]
-
-
-def told_calls(listed: RunList) -> list[Call]:
-    """The calls of a run, each of which tells what it was and how long it took."""
-    return [_told(call, action) for call, action in zip(listed.calls, listed.actions, strict=True)]
+__all__ = ["traced_calls"]
 
 
-def _told(call: Call, action: Action) -> Call:
-    if action.kind == "mark":
+def traced_calls(run_list: RunList) -> CallList:
+    """The calls of a run, one for each action, which emit what it was and how long it took."""
+    calls, actions = run_list.actions.calls, run_list.actions.actions
+    return CallList([_traced(call, action) for call, action in zip(calls, actions, strict=True)], actions)
+
+
+def _traced(call: Call, action: Action) -> Call:
+    if action.kind == "event":
         return call
     stream = action.target.stream
     data: dict[str, Any] = {"device": action.target.name}
@@ -31,7 +32,7 @@ def _told(call: Call, action: Action) -> Call:
     if action.copy is not None:
         name = action.copy.tensor.name
         data |= {"bytes": action.copy.nbytes, "cause": action.copy.cause}
-        if action.copy.cause == "stream" and action.target.copier is not None:
+        if action.copy.cause == "weight-fetch" and action.target.copier is not None:
             stream = action.target.copier
             data["queue"] = "copies"
     if action.plan is not None:
@@ -39,17 +40,17 @@ def _told(call: Call, action: Action) -> Call:
         if TRACE.detailed:
             call = partial(action.plan.run, _timed(action))
     if isinstance(stream, WorkerStream) and action.kind in ("plan", "copy"):
-        return partial(_tell_from, stream, call, action.kind, name, data)
-    return partial(_tell, call, action.kind, name, data)
+        return partial(_emit_from, stream, call, action.kind, name, data)
+    return partial(_emit, call, action.kind, name, data)
 
 
-def _tell(call: Call, kind: str, name: str, data: dict[str, Any]) -> None:
+def _emit(call: Call, kind: str, name: str, data: dict[str, Any]) -> None:
     start = perf_counter_ns()
     call()
     TRACE.emit(kind, name, start, perf_counter_ns(), **data)
 
 
-def _tell_from(stream: WorkerStream, call: Call, kind: str, name: str, data: dict[str, Any]) -> None:
+def _emit_from(stream: WorkerStream, call: Call, kind: str, name: str, data: dict[str, Any]) -> None:
     """The call only queues work: the worker notes when it begins and ends."""
     begun: list[int] = []
     stream.call(lambda: begun.append(perf_counter_ns()))
@@ -58,7 +59,7 @@ def _tell_from(stream: WorkerStream, call: Call, kind: str, name: str, data: dic
 
 
 def _timed(action: Action) -> Any:
-    """Have each step of a plan told, where it is done when its call returns."""
+    """For `Plan.run`: emits each step, where it is done when its call returns."""
     stream = action.target.stream
     inner = stream.inner if isinstance(stream, WorkerStream) else stream
     split, plan = action.split, action.plan
@@ -73,6 +74,6 @@ def _timed(action: Action) -> Any:
         last = items[-1].node
         name = last.name if last is not None else "pack"
         data = {"device": action.target.name, "op": "+".join(item.op for item in items)}
-        return partial(_tell, call, "step", name, data)
+        return partial(_emit, call, "step", name, data)
 
     return around

@@ -1,87 +1,20 @@
-"""What a program's run list is made of, and what is said and done when one of its calls fails."""
+"""From a failing call to the node, the device and the states that it concerns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-import numpy as np
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from opweave.contract.execution import StepError
 from opweave.errors import Cancelled, ExecutionError, LifetimeError
 
 if TYPE_CHECKING:
-    from opweave.contract.execution import Plan
-    from opweave.contract.worker import WorkerStream
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.partition import Copy, Split
+    from opweave.scheduler.run_list import Action
+    from opweave.scheduler.splits import Split
     from opweave.scheduler.target import Target
 
-__all__ = ["Action", "Feed", "Fetch", "settle_failure"]
-
-Array = np.ndarray[Any, Any]
-
-
-class Feed(NamedTuple):
-    """How an input gets its values: an array to copy into, or a call that takes an array; neither if unread.
-
-    Where the call only queues the copy (``queued``), the array is read after it has returned.
-    """
-
-    tensor: Tensor
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    view: Array | None
-    put: Callable[[Array], None] | None
-    queued: bool
-    target: Target | None
-
-
-class Fetch(NamedTuple):
-    """How an output is brought back: a call that gives a new array, to be made in the order of ``stream`` if there is
-    one, else by the thread that wants it, after the run."""
-
-    tensor: Tensor
-    read: Callable[[], Array]
-    stream: WorkerStream | None
-    target: Target | None
-
-    def get(self) -> Array:
-        """What ``read`` gives; raises `ExecutionError`, which says what failed where."""
-        try:
-            return self.read()
-        except Exception as error:
-            raise self.failed(error) from error
-
-    def failed(self, error: Exception) -> ExecutionError:
-        """What to raise where ``read`` has raised ``error``."""
-        device = self.target.name if self.target is not None else ""
-        what = self.tensor.describe()
-        message = f"fetching {what} failed on {device}: {type(error).__name__}: {error}"
-        return ExecutionError(message, node=what, device=device)
-
-
-class Action(NamedTuple):
-    """What a call of the run list is, for messages and traces.
-
-    Attributes:
-        kind: feeding an input, running a plan, making a copy, waiting for a target's stream, marking a point of it,
-            showing a value to an observer.
-        target: whose stream does it, or is waited for.
-        split: to which split it belongs.
-        copy: the copy, of copies.
-        items: of plans, the items of each fused group; ``None``: one each.
-        plan: the plan.
-        tensor: of feeds, the input.
-    """
-
-    kind: Literal["plan", "copy", "sync", "mark", "observe", "feed"]
-    target: Target
-    split: Split | None
-    copy: Copy | None = None
-    items: tuple[tuple[int, ...], ...] | None = None
-    plan: Plan | None = None
-    tensor: Tensor | None = None
+__all__ = ["settle_failure"]
 
 
 def settle_failure(

@@ -1,0 +1,395 @@
+"""Which side of a device boundary a node belongs to: the one where fewer bytes move between memories in each run.
+
+Nodes whose device was only taken from a neighbour lie between decided ones. Where these are on several devices, values
+have to cross somewhere in between; `fewer_bytes` finds where that costs least. `PlacedWeights` knows the weights that
+nodes read where they lie, and which of them are so small that moving them is a matter of bytes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from opweave.contract.space import Usage
+
+if TYPE_CHECKING:
+    from opweave.graph.tensor import Tensor
+    from opweave.scheduler.assign import Capabilities
+
+__all__ = ["PlacedWeights", "fewer_bytes"]
+
+
+class PlacedWeights:
+    """The placed weights that nodes read.
+
+    Attributes:
+        of: node -> its placed weights, the largest first; only nodes that read some.
+        readers: placed weight -> the nodes that read it.
+    """
+
+    def __init__(self, nodes: Iterable[Tensor]) -> None:
+        self.of: dict[Tensor, list[Tensor]] = {}
+        self.readers: dict[Tensor, list[Tensor]] = {}
+        self._least: dict[Tensor, int] = {}
+        for node in nodes:
+            found: list[Tensor] = []
+            for source in node.srcs:
+                root = source if source.base is None else source.base
+                if root.leaf is not None and root not in found:
+                    readers = self.readers.get(root)
+                    if readers is None:
+                        if not _is_placed_weight(root):
+                            continue
+                        readers = self.readers[root] = []
+                    readers.append(node)
+                    found.append(root)
+            if found:
+                if len(found) > 1:
+                    found.sort(key=lambda weight: -weight.nbytes)
+                self.of[node] = found
+
+    def movable(self, node: Tensor, able: Capabilities, offloading: Collection[int]) -> list[int]:
+        """The targets to which small weights let their reader ``node`` go for the sake of fewer bytes; else none.
+
+        A weight is small where it has fewer bytes than the values that it is combined with, other than in products, and
+        its place says little about the node: a table (of frequencies, say) that several nodes read, which no device but
+        one can hold; or a weight in host memory, for targets that bring weights from there for other nodes.
+        """
+        assert node.op is not None
+        if node.op.product:
+            return []
+        allowed = [target.index for target in able.computing]
+        for weight in self.of[node]:
+            leaf = weight.leaf
+            assert leaf is not None
+            assert leaf.placement is not None
+            if len(self.readers[weight]) == 1:
+                bring = offloading if leaf.placement.buffer.is_host else ()
+                space = leaf.placement.buffer.space
+                allowed = [d for d in allowed if d in bring or able.targets[d].device.reaches(space)]
+            if not allowed or weight.nbytes >= self._smallest_value(weight):
+                return []
+        return allowed
+
+    def _smallest_value(self, weight: Tensor) -> int:
+        """Bytes of the smallest value, of those that each reader computes or reads, that a weight is combined with."""
+        least = self._least.get(weight)
+        if least is None:
+            least = self._least[weight] = min([_largest_value(reader) for reader in self.readers[weight]])
+        return least
+
+
+def _largest_value(node: Tensor) -> int:
+    """Bytes of the largest value that a node computes or reads, leaves other than inputs left out."""
+    read = [s.nbytes for s in node.srcs if s.root.leaf is None or s.root.leaf.kind == "input"]
+    return max([node.nbytes, *read])
+
+
+def _is_placed_weight(tensor: Tensor) -> bool:
+    leaf = tensor.leaf
+    if leaf is None or leaf.kind != "weight" or leaf.placement is None:
+        return False
+    return leaf.placement.buffer.usage is Usage.WEIGHTS
+
+
+def fewer_bytes(
+    nodes: Sequence[Tensor],
+    able: Capabilities,
+    target_of: Mapping[Tensor, int],
+    decided: Callable[[Tensor], bool],
+    movable: Callable[[Tensor], Sequence[int]],
+) -> dict[Tensor, int]:
+    """The nodes that move so that each run copies fewer bytes between memories, and the targets they move to.
+
+    A node only moves to where a decided node, or a placed leaf, is that it is connected with through movable nodes.
+
+    Args:
+        nodes: all computed nodes in order.
+        target_of: their targets so far; a node without one can be made anywhere.
+        decided: whether a node's device was decided on its own account.
+        movable: the targets that a node may move to, none for one that stays.
+    """
+    reach = [[a.device.reaches(b.space) for b in able.targets] for a in able.targets]  # [reader][where the value lies]
+    if all(map(all, reach)):
+        return {}
+    boundaries = _Boundaries(nodes, able, target_of, decided, movable, reach)
+    region: dict[Tensor, set[int]] = {}
+    for start in boundaries.crossing():
+        if start not in boundaries.seen:
+            region.update(boundaries.group(start))
+    return _Region(region, boundaries).solved(nodes) if region else {}
+
+
+class _Boundaries:
+    """What crosses between memories in an assigned graph."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Tensor],
+        able: Capabilities,
+        target_of: Mapping[Tensor, int],
+        decided: Callable[[Tensor], bool],
+        movable: Callable[[Tensor], Sequence[int]],
+        reach: Sequence[Sequence[bool]],
+    ) -> None:
+        self.nodes: Final = nodes
+        self.able: Final = able
+        self.target_of: Final = target_of
+        self.decided: Final = decided
+        self.movable: Final = movable
+        self.reach: Final = reach
+        self.readers: dict[Tensor, list[Tensor]] = {}
+        self._wanted: dict[Tensor, dict[int, tuple[int, int]]] = {}
+        self.brought: set[Tensor] = set()  # values that cross
+        self.seen: set[Tensor] = set()
+
+    def crossing(self) -> dict[Tensor, None]:
+        """The movable nodes at either end of something that crosses between memories."""
+        found: dict[Tensor, None] = {}
+        target_of, reach, movable = self.target_of, self.reach, self.movable
+        for node in self.nodes:
+            at = target_of.get(node)
+            if at is None:
+                continue
+            for source in node.srcs:
+                root = source if source.base is None else source.base
+                there = target_of.get(root)
+                if there == at:
+                    continue
+                if there is not None:
+                    if not reach[at][there]:
+                        self.brought.add(root)
+                        found.update((end, None) for end in (node, root) if end not in found and movable(end))
+                elif (
+                    root.leaf is not None
+                    and not self.decided(node)
+                    and self.leaf_bytes(source, node, at)
+                    and movable(node)
+                ):
+                    found[node] = None
+        if found:
+            readers = self.readers
+            for node in self.nodes:
+                for source in node.srcs:
+                    readers.setdefault(source if source.base is None else source.base, []).append(node)
+        return found
+
+    def wanted(self, value: Tensor) -> dict[int, tuple[int, int]]:
+        """Target -> how many nodes read a value there, and at most how many bytes of it."""
+        known = self._wanted.get(value)
+        if known is None:
+            known = self._wanted[value] = {}
+            for reader in dict.fromkeys(self.readers.get(value, ())):
+                at = self.target_of.get(reader)
+                if at is not None:
+                    count, size = known.get(at, (0, 0))
+                    sizes = [source.nbytes for source in reader.srcs if source.root is value]
+                    known[at] = count + len(sizes), max(size, *sizes)
+        return known
+
+    def leaf_bytes(self, source: Tensor, node: Tensor, at: int) -> int:
+        """Bytes of a placed weight or state that a target copies in each run to read it for ``node``, 0 if it reads
+        them where and as they lie."""
+        leaf = source.memory.leaf
+        if leaf is None or leaf.placement is None:
+            return 0
+        able, target = self.able, self.able.targets[at]
+        if not target.device.reaches(leaf.placement.buffer.space):
+            return source.nbytes
+        unpacks = bool(able.prepared) and able.unpacks(source, able.support(target, node))
+        return source.nbytes if unpacks else 0
+
+    def group(self, start: Tensor) -> dict[Tensor, set[int]]:
+        """``start`` and the movable nodes that might move together with it, with the targets that each may move to.
+
+        To move a node costs its ties to neighbours that stay; nodes are left out where these and those of the nodes on
+        the way to them have as many bytes as cross in all. Empty, if nothing can be gained.
+        """
+        found: dict[Tensor, Sequence[int]] = {}
+        near: set[int] = set()
+        now, number = self._crosses(start), 0
+        waiting = [(self._ties(start), number, start)]
+        while waiting and waiting[0][0] < now:
+            cost, _, node = heappop(waiting)
+            if node in found:
+                continue
+            found[node] = self.movable(node)
+            near.update(self._anchors(node))
+            now += self._crosses(node) if node is not start else 0
+            for other in (*[source.root for source in node.srcs], *self.readers.get(node, ())):
+                if other not in found and self.movable(other):
+                    number += 1
+                    heappush(waiting, (cost + self._ties(other), number, other))
+        if not found:
+            return {}
+        self.seen.update(found)
+        if not self._may_gain(found, near):
+            return {}
+        return {node: near.intersection(allowed) for node, allowed in found.items()}
+
+    def _anchors(self, node: Tensor) -> set[int]:
+        """The targets of a node and its neighbours where these were decided, and of the placed leaves that it reads."""
+        roots = [source.root for source in node.srcs]
+        found = {self.target_of[n] for n in (node, *roots, *self.readers.get(node, ())) if self.decided(n)}
+        for root in roots:
+            if root.leaf is not None and root.leaf.placement is not None:
+                device = root.leaf.placement.buffer.device
+                found.update(target.index for target in self.able.computing if target.device is device)
+        return found
+
+    def _crosses(self, node: Tensor) -> int:
+        """Bytes that cross on the way to a node, and from it."""
+        at = self.target_of[node]
+        total = node.nbytes if node in self.brought else 0
+        for source in node.srcs:
+            there = self.target_of.get(source.root)
+            if there is None:
+                total += self.leaf_bytes(source, node, at)
+            elif not self.reach[at][there]:
+                total += source.nbytes
+        return total
+
+    def _ties(self, node: Tensor) -> int:
+        """Bytes that would cross if a node moved and its decided neighbours on the same target did not."""
+        at = self.target_of[node]
+        kept: dict[Tensor, int] = {}  # a value crosses once, however often it is read
+        for source in node.srcs:
+            root = source.root
+            if root not in self.brought and self.target_of.get(root) == at and self._fixed(root):
+                kept[root] = min(kept.get(root, source.nbytes), source.nbytes)
+        total = sum(kept.values())
+        if any(self.target_of.get(reader) == at and self._fixed(reader) for reader in self.readers.get(node, ())):
+            total += node.nbytes
+        return total
+
+    def _fixed(self, node: Tensor) -> bool:
+        return self.decided(node) and not self.movable(node)
+
+    def _may_gain(self, group: Collection[Tensor], near: Collection[int]) -> bool:
+        """Whether a group that lies between targets ``near`` might move fewer bytes than now: not if there is none
+        elsewhere, nor, between several, if even the smallest of its values has as many bytes as cross now."""
+        if all({self.target_of[node]}.issuperset(near) for node in group):
+            return False
+        if len(near) < 2:
+            return True
+        now, least = 0, -1
+        inside: dict[Tensor, dict[int, int]] = {}  # value -> target -> how many of the group read it there
+        for node in group:
+            inside.setdefault(node, {})
+            for source in node.srcs:
+                now += self.leaf_bytes(source, node, self.target_of[node])
+                counts = inside.setdefault(source.root, {})
+                counts[self.target_of[node]] = counts.get(self.target_of[node], 0) + 1
+        for value, counts in inside.items():
+            at = self.target_of.get(value)
+            for to, (count, size) in self.wanted(value).items():
+                mine = value in group or to in counts
+                if mine:
+                    least = size if least < 0 else min(least, size)
+                if at is not None and self.reach[to][at]:
+                    continue
+                if value not in group and count > counts.get(to, 0):
+                    if at is not None or (value.leaf is not None and value.leaf.kind == "input"):
+                        least = 0  # others bring it there anyway
+                elif mine and at is not None:
+                    now += size
+        return 0 <= least < now
+
+
+class _Region:
+    """Movable nodes with what they read and what reads that, as a `Problem` whose costs are bytes."""
+
+    def __init__(self, region: Mapping[Tensor, Collection[int]], boundaries: _Boundaries) -> None:
+        self.region: Final = region
+        self.boundaries: Final = boundaries
+        self.able: Final = boundaries.able
+        self.target_of: Final = boundaries.target_of
+        self.values = {*region, *[source.root for node in region for source in node.srcs]}
+        self.stay: Final = 0.5 / len(region)  # moving for no gain costs a little, less than a byte in all
+        self.index: dict[Tensor, int] = {}
+        self.own: list[list[float]] = []
+        self.sources: list[list[int]] = []
+        self.sizes: list[int] = []
+        self.now: list[int] = []
+
+    def solved(self, nodes: Iterable[Tensor]) -> dict[Tensor, int]:
+        """The nodes of the region that move, and where to."""
+        from opweave.cost.optimize import Problem, solve  # most graphs cross nowhere
+
+        for node in nodes:
+            if node in self.values and node in self.target_of:
+                self._add(node)
+        self._add_readers()
+        tables = {size: self._moves(size) for size in set(self.sizes)}
+        problem = Problem(self.own, self.sources, [tables[size] for size in self.sizes])
+        solution = solve(problem)
+        if problem.seconds(self.now) - solution.seconds < self.stay:
+            return {}
+        return {
+            node: solution.targets[i]
+            for node, i in self.index.items()
+            if node in self.region and solution.targets[i] != self.now[i]
+        }
+
+    def _add_readers(self) -> None:
+        """One node on each target that reads all values which nodes outside of the region read there."""
+        read: dict[int, list[int]] = {}
+        inside: dict[Tensor, dict[int, int]] = {}
+        for node in self.region:
+            for source in node.srcs:
+                counts = inside.setdefault(source.root, {})
+                counts[self.target_of[node]] = counts.get(self.target_of[node], 0) + 1
+        for value, index in self.index.items():
+            for to, (count, size) in self.boundaries.wanted(value).items():
+                if count > inside.get(value, {}).get(to, 0):
+                    read.setdefault(to, []).append(index)
+                    self.sizes[index] = max(self.sizes[index], size)
+        for to, values in read.items():
+            self.own.append([0.0 if d == to else inf for d in range(len(self.able.targets))])
+            self.sources.append(values)
+            self.sizes.append(0)
+            self.now.append(to)
+
+    def _new(self, tensor: Tensor, own: list[float], sources: list[int], now: int) -> int:
+        self.index[tensor] = index = len(self.own)
+        self.own.append(own)
+        self.sources.append(sources)
+        self.sizes.append(0)
+        self.now.append(now)
+        return index
+
+    def _add(self, node: Tensor) -> None:
+        able, at = self.able, self.target_of[node]
+        targets = range(len(able.targets))
+        read: dict[int, None] = {}
+        for source in node.srcs if node in self.region else ():
+            value = self._value(source.root, at)
+            if value is not None:
+                read[value] = None
+                self.sizes[value] = max(self.sizes[value], source.nbytes)
+        if node in self.region:
+            may = {at, *[d for d in self.region[node] if able.supports(able.targets[d], node)]}
+            own = [inf] * len(targets)
+            for d in may:
+                own[d] = sum([self.boundaries.leaf_bytes(s, node, d) for s in node.srcs]) + (
+                    0.0 if d == at else self.stay
+                )
+        else:
+            own = [0.0 if d == at else inf for d in targets]
+        self._new(node, own, list(read), at)
+
+    def _value(self, root: Tensor, reader: int) -> int | None:
+        """The index of a value, ``None`` for what does not matter here or lies everywhere it is wanted."""
+        known = self.index.get(root)
+        if known is None and root in self.values and root.leaf is not None and root.leaf.kind == "input":
+            return self._new(root, [0.0] * len(self.able.targets), [], reader)
+        if root.state is not None and root.state.leaf is not None and root.state.leaf.placement is not None:
+            return None  # a version lies where its state lies
+        return known
+
+    def _moves(self, size: int) -> list[list[float]]:
+        """Bytes that cross between each two targets for a value of ``size``."""
+        targets = range(len(self.able.targets))
+        return [[0.0 if a == b or self.boundaries.reach[b][a] else float(size) for b in targets] for a in targets]

@@ -1,0 +1,657 @@
+"""`Executor`: runs the programs of one scheduler.
+
+It owns everything that changes while programs run: the lock, the runs in flight, cancellation, failures, observers, and
+of each program one `ProgramState`. There is one loop that makes calls, in `Executor.run`; whoever wants a run comes by
+there: the caller of `Program.run`, the thread in which submitted runs end, observers, traces.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from weakref import WeakSet
+
+import numpy as np
+
+from opweave.concurrency import Lock, Worker
+from opweave.contract.space import WORKING
+from opweave.contract.submission import Submission
+from opweave.contract.worker import WorkerStream
+from opweave.errors import Cancelled, ExecutionError, LifetimeError, SchedulerError, UnknownNameError
+from opweave.graph.tensor import Tensor
+from opweave.lifecycle import INHERITED, expect_waiting, keep_for_ever, told_of_forks
+from opweave.scheduler.failures import settle_failure
+from opweave.scheduler.run_list import Action, Feed, RunList
+from opweave.tracing import TRACE
+
+if TYPE_CHECKING:
+    from opweave.contract.execution import Event
+    from opweave.futures import Future
+    from opweave.scheduler.arena import Lease
+    from opweave.scheduler.run_list import CallList
+    from opweave.scheduler.splits import Partition, Split
+    from opweave.scheduler.target import Target
+
+__all__ = ["Executor", "ProgramState"]
+
+T = TypeVar("T")
+
+Array = np.ndarray[Any, Any]
+
+CANCELLED: Final = "the run was ended by cancel()"
+
+
+class ProgramState:
+    """What an executor keeps of a program: what it runs, and what changes from run to run.
+
+    Attributes:
+        partition: the graph as it was cut.
+        lists: the run list of every slot.
+        form: the outputs as the caller gave them, and wants them back.
+        single: whether that is one tensor.
+        leases: memory for temporaries, as long as the program is open.
+        written: input name -> the array for runs that are not fed one.
+        slot: which list the next run uses.
+        latest: the list of the last run, if that was a good one.
+        observed: the same program with observers, while there are any.
+        closed: whether it was closed.
+    """
+
+    # One small object: among kernels that fill the caches, each place in memory that a run touches takes its time.
+    __slots__ = (
+        "__weakref__", "closed", "form", "latest", "leases", "lists", "observed", "partition", "single", "slot",
+        "written",
+    )  # fmt: skip
+
+    def __init__(self, partition: Partition, lists: list[RunList], leases: list[Lease], form: Any) -> None:
+        self.partition: Final = partition
+        self.lists: Final = lists
+        self.form: Final = form
+        self.single: Final = isinstance(form, Tensor)
+        self.leases: Final = leases
+        self.written: dict[str, Array] = {}
+        self.slot = 0
+        self.latest: RunList | None = None
+        self.observed: ProgramState | None = None
+        self.closed = False
+
+    def __repr__(self) -> str:
+        nodes, splits = len(self.partition.graph.nodes), len(self.partition.splits)
+        return f"<Program of {nodes} nodes in {splits} splits{', closed' if self.closed else ''}>"
+
+    def check_open(self) -> None:
+        """Raise `LifetimeError` where the program was closed."""
+        if self.closed:
+            raise LifetimeError(f"{self!r} was closed")
+
+
+class Run:
+    """A run that was submitted to asynchronous streams, or one that failed.
+
+    Attributes:
+        state, run_list: of which program, in which slot.
+        ends: events of all its streams, behind everything.
+        arrays: outputs that its streams have fetched.
+        error: why it failed, once that is known.
+        ended: whether it is known to have ended, well or not.
+    """
+
+    __slots__ = ("arrays", "ended", "ends", "error", "run_list", "state")
+
+    def __init__(self, state: ProgramState, run_list: RunList) -> None:
+        self.state: Final = state
+        self.run_list: Final = run_list
+        self.ends: list[Event] = []
+        self.arrays: Final[list[Any]] = [None] * len(run_list.fetches)
+        self.error: BaseException | None = None
+        self.ended = False
+
+    def queue_ends(self) -> None:
+        """Queue what follows the calls: fetching, and the events by which the end is known."""
+        run_list = self.run_list
+        for i, fetch in enumerate(run_list.fetches):
+            if fetch.stream is not None:
+                fetch.stream.call(partial(_store, self.arrays, i, fetch.read))
+        for record in run_list.after:
+            record()
+        self.ends = [stream.record() for stream in run_list.streams]
+
+    def wait(self) -> None:
+        """Wait for the end; raises what a stream failed with."""
+        for end in self.ends:
+            end.synchronize()
+
+    def fail(self, error: BaseException) -> None:
+        self.error, self.ended = error, True
+
+    def fail_with(self, other: BaseException) -> None:
+        """End, because a run under way at the same time failed."""
+        if isinstance(other, Cancelled):
+            self.fail(other)
+            return
+        error = ExecutionError(f"this run was under way when another one failed: {other}")
+        error.__cause__ = other
+        self.fail(error)
+
+
+class Executor:
+    """Runs programs; thread-safe.
+
+    Attributes:
+        lock: held while a run is submitted, and by whoever builds or changes something.
+        ownership: whose turn it is to submit to the streams that the scheduler has opened, which share it.
+        begun: runs that began.
+        copied: bytes that they copied between memories.
+        closed: whether nothing is submitted any more.
+        inherited: whether this process is a child that was forked from the one that made it.
+    """
+
+    __slots__ = (
+        "__weakref__", "_cancel_reason", "_completion_thread", "_handing_over", "_in_flight", "_last", "_parallel",
+        "_queued", "_ready", "_room", "_runner", "_states", "_targets", "begun", "closed", "copied",
+        "inherited", "lock", "ownership",
+    )  # fmt: skip
+
+    def __init__(self, targets: Sequence[Target], n_slots: int, *, parallel: bool) -> None:
+        self.lock: Final = Lock()
+        self.ownership: Final = Submission()
+        self.begun = 0
+        self.copied = 0
+        self.closed = self.inherited = False
+        self._targets: Final = targets
+        self._parallel: Final = parallel
+        self._room: Final = 2 * n_slots if parallel else 1  # runs that may be under way
+        self._states: Final[WeakSet[ProgramState]] = WeakSet()
+        self._runner = 0  # the thread that is submitting a run, 0: none is
+        self._cancel_reason = ""
+        self._last: ProgramState | None = None  # the program whose values are in memory
+        self._ready: ProgramState | None = None  # the program that can run again with nothing to check but its feeds
+        self._in_flight: Final[deque[Run]] = deque()
+        self._handing_over: Final = Lock()
+        self._completion_thread: Worker | None = None
+        self._queued: Collection[object] = ()  # whole runs that wait for that thread
+        told_of_forks(self)
+
+    # --- runs -------------------------------------------------------------------------------------------------------
+
+    def run(
+        self, state: ProgramState, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any], *, wait: bool = True
+    ) -> Any:
+        """Run a program once: feed, make the calls, fetch.
+
+        As short as can be where a program runs again with nothing in between: among kernels that fill the caches, each
+        line of code and each object that a run touches takes its time to come back.
+
+        Args:
+            wait: ``False``, only with overlapping runs: return the `Run` when everything is queued. Arrays that were
+                fed may then be overwritten, unless their input is borrowed.
+
+        Returns:
+            The outputs.
+        """
+        if self._queued and wait and not self._on_completion_thread:
+            return self.submit(state, feeds, named).result()  # behind what was submitted before
+        with self.lock:
+            if self._ready is state and not TRACE.listening:
+                run_list = state.lists[0]
+                calls = run_list.calls
+                values: Sequence[tuple[Feed, Array]] = ()
+                if run_list.feeds or named or feeds is not None:
+                    values = fitted(run_list, state.written, feeds, named)
+            else:
+                state, run_list, calls, values = self._prepare(state, feeds, named, wait)
+            self._ready = None
+            if run_list.states:
+                _check_states(run_list)
+            if run_list.ended:
+                raise LifetimeError(f"{state!r} cannot run: {run_list.ended}")
+            ownership, thread = self.ownership, get_ident()
+            if ownership.thread not in (0, thread):
+                raise self._targets[0].stream._taken()
+            run = feed = None
+            rest = iter(calls.calls)
+            with ownership.lock:
+                before, outer = ownership.thread, ownership.rest  # of a plan that this run is a part of
+                try:
+                    self._runner = ownership.thread = thread
+                    self.begun += 1
+                    if run_list.copied:
+                        self.copied += run_list.copied
+                    self._cancel_reason = ""
+                    if outer is None:
+                        ownership.cut = ""
+                    ownership.rest = rest
+                    if run_list.streams:
+                        run = self._queue_waits(state, run_list)
+                    for feed, value in values:
+                        if feed.view is not None:
+                            feed.view[...] = value  # half the time of np.copyto
+                        elif feed.put is not None:
+                            feed.put(value)
+                    feed = None
+                    calls.run(rest)
+                    if self._cancel_reason or ownership.cut:
+                        raise Cancelled(self._cancel_reason or ownership.cut)
+                    if run is not None:
+                        run.queue_ends()
+                        self._in_flight.append(run)
+                except BaseException as error:
+                    self._cancel_reason = self._cancel_reason or ownership.cut
+                    failure = self._failed(run or Run(state, run_list), calls, rest, feed, error)
+                    raise failure from failure.__cause__
+                finally:
+                    ownership.rest = outer
+                    ownership.thread = before
+                    self._runner = 0
+            if run is None:
+                state.latest = run_list
+                self._ready = state
+                if state.single:
+                    fetch = run_list.fetches[0]
+                    try:
+                        return fetch.read()
+                    except Exception as error:
+                        raise fetch.failed(error) from error
+                return _in_form(state.form, [fetch.get() for fetch in run_list.fetches])
+            if not self._parallel:
+                return self._outputs(run)  # with the lock: the next run writes over them
+        return self._outputs(run) if wait else run
+
+    def submit(self, state: ProgramState, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> Future[Any]:
+        """Run a program once, beside the caller, behind what was submitted before."""
+        self.check_caller()
+        self._check_program(state)
+        if not self._parallel:
+            ready = fitted(state.lists[0], state.written, feeds, named)
+            kept = {feed.tensor.name: value if _borrowed(feed) else np.array(value, copy=True) for feed, value in ready}
+            return self._hand_over(self.run, state, kept, {})
+        with self.lock:
+            self.check_open()
+            try:
+                run = self.run(state, feeds, named, wait=False)
+            except (ExecutionError, Cancelled) as error:
+                # It may be the failure of a run before this one, which came to light while this one was queued.
+                return self._hand_over(_raise, error)
+            return self._hand_over(self._outputs, run)
+
+    def _prepare(
+        self, state: ProgramState, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any], wait: bool
+    ) -> tuple[ProgramState, RunList, CallList, Sequence[tuple[Feed, Array]]]:
+        """The program to run, with observers if there are any, in which slot, by which calls, and what to feed.
+
+        Waits until there is room for a run, if it may begin at all.
+        """
+        state = state.observed or state
+        run_list = state.lists[state.slot]
+        values = fitted(run_list, state.written, feeds, named)
+        if not wait:
+            values = _snapshot(values)
+        self.check_caller()
+        self._check_program(state)
+        self._ready = None
+        while len(self._in_flight) >= self._room:
+            self._conclude(self._in_flight[0])
+        if not run_list.streams:
+            self._last = state
+        return state, run_list, _traced(run_list) if TRACE.listening else run_list.calls, values
+
+    def _queue_waits(self, state: ProgramState, run_list: RunList) -> Run:
+        """A run on asynchronous streams, behind what they have to wait for."""
+        state.slot = (state.slot + 1) % len(state.lists)
+        state.latest = None
+        if self._last is not state:
+            self._last = state
+            # The memory of programs lies over each other.
+            for other in self._in_flight:
+                for end in other.ends:
+                    for stream in run_list.streams:
+                        stream.wait(end)
+        for wait in run_list.before:
+            wait()
+        return Run(state, run_list)
+
+    def _outputs(self, run: Run) -> Any:
+        """The outputs of a run, in the form in which the caller wants them; waits for its end."""
+        if not run.ended:
+            self._conclude(run)
+        if run.error is not None:
+            raise run.error
+        arrays = run.arrays
+        for i, fetch in enumerate(run.run_list.fetches):
+            if fetch.stream is None:
+                arrays[i] = fetch.get()
+        return _in_form(run.state.form, arrays)
+
+    def _conclude(self, run: Run) -> None:
+        """Wait for a run, and for those before it. Its failure is noted on it, not raised."""
+        for other in [*self._in_flight]:
+            if run.ended:
+                return
+            error: BaseException | None = None
+            try:
+                other.wait()
+            except Exception as failure:
+                error = failure
+            with self.lock:
+                if not other.ended:
+                    if error is not None:
+                        self._settle(other, error, None)
+                    else:
+                        other.ended = True
+                        other.state.latest = other.run_list
+                        self._in_flight.remove(other)
+            if other is run:
+                return
+
+    # --- failures and cancellation ----------------------------------------------------------------------------------
+
+    def _failed(
+        self, run: Run, calls: CallList, rest: Iterable[object], feed: Feed | None, error: BaseException
+    ) -> BaseException:
+        """Leave everything usable after ``error`` came out of submitting a run; gives what to raise.
+
+        Args:
+            rest: the calls that were not made.
+            feed: the input that was being fed.
+        """
+        action = None
+        run.state.latest = None
+        index = len(calls.calls) - 1 - sum(1 for _ in rest)
+        # A run that was cancelled does not know where: the rest of its calls was skipped.
+        if index >= 0 and not self._cancel_reason:
+            action, error = calls.locate(index, error)
+        if feed is not None and feed.target is not None:
+            action = Action("feed", feed.target, None, tensor=feed.tensor)
+        return self._settle(run, error, action)
+
+    def _settle(self, run: Run, error: BaseException, action: Action | None) -> BaseException:
+        """Leave everything usable after a run failed, and those that were under way with it; gives what to raise."""
+        failed = []
+        for other in [*self._in_flight, run]:
+            if other.ended or other in failed:
+                continue
+            if other is not run:
+                try:
+                    other.wait()
+                except Exception:
+                    failed.append(other)
+                else:
+                    other.ended = True
+            else:
+                failed.append(run)
+        splits: list[Split] = []
+        for other in failed:
+            last = action.split if other is run and action is not None else None
+            splits += other.state.partition.splits[: None if last is None else last.index + 1]
+        actions = [a for other in failed for a in other.run_list.actions.actions]
+        reason = settle_failure(error, action, actions, self._targets, splits, anywhere=bool(self._cancel_reason))
+        if self._cancel_reason and isinstance(reason, Cancelled):
+            reason = Cancelled(self._cancel_reason)
+        for other in failed:
+            if other is failed[0]:
+                other.fail(reason)
+            else:
+                other.fail_with(reason)
+        self._in_flight.clear()
+        for state in self._states:
+            for run_list in state.lists:
+                run_list.forget_events()
+        assert run.error is not None
+        return run.error
+
+    def cancel(self) -> None:
+        """End the runs that are under way, from any thread; they raise `Cancelled`."""
+        if self._runner or self._in_flight:
+            self._cancel_reason = CANCELLED
+            self.ownership.end(CANCELLED)
+            for target in self._targets:
+                for stream in target.streams:
+                    stream.abort()
+
+    # --- the thread in which submitted runs end ---------------------------------------------------------------------
+
+    def _hand_over(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Have the completion thread do something; it ends in the order in which it was handed over."""
+        from opweave.futures import Task  # importing opweave must not pay for it
+
+        with self._handing_over:
+            self.check_open()
+            if self._completion_thread is None:
+                expect_waiting()
+                self._completion_thread = Worker("opweave runs")
+                if not self._parallel:  # then they are whole runs
+                    self._queued = self._completion_thread.jobs
+            task: Task[Any] = Task(work, *args)
+            self._completion_thread.put(task)
+            return task.future
+
+    @property
+    def _on_completion_thread(self) -> bool:
+        return self._completion_thread is not None and self._completion_thread.is_current
+
+    @property
+    def _on_worker(self) -> bool:
+        """Whether this thread is one that runs wait for."""
+        return WORKING.active and any(isinstance(t.stream, WorkerStream) and t.stream.is_current for t in self._targets)
+
+    # --- between runs -----------------------------------------------------------------------------------------------
+
+    def when_idle(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns, called while nothing is under way, after everything that was submitted before.
+
+        The caller does not hold the lock, which those runs want.
+        """
+        if self.inherited:
+            self.check_open()
+        if self._on_worker:
+            raise SchedulerError("within a run that goes on meanwhile values are not read, written or waited for")
+        if self._queued and not self._on_completion_thread and self._runner != get_ident():
+            with suppress(LifetimeError):  # closed meanwhile: then they have ended
+                self._hand_over(int).result()
+        with self.lock:
+            while self._in_flight:
+                self._conclude(self._in_flight[0])
+            return work()
+
+    def synchronize(self) -> None:
+        """Wait until all submitted runs have ended and all streams are done."""
+        self.when_idle(self._synchronize_streams)
+
+    def _synchronize_streams(self) -> None:
+        for target in self._targets:
+            for stream in target.streams:
+                stream.synchronize()
+
+    def read_output(self, state: ProgramState, output: Tensor) -> Array:
+        """The value of an output after the last run."""
+        return self.when_idle(partial(self._read_output, state, output))
+
+    def _read_output(self, state: ProgramState, output: Tensor) -> Array:
+        state = state.observed or state
+        if state.latest is None or self._last is not state:
+            raise SchedulerError(f"{output.describe()} has no value: run the program first, and read it "
+                                 "before another program of its scheduler runs")  # fmt: skip
+        return state.latest.fetches[state.partition.graph.outputs.index(output)].read()
+
+    # --- programs ---------------------------------------------------------------------------------------------------
+
+    def add(self, state: ProgramState) -> None:
+        """Take a program on. It is kept by whoever runs it, and not by this."""
+        self._states.add(state)
+
+    @property
+    def states(self) -> list[ProgramState]:
+        """All programs that somebody keeps."""
+        return list(self._states)
+
+    def observe(self, state: ProgramState, observed: ProgramState) -> None:
+        """From here on have runs of a program be those of ``observed``."""
+        with self.lock:
+            state.check_open()
+            if state.observed is not None:
+                raise SchedulerError(f"{state!r} is being observed already")
+            observed.written = state.written
+            state.observed = observed
+            self._ready = None
+
+    def end_observing(self, state: ProgramState) -> None:
+        """Runs that are submitted from here on are not observed any more."""
+        observed = state.observed
+        assert observed is not None
+        self.check_closer()
+
+        def end() -> None:
+            state.observed = None
+            self.end(observed)
+
+        try:
+            self.when_idle(end)
+        finally:
+            state.observed = None
+
+    def end(self, state: ProgramState) -> None:
+        """Close a program, where nothing is under way."""
+        if state.closed:
+            return
+        state.closed = True
+        state.latest = None
+        if self._last is state:
+            self._last = self._ready = None
+        for run_list in state.lists:
+            run_list.close()
+        for lease in state.leases:
+            lease.release()
+
+    def close(self) -> None:
+        """Take nothing on any more, and wait for what was submitted."""
+        with self._handing_over:
+            self.closed = True
+        if self._completion_thread is not None:
+            self._completion_thread.close()
+            self._completion_thread.ended.wait()  # without the lock, which the runs want
+
+    def _inherit(self) -> None:
+        self.inherited = self.closed = True
+        self._ready = self._last = None
+        self.ownership.rest = None
+        self._queued, self._runner = (), 0
+        self._in_flight.clear()
+        thread, self._completion_thread = self._completion_thread, None
+        for job in thread.jobs if thread is not None else ():
+            job.future.abandon(LifetimeError(f"the run {INHERITED}"))  # type: ignore[attr-defined]
+        for state in self._states:
+            state.closed = True
+        if not all(target.device.survives_fork for target in self._targets):
+            keep_for_ever(self._states)  # with objects of the driver in them
+
+    def step_under_way(self) -> str:
+        """The node that is being computed, as far as it is known."""
+        from opweave.scheduler.underway import step_under_way
+
+        return step_under_way(self._targets, self.ownership, self.states)
+
+    def count_copied(self, size: int) -> None:
+        self.copied += size
+
+    # --- who may do what --------------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raise `LifetimeError` where the scheduler was closed."""
+        if self.closed:
+            over = ", ".join(target.name for target in self._targets)
+            raise LifetimeError(f"<Scheduler over {over}> {INHERITED if self.inherited else 'was closed'}")
+
+    def _check_program(self, state: ProgramState) -> None:
+        if state.closed:
+            self.check_open()  # which says more
+            state.check_open()
+
+    def check_caller(self) -> None:
+        """Whether this thread may run something now: not from within a run."""
+        if self._on_worker or self._runner == get_ident():
+            raise SchedulerError("a program cannot be run from within a run of its own scheduler")
+
+    def check_closer(self, *, whole: bool = False) -> None:
+        """Whether this thread may close programs now, or the whole scheduler."""
+        if self._on_worker or self._runner == get_ident():
+            raise SchedulerError("neither a scheduler nor its programs can be closed from within a run")
+        if whole and self._on_completion_thread:
+            raise SchedulerError("a scheduler cannot be closed from a callback of one of its futures, which holds up "
+                                 "the runs behind it")  # fmt: skip
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def fitted(
+    run_list: RunList, written: Mapping[str, Array], feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]
+) -> list[tuple[Feed, Array]]:
+    """An array for every input, checked."""
+    given = {**named}
+    if feeds is not None:
+        if type(feeds) is not dict and not isinstance(feeds, Mapping):
+            what = type(feeds).__name__
+            raise SchedulerError(f"values are fed as {{input or its name: array}}, or by name, not as {what}")
+        given = {(key if type(key) is str else _name(key)): value for key, value in feeds.items()} | given
+    ready: list[tuple[Feed, Array]] = []
+    for name, feed in run_list.feeds.items():
+        value = given.pop(name, None)
+        if value is None:
+            value = written.get(name)
+            if value is None:
+                raise SchedulerError(f"no value for {feed.tensor.describe()}: run({{{name!r}: array}})")
+        if type(value) is not np.ndarray or value.shape != feed.shape or value.dtype != feed.dtype:
+            value = feed.fit(value)
+        ready.append((feed, value))
+    if given:
+        name = str(next(iter(given)))
+        raise UnknownNameError("input of this program", name, run_list.feeds)
+    return ready
+
+
+def _name(key: Any) -> Any:
+    return key.name if isinstance(key, Tensor) else key
+
+
+def _snapshot(values: Sequence[tuple[Feed, Array]]) -> list[tuple[Feed, Array]]:
+    """``values``, with copies of those that are read after their upload was queued."""
+    return [
+        (feed, np.array(value, copy=True) if feed.queued and not _borrowed(feed) else value) for feed, value in values
+    ]
+
+
+def _borrowed(feed: Feed) -> bool:
+    return feed.tensor.leaf is not None and feed.tensor.leaf.borrowed
+
+
+def _in_form(form: Any, arrays: list[Array]) -> Any:
+    """Outputs in the form in which they were asked for: one array, a dict or a tuple."""
+    if isinstance(form, Tensor):
+        return arrays[0]
+    if isinstance(form, Mapping):
+        return dict(zip(form, arrays, strict=True))
+    return tuple(arrays)
+
+
+def _check_states(run_list: RunList) -> None:
+    for state in run_list.states:
+        if state.damaged:
+            raise ExecutionError(state.damaged, states=(state.name,))
+
+
+def _traced(run_list: RunList) -> CallList:
+    from opweave.scheduler.traced import traced_calls
+
+    return traced_calls(run_list)
+
+
+def _store(arrays: list[Any], index: int, read: Callable[[], Any]) -> None:
+    arrays[index] = read()
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error

@@ -1,0 +1,143 @@
+"""`fuse`: which steps of a split run as one, by the word of the stream that will run them. `Partition` to `Groups`.
+
+Fusing comes before memory is planned: a value that lives only inside of one group needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import TYPE_CHECKING, NamedTuple
+
+from opweave.contract.execution import Stream
+from opweave.contract.step import Arg, Step
+
+if TYPE_CHECKING:
+    from opweave.scheduler.splits import Partition, PlannedStep, Split, StorageView
+
+__all__ = ["FusedGroup", "Groups", "bound_step", "fuse", "unfused"]
+
+
+class FusedGroup(NamedTuple):
+    """Steps that run as one: their indices in the split, in the order in which they run, and bytes of workspace."""
+
+    items: tuple[int, ...]
+    workspace: int
+
+
+class Groups(NamedTuple):
+    """How the steps of a partition are grouped.
+
+    Attributes:
+        of_split: for every split its groups, ``None``: each step is a group of its own.
+        internal: storage ids of values that live only inside of one group. They get no memory.
+    """
+
+    of_split: Sequence[Sequence[FusedGroup] | None]
+    internal: Set[int]
+
+    def items(self, split: Split) -> list[tuple[int, ...]]:
+        """The item indices of every group of a split."""
+        groups = self.of_split[split.index]
+        return [(i,) for i in range(len(split.items))] if groups is None else [group.items for group in groups]
+
+
+def unfused(partition: Partition) -> Groups:
+    """Every step for itself."""
+    return Groups([None] * len(partition.splits), frozenset())
+
+
+def fuse(partition: Partition) -> Groups:
+    """Ask the stream of every split for its groups.
+
+    Raises:
+        Broken: a stream lost, repeated or invented a step, or put one before what it depends on.
+    """
+    if all(_fuses_nothing(split) for split in partition.splits):
+        return unfused(partition)
+    last_reader = _last_readers(partition)
+    grouped = [None if _fuses_nothing(split) else _groups(split, partition, last_reader) for split in partition.splits]
+    return Groups(grouped, _internal(partition, grouped))
+
+
+def bound_step(item: PlannedStep, out: Arg, srcs: tuple[Arg, ...], *, live: bool = True) -> Step:
+    """The step of an item with its operands."""
+    node = item.node
+    if node is None:
+        return Step(item.op, out, srcs, {}, live, "pack")
+    return Step(item.op, out, srcs, node.attrs, live, node.name)
+
+
+def _fuses_nothing(split: Split) -> bool:
+    return type(split.target.stream)._fuse is Stream._fuse
+
+
+def _groups(split: Split, partition: Partition, last_reader: dict[int, int]) -> list[FusedGroup]:
+    steps = []
+    for item in split.items:
+        out = item.out.storage
+        live = last_reader.get(out, -1) > split.index or partition.arenas[out] < 0
+        srcs = tuple([_source(source, partition) for source in item.srcs])
+        steps.append(bound_step(item, _unbound(item.out), srcs, live=live))
+    index_of = {id(step): i for i, step in enumerate(steps)}
+    return [
+        FusedGroup(tuple([index_of[id(step)] for step in group.steps]), group.workspace)
+        for group in split.target.stream.fuse(steps)
+    ]
+
+
+def _unbound(operand: StorageView) -> Arg:
+    return Arg(None, operand.offset, operand.dtype, operand.shape, operand.strides, None, operand.storage)
+
+
+def _source(operand: StorageView, partition: Partition) -> Arg:
+    """An operand before memory is planned, with the kind of memory that it is read in where that is special."""
+    arg = _unbound(operand)
+    prepared = partition.assignment.capabilities.prepared
+    if prepared and operand.storage in partition.owners:
+        arg._type = prepared.get(partition.owners[operand.storage][0])
+    return arg
+
+
+def _last_readers(partition: Partition) -> dict[int, int]:
+    """Storage id -> index of the last split that reads it; one past the last split for what the program hands out."""
+    last: dict[int, int] = {}
+    for split in partition.splits:
+        for copy in split.copies:
+            last[copy.src.storage] = split.index
+            if copy.ids is not None:
+                last[copy.ids.storage] = split.index
+        for item in split.items:
+            for source in item.srcs:
+                last[source.storage] = split.index
+        for copy in split.write_backs:
+            last[copy.src.storage] = split.index + 1
+        if split.observed is not None:
+            last[split.observed[1].storage] = split.index + 1
+    end = len(partition.splits)
+    return last | {output.storage: end for output in partition.outputs if output is not None}
+
+
+def _internal(partition: Partition, grouped: Sequence[Sequence[FusedGroup] | None]) -> set[int]:
+    """Storage ids that only the group which makes them reads."""
+    outside = (-1, -1)
+    readers: dict[int, set[tuple[int, int]]] = {}
+    makers: dict[int, tuple[int, int]] = {}
+    for split, groups in zip(partition.splits, grouped, strict=True):
+        for copy in (*split.copies, *split.write_backs):
+            readers.setdefault(copy.src.storage, set()).add(outside)
+            if copy.ids is not None:
+                readers.setdefault(copy.ids.storage, set()).add(outside)
+        if split.observed is not None:
+            readers.setdefault(split.observed[1].storage, set()).add(outside)
+        alone = [FusedGroup((i,), 0) for i in range(len(split.items))] if groups is None else groups
+        for g, (indices, _) in enumerate(alone):
+            for index in indices:
+                item = split.items[index]
+                if len(indices) > 1 and partition.arenas[item.out.storage] >= 0:
+                    makers[item.out.storage] = (split.index, g)
+                for source in item.srcs:
+                    readers.setdefault(source.storage, set()).add((split.index, g))
+    for output in partition.outputs:
+        if output is not None:
+            readers.setdefault(output.storage, set()).add(outside)
+    return {storage for storage, group in makers.items() if readers.get(storage, set()) == {group}}

@@ -1,0 +1,219 @@
+"""`RunList`: what a run in one slot of a program does. Made once by `lower`; a run only goes through it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from opweave.dlpack import host_view
+from opweave.errors import Cancelled, DTypeError, ExecutionError, ShapeError
+from opweave.graph.tensor import Tensor
+
+if TYPE_CHECKING:
+    from opweave.contract.execution import Event, Plan, Stream
+    from opweave.contract.step import Call
+    from opweave.contract.worker import WorkerStream
+    from opweave.graph.tensor import Leaf
+    from opweave.scheduler.splits import Copy, Split
+    from opweave.scheduler.target import Target
+
+__all__ = ["Action", "CallList", "Feed", "Fetch", "RunList"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Feed(NamedTuple):
+    """How an input gets its values: an array to copy into, or a call that takes an array; neither if nobody reads it.
+
+    Where the call only queues the copy (``queued``), the array is read after it has returned.
+    """
+
+    tensor: Tensor
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    view: Array | None
+    put: Callable[[Array], None] | None
+    queued: bool
+    target: Target | None
+
+    def fit(self, value: Any) -> Array:
+        """``value`` as an array of the input's shape. Arrays must have its dtype; Python numbers are converted.
+
+        Raises:
+            DTypeError, ShapeError: it does not fit.
+        """
+        if isinstance(value, Tensor):
+            raise DTypeError(f"{self.tensor.describe()} is fed with arrays, not with tensors")
+        try:
+            foreign = hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, np.generic))
+            array = host_view(value) if foreign else np.asarray(value)
+        except (TypeError, ValueError) as error:
+            raise DTypeError(f"cannot feed {self.tensor.describe()} with {type(value).__name__}: {error}") from None
+        if array.dtype != self.dtype:
+            if hasattr(value, "dtype") or array.dtype.kind not in "bif":
+                raise DTypeError(
+                    f"{self.tensor.describe()} takes {self.dtype}, not {array.dtype}; convert with array.astype(...)"
+                )
+            if self.dtype.kind in "iub" and array.dtype.kind == "f":
+                raise DTypeError(f"{self.tensor.describe()} takes {self.dtype}, not floating-point numbers")
+            array = array.astype(self.dtype)
+        if array.shape != self.shape:
+            raise ShapeError(f"{self.tensor.describe()} takes shape {self.shape}, not {array.shape}")
+        return array
+
+
+class Fetch(NamedTuple):
+    """How an output is brought back: a call that gives a new array, to be made in the order of ``stream`` if there is
+    one, else by the thread that wants it, after the run."""
+
+    tensor: Tensor
+    read: Callable[[], Array]
+    stream: WorkerStream | None
+    target: Target | None
+
+    def get(self) -> Array:
+        """What ``read`` gives; raises `ExecutionError`, which says what failed where."""
+        try:
+            return self.read()
+        except Exception as error:
+            raise self.failed(error) from error
+
+    def failed(self, error: Exception) -> ExecutionError:
+        """What to raise where ``read`` has raised ``error``."""
+        device = self.target.name if self.target is not None else ""
+        what = self.tensor.describe()
+        message = f"fetching {what} failed on {device}: {type(error).__name__}: {error}"
+        return ExecutionError(message, node=what, device=device)
+
+
+class Action(NamedTuple):
+    """What a call of the run list is, for messages and traces.
+
+    Attributes:
+        kind: running a plan, making a copy, waiting for an event of another stream (``"sync"``), recording an event,
+            showing a value to an observer; of failures also feeding an input.
+        target: whose stream does it, or is waited for.
+        split: to which split it belongs.
+        copy: the copy, of copies.
+        items: of plans, the items of each fused group; ``None``: one each.
+        plan: the plan.
+        tensor: of feeds, the input.
+    """
+
+    kind: Literal["plan", "copy", "sync", "event", "observe", "feed"]
+    target: Target
+    split: Split | None
+    copy: Copy | None = None
+    items: tuple[tuple[int, ...], ...] | None = None
+    plan: Plan | None = None
+    tensor: Tensor | None = None
+
+
+class CallList:
+    """Calls without arguments that the submitting thread makes one after another.
+
+    Attributes:
+        calls: the calls.
+        run: makes the calls of an iterator over them: the ``_run`` of the stream to which they belong.
+        actions: what they are.
+        starts: where in ``calls`` each action begins; ``None``: every action is one call.
+    """
+
+    __slots__ = ("actions", "calls", "run", "starts")
+
+    def __init__(
+        self,
+        calls: list[Call],
+        actions: Sequence[Action],
+        run: Callable[[Iterator[Call]], None] | None = None,
+        starts: list[int] | None = None,
+    ) -> None:
+        self.calls: Final = calls
+        self.run: Final = run or make_calls
+        self.actions: Final = actions
+        self.starts: Final = starts
+
+    def locate(self, index: int, error: BaseException) -> tuple[Action, BaseException]:
+        """The action to which call number ``index`` belongs, and ``error`` of that call as its plan would raise it."""
+        action, step = self.position(index)
+        plan = action.plan
+        if self.starts is None or plan is None or not isinstance(error, Exception) or isinstance(error, Cancelled):
+            return action, error
+        return action, plan.stream._step_error(plan, step, error)
+
+    def position(self, index: int) -> tuple[Action, int | None]:
+        """The action to which call number ``index`` belongs, and which of its groups that is, if the call is of one."""
+        if self.starts is None:
+            return self.actions[index], None
+        at = bisect_right(self.starts, index) - 1
+        action, start = self.actions[at], self.starts[at]
+        end = self.starts[at + 1] if at + 1 < len(self.starts) else len(self.calls)
+        return action, index - start if action.plan is not None and end - start == action.plan.size else None
+
+
+def make_calls(calls: Iterator[Call]) -> None:
+    """Make calls of several streams, each of which sees for itself to what its own need."""
+    for call in calls:
+        call()
+
+
+class RunList:
+    """What a run in one slot does, in this order.
+
+    Attributes:
+        states: the states that it reads or writes, which must not be half written.
+        before: waits, before inputs are fed.
+        feeds: how each input gets its values.
+        calls: what then happens. Where all streams are synchronous and one may make the calls of the others, the plans
+            are flattened to their calls, which avoids overhead for every split.
+        actions: the same with one call for each action, for traces and tools.
+        fetches: how each output is brought back. Without a stream: once everything is done.
+        after: events to be recorded behind fetches that are queued.
+        streams: the asynchronous ones that a run uses. Empty: everything is done when its calls have been made.
+        plans: the compiled plans among the calls.
+        events: the latest events of its actions, for other queues to wait for.
+        copied: bytes that its copies move, but for copies of chosen rows, which count when they are made.
+        ended: why it can no longer be run, ``""``: it can.
+    """
+
+    __slots__ = (
+        "__weakref__", "actions", "after", "before", "calls", "copied", "ended", "events", "feeds", "fetches", "plans",
+        "states", "streams",
+    )  # fmt: skip
+
+    def __init__(self, states: list[Leaf], copied: int) -> None:
+        self.states: Final = states
+        self.copied: Final = copied
+        self.ended = ""
+        self.before: list[Call] = []
+        self.feeds: dict[str, Feed] = {}
+        self.calls = self.actions = CallList([], [])
+        self.fetches: list[Fetch] = []
+        self.after: list[Call] = []
+        self.plans: list[Plan] = []
+        self.events: list[Event | None] = []
+        self.streams: list[Stream] = []
+
+    def _orphan(self, why: str) -> None:
+        """Called by a buffer that its calls use, when its memory is given back."""
+        self.ended = self.ended or why
+
+    def forget_events(self) -> None:
+        """Nothing is under way any more, and events of the past may be failed ones."""
+        self.events[:] = [None] * len(self.events)
+
+    def close(self) -> None:
+        """Give up the plans and the calls, and with them all views of memory."""
+        self.ended = self.ended or "it was closed"
+        for plan in self.plans:
+            plan.close()
+        self.calls = CallList([], [])  # the plans' calls in it, while the actions stay for `Program.explain`
+        self.actions.calls.clear()
+        self.before.clear()
+        self.after.clear()
+        self.fetches.clear()
+        for name, feed in self.feeds.items():
+            self.feeds[name] = feed._replace(view=None, put=None)

@@ -1,0 +1,135 @@
+"""A graph cut for its devices, as data: splits with their steps and copies, over numbered storages without addresses.
+
+A *storage* is a block of memory that is not allocated yet, and is named by its number, the storage id. `allocate`
+decides where storages lie, `bind` gives them buffers. `partition` makes all this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from opweave.graph.layout import Shape, Strides, nbytes
+
+if TYPE_CHECKING:
+    from opweave.contract.space import MemorySpace
+    from opweave.cost.predict import Prediction
+    from opweave.graph.dtypes import DType
+    from opweave.graph.graph import Graph
+    from opweave.graph.tensor import Placement, Tensor
+    from opweave.scheduler.assign import Assignment
+    from opweave.scheduler.target import Support, Target
+
+__all__ = ["COPY_CAUSES", "Copy", "Partition", "PlannedStep", "Split", "StorageView"]
+
+COPY_CAUSES: Final[dict[str, str]] = {
+    "transfer": "the value lies in memory that the device does not reach",
+    "pack": "the device takes dense operands only and cannot pack them itself",
+    "unpack": "the memory keeps tensors in a form that the device's kernels do not read",
+    "weight-fetch": "a weight that stays in host memory is brought for this split, which gives its memory back",
+    "region": "a part of a state, for a node that runs where the state does not lie",
+    "write-back": "a result that has to lie in memory which its device does not reach",
+}
+"""Every cause that `Copy.cause` holds, with its meaning."""
+
+
+class StorageView(NamedTuple):
+    """A window of a storage: ``offset`` bytes into it; strides in bytes."""
+
+    storage: int
+    offset: int
+    dtype: DType
+    shape: Shape
+    strides: Strides
+
+
+class PlannedStep(NamedTuple):
+    """A step before it has memory. ``node`` is ``None`` for a packing step that the core inserted."""
+
+    op: str
+    node: Tensor | None
+    out: StorageView
+    srcs: tuple[StorageView, ...]
+    support: Support
+
+
+class Copy(NamedTuple):
+    """Bytes that move before a split starts, or after it (write-back). ``cause`` is a key of `COPY_CAUSES`.
+
+    ``ids`` names the rows along the first axis that are wanted at all; ``None``: everything.
+    """
+
+    tensor: Tensor
+    src: StorageView
+    dst: StorageView
+    cause: str
+    ids: StorageView | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are copied, of all rows where ``ids`` choose some."""
+        return nbytes(self.dst.shape, self.dst.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """Consecutive steps on one target.
+
+    Attributes:
+        index: its number, in the order in which splits run.
+        copies, write_backs: made before the steps, and after them.
+        items: the steps.
+        observed: the node whose value somebody looks at after all that, with the view where it lies.
+    """
+
+    index: int
+    target: Target
+    copies: Sequence[Copy]
+    items: Sequence[PlannedStep]
+    write_backs: Sequence[Copy]
+    observed: tuple[Tensor, StorageView] | None
+
+    @property
+    def nodes(self) -> list[Tensor]:
+        """The graph's nodes that run here, in order."""
+        return [item.node for item in self.items if item.node is not None]
+
+    def __repr__(self) -> str:
+        return f"<Split {self.index} on {self.target.name}: {len(self.items)} steps, {len(self.copies)} copies>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partition:
+    """A graph cut into splits.
+
+    Attributes:
+        graph, assignment: what was cut.
+        placed: computed tensors whose memory the caller decided.
+        splits: in the order they run.
+        sizes: bytes, by storage id.
+        arenas: by storage id the index of the target whose temporaries hold it, -1 for one with memory of its own.
+        names: by storage id the tensor whose value it holds (the first one).
+        owners: storages with memory of their own -> the leaf tensor, and the space its bytes are wanted in.
+        inputs: input leaf -> its storage id.
+        outputs: for every output of the graph its view, ``None`` where it has no elements.
+        prediction: what a run is predicted to take, where the placement was chosen by that, or once it was asked for
+            (`opweave.cost.predict.prediction_of`).
+    """
+
+    graph: Graph
+    assignment: Assignment
+    placed: Mapping[Tensor, Placement]
+    splits: Sequence[Split]
+    sizes: Sequence[int]
+    arenas: Sequence[int]
+    names: Sequence[Tensor]
+    owners: Mapping[int, tuple[Tensor, MemorySpace]]
+    inputs: Mapping[Tensor, int]
+    outputs: Sequence[StorageView | None]
+    prediction: Prediction | None = None
+
+    @property
+    def copies(self) -> list[Copy]:
+        """Every copy of a run, write-backs included."""
+        return [c for s in self.splits for c in (*s.copies, *s.write_backs)]

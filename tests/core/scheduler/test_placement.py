@@ -1,0 +1,397 @@
+"""Placed weights, the host's references, and boundaries between devices: where nodes go, what is copied for it."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import opweave as ow
+from opweave.contract import Kind
+from opweave.host.device import HostDevice
+from tests.support.devices import BASIC, Beside, Plain, Separate
+from tests.support.evaluate import evaluate
+from tests.support.random_graphs import ALL_OPS, Case
+
+OPS = (*BASIC, "layer_norm", "rms_norm", "softmax", "cast", "sum", "embedding")
+ROWS, SIZE = 8, 16
+RNG = np.random.default_rng(0)
+VALUES = RNG.integers(-2, 3, (ROWS, SIZE)).astype(np.float32)
+
+
+def separate(name: str, **options: Any) -> Separate:
+    device = Separate(name, OPS, **options)
+    return device
+
+
+def plan(outputs, *devices, pins=None, **options):
+    return ow.Scheduler(list(devices), **options).partition(outputs, pins)
+
+
+def where(planned, *tensors):
+    return [planned.device_of(t).name for t in tensors]
+
+
+def encoder(layers: int, place) -> tuple[ow.Tensor, list[dict[str, ow.Tensor]], dict[str, np.ndarray]]:
+    """Layers as in BERT: norm(x + linear(x)); ``place(layer)`` is where all weights of a layer lie."""
+    h = ow.input("x", (ROWS, SIZE))
+    found: list[dict[str, ow.Tensor]] = []
+    arrays: dict[str, np.ndarray] = {}
+    for i in range(layers):
+        made = {
+            f"w{i}": RNG.integers(-2, 3, (SIZE, SIZE)).astype(np.float32),
+            f"b{i}": RNG.integers(-2, 3, SIZE).astype(np.float32),
+            f"g{i}": RNG.integers(-2, 3, SIZE).astype(np.float32),
+            f"s{i}": RNG.integers(-2, 3, SIZE).astype(np.float32),
+        }
+        arrays |= made
+        w = ow.weights(made, device=place(i))
+        nodes: dict[str, ow.Tensor] = {"linear": ow.linear(h, w[f"w{i}"])}
+        nodes["bias"] = nodes["linear"] + w[f"b{i}"]
+        nodes["add"] = nodes["bias"] + h
+        nodes["norm"] = h = ow.layer_norm(nodes["add"], w[f"g{i}"], w[f"s{i}"])
+        found.append(nodes)
+    return h, found, arrays
+
+
+def weights_copied(planned) -> list[str]:
+    roots = [copy.tensor.root for copy in planned.copies]
+    return [root.name for root in roots if root.leaf is not None and root.leaf.kind == "weight"]
+
+
+class TestPlacedWeights:
+    @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+    def test_every_node_of_a_layer_stays_with_its_weights(self, order):
+        devices = {name: separate(name) for name in "ab"}
+        y, layers, _ = encoder(4, lambda i: devices["ab"[i % 2]])
+        with ow.Scheduler([devices[n] for n in order]) as scheduler:
+            program = scheduler.build(y)
+            for i, nodes in enumerate(layers):
+                assert where(program, nodes["linear"], nodes["bias"], nodes["norm"]) == ["ab"[i % 2]] * 3
+            assert weights_copied(program.partition) == [], "no weight is copied in each run"
+            assert {c.cause for c in program.partition.copies} == {"transfer"}
+            host = ow.compile(y, devices=["host"])
+            np.testing.assert_array_equal(program.run(x=VALUES), host(x=VALUES))
+
+    def test_vectors_decide_where_nothing_larger_does(self):
+        a, b = separate("a"), separate("b")
+        x = ow.input("x", (ROWS, SIZE))
+        w = ow.weights({"w": np.eye(SIZE, dtype="f")}, device=a)["w"]
+        g = ow.weights({"g": np.ones(SIZE, "f"), "s": np.zeros(SIZE, "f")}, device=b)
+        normed = ow.layer_norm(ow.linear(x, w), g["g"], g["s"])
+        planned = plan(ow.linear(normed, w), a, b)
+        assert (where(planned, normed), planned.cause_of(normed)) == (["b"], "weights")
+
+    def test_what_its_device_does_not_run_goes_elsewhere(self):
+        a, b = separate("a"), Separate("b", ["linear"])
+        g = ow.weights({"g": np.ones(SIZE, "f")}, device=b)["g"]
+        x = ow.input("x", (ROWS, SIZE))
+        y = ow.rms_norm(x, g)
+        planned = plan(y, b, a)
+        assert where(planned, y) == ["a"]
+        assert weights_copied(planned) == ["g"]
+
+    def test_of_several_weights_the_largest_that_a_device_runs_with_decides(self):
+        a, b = Separate("a", ["exp"]), separate("b")
+        x = ow.input("x", (ROWS, SIZE))
+        w = ow.weights({"w": np.eye(SIZE, dtype="f"), "b": np.ones(SIZE, "f")}, device={"w": a, "b": b})
+        y = ow.linear(x, w["w"], w["b"])
+        planned = plan(y, a, b, separate("c"))
+        assert (where(planned, y), planned.cause_of(y)) == (["b"], "weights")
+
+    def test_a_device_that_shares_the_memory_runs_what_the_one_that_holds_them_does_not(self):
+        holder, beside, other = Plain("holder", ["exp"]), Beside("beside", OPS), separate("other")
+        x = ow.input("x", (ROWS, SIZE))
+        w = ow.weights({"w": np.eye(SIZE, dtype="f")}, device=holder)["w"]
+        y = ow.linear(x, w)
+        planned = plan(y, other, holder, beside)
+        assert where(planned, y) == ["beside"]
+        assert planned.n_copies == 0
+
+    def test_a_small_table_of_several_nodes_goes_to_its_readers(self):
+        """Frequencies lie on one device; each layer multiplies by them where its own weights are."""
+        a, b = separate("a"), separate("b")
+        h = ow.input("x", (ROWS, SIZE))
+        table = ow.weights({"table": np.ones(SIZE, "f")}, device=a)["table"]
+        turned = []
+        for i in range(4):
+            w = ow.weights({f"w{i}": np.eye(SIZE, dtype="f"), f"v{i}": np.eye(SIZE, dtype="f")}, device=(a, b)[i // 2])
+            turned.append(ow.linear(h, w[f"w{i}"]) * table)
+            h = ow.linear(turned[-1], w[f"v{i}"])
+        planned = plan(h, a, b)
+        assert where(planned, *turned) == ["a", "a", "b", "b"]
+        assert [planned.cause_of(t) for t in turned[2:]] == ["fewest-bytes"] * 2
+        assert weights_copied(planned) == ["table"], "once a run, for both"
+
+    def test_a_small_table_decides_where_nothing_else_does(self):
+        a, b = separate("a"), separate("b")
+        table = ow.weights({"table": np.ones(SIZE, "f")}, device=b)["table"]
+        x = ow.input("x", (ROWS, SIZE))
+        y = ow.exp(x * table) * table
+        planned = plan(y, a, b)
+        assert {s.target.name for s in planned.splits} == {"b"}
+        assert planned.n_copies == 0
+
+    def test_a_large_weight_of_several_nodes_decides(self):
+        a, b = separate("a"), separate("b")
+        shared = ow.weights({"w": np.eye(SIZE, dtype="f")}, device=b)["w"]
+        own = ow.weights({f"w{i}": np.eye(SIZE, dtype="f") for i in range(2)}, device=a)
+        x = ow.input("x", (ROWS, SIZE))
+        first = ow.linear(ow.linear(x, own["w0"]), shared)
+        second = ow.linear(ow.linear(first, own["w1"]), shared)
+        assert where(plan(second, a, b), first, second) == ["b", "b"]
+
+
+class TestHost:
+    def test_it_computes_only_what_nobody_else_can(self):
+        beside, host = Beside("beside", OPS), HostDevice()
+        y, _, _ = encoder(3, lambda i: host)
+        odd = ow.custom(lambda a: a * 2, y, like=y)
+        with ow.Scheduler([beside, host]) as scheduler:
+            program = scheduler.build(ow.exp(odd))
+            assert [s.target.name for s in program.splits] == ["beside", host.name, "beside"]
+            assert program.splits[1].nodes == [odd]
+            assert program.partition.assignment.causes[odd] == "host"
+            assert program.n_copies == 0
+
+    def test_also_where_it_is_named_first(self):
+        x = ow.input("x", (ROWS, SIZE))
+        assert where(plan(ow.exp(x), HostDevice(), Plain("cpu")), ow.exp(x)) == ["cpu"]
+
+    def test_alone_it_computes_everything(self):
+        y, _, _ = encoder(1, lambda i: "host")
+        assert plan(y, "host").splits[0].target.device.kind is Kind.HOST
+
+    def test_weights_in_its_memory_are_brought_to_a_device_that_computes(self):
+        gpu, host = separate("gpu"), HostDevice()
+        y, layers, _ = encoder(3, lambda i: host)
+        with ow.Scheduler([gpu, host]) as scheduler:
+            program = scheduler.build(y)
+            assert {s.target.name for s in program.splits} == {"gpu"}
+            assert len(program.splits) == len(layers), "a split for each matrix, so that one's memory serves the next"
+            assert {c.cause for c in program.partition.copies} == {"weight-fetch"}
+            np.testing.assert_array_equal(program.run(x=VALUES), ow.compile(y, devices=["host"])(x=VALUES))
+
+    def test_they_stay_where_bringing_them_is_not_allowed(self):
+        gpu, host = separate("gpu"), HostDevice()
+        y, layers, _ = encoder(2, lambda i: host)
+        planned = plan(y, gpu, host, op_offload=False)
+        assert where(planned, layers[0]["linear"], layers[1]["norm"]) == [host.name] * 2
+        assert planned.cause_of(layers[0]["linear"]) == "weights"
+        assert weights_copied(planned) == []
+
+    def test_a_state_in_its_memory_is_written_there(self):
+        gpu, host = separate("gpu"), HostDevice()
+        cache = ow.state("cache", (ROWS, SIZE), device=host)
+        x = ow.input("x", (ROWS, SIZE))
+        written = ow.assign(cache, ow.exp(x))
+        planned = plan(written, gpu, host)
+        assert where(planned, written.srcs[1], written) == ["gpu", host.name]
+        assert [c.cause for c in planned.copies] == ["transfer"]
+
+    def test_a_result_that_the_caller_placed_there_is_computed_elsewhere_and_written_back(self):
+        gpu, host = separate("gpu"), HostDevice()
+        x = ow.input("x", (ROWS, SIZE))
+        y = ow.neg(x)
+        buffer = host.alloc(y.nbytes)
+        with ow.Scheduler([gpu, host]) as scheduler:
+            program = scheduler.build(y, placements=[ow.place(y, buffer, 0)])
+            assert where(program, y) == ["gpu"]
+            assert [c.cause for c in program.partition.copies] == ["write-back"]
+            np.testing.assert_array_equal(program.run(x=VALUES), -VALUES)
+
+
+class TestOffload:
+    def test_weights_in_host_memory_are_brought_to_a_device_that_wants_them_norms_with_them(self):
+        """No norm stays behind with its vector: its values would cross twice."""
+        gpu, cpu = separate("gpu", offload=["linear"]), Plain("cpu", OPS)
+        y, layers, _ = encoder(4, lambda i: "host")
+        with ow.Scheduler([gpu, cpu]) as scheduler:
+            program = scheduler.build(y)
+            assert [program.partition.assignment.causes[n["linear"]] for n in layers] == ["offload"] * 4
+            assert {s.target.name for s in program.splits[:-1]} == {"gpu"}
+            causes = {c.cause for c in program.partition.copies}
+            assert causes <= {"weight-fetch", "transfer"}
+            assert sum(c.cause == "transfer" for c in program.partition.copies) <= 1
+            np.testing.assert_array_equal(program.run(x=VALUES), ow.compile(y, devices=["host"])(x=VALUES))
+
+    def test_layers_that_lie_on_two_sides_stay_there_without_offload(self):
+        gpu, cpu = separate("gpu"), Plain("cpu", OPS)
+        y, layers, _ = encoder(4, lambda i: gpu if i < 2 else "host")
+        planned = plan(y, gpu, cpu)
+        assert where(planned, *[n["norm"] for n in layers]) == ["gpu", "gpu", "cpu", "cpu"]
+        assert weights_copied(planned) == []
+
+    def test_rows_chosen_by_ids_do_not_serve_another_reader(self):
+        gpu, cpu = separate("gpu", offload=["embedding"]), Plain("cpu", OPS)
+        gpu.kernels("embedding", dtypes="f32")(_embedding)
+        data = RNG.integers(-2, 3, (ROWS, SIZE)).astype(np.float32)
+        table = ow.weights({"t": data}, device=cpu)["t"]
+        ids = ow.input("ids", (2,), "i32")
+        some, whole = ow.embedding(table, ids), ow.neg(table)
+        with ow.Scheduler([gpu, cpu]) as scheduler:
+            program = scheduler.build([some, whole], pins={whole: gpu})
+            got = program.run(ids=np.array([1, 5], np.int32))
+            np.testing.assert_array_equal(got[0], data[[1, 5]])
+            np.testing.assert_array_equal(got[1], -data)
+
+
+def _embedding(stream: Any, op: str, out: Any, table: Any, ids: Any, **attrs: Any) -> Any:
+    target, rows, chosen = out.view, table.view, ids.view
+    return lambda: np.copyto(target, rows[chosen])
+
+
+class TestBoundaries:
+    """Between weights on two devices the values cross where the fewest bytes move."""
+
+    def between(self, build):
+        """The nodes that ``build`` makes between a product on ``a`` and one on ``b``, and the plan."""
+        a, b = separate("a"), separate("b")
+        w = ow.weights({"w": np.eye(SIZE, dtype="f")}, device=a)["w"]
+        first = ow.linear(ow.input("x", (ROWS, SIZE)), w)
+        nodes = build(first)
+        v = ow.weights({"v": np.ones((4, nodes[-1].shape[-1]), "f")}, device=b)["v"]
+        return nodes, plan(ow.linear(nodes[-1], v), a, b)
+
+    def test_what_widens_runs_behind_it(self):
+        def build(h):
+            wide = ow.concat([h, h, h], axis=-1)
+            return [wide, ow.relu(wide)]
+
+        nodes, planned = self.between(build)
+        assert where(planned, *nodes) == ["b", "b"]
+        assert {planned.cause_of(n) for n in nodes} == {"fewest-bytes"}
+        assert sum(c.nbytes for c in planned.copies) == ROWS * SIZE * 4
+
+    def test_what_narrows_runs_before_it(self):
+        nodes, planned = self.between(lambda h: [s := ow.sum(h, axis=0, keepdims=True), ow.exp(s)])
+        assert where(planned, *nodes) == ["a", "a"]
+        assert sum(c.nbytes for c in planned.copies) == SIZE * 4
+
+    def test_the_narrowest_place_within_a_chain_is_found(self):
+        def build(h):
+            wide = ow.concat([h, h], axis=-1)
+            narrow = ow.sum(wide, axis=0, keepdims=True)
+            again = ow.concat([narrow] * 20, axis=0)
+            return [wide, narrow, again]
+
+        nodes, planned = self.between(build)
+        assert where(planned, *nodes) == ["a", "a", "b"]
+        assert sum(c.nbytes for c in planned.copies) == 2 * SIZE * 4
+
+    def test_without_gain_nothing_moves(self):
+        nodes, planned = self.between(lambda h: [e := ow.exp(h), ow.neg(e)])
+        assert where(planned, *nodes) == ["a", "a"]
+        assert [planned.cause_of(n) for n in nodes] == ["expand-down"] * 2
+
+    def test_a_node_goes_to_the_larger_of_its_sources(self):
+        a, b = separate("a"), separate("b")
+        x = ow.input("x", (ROWS, SIZE))
+        small, large = ow.exp(x[0:1]), ow.neg(x)
+        y = small + large
+        planned = plan(y, a, b, pins={small: a, large: b})
+        assert where(planned, y) == ["b"]
+        assert sum(c.nbytes for c in planned.copies if c.tensor.root is small) == SIZE * 4
+
+    def test_a_node_that_reads_a_large_state_runs_where_it_lies(self):
+        a, b = separate("a"), separate("b")
+        cache = ow.state("cache", (64, SIZE), device=b)
+        w = ow.weights({"w": np.eye(SIZE, dtype="f"), "v": np.eye(SIZE, dtype="f")}, device=a)
+        scores = ow.linear(ow.linear(ow.input("x", (1, SIZE)), w["w"]), cache)
+        y = ow.linear(ow.matmul(scores, cache), w["v"])
+        planned = plan(y, a, b)
+        assert where(planned, scores, y) == ["b", "a"]
+        assert sum(c.nbytes for c in planned.copies) == 2 * SIZE * 4
+
+    def test_what_only_one_device_runs_draws_nobody_there(self):
+        """The rest goes back to the device that comes first, however few bytes it is."""
+        a, b = Separate("a", ["linear", "exp", "sum"]), separate("b")
+        w = ow.weights({"w": np.eye(SIZE, dtype="f")}, device=a)["w"]
+        h = ow.linear(ow.input("x", (ROWS, SIZE)), w)
+        odd = ow.neg(h)
+        y = ow.exp(ow.sum(odd, axis=0))
+        planned = plan(y, a, b)
+        assert where(planned, h, odd, y) == ["a", "b", "a"]
+
+
+BLOCKS = 10
+CASES = int(os.environ.get("OPWEAVE_RANDOM_CASES", "400"))
+
+
+def small_table(weight: ow.Tensor, nodes: list[ow.Tensor]) -> bool:
+    """Whether several nodes read it, and all combine it with values of more bytes."""
+    readers = [n for n in nodes if any(s.root is weight for s in n.srcs)]
+    values = [
+        max([n.nbytes, *[s.nbytes for s in n.srcs if s.root.leaf is None or s.root.leaf.kind == "input"]])
+        for n in readers
+    ]
+    return len(readers) > 1 and weight.nbytes < min(values)
+
+
+def check_rules(program: ow.Program, pins: dict[ow.Tensor, ow.Device], message: str) -> None:
+    """Readers of placed weights are where these are; the host's references compute only what nobody else can."""
+    assignment = program.partition.assignment
+    nodes = [n for n in program.partition.graph.nodes if not n.is_view]
+    runs = [[t.device for t in assignment.targets if assignment.capabilities.supports(t, n)] for n in nodes]
+    for node, able in zip(nodes, runs, strict=True):
+        if node in pins:
+            assert program.device_of(node) is pins[node], message
+            continue
+        device, computing = program.device_of(node), [d for d in able if d.kind is not Kind.HOST]
+        if device.kind is Kind.HOST:
+            kept = node.state is not None or not node.srcs
+            assert kept or not computing, f"{message}: {node.describe()} runs on the references"
+        if node.state is not None:
+            continue
+        placed = [w for w in dict.fromkeys(s.root for s in node.srcs) if w.leaf is not None and w.leaf.kind == "weight"]
+        placed = [w for w in placed if w.leaf is not None and w.leaf.placement is not None]
+        for weight in sorted(placed, key=lambda w: -w.nbytes):
+            assert weight.leaf is not None
+            assert weight.leaf.placement is not None
+            space = weight.leaf.placement.buffer.space
+            if any(d.reaches(space) for d in computing):
+                moved = assignment.causes[node] == "fewest-bytes" and small_table(weight, nodes)
+                assert moved or device.reaches(space), f"{message}: {node.describe()} left {weight.name}\n" + str(
+                    program.explain()
+                )
+                break
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_random_graphs_with_weights_placed_at_random_keep_the_rules_and_equal_the_references(block):
+    checked = 0
+    for seed in range(block * CASES // BLOCKS, (block + 1) * CASES // BLOCKS):
+        rng = random.Random(20_000_000 + seed)
+        devices: list[ow.Device] = []
+        for i in range(rng.randint(2, 3)):
+            ops = [op for op in ALL_OPS if rng.random() < 0.85]
+            devices.append(Separate(f"d{i}", ops) if rng.random() < 0.7 else Plain(f"d{i}", ops))
+        devices.append(HostDevice())
+        case = Case(rng, rng.sample(devices, rng.randint(1, len(devices))))
+        try:
+            reachable = set(ow.Graph(case.outputs).nodes) if case.outputs else set()
+        except ow.HazardError:
+            continue
+        if not reachable:
+            continue
+        with ow.Scheduler(devices, op_offload=rng.random() < 0.8) as scheduler:
+            pins: dict[ow.Tensor, ow.Device] = {}
+            for node in case.nodes:
+                at = rng.randrange(len(devices))
+                if node in reachable and rng.random() < 0.15 and node.signature is not None:
+                    target = scheduler._targets[at]
+                    if target.support(node.signature).reason is None:
+                        pins[node] = devices[at]
+            program = scheduler.build(case.outputs, pins)
+            if scheduler._op_offload:
+                check_rules(program, pins, f"seed {seed}")
+            feeds = {name: array for name, array in case.feeds.items() if name in program.inputs}
+            known: dict[ow.Tensor, np.ndarray] = {}
+            expected = [evaluate(t, case.leaves, known) for t in case.outputs]
+            for got, want in zip(program.run(feeds), expected, strict=True):
+                np.testing.assert_array_equal(got, want, err_msg=f"seed {seed}\n{program.explain()}")
+            checked += 1
+    assert checked >= CASES // BLOCKS // 2
