@@ -16,7 +16,7 @@ import pytest
 
 from opweave.conformance import workload
 from opweave.conformance.levels import failures, order
-from opweave.conformance.levels.indices import PICKING
+from opweave.conformance.levels.indices import INDEXING
 from opweave.conformance.suite import Suite
 from opweave.contract import Buffer, WorkerStream, buffer
 from opweave.host import storage
@@ -191,7 +191,7 @@ UNFINISHED = f"""async-order-plans {ORDER} async-plans-closed async-plans-repeat
     async-abort-idle async-abort-running async-wait-for-host {AFTERWARDS}"""
 """What goes wrong where waiting for the stream does not wait."""
 
-INDEX = " ".join(f"fault-index-{op}" for op in PICKING)
+INDEX = " ".join(f"fault-index-{op}" for op in INDEXING)
 FAULTS: dict[str, Fault] = {
     "an event is lost": Fault(
         LazyStream, "_record", reached_already,
