@@ -1,8 +1,8 @@
-"""What a seam costs: a chain of small additions that changes its device every k nodes.
+"""The cost of a device boundary: a chain of small additions that changes its device every k nodes.
 
 Two CPU devices with separate memories (``OPWEAVE_CPU_DEVICES=2``). *by hand*: a list of ``partial(np.add, a, b, out)``
-that goes by way of the host at every seam (two ``np.copyto``), called in a loop; it feeds and fetches by copies too.
-*one device*: the same chain without seams, so that the difference over the number of splits is the cost of one, its
+that copies through the host at every boundary (two ``np.copyto``), in a loop; it also feeds and fetches by copies.
+*one device*: the same chain on one device, so that the difference over the number of splits is the cost of one, its
 copy included; *beyond by hand* is what a split costs more than in the loop, which makes the same copies.
 
 Targets: at most 1.2 times the loop written by hand, at most 10 µs for each split beyond it.
@@ -73,15 +73,15 @@ def main() -> None:
                 y = y + weight
                 pins[y] = devices[i // every % 2]
             with ow.Scheduler(devices) as scheduler, ow.Scheduler(devices[0]) as single:
-                seams, plain = scheduler.build(y, pins=pins), single.build(y)
+                crossing, plain = scheduler.build(y, pins=pins), single.build(y)
                 hand = by_hand(x, x, nodes, every)
-                np.testing.assert_array_equal(seams.run(x=x), hand())
+                np.testing.assert_array_equal(crossing.run(x=x), hand())
                 times = interleaved(
-                    {"opweave": partial(seams.run, {"x": x}), "hand": hand, "one": partial(plain.run, {"x": x})},
+                    {"opweave": partial(crossing.run, {"x": x}), "hand": hand, "one": partial(plain.run, {"x": x})},
                     samples,
                 )
                 took, loop, one = (median(times[name]) for name in ("opweave", "hand", "one"))
-                splits = len(seams.splits)
+                splits = len(crossing.splits)
                 ratios.append(took / loop)
                 costs.append((took - loop) / splits)
                 report.row(

@@ -15,7 +15,7 @@ UFUNCS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "exp": np.exp}
 
 
 class Block:
-    """A piece of the device's memory, which only this module looks into."""
+    """A block of the device's memory, which only this module accesses."""
 
     def __init__(self, size: int) -> None:
         self.data = bytearray(size)

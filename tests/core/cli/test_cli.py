@@ -42,7 +42,7 @@ class TestDevices:
             ["at", "pci:1"],
             ["at", "pci:1,", "used", "through", "acme:cuda:0"],
         ]
-        assert out.rstrip().endswith("-: not used by default, its hardware is used through another device")
+        assert out.rstrip().endswith("-: not used by default, since another device uses the same hardware")
 
     @pytest.mark.parametrize("columns", [40, 80, 120])
     def test_fits_the_terminal_and_cuts_nothing(self, folder, run, columns):
@@ -215,7 +215,7 @@ class TestCommandsOfPlugins:
         [
             (backend(extra="@hookimpl\ndef opweave_cli(app): 1 / 0"), "ZeroDivisionError"),
             (with_command("greet", "x: int | list[str]"), "AssertionError"),
-            (with_command("devices"), "the command devices is taken"),
+            (with_command("devices"), "there is already a command devices"),
         ],
         ids=["hook raises", "parameter impossible", "name taken"],
     )
@@ -405,12 +405,12 @@ class TestWhatIf:
         code, out, err = run("what-if", *files(), columns=100)
         assert (code, err) == (0, "making the graph\n")
         lines = out.splitlines()
-        assert lines[0].split() == ["device", "steps", "busy", "of", "the", "time", "memory", "/", "there", "is"]
+        assert lines[0].split() == ["device", "steps", "busy", "utilization", "memory", "used", "/", "total"]
         assert lines[1].split()[:2] == ["gpu:0", "8"]
         assert lines[1].endswith("16.1 MiB / 20.0 MiB")
         assert "... 2 more" in out
         assert "one run: " in out
-        assert "in 9 copies, inputs and results" in out
+        assert "for 9 copies, inputs and results" in out
         assert "not used: 990 of gpu" in out
 
     def test_json(self, run, files):
@@ -439,7 +439,7 @@ class TestWhatIf:
     @pytest.mark.parametrize(
         ("graph", "message"),
         [
-            ("graph.py", "a graph is FILE.py:function, not 'graph.py'"),
+            ("graph.py", "a graph is given as FILE.py:FUNCTION, not 'graph.py'"),
             ("nowhere.py:f", "there is no file 'nowhere.py'"),
         ],
     )

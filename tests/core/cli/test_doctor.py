@@ -60,7 +60,7 @@ class TestDoctor:
         found = diagnoses(run("doctor", "--json")[1])
         assert found["cache of profiles"]["status"] == "slow"
         assert "OPWEAVE_PROFILE_CACHE" in found["cache of profiles"]["remedy"]
-        assert found["variable"]["message"] == f"OPWEAVE_PROFILE_CACHE={tmp_path / 'file'} is in force"
+        assert found["variable"]["message"] == f"OPWEAVE_PROFILE_CACHE={tmp_path / 'file'} is set"
 
     def test_a_quota_below_the_processors(self):
         assert cores_diagnosis(Cores(8, 8, None)).status == cores_diagnosis(Cores(8, 2, 4.0)).status == "ok"

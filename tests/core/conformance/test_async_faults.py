@@ -16,7 +16,7 @@ import pytest
 
 from opweave.conformance import workload
 from opweave.conformance.levels import failures, order
-from opweave.conformance.levels.indices import PICKING
+from opweave.conformance.levels.indices import INDEXING
 from opweave.conformance.suite import Suite
 from opweave.contract import Buffer, WorkerStream, buffer
 from opweave.host import storage
@@ -34,7 +34,7 @@ right_alloc, right_copy = LazyDevice._alloc, LazyStream._copy_from
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work of these streams need not be long to be late."""
     monkeypatch.setattr(workload, "SECONDS", 0)
-    monkeypatch.setattr(failures, "PIECE", 1 << 12)
+    monkeypatch.setattr(failures, "ELEMENTS", 1 << 12)
     monkeypatch.setattr(failures, "CYCLES", 2)
     monkeypatch.setattr(order, "PATIENCE", 2.0)
 
@@ -191,23 +191,23 @@ UNFINISHED = f"""async-order-plans {ORDER} async-plans-closed async-plans-repeat
     async-abort-idle async-abort-running async-wait-for-host {AFTERWARDS}"""
 """What goes wrong where waiting for the stream does not wait."""
 
-INDEX = " ".join(f"fault-index-{op}" for op in PICKING)
+INDEX = " ".join(f"fault-index-{op}" for op in INDEXING)
 FAULTS: dict[str, Fault] = {
-    "a mark is lost": Fault(
+    "an event is lost": Fault(
         LazyStream, "_record", reached_already,
-        both=f"""async-mark-done async-mark-synchronize async-mark-order {WAITS} async-wait-again async-wait-of-host
+        both=f"""async-event-done async-event-synchronize async-event-order {WAITS} async-wait-again async-wait-of-host
             async-download-complete async-upload-gives-back fault-recovers""",
         own=f"async-copy-between-streams fault-program fault-custom fault-allocation-program {INDEX}",
-        worker=f"async-mark-threads {UNFINISHED}",
+        worker=f"async-event-threads {UNFINISHED}",
         perhaps="async-free-waits async-drop-finishes",
     ),
-    "a mark lies": Fault(
+    "an event lies": Fault(
         LazyStream, "_query", query_lies,
-        both=f"async-mark-done {WAITS} async-wait-again async-wait-of-host", own="async-copy-between-streams",
+        both=f"async-event-done {WAITS} async-wait-again async-wait-of-host", own="async-copy-between-streams",
     ),
-    "waiting for a mark returns early": Fault(
+    "waiting for an event returns early": Fault(
         LazyStream, "_join", join_returns_early,
-        both="""async-mark-synchronize async-mark-order async-wait-of-host async-download-complete
+        both="""async-event-synchronize async-event-order async-wait-of-host async-download-complete
             async-upload-gives-back fault-recovers""",
         own=f"fault-program fault-custom fault-allocation-program {INDEX}",
         worker=f"{WAITS} {UNFINISHED}",
@@ -217,7 +217,7 @@ FAULTS: dict[str, Fault] = {
         LazyStream, "_synchronize", synchronize_returns_early,
         both="async-drop-finishes",
         own=f"""{UNFINISHED.replace(" async-order-mixed", "")} {WAITS} {COPIES.replace(" async-copy-order", "")}
-            async-copy-ranges async-copy-within async-close-finishes async-mark-closed async-free-waits
+            async-copy-ranges async-copy-within async-close-finishes async-event-closed async-free-waits
             async-download-complete async-upload-gives-back fault-allocation fault-custom fault-program-overlapping
             fault-second-thread {INDEX}""",
     ),
@@ -241,17 +241,17 @@ FAULTS: dict[str, Fault] = {
         LazyStream, "_copy_from", copy_denied, own="async-copy-ranges async-copy-within"
     ),
     "closing does not finish": Fault(
-        LazyStream, "close", closed_at_once, both="async-drop-finishes", own="async-close-finishes async-mark-closed"
+        LazyStream, "close", closed_at_once, both="async-drop-finishes", own="async-close-finishes async-event-closed"
     ),
     "abort breaks the stream": Fault(LazyStream, "_abort", abort_breaks, both="async-abort-idle async-abort-running"),
     "errors are swallowed": Fault(
         LazyStream, "_run", errors_swallowed,
-        both="fault-raised fault-remembered fault-marks fault-waits fault-recovers",
+        both="fault-raised fault-remembered fault-events fault-waits fault-recovers",
         own="fault-program fault-program-overlapping",
     ),
     "recovering does nothing": Fault(
         LazyStream, "recover", lambda self: None,
-        both="fault-raised fault-remembered fault-marks fault-waits fault-recovers",
+        both="fault-raised fault-remembered fault-events fault-waits fault-recovers",
         own=f"fault-program fault-custom {INDEX}", perhaps="fault-program-overlapping",
     ),
     "what does not fit is allocated": Fault(
@@ -295,7 +295,7 @@ def test_a_fault_turns_its_cases_red(monkeypatch: pytest.MonkeyPatch, name: str)
 
 @pytest.mark.parametrize(
     ("attribute", "named", "place"),
-    [("_query", "mark-done mark-idle", "_await"), ("_abort", "abort-idle abort-running", "hang")],
+    [("_query", "event-done event-idle", "_await"), ("_abort", "abort-idle abort-running", "hang")],
 )
 def test_what_hangs_is_found_and_left_behind(monkeypatch, never, attribute, named, place) -> None:
     def hang(self: LazyStream, *args: Any) -> bool:
@@ -304,7 +304,7 @@ def test_what_hangs_is_found_and_left_behind(monkeypatch, never, attribute, name
         return never.is_set()
 
     monkeypatch.setattr(LazyStream, attribute, hang)
-    some = ["*async-mark-*", "*async-wait-*", "*async-abort-*"]
+    some = ["*async-event-*", "*async-wait-*", "*async-abort-*"]
     found = suite(levels=[3], only=some, seconds=0.5)
     outcomes = {o.id: o.reason for item in found.items if (o := found.perform(item)).status == "failed"}
     assert set(outcomes) == names(named, "async-") | names(named, "worker-async-")

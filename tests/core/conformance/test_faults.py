@@ -590,16 +590,16 @@ def test_devices_that_change_are_found() -> None:
 
 # --- indices --------------------------------------------------------------------------------------------------------
 
-PICKING = [name for name, op in OPS.items() if op.indices and name != "rope"]
+INDEXING = [name for name, op in OPS.items() if op.indices and name != "rope"]
 
 
 def test_the_sound_device_raises_wrong_indices() -> None:
     found = suite(["fault-index-*"])
     outcomes = {o.id: o.status for item in found.items for o in [found.perform(item)]}
-    assert outcomes == {f"fault-index-{op}": "passed" for op in PICKING}
+    assert outcomes == {f"fault-index-{op}": "passed" for op in INDEXING}
 
 
-@pytest.mark.parametrize("op", PICKING)
+@pytest.mark.parametrize("op", INDEXING)
 def test_a_device_that_picks_by_a_wrong_index_in_silence_is_found(monkeypatch, op) -> None:
     def run_step(self: SoundDevice, step: Step) -> None:
         sources = [np.array(self.view(arg)) for arg in step.srcs]
@@ -624,7 +624,7 @@ def lengths(step: Step) -> int:
 def test_a_wrong_index_that_is_no_bounds_error_is_found(monkeypatch) -> None:
     right = SoundDevice.run_step
     monkeypatch.setattr(SoundDevice, "run_step", lambda self, step: without_cause(right, self, step))
-    assert set(verdicts(["fault-index-*"])) == {f"fault-index-{op}" for op in PICKING}
+    assert set(verdicts(["fault-index-*"])) == {f"fault-index-{op}" for op in INDEXING}
 
 
 def without_cause(right: Callable[..., None], device: SoundDevice, step: Step) -> None:

@@ -88,7 +88,7 @@ def test_names_that_no_device_can_have_are_refused(folder, name):
     )
     broken = [r for r in folder.registry().plugins() if r.name != "host"]
     assert [r.state for r in broken] == [State.BROKEN]
-    assert "cannot begin the name of a device" in broken[0].error
+    assert "cannot be the name of a backend" in broken[0].error
 
 
 class TestIncompatible:

@@ -166,7 +166,7 @@ class TestOddArguments:
             with pytest.raises(UnknownNameError):
                 ask(what)
         if what is not None:
-            with pytest.raises(UnknownNameError, match="a name is a text"):
+            with pytest.raises(UnknownNameError, match="a name is a str"):
                 registry.device(what)
 
     @pytest.mark.parametrize("what", [5, None, "cpu", object])
@@ -181,7 +181,7 @@ class TestOddArguments:
         registry = folder.registry()
         Acme = type(registry.backend("acme"))  # noqa: N806 - a class
         assert registry.backend("acme").name == "acme", "an only one is called like its plugin"
-        with pytest.raises(Broken, match=r"Acme\.name is 5, not a text"):
+        with pytest.raises(Broken, match=r"Acme\.name is 5, not a str"):
             registry.register(Acme)
 
     @pytest.mark.parametrize("name", ["a\x1b[31mb", "\udc80", "a\u202eb"])

@@ -60,7 +60,7 @@ BROKEN = {
     "devices has strangers": (backend("[Unit(), 3]"), "an object of type int among its devices"),
     "one device twice": (backend("[Unit()] * 2"), "returned one device twice"),
     "ids twice": (backend("[Unit('a'), Unit('A')]"), "two devices are called 'bad:A'"),
-    "id is a number": (backend("[Unit(0)]"), "the device id 0 is not a text"),
+    "id is a number": (backend("[Unit(0)]"), "the device id 0 is not a str"),
     "id has a space": (backend("[Unit('a b')]"), "'a b'"),
     "id is empty": (backend("[Unit('')]"), "''"),
     "kind is a text": (backend("[Unit(kind='GPU')]"), "Unit.kind is 'GPU', not a member of opweave.Kind"),
@@ -174,7 +174,7 @@ class TestUnavailable:
 
     def test_no_devices_are_no_devices(self, folder):
         _, record = load_beside_a_good_one(folder, backend("[]"))
-        assert (record.state, record.error) == (State.UNAVAILABLE, "it found no device here")
+        assert (record.state, record.error) == (State.UNAVAILABLE, "it found no device on this machine")
 
 
 class TestLoading:

@@ -222,7 +222,7 @@ class TestRegister:
         registry = registry_of()
         with pytest.raises(Unavailable, match="no device"):
             registry.register(Family("acme"))
-        with pytest.raises(Broken, match="cannot begin the name"):
+        with pytest.raises(Broken, match="cannot be the name of a backend"):
             registry.register(Family("a:b", Unit()))
         with pytest.raises(Broken, match="among its devices"):
             registry.register(Family("acme", "cpu"))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The command line itself."""
+"""The command line: commands and options."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = ["build_app", "main"]
 _COMMANDS = ("conformance", "devices", "doctor", "plugins", "profile", "what-if")
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Isolated = Annotated[
-    bool, typer.Option("--isolated", help="Ask each plugin in a process of its own first; else only if one crashes.")
+    bool, typer.Option("--isolated", help="Load each plugin in a process of its own; default: only after a crash.")
 ]
 _Timeout = Annotated[
     float,
-    typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long a process may take that asks them."),
+    typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Timeout of the process that loads the plugins."),
 ]
 
 
@@ -39,7 +39,7 @@ def build_app() -> typer.Typer:
     """The built-in commands."""
     app = typer.Typer(
         name="opweave",
-        help="One compute graph over many devices.",
+        help="Run one compute graph on many devices.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -59,7 +59,7 @@ def main() -> None:
     app = build_app()
     arguments = sys.argv[1:]
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
-    # Plugins are asked only where a command of theirs may be meant: none of them can break the built-in ones.
+    # Plugins are imported only if the command may be one of theirs, so that none can break the built-in commands.
     if command not in _COMMANDS and "--version" not in arguments:
         add_plugin_commands(app, _COMMANDS)
     try:
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _seal_stdout() -> None:
-    """What plugins and drivers print while the process ends goes to standard error: the answer is complete."""
+    """From here on, what plugins and drivers print while the process ends goes to standard error."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
         os.dup2(2, 1)
@@ -97,21 +97,21 @@ def _options(
 
 def _devices(
     as_json: _Json = False,
-    features: Annotated[bool, typer.Option("--features", help="Show what the drivers tell about each device.")] = False,
+    features: Annotated[bool, typer.Option("--features", help="Show the features that drivers report.")] = False,
     isolated: _Isolated = False,
     timeout: _Timeout = SECONDS,
 ) -> None:
-    """List the devices found, the preferred first."""
+    """List the devices of all plugins, the preferred first."""
     show_devices(as_json=as_json, features=features, isolated=isolated, seconds=timeout)
 
 
 def _doctor(
     as_json: _Json = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail also for what is only slow.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 also if something is slow.")] = False,
     isolated: _Isolated = False,
     timeout: _Timeout = SECONDS,
 ) -> None:
-    """Find what is wrong or slow here, with the command that mends it. Fails where something is wrong."""
+    """Find what is wrong or slow on this machine, and how to fix it. Exits with 1 if something is wrong."""
     found = show_doctor(as_json=as_json, isolated=isolated, seconds=timeout)
     if "wrong" in found or (strict and "slow" in found):
         raise typer.Exit(1)
@@ -119,18 +119,20 @@ def _doctor(
 
 def _plugins(
     as_json: _Json = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail if a plugin is broken or incompatible.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 if a plugin is broken or incompatible.")
+    ] = False,
     isolated: _Isolated = False,
     timeout: _Timeout = SECONDS,
 ) -> None:
-    """List the backends installed, with cause and remedy where one cannot be used."""
+    """List the installed plugins; for those that cannot be used, cause and remedy."""
     plugins = show_plugins(as_json=as_json, isolated=isolated, seconds=timeout)
     if strict and any(plugin["state"] in ("broken", "incompatible") for plugin in plugins):
         raise typer.Exit(1)
 
 
 def _conformance(
-    name: Annotated[str, typer.Argument(help="A backend, which means all its devices, or a device.")],
+    name: Annotated[str, typer.Argument(help="A backend (all its devices), or a device.")],
     level: Annotated[
         list[int] | None,
         typer.Option(
@@ -140,21 +142,27 @@ def _conformance(
         ),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="PATTERN", help="Only checks whose id matches; repeatable.")
+        list[str] | None,
+        typer.Option("--only", metavar="PATTERN", help="Only checks whose id matches, e.g. 'add-f32-*'; repeatable."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all random values.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all random values.")] = 0,
     as_json: _Json = False,
     config: Annotated[
-        str | None, typer.Option("--config", metavar="FILE", help="Default: conformance.toml in this directory.")
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="Known refusals and failures; default: conformance.toml in the current directory.",
+        ),
     ] = None,
     beside: Annotated[
-        str, typer.Option("--beside", metavar="DEVICE", help="Split graphs with this device too (level 4).")
+        str, typer.Option("--beside", metavar="DEVICE", help="A further second device for level 4.")
     ] = "",
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Of a check of level 3 and above.")
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Timeout of a check from level 3 on.")
     ] = 60,
 ) -> None:
-    """Check that a backend keeps its word: what it says about itself, its memory, kernels, streams, and faults."""
+    """Test a backend: registration, memory, every kernel against the reference, streams, and faults."""
     leave_out_deadly([name, beside] if beside else [name])
     right = run_conformance(
         name, levels=level or (), only=only or (), seed=seed, as_json=as_json, config=config, beside=beside,
@@ -165,24 +173,24 @@ def _conformance(
 
 
 def _profile(
-    devices: Annotated[list[str] | None, typer.Argument(help="Devices; default: all.", metavar="[DEVICE]...")] = None,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Measure anew what was measured before.")] = False,
+    devices: Annotated[list[str] | None, typer.Argument(help="Devices; default: all.", metavar="DEVICE")] = None,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again, even if there are profiles.")] = False,
     as_json: _Json = False,
 ) -> None:
-    """Measure what steps and transfers take, once for each device; placement by cost goes by it."""
+    """Measure how long steps and transfers take on each device, once; placement by cost uses these profiles."""
     leave_out_deadly(devices or ())
     show_profiles(devices or (), refresh=refresh, as_json=as_json)
 
 
 def _what_if(
-    graph: Annotated[str, typer.Argument(help="FILE.py:function, which returns the outputs.", metavar="GRAPH")],
+    graph: Annotated[str, typer.Argument(help="FILE.py:FUNCTION; the function returns the outputs.", metavar="GRAPH")],
     cluster: Annotated[str, typer.Argument(help="A TOML file that describes the devices.", metavar="CLUSTER")],
     pipeline: Annotated[
-        bool, typer.Option("--pipeline", help="Spread the graph so that overlapping runs end fastest.")
+        bool, typer.Option("--pipeline", help="Minimize the time between overlapping runs, not that of one run.")
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Predict time and memory of a graph on devices that are not there. Fails where the memory does not suffice."""
+    """Predict time and memory of a graph on simulated devices. Exits with 1 if their memory does not suffice."""
     leave_out_deadly()
     if not show_what_if(graph, cluster, pipeline=pipeline, as_json=as_json):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""``opweave conformance``: whether a backend keeps its word, check by check."""
+"""``opweave conformance``: tests a backend and prints the results."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def run_conformance(
     beside: str = "",
     seconds: float,
 ) -> bool:
-    """Examine a backend and print what came of it; whether everything is right.
+    """Test a backend and print the results; returns whether it conforms.
 
-    Where a check hangs, the process ends here: it might not be able to otherwise.
+    If a check hangs, the process is ended here, since the hanging thread might keep it alive.
 
     Raises:
         UnknownNameError, PluginError: there is no such backend, or it cannot be used.
-        ConfigError: ``conformance.toml`` makes no sense.
+        ConfigError: ``conformance.toml`` is invalid.
     """
-    # The cases take time to make, and only this command needs them.
+    # Imported here because making the cases takes time.
     from opweave.conformance.expectations import Expectations
     from opweave.conformance.report import as_json as document
     from opweave.conformance.report import totals
@@ -125,7 +125,7 @@ def _counted(head: str, counts: dict[str, int]) -> Text:
 
 
 def _print_matrix(console: Console, rows: dict[str, dict[str, Cell]]) -> None:
-    """Operations by types; in several tables where the terminal is too narrow for one."""
+    """Print operations by dtypes, in several tables if the terminal is too narrow for one."""
     from opweave.graph.dtypes import DTYPES
 
     console.print(Text("Cases by operation and type: passed, r refused, F failed", "bold"))
@@ -151,9 +151,9 @@ def _print_matrix(console: Console, rows: dict[str, dict[str, Cell]]) -> None:
 
 def _cell(cell: Cell) -> Text:
     text = Text()
-    for n, mark, colour in ((cell.passed, "", "green"), (cell.refused, "r", "dim"), (cell.failed, "F", "bold red")):
+    for n, suffix, colour in ((cell.passed, "", "green"), (cell.refused, "r", "dim"), (cell.failed, "F", "bold red")):
         if n:
-            text.append(" " if text else "").append(f"{n}{mark}", colour)
+            text.append(" " if text else "").append(f"{n}{suffix}", colour)
     return text
 
 

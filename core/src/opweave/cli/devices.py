@@ -1,4 +1,4 @@
-"""``opweave devices``: what there is to compute on."""
+"""``opweave devices``: lists the devices."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def collect(*, features: bool) -> dict[str, Any]:
 def _document(
     device: Device, devices: Sequence[Device], order: int | None, through: str | None, features: bool
 ) -> dict[str, Any]:
-    """A device as it is shown. A question that its driver answers with an error leaves ``None`` and a problem.
+    """A device as a document. If its driver raises an error, the value is ``None`` and ``problems`` has the message.
 
     ``used_through`` is the device through which the same hardware is used by default.
     """
@@ -65,9 +65,9 @@ def _document(
             return None
 
     memory = ask("memory", lambda: _memory(device))
-    # What is slow on the CPU is so most often because of BLAS.
-    told = ask("features", lambda: dict(device.features())) if features or device.kind is Kind.CPU else None
-    blas = {key: value for key, value in (told or {}).items() if str(key).startswith("blas")}
+    # BLAS is the most frequent reason for slow products on the CPU.
+    found = ask("features", lambda: dict(device.features())) if features or device.kind is Kind.CPU else None
+    blas = {key: value for key, value in (found or {}).items() if str(key).startswith("blas")}
     return {
         "name": device.name,
         "backend": device.backend.name if device.backend else None,
@@ -84,13 +84,13 @@ def _document(
         ],
         "capabilities": device.caps._asdict(),
         "blas": blas or None,
-        "features": told if features else None,
+        "features": found if features else None,
         "problems": problems,
     }
 
 
 def _memory(device: Device) -> tuple[int, int]:
-    """Free and total bytes; raises ``ValueError`` for what cannot be such."""
+    """Free and total bytes; raises ``ValueError`` if ``mem_info()`` returns something else."""
     found = device.mem_info()
     try:
         free, total = (n.__index__() for n in found)
@@ -118,7 +118,7 @@ def show_devices(*, as_json: bool, features: bool, isolated: bool, seconds: floa
         return
     devices, footer = document["devices"], []
     if any(device["default_order"] is None for device in devices):
-        footer.append("-: not used by default, its hardware is used through another device")
+        footer.append("-: not used by default, since another device uses the same hardware")
     partly = document["partly_usable"].items()
     footer += [f"{name}: {usable} of {usable + not_} devices usable" for name, (usable, not_) in partly]
     if document["without_devices"]:

@@ -1,4 +1,4 @@
-"""``opweave doctor``: what is wrong or slow here, and the command that mends it."""
+"""``opweave doctor``: what is wrong or slow on this machine, and how to fix it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ _COLOURS: Final = {"ok": "green", "slow": "yellow", "wrong": "bold red"}
 
 
 def collect() -> dict[str, Any]:
-    """What the checks of the core and of all plugins say."""
+    """The diagnoses of the core and of all plugins, as a document."""
     found = [{"by": plugin, **diagnosis._asdict()} for plugin, diagnosis in diagnose(registry.REGISTRY)]
     return {"opweave": core_version(), "diagnoses": found}
 
 
 def show_doctor(*, as_json: bool, isolated: bool, seconds: float) -> list[str]:
-    """Print what the checks say; gives each one's status."""
+    """Print all diagnoses; returns the status of each."""
     document = probe.ask("doctor", isolated=isolated, seconds=seconds)
     found: list[dict[str, Any]] = document["diagnoses"]
     if as_json:
         print_json(document)
     else:
         print_rows(
-            ["", "by", "about", "finding"], [_as_row(diagnosis) for diagnosis in found], indent=4, footer=_sum(found)
+            ["", "plugin", "checked", "finding"],
+            [_as_row(diagnosis) for diagnosis in found],
+            indent=4,
+            footer=_sum(found),
         )
     return [diagnosis["status"] for diagnosis in found]
 

@@ -19,7 +19,7 @@ __all__ = ["add_plugin_commands", "collect"]
 
 
 def collect() -> dict[str, Any]:
-    """Names of the plugins whose module cannot be imported, and why."""
+    """Import the plugins with hooks; returns the names of those that fail, and why, as a document."""
     known = registry.REGISTRY
     known.load_hook_modules()
     return {"broken": {record.name: record.error for record in known.plugins() if record.state is State.BROKEN}}
@@ -31,33 +31,33 @@ def add_plugin_commands(app: typer.Typer, reserved: Collection[str]) -> None:
     The plugins are imported in another process first, so that none can take this one down.
 
     Args:
-        reserved: names of commands that no plugin may take.
+        reserved: names of commands that plugins may not use.
     """
     for name, why in probe.ask("extensions")["broken"].items():
         registry.REGISTRY.exclude(name, Broken(why))
         print(plain(f"opweave: no commands from plugin {name!r}: {why}"), file=sys.stderr)
     with quiet_stdout():
         registry.REGISTRY.load_hook_modules()
-    taken = set(reserved)
+    used = set(reserved)
     for plugin, module in list(registry.REGISTRY.hooks.implementers("opweave_cli")):
         part = typer.Typer()
         try:
             with quiet_stdout():
                 registry.REGISTRY.hooks.call(module, "opweave_cli", app=part)
             names = _command_names(part)
-            if names & taken:
-                raise ValueError(f"the command {' and '.join(sorted(names & taken))} is taken")
+            if names & used:
+                raise ValueError(f"there is already a command {' and '.join(sorted(names & used))}")
         except (Exception, SystemExit) as error:
-            # To standard error, and plain: this is about a plugin and not the answer to what was asked.
+            # To standard error: it is not part of the command's output.
             print(f"opweave: no commands from plugin {plugin!r}: {type(error).__name__}: {error}", file=sys.stderr)
             continue
-        taken |= names
+        used |= names
         app.registered_commands += part.registered_commands
         app.registered_groups += part.registered_groups
 
 
 def _command_names(part: typer.Typer) -> set[str]:
-    """Names of the commands in ``part``. Raises whatever typer finds wrong with their parameters."""
+    """Names of the commands in ``part``. Raises typer's error if their parameters are invalid."""
     if part.registered_commands or part.registered_groups:
         get_group(part)
     commands = {c.name or get_command_name(c.callback.__name__) for c in part.registered_commands if c.callback}

@@ -1,4 +1,4 @@
-"""Writing to people (`print_rows`) and to programs (`print_json`)."""
+"""Output for people (`print_rows`) and for programs (`print_json`)."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _LONGEST: Final = 1024
 
 
 class Row(NamedTuple):
-    """A line of a table, and lines of their own below it: a label (or none) and a text, shown in full."""
+    """A row of a table, and further lines below it, each a label (or ``""``) and a text, which is never cut."""
 
     cells: Sequence[Text]
     details: Sequence[tuple[str, Text]]
 
 
 def unusable_details(device: Mapping[str, str]) -> list[tuple[str, Text]]:
-    """The lines about a device that does not work, an `UnusableDevice` as a dict: which, why, and what to do."""
+    """The lines about a device that does not work, an `UnusableDevice` as a dict: name, cause, remedy."""
     about = f"{device['name']}: {device['description']}" if device["description"] else device["name"]
     lines = [("unusable", Text(about)), ("cause", Text(device["error"], "yellow"))]
     return [*lines, ("remedy", Text(device["remedy"]))] if device["remedy"] else lines
 
 
 def plain(text: str) -> str:
-    """Text that a terminal shows and does not obey: whatever is neither printable nor a line break is spelt out."""
+    """Text without control sequences: characters that are neither printable nor line breaks are escaped."""
     return "".join(
         c if c.isprintable() or c in "\n\t\xa0" else c.encode("unicode_escape").decode("ascii") for c in text
     )
@@ -60,7 +60,7 @@ def print_rows(header: Sequence[str], rows: Sequence[Row], *, indent: int, foote
     console, wide = _console(), _console()
     titles = [Text(title, "bold") for title in header]
     widths = [max(cells[i].cell_len for cells in (titles, *(row.cells for row in rows))) for i in range(len(header))]
-    # On a narrower terminal than that, its own line breaks are better than cut names.
+    # On a narrower terminal, wrapping by the terminal is better than cutting names off.
     wide.width = max(console.width, sum(widths[:-1]) + _GAP * len(widths) + min(widths[-1], 16))
     label_width = max((len(label) for row in rows for label, _ in row.details), default=0)
     wide.print(_line(titles, widths))
@@ -88,7 +88,7 @@ def _line(cells: Sequence[Text], widths: Sequence[int]) -> Table:
 
 
 def progress(*columns: ProgressColumn, quiet: bool) -> Progress:
-    """A bar on stderr that vanishes when it is done: a description, the bar, ``columns``; only on terminals."""
+    """A progress bar on stderr that disappears when it is done, with ``columns`` behind it; only on terminals."""
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
     return Progress(
         TextColumn("{task.description}", markup=False),
@@ -114,12 +114,12 @@ def human_bytes(n: int) -> str:
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print one JSON document. Values that JSON does not know are written as text."""
+    """Print one JSON document. Values that JSON cannot represent are written as strings."""
     sys.stdout.write(json.dumps(to_json(document), indent=2) + "\n")
 
 
 def to_json(value: object, depth: int = 0) -> Any:
-    """``value`` as JSON can hold it: what it does not know becomes text, also NaN and what is nested too deeply."""
+    """``value`` as JSON can represent it: other objects, NaN, infinities and too deep nesting become strings."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
@@ -144,8 +144,8 @@ def _text(value: object) -> str:
 
 @contextmanager
 def quiet_stdout() -> Iterator[None]:
-    """While plugins' code runs: what it prints, from C too, goes to standard error, for standard output is the
-    answer's alone."""
+    """A ``with`` block in which everything printed to standard output, from C too, goes to standard error, so that
+    plugins cannot disturb a command's output."""
     kept = None
     with suppress(OSError, ValueError, AttributeError):  # a stream of its own, or none
         if sys.stdout.fileno() == 1:

@@ -1,4 +1,4 @@
-"""``opweave plugins``: every backend that is installed, its state, and for a failing one the cause and the remedy."""
+"""``opweave plugins``: every installed plugin, its state, and for those that failed cause and remedy."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def _as_row(plugin: dict[str, Any]) -> Row:
     details = [detail for device in plugin["unusable"] for detail in unusable_details(device)]
     state, usable, unusable = plugin["state"], len(plugin["devices"]), len(plugin["unusable"])
     ready = state == "ready"
-    told = not ready and unusable > 0  # its devices are why
-    if plugin["error"] and not told:
-        # A ready plugin names what is missing of it.
+    explained = not ready and unusable > 0  # the lines of its devices say why
+    if plugin["error"] and not explained:
+        # The error of a ready plugin names the backends that are missing.
         colour = "" if state == "disabled" else _COLOURS["unavailable" if ready else state]
         details.append(("cause", Text(plugin["error"], colour)))
     if plugin["traceback"] and state == "broken":
         details.append(("at", Text(dedent(plugin["traceback"]), "dim")))
-    if plugin["remedy"] and state != "disabled" and not told:
+    if plugin["remedy"] and state != "disabled" and not explained:
         details.append(("remedy", Text(plugin["remedy"])))
     cells = [
         Text(plugin["name"], "bold cyan"),

@@ -37,7 +37,7 @@ _START: Final = (
 
 
 class Death(NamedTuple):
-    """How a process ended that gave no answer."""
+    """How a process ended that returned no document."""
 
     how: str
 

@@ -1,4 +1,4 @@
-"""``opweave profile``: what devices take, measured once."""
+"""``opweave profile``: measures and prints the profiles of devices."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DTYPES = ("f32", "f16", "bf16", "f64", "q8_0", "q4_0", "q4_k")
 
 
 def show_profiles(names: Sequence[str], *, refresh: bool, as_json: bool) -> None:
-    """Measure devices, all without names, as far as there are no profiles yet, and print them.
+    """Measure the named devices (default: all) that have no profile yet, and print the profiles.
 
     Raises:
-        UnknownNameError, PluginError: a name that is no device, or one of a plugin that failed.
-        AllocationError: no room for the arrays to measure with.
+        UnknownNameError, PluginError: a name is no device, or the device's plugin failed.
+        AllocationError: a device has no memory for the arrays that it is measured with.
     """
     with quiet_stdout(), progress(TimeRemainingColumn(), quiet=as_json) as bar:
         known = registry.REGISTRY
@@ -32,17 +32,17 @@ def show_profiles(names: Sequence[str], *, refresh: bool, as_json: bool) -> None
         for device in devices:
             task = bar.add_task(device.name, total=None)
 
-            def tell(what: str, done: int, total: int, name: str = device.name, task: object = task) -> None:
+            def report(what: str, done: int, total: int, name: str = device.name, task: object = task) -> None:
                 bar.update(task, description=f"{name} {what}", completed=done, total=total)  # type: ignore[arg-type]
 
-            found.append(profile(device, refresh=refresh, progress=tell))
+            found.append(profile(device, refresh=refresh, progress=report))
             bar.remove_task(task)
     folder = cache_folder()
     if as_json:
         print_json({"opweave": core_version(), "folder": folder and str(folder),
                     "profiles": [{**_figures(p), "profile": p.to_json()} for p in found]})  # fmt: skip
         return
-    header = ["device", "a step", "a split", "bytes/s", "to / from the host", "f32 products"]
+    header = ["device", "per step", "per split", "memory", "to / from host", "f32 products"]
     print_rows(header, [_row(p) for p in found], indent=3)
 
 

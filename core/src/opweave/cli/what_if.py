@@ -1,4 +1,4 @@
-"""``opweave what-if``: what a graph would take on devices that are not there."""
+"""``opweave what-if``: predicts time and memory of a graph on simulated devices."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from opweave.whatif.divide import what_if
 __all__ = ["show_what_if"]
 
 SHOWN = 8
-"""Of a group with more devices than this the first and the last ones are shown."""
+"""Of a group with more devices than this, only the first and the last ones are shown."""
 
 
 def show_what_if(graph: str, cluster: str, *, pipeline: bool, as_json: bool) -> bool:
-    """Plan and print; whether the memory suffices.
+    """Plan and print; returns whether the memory suffices.
 
     Args:
         graph: ``FILE.py:function``; the function takes nothing and returns a tensor, several or a dict of them.
         cluster: a TOML file, see `opweave.whatif.cluster`.
 
     Raises:
-        SchedulerError, UnknownNameError: files or names that are not there, or make no sense.
-        UnsupportedOpError: a node that no group runs.
+        SchedulerError, UnknownNameError: files or names that do not exist or are invalid.
+        UnsupportedOpError: no group supports a node.
     """
     with quiet_stdout():
         described = read_cluster(cluster)
@@ -52,7 +52,7 @@ def show_what_if(graph: str, cluster: str, *, pipeline: bool, as_json: bool) -> 
 def _outputs(graph: str) -> Any:
     path, colon, name = graph.rpartition(":")
     if not colon or not path:
-        raise SchedulerError(f"a graph is FILE.py:function, not {graph!r}")
+        raise SchedulerError(f"a graph is given as FILE.py:FUNCTION, not {graph!r}")
     if not Path(path).is_file():
         raise SchedulerError(f"there is no file {path!r}")
     spec = importlib.util.spec_from_file_location("opweave_what_if_graph", path)
@@ -106,19 +106,19 @@ def _print(cluster: Cluster, predicted: Prediction, sizes: dict[str, int], count
                 longest = max(hidden, key=predicted.busy.__getitem__)
                 rows.append(Row([Text(f"... {len(hidden)} more", "dim"), Text(""), Text(
                     f"<= {_time(predicted.busy[longest])}", "dim"), Text(""), Text("")], []))  # fmt: skip
-    print_rows(["device", "steps", "busy", "of the time", "memory / there is"], rows, indent=3)
+    print_rows(["device", "steps", "busy", "utilization", "memory used / total"], rows, indent=3)
     idle = [f"{g.count - used.get(g.name, 0)} of {g.name}" for g in cluster.groups if g.count > used.get(g.name, 0)]
-    told = [
-        f"one run: {_time(predicted.seconds)}, {_time(predicted.copies)} of it in {copies} copies, inputs and results",
+    summary = [
+        f"one run: {_time(predicted.seconds)}, {_time(predicted.copies)} of it for {copies} copies, inputs and results",
         f"overlapping runs: one every {_time(predicted.interval)}",
     ]
     if idle:
-        told.append(f"not used: {', '.join(idle)}")
+        summary.append(f"not used: {', '.join(idle)}")
     if predicted.short:
-        told.append(f"out of memory: {len(predicted.short)} of {len(predicted.busy)} devices, "
+        summary.append(f"out of memory: {len(predicted.short)} of {len(predicted.busy)} devices, "
                     f"{human_bytes(max(predicted.short.values()))} at most")  # fmt: skip
     print()
-    print("\n".join(told))
+    print("\n".join(summary))
 
 
 def _group_of(cluster: Cluster, name: str) -> str:

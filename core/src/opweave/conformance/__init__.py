@@ -1,6 +1,6 @@
-"""Checking that a device keeps its word: what it accepts it gets right.
+"""The conformance suite: checks that a device computes correctly whatever it accepts, see ``docs/conformance.md``.
 
-::
+A single case can be run on any device::
 
     from opweave.conformance import CASES, run_case
 

@@ -1,4 +1,4 @@
-"""`Bench`: what a check works with, given back at its end; `Ways`: checks that are asked of either kind of stream."""
+"""`Bench`: streams, buffers and workloads of a check, released at its end; `StreamChecklist`: checks of streams."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave.conformance.checklist import Check, Checklist, Mismatch, Subject, expect
-from opweave.conformance.workload import Task, long_enough
+from opweave.conformance.workload import Workload, long_enough
 from opweave.contract.worker import WorkerStream
 from opweave.errors import OpweaveError
 from opweave.host.device import HostDevice
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
     from opweave.contract.stream import Stream
 
-__all__ = ["ROUNDS", "Bench", "Ways", "beside", "chain_of", "joined"]
+__all__ = ["ROUNDS", "Bench", "StreamChecklist", "chain_of", "join_threads", "start_threads"]
 
 ROUNDS: Final = 2
-"""How often a check whose answer depends on who is faster is repeated."""
+"""How often a check whose result depends on timing is repeated."""
 
 SHORT: Final = 1
-"""Steps of a short task."""
+"""Steps of a short workload."""
 
 
 class Bench:
-    """What a check works with. Everything is given back at the end of a ``with`` block.
+    """Makes streams, buffers and workloads for a check, and closes and frees them at the end of a ``with`` block.
 
     Args:
-        worker: streams with a thread of their own (``device.open(worker=True)``).
+        worker: open streams with a thread of their own (``device.open(worker=True)``).
 
     Attributes:
-        device: the one that is examined.
-        rng: the check's random numbers.
+        device: the device under test.
+        rng: the check's random generator.
     """
 
     def __init__(self, subject: Subject, *, worker: bool = False) -> None:
         self.subject, self.device, self.rng, self.worker = subject, subject.device, subject.rng, worker
         self._streams: list[Stream] = []
-        self._tasks: list[Task] = []
+        self._tasks: list[Workload] = []
         self._buffers: list[Buffer] = []
 
     def __enter__(self) -> Bench:
@@ -50,13 +50,13 @@ class Bench:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         late: OpweaveError | None = None
-        for give_back in [
+        for release in [
             *[stream.close for stream in self._streams],
             *[task.free for task in self._tasks],
             *[buffer.free for buffer in self._buffers],
         ]:
             try:
-                give_back()
+                release()
             except OpweaveError as failure:
                 late = late or failure
         if late is not None and kind is None:
@@ -69,22 +69,22 @@ class Bench:
         return stream
 
     def open_host(self) -> WorkerStream:
-        """A stream of the host with a thread of its own, to wait for and to be waited for."""
+        """A stream of the host with a thread of its own; it and the device's streams wait for each other's events."""
         stream = HostDevice().open(worker=True)
         assert isinstance(stream, WorkerStream)
         self._streams.append(stream)
         return stream
 
-    def task(self, stream: Stream, source: Buffer | None = None) -> Task:
-        """A task of one step, of as many elements as a long one."""
+    def task(self, stream: Stream, source: Buffer | None = None) -> Workload:
+        """A workload of one step, with as many elements as a long one."""
         return self._task(stream, SHORT, source)
 
-    def long_task(self, stream: Stream, source: Buffer | None = None) -> Task:
-        """A task that takes so long that whoever does not wait for it is found out."""
+    def long_task(self, stream: Stream, source: Buffer | None = None) -> Workload:
+        """A workload that takes so long that reading its result without waiting for it gives a wrong one."""
         return self._task(stream, long_enough(self.device).steps, source)
 
-    def _task(self, stream: Stream, steps: int, source: Buffer | None) -> Task:
-        task = Task(stream, long_enough(self.device).elements, steps, source)
+    def _task(self, stream: Stream, steps: int, source: Buffer | None) -> Workload:
+        task = Workload(stream, long_enough(self.device).elements, steps, source)
         self._tasks.append(task)
         return task
 
@@ -93,16 +93,16 @@ class Bench:
         self._buffers.append(buffer)
         return buffer
 
-    def feed(self, task: Task) -> np.ndarray[Any, Any]:
-        """Random values, which are in ``task.x`` when this returns."""
+    def feed(self, task: Workload) -> np.ndarray[Any, Any]:
+        """Random values, uploaded to ``task.x`` when this returns."""
         values = task.values(self.rng)
         task.x.upload(0, values)
         return values
 
 
-class Ways(Checklist):
-    """Checks of what streams do: each is asked of the device's own ones and of those with a thread of their own, which
-    schedulers open for ``parallel=True``; then its id begins with ``worker-``."""
+class StreamChecklist(Checklist):
+    """Checks of streams. Each is performed twice: with the device's own streams, and with streams that have a thread of
+    their own, which schedulers open for ``parallel=True``; the id of the second begins with ``worker-``."""
 
     def __call__(self, name: str) -> Callable[[Callable[[Bench], None]], None]:  # type: ignore[override]
         def register(ask: Callable[[Bench], None]) -> None:
@@ -119,16 +119,16 @@ def _ask(ask: Callable[[Bench], None], worker: bool, subject: Subject) -> None:
         ask(bench)
 
 
-def beside(*works: Callable[[], object]) -> list[_Telling]:
-    """Threads that begin at once; what they raise is told by `joined`."""
-    threads = [_Telling(work) for work in works]
+def start_threads(*works: Callable[[], object]) -> list[_CheckThread]:
+    """Start a thread for each function; `join_threads` raises what they raised."""
+    threads = [_CheckThread(work) for work in works]
     for thread in threads:
         thread.start()
     return threads
 
 
-def joined(threads: list[_Telling]) -> None:
-    """Wait for `beside`; raises what the first one raised."""
+def join_threads(threads: list[_CheckThread]) -> None:
+    """Wait for the threads of `start_threads`; raises the exception of the first one that failed."""
     for thread in threads:
         thread.join()
         error = thread.error
@@ -137,7 +137,7 @@ def joined(threads: list[_Telling]) -> None:
         expect(error is None, f"in another thread it raises {type(error).__name__}: {error}")
 
 
-class _Telling(Thread):
+class _CheckThread(Thread):
     def __init__(self, work: Callable[[], object]) -> None:
         super().__init__(name="opweave conformance", daemon=True)
         self.work = work

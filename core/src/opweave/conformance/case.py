@@ -1,6 +1,6 @@
-"""What a case is: an operation, the operands it is tried with, and how the node is built from them.
+"""`Case`: an operation with its operands, and how the node is built from them.
 
-A case says nothing about devices. A device that refuses a case is not wrong; one that accepts it has to get it right.
+A case says nothing about devices. A device may refuse a case; if it accepts it, the result has to be correct.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = [
 ]  # fmt: skip
 
 Layout = Literal["contiguous", "offset", "rows", "sliced", "transposed", "broadcast"]
-"""How an operand lies in its leaf: ``contiguous`` is the leaf itself; ``offset`` a packed window that begins inside of
-it; ``rows`` a window whose rows are packed but have gaps between them; ``sliced`` a window with gaps along every axis,
-``transposed`` the transpose of the leaf; ``broadcast`` a leaf whose first axis of length 1 is repeated."""
+"""The layout of an operand, a view of its leaf: ``contiguous``, the leaf itself; ``offset``, a contiguous slice behind
+the leaf's first element; ``rows``, contiguous rows with gaps between them; ``sliced``, gaps along every axis;
+``transposed``; ``broadcast``, a first axis of length 1 that is repeated with stride 0."""
 
 Values = Literal["normal", "positive", "negative", "large", "special", "ties", "halves", "ids", "mask"]
 """What a leaf is filled with: ``normal`` values around 0; ``positive`` and ``negative`` ones; ``special``: normal ones
@@ -32,10 +32,10 @@ class Operand(NamedTuple):
     """One operand of a case.
 
     Attributes:
-        shape, dtype: as the operation sees it.
-        layout: how it lies in its leaf.
+        shape, dtype: of the operand.
+        layout: its layout in memory.
         values: what the leaf is filled with.
-        high: for ids, the number of rows that they choose from.
+        high: for ids, the number of rows that they index.
         state: the leaf is a state, which the node writes.
     """
 
@@ -76,8 +76,8 @@ class Case(NamedTuple):
     Attributes:
         op: its name.
         id: unique; op, dtypes, layouts and shape in short.
-        operands: what it is tried on.
-        build: makes the node of the operand tensors; exactly one node of its graph is no view.
+        operands: its operands.
+        build: makes the node from the operand tensors; exactly one node of its graph is not a view.
     """
 
     op: str

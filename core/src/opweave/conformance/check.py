@@ -1,4 +1,4 @@
-"""Running one case on one device and judging the result by the reference."""
+"""Running one case on one device and comparing the result with the reference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["generator", "run_case"]
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
-    """The random numbers of the case or check called ``name``: its own, so that it can be repeated alone."""
+    """The random generator of the case or check ``name``, seeded by its name, so that each can be repeated alone."""
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
@@ -35,7 +35,7 @@ def run_case(device: Device, case: Case, seed: int = 0) -> Result:
     the same.
 
     Args:
-        device: it, or its class, need not be registered.
+        device: the device to test; it need not be registered.
         case: one of `CASES`.
         seed: of the random values; each case draws its own.
 

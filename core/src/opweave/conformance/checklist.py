@@ -1,4 +1,4 @@
-"""What a check is: a question to a device that is answered by passing, being refused, not applying, or failing."""
+"""`Check`: one requirement that a device meets or not, and the functions that checks are written with."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = [
 
 
 class Subject(NamedTuple):
-    """What is examined.
+    """The backend and device under test.
 
     Attributes:
-        record: what the registry knows about the plugin.
+        record: the registry's record of the plugin.
         backend: the plugin's backend.
-        devices: those of its devices that are examined.
-        device: the one that is examined now; for checks of the backend as a whole, the first.
-        rng: the random numbers of the check.
-        seed: what they come from.
+        devices: its devices under test.
+        device: the device of this check; for checks of the backend as a whole, the first.
+        rng: the check's random generator.
+        seed: the seed of ``rng``.
     """
 
     record: PluginRecord
@@ -42,14 +42,14 @@ class Subject(NamedTuple):
 
 
 class Check(NamedTuple):
-    """One thing to find out.
+    """One requirement and the function that checks it.
 
     Attributes:
         id: unique; what patterns are matched with.
         level: 0 hygiene, 1 memory, 2 operations, 3 asynchrony, 4 beside a second device, 5 faults.
-        about: what has to hold, in a sentence.
-        ask: does it; raises `Mismatch` where the answer is no, `Inapplicable` where there is no question.
-        per_device: it is asked for each device, else once for the backend.
+        about: the requirement, in a sentence.
+        ask: checks it; raises `Mismatch` if it is not met, `Inapplicable` if it does not apply to the device.
+        per_device: it is performed for each device, else once for the backend.
         op, dtype: the row and the column of the matrix, for cases.
     """
 
@@ -62,7 +62,7 @@ class Check(NamedTuple):
     dtype: str = ""
 
     def perform(self, subject: Subject) -> Result:
-        """Ask, whatever happens meanwhile."""
+        """The result of the check; an exception of any kind is a failure."""
         try:
             with np.errstate(all="ignore"):
                 result = self.ask(subject)
@@ -76,7 +76,7 @@ class Check(NamedTuple):
 
 
 class Checklist:
-    """The checks of a level, collected by decorator. The first line of the docstring tells what has to hold::
+    """The checks of a level, collected by decorator. The first line of a check's docstring is its `Check.about`::
 
     memory = Checklist(1, "memory")
 
@@ -102,18 +102,19 @@ def subject_for(check: str, record: PluginRecord, backend: Backend, devices: tup
     return Subject(record, backend, devices, device, generator(seed, check), seed)
 
 
-# --- asking ---------------------------------------------------------------------------------------------------------
+# --- assertions -----------------------------------------------------------------------------------------------------
 
 
 class Mismatch(Exception):
-    """It is not as it has to be."""
+    """The requirement is not met."""
 
 
 class Inapplicable(Exception):
-    """There is nothing to check here."""
+    """The check does not apply to the device: it is skipped."""
 
 
 def inapplicable(why: str) -> NoReturn:
+    """Skip the check for the given reason."""
     raise Inapplicable(why)
 
 
@@ -124,7 +125,7 @@ def expect(holds: object, otherwise: str) -> None:
 
 
 def expect_equal(got: Any, want: Any, what: str) -> None:
-    """Two byte arrays are equal; says where they first differ."""
+    """Raises `Mismatch` with the first difference unless two byte arrays are equal."""
     got, want = np.frombuffer(got, np.uint8), np.frombuffer(want, np.uint8)
     expect(got.size == want.size, f"{what}: {got.size} bytes, not {want.size}")
     wrong = np.flatnonzero(got != want)
@@ -134,7 +135,7 @@ def expect_equal(got: Any, want: Any, what: str) -> None:
 
 
 def expect_raises(kind: type[Exception], what: str, action: Callable[[], object]) -> Exception:
-    """``action`` raises exactly the kind of error that is promised."""
+    """The error of ``kind`` that ``action`` raises; raises `Mismatch` if it raises another one or none."""
     try:
         action()
     except kind as error:

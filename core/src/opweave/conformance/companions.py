@@ -1,4 +1,4 @@
-"""Second devices that the suite brings along."""
+"""The second device that level 4 of the suite splits graphs with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ __all__ = ["SeparateMemory"]
 
 
 class SeparateMemory(ReferenceKernels):
-    """The references in memory that no other device reaches, and into which the process cannot see either."""
+    """Runs the reference implementations in memory that neither the host nor another device can address, so that every
+    operand and result is transferred."""
 
     kind = Kind.ACCEL
     description = "references in memory of their own"

@@ -31,7 +31,7 @@ def _compare(got: Array, want: Array, allowed: Limits) -> tuple[str, float, floa
     nmse, error = found.nmse, found.largest
     if error > allowed.error:
         return _first(got, want, found.at, f"largest error {error:.2e} exceeds {allowed.error:.2e}"), nmse, error
-    # A mean of few squares says no more than the largest of them, which was judged above.
+    # The mean of a few squares adds nothing to the largest error, which was checked above.
     if nmse > allowed.nmse and want.size >= 16:
         return f"normalised mean square error {nmse:.2e} exceeds {allowed.nmse:.2e}", nmse, error
     if error and got.dtype.kind not in "iub" and got.itemsize == 2 and allowed.error:
@@ -40,9 +40,11 @@ def _compare(got: Array, want: Array, allowed: Limits) -> tuple[str, float, floa
 
 
 def _rounding(got: Array, want: Array) -> str:
-    """What is wrong with the rounding of results of a half type: too little of an error to exceed a limit.
+    """Why a half type's results are rounded wrongly, or ``""``; a wrong rounding mode is too small an error to exceed
+    the limits.
 
-    Arithmetic in f32 falls on the other side of a rounding now and then, and on either side as often.
+    Results of f32 arithmetic round to the neighbouring value now and then, up as often as down. Many such results, or
+    all of them in one direction, show another rounding mode or accumulation in the half type.
     """
     a, b = (np.nan_to_num(np.asarray(x, np.float64).reshape(-1), posinf=0, neginf=0) for x in (got, want))
     count = int(np.count_nonzero(a != b))
@@ -52,7 +54,7 @@ def _rounding(got: Array, want: Array) -> str:
         return f"{count} of {b.size} elements are not what f32 arithmetic rounds to"
     for where, side in (("toward zero", np.abs(a) - np.abs(b)), ("to one side", a - b)):
         if max(np.count_nonzero(side > 0), np.count_nonzero(side < 0)) > 0.95 * count:
-            return f"{count} of {b.size} elements are rounded {where} and not to the nearest"
+            return f"{count} of {b.size} elements are rounded {where}, not to the nearest value"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""`Expectations`: what ``conformance.toml`` says about refusals and failures that are known."""
+"""`Expectations`: the refusals and failures that ``conformance.toml`` lists as known."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Expectations:
         [xfail]                             # accepted and wrong, for now
         "softmax-f16-129x3*" = "driver bug 4711, fixed in 2.4"
 
-    Patterns are those of shells (``*``, ``?``, ``[...]``) and are matched with the whole id, or with
-    ``<device>/<id>`` for one device only. Every one has to match something that is as it says.
+    Patterns are shell patterns (``*``, ``?``, ``[...]``), matched with the whole id, or with ``<device>/<id>`` for one
+    device only. Every pattern has to match at least one check, and what it matches has to be refused, or to fail.
 
     Args:
         unsupported, xfail: pattern -> reason.
@@ -53,7 +53,7 @@ class Expectations:
         """The file at ``path``; without one, ``conformance.toml`` in the current directory if it is there.
 
         Raises:
-            ConfigError: it cannot be read, or says something that has no meaning.
+            ConfigError: it cannot be read, has unknown keys, or values of wrong types.
         """
         file = Path(path or FILE)
         if path is None and not file.is_file():
@@ -71,7 +71,8 @@ class Expectations:
         return cls(_table(file, document, "unsupported"), _table(file, document, "xfail"), strict)
 
     def judge(self, names: Iterable[str], result: Result) -> Result:
-        """The result as it counts: what is listed and is so is no failure, what is listed and is not so is one.
+        """The result with the expectations applied: a listed refusal or failure is no failure; a listed check that runs
+        or passes after all is one.
 
         Args:
             names: the names under which the check may be listed.

@@ -1,4 +1,4 @@
-"""How far a result may be from the reference, by its dtype and what its operation's definition says."""
+"""Error limits: how far a result may be from the reference, by its dtype and its operation's definition."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _BY_DTYPE: Final = {
     "f16": Limits(1e-6, 1e-3),
     "bf16": Limits(6e-5, 8e-3),
 }
-"""Half types: a result may fall on the other side of one rounding (2⁻¹⁰, 2⁻⁷), also the one that outweighs all others.
-How many do is judged in `compare`."""
+"""For half types a single result may be rounded to the neighbouring value (2⁻¹⁰, 2⁻⁷), even if it dominates the mean
+square. How many results may be is checked in `compare`."""
 
 
 def limits(node: Tensor) -> Limits:
@@ -33,7 +33,7 @@ def limits(node: Tensor) -> Limits:
     data = [s for i, s in enumerate(node.srcs) if i not in op.indices]
     if op.exact and all(s.dtype in (node.dtype, bool_) for s in data):
         return Limits(0.0, 0.0)
-    # Half types compute in f32: what is lost there is far below one rounding.
+    # Kernels for half types accumulate in f32, whose errors are far below the final rounding.
     slack = 1.0 if node.dtype.is_half else op.slack
     base = _BY_DTYPE[node.dtype.name]
     return Limits(base.nmse * slack * slack, base.error * slack)

@@ -2,8 +2,8 @@
 
     pytest --pyargs opweave.conformance -p opweave.conformance.plugin --opweave-backend NAME
 
-Options are those of the command ``opweave conformance``, each with ``opweave-`` before it. Whatever selects tests in
-pytest (``-k``, node ids) works too; a run from which tests were left out does not complain about unmatched patterns.
+Options are those of the command ``opweave conformance``, prefixed with ``opweave-``. pytest's own selection (``-k``,
+node ids) works too; a run that leaves tests out does not fail for unmatched patterns.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ _SELECTED: Final = pytest.StashKey[int]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("opweave", "conformance of a backend of opweave")
-    group.addoption("--opweave-backend", metavar="NAME", help="the backend or device to examine")
+    group.addoption("--opweave-backend", metavar="NAME", help="the backend or device to test")
     group.addoption("--opweave-level", metavar="N", type=int, action="append", default=[], help="only this level (0-5)")
     group.addoption("--opweave-only", metavar="PATTERN", action="append", default=[], help="only checks that match")
-    group.addoption("--opweave-seed", metavar="N", type=int, default=0, help="of all random values (default 0)")
+    group.addoption("--opweave-seed", metavar="N", type=int, default=0, help="seed of all random values (default 0)")
     group.addoption("--opweave-config", metavar="FILE", help="default: conformance.toml in the current directory")
-    group.addoption("--opweave-beside", metavar="DEVICE", default="", help="split graphs with it too (level 4)")
+    group.addoption("--opweave-beside", metavar="DEVICE", default="", help="a further second device for level 4")
     group.addoption(
-        "--opweave-timeout", metavar="SECONDS", type=float, default=SECONDS, help="of a check of level 3 and above"
+        "--opweave-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=SECONDS,
+        help="timeout of a check from level 3 on",
     )
 
 

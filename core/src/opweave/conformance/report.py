@@ -1,4 +1,4 @@
-"""What a run says, in numbers: the matrix, the failures, what to write next; and all of it as JSON."""
+"""Summaries of a run: the matrix, the failures, what to implement next; and all of it as JSON."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Cell(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """An operation of which cases are refused without ``conformance.toml`` saying so.
+    """An operation with refused cases that ``conformance.toml`` does not list.
 
     Attributes:
-        refused, cases: how many, and of how many.
-        reason: the one given most often.
+        refused, cases: the number of refused cases, and of all cases.
+        reason: the most frequent reason.
     """
 
     op: str
@@ -63,7 +63,7 @@ def matrix(results: Iterable[Result]) -> dict[str, dict[str, Cell]]:
 
 
 def refusals(results: Iterable[Result]) -> list[Refusal]:
-    """What to write next: operations that are refused altogether first, then those with most refused cases."""
+    """What to implement next: first the operations that are refused entirely, then those with most refused cases."""
     cases: Counter[str] = Counter()
     reasons: dict[str, Counter[str]] = {}
     for o in results:

@@ -1,4 +1,4 @@
-"""`Result`: what came of a case or a check."""
+"""`Result`: the outcome of a case or a check."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Literal, NamedTuple
 __all__ = ["Result", "Status"]
 
 Status = Literal["passed", "refused", "skipped", "failed", "unsupported", "xfailed"]
-"""``refused``: the device says that it does not run it. ``skipped``: the check does not apply to the device.
-``unsupported``, ``xfailed``: refused, failed, as ``conformance.toml`` says beforehand."""
+"""``refused``: the device reports the case as not supported. ``skipped``: the check does not apply to the device.
+``unsupported``, ``xfailed``: refused or failed as ``conformance.toml`` lists it."""
 
 
 class Result(NamedTuple):
-    """What came of a case or a check.
+    """The outcome of a case or a check.
 
     Attributes:
         status: how it counts.
         reason: why it did not pass, else ``""``.
         nmse: normalised mean square error of a case, NaN where nothing was computed.
         error: the largest error of an element, relative to the element plus the root mean square of all, or NaN.
-        id, level, op, dtype: of the case or check; `run_case` leaves all but ``id`` out, and a `Suite` fills them in.
-        name: ``id``, with the device's name before it where several devices are examined.
-        device: name of the device that was asked.
+        id, level, op, dtype: of the case or check; `run_case` sets ``id`` only, a `Suite` sets all.
+        name: ``id``, preceded by the device's name if several devices are tested.
+        device: name of the device that was tested.
         repeat: the command that performs this check alone.
     """
 
@@ -38,5 +38,5 @@ class Result(NamedTuple):
     repeat: str = ""
 
     def __bool__(self) -> bool:
-        """Whether the device keeps its word: it is right, or says that it cannot."""
+        """Whether the device conforms: its result is correct, or it refused the case."""
         return self.status != "failed"

@@ -1,4 +1,4 @@
-"""`Suite`: the checks of one backend, to be performed one by one by the command or by pytest, and what came of them."""
+"""`Suite`: the checks of one backend, performed one by one by the command or by pytest, and their results."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 __all__ = ["Item", "Suite"]
 
 FIRST_LIMITED: Final = 3
-"""From this level on checks wait for a device, which may never answer: they have a limit of time."""
+"""From this level on checks wait for a device, which may hang: they have a timeout."""
 
 
 class Item(NamedTuple):
-    """A check, the device that is asked, and a name: the check's id, after the device's name if there are several."""
+    """A check and the device that it is performed on. ``name`` is the check's id, preceded by the device's name if
+    there are several."""
 
     check: Check
     device: Device
@@ -42,19 +43,19 @@ class Suite:
     """The checks of a backend or of one of its devices.
 
     Args:
-        name: a backend's name, which means all its devices, or a device's.
-        levels: of which levels; default: all.
-        only: patterns of ids; a check that matches none is left out.
-        seed: of all random values. Each check draws its own, so that it gives the same alone.
-        expectations: what is known to be refused or to fail.
-        config: the file that they were read from, for the command that repeats a check.
-        beside: a device, or the name of one, beside which graphs are split too at level 4.
-        seconds: how long a check of level 3 and above may take until it counts as hanging.
-        using: where the backend is looked for; default: the registry of the process.
+        name: a backend's name, for all its devices, or a device's.
+        levels: the levels to perform; default: all.
+        only: patterns of ids; checks that match none are left out.
+        seed: for all random values. Each check has a random generator of its own, so it is repeatable alone.
+        expectations: checks that are known to be refused or to fail.
+        config: the file that the expectations were read from, for the command that repeats a check.
+        beside: name of a further second device for level 4.
+        seconds: timeout of a check of level 3 and above.
+        using: the registry that has the backend; default: that of the process.
 
     Attributes:
-        items: what is to be done.
-        results: what was done.
+        items: the checks to perform.
+        results: the results so far.
 
     Raises:
         UnknownNameError: no such backend, device or level.
@@ -102,12 +103,12 @@ class Suite:
 
     @property
     def filtered(self) -> bool:
-        """Whether checks were left out on purpose."""
+        """Whether the arguments leave checks out."""
         return bool(self.only) or self.levels != tuple(LEVELS) or ":" in self.name
 
     @property
     def hung(self) -> bool:
-        """Whether a check did not end: what it left behind may keep the process from ending."""
+        """Whether a check did not end: its thread may keep the process from ending."""
         return any(o.status in ("failed", "xfailed") and HANGS in o.reason for o in self.results)
 
     def _select(self) -> list[Item]:
@@ -128,7 +129,7 @@ class Suite:
         check, device = item.check, item.device
         subject = subject_for(check.id, self.record, self.backend, self.devices, device, self.seed)
         with warnings.catch_warnings():
-            # What a device warns about is for people; a runner that makes errors of warnings must not judge otherwise.
+            # A test runner that turns warnings into errors must not change the result.
             warnings.simplefilter("ignore")
             if check.level < FIRST_LIMITED:
                 result = check.perform(subject)

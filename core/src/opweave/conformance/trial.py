@@ -1,4 +1,4 @@
-"""`Trial`: one node in the memory of a device, in the arrangements that a scheduler may choose."""
+"""`Trial`: one node run on a device, with its operands arranged in memory in the ways that a scheduler may choose."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def step_of(node: Tensor, buffers: Mapping[Tensor, tuple[Buffer, int]] | None = 
 
 
 def overwritable(node: Tensor) -> Iterator[int]:
-    """The sources over which a scheduler may put the output, if the device works in place.
+    """The numbers of the sources that the output may overwrite if the kernel works in place.
 
-    Such a source is a value of its own (no window of one) that lies exactly as the output, and no other operand shows
-    it except, in pointwise operations, at the same place for every element.
+    Such a source is a whole value (not a view of a part) with the output's size and strides. No other operand may
+    overlap it, except in pointwise operations one with the same offset, dtype, shape and strides.
     """
     op = node.op
     assert op is not None
@@ -90,7 +90,7 @@ def array_of(raw: Array, offset: int, x: Tensor | Arg) -> Array:
 
 
 def expect(node: Tensor, leaves: Mapping[Tensor, Array]) -> Array:
-    """What the reference makes of the leaves' values: the output, or for a writing op the region that it wrote."""
+    """The reference's result for the leaves' values: the output, or for a writing op the region that it writes."""
     assert node.op is not None
     raws = {leaf: np.array(values).reshape(-1).view(np.uint8) for leaf, values in leaves.items()}
     arrays = [array_of(raws[s.memory], s.offset, s) for s in node.srcs]
@@ -109,7 +109,7 @@ def expect(node: Tensor, leaves: Mapping[Tensor, Array]) -> Array:
 class Trial:
     """A node with values for its leaves, on a stream. Memory is freed at the end of a ``with`` block.
 
-    Every leaf and the output lie between guard bytes, at places as aligned as the device wants them.
+    Every leaf and the output lie between guard bytes, at multiples of the device's alignment.
 
     Args:
         leaves: the values; none, where the node is only compiled.
@@ -178,12 +178,12 @@ class Trial:
     # --- all of them in one -----------------------------------------------------------------------------------------
 
     def together(self, over: int | None = None) -> str:
-        """Run the step with all operands and the workspace in one buffer; what is wrong, or ``""``.
+        """Run the step with all operands and the workspace in one buffer; returns what is wrong, or ``""``.
 
-        The step is compiled before the values are there, as programs do it.
+        The step is compiled before the values are uploaded, as programs do it.
 
         Args:
-            over: the output lies over this source.
+            over: number of the source that the output overwrites, or ``None``.
         """
         # A stream that fuses may want other workspace than the kernel alone.
         (group,) = self.stream.fuse([step_of(self.node)])
@@ -193,8 +193,8 @@ class Trial:
             assert arena is not None
             way = "in one buffer with its sources: " if over is None else f"in place over source {over}: "
             arena.upload(0, image)
-            # A second run must not depend on what the first one left; over its own source it would. Nor may it leave
-            # the result to the first one: what was there before it would be seen in any type.
+            # Run twice, except in place: a second run must neither depend on what the first one left in memory, nor
+            # rely on the first one's result, which is overwritten in between.
             for again in (False, True) if over is None and not self.writes else (False,):
                 if again:
                     arena.upload(step.out.offset, np.full(step.out.nbytes, SPOILED_BYTE, np.uint8))
@@ -259,9 +259,9 @@ class Trial:
 
 
 def _strayed(before: Array, after: Array, out: Arg) -> str:
-    """Whether bytes outside of the output differ."""
+    """Which bytes outside of the output differ, or ``""``."""
     before = before.copy()
-    # Show both with the same output; what is left must be equal.
+    # With the same output in both, everything else must be equal.
     array_of(before, out.offset, out)[...] = array_of(after, out.offset, out)
     wrong = np.flatnonzero(before != after)
     if not wrong.size:

@@ -1,4 +1,4 @@
-"""What the leaves of a case are filled with."""
+"""Random values for the leaves of a case."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ SCALES: Final = {
     "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "iq4_nl": (0,),
     "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
 }  # fmt: skip
-"""Where in a block its f16 scales lie."""
+"""Byte offsets of the f16 scales in a block, by dtype."""
 
 
 def _make_blocks(rng: np.random.Generator, shape: Sequence[int], dtype: DType, *, special: bool = False) -> Array:
-    """Random bytes as blocks, their scales set to moderate numbers, or with ``special`` one in a block to none; any
-    other bytes are valid."""
+    """Random bytes as quantized blocks (any bytes are valid) with moderate scales; with ``special`` one scale of each
+    block is NaN, an infinity or zero."""
     count = prod(shape) // dtype.block
     raw = rng.integers(0, 256, (count, dtype.itemsize), np.uint8)
     for at in SCALES.get(dtype.name, ()):

@@ -1,4 +1,4 @@
-"""A limit on how long a check may take: what waits for ever is found, named and left behind."""
+"""Timeouts for checks: a check that never ends fails and names the place where it waits; the suite goes on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["HANGS", "SECONDS", "leave", "within"]
 
 SECONDS: Final = 60.0
-"""How long a check may take if nobody says otherwise."""
+"""Default timeout of a check."""
 
 HANGS: Final = "it hangs"
 """How the reason of a check that did not end begins."""
@@ -27,9 +27,10 @@ _WAITING: Final = frozenset({"threading", "queue", "concurrent"})
 
 
 def within(seconds: float, device: Device, ask: Callable[[], Result]) -> Result:
-    """What ``ask`` results, on a thread of its own; after ``seconds`` that it hangs, and where.
+    """The result of ``ask``, called in a thread of its own; if it has not ended after ``seconds``, a failed result that
+    says where it waits.
 
-    Streams of ``device`` that were opened meanwhile are given up: nobody waits for their work any more.
+    Streams of ``device`` that were opened meanwhile then count as closed, so that nothing waits for their work.
     """
     known = set(device._streams)
     results: list[Result] = []
@@ -48,21 +49,21 @@ def within(seconds: float, device: Device, ask: Callable[[], Result]) -> Result:
     frame = sys._current_frames().get(thread.ident or 0)
     for stream in set(device._streams) - known:
         stream._closed = True
-    return Result("failed", f"{HANGS}: after {seconds:g} s it is still in {_place(frame)}")
+    return Result("failed", f"{HANGS}: after {seconds:g} s it is still in {_location(frame)}")
 
 
-def _place(frame: FrameType | None) -> str:
-    """Where a thread waits, without the machinery of waiting itself."""
+def _location(frame: FrameType | None) -> str:
+    """The innermost function of a thread outside of Python's own locks and queues."""
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _WAITING:
         frame = frame.f_back
     if frame is None:
         return "nothing that Python knows"
-    place = extract_stack(frame, 1)[-1]
-    return f"{place.name} ({os.path.basename(place.filename)}, line {place.lineno})"
+    at = extract_stack(frame, 1)[-1]
+    return f"{at.name} ({os.path.basename(at.filename)}, line {at.lineno})"
 
 
 def leave(status: int) -> None:
-    """End the process at once: what hangs would keep it from ending."""
+    """End the process at once, without waiting for threads that hang."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

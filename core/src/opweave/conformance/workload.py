@@ -1,4 +1,4 @@
-"""Work for a stream of any device: a few or many steps of an operation that it runs, whose result is known exactly."""
+"""`Workload`: a plan for a stream of any device, of a few or many steps, whose result is known exactly."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from opweave.contract.plan import Plan
     from opweave.contract.stream import Stream
 
-__all__ = ["SECONDS", "Recipe", "Task", "long_enough", "recipe_for"]
+__all__ = ["SECONDS", "Recipe", "Workload", "long_enough", "recipe_for"]
 
 Array = np.ndarray[Any, Any]
 
 SECONDS: Final = 0.006
-"""How long the long tasks are at least meant to be: many times what it takes to submit and to ask."""
+"""Seconds that a long workload takes at least: many times what submitting and querying take."""
 
 DTYPES: Final = ("f32", "f16", "bf16", "f64", "i32", "i64")
 STEPS: Final = (4, 12, 32, 96)
@@ -77,13 +77,14 @@ def recipe_for(device: Device, n: int) -> Recipe:
     inapplicable("it runs none of add, sub, mul, neg, linear, matmul and copy on plain types")
 
 
-class Task:
-    """A plan on a stream: ``out`` becomes ``steps`` times the operation of ``x``; whatever ran before does not matter.
+class Workload:
+    """A plan on a stream that applies an operation ``steps`` times to ``x`` and writes the result to ``out``; it may be
+    run again and again.
 
-    The result is written by the last step and poisoned beforehand: looked at too early it is wrong.
+    Only the last step writes ``out``, which `poison` fills with a known byte: a result that is read too early is wrong.
 
     Args:
-        source: the buffer to use for ``x``: what another task of as many elements makes.
+        source: the buffer to use for ``x``, for example ``out`` of another workload with as many elements.
     """
 
     def __init__(self, stream: Stream, n: int, steps: int, source: Buffer | None = None) -> None:
@@ -128,11 +129,11 @@ class Task:
         return np.full(self.nbytes, POISON, np.uint8).view(self.dtype).reshape(self.shape)
 
     def result(self, values: Array) -> Array:
-        """What the task makes of ``values``, exactly."""
+        """The exact result for ``values``."""
         return np.asarray(self.recipe.after(values, self.steps), self.dtype).reshape(self.shape)
 
     def expect(self, got: Array, values: Array, what: str) -> None:
-        """``got`` is what the task makes of ``values``."""
+        """Raises `Mismatch` unless ``got`` is the result for ``values``."""
         want = self.result(values)
         if got.tobytes() == want.tobytes():
             return
@@ -142,13 +143,13 @@ class Task:
         expect((got == want).all(), f"{what}: {np.count_nonzero(got != want)} of {want.size} elements are wrong")
 
     def expect_result(self, values: Array, what: str) -> None:
-        """What lies in ``out`` now, read past all streams, is what the task makes of ``values``."""
+        """Raises `Mismatch` unless ``out``, read at once and without a stream, holds the result for ``values``."""
         got = self.empty()
         self.out.download(0, got)
         self.expect(got, values, what)
 
     def poison(self) -> None:
-        """Have ``out`` say that nothing has been written, at once."""
+        """Overwrite ``out``, at once and without a stream."""
         self.out.fill(POISON)
 
     def expect_untouched(self, what: str) -> None:
@@ -160,51 +161,51 @@ class Task:
             buffer.free()
 
 
-class Effort(NamedTuple):
-    """Elements and steps of a long task."""
+class WorkloadSize(NamedTuple):
+    """Elements and steps of a long workload."""
 
     elements: int
     steps: int
 
 
-_KNOWN: Final[WeakKeyDictionary[Device, Effort]] = WeakKeyDictionary()
+_KNOWN: Final[WeakKeyDictionary[Device, WorkloadSize]] = WeakKeyDictionary()
 
 
-def long_enough(device: Device) -> Effort:
-    """How large a task has to be so that it takes a while; measured once for each device."""
+def long_enough(device: Device) -> WorkloadSize:
+    """The size of a workload that takes at least `SECONDS`; measured once for each device."""
     found = _KNOWN.get(device)
     if found is None:
         found = _KNOWN[device] = _measure(device)
     return found
 
 
-def _measure(device: Device) -> Effort:
+def _measure(device: Device) -> WorkloadSize:
     free, total = device.mem_info()
     largest = min(LARGEST, (device.max_buffer_size or 1 << 62) // 8, free // 256 if total else LARGEST)
-    effort = Effort(1024, STEPS[0])
-    for effort in _efforts(max(largest // WIDTH * WIDTH, WIDTH)):
+    size = WorkloadSize(1024, STEPS[0])
+    for size in _sizes(max(largest // WIDTH * WIDTH, WIDTH)):
         with device.open() as stream:
-            task = Task(stream, *effort)
+            task = Workload(stream, *size)
             task.x.fill(0)
             # The first run may prepare what later ones use, and any may be held up.
             elapsed = min(_time(task) for _ in range(3))
             task.free()
         if elapsed >= SECONDS:
             break
-    return effort
+    return size
 
 
-def _time(task: Task) -> float:
+def _time(task: Workload) -> float:
     start = perf_counter()
     task.plan.run()
     task.stream.synchronize()
     return perf_counter() - start
 
 
-def _efforts(largest: int) -> Iterator[Effort]:
+def _sizes(largest: int) -> Iterator[WorkloadSize]:
     first = min(1024, largest)
-    yield from [Effort(first, steps) for steps in STEPS]
+    yield from [WorkloadSize(first, steps) for steps in STEPS]
     n = first
     while n < largest:
         n = min(n * 2, largest)
-        yield Effort(n, STEPS[-1])
+        yield WorkloadSize(n, STEPS[-1])

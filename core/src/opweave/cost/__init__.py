@@ -1,1 +1,4 @@
-"""What devices take: profiles, measuring them, predicting graphs, and placing nodes by predicted cost."""
+"""Costs: profiles of devices, measuring them, predicting the time of graphs, and placing nodes by predicted cost.
+
+Words are explained in ``docs/glossary.md``, use in ``docs/guide.md``.
+"""

@@ -1,6 +1,6 @@
-"""Measuring what a device takes: a table of representative operations, each at several sizes, and transfers.
+"""Measuring a device's profile: representative operations at several sizes, and transfers.
 
-Figures are minima of several runs: a busy machine makes runs longer, nothing makes them shorter.
+Figures are minima of several runs, since other load can make a run longer but never shorter.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ Points = dict[float, float]
 """Work -> seconds."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is measured next, how much was measured, and how much there is."""
+"""Called with the name of what is measured next, the number of measurements done, and their total number."""
 
 PASSES: Final = 2
-"""How often the whole table is measured: what disturbs one pass is gone in the next."""
+"""How often the whole table is measured: load that disturbs one pass may be gone in the next."""
 RUNS: Final = (3, 15)
-"""How many runs a point gets, between these two: as many as take about `POINT_SECONDS` undisturbed."""
+"""Least and most runs of a point; between them as many as take about `POINT_SECONDS`."""
 POINT_SECONDS: Final = 0.01
 MOST_SECONDS: Final = 0.05
-"""On a busy machine a point is given up after so long."""
+"""No further run of a point begins after so many seconds."""
 RUN_SECONDS: Final = 5e-4
 """A run repeats small steps until it takes about this long."""
 MOST_STEPS: Final = 64
 SWITCHES: Final = 3
-"""So many of the smallest steps show what a plan takes beyond its steps."""
+"""How many operations the overhead of a plan is measured with."""
 SLOW: Final = 0.05
-"""After a step of this many seconds the larger sizes of its operation are left out."""
+"""If a step takes more than this many seconds, larger sizes of its operation are not measured."""
 
 
 def measure(device: Device, progress: Progress | None = None) -> Profile:
-    """Run representative operations and transfers on a device; takes seconds.
+    """Run representative operations and transfers on a device, which takes seconds.
 
     Raises:
-        AllocationError: no room for some MiB.
-        UnsupportedOpError: the device runs none of them.
+        AllocationError: the device has no memory for operands of some MiB.
+        UnsupportedOpError: the device supports none of the operations.
     """
     stream = device.open()
     try:
@@ -78,11 +78,11 @@ class _Measurement:
         by_bytes: dict[tuple[str, str], Points] = {}
         by_flops: dict[tuple[str, str], Points] = {}
         for _ in range(PASSES):
-            self._tell("transfers")
+            self._report("transfers")
             self._transfers(up, down)
             switches = 0
             for op, sample in self.samples:
-                self._tell(f"{op.name} {sample.dtype}")
+                self._report(f"{op.name} {sample.dtype}")
                 key = op.name, sample.dtype
                 try:
                     nodes = sample.build()
@@ -93,8 +93,8 @@ class _Measurement:
                     if sample.products is not None:
                         self._points(sample.products(), 1, by_flops.setdefault(key, {}))
                 except (OpweaveError, MemoryError, NotImplementedError):
-                    continue  # what fails here costs what the operation costs that stands for its family
-        self._tell("")
+                    continue  # not measured: predicted from `OpDef.runs_like`
+        self._report("")
         costs: dict[str, dict[str, OpCost]] = {}
         for op, sample in self.samples:
             key = op.name, sample.dtype
@@ -106,7 +106,7 @@ class _Measurement:
             costs["add"] = next(iter(costs.values()), {"f32": OpCost(upload)})
         return Profile(self.device.name, self.switch if self.switch < inf else 0.0, upload, _curve(down), costs)
 
-    def _tell(self, what: str) -> None:
+    def _report(self, what: str) -> None:
         if self.progress is not None:
             self.progress(what, self.done, PASSES * (1 + len(self.samples)))
         self.done += 1
@@ -122,7 +122,7 @@ class _Measurement:
                 buffer.free()
 
     def _measure_switch(self, node: Tensor) -> None:
-        """What running a plan takes beyond its steps: at once after another run of it, and after a pause."""
+        """Measure what running a plan takes beyond its steps: directly after another run, and after a pause."""
         with _Bound(self.target, node) as bound:
             one, many = self._timed(bound, 1), self._timed(bound, MOST_STEPS)
             step = max(many - one, 0.0) / (MOST_STEPS - 1)
@@ -130,7 +130,7 @@ class _Measurement:
             self.switch = min(self.switch, max(self._timed(bound, 1, self.pause) - step, 0.0))
 
     def _timed(self, bound: _Bound, count: int, before: Callable[[], Any] | None = None) -> float:
-        """Seconds of a plan of ``count`` equal steps."""
+        """Seconds of a plan with ``count`` identical steps."""
         plan = self.stream.compile([bound.group] * count)
 
         def run() -> None:
@@ -169,13 +169,13 @@ def _cost(sample: Sample, by_bytes: Points | None, by_flops: Points | None) -> O
     if not by_bytes:
         return None
     if sample.products is sample.build:
-        # The same steps by flops alone: their bytes do not decide.
+        # The same nodes serve for both curves: only their flops decide.
         return OpCost(Curve(((0.0, min(by_bytes.values())),)), _curve(by_flops) if by_flops else None)
     return OpCost(_curve(by_bytes), _curve(by_flops) if by_flops else None)
 
 
 class _Bound:
-    """A node as a step with memory of its own, until the ``with`` block ends."""
+    """A step with operands in memory of its own, freed at the end of a ``with`` block."""
 
     def __init__(self, target: Target, node: Tensor) -> None:
         assert node.signature is not None
@@ -199,7 +199,7 @@ class _Bound:
         if arg.dtype.is_float:
             buffer.upload(0, np.full(arg.shape, 0.5, arg.dtype.numpy))
         elif arg.dtype.is_integer:
-            # Ids: of every expert, of rows that are there.
+            # Valid indices: of every expert, of rows that exist.
             buffer.upload(0, (np.arange(arg.size) % SAMPLE_IDS).astype(arg.dtype.numpy))
         else:
             buffer.clear()
@@ -214,7 +214,7 @@ class _Bound:
 
 
 def _least(call: Callable[[], Any], before: Callable[[], Any] | None = None) -> float:
-    """The least seconds of several calls, after one that warms up; ``before`` is called before each, untimed."""
+    """The least seconds of several calls, after a warm-up call; ``before`` is called before each, untimed."""
     call()
     least, count, end = inf, 0, perf_counter() + MOST_SECONDS
     while count < RUNS[0] or (count < RUNS[1] and count * least < POINT_SECONDS and perf_counter() < end):
@@ -228,8 +228,8 @@ def _least(call: Callable[[], Any], before: Callable[[], Any] | None = None) -> 
 
 
 class _Pause:
-    """Work of the host's for a tenth of a millisecond: a device waits about so long for its turn in a program, its
-    threads go to sleep, and caches fill with something else."""
+    """Keeps the host busy for a tenth of a millisecond. In a program a device is idle about so long between its splits:
+    its threads go to sleep, and caches fill with other data."""
 
     def __init__(self) -> None:
         self.here, self.there = np.ones(1 << 18, np.float32), np.ones(1 << 18, np.float32)
@@ -239,7 +239,7 @@ class _Pause:
 
 
 def _curve(points: Points) -> Curve:
-    """The curve through measured points. One that takes as long as more work does was disturbed, and is left out."""
+    """The curve through measured points, without those that took as long as more work: they were disturbed."""
     kept: list[tuple[float, float]] = []
     for amount, seconds in sorted(points.items(), reverse=True):
         if not kept or seconds < kept[-1][1]:

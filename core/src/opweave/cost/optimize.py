@@ -18,7 +18,7 @@ __all__ = ["Problem", "Solution", "solve"]
 
 SWEEPS: Final = 4
 SUBSETS_UP_TO: Final = 4
-"""Targets up to which every set of targets that a value may be copied to is looked at."""
+"""With up to so many targets, every set of targets that a value may be copied to is considered."""
 
 
 class Problem(NamedTuple):
@@ -43,7 +43,7 @@ class Problem(NamedTuple):
         return result
 
     def seconds(self, targets: Sequence[int]) -> float:
-        """What an assignment costs in all."""
+        """The total cost of an assignment."""
         reached: list[set[int]] = [set() for _ in self.own]
         for v, sources in enumerate(self.sources):
             for u in sources:
@@ -57,7 +57,7 @@ class Problem(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """The target of every node, what all costs, and how many additions and comparisons it took to find."""
+    """The target of every node, the total cost, and the number of additions and comparisons it took to find."""
 
     targets: list[int]
     seconds: float
@@ -65,7 +65,7 @@ class Solution(NamedTuple):
 
 
 def solve(problem: Problem) -> Solution:
-    """An assignment that costs little: the least possible on chains and trees. Every node can run on some target."""
+    """An assignment of low cost, optimal for chains and trees. Every node has to be able to run on some target."""
     if not problem.own:
         return Solution([], 0.0, 0)
     solver = _Solver(problem)
@@ -109,25 +109,25 @@ class _Solver:
         """Exact where every node has one source."""
         targets = self.targets
         best: list[list[float]] = [[] for _ in self.own]  # seconds of everything from a node on, by its target
-        shared: list[list[float]] = [[] for _ in self.own]  # of that what one of its sources answers for
+        shared: list[list[float]] = [[] for _ in self.own]  # the share of that for each of its sources
         for v in range(len(self.own) - 1, -1, -1):
             best[v] = [s if s == inf else s + self._meet(v, d, shared)[0] for d, s in enumerate(self.own[v])]
             share = max(len(self.sources[v]), 1)
             shared[v] = [s / share for s in best[v]]
         result = [0] * len(best)
-        paid: list[frozenset[int]] = []  # the targets that a value is brought to
+        copied: list[frozenset[int]] = []  # the targets that a value is copied to
         for v, after in enumerate(best):
 
             def total(d: int, after: list[float] = after, v: int = v) -> float:
-                return after[d] + sum([self.moves[u][result[u]][d] for u in self.sources[v] if d not in paid[u]])
+                return after[d] + sum([self.moves[u][result[u]][d] for u in self.sources[v] if d not in copied[u]])
 
             result[v] = min(targets, key=total)
             self.steps += len(targets) * (1 + len(self.sources[v]))
-            paid.append(self._meet(v, result[v], shared)[1])
+            copied.append(self._meet(v, result[v], shared)[1])
         return result
 
     def _meet(self, v: int, target: int, shared: Sequence[Sequence[float]]) -> tuple[float, frozenset[int]]:
-        """Seconds of the readers of ``v`` on ``target`` and of bringing it to them, and the targets to bring it to."""
+        """Seconds of the readers of ``v`` and of copying it to them from ``target``, and the targets to copy it to."""
         readers, cost = self.readers[v], self.moves[v][target]
         self.steps += len(readers) * len(self.targets)
         if not readers:
@@ -155,7 +155,7 @@ class _Solver:
         order = range(len(targets))
         for _ in range(SWEEPS):
             moved = False
-            for nodes in chain(((v,) for v in order), ((v,) for v in reversed(order)), state.groups()):
+            for nodes in chain(((v,) for v in order), ((v,) for v in reversed(order)), state.components()):
                 moved |= state.improve(nodes)
             if not moved:
                 break
@@ -179,8 +179,8 @@ class _State:
             for u in sources:
                 self.count[u][targets[v]] += 1
 
-    def groups(self) -> Iterator[tuple[int, ...]]:
-        """Connected nodes of one target, the smallest groups first."""
+    def components(self) -> Iterator[tuple[int, ...]]:
+        """Connected nodes with the same target, the smallest components first."""
         parent = list(range(len(self.at)))
 
         def find(v: int) -> int:
@@ -200,7 +200,7 @@ class _State:
                 yield tuple(group)
 
     def improve(self, nodes: tuple[int, ...]) -> bool:
-        """Move nodes of one target to another one together, if that saves time."""
+        """Move nodes together from one target to another, if that saves time."""
         a = self.at[nodes[0]]
         inside: dict[int, int] = {}  # value -> how many of the nodes read it
         for v in nodes:

@@ -1,9 +1,9 @@
-"""Placement by cost: of the ways to place a graph the one whose run is predicted to take least.
+"""Placement by cost: chooses the assignment whose run is predicted to take the least time.
 
-Candidates are the assignment that `solve` finds, the rules of priority, and every device alone as far as it runs the
-nodes; so the choice is never predicted to be worse than any of these. Where none of them fits the devices' memory, the
-best one is spilled: what a device has no room for goes to another. Pins, and nodes that write memory that lies
-somewhere, are decided beforehand. Placed weights are not: reading them elsewhere costs a copy in each run.
+Candidates are the assignment that `solve` finds, the one by the rules of priority, and for each device the one that
+places on it every node that it supports; so the choice is never predicted to be worse than any of these. If none of
+them fits the devices' memory, nodes that do not fit are moved from the best one to other devices. Pins, and nodes that
+write placed states, are fixed. Nodes that read placed weights are not: running them elsewhere costs a copy per run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["live_bytes", "place_by_cost"]
 CHOICES: Final = frozenset(
     ("weights", "expand-down", "expand-up", "most-inputs", "fewest-bytes", "priority", "reader", "upgrade", "host")
 )  # fmt: skip
-"""Causes of the rules of priority that do not hold here, where the rules happen to be the best candidate."""
+"""Causes that are replaced by ``cost`` if the rules of priority give the best candidate."""
 
 
 def place_by_cost(
@@ -45,9 +45,9 @@ def place_by_cost(
     placed: Mapping[Tensor, Placement],
     observed: Collection[Tensor] = (),
 ) -> Partition:
-    """The cut graph that is predicted to take least, of those whose memory suffices if there are any.
+    """The partition that is predicted to take the least time, among those that fit the memory if there are any.
 
-    Devices without a profile are measured first.
+    Devices without a profile are measured first, which takes seconds.
 
     Raises:
         UnsupportedOpError: as `assign`.
@@ -66,13 +66,13 @@ def place_by_cost(
     if len(targets) > 1:
         choices = [_solved(graph, rules, fixed, model), *_single(rules, model)]
         assignments += [assigned(choice) for choice in choices]
-    cut = [partition(graph, assignment, placed) for assignment in assignments]
-    seconds = [predict(parts, model, memory=False).seconds for parts in cut]
+    partitions = [partition(graph, assignment, placed) for assignment in assignments]
+    seconds = [predict(parts, model, memory=False).seconds for parts in partitions]
     best: tuple[Partition, Prediction] | None = None
-    for index in sorted(range(len(cut)), key=seconds.__getitem__):
-        prediction = predict(cut[index], model)
+    for index in sorted(range(len(partitions)), key=seconds.__getitem__):
+        prediction = predict(partitions[index], model)
         if best is None or not prediction.short:
-            best = cut[index], prediction
+            best = partitions[index], prediction
         if not prediction.short:
             break
     assert best is not None
@@ -85,13 +85,13 @@ def place_by_cost(
     if assignment is rules and len(targets) > 1:
         assignment = rules.with_causes({node: "cost" for node, cause in rules.causes.items() if cause in CHOICES})
     if observed:
-        # Observing does not change the placement.
+        # Observing nodes does not change where they are placed.
         return partition(graph, assignment, placed, observed)
     return replace(best[0], assignment=assignment, prediction=best[1])
 
 
 def _single(rules: Assignment, model: CostModel) -> Iterator[dict[Tensor, int]]:
-    """For each target all nodes that it runs; of equal targets only the first one, and those where leaves lie."""
+    """For each target all nodes that it supports; identical targets are tried once, except where leaves are placed."""
     nodes = [node for node in rules.target_of if node.op is not None and node.base is None]
     homes = {at for tensor, at in rules.target_of.items() if tensor.op is None}
     tried: list[tuple[Profile, list[Tensor]]] = []
@@ -103,8 +103,8 @@ def _single(rules: Assignment, model: CostModel) -> Iterator[dict[Tensor, int]]:
             yield dict.fromkeys(runs, target.index)
 
 
-class _Room:
-    """What a device still has room for, while nodes are given to it one after the other."""
+class _FreeMemory:
+    """The memory that a device has left while nodes are placed on it one after the other."""
 
     def __init__(self, device: Device) -> None:
         self._left = room_of(device)
@@ -116,17 +116,17 @@ class _Room:
     def fits(self, leaves: Collection[Tensor], live: int) -> bool:
         return self._more(leaves) + live <= self._left
 
-    def take(self, leaves: Collection[Tensor]) -> None:
+    def reserve(self, leaves: Collection[Tensor]) -> None:
         self._left -= self._more(leaves)
         self._leaves.update(leaves)
 
 
 def _spilled(graph: Graph, chosen: Assignment, fixed: Mapping[Tensor, int], model: CostModel) -> dict[Tensor, int]:
-    """``chosen``, but what a device has no room for, and what follows there, goes to the one with room that takes
-    least."""
+    """``chosen``, but from the first node on that does not fit a device's memory, that device's nodes go to the fastest
+    one with enough memory."""
     live = live_bytes(graph.nodes, graph.outputs)
-    rooms = [_Room(target.device) for target in chosen.targets]
-    instead = list(range(len(rooms)))  # where goes what was to go there
+    memories = [_FreeMemory(target.device) for target in chosen.targets]
+    instead = list(range(len(memories)))  # target in `chosen` -> the target that now gets its nodes
     result: dict[Tensor, int] = {}
     for node in graph.nodes:
         if node.base is not None:
@@ -134,22 +134,22 @@ def _spilled(graph: Graph, chosen: Assignment, fixed: Mapping[Tensor, int], mode
         leaves = {source.memory for source in node.srcs if source.memory.leaf is not None}
         wanted = chosen.target_of[node]
         at = fixed.get(node, instead[wanted])
-        if node not in fixed and not rooms[at].fits(leaves, live[node]):
+        if node not in fixed and not memories[at].fits(leaves, live[node]):
             signature = chosen.capabilities.signature(node)
             others = [
                 (model.step(node, signature, target.index), target.index)
-                for target, room in zip(chosen.targets, rooms, strict=True)
-                if room.fits(leaves, live[node]) and chosen.capabilities.supports(target, node)
+                for target, memory in zip(chosen.targets, memories, strict=True)
+                if memory.fits(leaves, live[node]) and chosen.capabilities.supports(target, node)
             ]
             if others:
                 at = instead[wanted] = min(others)[1]
-        rooms[at].take(leaves)
+        memories[at].reserve(leaves)
         result[node] = at
     return result
 
 
 def live_bytes(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[Tensor, int]:
-    """For each node the bytes of the computed values that are still needed when it runs, its own included."""
+    """For each node the bytes of the computed values that are alive when it runs, its own included."""
     order = [n for n in nodes if n.base is None]
     last = {n: i for i, n in enumerate(order)}
     for i, node in enumerate(order):
@@ -182,7 +182,8 @@ def _solved(graph: Graph, rules: Assignment, fixed: Mapping[Tensor, int], model:
 
 
 class _Building:
-    """A graph as a `Problem`. Inputs and placed leaves are nodes too: they cost something where they enter or lie."""
+    """Turns a graph into a `Problem`. Inputs and placed leaves are nodes too: reading them from another device costs a
+    copy."""
 
     def __init__(self, rules: Assignment, fixed: Mapping[Tensor, int], model: CostModel) -> None:
         self.rules: Final = rules
@@ -207,7 +208,7 @@ class _Building:
         return index
 
     def add(self, node: Tensor) -> None:
-        """A computed node, with the leaves that it is the first to read."""
+        """Add a computed node, and the leaves that it is the first to read."""
         signature = self.rules.capabilities.signature(node)
         own = [self.model.step(node, signature, target.index) for target in self.targets]
         if self.rules.capabilities.prepared:
@@ -221,14 +222,14 @@ class _Building:
             if value is not None:
                 read[value] = None
                 writes = node.op is not None and node.op.writes and source is node.srcs[0]
-                # What is written elsewhere goes there and back.
+                # A state that is written on another device is copied there and back.
                 self.sizes[value] = max(self.sizes[value], source.nbytes * (2 if writes else 1))
         index = self._new(node, own, tuple(read))
         if node.state is not None:
             self.home.setdefault(node.state, index)
 
     def _unpacking(self, node: Tensor, target: Target) -> float:
-        """Seconds of copying sources to plain memory that the target reaches, but not in the form in which they lie."""
+        """Seconds of copying to plain memory those sources that the target reaches, but whose form it cannot read."""
         able, seconds = self.rules.capabilities, 0.0
         support = able.support(target, node)
         for source in node.srcs:
@@ -237,7 +238,7 @@ class _Building:
         return seconds
 
     def _value(self, root: Tensor, own: list[float]) -> int | None:
-        """The node that stands for a value, ``None`` for what lies everywhere it is wanted."""
+        """The number of the problem's node for a value; ``None`` for leaves that are uploaded where they are used."""
         known = self.index.get(root)
         if known is not None or root.leaf is None:
             return known
@@ -255,7 +256,7 @@ class _Building:
         return self._new(root, [0.0 if d == home else inf for d in range(len(self.targets))], ())
 
     def add_results(self, graph: Graph) -> None:
-        """Results are brought to the host."""
+        """Add the cost of copying the results to the host."""
         for output in graph.outputs:
             index = self.index.get(output.root)
             if index is not None and output.op is not None:

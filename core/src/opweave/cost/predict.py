@@ -1,4 +1,4 @@
-"""What a cut graph is predicted to take: seconds, by device, of copies, and bytes of memory by the real planner."""
+"""Predicting a partitioned graph: seconds by device and of transfers, and bytes of memory by the memory planner."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["Prediction", "predict", "prediction_of", "room_of"]
 
 
 class Prediction(NamedTuple):
-    """What a run is predicted to take. One device works at a time.
+    """The predicted time and memory of a run in which one device works at a time.
 
     Attributes:
-        seconds: of one run: steps, copies, inputs and results.
+        seconds: of one run: steps, transfers, inputs and results.
         busy: device -> seconds of its steps.
-        copies: seconds of moving bytes: between memories, of inputs from the host, of results to it.
+        copies: seconds of transfers: between memories, of inputs from the host, of results to it.
         nodes: computed tensor -> seconds.
         splits: seconds of each split, copies before and after it included.
         memory: device -> bytes, planned as for a program but not allocated.
-        short: device -> bytes that it lacks, for devices whose memory does not suffice.
+        short: device -> missing bytes, for devices whose memory does not suffice.
     """
 
     seconds: float
@@ -49,10 +49,10 @@ class Prediction(NamedTuple):
 
 
 def predict(partition: Partition, model: CostModel | None = None, *, memory: bool = True) -> Prediction:
-    """The prediction for a cut graph.
+    """Predict a partitioned graph.
 
     Args:
-        model: costs on the targets, ``None``: from their profiles, which are measured where there are none yet.
+        model: the cost model; ``None``: made from the targets' profiles, which are measured if there are none yet.
         memory: plan the memory too.
     """
     targets = partition.assignment.targets
@@ -90,8 +90,8 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
             copies += model.move(split.target.device, split.target.space, back, copy.nbytes)
         splits.append(steps + copies)
         moved += copies
-    for tensor, place in partition.inputs.items():
-        moved += model.feed(partition.arenas[place], tensor.nbytes)
+    for tensor, storage in partition.inputs.items():
+        moved += model.feed(partition.arenas[storage], tensor.nbytes)
     for output, tensor in zip(partition.outputs, partition.graph.outputs, strict=True):
         if output is not None:
             moved += model.fetch(_where(partition, output)[0], tensor.nbytes)
@@ -105,13 +105,13 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
 
 
 def room_of(device: Device) -> float:
-    """Bytes that a device has for a program; infinite where it does not tell. All of a simulated one's are free."""
+    """Bytes that a device has for a program: what is free, all of a simulated device's; infinite if it is unknown."""
     free, total = device.mem_info()
     return (total if hasattr(device, "declared") else free) if total else inf
 
 
 def prediction_of(partition: Partition) -> Prediction:
-    """The prediction that a partition was chosen by, else one that is made now."""
+    """The prediction that a partition was chosen by, or a new one."""
     if partition.prediction is None:
         # As a cached property: made when it is first asked for, and then shown by reports too.
         object.__setattr__(partition, "prediction", predict(partition))
@@ -141,7 +141,7 @@ def _where(partition: Partition, operand: StorageView) -> tuple[Device | None, M
 
 
 def _memory(partition: Partition) -> dict[str, MemoryUse]:
-    """As `Program.memory`, by the planner, without allocating. Fused groups would need less."""
+    """As `Program.memory`, without allocating and without fusing, which would need less."""
     targets = partition.assignment.targets
     plan = allocate(partition, unfused(partition), [()] * len(targets))
     columns = {}

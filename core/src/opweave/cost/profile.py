@@ -1,4 +1,4 @@
-"""What a step and a copy are predicted to take: `Curve`, `Profile`, and `CostModel` over the targets of a scheduler.
+"""The predicted time of steps and transfers: `Curve`, `Profile`, and `CostModel` for the targets of a scheduler.
 
 Seconds of a step are ``max(bytes curve, flops curve)`` of its operation and dtype. A curve goes through measured points
 (measured profiles), or is the line ``launch + work / rate`` (declared ones), so that the maximum is ``launch +
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 __all__ = ["ANY", "CostModel", "Curve", "OpCost", "Profile", "work"]
 
 ANY: Final = "*"
-"""The operation, or the dtype, of an entry that serves for all that have none of their own."""
+"""The key of the entry for all operations, or dtypes, without an entry of their own."""
 
 
 LARGEST: Final = 1e24
-"""No figure of a profile is larger: not the seconds, bytes or operations of a step."""
+"""The largest valid figure of a profile, in seconds, bytes or operations."""
 
 
 class Curve(NamedTuple):
-    """Seconds over work (bytes or flops): straight lines between points; beyond the last one as steep as from the first
-    to the last, which a single disturbed measurement hardly changes."""
+    """Seconds by work (bytes or flops), linear between points; beyond the last point with the slope from the first to
+    the last, which a single disturbed measurement hardly changes."""
 
     points: tuple[tuple[float, float], ...]
 
@@ -57,13 +57,13 @@ class Curve(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Work per second for much work."""
+        """Work per second, for large amounts of work."""
         (x0, y0), (x1, y1) = self.points[0], self.points[-1]
         return (x1 - x0) / (y1 - y0) if y1 > y0 else inf
 
 
 class OpCost(NamedTuple):
-    """Seconds of an operation's steps by bytes moved, and where products decide also by floating-point operations."""
+    """Seconds of an operation's steps by bytes read and written, for products also by floating-point operations."""
 
     by_bytes: Curve
     by_flops: Curve | None = None
@@ -74,15 +74,16 @@ class OpCost(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """What a device takes, in seconds.
+    """The measured or declared speed of a device; all times in seconds.
 
     Attributes:
-        device: its name.
-        switch: handing a split over to it and waiting for its end.
-        upload, download: bytes from and to the host.
+        device: the device's name.
+        switch: time to start a split on the device and to wait for its end, beyond the steps.
+        upload, download: time by bytes from and to the host.
         costs: operation (`ANY`: all others) -> dtype (`ANY`: all others) -> cost of a step.
-        peers: name of another device, or of its group -> bytes from or to it directly; others go by way of the host.
-        group: name of the equal devices that it is one of, or ``""``.
+        peers: name of another device, or of its group -> time by bytes of the direct link; without one, transfers go
+            through the host.
+        group: name of the group of identical devices that it belongs to, or ``""``.
     """
 
     device: str
@@ -94,7 +95,7 @@ class Profile(NamedTuple):
     group: str = ""
 
     def link(self, other: Profile) -> Curve | None:
-        """The direct way to or from another device, if there is one."""
+        """The direct link to another device, or ``None``."""
         here, there = self.peers, other.peers
         return (
             here.get(other.device) or there.get(self.device) or here.get(other.group) or there.get(self.group)
@@ -116,9 +117,9 @@ class Profile(NamedTuple):
         return curve.rate if curve is not None else inf
 
     def step(self, op: str, dtype: str, size: float, flops: float) -> float:
-        """Seconds of a step that moves ``size`` bytes and makes ``flops`` floating-point operations.
+        """Seconds of a step that reads and writes ``size`` bytes and makes ``flops`` floating-point operations.
 
-        Of a dtype that was not measured for the operation: as much longer than in f32 as additions take.
+        For a dtype that was not measured for the operation, the time of f32 is scaled by the ratio of additions.
         """
         by_dtype = self._by_dtype(op)
         seconds = self._of(op, dtype).seconds(size, flops)
@@ -130,7 +131,7 @@ class Profile(NamedTuple):
         return seconds
 
     def _by_dtype(self, op: str) -> Mapping[str, OpCost]:
-        """The costs of an operation, or of the first that was measured of those that it runs like."""
+        """The costs of an operation, or of the first measured one along its `OpDef.runs_like`."""
         costs, asked = self.costs, set[str]()
         while op not in costs and op in OPS and op not in asked:
             asked.add(op)
@@ -148,8 +149,8 @@ class Profile(NamedTuple):
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Profile:
-        """What `to_json` gave. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything else, also for figures
-        that are negative or not finite."""
+        """The inverse of `to_json`. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for any other document, also
+        if figures are negative or not finite."""
 
         def figure(value: Any) -> float:
             if not isinstance(value, (int, float)) or not 0 <= value <= LARGEST:
@@ -176,7 +177,7 @@ class Profile(NamedTuple):
 
 
 def _window_bytes(window: tuple[DType, Shape, Strides]) -> int:
-    """Bytes of a window, repeated axes counted once."""
+    """Bytes of an operand; axes with stride 0 count once."""
     dtype, shape, strides = window
     return nbytes(tuple([1 if s == 0 else n for n, s in zip(shape, strides, strict=True)]), dtype)
 
@@ -200,7 +201,7 @@ def work(node: Tensor) -> tuple[int, int]:
 
 
 def _decisive_dtype(signature: Signature) -> str:
-    """The dtype that decides which kernel runs: of products that of the weights, else that of the first source."""
+    """The dtype that decides which kernel runs: for products that of the weights, else that of the first source."""
     windows = signature.srcs
     if not windows:
         return signature.out[0].name
@@ -208,10 +209,11 @@ def _decisive_dtype(signature: Signature) -> str:
 
 
 class CostModel:
-    """Seconds of nodes and copies on the targets of a scheduler. Equal nodes are worked out once.
+    """Seconds of nodes and transfers on the targets of a scheduler; nodes with equal signatures are computed once.
 
     Args:
-        profiles: of every target, in their order.
+        targets: the scheduler's targets.
+        profiles: their profiles, in the same order.
     """
 
     def __init__(self, targets: Sequence[Target], profiles: Sequence[Profile]) -> None:
@@ -222,7 +224,7 @@ class CostModel:
         self._profile_of: Final = {target.device.name: p for target, p in zip(targets, profiles, strict=True)}
 
     def step(self, node: Tensor, signature: Signature, at: int) -> float:
-        """Seconds of a node on target ``at``, ``inf`` where it does not run."""
+        """Seconds of a node on target ``at``, ``inf`` if the target does not support it."""
         key = (signature, at)
         known = self._steps.get(key)
         if known is None:
@@ -245,20 +247,20 @@ class CostModel:
         return seconds
 
     def pack(self, at: int, dtype: DType, shape: Shape) -> float:
-        """Seconds of making a dense copy on a target."""
+        """Seconds of making a contiguous copy on a target."""
         return self.profiles[at].step("copy", dtype.name, 2 * nbytes(shape, dtype), 0)
 
     def feed(self, at: int, size: int) -> float:
-        """Seconds of bringing an input from the host to a target."""
+        """Seconds of copying an input from the host to a target."""
         return self.profiles[at].upload(size)
 
     def fetch(self, device: Device | None, size: int) -> float:
-        """Seconds of bringing a result from a device to the host."""
+        """Seconds of copying a result from a device to the host."""
         profile = self._profile_of.get(device.name) if device is not None else None
         return (profile or self.profiles[-1]).download(size)
 
     def move(self, device: Device | None, space: MemorySpace, at: int, size: int) -> float:
-        """Seconds to bring ``size`` bytes from ``space``, memory of ``device``, to a target that cannot reach it."""
+        """Seconds of copying ``size`` bytes from ``space``, memory of ``device``, to a target; 0 if it reaches them."""
         target, profile = self.targets[at], self.profiles[at]
         if target.device.reaches(space):
             return 0.0
@@ -272,7 +274,7 @@ class CostModel:
         return down + up
 
     def table(self, size: int) -> list[list[float]]:
-        """``table[a][b]``: seconds of moving ``size`` bytes from target ``a`` to target ``b``."""
+        """``table[a][b]``: seconds of copying ``size`` bytes from target ``a`` to target ``b``."""
         known = self._tables.get(size)
         if known is None:
             known = self._tables[size] = [

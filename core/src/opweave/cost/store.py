@@ -1,4 +1,4 @@
-"""`profile`: what a device takes, measured once and kept in a file of the user's cache folder."""
+"""`profile`: the profile of a device, measured once and kept in a file of the user's cache folder."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ if TYPE_CHECKING:
 __all__ = ["FOLDER", "cache", "cache_folder", "profile"]
 
 FORMAT: Final = 1
-"""Files of another format are measured anew."""
+"""Version of the file format; devices whose file has another one are measured anew."""
 
 FOLDER: Final = "OPWEAVE_PROFILE_CACHE"
-"""Environment variable: the folder of profiles, or ``0`` for none."""
+"""The environment variable that names the folder of profiles; ``0``: profiles are not kept."""
 
 LARGEST: Final = 4 << 20
-"""Bytes. Profiles have some ten thousand."""
+"""The largest file that is read, in bytes. Profiles have some ten thousand."""
 
 _KNOWN: Final[WeakKeyDictionary[Device, Profile]] = WeakKeyDictionary()
 _MEASURING: Final = Lock()
 
 
 def profile(device: Device | str, *, refresh: bool = False, progress: Progress | None = None) -> Profile:
-    """What steps and transfers take on a device: measured in some seconds at first, read from a file afterwards.
+    """The profile of a device: how long steps and transfers take. The first call measures it, which takes seconds, and
+    later ones read it from a file.
 
-    The file is that of the device's name, description and driver; a damaged one is measured anew. Simulated devices
-    give what they were declared with.
+    A file belongs to one combination of device, driver, plugin version and number of processors. A damaged file is
+    replaced. For simulated devices the declared figures are returned.
 
     Args:
         device: a device or its name.
-        refresh: measure in any case.
-        progress: called with what is measured next, how much is done, and how much there is.
+        refresh: measure even if there is a file.
+        progress: called with the name of what is measured next, the number of measurements done, and their number.
 
     Raises:
         UnknownNameError, PluginError: no such device, or its plugin failed.
-        AllocationError: no room for the arrays to measure with.
+        AllocationError: the device has no memory for the arrays that it is measured with.
     """
     found = registry.device(device) if isinstance(device, str) else device
     declared = getattr(found, "declared", None)
@@ -63,30 +64,30 @@ def profile(device: Device | str, *, refresh: bool = False, progress: Progress |
                 from opweave.cost.measure import measure
 
                 known = measure(found, progress)
-                # Where nothing can be written it is measured again next time.
+                # If the file cannot be written, the next process measures again.
                 kept.store(name, json.dumps({"key": key, "profile": known.to_json()}).encode())
             _KNOWN[found] = known
         return known
 
 
 def cache() -> FileCache:
-    """Where profiles are kept: ``OPWEAVE_PROFILE_CACHE`` (``0``: nowhere), else ``opweave/profiles`` in the cache
-    folder of the user."""
+    """The cache of profiles: the folder ``OPWEAVE_PROFILE_CACHE`` (``0``: none), else ``opweave/profiles`` in the
+    user's cache folder."""
     return FileCache(FOLDER, "profiles", largest=LARGEST)
 
 
 def cache_folder() -> Path | None:
-    """The folder of `cache`, ``None`` where nothing is kept."""
+    """The folder of `cache`, ``None`` if profiles are not kept."""
     return cache().folder
 
 
 def _key(device: Device) -> dict[str, Any]:
-    """What a profile holds for: the hardware, its driver, the plugin, and the processors that this process may use."""
+    """What a profile is valid for: hardware, driver, plugin, and the number of processors this process may use."""
     backend = device.backend
     record = next((p for p in registry.plugins() if backend is not None and p.name == backend.name), None)
     try:
         features = {str(k): str(v) for k, v in device.features().items()}
-    except Exception:  # a driver's answer to a question that only tells it from others
+    except Exception:  # a driver that cannot name its features; they only distinguish it from others
         features = {}
     return {
         "format": FORMAT,
@@ -108,7 +109,7 @@ def _digest(key: dict[str, Any]) -> str:
 
 
 def _read(stored: bytes | None, key: dict[str, Any]) -> Profile | None:
-    """The profile in a file, ``None`` where there is none, it is damaged, or its figures are none of a device."""
+    """The profile in a file; ``None`` if there is none, it is damaged, or its figures are invalid."""
     import json
 
     try:
@@ -116,6 +117,6 @@ def _read(stored: bytes | None, key: dict[str, Any]) -> Profile | None:
         if document["key"] != key:
             return None
         return Profile.from_json(document["profile"])
-    # A file may hold anything, also lists within lists without end.
+    # A damaged file may hold anything, also deeply nested lists.
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return None

@@ -1,6 +1,7 @@
 """Finding, loading, naming and unloading backends.
 
-The functions here ask the `Registry` of the process, ``REGISTRY``; their documentation is that of its methods.
+The functions here are the methods of the process's `Registry`, ``REGISTRY``. Words are explained in
+``docs/glossary.md``, plugins in ``docs/writing-a-backend.md``.
 """
 
 from typing import Any, Final
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 REGISTRY: Final = Registry()
-"""The registry of the process. It reads nothing until it is asked."""
+"""The registry of the process. It reads nothing before it is used."""
 
 backend = REGISTRY.backend
 backends = REGISTRY.backends
@@ -60,5 +61,5 @@ unload = REGISTRY.unload
 
 
 def program_built(program: Any) -> None:
-    """Tell the plugins that a scheduler has built ``program``; one that fails becomes a `RuntimeWarning`."""
+    """Call the hook ``opweave_program_built`` of all loaded plugins; a failure becomes a `RuntimeWarning`."""
     REGISTRY.hooks.notify("opweave_program_built", program=program)

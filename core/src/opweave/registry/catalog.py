@@ -1,4 +1,4 @@
-"""`Catalog`: every plugin that was found, by what name it is known, and what is decided about it before any import."""
+"""`Catalog`: the plugins that were found, their names, and what can be decided about them without importing them."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ class Catalog:
     # --- finding ----------------------------------------------------------------------------------------------------
 
     def scan(self, *, again: bool = False) -> None:
-        """Find what is installed and what the environment adds: at first, and when asked to look again."""
+        """Find installed plugins and those that the environment adds; only once, unless ``again``."""
         if self._scanned and not again:
             return
         if self._scanned:
             importlib.invalidate_caches()
-            # What only says that nothing was found is looked at anew.
+            # Records that only say that nothing was found there are made anew.
             self.plugins = [p for p in self.plugins if p.fetch is not None or p.state is State.READY]
         else:
             self._scanned = True
             self.selection = Selection.read(os.environ if self._environ is None else self._environ)
             self._start_host()
         found = list(discovery.installed(self._search))
-        for place in self.selection.paths:
-            found += discovery.in_place(place)
+        for path in self.selection.paths:
+            found += discovery.at_path(path)
         self.admit(found)
 
     def _start_host(self) -> None:
@@ -64,7 +64,7 @@ class Catalog:
         host.ready([LoadedBackend(backend, devices, self.selection.rank(host) + (not listed))])
 
     def admit(self, found: Sequence[Plugin]) -> list[Plugin]:
-        """Enter the plugins that are new. Gives, for each found, the one that is now in the registry."""
+        """Add the plugins that are new. Returns for each of ``found`` the plugin that the catalog now has."""
         admitted: list[Plugin] = []
         fresh: list[Plugin] = []
         for plugin in found:
@@ -127,12 +127,12 @@ class Catalog:
         yield self.host
 
     def backends(self) -> Iterator[LoadedBackend]:
-        """Every backend that is ready."""
+        """Every loaded backend."""
         for plugin in self:
             yield from plugin.backends
 
     def find(self, name: str) -> Plugin | None:
-        """The plugin called ``name``: rather one that can be used."""
+        """The plugin called ``name``; of several the one that can be used."""
         meant = [plugin for plugin in self if key(plugin.name) == key(name)]
         return next((plugin for plugin in meant if plugin.claims_name), meant[0] if meant else None)
 
@@ -153,8 +153,8 @@ class Catalog:
         if not plugin.claims_name:
             return None
         for other in self:
-            taken = {key(other.name)} | {key(loaded.backend.name) for loaded in other.backends}
-            if other is not plugin and other.claims_name and key(name) in taken:
+            names = {key(other.name)} | {key(loaded.backend.name) for loaded in other.backends}
+            if other is not plugin and other.claims_name and key(name) in names:
                 return other
         return None
 
@@ -172,7 +172,7 @@ class Catalog:
                 raise NameConflict(f"{type(device).__name__} is registered already, as {device.name!r}")
 
     def check_usable(self, name: str) -> None:
-        """Raises `Unavailable` with the reason if ``name`` is that of a device that does not work."""
+        """Raises `Unavailable` with the reason if ``name`` names a device that does not work."""
         for plugin in self:
             for device in plugin.unusable:
                 if key(device.name) == key(name):
@@ -189,7 +189,7 @@ class Catalog:
             meant = [plugin for plugin in self if discovery.names(name, plugin)]
             if not meant:
                 errors.append(UnknownNameError("plugin", name, self.known_names(), "(from OPWEAVE_BACKENDS)"))
-            # Discovered is in order here: it was unloaded on purpose, or is just being loaded.
+            # A discovered plugin is no failure here: it was unloaded, or is being loaded.
             elif not any(plugin.state in (State.READY, State.DISCOVERED) for plugin in meant):
                 errors.append(next((p for p in meant if p.claims_name), meant[0]).failure())
         if errors:
@@ -204,12 +204,12 @@ class Catalog:
 
 
 def _source(plugin: Plugin) -> str:
-    """What a plugin comes from: copies of one distribution are the same, files are their paths."""
+    """Identifies where a plugin comes from: the distribution's name, or the path of a file."""
     return canonical(plugin.distribution) or plugin.origin or plugin.value
 
 
 def _conflict(plugin: Plugin, other: Plugin, name: str) -> NameConflict:
-    """The failure of ``plugin``, which wants the name of ``other``."""
+    """The failure of ``plugin``, whose name belongs to ``other``."""
     one, two = plugin.distribution or plugin.name, other.distribution or other.name
     message = f"{plugin.label} and {other.label} both claim the name {name!r}"
     if other.owns_name and not plugin.owns_name:

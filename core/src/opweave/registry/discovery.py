@@ -1,4 +1,4 @@
-"""Finding plugins, and deciding what can be decided about them from metadata and environment. Nothing is imported.
+"""Finding plugins by their metadata, and whether the environment and their requirements allow them. Imports nothing.
 
 A plugin is an entry point in the group ``opweave.backends`` of an installed distribution, or a file: a ``.py`` file, an
 extension module, or a package folder. The environment selects:
@@ -7,7 +7,7 @@ extension module, or a package folder. The environment selects:
 ``OPWEAVE_BACKENDS``     the only plugins to load, comma-separated; the order is their priority, and one that fails is
                          an error
 ``OPWEAVE_DISABLE``      plugins not to load, comma-separated
-``OPWEAVE_BACKEND_PATH`` further places, separated as in ``PATH``: folders as ``pip install --target`` makes them, or
+``OPWEAVE_BACKEND_PATH`` further paths, separated as in ``PATH``: folders as ``pip install --target`` makes them, or
                          files
 =======================  ==============================================================================================
 
@@ -33,8 +33,19 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 __all__ = [
-    "GROUP", "Selection", "core_version", "from_file", "in_folder", "in_place", "installed", "is_plugin_file",
-    "is_plugin_file_name", "names", "requirements", "version_of", "why_incompatible",
+    "GROUP",
+    "Selection",
+    "at_path",
+    "core_version",
+    "from_file",
+    "in_folder",
+    "installed",
+    "is_plugin_file",
+    "is_plugin_file_name",
+    "names",
+    "requirements",
+    "version_of",
+    "why_incompatible",
 ]  # fmt: skip
 
 GROUP = "opweave.backends"
@@ -67,7 +78,7 @@ def _in_distributions(folder: str) -> Iterator[Plugin]:
 
 
 def _plugins_of(distribution: Distribution, folder: str) -> Iterator[Plugin]:
-    # Of most distributions only this one small file is read, and nothing of it can stop the others.
+    # Of most distributions only this small file is read. No error in one distribution stops the search.
     try:
         text = distribution.read_text("entry_points.txt")
     except (OSError, UnicodeDecodeError):
@@ -115,7 +126,7 @@ def _top_level(distribution: Distribution) -> frozenset[str]:
 
 def _importer(point: EntryPoint, folder: str) -> Callable[[], object]:
     def fetch() -> object:
-        # At the end: what the folder holds besides the plugin must not take the place of what is installed.
+        # At the end: other modules in the folder must not shadow installed ones.
         if folder and folder not in sys.path:
             sys.path.append(folder)
             importlib.invalidate_caches()
@@ -127,37 +138,37 @@ def _importer(point: EntryPoint, folder: str) -> Callable[[], object]:
 # --- folders and files ------------------------------------------------------------------------------------------------
 
 
-def in_place(place: str) -> Iterator[Plugin]:
-    """The plugins in one entry of ``OPWEAVE_BACKEND_PATH``; one that says so where there is none."""
-    path = os.path.abspath(os.path.expanduser(place))
+def at_path(entry: str) -> Iterator[Plugin]:
+    """The plugins at one entry of ``OPWEAVE_BACKEND_PATH``; if there are none, a plugin whose failure says so."""
+    path = os.path.abspath(os.path.expanduser(entry))
     if is_plugin_file(path):
         yield from_file(path)
     elif os.path.isdir(path):
-        yield from in_folder(path, place)
+        yield from in_folder(path, entry)
     else:
-        yield _nothing(place, path, "is no folder and no file with a plugin", "correct OPWEAVE_BACKEND_PATH")
+        yield _nothing(entry, path, "is no folder and no file with a plugin", "correct OPWEAVE_BACKEND_PATH")
 
 
-def in_folder(folder: str | os.PathLike[str], place: str = "") -> Iterator[Plugin]:
-    """The plugins in a folder as ``pip install --target`` makes them; one that says so where there is none.
+def in_folder(folder: str | os.PathLike[str], entry: str = "") -> Iterator[Plugin]:
+    """The plugins in a folder as ``pip install --target`` makes it; if there are none, a plugin whose failure says so.
 
     Args:
-        place: how ``OPWEAVE_BACKEND_PATH`` names it.
+        entry: the folder as ``OPWEAVE_BACKEND_PATH`` names it, if it comes from there.
     """
     path = os.path.abspath(folder)
     found = list(_in_distributions(path))
     yield from found
     if not found:
         why = "holds no distribution with a backend"
-        remedy = "correct OPWEAVE_BACKEND_PATH" if place else "name a folder as pip install --target makes them"
+        remedy = "correct OPWEAVE_BACKEND_PATH" if entry else "name a folder as pip install --target makes them"
         files = sorted(name for name in os.listdir(path) if is_plugin_file(os.path.join(path, name)))
         if files:
-            # They are not run: nobody said that a setup.py or a test beside a plugin is one.
+            # They are not imported: a setup.py or a test in the folder is no plugin.
             why += f", only {', '.join(files[:8])}{' ...' if len(files) > 8 else ''}"
             remedy = (
                 f"name each file that is a plugin, in OPWEAVE_BACKEND_PATH or ow.load: {os.path.join(path, files[0])}"
             )
-        yield _nothing(place or path, path, why, remedy)
+        yield _nothing(entry or path, path, why, remedy)
 
 
 def _nothing(name: str, path: str, why: str, remedy: str) -> Plugin:
@@ -179,7 +190,7 @@ def is_plugin_file_name(path: str) -> bool:
 
 
 def from_file(file: str | os.PathLike[str]) -> Plugin:
-    """The plugin that a file or a package folder is; it is called like the file, without the suffix."""
+    """The plugin in a file or a package folder; its name is the file's, without the suffix."""
     path = os.path.abspath(file)
     name = os.path.basename(path)
     if not os.path.isdir(path):
@@ -194,7 +205,7 @@ def _run_file(stem: str, path: str) -> object:
     if path.endswith(tuple(EXTENSION_SUFFIXES)):
         name = f"opweave_backend.{stem}"  # its init function is called like what comes after the dot
     elif os.path.isdir(path):
-        # Under its own name, by which its modules import each other; and all of them anew.
+        # Under its own name, by which its modules import each other; modules of an earlier load are imported anew.
         name, file, inside = stem, os.path.join(path, "__init__.py"), [path]
         other = find_spec(stem)
         if other is not None and os.path.abspath(other.origin or "") != file:
@@ -218,7 +229,7 @@ def _run_file(stem: str, path: str) -> object:
 
 
 class Selection(NamedTuple):
-    """Names as they were given; ``backends`` is empty where everything is selected."""
+    """What the environment variables select, as given; ``backends`` is empty if everything is selected."""
 
     backends: tuple[str, ...] = ()
     disabled: tuple[str, ...] = ()
@@ -236,18 +247,18 @@ class Selection(NamedTuple):
     def why_disabled(self, plugin: Plugin) -> Unavailable | None:
         """Why ``plugin`` is not to be loaded, or ``None``."""
         if any(names(name, plugin) for name in self.disabled):
-            return Unavailable("disabled by OPWEAVE_DISABLE", remedy=f"take {plugin.name} out of OPWEAVE_DISABLE")
+            return Unavailable("disabled by OPWEAVE_DISABLE", remedy=f"remove {plugin.name} from OPWEAVE_DISABLE")
         if self.backends and not any(names(name, plugin) for name in self.backends):
             return Unavailable("not listed in OPWEAVE_BACKENDS", remedy=f"add {plugin.name} to OPWEAVE_BACKENDS")
         return None
 
     def rank(self, plugin: Plugin) -> int:
-        """Place in ``OPWEAVE_BACKENDS``; plugins that are not listed come after all that are."""
+        """Position in ``OPWEAVE_BACKENDS``; plugins that are not listed come after all that are."""
         return next((i for i, name in enumerate(self.backends) if names(name, plugin)), len(self.backends))
 
 
 def names(name: str, plugin: Plugin) -> bool:
-    """Whether ``name`` means ``plugin``."""
+    """Whether ``name`` is the name of ``plugin``, or of its distribution."""
     by_distribution = bool(plugin.distribution) and canonical(name) == canonical(plugin.distribution)
     return key(name) == key(plugin.name) or by_distribution
 
@@ -256,12 +267,12 @@ def names(name: str, plugin: Plugin) -> bool:
 
 
 def core_version() -> str | None:
-    """The version of the installed ``opweave``, ``None`` where it runs without having been installed."""
+    """The version of the installed ``opweave``, ``None`` if it is not installed."""
     return version_of("opweave")
 
 
 def version_of(distribution: str) -> str | None:
-    """The version of an installed distribution, ``None`` where it is not installed."""
+    """The version of an installed distribution, ``None`` if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -271,7 +282,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def requirements(requires: Sequence[str]) -> Iterator[Requirement]:
-    """The requirements among ``Requires-Dist`` lines that hold here, without extras; skips unreadable lines."""
+    """The requirements in ``Requires-Dist`` lines that apply to this machine, without extras; skips invalid lines."""
     if not requires:
         return
     from packaging.requirements import InvalidRequirement, Requirement
@@ -286,7 +297,8 @@ def requirements(requires: Sequence[str]) -> Iterator[Requirement]:
 
 
 def why_incompatible(distribution: str, requires: Sequence[str], version: str | None) -> Incompatible | None:
-    """Why a plugin with these requirements does not fit opweave ``version``, or ``None``: it does, or does not say."""
+    """Why a plugin with these requirements is incompatible with opweave ``version``; ``None`` if it is not, or if that
+    is unknown."""
     if version is None:
         return None
     for requirement in requirements(requires):

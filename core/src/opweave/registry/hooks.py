@@ -1,6 +1,6 @@
-"""Hooks: what a plugin may do beyond giving a backend.
+"""Hooks: functions of a plugin's module that opweave calls, for more than backends.
 
-A plugin whose entry point is a module marks functions of it with `hookimpl`::
+If a plugin's entry point is a module, its functions with the decorator `hookimpl` are hooks::
 
     import opweave
 
@@ -8,7 +8,7 @@ A plugin whose entry point is a module marks functions of it with `hookimpl`::
     def opweave_backends():
         return [AcmeBackend()]
 
-The hooks are described in `opweave.registry.hookspecs`. pluggy keeps them; it is imported with the first module.
+The hooks are specified in `opweave.registry.hookspecs`. pluggy manages them; it is imported with the first module.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def hookimpl(function: F, /) -> F: ...
 @overload
 def hookimpl(*, tryfirst: bool = ..., trylast: bool = ..., optionalhook: bool = ...) -> Callable[[F], F]: ...
 def hookimpl(function: Any = None, /, **options: Any) -> Any:
-    """Mark a function of a plugin's module as the implementation of the hook with its name.
+    """Decorator: the function implements the hook of the same name.
 
     Args:
         options: ``tryfirst``, ``trylast``, ``optionalhook``, as in pluggy.
@@ -52,21 +52,21 @@ def hookspec(function: F, /) -> F: ...
 @overload
 def hookspec(*, firstresult: bool = ..., historic: bool = ...) -> Callable[[F], F]: ...
 def hookspec(function: Any = None, /, **options: Any) -> Any:
-    """Mark a function as the description of a hook, as in pluggy."""
+    """Decorator: the function specifies a hook, as in pluggy."""
     from pluggy import HookspecMarker
 
     return HookspecMarker(PROJECT)(function, **options)
 
 
 class Hooks:
-    """The hooks of the modules registered with one registry. Every module is called by itself, so that one that fails
-    does not keep the others from being called."""
+    """The hooks of the modules of one registry. Each module is called separately, so that a failure in one does not
+    prevent the others from being called."""
 
     def __init__(self) -> None:
         self._manager: PluginManager | None = None
 
     def register(self, module: ModuleType, plugin: str) -> bool:
-        """Enter the hooks of ``module`` under the plugin's name; whether it has any.
+        """Register the hooks of ``module`` under the plugin's name; returns whether it has any.
 
         Raises:
             Broken: it implements a hook that does not exist, or takes arguments that the hook does not have.
@@ -90,12 +90,12 @@ class Hooks:
         return True
 
     def unregister(self, module: object) -> None:
-        """Forget the hooks of ``module``."""
+        """Remove the hooks of ``module``."""
         if self._manager is not None and self._manager.is_registered(module):
             self._manager.unregister(module)
 
     def call(self, module: object, hook: str, **arguments: Any) -> list[Any]:
-        """What the implementations of ``hook`` in one module return."""
+        """The results of the implementations of ``hook`` in one module."""
         if self._manager is None:
             return []
         others = [other for other in self._manager.get_plugins() if other is not module]
@@ -109,7 +109,7 @@ class Hooks:
                 yield implementation.plugin_name, implementation.plugin
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """Call ``hook`` in every module; one that fails becomes a `RuntimeWarning`."""
+        """Call ``hook`` in every module; a failure becomes a `RuntimeWarning`."""
         for plugin, module in self.implementers(hook):
             try:
                 self.call(module, hook, **arguments)
@@ -117,5 +117,5 @@ class Hooks:
                 self.warn(hook, plugin, error)
 
     def warn(self, hook: str, plugin: str, error: Exception) -> None:
-        """Say as a `RuntimeWarning` that ``hook`` of a plugin failed."""
+        """Warn with a `RuntimeWarning` that ``hook`` of a plugin failed."""
         warnings.warn(f"{hook} of plugin {plugin!r} failed: {error!r}", RuntimeWarning, stacklevel=4)

@@ -1,7 +1,7 @@
-"""The hooks that a plugin's module may implement. Each may leave out arguments that it does not need.
+"""The hooks that a plugin's module may implement. An implementation may leave out arguments that it does not need.
 
-A module is imported when one of its hooks is asked for, also where nobody asks for its devices: keep its top level
-cheap, and import a driver or a framework within the functions.
+A module is imported when one of its hooks is called, even if its devices are not used. So keep the import of the module
+cheap, and import drivers and frameworks within the functions.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ hookspec = HookspecMarker("opweave")
 
 @hookspec
 def opweave_backends() -> Sequence[Backend]:  # type: ignore[empty-body]
-    """The plugin's backends, called once when it is loaded.
+    """The plugin's backends; called once when it is loaded.
 
-    A single one is called like the entry point. Of several each has a ``name`` of its own. Where one is unavailable
-    the others are used all the same.
+    A single backend gets the name of the entry point. If there are several, each sets a ``name`` of its own; if one is
+    unavailable, the others are used all the same.
     """
 
 
 @hookspec
 def opweave_ops() -> Iterable[OpDef]:  # type: ignore[empty-body]
-    """Operations that the plugin defines, called once when it is loaded, before `opweave_backends`."""
+    """Operations that the plugin defines; called once when it is loaded, before `opweave_backends`."""
 
 
 @hookspec
 def opweave_cli(app: Any) -> None:
     """Add commands to the command line; ``app`` is a ``typer.Typer``. Existing commands cannot be replaced.
 
-    Called for ``opweave --help`` and for commands that are not built in; no devices are asked for before.
+    Called for ``opweave --help`` and for commands that are not built in. No devices are looked for.
     """
 
 
 @hookspec
 def opweave_doctor(registry: Registry, devices: Sequence[Device]) -> Iterable[Diagnosis]:  # type: ignore[empty-body]
-    """What ``opweave doctor`` says about the plugin here: a `Diagnosis` for each thing that it looks at.
+    """What ``opweave doctor`` prints about the plugin: a `Diagnosis` for each thing that it checks.
 
-    Called when all plugins are loaded, also where this one is unavailable. A check that fails is told as such, and the
-    others go on.
+    Called after all plugins were loaded, also if this one is unavailable. If the hook raises, ``opweave doctor``
+    reports that and goes on with the other plugins.
 
     Args:
-        registry: the one that loaded the plugin.
-        devices: the plugin's own that are in use; none where it is unavailable.
+        registry: the registry that loaded the plugin.
+        devices: the plugin's usable devices; none if it is unavailable.
     """
 
 
 @hookspec
 def opweave_formats() -> Iterable[FileFormat]:  # type: ignore[empty-body]
-    """File formats of weights and models that the plugin reads; asked when a file is read for the first time."""
+    """File formats of weights and models that the plugin reads; called when a file is loaded."""
 
 
 @hookspec
 def opweave_program_built(program: Any) -> None:
-    """A scheduler has built ``program``. Look, keep it or wrap what it needs; a failure here becomes a warning.
+    """Called after a scheduler has built ``program``, to inspect, record or observe it. A failure becomes a warning.
 
-    Only plugins that are loaded are told.
+    Only plugins that are already loaded are called.
     """

@@ -1,5 +1,5 @@
-"""Running a plugin's code: what it returns is checked before it becomes backends with named devices, and what it raises
-is given a meaning: unavailable here, incompatible, or broken."""
+"""Running a plugin's code: importing it, checking the backends and devices that it returns, naming devices, and turning
+what it raises into `Unavailable`, `Incompatible` or `Broken`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def import_plugin(plugin: Plugin, hooks: Hooks) -> object:
-    """What the entry point or the file means. The hooks of a module are registered, once."""
+    """Import the plugin; returns the value of its entry point. The hooks of a module are registered, once."""
     if plugin.module is not None:
         return plugin.module
     assert plugin.fetch is not None
@@ -50,7 +50,7 @@ def import_plugin(plugin: Plugin, hooks: Hooks) -> object:
 
 
 def withdraw(plugin: Plugin, hooks: Hooks) -> None:
-    """Take back the hooks and operations of ``plugin``."""
+    """Remove the hooks and operations of ``plugin``."""
     if plugin.module is not None:
         hooks.unregister(plugin.module)
     for op in plugin.ops:
@@ -60,7 +60,7 @@ def withdraw(plugin: Plugin, hooks: Hooks) -> None:
 
 
 def define_ops(plugin: Plugin, hooks: Hooks) -> None:
-    """Define the operations that the plugin's module brings; raises `Broken` unless they are definitions."""
+    """Define the operations of the plugin's hook ``opweave_ops``; raises `Broken` unless they are definitions."""
     for op in items_of(hooks, plugin.module, "opweave_ops", OpDef, "definitions"):
         if op.name not in OPS:
             plugin.ops.append(op)
@@ -68,7 +68,7 @@ def define_ops(plugin: Plugin, hooks: Hooks) -> None:
 
 
 def items_of(hooks: Hooks, module: object, hook: str, kind: type[T], what: str, **arguments: Any) -> list[T]:
-    """Everything that the implementations of ``hook`` in a module return; raises `Broken` unless it is of ``kind``."""
+    """The items that the implementations of ``hook`` in a module return; raises `Broken` unless all are of ``kind``."""
     found: list[T] = []
     for result in hooks.call(module, hook, **arguments):
         for item in _items(result, f"{hook}()"):
@@ -82,10 +82,10 @@ def items_of(hooks: Hooks, module: object, hook: str, kind: type[T], what: str, 
 
 
 def backends_of(plugin: Plugin, value: object, hooks: Hooks) -> list[Backend]:
-    """The backends that a plugin brings, named: an only one like the plugin, several by names of their own.
+    """The backends of a plugin: a single one gets the plugin's name, several have names of their own.
 
     Args:
-        value: what its entry point or file means.
+        value: the value of its entry point, as `import_plugin` returns it.
     """
     if plugin.module is not None:
         found = items_of(hooks, plugin.module, "opweave_backends", Backend, "backends")
@@ -104,7 +104,7 @@ def backends_of(plugin: Plugin, value: object, hooks: Hooks) -> list[Backend]:
 
 
 def _backend_class(value: object, what: str) -> type[Backend]:
-    """The backend class that an entry point or a file means; raises `Broken` unless there is exactly one."""
+    """The backend class in the value of an entry point; raises `Broken` unless there is exactly one."""
     remedy = "an entry point names a subclass of opweave.Backend, or a module with @opweave.hookimpl functions"
     if isinstance(value, ModuleType):
         classes = [v for v in vars(value).values() if _is_backend_class(v) and _is_of(v, value)]
@@ -119,7 +119,7 @@ def _backend_class(value: object, what: str) -> type[Backend]:
 
 
 def _is_of(cls: type, module: ModuleType) -> bool:
-    """Whether a class is defined in a module, or in one of the package that the module is."""
+    """Whether a class is defined in a module, or in a submodule of it."""
     return cls.__module__ == module.__name__ or (
         hasattr(module, "__path__") and cls.__module__.startswith(f"{module.__name__}.")
     )
@@ -130,12 +130,12 @@ def _is_backend_class(value: object) -> TypeGuard[type[Backend]]:
 
 
 def check_backend(backend: object) -> Backend:
-    """``backend`` with a usable name: its own, else that of its class in lower case. Raises `Broken`."""
+    """A backend with a valid name: its own, else its class's in lower case. Raises `Broken` if it is none."""
     made = backend() if isinstance(backend, type) else backend
     if not isinstance(made, Backend):
         raise Broken(f"{_a(made)} is no opweave.Backend")
     if not isinstance(made.name, str):
-        raise Broken(f"{type(made).__name__}.name is {made.name!r}, not a text")
+        raise Broken(f"{type(made).__name__}.name is {made.name!r}, not a str")
     made.name = made.name or type(made).__name__.lower()
     check_name(made.name)
     return made
@@ -149,7 +149,7 @@ def devices_of(backend: Backend) -> list[Device]:
 
     Raises:
         Unavailable: none, or the backend says so.
-        Broken: what it returned are not devices, or such as nobody could use.
+        Broken: it returned something else than devices, or invalid ones.
     """
     what = f"{type(backend).__name__}.devices()"
     devices: list[Device] = []
@@ -161,19 +161,19 @@ def devices_of(backend: Backend) -> list[Device]:
             raise Broken(f"{what} returned one device twice")
         devices.append(device)
     if not devices:
-        raise Unavailable("it found no device here")
+        raise Unavailable("it found no device on this machine")
     return devices
 
 
 def check_device(device: object) -> None:
-    """Raises `Broken` where a device lacks what every device has."""
+    """Raises `Broken` if an attribute of a device is missing or invalid."""
     cls = type(device).__name__
     if not isinstance(device, Device):
         raise Broken(f"{_a(device)} is no opweave.Device")
     if not isinstance(device.kind, Kind):
         raise Broken(f"{cls}.kind is {device.kind!r}, not a member of opweave.Kind")
     if device.hardware_id is not None and not isinstance(device.hardware_id, str):
-        raise Broken(f"{cls}.hardware_id is {device.hardware_id!r}, not a text")
+        raise Broken(f"{cls}.hardware_id is {device.hardware_id!r}, not a str")
     if not isinstance(device.kernels, KernelTable) or not (
         device.has_own_rules or hasattr(type(device), "kernels") or device.kernels.ops()
     ):
@@ -188,7 +188,7 @@ def check_device(device: object) -> None:
 
 
 def adopt(backend: Backend, devices: Sequence[Device], existing: Iterable[Device] = ()) -> None:
-    """Make ``devices`` those of ``backend``, with their names."""
+    """Set the backend and the names of ``devices``."""
     names = device_names(backend.name, [d.id for d in devices], [d.name for d in existing])
     for device, name in zip(devices, names, strict=True):
         device._name = name
@@ -196,7 +196,7 @@ def adopt(backend: Backend, devices: Sequence[Device], existing: Iterable[Device
 
 
 def probed(devices: Sequence[Device]) -> tuple[list[Device], list[UnusableDevice]]:
-    """The adopted ``devices`` that work, and those that do not, each with the reason."""
+    """Probe ``devices`` that were adopted: returns those that work, and those that do not, with the reason."""
     usable: list[Device] = []
     unusable: list[UnusableDevice] = []
     for device in devices:
@@ -224,7 +224,7 @@ def _items(result: object, what: str) -> list[object]:
 
 
 def _a(value: object) -> str:
-    """What a value is, in words: its own ``repr`` may be long, or fail."""
+    """What kind of object a value is, for messages; its own ``repr`` may be long, or fail."""
     if value is None:
         return "None"
     return f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
@@ -239,7 +239,7 @@ _MACHINERY = ("<frozen importlib", *(os.path.dirname(f) + os.sep for f in (impor
 
 
 def note_failure(plugin: Plugin, error: BaseException) -> None:
-    """Note on ``plugin`` what the failure of its code means."""
+    """Set the state of ``plugin`` after its code raised ``error``."""
     import traceback
 
     meaning = _meaning(plugin, error)
@@ -252,7 +252,7 @@ def note_failure(plugin: Plugin, error: BaseException) -> None:
 def _last_frames(error: BaseException) -> str:
     import traceback
 
-    # What the import machinery, the registry and pluggy did in between explains nothing to the plugin's author.
+    # Frames of the import system, the registry and pluggy are of no use to the plugin's author.
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_machinery(f.filename)]
     return "".join(traceback.format_list(frames[-_FRAMES:])).rstrip()
 
@@ -278,9 +278,9 @@ def _meaning(plugin: Plugin, error: BaseException) -> PluginError:
 
 
 def _lacking(module: str, plugin: Plugin) -> list[Requirement]:
-    """The declared dependencies for whose lack ``module`` may be missing: that of its name, else all that are not
-    installed as declared, for a module may be called otherwise than its distribution. With none, it is a mistake in the
-    plugin's own code (and installing whatever has the name of a typing error would be dangerous)."""
+    """The declared dependencies that may provide the missing ``module``: the one with its name, else all that are not
+    installed as declared, since a module may have another name than its distribution. If there are none, the import is
+    a mistake in the plugin; suggesting to install a package with the name of a typing error would be dangerous."""
     top = module.partition(".")[0]
     if not top or top in plugin.packages or top in sys.stdlib_module_names:
         return []
@@ -299,4 +299,4 @@ def _quoted(requirement: Requirement) -> str:
 
 def _report(plugin: Plugin) -> str:
     who = f"report it to the authors of {plugin.distribution}" if plugin.distribution else f"correct {plugin.value}"
-    return f"{who}; OPWEAVE_DISABLE={plugin.name} goes on without it"
+    return f"{who}; OPWEAVE_DISABLE={plugin.name} leaves it out"

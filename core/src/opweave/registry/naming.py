@@ -16,7 +16,7 @@ Param = bool | int | float | str
 
 
 def key(name: str) -> str:
-    """The form in which names are compared: without regard to case."""
+    """The form in which names are compared: stripped and in lower case."""
     return name.strip().lower()
 
 
@@ -28,30 +28,30 @@ def canonical(distribution: str) -> str:
 def check_name(name: object) -> None:
     """Raises `Broken` unless ``name`` can begin the name of a device."""
     if not isinstance(name, str):
-        raise Broken(f"the name of a backend is a text, not {name!r}")
+        raise Broken(f"the name of a backend has to be a str, not {name!r}")
     if not (_NAME.fullmatch(name) and name.isprintable()):
         raise Broken(
-            f"{name!r} cannot begin the name of a device: no spaces, no control characters and none of : ? , ; / \\",
+            f"{name!r} cannot be the name of a backend: spaces, control characters and : ? , ; / \\ are not allowed",
             remedy="rename the entry point in the plugin's pyproject.toml, or the file",
         )
 
 
 def device_names(backend: str, ids: Sequence[object], existing: Iterable[str] = ()) -> list[str]:
-    """The names of a backend's devices by their ids.
+    """The names of a backend's devices, made of their ids.
 
-    An only device without an id is called like its backend; several without ids are numbered.
+    A single device without an id gets the backend's name; several devices without ids are numbered.
 
     Args:
         backend: the backend's name.
-        ids: what the devices have as ``id``.
-        existing: names of devices that the backend has already.
+        ids: ``Device.id`` of each device.
+        existing: names of the devices that the backend already has.
 
     Raises:
-        Broken: an id is no text, has characters that a name cannot have, or is there twice.
+        Broken: an id is not a str, has characters that names cannot have, or occurs twice.
     """
     for given in ids:
         if given is not None and not (isinstance(given, str) and _ID.fullmatch(given) and given.isprintable()):
-            raise Broken(f"the device id {given!r} is not a text without spaces, control characters and ? , ;")
+            raise Broken(f"the device id {given!r} is not a str without spaces, control characters and ? , ;")
     names = {key(name) for name in existing}
     only = not names and len(ids) == 1
     explicit = {key(f"{backend}:{given}") for given in ids if given is not None}
@@ -72,18 +72,18 @@ def device_names(backend: str, ids: Sequence[object], existing: Iterable[str] = 
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, Param]]:
-    """``"cpu?threads=2&pin=true"`` gives ``("cpu", {"threads": 2, "pin": True})``.
+    """The name and the parameters: ``"cpu?threads=2&pin=true"`` gives ``("cpu", {"threads": 2, "pin": True})``.
 
-    Values are read as ``true``/``false``, integer or number where they look like one, else as text; ``%xx`` is decoded.
+    Values become bool (``true``, ``false``), int, float or else str; ``%xx`` is decoded.
 
     Raises:
         ValueError: a parameter without ``=``, without a name, or given twice.
     """
     from urllib.parse import parse_qsl
 
-    name, mark, query = spec.partition("?")
+    name, separator, query = spec.partition("?")
     params: dict[str, Param] = {}
-    for part in query.split("&") if mark else ():
+    for part in query.split("&") if separator else ():
         pairs = parse_qsl(part, keep_blank_values=True)
         if "=" not in part or len(pairs) != 1 or not pairs[0][0]:
             raise ValueError(f"{part!r} in {spec!r} is no parameter; write name=value")

@@ -1,5 +1,5 @@
-"""What is known about a plugin: its `State`, the `PluginRecord` shown to people, the registry's own `Plugin`; and the
-records that plugins bring by hooks, `Diagnosis` and `FileFormat`."""
+"""Plugins as data: `State`, the public `PluginRecord`, the registry's own `Plugin`; and the records that hooks return,
+`Diagnosis` and `FileFormat`."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ __all__ = ["Diagnosis", "FileFormat", "LoadedBackend", "Plugin", "PluginRecord",
 
 
 class State(enum.Enum):
-    """How far a plugin has come."""
+    """The state of a plugin."""
 
     DISCOVERED = "discovered"
     """Its metadata was read; nothing was imported."""
     DISABLED = "disabled"
     """A setting excludes it; it is not imported."""
     INCOMPATIBLE = "incompatible"
-    """It asks for another version of opweave; it is not imported."""
+    """It requires another version of opweave; it is not imported."""
     BROKEN = "broken"
-    """Its code failed, or what it returned makes no sense."""
+    """Its code failed, or returned something invalid."""
     UNAVAILABLE = "unavailable"
-    """It is sound, but the hardware, driver or library it needs is not here."""
+    """The hardware, driver or library that it needs is missing on this machine."""
     READY = "ready"
-    """Its devices are there."""
+    """It is loaded, and its devices can be used."""
 
 
 class UnusableDevice(NamedTuple):
-    """A device that is here but does not work; see `Device.probe`.
+    """A device that was found but does not work; see `Device.probe`.
 
     Attributes:
-        name, description: the device's.
-        error: why, in the driver's own words.
-        remedy: what the reader can do about it.
+        name, description: of the device.
+        error: the reason, usually the driver's message.
+        remedy: what the user can do about it.
     """
 
     name: str
@@ -53,18 +53,18 @@ class UnusableDevice(NamedTuple):
 
 
 class PluginRecord(NamedTuple):
-    """What is known about one plugin at one moment.
+    """A snapshot of what the registry knows about one plugin.
 
     Attributes:
-        name: the entry point's name, which begins the names of its devices.
-        distribution, version: the package that carries it; ``""`` for files and for what a program registered.
-        state: how far it has come.
-        value: what the entry point names (``"opweave_acme:Acme"``), or the path of the file.
+        name: the entry point's name, with which the names of its devices begin.
+        distribution, version: of its package; ``""`` for files and for backends that a program registered.
+        state: its state.
+        value: the entry point's value (``"opweave_acme:Acme"``), or the path of the file.
         devices: names of its devices.
-        error: why it is not ready, ``""`` if it is. A ready plugin may name backends of its own that are missing.
-        remedy: what the reader can do about it.
-        traceback: the innermost frames of the failure as text, ``""`` where no code failed.
-        unusable: its devices that do not work. Where that is all of them, the plugin is unavailable.
+        error: why it is not ready, or ``""``. For a ready plugin: why some of its backends are unavailable.
+        remedy: what the user can do about it.
+        traceback: the innermost frames of the failure as text, ``""`` if no code failed.
+        unusable: its devices that do not work. If all of them do not, the plugin is unavailable.
     """
 
     name: str
@@ -83,10 +83,10 @@ class Diagnosis(NamedTuple):
     """What a check of ``opweave doctor`` found.
 
     Attributes:
-        about: what was looked at, e.g. ``"BLAS"``.
-        status: ``"ok"``, ``"slow"`` (it works, and could be faster), or ``"wrong"``.
+        about: what was checked, e.g. ``"BLAS"``.
+        status: ``"ok"``, ``"slow"`` (it works, but could be faster), or ``"wrong"``.
         message: what was found.
-        remedy: the command, or the sentence, that mends it.
+        remedy: a command or a sentence that says how to fix it.
     """
 
     about: str
@@ -96,15 +96,15 @@ class Diagnosis(NamedTuple):
 
 
 class FileFormat(NamedTuple):
-    """A format of files with weights or models, brought by the hook ``opweave_formats``.
+    """A file format of weights or models, returned by the hook ``opweave_formats``.
 
     Attributes:
-        name: for people and messages, e.g. ``"safetensors"``.
-        suffixes: of file names, with the dot, in lower case.
-        load_weights: reads a file: names and arrays (or `opweave.Blocks`), in a mapping that ``ow.weights`` takes.
-            ``None``: the format holds none.
-        load_model: makes what the format calls a model of a file; ``None``: the format holds none.
-        magic: bytes with which such files begin, ``b""`` where nothing tells them; they decide before the suffix.
+        name: for messages, e.g. ``"safetensors"``.
+        suffixes: file name suffixes, with the dot, in lower case.
+        load_weights: reads a file; returns a mapping of names to arrays (or `opweave.Blocks`) for ``ow.weights``.
+            ``None``: the format does not contain weights.
+        load_model: reads a model from a file; ``None``: the format does not contain models.
+        magic: the first bytes of such files; if not empty, they decide instead of the suffix.
     """
 
     name: str
@@ -114,14 +114,14 @@ class FileFormat(NamedTuple):
     magic: bytes = b""
 
     def fits(self, path: Path, head: bytes) -> int:
-        """How well a file that begins with ``head`` fits: 0 not at all, 1 by its suffix, more by its first bytes."""
+        """How well a file that begins with ``head`` matches: 0 not at all, 1 by its suffix, more by its first bytes."""
         if self.magic and head.startswith(self.magic):
             return 1 + len(self.magic)
         return int(path.name.lower().endswith(self.suffixes)) if not self.magic else 0
 
 
 class LoadedBackend(NamedTuple):
-    """A backend and the devices it gave. ``rank``: place in ``OPWEAVE_BACKENDS``, lower is preferred."""
+    """A loaded backend and its usable devices. ``rank``: its position in ``OPWEAVE_BACKENDS``, lower is preferred."""
 
     backend: Backend
     devices: list[Device]
@@ -134,14 +134,14 @@ class Plugin:
     Attributes:
         name, distribution, version, value: as in `PluginRecord`.
         requires: the distribution's ``Requires-Dist`` lines.
-        packages: top-level import names that belong to it.
+        packages: top-level import names of its distribution.
         origin: the folder or file it was found in.
-        fetch: imports it and gives its value; ``None`` where there is nothing to import.
-        module: its module, if that has hooks; known from import on.
-        backends, ops: what it brought, once ready.
-        unusable: what it has of devices that do not work.
-        loading: its code is running right now.
-        tried: its code was run; what failed then may be tried again.
+        fetch: imports it and returns the entry point's value; ``None`` if there is nothing to import.
+        module: its module, if that has hooks; set when it is imported.
+        backends, ops: its backends and operations, once it is ready.
+        unusable: its devices that do not work.
+        loading: its code is running now.
+        tried: its code was run at least once; after a failure `Registry.load` may try again.
     """
 
     def __init__(
@@ -176,22 +176,23 @@ class Plugin:
 
     @property
     def may_have_hooks(self) -> bool:
-        """Whether it may be a module with hooks, as far as its entry point tells."""
+        """Whether it may be a module with hooks, judged by its entry point: files, and modules without ``:name``."""
         return bool(self.fetch) and (not self.distribution or ":" not in self.value)
 
     @property
     def owns_name(self) -> bool:
-        """Whether its distribution is the one that is called after its name, ``opweave-<name>``."""
+        """Whether its distribution is named ``opweave-<name>``."""
         return canonical(self.distribution) == canonical(f"opweave-{self.name}")
 
     @property
     def claims_name(self) -> bool:
-        """Whether its name is its own: plugins that are never imported, or have lost it to another, claim nothing."""
+        """Whether it takes part in name conflicts: disabled and incompatible plugins, and those that lost a conflict,
+        do not."""
         lost = isinstance(self._error, NameConflict)
         return not lost and self.state not in (State.DISABLED, State.INCOMPATIBLE)
 
     def ready(self, backends: Sequence[LoadedBackend], missing: Sequence[PluginError] = ()) -> None:
-        """Its devices are there, ``missing`` being backends of it that are unavailable."""
+        """Set the state to ready; ``missing``: the errors of its backends that are unavailable."""
         self.state = State.READY
         self.backends = list(backends)
         self._cause, self._traceback = None, ""
@@ -201,18 +202,18 @@ class Plugin:
     def fail(
         self, error: PluginError, cause: BaseException | None = None, *, traceback: str = "", state: State | None = None
     ) -> None:
-        """It cannot be used, because of ``error``."""
+        """Set the state that belongs to ``error``, or the given one."""
         self.state = state or _STATES.get(type(error), State.BROKEN)
         self._error, self._cause, self._traceback = error, cause, traceback
 
     def reset(self) -> None:
-        """Back to discovered."""
+        """Set the state back to discovered."""
         self.state = State.DISCOVERED
         self.backends, self.unusable, self.ops, self.module = [], [], [], None
         self._error, self._cause, self._traceback = None, None, ""
 
     def failure(self) -> PluginError:
-        """Why it is not ready, as a new exception that names the plugin, its distribution, version and a remedy."""
+        """A new exception that says why it is not ready, with its distribution, version and a remedy."""
         known = self._error or Broken("its devices were asked for while it is being loaded")
         error = type(known)(
             known.message, remedy=known.remedy, plugin=self.name, distribution=self.distribution, version=self.version
@@ -227,7 +228,7 @@ class Plugin:
             self.version,
             self.state,
             self.value,
-            tuple(device.name for family in self.backends for device in family.devices),
+            tuple(device.name for loaded in self.backends for device in loaded.devices),
             self._error.message if self._error else "",
             self._error.remedy if self._error else "",
             self._traceback,

@@ -1,4 +1,4 @@
-"""`Registry`: the plugins and devices of a process, from finding them to unloading them."""
+"""`Registry`: finds, loads and unloads the plugins of a process, and names their devices."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = ["Registry"]
 class Registry:
     """Finds, loads, names and unloads backends. All methods may be called from any thread.
 
-    Nothing is read before the first question, and no plugin is imported before its devices, or its hooks, are asked
-    for. One that fails keeps its cause and never stops the others.
+    Nothing is read before the first call of a method, and a plugin is imported only when its devices or hooks are
+    needed. A plugin that fails never stops the others; its record says why.
 
     Args:
         environ: where ``OPWEAVE_BACKENDS``, ``OPWEAVE_DISABLE`` and ``OPWEAVE_BACKEND_PATH`` are read, once; default:
-            the process's environment at the first question.
+            the process's environment at the first call.
         search: folders in which installed distributions are looked for; default: the import path.
     """
 
@@ -47,26 +47,27 @@ class Registry:
     # --- plugins ----------------------------------------------------------------------------------------------------
 
     def plugins(self) -> tuple[PluginRecord, ...]:
-        """What is known about every plugin, by name, the built-in ``host`` last. Imports nothing."""
+        """The records of all plugins, the built-in ``host`` last. Imports nothing."""
         with self._lock:
             self._catalog.scan()
             return tuple(plugin.record() for plugin in self._catalog)
 
     def load_all(self, *, strict: bool = False) -> tuple[PluginRecord, ...]:
-        """Load every plugin that is not loaded yet, also what was installed since the last time, each by itself.
+        """Load all plugins that are not loaded yet, also those installed since the last call.
 
-        What failed before is not tried again; `load` does that.
+        Plugins that failed before are not tried again; `load` does that.
 
         Args:
-            strict: raise if a plugin is broken or incompatible. (One whose hardware is not here is neither.)
+            strict: raise if a plugin is broken or incompatible. (Unavailable plugins, whose hardware or driver is
+                missing, do not count.)
 
         Returns:
             The records of all plugins.
 
         Raises:
-            PluginError: one that ``OPWEAVE_BACKENDS`` lists failed. All others are loaded all the same.
+            PluginError: a plugin that ``OPWEAVE_BACKENDS`` lists failed. All others are loaded all the same.
             UnknownNameError: ``OPWEAVE_BACKENDS`` lists a name that no plugin has.
-            ExceptionGroup: with ``strict``: the errors of all plugins at fault.
+            ExceptionGroup: with ``strict``: the errors of all broken and incompatible plugins.
         """
         with self._lock:
             self._catalog.scan(again=True)
@@ -81,7 +82,7 @@ class Registry:
     def load(self, name_or_path: str | os.PathLike[str]) -> PluginRecord:
         """Load one plugin: by name, or by the path of a ``.py`` file, an extension module or a package folder.
 
-        One that failed before is tried again. A file is called like itself, without the suffix.
+        A plugin that failed before is tried again. The name of a file's plugin is the file's, without the suffix.
 
         Raises:
             PluginError: it failed; `Unavailable`, `Broken`, `Incompatible` or `NameConflict` with cause and remedy.
@@ -107,12 +108,12 @@ class Registry:
             return plugin.record()
 
     def load_all_from_path(self, folder: str | os.PathLike[str]) -> tuple[PluginRecord, ...]:
-        """Load every plugin in a folder as ``pip install --target`` makes them, each by itself.
+        """Load every plugin in a folder as ``pip install --target`` makes them.
 
-        Plain files in it are not run: `load` takes them one by one.
+        Plain files in it are not loaded; use `load` for each.
 
         Returns:
-            The records of the plugins found there; where there is none, one that says so.
+            The records of the plugins found there; if there are none, a record that says so.
 
         Raises:
             NotADirectoryError: there is no such folder.
@@ -130,9 +131,9 @@ class Registry:
             return tuple(plugin.record() for plugin in found)
 
     def unload(self, backend: Backend | str) -> None:
-        """Forget a backend and its devices, and with the last of a plugin its hooks and operations.
+        """Remove a backend and its devices; with the last backend of a plugin also its hooks and operations.
 
-        It can be loaded again: by name, or by `load_all`. Its Python modules stay imported.
+        It can be loaded again, with `load` or `load_all`. Its Python modules stay imported.
 
         Raises:
             LifetimeError: buffers or streams of its devices are alive, or it is the built-in ``host``.
@@ -160,7 +161,7 @@ class Registry:
             plugin.unusable = [d for d in plugin.unusable if key(d.name).partition(":")[0] != name]
 
     def exclude(self, name: str, why: PluginError) -> None:
-        """Count the plugin called ``name`` as failed because of ``why``, without running any code of it."""
+        """Set the plugin called ``name`` to failed because of ``why``, without running its code."""
         with self._lock:
             self._catalog.scan()
             plugin = self._catalog.find(name)
@@ -171,14 +172,14 @@ class Registry:
     # --- registering ------------------------------------------------------------------------------------------------
 
     def register(self, backend: Backend | type[Backend]) -> Backend:
-        """Add a backend of the program's own, called by its ``name``, else like its class in lower case.
+        """Add a backend that the program made. Its name is ``backend.name``, else its class's in lower case.
 
-        Registering one object twice does nothing.
+        Registering the same object again does nothing.
 
         Raises:
-            NameConflict: the name is taken.
+            NameConflict: another plugin or backend has the name.
             Unavailable: it found no device, or none that works.
-            Broken: it is no backend, or its name or what its ``devices()`` returned makes no sense.
+            Broken: it is no backend, or its name or what its ``devices()`` returned is invalid.
         """
         with self._lock:
             self._catalog.scan()
@@ -188,12 +189,12 @@ class Registry:
             return made
 
     def register_device(self, device: Device, backend: Backend | str | None = None) -> Device:
-        """Add a device to a loaded backend, or to one that is called like the device's class in lower case.
+        """Add a device to a loaded backend; default: to a backend with the name of the device's class in lower case.
 
         Raises:
-            NameConflict: the device is registered already, or the class's name is that of another plugin.
+            NameConflict: the device is registered already, or another plugin has the name.
             Unavailable: it does not work.
-            Broken: the device lacks what every device has, or its id is taken.
+            Broken: an attribute of the device is missing or invalid, or another device has its id.
             UnknownNameError: the backend is not loaded.
         """
         with self._lock:
@@ -226,7 +227,7 @@ class Registry:
         plugin.ready([LoadedBackend(backend, usable, self._catalog.selection.rank(plugin))])
         self._catalog.plugins.append(plugin)
 
-    # --- asking -----------------------------------------------------------------------------------------------------
+    # --- backends and devices ---------------------------------------------------------------------------------------
 
     def backends(self) -> tuple[Backend, ...]:
         """All backends, the preferred first, ``host`` last. Loads all plugins at first use."""
@@ -247,8 +248,8 @@ class Registry:
     def devices(self, kind: Kind | str | None = None) -> tuple[Device, ...]:
         """All devices, the preferred first, ``host`` last; of one kind if given. Loads all plugins at first use.
 
-        Preferred is what ``OPWEAVE_BACKENDS`` lists first, then by kind (GPU, IGPU, ACCEL, CPU), then by the backend's
-        priority. Two backends may show one piece of hardware; both are here, `default_devices` leaves one out.
+        They are sorted by the order in ``OPWEAVE_BACKENDS``, then by kind (GPU, IGPU, ACCEL, CPU), then by the
+        backend's priority. Two backends may show the same hardware; `default_devices` lists it only once.
 
         Raises:
             PluginError, UnknownNameError: as `load_all`.
@@ -257,20 +258,20 @@ class Registry:
         return tuple(d for d in _preferred(self._all_loaded()) if wanted is None or d.kind is wanted)
 
     def default_devices(self) -> tuple[Device, ...]:
-        """What a program runs on unless it says otherwise: as `devices`, each piece of hardware once."""
+        """The devices that programs use by default: as `devices`, but each piece of hardware only once."""
         return tuple(_once_per_hardware(self._all_loaded()))
 
     def best_device(self) -> Device:
-        """The first there is of GPU, IGPU, ACCEL, CPU, ``host``."""
+        """The first device by kind: GPU, IGPU, ACCEL, CPU, ``host``."""
         return min(_preferred(self._all_loaded()), key=lambda device: _KINDS[device.kind])
 
     def device(self, name: str | None = None, *, kind: Kind | str | None = None) -> Device:
         """One device: by name, without regard to case, or the preferred one of a kind.
 
-        ``"opencl:0"`` is that device; a bare ``"opencl"`` the first of that backend. Only its plugin is loaded.
+        ``"opencl:0"`` is that device, ``"opencl"`` the first one of the backend. Only its plugin is loaded.
 
         Raises:
-            PluginError: the plugin that would have it failed, or the device does not work; this is why.
+            PluginError: its plugin failed, or the device does not work; the message says why.
             UnknownNameError: there is none.
         """
         if (name is None) == (kind is None):
@@ -308,7 +309,7 @@ class Registry:
     def load_hook_modules(self) -> None:
         """Import the plugins whose entry point is a module, or a file: only those can have hooks.
 
-        Their backends are not asked for devices, so that no driver is loaded for a command's or a file's sake.
+        Their devices are not looked for, so that commands and file formats do not load drivers.
         """
         with self._lock:
             self._catalog.scan()
@@ -317,7 +318,7 @@ class Registry:
                     self._run(plugin, partial(loading.import_plugin, plugin, self.hooks))
 
     def diagnose(self) -> list[tuple[str, Diagnosis]]:
-        """What the hooks ``opweave_doctor`` say, each with the name of its plugin. Loads all plugins."""
+        """The results of the hooks ``opweave_doctor``, each with the name of its plugin. Loads all plugins."""
         with self._lock:
             self._catalog.scan()
             self._load_each()
@@ -326,17 +327,17 @@ class Registry:
                 plugin = next((p for p in self._catalog.plugins if p.module is module), None)
                 devices = [d for loaded in plugin.backends for d in loaded.devices] if plugin is not None else []
                 try:
-                    told = loading.items_of(
+                    diagnoses = loading.items_of(
                         self.hooks, module, "opweave_doctor", Diagnosis, "diagnoses", registry=self, devices=devices
                     )
                 except Exception as error:
                     why = f"its check failed: {type(error).__name__}: {error}"
-                    told = [Diagnosis("opweave_doctor", "wrong", why, "report it to the authors of the plugin")]
-                found += [(name, diagnosis) for diagnosis in told]
+                    diagnoses = [Diagnosis("opweave_doctor", "wrong", why, "report it to the authors of the plugin")]
+                found += [(name, diagnosis) for diagnosis in diagnoses]
             return found
 
     def formats(self) -> tuple[FileFormat, ...]:
-        """The file formats that plugins bring. Imports the plugins that may have hooks, and asks for no devices."""
+        """The file formats of all plugins. Imports the plugins that may have hooks, without looking for devices."""
         with self._lock:
             self.load_hook_modules()
             found: list[FileFormat] = []
@@ -348,10 +349,10 @@ class Registry:
             return tuple(found)
 
     def file_format(self, path: str | os.PathLike[str]) -> FileFormat:
-        """The format of a file: by its first bytes where formats tell them, else by the suffix of its name.
+        """The format of a file, recognized by its first bytes, else by its suffix.
 
         Raises:
-            UnknownNameError: no plugin brings one that fits.
+            UnknownNameError: no plugin knows the format.
             OSError: the file cannot be read.
         """
         from pathlib import Path
@@ -369,13 +370,13 @@ class Registry:
     # --- loading ----------------------------------------------------------------------------------------------------
 
     def _load(self, plugin: Plugin) -> None:
-        """Import a discovered plugin and ask for its devices; its state says afterwards how that went."""
+        """Import a discovered plugin and find its devices; its state is the result."""
         if plugin.state is State.DISCOVERED and not plugin.loading and plugin.fetch is not None:
             plugin.tried = True
             self._run(plugin, lambda: plugin.ready(*self._bring_up(plugin)))
 
     def _run(self, plugin: Plugin, doing: Callable[[], object]) -> None:
-        """Run code of a plugin: whatever it does, the process and the other plugins go on."""
+        """Run code of a plugin; whatever it raises becomes the plugin's state."""
         plugin.loading = True
         try:
             doing()
@@ -386,7 +387,7 @@ class Registry:
                 raise
             plugin.tried = True
             loading.note_failure(plugin, error)
-            if plugin.state is not State.UNAVAILABLE:  # then its commands and checks are of use all the same
+            if plugin.state is not State.UNAVAILABLE:  # the hooks of an unavailable plugin are still useful
                 loading.withdraw(plugin, self.hooks)
         finally:
             plugin.loading = False
@@ -423,7 +424,7 @@ class Registry:
             self._load(plugin)
 
     def _all_loaded(self) -> list[LoadedBackend]:
-        """Every backend, all plugins loaded."""
+        """Every backend, after loading all plugins if that was not done yet."""
         with self._lock:
             self._catalog.scan()
             if not self._complete:
@@ -432,7 +433,7 @@ class Registry:
             return list(self._catalog.backends())
 
     def _resolve(self, name: str) -> LoadedBackend | None:
-        """The backend called ``name``, loaded if need be; raises the failure of its plugin."""
+        """The backend called ``name``, loaded if necessary; raises the failure of its plugin."""
         self._catalog.scan()
         ready = self._catalog.named(name)
         if ready is not None:
@@ -460,7 +461,7 @@ class Registry:
         failed = [plugin.name for plugin in self._catalog if plugin.state not in usable]
         hint = f"(not usable: {', '.join(failed)}; `opweave plugins` says why)" if failed else ""
         if not isinstance(name, (str, os.PathLike)):
-            hint = f"(a name is a text, not an object of type {type(name).__name__})"
+            hint = f"(a name is a str, not an object of type {type(name).__name__})"
         raise UnknownNameError(what, str(name), self._catalog.known_names() if known is None else known, hint)
 
 
@@ -489,7 +490,7 @@ def _is_path(name: str | os.PathLike[str]) -> bool:
 
 
 def _in_use(devices: Iterable[Device]) -> list[str]:
-    """What is alive of the devices: ``["2 buffers of acme", "1 stream of acme"]``."""
+    """Buffers and streams of the devices that are alive, as text: ``["2 buffers of acme", "1 stream of acme"]``."""
 
     def count() -> list[str]:
         found: list[str] = []
@@ -502,7 +503,7 @@ def _in_use(devices: Iterable[Device]) -> list[str]:
         return found
 
     if count():
-        gc.collect()  # what lies in a dead cycle is not in use
+        gc.collect()  # unreachable reference cycles are not in use
     return count()
 
 
@@ -514,8 +515,8 @@ _KINDS: Final = {kind: i for i, kind in enumerate((Kind.GPU, Kind.IGPU, Kind.ACC
 def _preferred(backends: Iterable[LoadedBackend]) -> list[Device]:
     """All devices, the preferred first.
 
-    By place in ``OPWEAVE_BACKENDS``, then kind (GPU, IGPU, ACCEL, CPU, HOST), then the backend's priority. Devices that
-    this process, forked from another one, cannot use are left out.
+    By position in ``OPWEAVE_BACKENDS``, then kind (GPU, IGPU, ACCEL, CPU, HOST), then the backend's priority. Devices
+    that this process, forked from another one, cannot use are left out.
     """
     pairs = [(loaded, d) for loaded in backends for d in loaded.devices if not d.lost_by_fork]
     pairs.sort(key=lambda pair: (pair[0].rank, _KINDS[pair[1].kind], -pair[0].backend.priority))
@@ -525,12 +526,12 @@ def _preferred(backends: Iterable[LoadedBackend]) -> list[Device]:
 def _once_per_hardware(backends: Sequence[LoadedBackend]) -> list[Device]:
     """The devices in order of preference, each piece of hardware once: through the backend of highest priority."""
     order = _preferred(backends)
-    standing = {id(d): (loaded.rank, -loaded.backend.priority) for loaded in backends for d in loaded.devices}
+    preference = {id(d): (loaded.rank, -loaded.backend.priority) for loaded in backends for d in loaded.devices}
     chosen: dict[str, Device] = {}
     for device in order:
         hardware = device.hardware_id
         if hardware is not None:
             known = chosen.setdefault(hardware, device)
-            if standing[id(device)] < standing[id(known)]:
+            if preference[id(device)] < preference[id(known)]:
                 chosen[hardware] = device
     return [d for d in order if d.hardware_id is None or chosen[d.hardware_id] is d]

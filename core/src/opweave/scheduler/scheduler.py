@@ -265,9 +265,9 @@ class Scheduler:
             self._executor.check_open()
             for target in self._targets:
                 if target.device.simulated:
-                    from opweave.whatif.simulate import unreal
+                    from opweave.whatif.simulate import simulated_error
 
-                    raise unreal(target.device)
+                    raise simulated_error(target.device)
             start = perf_counter_ns()
             with _COLLECTOR.away():
                 program = self._compile(self._plan(tensors, pinned, placed), outputs, dict(pinned))

@@ -1,4 +1,4 @@
-"""`compare`: what two devices make of a graph, node by node, and a script that repeats the first difference."""
+"""`compare`: runs a graph on two devices, compares every node, and writes a script for the first difference."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ __all__ = ["Comparison", "NodeError", "compare"]
 Array = np.ndarray[Any, Any]
 
 ALLOWED: Final = {"f64": 1e-20, "f32": 1e-9, "f16": 1e-5, "bf16": 1e-3}
-"""Normalised mean square errors below which results count as equal, by dtype; integers must be equal."""
+"""Normalised mean square errors up to which results count as equal, by dtype; integers must be equal."""
 
 
 class NodeError(NamedTuple):
-    """How far the second device is from the first one at one node, given the first one's sources.
+    """The error of the second device at one node, computed from the first device's values of the sources.
 
     Attributes:
-        node: of the graph.
+        node: the node.
         nmse: mean square error over the mean square of the first device's values; infinite where NaN, infinities or
             integers differ.
         largest: largest error of an element, relative to the element plus the root mean square of all.
-        reason: why the second device did not compute it (no kernel, an error), or ``""``.
-        diverges: whether this counts as a difference.
+        reason: why the second device did not compute the node (no kernel, an error), or ``""``.
+        diverges: whether the error is larger than allowed.
     """
 
     node: Tensor
@@ -53,13 +53,13 @@ class NodeError(NamedTuple):
 
 
 class Comparison:
-    """What `compare` found.
+    """The result of `compare`; true if the devices agree at every node.
 
     Attributes:
         first, second: names of the devices.
         nodes: one row for each computed node, in order.
-        outputs: for each output how far the second device is when it computes everything itself: errors add up.
-        script: the file that repeats the first difference, if one was asked for and there was one.
+        outputs: for each output the error of the second device when it computes the whole graph, so that errors add up.
+        script: the file that repeats the first difference, or ``""``.
     """
 
     def __init__(self, first: str, second: str) -> None:
@@ -92,9 +92,9 @@ class Comparison:
         worst = sorted((row for row in self.nodes if not row.reason), key=lambda row: -row.nmse)[:10]
         if worst:
             width = max(len(row.node.name) for row in worst)
-            lines.append("worst nodes, each given the same sources:")
+            lines.append("worst nodes, each computed from the same sources:")
             lines += [f"    {row.node.name:<{width}}  {_figures(row)}" for row in worst]
-        lines.append("outputs, all computed there:")
+        lines.append(f"outputs, all nodes computed on {self.second}:")
         lines += [f"    {row.node.name}  {_figures(row)}" for row in self.outputs]
         refused = [row for row in self.nodes if row.reason]
         if refused:
@@ -125,15 +125,15 @@ def compare(
 ) -> Comparison:
     """Run a graph on two devices and compare every node.
 
-    Each node is computed on the second device from what the *first* one gave its sources, in the same layouts, so that
-    an error is found where it is made and not where it shows. States are left as they were.
+    Each node is computed on the second device from the *first* device's values of its sources, in the same layouts, so
+    that an error shows at the node that makes it and not further on. States keep their values.
 
     Args:
-        target: outputs.
+        target: the outputs.
         feeds: input tensor or name -> array.
-        first: the device to believe; what it cannot run is computed by ``host``.
-        second: the device in question.
-        compute_dtype: ``"bf16"`` or ``"f16"``: what computing products in that type on the second device costs.
+        first: the device that is taken to be correct; nodes that it does not support are computed by ``host``.
+        second: the device to test.
+        compute_dtype: compute products on the second device in this dtype, ``"bf16"`` or ``"f16"``, to see the error.
         allowed: dtype -> normalised mean square error up to which results count as equal, or one for all.
         script: where to write a script that repeats the first difference, with its data beside it (``.npz``).
         progress: called with the number of nodes compared so far, and of all.
@@ -160,7 +160,7 @@ def compare(
             if name in fed:
                 known[tensor] = np.asarray(fed[name]).astype(tensor.dtype.numpy, copy=False)
 
-        def look(node: Tensor, value: Array) -> None:
+        def compare_node(node: Tensor, value: Array) -> None:
             row = _judge(node, value, known, questioned, compute_dtype, bounds)
             result.nodes.append(row)
             if row.diverges and not row.reason and script is not None and not result.script:
@@ -172,7 +172,7 @@ def compare(
             if progress is not None:
                 progress(len(result.nodes), len(nodes))
 
-        with program.observe(look):
+        with program.observe(compare_node):
             wanted = program.run(feeds)
     _restore(states)
     result.outputs += _whole(outputs, wanted, feeds, other, compute_dtype, bounds)
@@ -189,7 +189,7 @@ def _scheduler(device: Device) -> Scheduler:
 
 
 def _pins(scheduler: Scheduler, outputs: tuple[Tensor, ...]) -> dict[Tensor, Device]:
-    """Everything that the first device can run goes there, whatever the rules of placing would say."""
+    """Pins every node that the first device supports to it."""
     target = scheduler._targets[0]
     pins = {}
     for node in Graph(outputs).nodes:
@@ -204,7 +204,7 @@ def _restore(states: Mapping[Tensor, Array]) -> None:
 
 
 def _bound(node: Tensor, compute_dtype: DTypeLike, bounds: Mapping[str, float]) -> float:
-    """What counts as equal at a node: of its own dtype, or of the one that products are computed in."""
+    """The error allowed at a node: by its own dtype, or the larger one of the dtype that products are computed in."""
     if not node.dtype.is_float:
         return 0.0
     bound = bounds[node.dtype.name]
@@ -259,7 +259,7 @@ def _whole(
 
 
 def isolated(node: Tensor, known: Mapping[Tensor, Array]) -> tuple[Tensor, dict[str, Array]]:
-    """``node`` on leaves of its own that have the values and layouts of its sources, and what to feed these."""
+    """``node`` rebuilt on new leaves with the values and layouts of its sources, and the arrays to feed these with."""
     stand_ins: dict[Tensor, Tensor] = {}
     given: dict[str, Array] = {}
     for source in node.srcs:

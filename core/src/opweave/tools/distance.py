@@ -1,4 +1,4 @@
-"""`distance`: how far an array is from the one that it should be."""
+"""`distance`: the error of an array relative to the correct one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Array = np.ndarray[Any, Any]
 
 
 class Distance(NamedTuple):
-    """How far values are from what they should be; all zero where nothing differs.
+    """The error of an array; all zero if nothing differs.
 
     Attributes:
-        nmse: mean square error over the mean square of the wanted values.
+        nmse: mean square error over the mean square of the correct values.
         largest: largest error of an element, relative to the element plus the root mean square of all.
-        at: flat index of that element; of the first one that is wrong where that cannot be told.
-        wrong: how many differ beyond any measure: integers, NaN and infinities. Both errors are then infinite.
+        at: flat index of that element, or of the first wrong one if ``wrong`` is not 0.
+        wrong: the number of differing integers, NaN and infinities. If it is not 0, both errors are infinite.
     """
 
     nmse: float

@@ -1,4 +1,4 @@
-"""What the core looks at for ``opweave doctor``. Its checks are an ``opweave_doctor`` hook like those of plugins."""
+"""The core's own checks for ``opweave doctor``, a hook ``opweave_doctor`` like those of plugins."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STATUS: Final[dict[State, Literal["ok", "slow", "wrong"]]] = {
 
 
 def diagnose(registry: Registry) -> list[tuple[str, Diagnosis]]:
-    """What the checks of the core and of all plugins say, each with the name of its plugin. Loads all plugins."""
+    """The diagnoses of the core and of all plugins, each with the name of its plugin. Loads all plugins."""
     import sys
 
     if not any(name == "opweave" for name, _ in registry.hooks.implementers("opweave_doctor")):
@@ -41,13 +41,13 @@ def opweave_doctor(registry: Registry) -> Iterator[Diagnosis]:
     for record in records:
         yield from _plugin(record)
     if all(device.kind is Kind.HOST for device in _usable(registry)):
-        message = "no device but host, which runs each operation's definition and is made to be right, not fast"
+        message = "no device but host, which runs the slow reference implementation of each operation"
         yield Diagnosis("devices", "slow", message, "pip install opweave-cpu")
     yield cores_diagnosis(usable_cores())
-    yield cache_diagnosis("cache of profiles", cache(), FOLDER, "devices are measured anew in each process")
+    yield cache_diagnosis("cache of profiles", cache(), FOLDER, "each process measures the devices again")
     for name, value in sorted(os.environ.items()):
         if name.startswith("OPWEAVE_"):
-            yield Diagnosis("variable", "ok", f"{name}={value} is in force")
+            yield Diagnosis("variable", "ok", f"{name}={value} is set")
 
 
 def _usable(registry: Registry) -> Sequence[Device]:
@@ -69,7 +69,7 @@ def _plugin(record: PluginRecord) -> Iterator[Diagnosis]:
 
 
 def cores_diagnosis(cores: Cores) -> Diagnosis:
-    """Whether a quota holds the process below the processors that libraries count."""
+    """Whether a quota gives the process less than the processors that libraries count."""
     if cores.quota is not None and cores.quota < cores.affinity:
         n = cores.usable
         message = (
@@ -82,21 +82,21 @@ def cores_diagnosis(cores: Cores) -> Diagnosis:
 
 
 def threads_diagnosis(about: str, threads: int, cores: Cores, variables: Sequence[str]) -> Diagnosis:
-    """Whether a library has as many threads as there are processors to use.
+    """Whether a library uses as many threads as the process may use processors.
 
     Args:
-        about: the library.
-        threads: how many it uses.
-        variables: names of environment variables by which its threads are set.
+        about: the library's name.
+        threads: the number of threads it uses.
+        variables: the environment variables that set this number.
     """
     chosen = [f"{name}={os.environ[name]}" for name in variables if os.environ.get(name)]
     where = f" ({', '.join(chosen)})" if chosen else ""
     if threads == cores.usable:
         return Diagnosis(about, "ok", f"{threads} threads, as many as processors{where}")
-    message = f"{threads} threads for {cores.usable} processors{where}"
+    message = f"{threads} threads on {cores.usable} processors{where}"
     names = " ".join(value.partition("=")[0] for value in chosen)
     if threads > cores.usable:
-        return Diagnosis(about, "slow", f"{message}: they wait for each other", f"export {variables[0]}={cores.usable}")
+        return Diagnosis(about, "slow", f"{message}: too many", f"export {variables[0]}={cores.usable}")
     return Diagnosis(about, "slow", message, f"unset {names}" if names else f"export {variables[0]}={cores.usable}")
 
 
@@ -105,7 +105,7 @@ def cache_diagnosis(about: str, kept: FileCache, variable: str, else_: str) -> D
 
     Args:
         variable: the environment variable that names its folder.
-        else_: what it costs where it cannot.
+        else_: the consequence if it cannot.
     """
     why = kept.why_not_writable()
     if why is None:

@@ -1,4 +1,4 @@
-"""A script that repeats one node on two devices, with its data beside it; it needs opweave, NumPy and nothing else."""
+"""Writes a script that runs one node on two devices, and its data; the script needs opweave and NumPy only."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def write_script(
 
     Args:
         path: the script's file; a missing ``.py`` is added.
-        known: values of the node's sources (their roots) that are no leaves with bytes.
+        known: values of the node's sources (by their roots), except leaves that have values of their own.
 
     Raises:
         SchedulerError: the node has an attribute that cannot be written down (a function of `opweave.custom`).
@@ -102,7 +102,7 @@ def write_script(
         name = f"source{len(arrays)}"
         value = known.get(of)
         value = np.ascontiguousarray(read_leaf(of) if value is None else value)
-        # NumPy's files know no bf16: bytes are written, and seen again in their type.
+        # NumPy's files have no bf16: bytes are written, and viewed as their dtype when read.
         arrays[name] = value.reshape(-1).view(np.uint8)
         written = tensor.op is not None and tensor.op.writes and of is tensor.srcs[0].root
         add(f"source({name!r}, {of.shape}, {of.dtype.name!r}{', state=True' * written})", of)
@@ -136,6 +136,6 @@ def _attrs(tensor: Tensor) -> str:
             return repr(value)
         if isinstance(value, float):
             return f"float({str(value)!r})"
-        raise SchedulerError(f"{tensor.describe()} has the attribute {value!r}, which no script can repeat")
+        raise SchedulerError(f"{tensor.describe()} has the attribute {value!r}, which cannot be written into a script")
 
     return "{" + ", ".join(f"{k!r}: {word(v)}" for k, v in tensor.attrs.items()) + "}"

@@ -1,7 +1,7 @@
-"""`trace`: what happened when, as a file for Perfetto (https://ui.perfetto.dev) and other viewers of Chrome's traces.
+"""`trace`: records a timeline, as a file for Perfetto (https://ui.perfetto.dev) and other viewers of Chrome's traces.
 
-The format is Google's "Trace Event Format", its JSON object form: complete events (``"X"``) with times in microseconds,
-counters (``"C"``) and names of threads (``"M"``).
+The format is the JSON object form of Google's "Trace Event Format": complete events (``"X"``) with times in
+microseconds, counters (``"C"``) and names of threads (``"M"``).
 """
 
 from __future__ import annotations
@@ -19,34 +19,40 @@ MEMORY: Final = ("alloc", "free")
 
 
 class Timeline:
-    """What was heard, in the order in which it ended.
+    """The recorded events.
 
     Attributes:
-        events: the events.
+        events: the events, in the order in which they ended.
     """
 
     def __init__(self) -> None:
         self.events: list[TraceEvent] = []
 
     def to_json(self) -> dict[str, Any]:
-        """In Chrome's format: a track for each stream and one for what belongs to none, counters of memory."""
+        """The timeline in Chrome's format: a track for each stream, one for events of no stream, counters of memory."""
         tracks: dict[str, int] = {}
         rows: list[dict[str, Any]] = []
-        taken: dict[str, int] = {}
+        allocated: dict[str, int] = {}
         begin = min((e.start for e in self.events), default=0)
         for event in sorted(self.events, key=lambda e: e.start):
             device = str(event.data.get("device", ""))
             stamp = (event.start - begin) / 1e3
             if event.kind in MEMORY:
                 change = event.data["bytes"] if event.kind == "alloc" else -event.data["bytes"]
-                taken[device] = taken.get(device, 0) + change
+                allocated[device] = allocated.get(device, 0) + change
                 rows.append(
-                    {"ph": "C", "pid": 1, "ts": stamp, "name": f"memory of {device}", "args": {"bytes": taken[device]}}
+                    {
+                        "ph": "C",
+                        "pid": 1,
+                        "ts": stamp,
+                        "name": f"memory of {device}",
+                        "args": {"bytes": allocated[device]},
+                    }
                 )
                 continue
             track = " ".join(filter(None, [device or "opweave", str(event.data.get("queue", ""))]))
             if event.kind in ("step", "kernel"):
-                track += " steps"  # beside the splits that they are of: their clocks need not agree
+                track += " steps"  # not nested in their splits, since their clock may be another one
             rows.append(
                 {
                     "ph": "X",
@@ -74,14 +80,14 @@ def trace(path: str | os.PathLike[str] | None = None, *, steps: bool = False) ->
     Args:
         path: a ``.json`` file to open in Perfetto or ``chrome://tracing``; ``None``: none is written.
         steps: record every step of devices that work in this process, which costs about a microsecond each. (Devices
-            that time their kernels themselves, as ``opencl`` opened with ``profiling=True``, tell of them anyway.)
+            that time their kernels themselves, such as ``opencl`` with ``profiling=True``, report them in any case.)
 
     Returns:
-        The timeline, which grows while the block runs. Work of asynchronous streams that is to be in it must be done by
-        the end of the block.
+        The timeline, which grows while the block runs. Work of asynchronous streams is recorded if it is done by the
+        end of the block.
 
     Raises:
-        OSError: the file cannot be written; said before anything runs.
+        OSError: the file cannot be written; raised before the block runs.
     """
     if path is not None:
         with open(path, "a", encoding="utf-8"):

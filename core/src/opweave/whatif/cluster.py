@@ -1,4 +1,4 @@
-"""Many devices that are not there: a cluster described in TOML.
+"""Reading a cluster of simulated devices from a TOML file.
 
 ::
 
@@ -10,11 +10,11 @@
     launch = 4e-6                        # seconds
     memory = "80 GiB"
     host = { latency = 1e-5, bandwidth = 2.5e10 }
-    link = { latency = 2e-6, bandwidth = 2e11 }   # between two of the group
+    link = { latency = 2e-6, bandwidth = 2e11 }   # between two devices of the group
 
     [[group]]
     name = "edge"
-    like = "cpu"                         # a device that is here: its operations, its measured figures
+    like = "cpu"                         # a real device: its operations and its measured figures
 
     [[link]]
     between = ["gpu", "edge"]
@@ -33,7 +33,7 @@ from opweave.cost.profile import Curve, Profile
 from opweave.errors import SchedulerError
 from opweave.whatif.simulate import SimulatedDevice, line, simulate
 
-__all__ = ["Cluster", "Group", "read_cluster"]
+__all__ = ["Cluster", "DeviceGroup", "read_cluster"]
 
 KEYS: Final = frozenset(
     ("name", "count", "like", "flops", "bandwidth", "launch", "memory", "host", "link", "ops")
@@ -43,27 +43,27 @@ UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1
 
 
 @dataclass(frozen=True)
-class Group:
-    """``count`` equal devices; ``device`` is one of them."""
+class DeviceGroup:
+    """``count`` identical devices; ``device`` is one of them."""
 
     name: str
     count: int
     device: SimulatedDevice
 
     def member(self, number: int, profile: Profile) -> SimulatedDevice:
-        """One of the devices by its number."""
+        """The device with the given number, named ``<group>:<number>``."""
         name = f"{self.name}:{number}" if self.count > 1 else self.name
-        return self.device.twin(name, profile._replace(device=name))
+        return self.device.renamed(name, profile._replace(device=name))
 
 
 class Cluster(NamedTuple):
-    """What `read_cluster` reads."""
+    """Groups of devices, and the direct links between groups (by the names of both), as `read_cluster` reads them."""
 
-    groups: list[Group]
+    groups: list[DeviceGroup]
     links: dict[tuple[str, str], Curve]
 
-    def profile(self, group: Group) -> Profile:
-        """What any device of a group takes, with its direct links to other groups and among themselves."""
+    def profile(self, group: DeviceGroup) -> Profile:
+        """The profile of each device of a group, with its direct links to other groups and within the group."""
         peers = dict(group.device.declared().peers)
         for (a, b), curve in self.links.items():
             if group.name in (a, b):
@@ -72,10 +72,10 @@ class Cluster(NamedTuple):
 
 
 def read_cluster(path: str | Path) -> Cluster:
-    """The cluster that a file describes.
+    """Read a cluster from a TOML file.
 
     Raises:
-        SchedulerError: no such file, no TOML, or keys and values that make no sense; the message names them.
+        SchedulerError: no such file, invalid TOML, or unknown keys and invalid values; the message names them.
         UnknownNameError: ``like`` names no device, ``ops`` no operation.
     """
     import tomllib
@@ -89,10 +89,10 @@ def read_cluster(path: str | Path) -> Cluster:
     _check(str(path), document, {"group", "link"})
     groups = [_group(f"{path}: group {i}", entry) for i, entry in enumerate(_tables(path, document, "group"), 1)]
     if not groups:
-        raise SchedulerError(f"{path}: there is no [[group]] of devices")
+        raise SchedulerError(f"{path}: it describes no devices; add a [[group]]")
     names = [g.name for g in groups]
     if len(set(names)) < len(names):
-        raise SchedulerError(f"{path}: two groups have one name: {', '.join(names)}")
+        raise SchedulerError(f"{path}: two groups have the same name: {', '.join(names)}")
     links = {}
     for i, entry in enumerate(_tables(path, document, "link"), 1):
         where = f"{path}: link {i}"
@@ -107,7 +107,7 @@ def read_cluster(path: str | Path) -> Cluster:
 def _tables(path: str | Path, document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     found = document.get(key, [])
     if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
-        raise SchedulerError(f"{path}: {key} is a list of tables, [[{key}]]")
+        raise SchedulerError(f"{path}: {key} has to be a list of tables, [[{key}]]")
     return found
 
 
@@ -117,11 +117,11 @@ def _check(where: str, table: Mapping[str, Any], known: Iterable[str]) -> None:
             raise SchedulerError(f"{where}: there is no key {key!r}; there are {', '.join(sorted(known))}")
 
 
-def _group(where: str, entry: Mapping[str, Any]) -> Group:
+def _group(where: str, entry: Mapping[str, Any]) -> DeviceGroup:
     _check(where, entry, KEYS)
     name, count = entry.get("name"), entry.get("count", 1)
     if not isinstance(name, str) or not name:
-        raise SchedulerError(f"{where}: a group needs a name")
+        raise SchedulerError(f"{where}: a group needs a name, a non-empty string")
     where = f"{where} ({name})"
     if type(count) is not int or count < 1:
         raise SchedulerError(f"{where}: count is a positive whole number, not {count!r}")
@@ -139,7 +139,7 @@ def _group(where: str, entry: Mapping[str, Any]) -> Group:
     made = simulate(name, like, flops=flops, ops=ops, memory=_bytes(where, entry.get("memory", 0)), link=links or None,
                     **figures)  # fmt: skip
     assert isinstance(made, SimulatedDevice)
-    return Group(name, count, made)
+    return DeviceGroup(name, count, made)
 
 
 def _pair(where: str, value: Any) -> tuple[float, float] | float:

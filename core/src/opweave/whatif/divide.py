@@ -1,8 +1,8 @@
 """Placing a graph on a cluster of up to thousands of devices.
 
-Devices of a group are equal, so nodes are placed on groups first, by cost. What a group gets is then cut into
-consecutive pieces, one for each device: as few as its memory needs, or, to overlap successive runs, so many that the
-longest piece is as short as possible. Both are linear in nodes, whatever the number of devices.
+The devices of a group are identical, so nodes are placed on groups first, by cost. The nodes of a group are then
+divided into consecutive parts, one for each device: as few parts as its memory allows, or, for pipelining, so many that
+the slowest part is as fast as possible. Both are linear in nodes, whatever the number of devices.
 """
 
 from __future__ import annotations
@@ -21,21 +21,24 @@ if TYPE_CHECKING:
     from opweave.whatif.cluster import Cluster
     from opweave.whatif.simulate import SimulatedDevice
 
-__all__ = ["Load", "cut", "what_if"]
+__all__ = ["Load", "divide", "what_if"]
 
 
 def what_if(outputs: Outputs, cluster: Cluster, *, pipeline: bool = False) -> PlannedGraph:
-    """A graph placed on a cluster. Its scheduler has the devices that it uses.
+    """Place a graph on a cluster.
 
     Args:
-        pipeline: spread it so that overlapping runs end as fast as possible one after the other, instead of one run.
+        pipeline: minimize the time between the ends of overlapping runs, instead of the time of one run.
+
+    Returns:
+        The plan, with a prediction. Its targets are the devices of the cluster that are used.
 
     Raises:
-        UnsupportedOpError: a node that no group runs.
+        UnsupportedOpError: no group supports a node.
     """
     profiles = [cluster.profile(group) for group in cluster.groups]
     whole = [
-        group.device.twin(group.name, profile, memory=group.device.mem_info()[1] * group.count)
+        group.device.renamed(group.name, profile, memory=group.device.mem_info()[1] * group.count)
         for group, profile in zip(cluster.groups, profiles, strict=True)
     ]
     with Scheduler(whole, placement="cost") as scheduler:
@@ -53,9 +56,9 @@ def what_if(outputs: Outputs, cluster: Cluster, *, pipeline: bool = False) -> Pl
         loads = [
             Load(seconds.get(n, 0.0), live[n], {r: r.nbytes for s in n.srcs if (r := s.memory).leaf}) for n in nodes
         ]
-        pieces = cut(loads, group.count, group.device.mem_info()[1], pipeline=pipeline)
+        ends = divide(loads, group.count, group.device.mem_info()[1], pipeline=pipeline)
         start = 0
-        for number, stop in enumerate(pieces):
+        for number, stop in enumerate(ends):
             members.append(group.member(number, profiles[index]))
             pins.update(dict.fromkeys(nodes[start:stop], members[-1]))
             start = stop
@@ -68,18 +71,18 @@ def what_if(outputs: Outputs, cluster: Cluster, *, pipeline: bool = False) -> Pl
 
 
 class Load(NamedTuple):
-    """What a node asks of its device: seconds, bytes of temporaries while it runs, leaves that must lie there."""
+    """What a node costs its device: seconds, bytes of temporaries while it runs, and the leaves it reads (-> bytes)."""
 
     seconds: float
     live: int
     leaves: Mapping[Tensor, int]
 
 
-def cut(loads: Sequence[Load], count: int, memory: int, *, pipeline: bool) -> list[int]:
-    """The end of each of at most ``count`` consecutive pieces.
+def divide(loads: Sequence[Load], count: int, memory: int, *, pipeline: bool) -> list[int]:
+    """Divide loads into at most ``count`` consecutive parts; returns the end index of each.
 
-    A piece begins where memory (0: unlimited) would not suffice; with ``pipeline`` also so that the longest piece takes
-    as little time as possible. What remains at the last device is its own, whether it fits or not.
+    A new part begins where the memory of one device (bytes, 0: unlimited) would be exceeded; with ``pipeline`` the
+    slowest part is also as fast as possible. The last part takes all that remains, even if it exceeds the memory.
     """
     total = sum(load.seconds for load in loads)
     if not pipeline:
@@ -95,7 +98,7 @@ def cut(loads: Sequence[Load], count: int, memory: int, *, pipeline: bool) -> li
 
 
 def _fill(loads: Sequence[Load], count: int, memory: int, most: float) -> list[int]:
-    """Pieces filled one after the other, each up to ``memory`` bytes and ``most`` seconds."""
+    """Fill parts one after the other, each up to ``memory`` bytes and ``most`` seconds."""
     ends: list[int] = []
     seconds, live, leaves = 0.0, 0, set[Any]()
     size = 0

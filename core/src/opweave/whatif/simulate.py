@@ -1,4 +1,4 @@
-"""`simulate`: a device that is not there, to plan, explain and predict with."""
+"""`simulate`: a simulated device, to plan, explain and predict with."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Link = float | tuple[float, float]
 """Bytes per second, or seconds of latency and bytes per second."""
 
 HOST_LINK: Final = 16e9
-"""Bytes per second to the host where nothing is said: 16 lanes of PCI Express 3."""
+"""Default bandwidth to the host in bytes per second: PCI Express 3.0 x16."""
 
 LATENCY: Final = 10e-6
-"""Seconds until a transfer begins, where a link is only a bandwidth."""
+"""Default latency of a transfer in seconds, for links that are given as a bandwidth only."""
 
 
 class SimulatedDevice(Device):
@@ -55,13 +55,13 @@ class SimulatedDevice(Device):
             self.kernels = KernelTable()
 
     def declared(self) -> Profile:
-        """What it was declared with; the figures that were not, of the device that it is like."""
+        """The declared figures; those that were not declared are of the device ``like``, which is measured first."""
         if self._declared is None:
             self._declared = self._made()
         return self._declared
 
-    def twin(self, name: str, profile: Profile, memory: int | None = None) -> SimulatedDevice:
-        """Another one that runs the same operations, with a profile of its own."""
+    def renamed(self, name: str, profile: Profile, memory: int | None = None) -> SimulatedDevice:
+        """A copy of this device with another name and profile, and with ``memory`` bytes if given."""
         size = self._memory if memory is None else memory
         made = type(self)(name, self.like, None, size, lambda: profile)
         made._ops = self._ops
@@ -82,11 +82,11 @@ class SimulatedDevice(Device):
         return self.like._workspace(step) if self.like is not None else 0
 
     def _alloc(self, size: int, usage: Usage) -> Any:
-        raise unreal(self)
+        raise simulated_error(self)
 
 
-def unreal(device: Device) -> SchedulerError:
-    """What is raised where a simulated device would have to hold or compute something."""
+def simulated_error(device: Device) -> SchedulerError:
+    """The error for allocating memory or running steps on a simulated device."""
     return SchedulerError(
         f"{device.name} is simulated: Scheduler.partition plans, explains and predicts with it, nothing can be stored "
         "or run there; give weights as ow.Spec"
@@ -104,22 +104,22 @@ def simulate(
     link: Link | Mapping[str, Link] | None = None,
     ops: Iterable[str] | None = None,
 ) -> Device:
-    """A device that is not there. ``Scheduler([...]).partition(outputs)`` plans with it, explains, and predicts.
+    """A simulated device: ``Scheduler([...]).partition(outputs)`` plans with it, explains and predicts; nothing runs.
 
-    A step takes ``launch + max(bytes / bandwidth, operations / flops)`` seconds. Without any of these three figures it
-    takes what it takes on the device that it is ``like``, with some of them the others are that device's.
+    A step is predicted to take ``launch + max(bytes / bandwidth, operations / flops)`` seconds. Figures that are not
+    given are those measured on the device ``like``.
 
     Args:
-        name: how it is called in this scheduler and its reports.
-        like: a device, or its name, that runs the same operations.
-        flops: floating-point operations per second, of all dtypes or by dtype (``{"f32": 2e13, "f16": 1e14}``; others
-            as f32, or as the slowest given).
+        name: its name in the scheduler and in reports.
+        like: a device, or its name, that supports the same operations.
+        flops: floating-point operations per second, for all dtypes or by dtype (``{"f32": 2e13, "f16": 1e14}``; other
+            dtypes as f32, or as the slowest one given).
         bandwidth: bytes per second of its memory.
         launch: seconds that the smallest step takes.
         memory: bytes; 0: unlimited.
-        link: bytes per second to the host, with ``(seconds, bytes per second)`` the latency too (10 µs without); or by
-            name: ``{"host": 16e9, "other": (2e-6, 50e9)}`` for direct links to other devices.
-        ops: the operations that it runs, all of ``like`` or all that there are without.
+        link: the link to the host as bytes per second (with a latency of 10 µs) or ``(seconds of latency, bytes per
+            second)``; or a mapping with direct links to other devices too, ``{"host": 16e9, "other": (2e-6, 50e9)}``.
+        ops: the operations that it supports; default: those of ``like``, or all.
 
     Raises:
         SchedulerError: neither ``like`` nor both of ``flops`` and ``bandwidth``, or a figure that is not positive.
@@ -151,7 +151,7 @@ def simulate(
 
 
 def line(link: Link) -> Curve:
-    """Seconds over bytes of a link."""
+    """The curve of a link: seconds by bytes."""
     try:
         latency, rate = (LATENCY, link) if isinstance(link, (int, float)) else link
         right = latency >= 0 and rate > 0

@@ -1,4 +1,4 @@
-"""Cases of the operations that change the order of elements, repeat, frame and blank them."""
+"""Cases of roll, flip, repeat, pad, triangles and the like."""
 
 from __future__ import annotations
 

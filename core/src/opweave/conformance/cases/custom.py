@@ -1,4 +1,4 @@
-"""Cases of functions as nodes: what they are given, and what becomes of their result."""
+"""Cases of `custom`: the arrays that the function gets, and how its result is stored."""
 
 from __future__ import annotations
 

@@ -46,12 +46,12 @@ def derived(cases: Iterable[Case]) -> Iterator[Case]:
 
 
 def _is_plain(candidate: Case) -> bool:
-    """Whether a packed one has ordinary values."""
+    """Whether a contiguous case has ordinary values."""
     return all(o.values in ("normal", "positive", "ids") for o in candidate.operands)
 
 
 def _is_packed(candidate: Case) -> bool:
-    """Whether it is one of f32, indices and masks beside, packed."""
+    """Whether all operands are contiguous, and of f32 but for indices and masks."""
     types = {o.dtype for o in candidate.operands}
     packed = all(o.layout == "contiguous" for o in candidate.operands)
     return packed and "f32" in types and types <= {"f32", "bool", "i32", "i64"}

@@ -1,4 +1,4 @@
-"""Cases made of the samples in an operation's definition: how third parties' operations are judged."""
+"""Cases made of the samples in an operation's definition, which test the operations of third parties."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opweave.scheduler.precision import rebuilt
 __all__ = ["sampled"]
 
 MOST: Final = 1 << 18
-"""Elements of the largest operand that is tried: samples for measuring go further."""
+"""Elements of the largest operand of a case; samples for measuring may be larger."""
 
 
 def sampled(op: OpDef) -> Iterator[Case]:

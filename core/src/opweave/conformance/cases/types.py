@@ -1,4 +1,4 @@
-"""One small case for each type that an operation takes and the cases of its family leave out: rarer integers, bools."""
+"""One small case for each dtype that an operation takes and its family's cases leave out: rare integers, bool."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ from typing import Final
 from opweave.conformance.checklist import Check
 from opweave.conformance.levels import (
     beside,
+    events,
     failures,
     faults,
     hygiene,
     imports,
     indices,
     limits,
-    marks,
     memory,
     operations,
     order,
@@ -36,7 +36,7 @@ LEVELS: Final = {
 CHECKS: Final[tuple[Check, ...]] = (
     *imports.CHECKS, *hygiene.CHECKS, *memory.CHECKS, *transfers.CHECKS, *limits.CHECKS,
     *operations.CHECKS,
-    *order.CHECKS, *marks.CHECKS, *streams.CHECKS,
+    *order.CHECKS, *events.CHECKS, *streams.CHECKS,
     *beside.CHECKS,
     *faults.CHECKS, *failures.CHECKS, *indices.CHECKS,
 )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 from opweave.conformance.checklist import Check, Mismatch, Subject, expect, inapplicable
 from opweave.conformance.companions import SeparateMemory
 from opweave.conformance.compare import compare
-from opweave.conformance.graphs import MODELS, Model, Places
+from opweave.conformance.graphs import MODELS, LeafDevices, Model
 from opweave.conformance.limits import Limits, limits
 from opweave.errors import SchedulerError, UnsupportedOpError
 from opweave.graph.graph import Graph
@@ -32,35 +32,35 @@ Results = tuple[Array, ...]
 RUNS: Final = 3
 OVERLAPPING: Final = 6
 FEW: Final = 4
-"""Up to so many nodes every placement is tried."""
+"""The number of nodes up to which every placement is tried."""
 
 PLACED: Final = 4
 """How many placements are tried with runs that overlap, or with an observer."""
 
 
 class TwoDevices:
-    """A model on the device beside a second one.
+    """A model split over the device under test and a second one.
 
     Attributes:
-        both: the device first, then the second one, and the host where that may be needed besides.
+        devices: the device under test, the second one, and the host unless the second one is the host.
         feeds: inputs of `OVERLAPPING` successive runs.
-        wanted: what those runs give on the host alone.
-        values: and every computed node's value, by run and number.
+        wanted: the results of those runs on the host alone.
+        values: the value of every computed node in those runs, by run and number.
     """
 
     def __init__(self, subject: Subject, model: Model, second: Device) -> None:
         self.model, self.device, self.second, self.rng = model, subject.device, second, subject.rng
-        self.both: Final[list[Device]] = [self.device, second]
+        self.devices: Final[list[Device]] = [self.device, second]
         if not isinstance(second, HostDevice):
-            self.both.append(HostDevice())
+            self.devices.append(HostDevice())
         self._find_able()
         self._run_references()
 
     def _find_able(self) -> None:
-        """Which nodes either device runs."""
-        outputs = self.model.build(Places(None, None))
+        """Find the nodes that each of the two devices supports."""
+        outputs = self.model.build(LeafDevices(None, None))
         nodes = _nodes(outputs)
-        with Scheduler(self.both) as scheduler:
+        with Scheduler(self.devices) as scheduler:
 
             def able(node: Tensor, where: Device) -> bool:
                 try:
@@ -79,7 +79,7 @@ class TwoDevices:
 
     def _run_references(self) -> None:
         host = HostDevice()
-        outputs = self.model.build(Places(None, host))
+        outputs = self.model.build(LeafDevices(None, host))
         nodes = _nodes(outputs)
         self.limit = _limit(nodes)
         self.feeds = [self.model.feeds(outputs, self.rng) for _ in range(OVERLAPPING)]
@@ -95,8 +95,8 @@ class TwoDevices:
 
     # --- placements -------------------------------------------------------------------------------------------------
 
-    def placements(self, most: int | None = None) -> Iterator[tuple[Places, dict[int, Device] | None]]:
-        """Where leaves are kept, and node -> device (``None``: as the scheduler likes)."""
+    def placements(self, most: int | None = None) -> Iterator[tuple[LeafDevices, dict[int, Device] | None]]:
+        """Devices of the leaves, and node number -> device (``None``: the scheduler decides)."""
         n = len(self.here)
         if n <= FEW:
             patterns = list(product((True, False), repeat=n))
@@ -106,17 +106,17 @@ class TwoDevices:
             chance = [tuple(map(bool, self.rng.integers(0, 2, n))) for _ in range(6)]
             patterns = [(True,) * n, (False,) * n, *halves, *turns, *chance]
         leaves = list(product((None, self.device, self.second), (self.device, self.second)))
-        found: list[tuple[Places, dict[int, Device] | None]] = [(Places(*leaf), None) for leaf in leaves]
+        found: list[tuple[LeafDevices, dict[int, Device] | None]] = [(LeafDevices(*leaf), None) for leaf in leaves]
         for i, pattern in enumerate(patterns):
             placed = {k: self.device for k, mine in zip(self.here, pattern, strict=True) if mine}
             elsewhere = {k: self.second for k in self.there if k not in placed}
-            found.append((Places(*leaves[i % len(leaves)]), {**placed, **elsewhere}))
+            found.append((LeafDevices(*leaves[i % len(leaves)]), {**placed, **elsewhere}))
         if most is not None and len(found) > most:
             found = [found[k] for k in sorted(self.rng.permutation(len(found))[:most])]
         yield from found
 
     def program(
-        self, scheduler: Scheduler, places: Places, placed: dict[int, Device] | None
+        self, scheduler: Scheduler, places: LeafDevices, placed: dict[int, Device] | None
     ) -> tuple[Program, Sequence[Tensor]]:
         """The program, and its nodes by number."""
         outputs = self.model.build(places)
@@ -127,7 +127,7 @@ class TwoDevices:
     # --- judging ----------------------------------------------------------------------------------------------------
 
     def judge(self, run: int, got: Sequence[Array], program: Program) -> None:
-        """Results of a run are as those of the host alone, within the limits of the operations together."""
+        """Raises `Mismatch` unless the results of a run equal the host's, within the sum of all operations' limits."""
         for i, (a, b) in enumerate(zip(got, self.wanted[run], strict=True)):
             self._judge(a, b, f"run {run}, output {i}", program)
 
@@ -165,11 +165,11 @@ def _placement(program: Program) -> str:
     )
 
 
-# --- what is asked --------------------------------------------------------------------------------------------------
+# --- ways of running ------------------------------------------------------------------------------------------------
 
 
 def _split(two: TwoDevices) -> None:
-    with Scheduler(two.both) as scheduler:
+    with Scheduler(two.devices) as scheduler:
         for places, placed in two.placements():
             first: list[Results] = []
             for again in (False, True):
@@ -190,7 +190,7 @@ def _split(two: TwoDevices) -> None:
 
 def _overlapping(two: TwoDevices) -> None:
     for slots in (2, 3):
-        with Scheduler(two.both, parallel=slots) as scheduler:
+        with Scheduler(two.devices, parallel=slots) as scheduler:
             for places, placed in two.placements(PLACED):
                 program, _ = two.program(scheduler, places, placed)
                 futures = []
@@ -206,7 +206,7 @@ def _overlapping(two: TwoDevices) -> None:
 
 def _observed(two: TwoDevices) -> None:
     for parallel in (False, True):
-        with Scheduler(two.both, parallel=parallel) as scheduler:
+        with Scheduler(two.devices, parallel=parallel) as scheduler:
             for places, placed in two.placements(PLACED):
                 program, nodes = two.program(scheduler, places, placed)
                 for run, feed in enumerate(two.feeds[:2]):
@@ -220,23 +220,24 @@ def _observed(two: TwoDevices) -> None:
                 scheduler.reset()
 
 
-WAYS: Final[dict[str, tuple[str, Callable[[TwoDevices], None]]]] = {
-    "split": ("Split over two devices in any way, with weights and states on either, it gives what one gives.", _split),
-    "overlap": ("Runs that overlap, with two and with three slots, give what they give one after the other.",
+MODES: Final[dict[str, tuple[str, Callable[[TwoDevices], None]]]] = {
+    "split": ("Split over two devices in every way, weights and states on either, it gives one device's results.",
+              _split),
+    "overlap": ("Overlapping runs, with two and with three slots, give the results of runs one after the other.",
                 _overlapping),
-    "observe": ("An observer is shown the value of every node, and the results stay what they are.", _observed),
+    "observe": ("An observer gets the value of every node, and the results do not change.", _observed),
 }  # fmt: skip
 
 
-def _ask(model: Model, way: Callable[[TwoDevices], None], second: Callable[[], Device], subject: Subject) -> None:
-    way(TwoDevices(subject, model, second()))
+def _ask(model: Model, mode: Callable[[TwoDevices], None], second: Callable[[], Device], subject: Subject) -> None:
+    mode(TwoDevices(subject, model, second()))
 
 
 def checks_with(name: str, second: Callable[[], Device]) -> tuple[Check, ...]:
-    """The checks beside one second device, which ``second`` gives."""
+    """The checks with one second device, which the function ``second`` returns."""
     return tuple([
-        Check(f"{way}-{name}-{graph}", 4, about, partial(_ask, model, run, second))
-        for way, (about, run) in WAYS.items()
+        Check(f"{mode}-{name}-{graph}", 4, about, partial(_ask, model, run, second))
+        for mode, (about, run) in MODES.items()
         for graph, model in MODELS.items()
     ])  # fmt: skip
 

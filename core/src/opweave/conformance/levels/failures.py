@@ -1,4 +1,4 @@
-"""Level 5, second part: no memory, programs that fail in the middle, and that nothing is left behind."""
+"""Level 5, second part: out of memory, programs that fail in the middle, and leaks."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ ABSURD: Final = 1 << 57
 """Elements of a tensor that no device holds."""
 
 CYCLES: Final = 12
-PIECE: Final = 1 << 20
-"""Elements of what is taken and given back in a cycle."""
+ELEMENTS: Final = 1 << 20
+"""Elements of the tensors that a cycle allocates and frees."""
 
 F32: Final = np.float32
 
 
 @contextmanager
 def _failing(stream: Stream, nth: int = 0) -> Iterator[None]:
-    """A ``with`` block in which the last call of a plan raises, of the ``nth`` one that is run on ``stream``."""
+    """A ``with`` block in which the ``nth`` plan that is run on ``stream`` fails: its last call raises."""
     count = 0
 
     def launch(plan: Plan, calls: list[Call]) -> None:
@@ -85,7 +85,7 @@ def _expect_equal(got: Any, want: Any, what: str) -> None:
 
 @fault("allocation")
 def _(subject: Subject) -> None:
-    """Memory that there is not is refused with an AllocationError beside queued work, which goes on."""
+    """Allocations larger than the device's memory raise AllocationError; queued work goes on."""
     with Bench(subject) as bench:
         queue = bench.open()
         task = bench.long_task(queue)
@@ -106,7 +106,7 @@ def _(subject: Subject) -> None:
 
 @fault("allocation-state")
 def _(subject: Subject) -> None:
-    """A state that the device has no room for is refused with an AllocationError, and a small one is not."""
+    """A state larger than the device's memory raises AllocationError; a small one can be made afterwards."""
     device = subject.device
     expect_raises(AllocationError, "a state beyond all memory", lambda: state("big", (ABSURD,), device=device))
     small = state("small", (5,), device=device, fill=2)
@@ -115,7 +115,7 @@ def _(subject: Subject) -> None:
 
 @fault("allocation-program")
 def _(subject: Subject) -> None:
-    """A program that the device has no room for is refused with an AllocationError; its scheduler goes on."""
+    """Building a program larger than the device's memory raises AllocationError; its scheduler remains usable."""
     build = _unary(subject.device)
     with Scheduler(subject.device) as scheduler:
         big = build(leaf("x", (ABSURD,)))
@@ -140,7 +140,7 @@ def _unary(device: Device) -> Callable[[Tensor], Tensor]:
 
 @fault("program")
 def _(subject: Subject) -> None:
-    """A run that fails names the device and its half-written states, which refuse reads until they are written anew."""
+    """A failed run names the device and the half-written states; reading these raises until they are written again."""
     device, values = subject.device, np.arange(8, dtype=F32)
     total, x = state("total", (8,), device=device), leaf("x", (8,))
     new = ops.assign(total, total + x)
@@ -169,7 +169,7 @@ def _(subject: Subject) -> None:
 
 @fault("program-overlapping")
 def _(subject: Subject) -> None:
-    """A submitted run that fails says so by its future, no other one hangs or is wrong, and the next ones are right."""
+    """The future of a submitted run that fails raises; other runs neither hang nor give wrong results."""
     device = subject.device
     x, y = leaf("x", (64,)), leaf("y", (64,))
     with Scheduler([device, HostDevice()], parallel=2) as scheduler:
@@ -196,7 +196,7 @@ def _(subject: Subject) -> None:
 
 @fault("custom")
 def _(subject: Subject) -> None:
-    """A Python function in a graph that raises ends the run with what it raised, and later runs are right."""
+    """A run whose Python function raises fails with that exception as its cause; later runs are correct."""
     healthy = True
 
     def function(x: Any) -> Any:
@@ -217,17 +217,17 @@ def _(subject: Subject) -> None:
                     _expect_planted(expect_raises(ExecutionError, "a function that raises", run), "a run")
 
 
-# --- nothing is left behind -----------------------------------------------------------------------------------------
+# --- leaks ----------------------------------------------------------------------------------------------------------
 
 
 def _cycle(subject: Subject) -> None:
-    """Everything that takes memory, streams and threads, well and badly ended."""
+    """Make and release buffers, streams, threads and programs, with and without failures."""
     device = subject.device
     for worker in (False, True):
         with Bench(subject, worker=worker) as bench:
             queue = bench.open()
             task = bench.task(queue)
-            bench.alloc(PIECE)
+            bench.alloc(ELEMENTS)
             bench.feed(task)
             task.plan.run()
             queue.synchronize()
@@ -237,21 +237,21 @@ def _cycle(subject: Subject) -> None:
                     queue.synchronize()
                 except ExecutionError:
                     queue.recover()
-    x = leaf("x", (PIECE,))
+    x = leaf("x", (ELEMENTS,))
     for parallel in (False, True):
         with Scheduler([device, HostDevice()], parallel=parallel) as scheduler:
             program = scheduler.build(ops.neg(x + x))
-            program.run(x=np.ones(PIECE, F32))
+            program.run(x=np.ones(ELEMENTS, F32))
             with _failing(scheduler.streams[0]):
                 try:
-                    program.run(x=np.ones(PIECE, F32))
+                    program.run(x=np.ones(ELEMENTS, F32))
                 except ExecutionError:
                     continue
 
 
 @fault("leaks-objects")
 def _(subject: Subject) -> None:
-    """Buffers, streams and threads are gone when what used them was closed, also after failures."""
+    """No buffers, streams or threads remain after everything was closed, also after failures."""
 
     def held() -> dict[str, int]:
         gc.collect()
@@ -273,7 +273,7 @@ def _(subject: Subject) -> None:
 
 @fault("leaks-memory")
 def _(subject: Subject) -> None:
-    """The device's free memory comes back when what used it was closed, also after failures."""
+    """The device's free memory is as before after everything was closed, also after failures."""
     device = subject.device
     free, total = device.mem_info()
     if not total:
@@ -288,4 +288,4 @@ def _(subject: Subject) -> None:
     gc.collect()
     free, _ = device.mem_info()
     lost = before - free
-    expect(lost < CYCLES * PIECE // 2, f"{lost:,} bytes are gone after {CYCLES} times of taking and giving back")
+    expect(lost < CYCLES * ELEMENTS // 2, f"{lost:,} bytes are missing after allocating and freeing {CYCLES} times")

@@ -1,4 +1,4 @@
-"""Level 5, first part: what fails on a stream is told to everyone who waits, and the stream goes on afterwards."""
+"""Level 5, first part: whatever waits for a failed stream raises its failure; `recover` makes it usable again."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from opweave.conformance.bench import Bench, Ways, beside, chain_of, joined
+from opweave.conformance.bench import Bench, StreamChecklist, chain_of, join_threads, start_threads
 from opweave.conformance.checklist import Mismatch, expect, expect_raises, inapplicable
-from opweave.conformance.workload import Task
+from opweave.conformance.workload import Workload
 from opweave.contract.step import Call
 from opweave.contract.stream import Stream
 from opweave.errors import BoundsError, ExecutionError, LayoutError, LifetimeError
 
 __all__ = ["CHECKS", "Planted"]
 
-stream = Ways(5, "fault")
+stream = StreamChecklist(5, "fault")
 CHECKS = stream.checks
 
 
 class Planted(Exception):
-    """What a call raises in place of its work."""
+    """The exception that checks raise in place of a call."""
 
 
-def _number_of_calls(task: Task) -> int:
+def _number_of_calls(task: Workload) -> int:
     """How many calls the plan has; a stream may compile several steps into one."""
     seen: list[int] = []
 
@@ -39,7 +39,7 @@ def _number_of_calls(task: Task) -> int:
 
 
 def _raising(at: int) -> Callable[[int, Call], Call]:
-    """In place of one call of a plan, one that raises."""
+    """A wrapper for `Plan.run` that replaces one call by one that raises."""
 
     def fail() -> None:
         raise Planted(f"planted in call {at}")
@@ -47,8 +47,8 @@ def _raising(at: int) -> Callable[[int, Call], Call]:
     return lambda index, call: fail if index == at else call
 
 
-def _break(task: Task, at: int) -> ExecutionError | None:
-    """Run the plan with a call that raises; what is raised by that, if it is told at once."""
+def _break(task: Workload, at: int) -> ExecutionError | None:
+    """Run the plan with call ``at`` raising; the error, if `run` raises it at once."""
     try:
         task.plan.run(_raising(at))
     except ExecutionError as error:
@@ -56,8 +56,8 @@ def _break(task: Task, at: int) -> ExecutionError | None:
     return None
 
 
-def _told(queue: Stream, error: ExecutionError | None) -> ExecutionError:
-    """What was raised at once, or is raised by waiting for the stream."""
+def _failure(queue: Stream, error: ExecutionError | None) -> ExecutionError:
+    """The error that was raised at once, or that waiting for the stream raises."""
     try:
         queue.synchronize()
     except ExecutionError as late:
@@ -71,7 +71,7 @@ def _told(queue: Stream, error: ExecutionError | None) -> ExecutionError:
     return error
 
 
-def _expect_right(bench: Bench, task: Task, what: str) -> None:
+def _expect_right(bench: Bench, task: Workload, what: str) -> None:
     values = bench.feed(task)
     task.poison()
     task.plan.run()
@@ -81,7 +81,7 @@ def _expect_right(bench: Bench, task: Task, what: str) -> None:
 
 @stream("raised")
 def _(bench: Bench) -> None:
-    """A call that raises in the middle of a plan is told, with what it raised and which step it was."""
+    """A call that raises in the middle of a plan is reported with its exception and the step's number."""
     from opweave.contract.plan import StepError
 
     queue = bench.open()
@@ -89,7 +89,7 @@ def _(bench: Bench) -> None:
     bench.feed(task)
     count = _number_of_calls(task)
     for at in sorted({0, count // 2, count - 1}):
-        error = _told(queue, _break(task, at))
+        error = _failure(queue, _break(task, at))
         steps = [e.step for e in chain_of(error) if isinstance(e, StepError)]
         expect(steps, f"no StepError tells which step it was: {error}")
         if count == len(task.plan):
@@ -100,10 +100,10 @@ def _(bench: Bench) -> None:
 
 @stream("remembered")
 def _(bench: Bench) -> None:
-    """A stream that failed says so each time it is synchronized, until it recovers."""
+    """A failed stream raises its failure at each synchronization until it recovers."""
     queue = bench.open()
     task = bench.task(queue)
-    _told(queue, _break(task, 0))
+    _failure(queue, _break(task, 0))
     for _ in range(2):
         expect(queue.failure is not None, "a stream that failed has no failure")
         expect_raises(ExecutionError, "synchronizing a stream that failed", queue.synchronize)
@@ -113,9 +113,9 @@ def _(bench: Bench) -> None:
     queue.synchronize()
 
 
-@stream("marks")
+@stream("events")
 def _(bench: Bench) -> None:
-    """Marks behind a failure are failed and waiting for them raises, also after recovering; those before it are not."""
+    """Waiting for events behind a failure raises, also after recovering; events before it are not affected."""
     queue = bench.open()
     task = bench.task(queue)
     bench.feed(task)
@@ -124,65 +124,65 @@ def _(bench: Bench) -> None:
     before.synchronize()
     error = _break(task, 0)
     behind = [queue.record(), queue.record()]
-    for mark in behind:
-        expect_raises(ExecutionError, "waiting for a mark behind a failure", mark.synchronize)
-        expect(mark.done and mark.failure is not None, "a mark behind a failure does not say that it has failed")
-    _told(queue, error)
+    for event in behind:
+        expect_raises(ExecutionError, "waiting for an event behind a failure", event.synchronize)
+        expect(event.done and event.failure is not None, "Event.failure is None for an event behind a failure")
+    _failure(queue, error)
     queue.recover()
     after = queue.record()
     after.synchronize()
-    expect(after.failure is None, "a mark made after recovering is failed")
+    expect(after.failure is None, "an event made after recovering is failed")
     before.synchronize()
-    expect(before.failure is None, "a mark that was reached before a failure is failed")
-    for mark in behind:
-        expect_raises(ExecutionError, "waiting for a mark behind a failure, after recovering", mark.synchronize)
+    expect(before.failure is None, "an event that was reached before a failure is failed")
+    for event in behind:
+        expect_raises(ExecutionError, "waiting for an event behind a failure, after recovering", event.synchronize)
 
 
 @stream("waits")
 def _(bench: Bench) -> None:
-    """Streams that wait for a mark of a failed one fail and do not hang; they too go on after recovering."""
+    """Streams that wait for an event of a failed stream fail and do not hang; they too can recover."""
     queue, other, host = bench.open(), bench.open(), bench.open_host()
     task, theirs = bench.task(queue), bench.task(other)
     error = _break(task, 0)
-    mark = queue.record()
+    event = queue.record()
     for waiting in (other, host):
 
         def wait(waiting: Stream = waiting) -> None:
-            waiting.wait(mark)
+            waiting.wait(event)
             waiting.synchronize()
 
-        expect_raises(ExecutionError, f"waiting in {waiting!r} for a mark behind a failure", wait)
+        expect_raises(ExecutionError, f"waiting in {waiting!r} for an event behind a failure", wait)
         waiting.recover()
         waiting.synchronize()
     _expect_right(bench, theirs, "a stream that had waited for a failed one")
-    _told(queue, error)
+    _failure(queue, error)
     queue.recover()
     _expect_right(bench, task, "a stream that others had waited for when it failed")
 
 
 @stream("recovers")
 def _(bench: Bench) -> None:
-    """After recovering, plans, uploads, downloads and marks are as before, again and again."""
+    """After recovering, plans, uploads, downloads and events are as before, again and again."""
     queue = bench.open()
     task = bench.task(queue)
     for _ in range(3):
-        _told(queue, _break(task, 0))
+        _failure(queue, _break(task, 0))
         queue.recover()
         expect(queue.failure is None, "a stream that recovered has a failure")
         values, got = task.values(bench.rng), task.empty()
         queue.upload(task.x, 0, values)
         task.plan.run()
         queue.download(task.out, 0, got)
-        mark = queue.record()
-        mark.synchronize()
-        expect(mark.done and mark.failure is None, "a mark made after recovering is failed")
+        event = queue.record()
+        event.synchronize()
+        expect(event.done and event.failure is None, "an event made after recovering is failed")
         task.expect(got, values, "upload, plan and download after recovering")
         queue.synchronize()
 
 
 @stream("refused")
 def _(bench: Bench) -> None:
-    """Transfers that are refused (ranges, arrays, memory) raise their error at once and leave the stream as it was."""
+    """Invalid transfers (ranges, arrays, memory) raise their error at once and do not make the stream fail."""
     queue = bench.open()
     task = bench.task(queue)
     end, frozen = task.nbytes, np.zeros(8, np.uint8)
@@ -203,7 +203,7 @@ def _(bench: Bench) -> None:
 
 @stream("freed")
 def _(bench: Bench) -> None:
-    """Freed memory is refused in transfers, copies and plans with a LifetimeError, and the stream goes on."""
+    """Transfers, copies and plans with freed memory raise a LifetimeError and do not make the stream fail."""
     queue = bench.open()
     task, other = bench.task(queue), bench.task(queue)
     bench.feed(task)
@@ -215,7 +215,7 @@ def _(bench: Bench) -> None:
         "a queued upload": lambda: queue.upload(task.x, 0, data),
         "a queued download": lambda: queue.download(task.x, 0, data),
         "a queued copy": lambda: queue.copy_from(task.out, 0, task.x, 0, 8),
-        "compiling": lambda: Task(queue, other.nbytes // other.dtype.itemsize, 1, task.x),
+        "compiling": lambda: Workload(queue, other.nbytes // other.dtype.itemsize, 1, task.x),
         "reading": task.x.read,
     }
     for what, use in uses.items():
@@ -226,21 +226,21 @@ def _(bench: Bench) -> None:
 
 @stream("closed")
 def _(bench: Bench) -> None:
-    """A closed plan and a closed stream are refused everywhere with a LifetimeError; closing twice does nothing."""
+    """Every use of a closed plan or stream raises a LifetimeError; closing twice does nothing."""
     queue = bench.open()
     task, other = bench.task(queue), bench.task(queue)
     task.plan.close()
     task.plan.close()
     expect_raises(LifetimeError, "running a closed plan", task.plan.run)
     _expect_right(bench, other, "a plan after another one was closed")
-    mark = queue.record()
+    event = queue.record()
     queue.close()
     queue.close()
     data = np.zeros(8, np.uint8)
     uses: dict[str, Callable[[], object]] = {
         "running a plan": other.plan.run,
-        "a mark": queue.record,
-        "waiting for a mark": lambda: queue.wait(mark),
+        "an event": queue.record,
+        "waiting for an event": lambda: queue.wait(event),
         "an upload": lambda: queue.upload(other.x, 0, data),
         "a download": lambda: queue.download(other.x, 0, data),
         "a copy": lambda: queue.copy_from(other.x, 0, other.out, 0, 8),
@@ -252,7 +252,7 @@ def _(bench: Bench) -> None:
 
 @stream("second-thread")
 def _(bench: Bench) -> None:
-    """While one thread submits a plan, others are refused with a LifetimeError; both can go on afterwards."""
+    """While one thread submits a plan, submitting from another one raises LifetimeError; both can go on afterwards."""
     if bench.worker:
         inapplicable("submitting only queues")
     queue = bench.open()
@@ -268,19 +268,19 @@ def _(bench: Bench) -> None:
 
         return held if index == 0 else call
 
-    threads = beside(lambda: task.plan.run(around))
+    threads = start_threads(lambda: task.plan.run(around))
     try:
         inside.wait()
         uses: dict[str, Callable[[], object]] = {
             "running a plan": task.plan.run,
-            "a mark": queue.record,
+            "an event": queue.record,
             "an upload": lambda: queue.upload(task.x, 0, values),
         }
         for what, use in uses.items():
             expect_raises(LifetimeError, f"{what} while another thread submits", use)
     finally:
         go.set()
-    joined(threads)
+    join_threads(threads)
     queue.synchronize()
     task.expect_result(values, "a plan while another thread was refused")
     _expect_right(bench, task, "a plan after two threads wanted to submit")

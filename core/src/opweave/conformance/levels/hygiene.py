@@ -1,4 +1,4 @@
-"""Level 0: what the plugin says about itself and its devices, and opening and closing streams."""
+"""Level 0: metadata of the plugin, properties of its devices, and opening and closing streams."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ device = Checklist(0, "hygiene")
 
 @backend("entry-point")
 def _(subject: Subject) -> None:
-    """A distribution with name and version carries the plugin, and the plugin is ready."""
+    """The plugin belongs to a distribution with a name and a version, and is ready."""
     record = subject.record
     expect(record.state is State.READY, f"the plugin is {record.state.value}: {record.error}")
     if record.name == "host":
@@ -31,7 +31,7 @@ def _(subject: Subject) -> None:
 
 @backend("names")
 def _(subject: Subject) -> None:
-    """The backend is called like its entry point and its devices like the backend, each by a name of its own."""
+    """The backend has its entry point's name; names of devices begin with the backend's, and are unique."""
     name = subject.backend.name
     if not subject.record.value.endswith(".py") and ":" in subject.record.value:
         expect(key(name) == key(subject.record.name), f"the backend is called {name!r}, not {subject.record.name!r}")
@@ -44,7 +44,7 @@ def _(subject: Subject) -> None:
 
 @backend("devices-repeatable")
 def _(subject: Subject) -> None:
-    """Asking for the devices again gives as many, with the same ids, kinds and hardware."""
+    """Each call of ``devices()`` gives the same number of devices, with the same ids, kinds and hardware ids."""
     first, second = (_described(list(subject.backend.devices()), subject.backend.name) for _ in range(2))
     expect(first == second, f"devices() first gives {first}, then {second}")
 
@@ -59,7 +59,7 @@ def _described(devices: list[Device], name: str) -> list[tuple[str, Kind, str | 
 
 @device("properties")
 def _(subject: Subject) -> None:
-    """Kind, description, hardware id, alignment and the largest buffer are such as everybody can use."""
+    """Kind, description, hardware id, alignment and the largest buffer have valid types and values."""
     d = subject.device
     expect(isinstance(d.kind, Kind), f"kind is {d.kind!r}")
     expect(d.kind is not Kind.HOST or subject.backend.name == "host", "only the core's own device is of kind HOST")
@@ -109,7 +109,7 @@ def _(subject: Subject) -> None:
 
 @device("streams")
 def _(subject: Subject) -> None:
-    """Streams open, also several at once, do nothing, and close, also twice; a closed one is refused."""
+    """Several streams can be open at once, and be closed twice; using a closed one raises LifetimeError."""
     with subject.device.open() as first, subject.device.open() as second:
         expect(first is not second, "opening a second stream gives the first one")
         for stream in (first, second):
@@ -118,7 +118,7 @@ def _(subject: Subject) -> None:
             stream.synchronize()
     first.close()
     expect(first.closed and second.closed, "a stream that was closed does not say so")
-    expect_raises(LifetimeError, "a mark on a closed stream", first.record)
+    expect_raises(LifetimeError, "an event on a closed stream", first.record)
     expect_raises(LifetimeError, "compiling on a closed stream", lambda: first.compile([]))
 
 
@@ -131,7 +131,7 @@ def _(subject: Subject) -> None:
 
 @device("stream-class")
 def _(subject: Subject) -> None:
-    """A stream can do what the device's capabilities say."""
+    """`Stream.is_async` and `Stream.has_events` agree with the device's capabilities."""
     caps = subject.device.caps
     with subject.device.open() as stream:
         expect(stream.is_async == caps.asynchronous, f"is_async is {stream.is_async}, caps say {caps.asynchronous}")

@@ -1,4 +1,4 @@
-"""Level 0: what finding, importing and loading the plugin loads, in a process of its own."""
+"""Level 0: which modules finding, importing and loading the plugin imports, observed in a process of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opweave.registry.records import PluginRecord
 __all__ = ["CHECKS"]
 
 FRAMEWORKS: Final = frozenset({"cupy", "jax", "mxnet", "onnxruntime", "paddle", "pyopencl", "tensorflow", "torch"})
-"""Packages that are slow to import or take hold of a device; by import name, which is the distribution's here."""
+"""Packages that are slow to import or open devices, by import name, which for these is also the distribution's name."""
 
 hygiene = Checklist(0, "hygiene", per_device=False)
 CHECKS = hygiene.checks

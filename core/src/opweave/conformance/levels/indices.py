@@ -1,4 +1,4 @@
-"""Level 5, third part: an index outside of what it indexes is raised, wherever the indices are known."""
+"""Level 5, third part: an index out of range raises BoundsError."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Array = np.ndarray[Any, Any]
 def _ask(op: str, subject: Subject) -> None:
     device = subject.device
     if not device.raises_index_errors:
-        inapplicable("an index outside of what it indexes ends the use of the device")
+        inapplicable("an index out of range makes the device unusable (raises_index_errors = False)")
     case, tensors, node, which = _find(op, device)
     leaves = {
         x.memory: make_values(subject.rng, operand, x.memory.shape, x.dtype)
@@ -68,7 +68,7 @@ def _find(op: str, device: Device) -> tuple[Case, tuple[Tensor, ...], Tensor, in
 
 
 def _run(stream: Stream, step: Step) -> OpweaveError | None:
-    """What is raised at once, or by waiting for a mark behind the step."""
+    """The error that is raised at once, or by waiting for an event behind the step."""
     try:
         stream.run([step])
         stream.record().synchronize()
@@ -107,11 +107,11 @@ def _bound(stream: Stream, node: Tensor, leaves: Mapping[Tensor, Array]) -> Iter
             buffer.free()
 
 
-PICKING: Final = [name for name, op in OPS.items() if op.indices and name != "rope"]
-"""The operations that pick by index; rope's positions pick nothing."""
+INDEXING: Final = [name for name, op in OPS.items() if op.indices and name != "rope"]
+"""The operations that read or write by index; the positions of rope are no indices."""
 
 CHECKS: Final = [
-    Check(f"fault-index-{op}", 5, "An index outside of what it indexes is a BoundsError, and the stream goes on.",
+    Check(f"fault-index-{op}", 5, "An index out of range raises BoundsError, and the stream can recover.",
           partial(_ask, op))
-    for op in PICKING
+    for op in INDEXING
 ]  # fmt: skip

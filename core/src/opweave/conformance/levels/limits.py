@@ -1,4 +1,5 @@
-"""Level 1, last part: more memory than there is. Last, because a device that fails here may have none left."""
+"""Level 1, last part: allocations larger than the device's memory. Last, because a device that fails here may have no
+memory left."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ CYCLES: Final = 64
 
 @memory("absurd-size")
 def _(subject: Subject) -> None:
-    """More memory than there can be is refused with an AllocationError, and the device goes on."""
+    """An allocation larger than any memory raises AllocationError, and the device remains usable."""
     device = subject.device
     error = expect_raises(AllocationError, f"allocating {ABSURD:,} bytes", lambda: device.alloc(ABSURD))
     assert isinstance(error, AllocationError)
@@ -49,7 +50,7 @@ def _(subject: Subject) -> None:
 
 @memory("freeing")
 def _(subject: Subject) -> None:
-    """What is freed can be had again: more than all memory, a piece at a time."""
+    """Freed memory can be allocated again: one buffer after the other, more than all memory together."""
     device = subject.device
     free, _ = device.mem_info()
     size = min(free // 16, device.max_buffer_size or free)

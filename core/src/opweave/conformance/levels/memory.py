@@ -1,4 +1,4 @@
-"""Level 1, first part: getting memory and giving it back, and kinds of memory."""
+"""Level 1, first part: allocating and freeing memory, and buffer types."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def noise(subject: Subject, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def _largest(subject: Subject, want: int) -> int:
-    """``want`` bytes, or what one buffer can have and the device has left."""
+    """``want`` bytes, or less if the largest buffer or the device's free memory is smaller."""
     free, total = subject.device.mem_info()
     limit = subject.device.max_buffer_size or want
     return max(min(want, limit, free // 4 if total else want), 1)
 
 
-# --- getting and giving back ----------------------------------------------------------------------------------------
+# --- allocating and freeing -----------------------------------------------------------------------------------------
 
 
 @memory("sizes")
@@ -118,7 +118,7 @@ def _(subject: Subject) -> None:
 
 @memory("reuse")
 def _(subject: Subject) -> None:
-    """Memory that was given back and comes again belongs to one buffer, and disturbs none that stayed."""
+    """Freed memory that is allocated again belongs to one buffer only; buffers that stayed keep their values."""
     device = subject.device
     kept: list[Buffer] = []
     values: list[np.ndarray[Any, Any]] = []
@@ -140,7 +140,7 @@ def _(subject: Subject) -> None:
 
 @memory("freed")
 def _(subject: Subject) -> None:
-    """A freed buffer is refused everywhere with a LifetimeError; freeing it twice does nothing."""
+    """Every use of a freed buffer raises LifetimeError; freeing it twice does nothing."""
     device = subject.device
     buffer, other = device.alloc(64), device.alloc(64)
     value = noise(subject, 64)
@@ -200,24 +200,24 @@ def _(subject: Subject) -> None:
 
 @memory("chunks")
 def _(subject: Subject) -> None:
-    """Pieces that do not fit one buffer lie in several, each at an aligned place, and keep their values."""
+    """Parts that do not fit into one buffer lie in several, each at an aligned offset, and keep their values."""
     kind = BufferType(subject.device, "chunks", max_size=1024)
     sizes = [1, 1000, 24, 1024, 0, 513, 511]
     if subject.device.max_buffer_size is not None and subject.device.max_buffer_size < 1024:
-        inapplicable("its largest buffer is smaller than the pieces")
+        inapplicable("its largest buffer is smaller than the parts")
     whole, offsets = kind.alloc_chunked(sizes)
     with whole:
         expect(isinstance(whole, MultiBuffer) and len(whole.buffers) > 2, f"{sum(sizes)} bytes became {whole!r}")
         values = [noise(subject, n) for n in sizes]
         places = [whole.locate(at, n) for at, n in zip(offsets, sizes, strict=True)]
         for (buffer, at), value in zip(places, values, strict=True):
-            expect(at % kind.alignment == 0, f"a piece lies at {at}, which is no multiple of {kind.alignment}")
+            expect(at % kind.alignment == 0, f"a part lies at {at}, which is no multiple of {kind.alignment}")
             buffer.upload(at, value)
         for (buffer, at), value in zip(places, values, strict=True):
-            expect_equal(buffer.read(at, value.size), value, f"a piece of {value.size} bytes in {whole!r}")
+            expect_equal(buffer.read(at, value.size), value, f"a part of {value.size} bytes in {whole!r}")
 
 
-# --- kinds ----------------------------------------------------------------------------------------------------------
+# --- usages and buffer types ----------------------------------------------------------------------------------------
 
 
 @memory("usage")
@@ -235,7 +235,7 @@ def _(subject: Subject) -> None:
 
 @memory("buffer-types")
 def _(subject: Subject) -> None:
-    """Every kind of memory has a name of its own, a sane alignment, and gives tensors back as it got them."""
+    """Every buffer type has a unique name, an alignment that is a power of two, and keeps the values of tensors."""
     kinds = list(subject.device.buffer_types)
     expect(
         kinds and kinds[0] is subject.device.default_buffer_type, "the first of buffer_types is not the ordinary one"

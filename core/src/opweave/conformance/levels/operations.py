@@ -1,4 +1,4 @@
-"""Level 2: every case, whether what is listed is run at all, and nodes without elements."""
+"""Level 2: every case, whether listed kernels run at all, and tensors without elements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["CHECKS", "column", "third_party_checks"]
 
 
 def column(case: Case) -> str:
-    """The type under which the matrix shows a case: the quantized one if there is, else that of the first data."""
+    """The dtype under which the matrix shows a case: the quantized one, if any, else the first data operand's."""
     names = [o.dtype for o in case.operands if o.values != "ids"]
     quantized = [name for name in names if as_dtype(name).is_quantized]
     return (quantized or names or [o.dtype for o in case.operands] or [case.build().dtype.name])[0]
@@ -46,7 +46,7 @@ def _check_of(case: Case) -> Check:
     return Check(case.id, 2, "", partial(_ask_case, case), op=case.op, dtype=column(case))
 
 
-# --- what is listed is run ------------------------------------------------------------------------------------------
+# --- listed kernels -------------------------------------------------------------------------------------------------
 
 
 def _ask_listed(op: str, subject: Subject) -> None:
@@ -77,7 +77,7 @@ def third_party_checks(devices: Iterable[Device]) -> Iterator[Check]:
             yield from map(_check_of, cases_for(name))
 
 
-# --- nothing --------------------------------------------------------------------------------------------------------
+# --- tensors without elements ---------------------------------------------------------------------------------------
 
 empty = Checklist(2, "empty")
 
@@ -133,7 +133,9 @@ def _(subject: Subject) -> None:
 
 
 def _of_nothing(name: str, build: Callable[[], Tensor]) -> Check:
-    return Check(f"empty-{name}", 2, "Tensors without elements are no trouble.", partial(_ask_empty, build))
+    return Check(
+        f"empty-{name}", 2, "Graphs with tensors without elements give the host's result.", partial(_ask_empty, build)
+    )
 
 
 CHECKS: Final = (

@@ -1,4 +1,4 @@
-"""Level 3: what a stream is given is done in that order, and what it is lent it keeps."""
+"""Level 3: a stream does its work in the order of submission, and keeps host arrays alive until it has used them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any, Final
 
 import numpy as np
 
-from opweave.conformance.bench import ROUNDS, Bench, Ways
+from opweave.conformance.bench import ROUNDS, Bench, StreamChecklist
 from opweave.conformance.checklist import expect, expect_equal
-from opweave.conformance.workload import Task, long_enough
+from opweave.conformance.workload import Workload, long_enough
 
 __all__ = ["CHECKS"]
 
-stream = Ways(3, "async")
+stream = StreamChecklist(3, "async")
 CHECKS = stream.checks
 
 TOTAL: Final = 1 << 20
 MOVES: Final = 40
 PATIENCE: Final = 5.0
-"""Seconds after which work that nobody can wait for has to be done."""
+"""Seconds after which the work of a stream that was garbage-collected has to be done."""
 
 
 @stream("order-plans")
 def _(bench: Bench) -> None:
-    """Plans are done in the order in which they were submitted: each sees what those before it made."""
+    """Plans run in the order in which they were submitted: each sees the results of those before it."""
     queue = bench.open()
     first = bench.long_task(queue)
     second = bench.task(queue, first.out)
@@ -37,7 +37,10 @@ def _(bench: Bench) -> None:
         for task in (first, second, third):
             task.plan.run()
         queue.synchronize()
-        third.expect_result(second.result(first.result(values)), "the last of three plans that hand on their results")
+        third.expect_result(
+            second.result(first.result(values)),
+            "the last of three plans, each of which reads the previous one's result",
+        )
 
 
 @stream("order-upload-run-download")
@@ -58,7 +61,7 @@ def _(bench: Bench) -> None:
 
 @stream("order-overwriting")
 def _(bench: Bench) -> None:
-    """What a queued plan or download still reads is not overwritten by an upload that was submitted after it."""
+    """An upload does not overwrite what a plan or download that was submitted before it still reads."""
     queue = bench.open()
     ahead, task = bench.long_task(queue), bench.task(queue)
     bench.feed(ahead)
@@ -104,7 +107,7 @@ def _(bench: Bench) -> None:
 
 @stream("order-mixed")
 def _(bench: Bench) -> None:
-    """Two plans, uploads and downloads in a random order give what they give one by one."""
+    """Two plans, uploads and downloads in a random order give the same results as when each is waited for."""
     queue = bench.open()
     first = bench.task(queue)
     second = bench.task(queue, first.out)
@@ -134,7 +137,7 @@ def _(bench: Bench) -> None:
 
 @stream("plans-repeated")
 def _(bench: Bench) -> None:
-    """A plan that is run many times sees the values of the moment each time, waited for or not."""
+    """A plan that is run many times reads its operands anew in each run, waited for or not."""
     queue = bench.open()
     task = bench.task(queue)
     for i in range(20):
@@ -162,12 +165,12 @@ def _(bench: Bench) -> None:
         task.expect_result(values, "a plan that was closed after it was submitted")
 
 
-# --- what is lent ---------------------------------------------------------------------------------------------------
+# --- host arrays ----------------------------------------------------------------------------------------------------
 
 
 @stream("upload-keeps-arrays")
 def _(bench: Bench) -> None:
-    """Queued uploads take their bytes from their arrays although nobody else holds them and memory is used anew."""
+    """Queued uploads keep their arrays alive: their bytes arrive even if the caller drops the arrays."""
     queue = bench.open()
     ahead, n = bench.long_task(queue), 1 << 14
     bench.feed(ahead)
@@ -184,7 +187,7 @@ def _(bench: Bench) -> None:
 
 @stream("upload-gives-back")
 def _(bench: Bench) -> None:
-    """After synchronizing, the stream or a mark, nobody reads an uploaded array any more."""
+    """After synchronizing the stream, or an event behind the upload, the uploaded array may be changed."""
     queue = bench.open()
     task = bench.task(queue)
     for wait in (queue.synchronize, lambda: queue.record().synchronize()):
@@ -200,7 +203,7 @@ def _(bench: Bench) -> None:
 
 @stream("download-complete")
 def _(bench: Bench) -> None:
-    """Downloads are complete after synchronizing, the stream or a mark, and write nothing beside their array."""
+    """Downloads are complete after synchronizing the stream or an event, and write nothing outside of their array."""
     queue = bench.open()
     task = bench.long_task(queue)
     for _ in range(ROUNDS):
@@ -212,10 +215,12 @@ def _(bench: Bench) -> None:
             wait()
             got = framed[64:-64].copy().view(task.dtype).reshape(task.shape)
             task.expect(got, values, "a download after waiting for it")
-            expect((framed[:64] == 0xA5).all() and (framed[-64:] == 0xA5).all(), "a download writes beside its array")
+            expect(
+                (framed[:64] == 0xA5).all() and (framed[-64:] == 0xA5).all(), "a download writes outside of its array"
+            )
 
 
-# --- ends -----------------------------------------------------------------------------------------------------------
+# --- closing and freeing --------------------------------------------------------------------------------------------
 
 
 @stream("close-finishes")
@@ -235,17 +240,17 @@ def _(bench: Bench) -> None:
 
 @stream("drop-finishes")
 def _(bench: Bench) -> None:
-    """A stream that nobody holds any more finishes what is queued."""
+    """A stream that is garbage-collected finishes its queued work."""
     for _ in range(ROUNDS):
         queue = bench.device.open(worker=True) if bench.worker else bench.device.open()
-        task = Task(queue, *long_enough(bench.device))
+        task = Workload(queue, *long_enough(bench.device))
         values = task.values(bench.rng)
         got, want = task.empty(), task.result(values)
         queue.upload(task.x, 0, values)
         task.plan.run()
         queue.download(task.out, 0, got)
         del task, queue
-        # What a thread has in hand it finishes after it was dropped, and nobody is left to be waited for.
+        # A worker thread finishes after the stream is gone, and there is nothing left to wait for.
         deadline = time.monotonic() + PATIENCE
         while not (got == want).all():
             expect(time.monotonic() < deadline, "the download of a stream that nobody holds does not complete")
@@ -255,7 +260,7 @@ def _(bench: Bench) -> None:
 
 @stream("free-waits")
 def _(bench: Bench) -> None:
-    """Freeing a buffer waits for the queued work that uses it: memory that comes again disturbs nothing."""
+    """Freeing a buffer waits for the queued work that uses it: reusing its memory does not disturb that work."""
     queue = bench.open()
     for _ in range(ROUNDS):
         task = bench.long_task(queue)

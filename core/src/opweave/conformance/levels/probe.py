@@ -1,4 +1,5 @@
-"""Run as a script: finds, imports and loads one plugin in a fresh process, and tells as JSON what each of it loaded.
+"""Run as a script: finds, imports and loads one plugin in a fresh process, and prints as JSON which modules each of
+these stages imported.
 
 Arguments: the import path as JSON, and the plugin's name or the path of its file.
 """

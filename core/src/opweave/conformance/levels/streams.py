@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from opweave.conformance.bench import ROUNDS, Bench, Ways, beside, chain_of, joined
+from opweave.conformance.bench import ROUNDS, Bench, StreamChecklist, chain_of, join_threads, start_threads
 from opweave.conformance.checklist import Mismatch, expect, expect_equal, inapplicable
 from opweave.conformance.companions import SeparateMemory
 from opweave.errors import Cancelled, ExecutionError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHECKS"]
 
-stream = Ways(3, "async")
+stream = StreamChecklist(3, "async")
 CHECKS = stream.checks
 
 TOTAL: Final = 300_000
@@ -46,7 +46,7 @@ def _(bench: Bench) -> None:
 
 @stream("streams-threads")
 def _(bench: Bench) -> None:
-    """Streams of the device may be submitted to by a thread each, at once."""
+    """Several threads may submit at the same time, each to a stream of its own."""
     tasks = [bench.task(bench.open()) for _ in range(4)]
     fed = [bench.feed(task) for task in tasks]
 
@@ -60,7 +60,7 @@ def _(bench: Bench) -> None:
             task.stream.synchronize()
             task.expect(got, values, f"stream {i} of {len(tasks)}, each with a thread")
 
-    joined(beside(*[lambda i=i: work(i) for i in range(len(tasks))]))
+    join_threads(start_threads(*[lambda i=i: work(i) for i in range(len(tasks))]))
 
 
 # --- copies ---------------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def _(bench: Bench) -> None:
 
 @stream("copy-order")
 def _(bench: Bench) -> None:
-    """A queued copy comes after the work before it and before the work after it."""
+    """A queued copy runs after the work submitted before it and before the work submitted after it."""
     queue = bench.open()
     task = bench.long_task(queue)
     kept = bench.alloc(task.nbytes)
@@ -88,7 +88,7 @@ def _(bench: Bench) -> None:
 
 @stream("copy-between-streams")
 def _(bench: Bench) -> None:
-    """A queued copy of what another stream makes, after waiting for its mark, has its bytes."""
+    """A queued copy that waits for another stream's event copies what that stream wrote before the event."""
     maker, copier = bench.open(), bench.open()
     task = bench.long_task(maker)
     kept = bench.alloc(task.nbytes)
@@ -110,7 +110,7 @@ def _(bench: Bench) -> None:
 
 @stream("copy-ranges")
 def _(bench: Bench) -> None:
-    """A queued copy moves exactly its range, or says that it could not and moves nothing; from any device's memory."""
+    """A queued copy from any device's memory copies exactly its range, or returns ``False`` and copies nothing."""
     queue = bench.open()
     held = bench.rng.integers(0, 256, TOTAL, np.uint8)
     target = bench.alloc(TOTAL)
@@ -144,7 +144,7 @@ def _(bench: Bench) -> None:
 
 @stream("copy-within")
 def _(bench: Bench) -> None:
-    """A queued copy inside of one buffer, over itself too, is right, or says that it could not."""
+    """A queued copy within one buffer, also of overlapping ranges, is correct, or returns ``False``."""
     queue = bench.open()
     held = bench.rng.integers(0, 256, TOTAL, np.uint8)
     buffer = bench.alloc(TOTAL)
@@ -181,7 +181,7 @@ def _(bench: Bench) -> None:
 
 
 def _sources(bench: Bench) -> Iterator[Device]:
-    """Devices to copy from: all of the backend's, the host, and one whose memory nobody else reaches."""
+    """Devices to copy from: all of the backend's, the host, and one whose memory no other device reaches."""
     yield bench.device
     yield from (device for device in bench.subject.devices if device is not bench.device)
     yield from (HostDevice(), SeparateMemory())
@@ -192,7 +192,7 @@ def _sources(bench: Bench) -> Iterator[Device]:
 
 @stream("abort-idle")
 def _(bench: Bench) -> None:
-    """Aborting a stream without work does no harm: neither to what was done nor to what comes."""
+    """Aborting an idle stream changes neither finished results nor later work."""
     queue = bench.open()
     task = bench.task(queue)
     queue.abort()
@@ -222,10 +222,10 @@ def _(bench: Bench) -> None:
             time.sleep(delay)
             queue.abort()
 
-        threads = beside(abort)
+        threads = start_threads(abort)
         begun.set()
         ended = _ended(bench, task.plan.run) or _ended(bench, queue.synchronize)
-        joined(threads)
+        join_threads(threads)
         if not ended:
             task.expect_result(values, "a plan that was not ended by abort()")
         _ended(bench, queue.synchronize)
@@ -238,7 +238,7 @@ def _(bench: Bench) -> None:
 
 
 def _ended(bench: Bench, work: Callable[[], None]) -> bool:
-    """Whether ``work`` says that it was ended; it may raise nothing else."""
+    """Whether ``work`` raises `Cancelled`; it may raise nothing else."""
     try:
         work()
     except (Cancelled, ExecutionError) as error:

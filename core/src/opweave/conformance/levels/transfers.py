@@ -1,4 +1,4 @@
-"""Level 1, second part: moving bytes into, out of and within memory, to the byte."""
+"""Level 1, second part: uploads, downloads, fills and copies, exact to the byte."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _filled(subject: Subject) -> tuple[Buffer, Bytes]:
 
 @transfers("upload")
 def _(subject: Subject) -> None:
-    """An upload writes its range at any offset and of any size, and not a byte beside it."""
+    """An upload writes its range, at any offset and of any size, and no byte outside of it."""
     buffer, want = _filled(subject)
     with buffer:
         for at, size in RANGES:
@@ -59,14 +59,16 @@ def _(subject: Subject) -> None:
 
 @transfers("download")
 def _(subject: Subject) -> None:
-    """A download reads its range at any offset and of any size, into exactly its array."""
+    """A download reads its range, at any offset and of any size, and writes its array only."""
     buffer, want = _filled(subject)
     with buffer:
         for at, size in RANGES:
             out = np.full(size + 16, 0xA5, np.uint8)
             buffer.download(at, out[8 : 8 + size])
             expect_equal(out[8 : 8 + size].copy(), want[at : at + size], f"a download of {size} bytes at {at}")
-            expect((out[:8] == 0xA5).all() and (out[8 + size :] == 0xA5).all(), "a download writes beside its array")
+            expect(
+                (out[:8] == 0xA5).all() and (out[8 + size :] == 0xA5).all(), "a download writes outside of its array"
+            )
         expect_equal(buffer.read(), want, "the buffer after downloads")
 
 
@@ -85,7 +87,7 @@ def _(subject: Subject) -> None:
 
 @transfers("fill")
 def _(subject: Subject) -> None:
-    """A fill sets its range to the byte, at any offset and of any size, and not a byte beside it."""
+    """A fill sets its range, at any offset and of any size, and no byte outside of it."""
     buffer, want = _filled(subject)
     with buffer:
         for i, (at, size) in enumerate(RANGES):
@@ -100,7 +102,7 @@ def _(subject: Subject) -> None:
 
 @transfers("copy")
 def _(subject: Subject) -> None:
-    """A copy between two buffers moves its range from any offset to any other, and not a byte beside it."""
+    """A copy between two buffers writes its range, from any offset to any other, and no byte outside of it."""
     (source, values), (target, want) = _filled(subject), _filled(subject)
     with source, target:
         for (at, size), (to, _) in zip(RANGES, reversed(RANGES), strict=True):
@@ -185,7 +187,7 @@ def _(subject: Subject) -> None:
 
 @transfers("stream-keeps-arrays")
 def _(subject: Subject) -> None:
-    """A queued upload takes its bytes from its array though nobody else holds it any more."""
+    """A queued upload keeps its array alive."""
     with subject.device.alloc(1 << 16) as buffer, subject.device.open() as stream:
         want = np.concatenate([np.full(1 << 12, i, np.uint8) for i in range(16)])
         for i in range(16):
@@ -206,7 +208,7 @@ def _aligned(subject: Subject, size: int) -> Bytes:
 
 
 def _imported(subject: Subject, data: Any, **options: Any) -> Buffer | MultiBuffer:
-    """The buffer over ``data``; a device may refuse bytes that its driver does not take."""
+    """The buffer over ``data``; skips the check if the device refuses these bytes, as drivers may."""
     try:
         return subject.device.import_host(data, **options)
     except UnsupportedOpError as error:
@@ -215,7 +217,7 @@ def _imported(subject: Subject, data: Any, **options: Any) -> Buffer | MultiBuff
 
 @transfers("import")
 def _(subject: Subject) -> None:
-    """Imported host memory is the array's own: changes show on either side, and it outlives the buffer."""
+    """Imported host memory is shared with the array: changes show on both sides, and the array outlives the buffer."""
     if not subject.device.caps.import_host:
         error = expect_raises(
             UnsupportedOpError, "importing", lambda: subject.device.import_host(np.zeros(64, np.uint8))
@@ -254,7 +256,7 @@ def _(subject: Subject) -> None:
 
 @transfers("import-odd")
 def _(subject: Subject) -> None:
-    """Host memory at an odd address and of an odd size is used rightly, or refused with an UnsupportedOpError."""
+    """Importing host memory at an odd address and of an odd size works, or raises UnsupportedOpError."""
     if not subject.device.caps.import_host:
         inapplicable("it cannot use host memory in place")
     array = _aligned(subject, 4096)[1:1000]

@@ -1,4 +1,4 @@
-"""Level 3: marks on a stream's timeline, and waiting for them on the host and in other streams."""
+"""Level 3: events of a stream, and waiting for them on the host and in other streams."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from functools import partial
 from typing import Final
 
-from opweave.conformance.bench import ROUNDS, Bench, Ways, beside, joined
+from opweave.conformance.bench import ROUNDS, Bench, StreamChecklist, join_threads, start_threads
 from opweave.conformance.checklist import expect
 from opweave.contract.event import Event
 from opweave.contract.stream import Stream
@@ -14,124 +14,124 @@ from opweave.contract.worker import WorkerStream
 
 __all__ = ["CHECKS"]
 
-stream = Ways(3, "async")
+stream = StreamChecklist(3, "async")
 CHECKS = stream.checks
 
 SLOW: Final = 0.01
 """Seconds that slow work of the host takes."""
 
 
-def _tells(queue: Stream) -> bool:
-    """Whether marks of the stream say by themselves that they are reached."""
+def _can_query(queue: Stream) -> bool:
+    """Whether the stream can tell without waiting that an event is reached."""
     inner = queue.inner if isinstance(queue, WorkerStream) else queue
     return not inner.is_async or type(inner)._query is not Stream._query
 
 
-def _await(mark: Event) -> None:
-    while not mark.done:
+def _await(event: Event) -> None:
+    while not event.done:
         time.sleep(0.0002)
 
 
-@stream("mark-done")
+@stream("event-done")
 def _(bench: Bench) -> None:
-    """A mark says that it is reached only when the work before it is done, and says so without being waited for."""
+    """`Event.done` becomes true only when the work before the event is done, and without anyone waiting for it."""
     queue = bench.open()
     task = bench.long_task(queue)
     for _ in range(ROUNDS):
         values = bench.feed(task)
         task.poison()
         task.plan.run()
-        mark = queue.record()
-        if _tells(queue):
-            _await(mark)
-            task.expect_result(values, "after a mark said that it is reached")
+        event = queue.record()
+        if _can_query(queue):
+            _await(event)
+            task.expect_result(values, "after Event.done became true")
         queue.synchronize()
-        expect(mark.done, "a mark does not say that it is reached after its stream was synchronized")
+        expect(event.done, "Event.done is false after the stream was synchronized")
 
 
-@stream("mark-synchronize")
+@stream("event-synchronize")
 def _(bench: Bench) -> None:
-    """Waiting for a mark on the host waits for all the work before it."""
+    """Waiting for an event on the host waits for all the work before it."""
     queue = bench.open()
     task = bench.long_task(queue)
     for _ in range(ROUNDS):
         values = bench.feed(task)
         task.poison()
         task.plan.run()
-        mark = queue.record()
-        mark.synchronize()
-        task.expect_result(values, "after waiting for a mark")
-        expect(mark.done, "a mark that was waited for does not say that it is reached")
+        event = queue.record()
+        event.synchronize()
+        task.expect_result(values, "after waiting for an event")
+        expect(event.done, "Event.done is false after waiting for the event")
 
 
-@stream("mark-order")
+@stream("event-order")
 def _(bench: Bench) -> None:
-    """When a mark is reached, so are those before it, and their work is done."""
+    """When an event is reached, so are those before it, and their work is done."""
     queue = bench.open()
     tasks = [bench.long_task(queue) for _ in range(3)]
     for _ in range(ROUNDS):
         fed = [bench.feed(task) for task in tasks]
-        marks = []
+        events = []
         for task in tasks:
             task.poison()
         for task in tasks:
             task.plan.run()
-            marks.append(queue.record())
-        marks[1].synchronize()
-        expect(marks[0].done, "a mark is not reached although a later one is")
+            events.append(queue.record())
+        events[1].synchronize()
+        expect(events[0].done, "an event is not reached although a later one is")
         for task, values in list(zip(tasks, fed, strict=True))[:2]:
-            task.expect_result(values, "after waiting for a later mark")
+            task.expect_result(values, "after waiting for a later event")
         queue.synchronize()
-        expect(all(mark.done for mark in marks), "marks are not reached after their stream was synchronized")
+        expect(all(event.done for event in events), "events are not reached after their stream was synchronized")
 
 
-@stream("mark-idle")
+@stream("event-idle")
 def _(bench: Bench) -> None:
-    """A mark on a stream without work is reached at once or soon, also the second time."""
+    """An event on a stream without work is reached at once or soon, also the second time."""
     queue = bench.open()
     for _ in range(3):
-        mark = queue.record()
-        if _tells(queue):
-            _await(mark)
-        mark.synchronize()
-        expect(mark.done, "a mark without work before it is not reached")
+        event = queue.record()
+        if _can_query(queue):
+            _await(event)
+        event.synchronize()
+        expect(event.done, "an event without work before it is not reached")
 
 
-@stream("mark-closed")
+@stream("event-closed")
 def _(bench: Bench) -> None:
-    """Marks of a stream that was closed are reached, and can be waited for by the host and by other streams."""
+    """Events of a stream that was closed are reached, and can be waited for by the host and by other streams."""
     queue, other, host = bench.open(), bench.open(), bench.open_host()
     task = bench.long_task(queue)
     values = bench.feed(task)
     task.plan.run()
-    mark = queue.record()
+    event = queue.record()
     queue.close()
-    expect(mark.done, "a mark of a stream that was closed is not reached")
-    mark.synchronize()
-    other.wait(mark)
-    host.wait(mark)
+    expect(event.done, "an event of a stream that was closed is not reached")
+    event.synchronize()
+    other.wait(event)
+    host.wait(event)
     other.synchronize()
     host.synchronize()
-    task.expect_result(values, "after waiting for a mark of a stream that was closed")
+    task.expect_result(values, "after waiting for an event of a stream that was closed")
 
 
-@stream("mark-threads")
+@stream("event-threads")
 def _(bench: Bench) -> None:
-    """Other threads may wait for marks, and for the stream, while it is submitted to."""
+    """Other threads may wait for events, and for the stream, while it is submitted to."""
     queue = bench.open()
     task = bench.task(queue)
     values = bench.feed(task)
     for _ in range(10):
         task.plan.run()
-        mark = queue.record()
-        threads = beside(mark.synchronize, partial(getattr, mark, "done"), queue.synchronize, queue.settle)
+        event = queue.record()
+        threads = start_threads(event.synchronize, partial(getattr, event, "done"), queue.synchronize, queue.settle)
         for _ in range(10):
             task.plan.run()
             queue.record()
-        joined(threads)
-        expect(mark.done, "a mark that a thread has waited for is not reached")
+        join_threads(threads)
+        expect(event.done, "an event that a thread has waited for is not reached")
     queue.synchronize()
-    task.expect_result(values, "after threads have waited for marks")
+    task.expect_result(values, "after threads have waited for events")
 
 
 # --- in other streams -----------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def _(bench: Bench) -> None:
 
 @stream("wait-before-reading")
 def _(bench: Bench) -> None:
-    """A stream that waits for another one's mark sees what was made before it."""
+    """A stream that waits for another stream's event sees what that stream wrote before it."""
     maker, reader = bench.open(), bench.open()
     first = bench.long_task(maker)
     second = bench.task(reader, first.out)
@@ -157,7 +157,7 @@ def _(bench: Bench) -> None:
 
 @stream("wait-before-writing")
 def _(bench: Bench) -> None:
-    """A stream that waits for another one's mark may overwrite what was read before it."""
+    """A stream that waits for another stream's event may overwrite what that stream read before it."""
     reader, writer = bench.open(), bench.open()
     ahead, task = bench.long_task(reader), bench.task(reader)
     bench.feed(ahead)
@@ -175,7 +175,7 @@ def _(bench: Bench) -> None:
 
 @stream("wait-in-turn")
 def _(bench: Bench) -> None:
-    """Three streams that wait for each other in turn hand on their results."""
+    """In a chain of three streams, each of which waits for the one before it, each sees the previous one's result."""
     queues = [bench.open() for _ in range(3)]
     first = bench.long_task(queues[0])
     second = bench.long_task(queues[1], first.out)
@@ -191,25 +191,25 @@ def _(bench: Bench) -> None:
         queues[-1].synchronize()
         for task in tasks[:-1]:
             values = task.result(values)
-        tasks[-1].expect_result(values, "the last of three streams that hand on their results")
+        tasks[-1].expect_result(values, "the last of three streams, each of which waits for the one before it")
 
 
 @stream("wait-mutual")
 def _(bench: Bench) -> None:
-    """Two streams may wait for each other's marks: each sees what the other one made, and nobody waits for ever."""
+    """Two streams may wait for each other's events: each sees the other one's result, without a deadlock."""
     queues = bench.open(), bench.open()
     tasks = [bench.long_task(queue) for queue in queues]
     readers = [bench.task(queue, task.out) for queue, task in zip(queues, reversed(tasks), strict=True)]
     for _ in range(ROUNDS):
         fed = [bench.feed(task) for task in tasks]
-        marks = []
+        events = []
         for queue, task, reader in zip(queues, tasks, readers, strict=True):
             task.poison()
             reader.poison()
             task.plan.run()
-            marks.append(queue.record())
-        for queue, mark in zip(queues, reversed(marks), strict=True):
-            queue.wait(mark)
+            events.append(queue.record())
+        for queue, event in zip(queues, reversed(events), strict=True):
+            queue.wait(event)
         for reader in readers:
             reader.plan.run()
         for queue in queues:
@@ -220,25 +220,25 @@ def _(bench: Bench) -> None:
 
 @stream("wait-again")
 def _(bench: Bench) -> None:
-    """A stream may wait for its own marks, for marks reached long ago, and several times for one."""
+    """A stream may wait for its own events, for events that are already reached, and for one event several times."""
     queue, other = bench.open(), bench.open()
     task = bench.task(queue)
     values = bench.feed(task)
     old = queue.record()
     old.synchronize()
     task.plan.run()
-    mark = queue.record()
+    event = queue.record()
     for waiting in (queue, other):
-        for which in (old, mark, mark):
+        for which in (old, event, event):
             waiting.wait(which)
     other.synchronize()
-    task.expect_result(values, "after waiting for marks that were waited for before")
+    task.expect_result(values, "after waiting for events that were waited for before")
     queue.synchronize()
 
 
 @stream("wait-for-host")
 def _(bench: Bench) -> None:
-    """A stream that waits for a mark of the host's comes after what the host has done before it."""
+    """A stream that waits for an event of a host stream sees what that stream wrote before it."""
     host, queue = bench.open_host(), bench.open()
     task = bench.task(queue)
     for _ in range(ROUNDS):
@@ -249,12 +249,12 @@ def _(bench: Bench) -> None:
         queue.wait(host.record())
         task.plan.run()
         queue.synchronize()
-        task.expect_result(values, "what a stream makes of what the host has written before its mark")
+        task.expect_result(values, "what a stream makes of what the host has written before its event")
 
 
 @stream("wait-of-host")
 def _(bench: Bench) -> None:
-    """The host's stream that waits for a mark sees what was made before it."""
+    """A host stream that waits for the device's event sees what the device wrote before it."""
     queue, host = bench.open(), bench.open_host()
     task = bench.long_task(queue)
     for _ in range(ROUNDS):
@@ -264,5 +264,5 @@ def _(bench: Bench) -> None:
         host.wait(queue.record())
         host.call(partial(task.out.download, 0, got))
         host.synchronize()
-        task.expect(got, values, "what the host sees after waiting for a mark")
+        task.expect(got, values, "what the host sees after waiting for an event")
         queue.synchronize()
