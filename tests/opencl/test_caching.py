@@ -13,6 +13,7 @@ import pytest
 from opweave_opencl import caching
 from opweave_opencl.caching import FOLDER, BinaryCache
 from opweave_opencl.program import Programs
+from tests.support.processes import run_script
 
 SOURCE = "__kernel void set(__global int *out) { out[get_global_id(0)] = NUMBER; }"
 
@@ -159,3 +160,18 @@ def test_another_process_loads_what_this_one_built(device, tmp_path):
         command = [sys.executable, "-c", code, SOURCE, device.id]
         run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         assert run.stdout.strip() == expected
+
+
+def test_a_user_without_a_folder_for_caches_computes_on_every_device(tmp_path):
+    code = """
+        device = ow.device("opencl")
+        with ow.Scheduler([device]) as scheduler:
+            scheduler.build(ow.exp(x)).run(x=ONES)
+        assert not os.environ["XDG_CACHE_HOME"], "as it was"
+        print("computed")
+    """
+    unset = {"XDG_CACHE_HOME": "", "OPWEAVE_OPENCL_CACHE": "", "PYOPENCL_NO_CACHE": "false"}
+    done = run_script(code, HOME=f"{os.devnull}/nobody", TMPDIR=str(tmp_path), **unset)
+    assert done.stdout.strip() == "computed", done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    assert [folder.name for folder in tmp_path.glob("opweave-*")], "kept among the temporary files"

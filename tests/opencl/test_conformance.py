@@ -1,4 +1,4 @@
-"""Order, marks, copies, splits over two devices, faults: what the conformance suite asks beside kernels."""
+"""Order, events, copies, splits over two devices, faults: what the conformance suite asks beside kernels."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ import pytest
 from opweave.contract import Kind
 from opweave.errors import Unavailable, UnknownNameError
 from opweave_opencl import OpenCLBackend
-from opweave_opencl.discovery import SELECTION, Found, find_devices, kind_of, select
+from opweave_opencl.discovery import SELECTION, Found, find_devices, select
+from opweave_opencl.properties import kind_of
 from tests.support.opencl import anew
 
 

@@ -1,4 +1,4 @@
-"""Drivers that come as Python packages: found by the records of their installation, and shown to the loader."""
+"""Drivers that come as Python packages: found by the records of their installation, and made visible to the loader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from opweave_opencl import drivers
-from opweave_opencl.drivers import VENDORS, not_loaded, packaged, shown
+from opweave_opencl.drivers import VENDORS, not_loaded, packaged, visible
 from tests.support.opencl import DEVICES, SKIPPED
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no folders of drivers")
@@ -71,9 +71,9 @@ def listed():
 
 
 @linux
-def test_it_is_shown_beside_the_drivers_of_the_system_and_nothing_is_left(package, system):
+def test_it_is_visible_beside_the_drivers_of_the_system_and_nothing_is_left(package, system):
     before = sorted(system.iterdir())
-    with shown(packaged()):
+    with visible(packaged()):
         folder = os.environ[VENDORS]
         assert listed() == sorted([str(package), "/usr/lib/libacme-gpu.so"])
     assert VENDORS not in os.environ
@@ -84,20 +84,20 @@ def test_it_is_shown_beside_the_drivers_of_the_system_and_nothing_is_left(packag
 @linux
 def test_a_driver_that_the_system_lists_is_not_there_twice(package, system):
     (system / "intel.icd").write_text("/opt/intel/libacmeocl.so\n")
-    with shown(packaged()):
+    with visible(packaged()):
         assert listed() == ["/opt/intel/libacmeocl.so", "/usr/lib/libacme-gpu.so"]
 
 
 def test_whoever_sets_the_variable_chooses_the_drivers(package, monkeypatch):
     monkeypatch.setenv(VENDORS, "/somewhere")
-    with shown(packaged()):
+    with visible(packaged()):
         assert os.environ[VENDORS] == "/somewhere"
     assert os.environ[VENDORS] == "/somewhere"
     assert not_loaded(packaged()) == {}
 
 
 @linux
-def test_a_library_that_does_not_load_is_told_with_the_reason(package, monkeypatch):
+def test_a_library_that_does_not_load_is_listed_with_the_reason(package, monkeypatch):
     monkeypatch.delenv(VENDORS, raising=False)
     assert "cannot be loaded" in not_loaded(packaged())[package]
     assert "too short" in not_loaded(packaged())[package]

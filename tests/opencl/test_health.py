@@ -1,4 +1,4 @@
-"""Devices for which a driver builds or runs nothing are found out once, and told in the driver's own words."""
+"""Devices for which a driver builds or runs nothing are found once, with the reason in the driver's own words."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from opweave.errors import Unavailable
 from opweave.registry import Registry
 from opweave_opencl import OpenCLBackend, health
 from opweave_opencl.caching import BinaryCache
-from opweave_opencl.discovery import identity, remedy_for
 from opweave_opencl.health import RETRY, why_unusable
+from opweave_opencl.properties import identity, remedy_for
 from tests.support.opencl import anew
 
 LOG = "clBuildProgram failed: BUILD_PROGRAM_FAILURE\n\nBuild on <pyopencl.Device 'x'>:\n\nerror: unknown target CPU\n\n"
@@ -126,9 +126,9 @@ def test_remedies_name_another_driver(monkeypatch):
             platform=SimpleNamespace(name=platform, vendor="Acme Inc."), type=kind, host_unified_memory=False
         )
 
-    monkeypatch.setattr("opweave_opencl.discovery.packaged", list)
+    monkeypatch.setattr("opweave_opencl.properties.packaged", list)
     assert "opweave-opencl[intel]" in remedy_for(on("Portable Computing Language", cl.device_type.CPU))
-    monkeypatch.setattr("opweave_opencl.discovery.packaged", lambda: ["libintelocl.so"])
+    monkeypatch.setattr("opweave_opencl.properties.packaged", lambda: ["libintelocl.so"])
     assert "installed too" in remedy_for(on("Portable Computing Language", cl.device_type.CPU))
     assert "opweave-opencl[pocl]" in remedy_for(on("Intel(R) OpenCL", cl.device_type.CPU))
     assert remedy_for(on("Acme CL", cl.device_type.GPU)) == "update the driver of Acme Inc."

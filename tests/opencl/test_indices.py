@@ -84,12 +84,12 @@ def test_waiting_for_a_mark_raises_it_and_earlier_marks_are_sound(picking):
 
 def test_a_mark_that_is_only_asked_is_failed_too(picking):
     picking.run(WRONG)
-    mark = picking.stream.record()
+    event = picking.stream.record()
     picking.stream.queue.finish()
-    while not mark.done:
+    while not event.done:
         pass
     with pytest.raises(ow.ExecutionError, match="index 7"):
-        mark.synchronize()
+        event.synchronize()
 
 
 def test_it_is_raised_once_and_the_stream_goes_on(picking):
@@ -115,7 +115,7 @@ def test_the_step_is_known_when_its_plan_is_gone(stream, picking):
         stream.synchronize()
 
 
-def test_closing_the_stream_raises_what_nobody_was_told(device):
+def test_closing_the_stream_raises_what_was_not_raised_yet(device):
     stream = device.open()
     picking = Picking(stream)
     picking.run(WRONG)

@@ -78,7 +78,7 @@ def test_more_than_one_buffer_can_hold(device):
 
 def test_memory_runs_out_at_allocation(device):
     """Also where the driver would promise more than there is. Memory that nobody touches costs the machine nothing."""
-    before, size = device.account.taken, device.max_buffer_size
+    before, size = device.budget.used, device.max_buffer_size
     held = [device.alloc(size) for _ in range(device.mem_info()[0] // size)]
     with pytest.raises(AllocationError) as caught:
         device.alloc(size)
@@ -87,7 +87,7 @@ def test_memory_runs_out_at_allocation(device):
     assert caught.value.free < size
     for buffer in held:
         buffer.free()
-    assert device.account.taken == before
+    assert device.budget.used == before
     device.alloc(size).free()
 
 
@@ -177,28 +177,28 @@ def test_a_driver_without_memory_is_an_allocation_error(device, monkeypatch):
         monkeypatch.setattr(type(error), "__str__", Exception.__str__)
         raise error
 
-    taken = device.account.taken
+    taken = device.budget.used
     monkeypatch.setattr(cl, "enqueue_migrate_mem_objects", fail)
     with pytest.raises(AllocationError, match="MEM_OBJECT_ALLOCATION_FAILURE") as caught:
         device.alloc(1024)
     assert caught.value.requested == 1024
     assert caught.value.device == device.name
-    assert device.account.taken == taken
+    assert device.budget.used == taken
 
 
 def test_devices_in_the_hosts_memory_promise_no_more_than_the_machine_has(device, monkeypatch):
     if not device.cl_device.host_unified_memory:
         pytest.skip("the device has memory of its own")
     monkeypatch.setattr("opweave_opencl.device.host_memory_info", lambda: (1 << 20, 1 << 34))
-    assert device.mem_info() == (1 << 20, device.account.total)
+    assert device.mem_info() == (1 << 20, device.budget.total)
     device.alloc(1 << 20).free()
     with pytest.raises(AllocationError) as caught:
         device.alloc((1 << 20) + 1)
     assert caught.value.free == 1 << 20
 
 
-def test_accounts_of_many_threads(device):
-    before = device.account.taken
+def test_threads_share_the_memory_budget(device):
+    before = device.budget.used
 
     def work(_):
         for _ in range(20):
@@ -206,7 +206,7 @@ def test_accounts_of_many_threads(device):
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
-    assert device.account.taken == before
+    assert device.budget.used == before
 
 
 # --- pinned host memory -----------------------------------------------------------------------------------------------

@@ -5,15 +5,17 @@ Building programs takes most of the time, so other types take turns here. All ca
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import pytest
 
-from opweave.conformance import CASES, Case, run_case
+from opweave.conformance import CASES, Case
 from opweave.graph.opdef import OPS
 from opweave_opencl import OpenCLDevice
 from opweave_opencl.kernels import KERNELS
 from opweave_opencl.tuning import Tuning
+from tests.support.kernels import assert_right, by_operation
 from tests.support.opencl import anew
 
 RUNS = {name for name, op in OPS.items() if not op.is_view} - {"custom"}
@@ -37,7 +39,7 @@ def sample() -> list[Case]:
         if case.op in RUNS:
             types = () if is_f32(case) else tuple(x.dtype for x in case.operands)
             kinds.setdefault((case.op, types), []).append(case)
-    others = [cases[turn % len(cases)] for turn, ((_, types), cases) in enumerate(kinds.items()) if types]
+    others = [cases[number % len(cases)] for number, ((_, types), cases) in enumerate(kinds.items()) if types]
     return [case for (_, types), cases in kinds.items() if not types for case in cases[::9]] + others[::7]
 
 
@@ -60,18 +62,22 @@ def test_the_sample_has_every_operation_and_every_type():
     assert {x.dtype for case in SAMPLE for x in case.operands} == {x.dtype for case in CASES for x in case.operands}
 
 
-@pytest.mark.parametrize("case", SAMPLE, ids=str)
-def test_accepted_is_right_and_f32_is_accepted(device, case):
-    verdict = run_case(device, case)
-    assert verdict, verdict.reason
-    if verdict.status == "refused":
-        assert verdict.reason
-        # Experts are read in whole rows; the scheduler packs others, by the device's own copy.
-        packed = case.op == "expert_linear" and "have gaps" in verdict.reason
-        assert not is_f32(case) or case.op == "cast" or packed, verdict.reason
+def test_kernels_name_the_arrays_of_their_scratch_memory():
+    factories = [kernel.factory for op in KERNELS.ops() for kernel in KERNELS.candidates(op)]
+    assert [f.__name__ for f in factories if "workspace" in signature(f).parameters] == []
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.op in SHARING and is_f32(c)][::11], ids=str)
-def test_work_groups_that_share_rows_and_tiles(grouped, case):
-    verdict = run_case(grouped, case)
-    assert verdict, verdict.reason
+@pytest.mark.parametrize("cases", by_operation(SAMPLE))
+def test_accepted_is_right_and_f32_is_accepted(device, cases):
+    results = assert_right(device, cases)
+    for case, result in zip(cases, results, strict=True):
+        if result.status == "refused":
+            assert result.reason
+            # Experts are read in whole rows; the scheduler packs others, by the device's own copy.
+            packed = case.op == "expert_linear" and "have gaps" in result.reason
+            assert not is_f32(case) or case.op == "cast" or packed, f"{result.id}: {result.reason}"
+
+
+@pytest.mark.parametrize("cases", by_operation([c for c in CASES if c.op in SHARING and is_f32(c)][::11]))
+def test_work_groups_that_share_rows_and_tiles(grouped, cases):
+    assert_right(grouped, cases)

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.conformance import CASES, run_case
+from opweave.conformance import CASES
 from opweave.ops.blocks import dequantize
 from opweave_opencl.indices import VARIABLE
 from opweave_opencl.tuning import Tuning
+from tests.support.kernels import assert_right, by_operation
 from tests.support.opencl import anew
 
 FORMS = {
@@ -103,18 +104,17 @@ def test_rows_of_a_quantized_table_that_do_not_exist_are_zeros_where_nobody_chec
     assert not got[[1, 2]].any()
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        c
-        for c in CASES
-        if c.op in ("attention", "conv2d", "conv_transpose2d") and {x.dtype for x in c.operands} == {"f32"}
-    ][::12],
-    ids=str,
-)
-def test_attention_and_convolutions(formed, case):
-    verdict = run_case(formed, case)
-    assert verdict.status == "passed", verdict.reason
+SPATIAL = [
+    case
+    for case in CASES
+    if case.op in ("attention", "conv2d", "conv_transpose2d") and {x.dtype for x in case.operands} == {"f32"}
+][::12]
+
+
+@pytest.mark.parametrize("cases", by_operation(SPATIAL))
+def test_attention_and_convolutions(formed, cases):
+    results = assert_right(formed, cases)
+    assert [f"{r.id}: {r.reason}" for r in results if r.status != "passed"] == []
 
 
 def test_rotations_by_positions_that_f32_is_too_coarse_for(device):

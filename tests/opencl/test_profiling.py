@@ -35,7 +35,7 @@ def kernels(heard):
     return [h for h in heard if h.kind == "kernel"]
 
 
-def test_each_kernel_is_told_with_its_name_and_times(device, steps):
+def test_each_kernel_emits_an_event_with_its_name_and_times(device, steps):
     heard: list[TraceEvent] = []
     with device.open(profiling=True) as stream:
         plan = stream.compile(steps)
@@ -46,11 +46,11 @@ def test_each_kernel_is_told_with_its_name_and_times(device, steps):
             plan.run()
             stream.synchronize()
             after = perf_counter_ns()
-    told = kernels(heard)
-    assert [h.name for h in told] == ["add", "exp", "neg"]
-    assert all(h.data["device"] == device.name and h.data["kernel"] for h in told)
-    assert before - SLACK <= told[0].start < told[0].end <= told[1].start < told[1].end <= told[2].start
-    assert told[2].start < told[2].end <= after + SLACK
+    events = kernels(heard)
+    assert [h.name for h in events] == ["add", "exp", "neg"]
+    assert all(h.data["device"] == device.name and h.data["kernel"] for h in events)
+    assert before - SLACK <= events[0].start < events[0].end <= events[1].start < events[1].end <= events[2].start
+    assert events[2].start < events[2].end <= after + SLACK
 
 
 def test_streams_that_are_opened_while_somebody_listens_tell_their_kernels(device, steps):
@@ -78,7 +78,7 @@ def test_other_streams_do_not_pay_for_it(device, stream, steps):
     assert not int(stream.queue.properties)
 
 
-def test_what_nobody_listened_to_is_not_told_later(device, steps):
+def test_what_ran_without_tracing_is_not_emitted_later(device, steps):
     heard: list[TraceEvent] = []
     with device.open(profiling=True) as stream:
         plan = stream.compile(steps)
@@ -90,7 +90,7 @@ def test_what_nobody_listened_to_is_not_told_later(device, steps):
     assert not kernels(heard)
 
 
-def test_a_program_is_told_step_by_step(device):
+def test_a_program_emits_events_step_by_step(device):
     heard: list[TraceEvent] = []
     x = ow.input("x", (64, 64))
     with device.open(profiling=True) as stream, ow.Scheduler([stream, "host"]) as scheduler:
@@ -126,12 +126,12 @@ def test_another_rate_and_origin(monkeypatch, timer, rate, origin):
     monkeypatch.setattr(cl, "CommandQueue", lambda *args: None)
     monkeypatch.setattr(cl, "enqueue_marker", clocks.marker)
     clock = DeviceClock(clocks, clocks)
-    told = []
+    readings = []
     for _ in range(5):
-        told.append((perf_counter_ns(), clocks.now()))
+        readings.append((perf_counter_ns(), clocks.now()))
         sleep(0.01)
     scale = clock.scale()
-    for host, device in told:
+    for host, device in readings:
         assert abs(scale(device) - host) < SLACK
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pyopencl as cl
 import pytest
+from pyopencl import invoker
 
 from opweave.contract import Arg, Step
 from opweave.errors import ExecutionError
 from opweave.graph.dtypes import as_dtype
-from opweave_opencl import KernelBuildError, program
+from opweave_opencl import KernelBuildError, kernel_objects, program
 
 BROKEN = """__kernel void broken(__global float *out)
 {
@@ -77,3 +80,50 @@ def test_included_files_are_put_in_with_their_line_numbers():
         '#line 4 "outer.cl"',
         "int last(void);",
     ]
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def generated(monkeypatch):
+    """The names for which pyopencl generates functions, and nothing remembered of other tests."""
+    names = []
+    generate = invoker.generate_enqueue_and_set_args
+
+    def noting(name, *args, **options):
+        names.append(name)
+        return generate(name, *args, **options)
+
+    monkeypatch.setattr(invoker, "generate_enqueue_and_set_args", noting)
+    kernel_objects._maker.cache_clear()
+    yield names
+    kernel_objects._maker.cache_clear()
+
+
+def doubled(device):
+    """What two kernel objects of one function compute, one after the other."""
+    text = "kernel void doubled(global float *x, int count) { x[get_global_id(0)] *= 1 << count; }"
+    built = device.programs.build("doubled.cl", text)
+    buffer = device.alloc(64)
+    buffer.upload(0, np.ones(16, np.float32))
+    for count in (1, 2):
+        kernel = kernel_objects.new_kernel(built, "doubled")
+        kernel.set_arg(0, buffer.handle)
+        kernel_objects.set_bytes(kernel, 1, np.int32(count).tobytes())
+        cl.enqueue_nd_range_kernel(device.queue, kernel, (16,), None)
+    device.queue.finish()
+    return buffer.read().view(np.float32)
+
+
+def test_functions_that_nobody_calls_are_generated_once(device, generated):
+    assert kernel_objects.KNOWN[0] <= cl.VERSION[:2] <= kernel_objects.KNOWN[1], "try the new release, then raise KNOWN"
+    assert (doubled(device) == 8).all()
+    assert generated == ["doubled"]
+
+
+def test_other_releases_of_pyopencl_make_kernels_in_their_own_way(device, generated, monkeypatch):
+    monkeypatch.setattr(kernel_objects, "KNOWN", ((2025, 1), (2025, 1)))
+    monkeypatch.setattr(cl, "VERSION", (2031, 1))
+    assert (doubled(device) == 8).all()
+    assert generated == ["doubled"] * 2

@@ -138,15 +138,15 @@ def test_errors_that_are_not_the_drivers_pass():
         raise ZeroDivisionError
 
 
-def test_a_failed_mark_raises_instead_of_hanging(stream):
+def test_a_failed_event_raises_instead_of_hanging(stream):
     with pytest.raises(ExecutionError, match="status -5"):
-        stream._query((SimpleNamespace(command_execution_status=-5),))
+        stream._query(SimpleNamespace(command_execution_status=-5))
     complete, running = (
         SimpleNamespace(command_execution_status=status)
         for status in (cl.command_execution_status.COMPLETE, cl.command_execution_status.RUNNING)
     )
-    assert stream._query((complete, complete))
-    assert not stream._query((complete, running))
+    assert stream._query(complete)
+    assert not stream._query(running)
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,10 @@ def test_parts_are_named_after_their_device(device, halves):
     assert not halves[0].reaches(halves[1].space)
 
 
-def test_parts_share_the_account_of_their_memory(halves):
+def test_sub_devices_share_a_memory_budget(halves):
     before = halves[1].mem_info()[0]
     with halves[0].alloc(1 << 20):
-        assert halves[1].account.taken == halves[0].account.taken >= 1 << 20
+        assert halves[1].budget.used == halves[0].budget.used >= 1 << 20
         assert halves[1].mem_info()[0] <= before
 
 

@@ -125,7 +125,7 @@ def test_an_import_lets_go_of_its_array(device):
     array = aligned(64)
     buffer = device.import_host(array)
     assert isinstance(buffer, Buffer)
-    taken = device.account.taken
+    taken = device.budget.used
     buffer.free()
     assert buffer.owner is None
-    assert device.account.taken == taken
+    assert device.budget.used == taken

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from opweave.conformance import Case, run_case
+from opweave.conformance import Case, Result, run_case
 from opweave.contract import Device
 
-__all__ = ["assert_right_where_accepted", "by_operation"]
+__all__ = ["assert_right", "assert_right_where_accepted", "by_operation"]
 
 
 def by_operation(cases: Iterable[Case]) -> list[Any]:
@@ -21,8 +21,8 @@ def by_operation(cases: Iterable[Case]) -> list[Any]:
     return [pytest.param(group, id=op) for op, group in groups.items()]
 
 
-def assert_right_where_accepted(device: Device, cases: Iterable[Case]) -> None:
-    """Run the cases: each one has to be right or refused by the typed error. All refused: the test is skipped."""
+def assert_right(device: Device, cases: Iterable[Case]) -> list[Result]:
+    """Run the cases: each one has to be right or refused by the typed error. Returns what became of each."""
     results = [run_case(device, case) for case in cases]
     assert results, "no case was run"
     wrong = [f"{v.id}: {v.reason}" for v in results if not v]
@@ -30,5 +30,11 @@ def assert_right_where_accepted(device: Device, cases: Iterable[Case]) -> None:
         pytest.fail(
             f"{len(wrong)} of {len(results)} cases are wrong on {device.name}:\n" + "\n".join(wrong), pytrace=False
         )
+    return results
+
+
+def assert_right_where_accepted(device: Device, cases: Iterable[Case]) -> None:
+    """`assert_right`; where the device refuses all cases the test is skipped."""
+    results = assert_right(device, cases)
     if all(v.status == "refused" for v in results):
         pytest.skip(f"{device.name} refuses all cases, the first one: {results[0].reason}")

@@ -17,6 +17,12 @@ DEATHS = {
     "exits": ("import os\nos._exit(0)", "ended the process with exit status 0"),
     "hangs": ("import time\ntime.sleep(1000)", "did not answer within 4 s"),
 }
+CLUSTER = """
+[[group]]
+name = "npu"
+flops = 1e12
+bandwidth = 1e11
+"""
 NOISE = """
 import atexit, os
 print("printed")
@@ -109,4 +115,38 @@ def test_the_help_goes_on_too(opweave, tmp_path):
     assert done.returncode == 0
     assert "doctor" in done.stdout
     assert "hello" in done.stdout
+    assert "no commands from plugin 'bad': it ended the process with exit status 0" in done.stderr
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("where", ["import", "devices"])
+def test_commands_that_use_devices_themselves_go_on_too(opweave, tmp_path, monkeypatch, where):
+    monkeypatch.setenv("OPWEAVE_PROFILE_CACHE", str(tmp_path / "profiles"))
+    exits = DEATHS["exits"][0]
+    write_distribution(
+        tmp_path / "site", "bad", backend(body=exits.replace("\n", "; ")) if where == "devices" else exits
+    )
+    write_distribution(tmp_path / "site", "good")
+    why = "without plugin 'bad': it ended the process with exit status 0"
+    graph = tmp_path / "graph.py"
+    graph.write_text("import opweave as ow\ndef outputs():\n    ow.devices()\n    return ow.exp(ow.input('x', (4,)))\n")
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text(CLUSTER)
+    done = opweave("what-if", f"{graph}:outputs", str(cluster), "--json")
+    assert json.loads(done.stdout)["seconds"] > 0
+    assert why in done.stderr
+    for command in (("profile", "bad"), ("conformance", "bad", "--level", "0")):
+        done = opweave(*command)
+        assert done.returncode == 1
+        assert why in done.stderr
+        assert "OPWEAVE_DISABLE=bad" in done.stderr, "the error of asking for it"
+
+
+@pytest.mark.timeout(200)
+def test_the_commands_of_plugins_go_on_too(opweave, tmp_path):
+    hello = "@hookimpl\ndef opweave_cli(app):\n    @app.command()\n    def hello(): print('Greetings')\n"
+    write_distribution(tmp_path / "site", "bad", DEATHS["exits"][0], value="opweave_bad")
+    write_distribution(tmp_path / "site", "good", backend(extra=hello), value="opweave_good")
+    done = opweave("hello")
+    assert done.stdout.splitlines() == ["Greetings"]
     assert "no commands from plugin 'bad': it ended the process with exit status 0" in done.stderr

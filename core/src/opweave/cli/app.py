@@ -16,7 +16,7 @@ from opweave.cli.doctor import show_doctor
 from opweave.cli.extensions import add_plugin_commands
 from opweave.cli.output import plain
 from opweave.cli.plugins import show_plugins
-from opweave.cli.probe import SECONDS
+from opweave.cli.probe import SECONDS, leave_out_deadly
 from opweave.cli.profile import show_profiles
 from opweave.cli.what_if import show_what_if
 from opweave.errors import OpweaveError
@@ -61,7 +61,7 @@ def main() -> None:
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     # Plugins are asked only where a command of theirs may be meant: none of them can break the built-in ones.
     if command not in _COMMANDS and "--version" not in arguments:
-        add_plugin_commands(app, _COMMANDS, tried=command is None)
+        add_plugin_commands(app, _COMMANDS)
     try:
         app()
     except OpweaveError as error:
@@ -155,6 +155,7 @@ def _conformance(
     ] = 60,
 ) -> None:
     """Check that a backend keeps its word: what it says about itself, its memory, kernels, streams, and faults."""
+    leave_out_deadly([name, beside] if beside else [name])
     right = run_conformance(
         name, levels=level or (), only=only or (), seed=seed, as_json=as_json, config=config, beside=beside,
         seconds=timeout,
@@ -169,6 +170,7 @@ def _profile(
     as_json: _Json = False,
 ) -> None:
     """Measure what steps and transfers take, once for each device; placement by cost goes by it."""
+    leave_out_deadly(devices or ())
     show_profiles(devices or (), refresh=refresh, as_json=as_json)
 
 
@@ -181,5 +183,6 @@ def _what_if(
     as_json: _Json = False,
 ) -> None:
     """Predict time and memory of a graph on devices that are not there. Fails where the memory does not suffice."""
+    leave_out_deadly()
     if not show_what_if(graph, cluster, pipeline=pipeline, as_json=as_json):
         raise typer.Exit(1)

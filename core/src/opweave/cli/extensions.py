@@ -25,17 +25,17 @@ def collect() -> dict[str, Any]:
     return {"broken": {record.name: record.error for record in known.plugins() if record.state is State.BROKEN}}
 
 
-def add_plugin_commands(app: typer.Typer, reserved: Collection[str], *, tried: bool) -> None:
+def add_plugin_commands(app: typer.Typer, reserved: Collection[str]) -> None:
     """Add the plugins' commands to ``app``. A plugin that fails is named on standard error; the others go on.
+
+    The plugins are imported in another process first, so that none can take this one down.
 
     Args:
         reserved: names of commands that no plugin may take.
-        tried: import the plugins in another process first, so that none can take this one down.
     """
-    if tried:
-        for name, why in probe.ask("extensions")["broken"].items():
-            registry.REGISTRY.exclude(name, Broken(why))
-            print(plain(f"opweave: no commands from plugin {name!r}: {why}"), file=sys.stderr)
+    for name, why in probe.ask("extensions")["broken"].items():
+        registry.REGISTRY.exclude(name, Broken(why))
+        print(plain(f"opweave: no commands from plugin {name!r}: {why}"), file=sys.stderr)
     with quiet_stdout():
         registry.REGISTRY.load_hook_modules()
     taken = set(reserved)

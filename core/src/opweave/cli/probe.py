@@ -11,17 +11,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from signal import Signals
 from typing import Any, Final, NamedTuple
 
 from opweave import registry
-from opweave.cli.output import quiet_stdout, to_json
+from opweave.cli.output import plain, quiet_stdout, to_json
 from opweave.errors import Broken, OpweaveError
 from opweave.registry import State
 
-__all__ = ["SECONDS", "answer", "ask", "collect"]
+__all__ = ["SECONDS", "answer", "ask", "collect", "leave_out_deadly"]
 
 SECONDS: Final = 60.0
 """How long one process may take by default."""
@@ -59,12 +59,7 @@ def ask(question: str, *, isolated: bool = False, seconds: float = SECONDS, **op
         if not isinstance(first, Death):
             return first
         print(f"opweave: {first.how}; each plugin is asked in a process of its own", file=sys.stderr)
-    excluded: dict[str, str] = {}
-    for record in registry.REGISTRY.plugins():
-        if record.state is State.DISCOVERED:
-            alone = _in_child(question, options, {}, seconds, only=record.name)
-            if isinstance(alone, Death):
-                excluded[record.name] = f"{alone.how} while it was loaded and asked in a process of its own"
+    excluded = _deadly(question, options, _untried(), seconds)
     found = _in_child(question, options, excluded, seconds)
     if isinstance(found, Death):
         raise OpweaveError(
@@ -72,6 +67,43 @@ def ask(question: str, *, isolated: bool = False, seconds: float = SECONDS, **op
             f"{question}"
         )
     return found
+
+
+def leave_out_deadly(names: Collection[str] = (), *, seconds: float = SECONDS) -> None:
+    """Load plugins in another process first; those that take it down are not run in this one, and told on standard
+    error. For commands that use devices themselves.
+
+    Args:
+        names: of plugins or their devices; none: every plugin.
+        seconds: how long a process may take.
+    """
+    wanted = {name.partition(":")[0] for name in names}
+    untried = [name for name in _untried() if not wanted or name in wanted]
+    # What they print there is printed again here.
+    if untried and isinstance(_in_child("plugins", {}, {}, seconds, only=",".join(untried), quiet=True), Death):
+        for name, why in _deadly("plugins", {}, untried, seconds).items():
+            print(plain(f"opweave: without plugin {name!r}: {why}"), file=sys.stderr)
+            _exclude(name, why)
+
+
+def _untried() -> list[str]:
+    """Names of the plugins that would be run if they were asked."""
+    return [record.name for record in registry.REGISTRY.plugins() if record.state is State.DISCOVERED]
+
+
+def _deadly(question: str, options: Mapping[str, Any], names: Collection[str], seconds: float) -> dict[str, str]:
+    """Those of the plugins ``names`` that take a process down in which each is asked alone, and how."""
+    found: dict[str, str] = {}
+    for name in names:
+        alone = _in_child(question, options, {}, seconds, only=name)
+        if isinstance(alone, Death):
+            found[name] = f"{alone.how} while it was loaded and asked in a process of its own"
+    return found
+
+
+def _exclude(name: str, why: str) -> None:
+    remedy = f"update or uninstall it; OPWEAVE_DISABLE={name} goes on without it"
+    registry.REGISTRY.exclude(name, Broken(why, remedy=remedy))
 
 
 def collect(question: str, options: Mapping[str, Any], excluded: Mapping[str, str]) -> dict[str, Any]:
@@ -82,8 +114,7 @@ def collect(question: str, options: Mapping[str, Any], excluded: Mapping[str, st
     """
     with quiet_stdout():
         for name, why in excluded.items():
-            remedy = f"update or uninstall it; OPWEAVE_DISABLE={name} goes on without it"
-            registry.REGISTRY.exclude(name, Broken(why, remedy=remedy))
+            _exclude(name, why)
         try:
             found = import_module(f"opweave.cli.{question}").collect(**options)
         except OpweaveError as error:
@@ -102,14 +133,23 @@ def answer(asked: Mapping[str, Any], out: int) -> None:
 
 
 def _in_child(
-    question: str, options: Mapping[str, Any], excluded: Mapping[str, str], seconds: float, only: str = ""
+    question: str,
+    options: Mapping[str, Any],
+    excluded: Mapping[str, str],
+    seconds: float,
+    *,
+    only: str = "",
+    quiet: bool = False,
 ) -> dict[str, Any] | Death:
     assert question in _QUESTIONS
     asked = {"question": question, "options": options, "excluded": excluded, "path": sys.path}
     environ = {**os.environ, "OPWEAVE_BACKENDS": only} if only else None
     # Not a pipe: what a plugin leaves running would keep it open.
     with tempfile.TemporaryFile() as out:
-        child = subprocess.Popen([sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=out, env=environ)
+        child = subprocess.Popen(
+            [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=out, env=environ,
+            stderr=subprocess.DEVNULL if quiet else None,
+        )  # fmt: skip
         try:
             child.communicate(json.dumps(asked).encode(), timeout=seconds)
         except subprocess.TimeoutExpired:

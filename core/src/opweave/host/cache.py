@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-__all__ = ["FileCache", "user_cache"]
+__all__ = ["FileCache", "own_cache_folder", "user_cache"]
 
 _DIGEST: Final = 32
 
@@ -151,10 +151,14 @@ def user_cache() -> Path:
     Where the user has no folder, or one that cannot be written, as in containers that run under a number that no user
     has: a folder among the temporary files that only this user can read. A `RuntimeWarning` says so once.
     """
+    folder = own_cache_folder()
+    return folder / "opweave" if folder is not None else _temporary()
+
+
+def own_cache_folder() -> Path | None:
+    """The folder in which all programs of the user keep such files; ``None``: there is none that can be written."""
     folder = _by_custom()
-    if folder is None or not _may_be_made(folder):
-        return _temporary()
-    return folder / "opweave"
+    return folder if folder is not None and _may_be_made(folder) else None
 
 
 def _by_custom() -> Path | None:

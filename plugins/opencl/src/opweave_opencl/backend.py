@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from opweave.contract import Backend, Device
 from opweave.contract.kernels import KernelTable
 from opweave.errors import Unavailable
-from opweave_opencl.account import Account
+from opweave_opencl.budget import MemoryBudget
 from opweave_opencl.device import OpenCLDevice
 from opweave_opencl.discovery import SELECTION, find_devices, partition, select
 from opweave_opencl.drivers import not_loaded, packaged
@@ -22,7 +22,7 @@ class OpenCLBackend(Backend):
     """Every OpenCL device of every platform, named ``opencl:0``, ``opencl:1``, ... in the drivers' order.
 
     ``OPWEAVE_OPENCL_DEVICES`` selects some: numbers, kinds, or parts of ``name (platform)``, separated by commas.
-    ``OPWEAVE_OPENCL_SUBDEVICES=2`` cuts each in two, named ``opencl:0.0`` and ``opencl:0.1``.
+    ``OPWEAVE_OPENCL_SUBDEVICES=2`` splits each into two sub-devices, named ``opencl:0.0`` and ``opencl:0.1``.
     """
 
     def devices(self) -> Sequence[Device]:
@@ -34,18 +34,18 @@ class OpenCLBackend(Backend):
         found = select(partition(find_devices()))
         platforms = {f.device.platform.int_ptr for f in found}
         shared = {p: SharedContext([f.device for f in found if f.device.platform.int_ptr == p]) for p in platforms}
-        accounts = {f.whole.int_ptr: Account.of(f.whole) for f in found}
+        budgets = {f.whole.int_ptr: MemoryBudget.of(f.whole) for f in found}
         devices: list[Device] = []
         for f in found:
             make = UnifiedDevice if f.device.host_unified_memory else OpenCLDevice
-            devices.append(make(f.id, f.device, shared[f.device.platform.int_ptr], accounts[f.whole.int_ptr]))
+            devices.append(make(f.id, f.device, shared[f.device.platform.int_ptr], budgets[f.whole.int_ptr]))
         if not os.environ.get(SELECTION):
             devices += [MissingDriver(library.name, why) for library, why in not_loaded(packaged()).items()]
         return devices
 
 
 class MissingDriver(Device):
-    """Stands for the devices of a driver that is installed and not in use."""
+    """Listed in place of the devices of a driver that is installed but was not loaded; says why in `probe`."""
 
     kernels = KernelTable()
 

@@ -6,20 +6,24 @@ it fails on damaged entries and on locks left behind.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from opweave.host.cache import FileCache
+from opweave.host.cache import FileCache, own_cache_folder, user_cache
 
-__all__ = ["FOLDER", "LIMIT", "BinaryCache"]
+__all__ = ["FOLDER", "LIMIT", "BinaryCache", "keep_pyopencl_off_missing_home"]
 
 FOLDER: Final = "OPWEAVE_OPENCL_CACHE"
 """Environment variable: the folder of built programs, or ``0`` for none."""
 
 LIMIT: Final = 256 << 20
 """Bytes of the folder from which on the entries that were not used for longest are deleted."""
+
+
+_CACHES: Final = "XDG_CACHE_HOME"
 
 
 class BinaryCache(FileCache):
@@ -41,3 +45,23 @@ class BinaryCache(FileCache):
             digest.update(b"%d:" % len(text))
             digest.update(text)
         return digest.hexdigest()
+
+
+def keep_pyopencl_off_missing_home() -> None:
+    """Where the user has no folder for caches, let pyopencl keep its own in the temporary folder that opweave uses.
+
+    pyopencl stores the functions that it generates for calls of kernels. It opens that store in the user's cache folder
+    when its module is imported, with the first kernel, and without such a folder the import fails.
+    """
+    if own_cache_folder() is not None:
+        return
+    before = os.environ.get(_CACHES)
+    os.environ[_CACHES] = str(user_cache())
+    try:
+        import pyopencl.invoker  # noqa: F401  # where it opens the store
+    finally:
+        # Other libraries of the process, and programs that it starts, look for themselves.
+        if before is None:
+            del os.environ[_CACHES]
+        else:
+            os.environ[_CACHES] = before

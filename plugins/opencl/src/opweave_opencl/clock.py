@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["DeviceClock", "Scale"]
 
 _TRIES: Final = 3
-_SLACK: Final = 1_000_000  # ns by which a device's timer may miss the times of its own events
+_SLACK: Final = 1_000_000  # ns by which a device's timer may differ from the times of its own events
 
 
 class Scale(NamedTuple):
@@ -26,10 +26,10 @@ class Scale(NamedTuple):
 
 
 class DeviceClock:
-    """The clock in which a device tells when its work ran. It has an origin and a rate of its own.
+    """The clock of a device's profiling times. It has an origin and a rate of its own.
 
-    Both clocks are read when this is made and again when somebody asks: what lies between is known as well as they were
-    read, whatever the rate.
+    Both clocks are read when this is made and again by `scale`: times between the two readings are converted as exactly
+    as the clocks were read, whatever the rate.
 
     Args:
         context, device: pyopencl's.
@@ -52,7 +52,7 @@ class DeviceClock:
         return Scale(now, host_now, (host_now - host_began) / (now - began) if now > began else 1.0)
 
     def _read(self) -> tuple[int, int]:
-        """One moment in nanoseconds of either clock, taken several times, of which the quickest is the best."""
+        """One moment in nanoseconds of either clock: the quickest of several readings, which is the most exact."""
         readings = [self._read_timer() if self._has_timer else self._read_marker() for _ in range(_TRIES)]
         _, device, host = min(readings)
         return device, host

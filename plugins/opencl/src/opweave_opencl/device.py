@@ -13,13 +13,13 @@ from opweave.contract import BufferType, Device, Kind, Offloading, Step, Usage
 from opweave.contract.kernels import KernelTable
 from opweave.errors import Unavailable
 from opweave.host.memory import host_memory_info
-from opweave_opencl.account import Account
-from opweave_opencl.discovery import describe, hardware_id, kind_of, remedy_for
+from opweave_opencl.budget import MemoryBudget
 from opweave_opencl.errors import translated
 from opweave_opencl.health import why_unusable
 from opweave_opencl.kernels import KERNELS
-from opweave_opencl.pinned import PinnedMemory
+from opweave_opencl.pinned import OpenCLPinnedMemory
 from opweave_opencl.program import Programs
+from opweave_opencl.properties import describe, hardware_id, kind_of, remedy_for
 from opweave_opencl.sharing import SharedContext
 from opweave_opencl.stream import OpenCLStream
 from opweave_opencl.tuning import Tuning
@@ -37,33 +37,33 @@ class OpenCLDevice(Device):
         id: the part of the name after the colon.
         device: pyopencl's.
         contexts: of the platform; ``None``: a context of its own.
-        account: of the hardware's memory, which parts of one device share; ``None``: one of its own.
+        budget: of the hardware's memory, which sub-devices of one device share; ``None``: one of its own.
     """
 
     kernels: KernelTable = KERNELS
     stream_class = OpenCLStream
 
     def __init__(
-        self, id: str, device: cl.Device, contexts: SharedContext | None = None, account: Account | None = None
+        self, id: str, device: cl.Device, contexts: SharedContext | None = None, budget: MemoryBudget | None = None
     ) -> None:
         self.cl_device = device
         self.id = id
         self.description = f"{describe(device)}, {_size(device)}"
         self.kind: Kind = kind_of(device)
-        # Parts of one piece of hardware are devices beside each other: none is used in place of another.
+        # The scheduler takes devices with one hardware id for the same device; sub-devices are different ones.
         self.hardware_id = hardware_id(device) if "." not in id else None
         self.alignment = max(device.mem_base_addr_align // 8, 1)
         self.max_buffer_size = int(device.max_mem_alloc_size)
         self.tuning = Tuning.of(device)
         if "cl_khr_fp64" not in device.extensions.split():
             self.kernels = KERNELS.without_f64
-        self.account = account or Account.of(device)
+        self.budget = budget or MemoryBudget.of(device)
         self._contexts = contexts or SharedContext([device])
         self._unified = bool(device.host_unified_memory)
         self._offloading = Offloading(self)
         self._sizes: dict[int, int] = {}  # of a handle -> its bytes
 
-    # --- made on first use ------------------------------------------------------------------------------------------
+    # --- created on first use ---------------------------------------------------------------------------------------
 
     @cached_property
     def context(self) -> cl.Context:
@@ -91,25 +91,24 @@ class OpenCLDevice(Device):
     def _probe(self) -> None:
         why = why_unusable(self.cl_device)
         if why is not None:
-            self._contexts.leave_out(self.cl_device)
+            self._contexts.exclude(self.cl_device)
             raise Unavailable(why, remedy=remedy_for(self.cl_device))
 
     # --- properties -------------------------------------------------------------------------------------------------
 
     def mem_info(self) -> tuple[int, int]:
-        """Bytes left and in all.
+        """Free and total bytes.
 
-        What is left is by this process's own account, and where more is known no more than that: what AMD's driver
-        says, and for devices that share the machine's memory what that has left, without what was promised to buffers
-        of any device and is not used yet.
+        Free is what this process has not allocated; at most what AMD's driver says, and on devices that share the
+        machine's memory at most what is free there, less what buffers of all devices were promised and do not use yet.
         """
-        free = self.account.free
+        free = self.budget.free
         if self._unified:
             free = min(free, host_memory_info()[0] or free)
         elif "cl_amd_device_attribute_query" in self.cl_device.extensions.split():
             with self.errors("asking for its free memory"):
                 free = min(free, _first(self.cl_device.global_free_memory_amd) << 10)
-        return free, self.account.total
+        return free, self.budget.total
 
     def features(self) -> Mapping[str, Any]:
         """Versions, limits and number formats of the device."""
@@ -135,7 +134,7 @@ class OpenCLDevice(Device):
     @cached_property
     def host_buffer_type(self) -> BufferType:
         """Pinned host memory."""
-        return PinnedMemory(self)
+        return OpenCLPinnedMemory(self)
 
     @property
     def buffer_types(self) -> Sequence[BufferType]:
@@ -147,8 +146,8 @@ class OpenCLDevice(Device):
     def _alloc(self, size: int, usage: Usage) -> cl.Buffer:
         import pyopencl as cl
 
-        # Drivers promise more than there is, and the process dies at first use.
-        self.account.take(size, self.mem_info()[0])
+        # Drivers accept more than there is, and the process dies when the memory is first used.
+        self.budget.reserve(size, self.mem_info()[0])
         try:
             with self.errors(f"allocating {size:,} bytes", allocating=True):
                 mem = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, size)
@@ -156,15 +155,15 @@ class OpenCLDevice(Device):
                 cl.enqueue_migrate_mem_objects(self.queue, [mem], flags=cl.mem_migration_flags.CONTENT_UNDEFINED)
                 self.queue.finish()
         except BaseException:
-            self.account.give(size)
+            self.budget.release(size)
             raise
         self._sizes[mem.int_ptr] = size
         return mem
 
     def _free(self, mem: cl.Buffer) -> None:
-        # Not released by force: drivers crash on kernels whose arguments are gone, and a call that is bound to this
-        # memory may be left. The last reference releases it.
-        self.account.give(self._sizes.pop(mem.int_ptr, 0))
+        # Dropped, not released: drivers crash on kernels whose arguments were released, and calls that are bound to
+        # this memory may remain. The last reference to it releases it.
+        self.budget.release(self._sizes.pop(mem.int_ptr, 0))
 
     def _upload(self, mem: cl.Buffer, offset: int, data: memoryview) -> None:
         import pyopencl as cl
@@ -181,7 +180,7 @@ class OpenCLDevice(Device):
     def _fill(self, mem: cl.Buffer, offset: int, size: int, value: int) -> None:
         import pyopencl as cl
 
-        # The wider the pattern, the faster; it must divide place and size.
+        # The wider the pattern, the faster; offset and size must be multiples of it.
         width = next(w for w in (16, 4, 1) if offset % w == 0 and size % w == 0)
         with self.errors(f"filling {size:,} bytes"):
             cl.enqueue_fill_buffer(self.queue, mem, np.full(width, value, np.uint8), offset, size)
@@ -204,12 +203,12 @@ class OpenCLDevice(Device):
 
 
 def _first(values: Any) -> int:
-    """Drivers tell one number or several."""
+    """Drivers give one number or several."""
     return int(values[0] if isinstance(values, (list, tuple)) else values)
 
 
 def _size(device: cl.Device) -> str:
-    """What helps to choose between devices."""
+    """Size, speed, version and driver of a device, for people who choose between devices."""
     units, clock = device.max_compute_units, device.max_clock_frequency
     many = f"{units} compute unit{'s' if units > 1 else ''}" + (f" at {clock} MHz" if clock else "")
     return f"{many}, {' '.join(device.version.split()[:2])}, driver {device.driver_version.strip()}"

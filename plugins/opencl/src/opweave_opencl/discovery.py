@@ -1,4 +1,4 @@
-"""Which OpenCL devices are here, into what they are cut, and which of them were selected."""
+"""Which OpenCL devices are there, split into which sub-devices, and which of them were selected."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opweave.contract import Kind
 from opweave.errors import Unavailable, UnknownNameError
-from opweave_opencl.drivers import VENDORS, not_loaded, packaged, shown
+from opweave_opencl.caching import keep_pyopencl_off_missing_home
+from opweave_opencl.drivers import VENDORS, not_loaded, packaged, visible
+from opweave_opencl.properties import describe, kind_of
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = [
-    "PARTS", "SELECTION", "Found", "describe", "find_devices", "hardware_id", "identity", "kind_of", "partition",
-    "remedy_for", "select",
-]  # fmt: skip
+__all__ = ["PARTS", "SELECTION", "Found", "find_devices", "partition", "select"]
 
 SELECTION: Final = "OPWEAVE_OPENCL_DEVICES"
 """Environment variable: numbers (``1``, ``0.1``), kinds or parts of names of devices, separated by commas."""
 
 PARTS: Final = "OPWEAVE_OPENCL_SUBDEVICES"
-"""Environment variable: into how many parts each device that can be cut is cut."""
+"""Environment variable: into how many sub-devices each device is split, where its driver can."""
 
 _REMEDY: Final = (
     "install the OpenCL driver of your hardware's maker, or one that runs on the CPU: "
@@ -56,8 +55,9 @@ def find_devices() -> list[Found]:
         import pyopencl as cl
     except ImportError as error:
         raise Unavailable(f"pyopencl cannot be imported: {error}", remedy="pip install pyopencl") from error
+    keep_pyopencl_off_missing_home()
     try:
-        with shown(packaged()):
+        with visible(packaged()):
             platforms = cl.get_platforms()
     except cl.Error as error:
         reasons = [f"{library}: {why}" for library, why in not_loaded(packaged()).items()]
@@ -133,13 +133,13 @@ def _matches(pattern: str, found: Found) -> bool:
 
 
 def partition(found: Sequence[Found], parts: str | None = None) -> list[Found]:
-    """Each device cut into equal parts, which are devices of their own; what cannot be cut stays whole.
+    """Each device split into equal sub-devices; a device that cannot be split stays whole.
 
     Args:
-        parts: how many; ``None`` reads the environment, an empty text cuts nothing.
+        parts: how many; ``None`` reads the environment, an empty text splits nothing.
 
     Raises:
-        Unavailable: not a number above 0, or none of the devices can be cut into so many.
+        Unavailable: not a number above 0, or no device can be split into so many.
     """
     if parts is None:
         parts = os.environ.get(PARTS, "")
@@ -153,12 +153,12 @@ def partition(found: Sequence[Found], parts: str | None = None) -> list[Found]:
     result: list[Found] = []
     reasons: list[str] = []
     for whole in found:
-        pieces = _cut(whole.device, count)
-        if isinstance(pieces, str):
-            reasons.append(f"{whole.id}: {describe(whole.device)}: {pieces}")
+        split = _split(whole.device, count)
+        if isinstance(split, str):
+            reasons.append(f"{whole.id}: {describe(whole.device)}: {split}")
             result.append(whole)
         else:
-            result += [Found(f"{whole.id}.{i}", piece, whole.device) for i, piece in enumerate(pieces)]
+            result += [Found(f"{whole.id}.{i}", device, whole.device) for i, device in enumerate(split)]
     if len(reasons) == len(found):
         raise Unavailable(
             f"{PARTS}={count}: no device can be cut into {count} parts ({'; '.join(reasons)})",
@@ -167,93 +167,25 @@ def partition(found: Sequence[Found], parts: str | None = None) -> list[Found]:
     return result
 
 
-def _cut(device: cl.Device, count: int) -> list[cl.Device] | str:
-    """``count`` parts of a device with about as many compute units each, or why there are none."""
+def _split(device: cl.Device, count: int) -> list[cl.Device] | str:
+    """``count`` sub-devices with about as many compute units each, or why there are none."""
     import pyopencl as cl
 
-    way = cl.device_partition_property
+    kind = cl.device_partition_property
     units = device.max_compute_units
     if units < count:
         return f"it has {units} compute units"
     if device.partition_max_sub_devices < count:
         return "its driver does not cut it into so many"
-    ways: Any = device.partition_properties
+    kinds: Any = device.partition_properties
     try:
-        if way.BY_COUNTS in ways:
+        if kind.BY_COUNTS in kinds:
             counts = [units // count + (i < units % count) for i in range(count)]
-            how: list[Any] = [way.BY_COUNTS, *counts, way.BY_COUNTS_LIST_END]
-            return device.create_sub_devices(how)
-        if way.EQUALLY in ways:
-            how = [way.EQUALLY, units // count]
-            return device.create_sub_devices(how)[:count]
+            properties: list[Any] = [kind.BY_COUNTS, *counts, kind.BY_COUNTS_LIST_END]
+            return device.create_sub_devices(properties)
+        if kind.EQUALLY in kinds:
+            properties = [kind.EQUALLY, units // count]
+            return device.create_sub_devices(properties)[:count]
     except cl.Error as error:
         return str(error)
     return "its driver does not cut it"
-
-
-# --- properties -----------------------------------------------------------------------------------------------------
-
-
-def describe(device: cl.Device) -> str:
-    """Name and platform of a device."""
-    name = device.name.strip()
-    if "cl_amd_device_attribute_query" in device.extensions.split():
-        # What AMD calls the name is the architecture, "gfx1100".
-        board = str(device.board_name_amd).strip()
-        name = f"{board} {name}" if board else name
-    return f"{name} ({device.platform.name.strip()})"
-
-
-def identity(device: cl.Device) -> tuple[str, ...]:
-    """By what a device and its driver, in this version, are told from others."""
-    platform = device.platform
-    return (
-        *(platform.vendor, platform.name, platform.version),
-        *(device.vendor, device.name, device.version, device.driver_version),
-    )
-
-
-def remedy_for(device: cl.Device) -> str:
-    """What helps where a device does not work."""
-    if kind_of(device) is not Kind.CPU:
-        return f"update the driver of {device.platform.vendor.strip()}"
-    other = "pocl" if "intel" in device.platform.name.lower() else "intel"
-    if other == "intel" and packaged():
-        return "update the driver; Intel's, which is installed too, takes its place"
-    return f"update the driver, or install another one that runs on the CPU: pip install 'opweave-opencl[{other}]'"
-
-
-def kind_of(device: cl.Device) -> Kind:
-    """The sort of hardware, by the device's type and whether it shares the host's memory."""
-    import pyopencl as cl
-
-    if device.type & cl.device_type.GPU:
-        return Kind.IGPU if device.host_unified_memory else Kind.GPU
-    return Kind.CPU if device.type & cl.device_type.CPU else Kind.ACCEL
-
-
-def hardware_id(device: cl.Device) -> str | None:
-    """The PCI address, as ``0000:01:00.0``, where the driver tells it."""
-    import pyopencl as cl
-
-    extensions = device.extensions.split()
-    try:
-        if "cl_nv_device_attribute_query" in extensions:
-            slot = device.pci_slot_id_nv
-            return f"{_domain(device):04x}:{device.pci_bus_id_nv:02x}:{slot >> 3:02x}.{slot & 7}"
-        if "cl_amd_device_attribute_query" in extensions:
-            place = device.topology_amd
-            return f"0000:{place.bus & 0xFF:02x}:{place.device:02x}.{place.function}"
-    except (cl.Error, AttributeError):
-        pass
-    return None
-
-
-def _domain(device: cl.Device) -> int:
-    """The PCI domain on NVIDIA's driver; older ones do not tell."""
-    import pyopencl as cl
-
-    try:
-        return int(device.pci_domain_id_nv)
-    except (cl.Error, AttributeError):
-        return 0

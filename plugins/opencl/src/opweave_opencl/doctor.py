@@ -1,6 +1,6 @@
 """Checks for ``opweave doctor``: the cache of built programs, and variables that choose drivers.
 
-Whether devices work is found out when they are found, and told by the core.
+Whether devices work is tried when they are found, and reported by the core.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drivers that come as Python packages, and showing them to the loader of OpenCL before it looks for the first time.
+"""Drivers that come as Python packages, and how they are made visible to OpenCL's loader before its first search.
 
 On Linux the loader reads ``*.icd`` files, each of which names a driver's library, in ``/etc/OpenCL/vendors`` or in the
 folder that a variable names; the one in pyopencl's wheel also finds PoCL's, which is installed beside it. Intel's
@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-__all__ = ["PACKAGES", "VENDORS", "not_loaded", "packaged", "shown"]
+__all__ = ["PACKAGES", "VENDORS", "not_loaded", "packaged", "visible"]
 
 PACKAGES: Final = ("intel-opencl-rt",)
 """Distributions that bring a driver which loaders do not find."""
@@ -40,15 +40,15 @@ def packaged() -> list[Path]:
             # Its path is a placeholder; the library lies where its own package has put it, if it came along.
             with suppress(OSError, UnicodeDecodeError):
                 name = _library(Path(str(icd.locate())))
-                places = [Path(str(file.locate())) for file in files if file.name == name]
-                found += [place.parent.resolve() / name for place in places if place.is_file()][:1]
+                candidates = [Path(str(file.locate())) for file in files if file.name == name]
+                found += [path.parent.resolve() / name for path in candidates if path.is_file()][:1]
     return found
 
 
 @contextmanager
-def shown(libraries: Sequence[Path]) -> Iterator[None]:
-    """Within the ``with`` block a loader that looks for drivers finds ``libraries`` too, beside those that it finds
-    anyway. Does nothing where somebody has set `VENDORS`, and outside of Linux."""
+def visible(libraries: Sequence[Path]) -> Iterator[None]:
+    """Within the ``with`` block a loader that looks for drivers finds ``libraries`` in addition to those of the system.
+    Does nothing where somebody has set `VENDORS`, and outside of Linux."""
     if not libraries or os.environ.get(VENDORS) or not sys.platform.startswith("linux"):
         yield
         return
@@ -81,7 +81,7 @@ def _library(icd: Path) -> str:
 
 
 def not_loaded(libraries: Sequence[Path]) -> dict[Path, str]:
-    """Of the libraries that were `shown`, those that the loader does not use all the same, and why."""
+    """Those of the libraries made `visible` that the loader does not use all the same, and why."""
     if os.environ.get(VENDORS):
         return {}
     try:
@@ -99,4 +99,4 @@ def _why_not_loaded(library: Path) -> str:
         CDLL(str(library))
     except OSError as error:
         return f"it cannot be loaded: {error}"
-    return f"pyopencl had looked for drivers before opweave showed it this one; set {VENDORS} to a folder of .icd files"
+    return f"pyopencl looked for drivers before opweave made this one visible; set {VENDORS} to a folder of .icd files"

@@ -1,6 +1,6 @@
 """Driver errors as opweave's.
 
-``pyopencl`` raises its own ``MemoryError``, ``LogicError`` and ``RuntimeError``, told apart by a status code.
+``pyopencl`` raises its own ``MemoryError``, ``LogicError`` and ``RuntimeError``, each with a status code.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ def translated(device: str, doing: str, *, allocating: bool = False) -> Iterator
     try:
         yield
     except Exception as error:
-        told = translate(error, device, doing, allocating=allocating)
-        if told is error:
+        typed = translate(error, device, doing, allocating=allocating)
+        if typed is error:
             raise
-        raise told from error
+        raise typed from error
 
 
 def build_error(device: str, file: str, source: str, error: Exception) -> KernelBuildError:
     """The error for a source that does not compile, with the lines around the compiler's first complaint about it."""
     # Before the log, pyopencl repeats the name of the failed call for each layer that it went through.
     log = re.sub(r"\A.*?(?=Build on )", "", str(error), flags=re.DOTALL).strip()
-    # Compilers put the severity before or after the place.
+    # Compilers put the severity before or after file and line.
     complaint = r"(?:error: {0}:(\d+):(\d+)|{0}:(\d+):(\d+): (?:fatal )?error)".format(re.escape(file))
-    place = re.search(complaint, log)
-    shown = "\n" + _excerpt(source, *(int(n) for n in place.groups() if n)) if place else ""
+    found = re.search(complaint, log)
+    shown = "\n" + _excerpt(source, *(int(n) for n in found.groups() if n)) if found else ""
     return KernelBuildError(
         f"{device} cannot build {file}{shown}\nbuild log:\n{log}", device=device, source=source, log=log
     )

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from opweave_opencl.caching import BinaryCache
-from opweave_opencl.discovery import identity
-from opweave_opencl.program import compiled, new_kernel
+from opweave_opencl.kernel_objects import new_kernel
+from opweave_opencl.program import compiled
+from opweave_opencl.properties import identity
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -27,8 +28,8 @@ RETRY: Final = 3600.0
 """Seconds after which a device for which no kernel could be built is tried again."""
 
 SLOW: Final = 0.02
-"""Seconds of trying from which on it is remembered that no kernel could be built; else each process tries anew, so that
-what was mended works at once."""
+"""Seconds: that no kernel could be built is remembered if trying took longer. Else each process tries again, so that a
+repaired driver works at once."""
 
 _SOURCE: Final = "kernel void probe(global float *y) { size_t i = get_global_id(0); y[i] = exp(y[i]) + 1.0f; }\n"
 _SIZE: Final = 64
@@ -38,8 +39,8 @@ _WORKS: Final[set[str]] = set()  # keys of what this process found in order
 def why_unusable(device: cl.Device, answers: BinaryCache | None = None) -> str | None:
     """Why no kernel runs on ``device``, in the driver's own words, or ``None``: it works.
 
-    That it works is remembered, and for an hour that its compiler fails, if it took its time. Other failures may pass,
-    and are not.
+    That it works is remembered, and for an hour that its compiler fails, if that took longer than `SLOW`. Other
+    failures may be temporary and are not remembered.
 
     Args:
         answers: where; ``None``: in the user's cache folder.
@@ -108,11 +109,11 @@ def _words(error: Exception) -> str:
 
 @cache
 def _processor() -> tuple[str, ...]:
-    """Model and instruction sets of the processor, which compilers of drivers for it go by."""
-    told = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features")
+    """Model and instruction sets of the processor, on which the result of a driver's compiler depends."""
+    fields = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features")
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             first = file.read(1 << 14).partition("\n\n")[0]
-        return tuple(line for line in first.splitlines() if line.startswith(told))
+        return tuple(line for line in first.splitlines() if line.startswith(fields))
     except OSError:
         return (platform.machine(), platform.processor())

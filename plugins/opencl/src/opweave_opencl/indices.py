@@ -1,4 +1,4 @@
-"""`IndexChecks`: indices outside of what they index, which kernels note on the device, raised where the host waits."""
+"""`IndexChecks`: indices out of bounds are recorded by kernels on the device, and raised where the host waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from opweave.contract import Arg, Plan, StepError
 from opweave.errors import BoundsError
 from opweave.graph.dtypes import i64
-from opweave_opencl.queues import complete
+from opweave_opencl.events import complete
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -31,13 +31,13 @@ _NOTE: Final = 2
 
 
 class Site:
-    """A kernel that picks by index, bound in a plan.
+    """A kernel that reads indices, bound in a plan.
 
     Attributes:
         op: the operation.
         length: of what is indexed.
         group: its group in the plan.
-        plan: gives the plan, once there is one and as long as there is.
+        plan: gives the plan; ``None`` before it is compiled and after it was dropped.
     """
 
     __slots__ = ("__weakref__", "group", "length", "op", "plan")
@@ -48,7 +48,7 @@ class Site:
 
 
 class Bound(NamedTuple):
-    """What a kernel that picks by index gets: macros, operands behind its own, and the last word of its parameters."""
+    """What a kernel that reads indices gets: macros, operands after its own, and the last word of its parameters."""
 
     macros: dict[str, str]
     operands: tuple[Arg, ...]
@@ -56,11 +56,11 @@ class Bound(NamedTuple):
 
 
 class IndexChecks:
-    """The check of the indices that a stream's kernels pick by.
+    """The check of the indices that a stream's kernels read.
 
-    The kernels note the first index outside of its table in a few bytes of the device's memory (``wrong_index.cl``). A
-    plan with such kernels has these bytes copied to the host behind its work, so that whoever has waited for the work
-    finds them there: nothing waits for a check, and plans without such kernels have none.
+    Kernels write the first index out of bounds to a note of 16 bytes in the device's memory (``wrong_index.cl``). A
+    plan with such kernels ends with a copy of the note to the host, so that it is there when somebody has waited for
+    the plan: no check waits by itself, and plans without such kernels copy nothing.
 
     Args:
         device: the stream's.
@@ -78,7 +78,7 @@ class IndexChecks:
         self._count = 0
         self._bound: list[Site] = []  # since the last plan was begun
         self._group = 0
-        # Copies under way, with the sites that they may tell of. Dropping the event of a copy waits for it.
+        # Copies under way, with the sites whose note they may bring. Dropping the event of a copy waits for the copy.
         self._copies: Final[deque[tuple[cl.Event, Sequence[Site]]]] = deque()
         self._lock: Final = RLock()
 
@@ -93,7 +93,7 @@ class IndexChecks:
         self._group = group
 
     def bind(self, op: str, length: int) -> Bound:
-        """What a kernel gets that picks by indices below ``length``."""
+        """What a kernel gets that reads indices, which are to be below ``length``."""
         if not self.enabled:
             return Bound({"CHECKED": "0"}, (), (0,))
         if self._note is None:
@@ -117,16 +117,16 @@ class IndexChecks:
         """The sites of the plan, which keeps them as long as it can be run."""
         return self._bound
 
-    def belong(self, plan: Plan) -> None:
-        """The plan that was begun is this one."""
+    def attach(self, plan: Plan) -> None:
+        """Let the sites of the plan that was begun refer to it."""
         for site in self._bound:
             site.plan = ref(plan)
         self._bound = []
 
     # --- running ----------------------------------------------------------------------------------------------------
 
-    def look(self, sites: Sequence[Site]) -> None:
-        """Have the note copied to the host behind the plan of these sites, which was submitted."""
+    def read_back(self, sites: Sequence[Site]) -> None:
+        """Queue a copy of the note to the host behind the plan of these sites, which was submitted."""
         import pyopencl as cl
 
         assert self._note is not None
@@ -154,7 +154,7 @@ class IndexChecks:
                 return
             assert self._note is not None
             assert self._note.buffer is not None
-            # Copies under way would bring back the note that is wiped out here.
+            # Copies under way would bring back the note that is cleared here.
             self._queue.finish()
             cl.enqueue_fill_buffer(self._queue, self._note.buffer.handle, np.zeros(1, np.int64), 0, 8 * _NOTE)
             self._queue.finish()
@@ -165,7 +165,7 @@ class IndexChecks:
         raise StepError(site.group, error, site.plan()) from error
 
     def close(self) -> None:
-        """Give the memory back; everything submitted is done."""
+        """Free the memory; everything submitted is complete."""
         self._copies.clear()
         self._note = self._seen = None
         self._memory.clear()  # dropped, not freed, which would wait for other streams of the device

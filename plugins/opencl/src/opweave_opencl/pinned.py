@@ -1,4 +1,4 @@
-"""`PinnedMemory`: host memory that the driver made, from which and to which transfers are fastest."""
+"""`OpenCLPinnedMemory`: host memory allocated by the driver, from and to which transfers are fastest."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from opweave_opencl.mapping import map_bytes
 if TYPE_CHECKING:
     from opweave_opencl.device import OpenCLDevice
 
-__all__ = ["PinnedMemory"]
+__all__ = ["OpenCLPinnedMemory"]
 
 
-class PinnedMemory(BufferType):
+class OpenCLPinnedMemory(BufferType):
     """Host memory of a driver, which stays mapped: drivers transfer from and to it without a copy in between.
 
-    Handles are arrays over the mapping. No kernel ever uses it, so that host and device never share it unordered.
+    Handles are NumPy arrays over the mapping. Kernels never use it, so host and device need no order between them.
     """
 
     def __init__(self, device: OpenCLDevice) -> None:
@@ -35,9 +35,9 @@ class PinnedMemory(BufferType):
             return map_bytes(target.queue, mem, 0, size, write=True)
 
     def _free(self, mem: np.ndarray[Any, Any]) -> None:
-        with self._target.errors("giving back host memory"):
+        with self._target.errors("freeing host memory"):
             mapping: Any = mem.base
-            mapping.release(self._target.queue)  # the driver gives it back once that is done; nobody waits
+            mapping.release(self._target.queue)  # queued; the driver frees the memory once it is unmapped
             self._target.queue.flush()
 
     def _upload(self, mem: np.ndarray[Any, Any], offset: int, data: memoryview) -> None:

@@ -1,4 +1,4 @@
-"""`Profiler`: when each kernel began and ended, told to whoever listens to opweave's events."""
+"""`Profiler`: trace events that say when each kernel of a stream began and ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opweave.tracing import TRACE
 from opweave_opencl.clock import DeviceClock
-from opweave_opencl.queues import complete
+from opweave_opencl.events import complete
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -19,11 +19,11 @@ __all__ = ["Profiler"]
 
 
 class Profiler:
-    """The kernels of one stream that ran while somebody listened.
+    """The kernels of one stream that ran while tracing was on.
 
     Each becomes an event of kind ``"kernel"``, named after the operations it computes, with ``device`` and the
-    ``kernel``'s own name; times are moved from the device's clock to that of ``time.perf_counter_ns``. It is told when
-    somebody waits for it.
+    ``kernel``'s own name; times are converted from the device's clock to that of ``time.perf_counter_ns``. Events are
+    emitted when somebody waits for the work.
 
     Args:
         device: its name.
@@ -37,7 +37,7 @@ class Profiler:
         self._lock: Final = Lock()
 
     def timed(self, launch: Callable[[], cl.Event], name: str, kernel: str) -> Callable[[], cl.Event]:
-        """``launch`` with its event kept while somebody listens."""
+        """``launch``, whose OpenCL event is kept while tracing is on."""
         return partial(self._launch, launch, name, kernel)
 
     def _launch(self, launch: Callable[[], cl.Event], name: str, kernel: str) -> cl.Event:
@@ -46,8 +46,8 @@ class Profiler:
             self._ran.append((name, kernel, event))
         return event
 
-    def tell(self) -> None:
-        """Tell of the kernels that are complete, from any thread; what nobody listens to is forgotten."""
+    def emit(self) -> None:
+        """Emit trace events for kernels that are complete, from any thread; without tracing they are forgotten."""
         done: list[tuple[str, str, cl.Event]] = []
         with self._lock:
             while self._ran:

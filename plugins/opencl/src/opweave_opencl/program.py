@@ -7,19 +7,18 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
 from importlib.resources import files
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from opweave_opencl.caching import BinaryCache
-from opweave_opencl.discovery import identity
 from opweave_opencl.errors import build_error
+from opweave_opencl.properties import identity
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Programs", "compiled", "new_kernel", "set_bytes", "source"]
+__all__ = ["Programs", "compiled", "source"]
 
 _INCLUDE: Final = re.compile(r'#include "([\w.]+)"')
 
@@ -31,7 +30,7 @@ def source(file: str) -> str:
 
 
 def expanded(file: str, text: str) -> str:
-    """``text`` with the files that it includes put in, and line directives by which messages name places rightly.
+    """``text`` with each include replaced by that file; line directives keep file and line right in messages.
 
     Left to the driver's compiler, an include would need a folder that it can read, and caches would not notice changes.
     """
@@ -110,7 +109,7 @@ class Programs:
                     loaded = cl.Program(self._context, [self._device], [binary])
                     loaded.build(devices=[self._device])
                     return loaded
-                except cl.Error:  # of a driver that changed without telling
+                except cl.Error:  # of a driver that changed under the same version
                     self._binaries.drop(key)
             try:
                 program = compiled(self._context, self._device, whole)
@@ -124,8 +123,8 @@ class Programs:
 
 @contextmanager
 def _without_remarks() -> Iterator[None]:
-    """Without what compilers remark about programs that do build; a failed build raises it. And pyopencl warns of being
-    told early that it shall not cache."""
+    """Without compilers' warnings about programs that do build (a failed build raises them), and without pyopencl's
+    about the early access that keeps it from using its own cache."""
     import pyopencl as cl
 
     with warnings.catch_warnings():
@@ -143,50 +142,3 @@ def compiled(context: cl.Context, device: cl.Device, text: str) -> cl.Program:
         assert program.int_ptr  # the driver's program from here on: pyopencl builds it without its own cache
         program.build(devices=[device])
     return program
-
-
-# --- kernels --------------------------------------------------------------------------------------------------------
-
-_MAKING: Final = Lock()
-
-
-def new_kernel(program: cl.Program, name: str) -> cl.Kernel:
-    """A kernel object of its own, to which arguments can be bound.
-
-    For each, pyopencl gets the function that sets arguments when the kernel is called (which ours are not) out of a
-    database, which takes longer than all the rest. There are few different ones, so here they are remembered.
-    """
-    kernel, invoker, remembered = _making()
-    with _MAKING:
-        make = invoker.generate_enqueue_and_set_args
-        invoker.generate_enqueue_and_set_args = remembered
-        try:
-            return kernel(program, name)  # type: ignore[no-any-return]
-        finally:
-            invoker.generate_enqueue_and_set_args = make
-
-
-@cache
-def _making() -> tuple[Any, Any, Any]:
-    """What makes kernels, pyopencl's module of such functions, and its function for one, which remembers."""
-    import pyopencl as cl
-
-    invoker: Any = import_module("pyopencl.invoker")
-    make = invoker.generate_enqueue_and_set_args
-    known: dict[tuple[str, int, int], Any] = {}
-
-    def remembered(name: str, passed: int, args: int, types: Any, *rest: Any, **named: Any) -> Any:
-        if types is not None:  # somebody else's, in another thread
-            return make(name, passed, args, types, *rest, **named)
-        key = (name, passed, args)
-        if key not in known:
-            known[key] = make(name, passed, args, types, *rest, **named)
-        return known[key]
-
-    return cl.Kernel, invoker, remembered
-
-
-def set_bytes(kernel: cl.Kernel, index: int, value: bytes) -> None:
-    """Set an argument that is passed by value."""
-    # The public way tries all sorts of arguments before this one, by exceptions, which takes 8 µs.
-    getattr(kernel, "_set_arg_buf", kernel.set_arg)(index, value)

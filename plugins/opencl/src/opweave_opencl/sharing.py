@@ -24,24 +24,24 @@ class SharedContext:
         self._contexts: Final[dict[cl.Device, cl.Context]] = {}
         self._lock: Final = Lock()
 
-    def leave_out(self, device: cl.Device) -> None:
+    def exclude(self, device: cl.Device) -> None:
         """Make the context without ``device``, which does not work."""
         with self._lock:
             self._devices[:] = [other for other in self._devices if other != device]
 
     def of(self, device: cl.Device) -> cl.Context:
-        """The context of ``device``: all devices' one, or its own where the driver does not join them."""
+        """The context of ``device``: all devices' one, or its own where the driver makes no common one."""
         import pyopencl as cl
 
         with self._lock:
             if not self._contexts:
                 try:
-                    joint = cl.Context(self._devices)
+                    common = cl.Context(self._devices)
                 except cl.Error:
                     if len(self._devices) == 1:
                         raise
                 else:
-                    self._contexts.update(dict.fromkeys(self._devices, joint))
+                    self._contexts.update(dict.fromkeys(self._devices, common))
             if device not in self._contexts:
                 self._contexts[device] = cl.Context([device])
             return self._contexts[device]

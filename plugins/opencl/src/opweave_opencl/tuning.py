@@ -33,7 +33,7 @@ class Tuning(NamedTuple):
 
     @property
     def most_groups(self) -> int:
-        """Groups of a kernel whose groups take rows in turn: a core has nothing to gain from more."""
+        """The most work-groups of a kernel whose groups loop over rows: a core gains nothing from more."""
         return 16 * self.units if self.row_group == 1 else 1 << 20
 
     @classmethod

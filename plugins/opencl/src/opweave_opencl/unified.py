@@ -22,8 +22,8 @@ PAGE = 4096
 class UnifiedDevice(OpenCLDevice):
     """A device whose memory is the host's: a CPU, or a graphics processor beside it.
 
-    OpenCL promises that host and device see the same bytes only where the host maps them, so the host never touches
-    memory otherwise, and the memory remains a space of its own.
+    OpenCL guarantees that host and device see the same bytes only where the host maps them. So the host accesses
+    buffers only while they are mapped, and the memory remains a memory space of its own.
     """
 
     def _import_host(self, data: memoryview) -> cl.Buffer:
@@ -31,8 +31,8 @@ class UnifiedDevice(OpenCLDevice):
 
         array = np.frombuffer(data, np.uint8)
         address = array.__array_interface__["data"][0]
-        # Kernels rely on the alignment. Other bytes than whole lines of whole pages are copied by drivers of graphics
-        # processors behind the caller's back, once: changes would not show on the other side.
+        # Kernels rely on the alignment. Other bytes than whole lines of whole pages are copied once by drivers of
+        # graphics processors without notice: changes would not be seen on the other side.
         aligned = max(self.alignment, PAGE) if self.kind is not Kind.CPU else self.alignment
         if address % aligned or (self.kind is not Kind.CPU and len(data) % 64):
             raise UnsupportedOpError(
@@ -43,22 +43,22 @@ class UnifiedDevice(OpenCLDevice):
         with self.errors(f"importing {len(data):,} bytes", allocating=True):
             return cl.Buffer(self.context, access | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
 
-    # Bytes of an imported array are in its place only after a mapping. Others are not affected by it.
+    # What the device writes to the buffer of an imported array is in the array only after the buffer was mapped.
 
     def _upload(self, mem: cl.Buffer, offset: int, data: memoryview) -> None:
         super()._upload(mem, offset, data)
-        self._show(mem, offset, len(data))
+        self._write_through(mem, offset, len(data))
 
     def _fill(self, mem: cl.Buffer, offset: int, size: int, value: int) -> None:
         super()._fill(mem, offset, size, value)
-        self._show(mem, offset, size)
+        self._write_through(mem, offset, size)
 
     def _copy(self, dst: cl.Buffer, dst_offset: int, src: cl.Buffer, src_offset: int, size: int) -> None:
         super()._copy(dst, dst_offset, src, src_offset, size)
-        self._show(dst, dst_offset, size)
+        self._write_through(dst, dst_offset, size)
 
-    def _show(self, mem: cl.Buffer, offset: int, size: int) -> None:
-        """Have what was written to an imported array's buffer in the array."""
+    def _write_through(self, mem: cl.Buffer, offset: int, size: int) -> None:
+        """Map what was written to the buffer of an imported array, so that it is in the array."""
         if mem.int_ptr not in self._sizes:
             with self.errors(f"mapping {size:,} bytes"):
                 unmap_bytes(self.queue, map_bytes(self.queue, mem, offset, size, write=False))

@@ -1,4 +1,4 @@
-// Vectors of elements that lie in any way: VEC of them, at any step, or fewer.
+// Vectors of elements in memory with any stride: VEC of them, or fewer.
 //
 // Macros: VEC, elements that are computed at once. ACCESS(T) defines the functions for a type.
 

@@ -1,7 +1,7 @@
-// The place of the largest element along an axis: the first of equal ones, and the first NaN if there is one.
+// The index of the largest element along an axis: of the first of equal ones, or of the first NaN if there is one.
 //
-//   rows     the work-items of a group go along the axis; a group takes neighbouring outputs
-//   columns  each work-item computes neighbouring outputs, up to STRIP vectors of them; the axis has fewer than 2^31 elements
+//   rows     the work-items of a group go along the axis; a group takes consecutive outputs
+//   columns  each work-item computes consecutive outputs, up to STRIP vectors of them; the axis has fewer than 2^31 elements
 //
 // Macros: those of groups.cl; STRIP; ACCESSES, ACCESS of each type; A and OUT, the types of source and output; START, the smallest
 // number of type A.
@@ -19,14 +19,14 @@ ACCESSES
 COMBINED(A, largest, LARGER)
 SHARED(i64, first, FEWER)
 
-// Vectors whose largest element is found before their places are looked at.
+// Vectors whose largest element is found before its index is searched for.
 #define BLOCK 16
 #define SPAN (BLOCK * GROUP * VEC)
 
 __kernel void rows(__global MEM(OUT) *out, __global const MEM(A) *x, const Params p)
 {
     __local VAL(A) values[GROUP];
-    __local long places[GROUP];
+    __local long indices[GROUP];
     const long first_one = p.all * (long)get_group_id(0) / (long)get_num_groups(0);
     const long end_of_all = p.all * (long)(get_group_id(0) + 1) / (long)get_num_groups(0);
     for (long at = first_one; at < end_of_all; at++) {
@@ -52,22 +52,22 @@ __kernel void rows(__global MEM(OUT) *out, __global const MEM(A) *x, const Param
         }
         const VAL(A) most = largest_group(best, values);
         const bool is_nan = most != most;
-        long place = LONG_MAX;
+        long index = LONG_MAX;
         if (is_nan ? best != best : best == most) {
-            for (long i = found; i < FEWER(found + SPAN, p.n) && place == LONG_MAX; i += GROUP * VEC) {
+            for (long i = found; i < FEWER(found + SPAN, p.n) && index == LONG_MAX; i += GROUP * VEC) {
                 LANES(A) lanes;
                 lanes.whole = TAKE(A)(source, i, p.step, COUNT(i, p.n));
                 for (int k = VEC - 1; k >= 0; k--)
-                    if (i + k < p.n && (is_nan ? lanes.each[k] != lanes.each[k] : lanes.each[k] == most)) place = i + k;
+                    if (i + k < p.n && (is_nan ? lanes.each[k] != lanes.each[k] : lanes.each[k] == most)) index = i + k;
             }
         }
-        place = first_group(place, places);
-        if (get_local_id(0) == 0) STORE(OUT, TO(OUT, place), target, 0);
+        index = first_group(index, indices);
+        if (get_local_id(0) == 0) STORE(OUT, TO(OUT, index), target, 0);
     }
 }
 
 #define FOR_STRIP(k) for (int k = 0; k * VEC < width; k++)
-#define PLACES GLUE(int, VEC)
+#define INDICES GLUE(int, VEC)
 
 __kernel void columns(__global MEM(OUT) *out, __global const MEM(A) *x, const Params p)
 {
@@ -82,14 +82,14 @@ __kernel void columns(__global MEM(OUT) *out, __global const MEM(A) *x, const Pa
         out += i * p.out_stride[axis], x += i * p.x_stride[axis];
     }
     V(A) best[STRIP];
-    PLACES place[STRIP];
-    FOR_STRIP(k) best[k] = TAKE(A)(x, k * VEC, p.x_stride[0], COUNT(k * VEC, width)), place[k] = (PLACES)(0);
+    INDICES index[STRIP];
+    FOR_STRIP(k) best[k] = TAKE(A)(x, k * VEC, p.x_stride[0], COUNT(k * VEC, width)), index[k] = (INDICES)(0);
     for (long i = 1; i < p.n; i++) {
         FOR_STRIP(k) {
             const V(A) v = TAKE(A)(x + i * p.step, k * VEC, p.x_stride[0], COUNT(k * VEC, width));
-            place[k] = CONVERT(PLACES)(v > best[k] || (v != v && best[k] == best[k])) ? (PLACES)(i) : place[k];
+            index[k] = CONVERT(INDICES)(v > best[k] || (v != v && best[k] == best[k])) ? (INDICES)(i) : index[k];
             best[k] = LARGER(best[k], v);
         }
     }
-    FOR_STRIP(k) PUT(OUT)(TON(OUT, VEC, place[k]), out, k * VEC, p.out_stride[0], COUNT(k * VEC, width));
+    FOR_STRIP(k) PUT(OUT)(TON(OUT, VEC, index[k]), out, k * VEC, p.out_stride[0], COUNT(k * VEC, width));
 }

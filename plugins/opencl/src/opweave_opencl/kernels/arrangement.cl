@@ -67,7 +67,7 @@ __kernel void frame(__global const MEM(T) *x, __global MEM(T) *out, const Params
     }
 }
 
-// What lies above diagonal p.k of matrices (p.mode 0) or below it (p.mode 1) becomes 0.
+// Sets elements above diagonal p.k of matrices (p.mode 0) or below it (p.mode 1) to 0.
 __kernel void triangle(__global const MEM(T) *x, __global MEM(T) *out, const Params p)
 {
     FOR_OUTPUT_ROWS(row) {

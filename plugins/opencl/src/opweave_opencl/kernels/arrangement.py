@@ -1,4 +1,4 @@
-"""Elements in another order, in a frame, or only those of a triangle or diagonal."""
+"""Reordered, padded and shifted elements, triangles and diagonals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from opweave.contract import Arg, Call
-from opweave_opencl.kernels.calls import in_turn
+from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.movement import WORDS, copy_call
 from opweave_opencl.kernels.pointwise import Writer, launch_pointwise
 from opweave_opencl.kernels.table import KERNELS, PLAIN
@@ -26,7 +26,7 @@ _CHUNK: Final = 4096
 
 @KERNELS("flip", dtypes=PLAIN, moves=True)
 def flip(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...]) -> Call:
-    """A copy that steps backwards."""
+    """A copy with negative strides."""
     offset, strides = x.offset, list(x.strides)
     for axis in axes:
         offset += (x.shape[axis] - 1) * strides[axis]
@@ -36,7 +36,7 @@ def flip(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ..
 
 @KERNELS("roll", dtypes=PLAIN, moves=True)
 def roll(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, shifts: tuple[int, ...]) -> Call:
-    """A frame on one side, of the elements from the other."""
+    """Padding on one side, with the elements of the other."""
     return _arrange(stream, "frame", out, x, before=shifts, mode=_MODES["wrap"])
 
 
@@ -64,7 +64,7 @@ def diag_embed(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, offset: int) 
     down, right = out.strides[-2:]
     start = out.offset + (offset * right if offset >= 0 else -offset * down)
     line = Arg(out.buffer, start, out.dtype, x.shape, (*out.strides[:-2], down + right))
-    return in_turn([launch_pointwise(stream, writer, out.shape), copy_call(stream, line, x)])
+    return in_order([launch_pointwise(stream, writer, out.shape), copy_call(stream, line, x)])
 
 
 def _arrange(

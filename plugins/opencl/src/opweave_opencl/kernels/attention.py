@@ -1,4 +1,4 @@
-"""Attention that never writes its scores: keys come in blocks, and each row's softmax is carried from one to the next.
+"""Attention that never writes its scores: keys are read in blocks, each of which updates the softmax of its rows.
 
 Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022.
 """

@@ -28,12 +28,12 @@ typedef char16 Chars16 __attribute__((aligned(1)));
 #define FETCH_AHEAD(block)
 #endif
 
-// The f16 in the upper half of a word, or at ``p``: moved to its place in a float and given its exponent; those of
+// The f16 in the upper half of a word, or at ``p``: shifted to the bits of a float and given its exponent; those of
 // infinities and NaN become the largest beforehand. Without a choice, and all in integers: each block waits for this.
 static inline float half_above(const int word)
 {
-    const int place = word >> 3 & (int)0x8fffe000, largest = (0x0f7fffff - (place & 0x0fffffff)) >> 31 & 0x7f800000;
-    return as_float(place | largest) * 0x1p112f;
+    const int shifted = word >> 3 & (int)0x8fffe000, largest = (0x0f7fffff - (shifted & 0x0fffffff)) >> 31 & 0x7f800000;
+    return as_float(shifted | largest) * 0x1p112f;
 }
 static inline float half_at(__global const uchar *p) { return half_above((p[0] | p[1] << 8) << 16); }
 

@@ -1,4 +1,4 @@
-"""Rows of quantized blocks: which types kernels decode, and the rows of a table by number."""
+"""Rows of quantized blocks: which types kernels decode, and the rows of a table by index."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _why_not(step: Step) -> str | None:
 
 @KERNELS("embedding", dtypes=f"f32 {QUANTIZED}", when=_why_not)
 def embedding(stream: OpenCLStream, op: str, out: Arg, table: Arg, ids: Arg, *, blocks: DType) -> Call:
-    """A row of the output whose number is outside of the table is zeros."""
+    """A row of the output whose index is outside of the table is zeros."""
     split = len(ids.shape)
     o_steps = element_strides(out)
     shape, (o_ids, i_ids) = coalesce(ids.shape, [o_steps[:split], element_strides(ids)])

@@ -7,17 +7,17 @@ from typing import Any
 
 from opweave.contract import Call
 
-__all__ = ["in_turn"]
+__all__ = ["in_order"]
 
 
-def in_turn(calls: Sequence[Call]) -> Call:
-    """One call that makes others one after the other, and returns what the last one does."""
+def in_order(calls: Sequence[Call]) -> Call:
+    """One call that makes the given ones in their order, and returns what the last one does."""
     if len(calls) == 1:
         return calls[0]
-    turns = tuple(calls)
+    ordered = tuple(calls)
 
     def call() -> Any:
-        for each in turns:
+        for each in ordered:
             result = each()
         return result
 

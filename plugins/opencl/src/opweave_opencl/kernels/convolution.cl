@@ -8,17 +8,17 @@
 #include "types.cl"
 
 typedef struct {
-    long kernel_size[3], places[3], length[3];
-    long stride[3], dilation[3], before[3]; // element: place · stride + tap · dilation - before,
+    long kernel_size[3], positions[3], length[3];
+    long stride[3], dilation[3], before[3]; // element: position · stride + tap · dilation - before,
     long spread[3];                         // divided by this (transposed convolutions), or there is none
     long x_step[4];                         // along channels and the three axes
     long w_channel, w_step[3];              // of the weights, along inputs and the three axes
 } Windows;
 
-// Where tap ``tap`` of the window at ``place`` lies along ``axis``; negative: nowhere.
-static inline long along(const Windows *w, const int axis, const long place, const long tap)
+// The element that tap ``tap`` of the window at ``position`` reads along ``axis``; negative: none.
+static inline long along(const Windows *w, const int axis, const long position, const long tap)
 {
-    const long at = place * w->stride[axis] + tap * w->dilation[axis] - w->before[axis];
+    const long at = position * w->stride[axis] + tap * w->dilation[axis] - w->before[axis];
     if (at < 0) return -1;
     const long i = w->spread[axis] > 1 ? at / w->spread[axis] : at;
     return i < w->length[axis] && i * w->spread[axis] == at ? i : -1;
@@ -48,8 +48,8 @@ static inline long weight_at(const Windows *w, const long k)
 static inline VAL(T) element_of_window(__global const MEM(T) *x, const Windows *w, const long k, const long column)
 {
     const long4 part = parts_of(w, k);
-    const long c = along(w, 2, column % w->places[2], part.w), line = column / w->places[2];
-    const long b = along(w, 1, line % w->places[1], part.z), a = along(w, 0, line / w->places[1], part.y);
+    const long c = along(w, 2, column % w->positions[2], part.w), line = column / w->positions[2];
+    const long b = along(w, 1, line % w->positions[1], part.z), a = along(w, 0, line / w->positions[1], part.y);
     if (a < 0 || b < 0 || c < 0) return 0;
     return LOAD(T, x, part.x * w->x_step[0] + a * w->x_step[1] + b * w->x_step[2] + c * w->x_step[3]);
 }
@@ -58,12 +58,12 @@ static inline VAL(T) element_of_window(__global const MEM(T) *x, const Windows *
 static inline void gather_windows(__global const MEM(T) *x, const Windows *w, __local VAL(T) *to, const long k0,
                                   const int depth, const long column, const int columns)
 {
-    // Where each window begins; what does not exist begins where nothing is inside.
+    // The first element of each window; windows that do not exist begin outside of x.
     int first[3][32];
     for (int j = 0; j < 32; j++) {
-        const long line = (column + j) / w->places[2];
-        const long place[3] = {line / w->places[1], line % w->places[1], (column + j) % w->places[2]};
-        for (int axis = 0; axis < 3; axis++) first[axis][j] = place[axis] * w->stride[axis] - w->before[axis];
+        const long line = (column + j) / w->positions[2];
+        const long position[3] = {line / w->positions[1], line % w->positions[1], (column + j) % w->positions[2]};
+        for (int axis = 0; axis < 3; axis++) first[axis][j] = position[axis] * w->stride[axis] - w->before[axis];
         if (j >= columns) first[0][j] = INT_MIN / 2;
     }
     const int length[3] = {w->length[0], w->length[1], w->length[2]};
@@ -117,28 +117,28 @@ __kernel void depthwise(__global MEM(T) *out, __global const MEM(T) *x, __global
                         __global const MEM(BIAS) *bias, const Params p)
 {
     const Windows *w = &p.windows;
-    const long place[3] = {get_global_id(1) / w->places[1], get_global_id(1) % w->places[1], get_global_id(0)};
+    const long position[3] = {get_global_id(1) / w->positions[1], get_global_id(1) % w->positions[1], get_global_id(0)};
     const long image = get_global_id(2) / p.outputs, channel = get_global_id(2) % p.outputs;
-    if (place[2] >= w->places[2] || place[0] >= w->places[0]) return;
+    if (position[2] >= w->positions[2] || position[0] >= w->positions[0]) return;
     x += p.offset[1] + image * p.x_image + channel / p.each * w->x_step[0];
     weight += p.offset[2] + channel * p.w_row;
     float sum = p.biased ? LOAD(BIAS, bias, p.offset[3] + channel * p.bias_step) : 0.0f;
     for (long i = 0; i < w->kernel_size[0]; i++) {
-        const long a = along(w, 0, place[0], i);
+        const long a = along(w, 0, position[0], i);
         if (a < 0) continue;
         for (long j = 0; j < w->kernel_size[1]; j++) {
-            const long b = along(w, 1, place[1], j);
+            const long b = along(w, 1, position[1], j);
             if (b < 0) continue;
             __global const MEM(T) *row = x + a * w->x_step[1] + b * w->x_step[2];
             __global const MEM(T) *taps = weight + i * w->w_step[0] + j * w->w_step[1];
             for (long k = 0; k < w->kernel_size[2]; k++) {
-                const long c = along(w, 2, place[2], k);
+                const long c = along(w, 2, position[2], k);
                 if (c >= 0) sum += LOAD(T, row, c * w->x_step[3]) * LOAD(T, taps, k * w->w_step[2]);
             }
         }
     }
     long to = p.offset[0] + image * p.out_step[0] + channel * p.out_step[1];
-    for (int axis = 0; axis < 3; axis++) to += place[axis] * p.out_step[2 + axis];
+    for (int axis = 0; axis < 3; axis++) to += position[axis] * p.out_step[2 + axis];
     STORE(T, sum, out, to);
 }
 #endif
@@ -153,13 +153,13 @@ __kernel void columns(__global MEM(T) *out, __global const MEM(T) *x, const Para
 {
     const Windows *w = &p.windows;
     const long column = get_global_id(0), image = get_global_id(2);
-    if (column >= w->places[0] * w->places[1] * w->places[2] || get_global_id(1) >= p.rows) return;
+    if (column >= w->positions[0] * w->positions[1] * w->positions[2] || get_global_id(1) >= p.rows) return;
     long k = get_global_id(1);
-    const long c = along(w, 2, column % w->places[2], k % w->kernel_size[2]), line = column / w->places[2];
+    const long c = along(w, 2, column % w->positions[2], k % w->kernel_size[2]), line = column / w->positions[2];
     k /= w->kernel_size[2];
-    const long b = along(w, 1, line % w->places[1], k % w->kernel_size[1]);
+    const long b = along(w, 1, line % w->positions[1], k % w->kernel_size[1]);
     k /= w->kernel_size[1];
-    const long a = along(w, 0, line / w->places[1], k % w->kernel_size[0]);
+    const long a = along(w, 0, line / w->positions[1], k % w->kernel_size[0]);
     k /= w->kernel_size[0];
     x += p.offset[1] + image * p.x_image + k * w->x_step[0];
     VAL(T) value = 0;

@@ -1,4 +1,4 @@
-"""Convolutions as products with windows that are gathered on the way; depthwise ones, and columns, directly."""
+"""Convolutions as products with windows that are gathered while they are packed; depthwise ones and im2col directly."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def conv(
     m = w.shape[0] // groups
     product = _product(out, x, w, b, groups, m, w_m=w_steps[0], w_group=w_steps[0] * m, w_k=_only_step(w, 1))
     once = {*w.shape[2:], *stride} == {1} and not any(map(sum, padding))
-    places = _only_step(x, 2)
-    if once and places:  # windows of one element, which lie in x as they are
-        return launch_product(stream, replace(product, a_k=w_steps[1], b_k=element_strides(x)[1], b_n=places))
+    positions = _only_step(x, 2)
+    if once and positions:  # windows of one element, which lie in x as they are
+        return launch_product(stream, replace(product, a_k=w_steps[1], b_k=element_strides(x)[1], b_n=positions))
     return launch_product(stream, _gathering(product, windows + _weight_steps(w_steps[1], w_steps)))
 
 
@@ -71,7 +71,7 @@ def conv_transpose(
     groups: int,
     dilation: Lengths,
 ) -> Call:
-    # Element i of x meets place j with tap k where stride · i = j + padding - dilation · k.
+    # Element i of x meets output position j with tap k where stride · i = j + padding - dilation · k.
     one = (1,) * len(stride)
     windows = _windows(
         x, w.shape[2:], out.shape[2:], one, tuple([-d for d in dilation]), tuple([-p for p in padding]), stride
@@ -94,13 +94,13 @@ def im2col(
     padding: Lengths,
     stride: Lengths,
 ) -> Call:
-    places = tuple(
+    positions = tuple(
         [
             (n + 2 * p - d * (k - 1) - 1) // s + 1
             for n, p, d, k, s in zip(x.shape[2:], padding, dilation, kernel_size, stride, strict=True)
         ]
     )
-    windows = _windows(x, kernel_size, places, stride, dilation, padding)
+    windows = _windows(x, kernel_size, positions, stride, dilation, padding)
     image, row, column = element_strides(out)
     words = [out.shape[1], row, column, image, element_strides(x)[0], element_offset(out), element_offset(x)]
     words += (*windows, 0, 0, 0, 0)
@@ -109,13 +109,13 @@ def im2col(
     return stream.launch(program, "columns", size, group, (out, x), words)
 
 
-# --- what they have in common ---------------------------------------------------------------------------------------
+# --- shared ---------------------------------------------------------------------------------------
 
 
 def _windows(
     x: Arg,
     kernel: Lengths,
-    places: Lengths,
+    positions: Lengths,
     stride: Lengths,
     dilation: Lengths,
     before: Lengths,
@@ -126,7 +126,7 @@ def _windows(
     words: list[int] = []
     for values, none in (
         (kernel, 1),
-        (places, 1),
+        (positions, 1),
         (x.shape[2:], 1),
         (stride, 1),
         (dilation, 1),
@@ -157,12 +157,12 @@ def _product(
     """The product of the weights of each group with each image's windows."""
     o_steps, x_steps = element_strides(out), element_strides(x)
     bias = element_strides(b)[0] if b else 0
-    places = prod(out.shape[2:])
+    positions = prod(out.shape[2:])
     taps = prod(w.shape[2:]) * (x.shape[1] // groups)
     return Product(
         *(out, w, x, b),
         m=m,
-        n=places,
+        n=positions,
         k=taps,
         out_m=o_steps[1],
         out_n=1,
@@ -191,8 +191,8 @@ def _depthwise(stream: OpenCLStream, out: Arg, x: Arg, w: Arg, b: Arg | None, wi
     operands = (out, x, w, out if b is None else b)
     words = [out.shape[1], each, *steps[:2], *_three(steps[2:], 0), element_strides(x)[0], element_strides(w)[0]]
     words += [element_strides(b)[0] if b else 0, int(b is not None), *map(element_offset, operands), *windows]
-    places = _three(out.shape[2:], 1)
-    shape = (places[2], places[0] * places[1], out.shape[0] * out.shape[1])
+    positions = _three(out.shape[2:], 1)
+    shape = (positions[2], positions[0] * positions[1], out.shape[0] * out.shape[1])
     size, group = spread(shape, stream.target.tuning.group)
     macros = {"DEPTHWISE": "1", "T": x.dtype.name, "BIAS": (b or x).dtype.name}
     program = stream.target.programs.get("convolution", macros)

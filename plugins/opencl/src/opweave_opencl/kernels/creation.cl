@@ -1,6 +1,6 @@
-// Numbers out of nothing. RAMP(T) defines the function for a type.
+// Tensors made without sources. RAMP(T) defines the function for a type.
 
-// start + i * step for VEC places from i on.
+// start + i * step for VEC elements from i on.
 #define RAMP(T, wide) \
     static inline V(T) GLUE(ramp_, T)(const long i, const wide start, const wide step) \
     { \

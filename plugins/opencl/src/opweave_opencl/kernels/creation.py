@@ -1,4 +1,4 @@
-"""Values out of nothing."""
+"""Tensors made without sources."""
 
 from __future__ import annotations
 

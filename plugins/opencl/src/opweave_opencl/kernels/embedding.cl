@@ -1,6 +1,6 @@
-// Rows of a quantized table by number, decoded. A number outside of the table gives zeros, and is noted.
+// Rows of a quantized table by index, decoded. An index outside of the table gives zeros, and is recorded.
 //
-// Macros: those of blocks.cl; CHECKED; ID, the type of numbers.
+// Macros: those of blocks.cl; CHECKED; ID, the type of indices.
 
 #include "types.cl"
 #include "blocks.cl"

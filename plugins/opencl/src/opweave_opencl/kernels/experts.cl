@@ -1,4 +1,6 @@
-// Rows by expert. A number that is none of an expert's is noted. Macros: CHECKED; ROUTE or ADD; ID, the type of numbers; T, that of rows.
+// Rows by expert. An index that is not that of an expert is recorded.
+//
+// Macros: CHECKED; ROUTE or ADD; ID, the type of indices; T, that of rows.
 
 #include "types.cl"
 #include "wrong_index.cl"
@@ -46,15 +48,15 @@ __kernel void add_rows(__global MEM(T) *out, __global const MEM(T) *x, __global 
 {
     const long column = get_global_id(0);
     long rest = get_global_id(1);
-    long place[3] = {p.offset[0], p.offset[1], p.offset[3]};
+    long offset[3] = {p.offset[0], p.offset[1], p.offset[3]};
     for (int axis = 0; axis < p.rank; axis++) {
         const long i = rest % p.shape[axis];
         rest /= p.shape[axis];
-        for (int j = 0; j < 3; j++) place[j] += i * p.stride[j][axis];
+        for (int j = 0; j < 3; j++) offset[j] += i * p.stride[j][axis];
     }
-    const long id = LOAD(ID, ids, place[2]);
-    VAL(T) value = LOAD(T, x, place[1] + column * p.x_step);
+    const long id = LOAD(ID, ids, offset[2]);
+    VAL(T) value = LOAD(T, x, offset[1] + column * p.x_step);
     if (INSIDE(id, p.rows)) value += LOAD(T, table, p.offset[2] + id * p.table_row + column * p.table_step);
-    STORE(T, value, out, place[0] + column * p.out_step);
+    STORE(T, value, out, offset[0] + column * p.out_step);
 }
 #endif

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from opweave.contract import Arg, Call, Step
+from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave_opencl.kernels.blocks import QUANTIZED, not_in_rows
-from opweave_opencl.kernels.calls import in_turn
+from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.products import TYPES, Product, launch_product
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 
-def _workspace(step: Step) -> int:
-    """Bytes of the route: where each expert's rows begin, those of none, the end, and the rows by expert."""
+def _route(step: Step) -> Arrays:
+    """Where the rows of each expert begin, the rows of none, the end, and then the numbers of the rows by expert."""
     _, w, ids = step.srcs
-    return 4 * (w.shape[0] + 2 + ids.size)
+    return {"route": ("i32", (w.shape[0] + 2 + ids.size,))}
 
 
 def _why_not(step: Step) -> str | None:
@@ -31,7 +32,7 @@ def _why_not(step: Step) -> str | None:
     return not_in_rows("source 0", x) or not_in_rows("the weights", w)
 
 
-@KERNELS("expert_linear", dtypes=f"{TYPES} {QUANTIZED}", when=_why_not, workspace=_workspace)
+@KERNELS("expert_linear", dtypes=f"{TYPES} {QUANTIZED}", when=_why_not, workspace=_route)
 def expert_linear(
     stream: OpenCLStream,
     op: str,
@@ -40,16 +41,15 @@ def expert_linear(
     w: Arg,
     ids: Arg,
     *,
-    workspace: Arg,
+    route: Arg,
     blocks: DType | None = None,
 ) -> Call:
-    """A row whose number is none of an expert's becomes zeros."""
-    route = Arg(workspace.buffer, workspace.offset, workspace.dtype, workspace.shape, workspace.strides)
+    """A row whose index is not that of an expert becomes zeros."""
     o_steps, x_steps, i_steps = map(element_strides, (out, x, ids))
     w_steps = element_strides(w) if blocks is None else w.strides
     experts, outputs, inputs = w.shape
     check = stream.indices.bind(op, experts)
-    words = [ids.size, ids.shape[1], experts, element_offset(ids), *i_steps, workspace.offset // 4, *check.words]
+    words = [ids.size, ids.shape[1], experts, element_offset(ids), *i_steps, element_offset(route), *check.words]
     program = stream.target.programs.get("experts", {"ROUTE": "1", "ID": ids.dtype.name, **check.macros})
     sort = stream.launch(program, "sort_rows", (experts + 1,), (1,), (route, ids, *check.operands), words)
     product = Product(
@@ -71,12 +71,12 @@ def expert_linear(
         out_u=o_steps[1],
         a_u=x_steps[1] if x.shape[1] > 1 else 0,
     )
-    return in_turn([sort, launch_product(stream, product)])
+    return in_order([sort, launch_product(stream, product)])
 
 
 @KERNELS("add_expert", dtypes=TYPES, inplace=True)
 def add_expert(stream: OpenCLStream, op: str, out: Arg, x: Arg, table: Arg, ids: Arg) -> Call:
-    """A row whose number is outside of the table is left as it is."""
+    """A row whose index is outside of the table is left as it is."""
     o_steps, x_steps = element_strides(out), element_strides(x)
     shape, lead = coalesce(ids.shape, [o_steps[:-1], x_steps[:-1], element_strides(ids)])
     words = [len(shape), *padded(shape, 1)]

@@ -1,5 +1,5 @@
 // Elementary functions of vectors, for floats as processors compute with them: PoCL calls its own as functions, lane by
-// lane or through memory. They are a few units in the last place off. The polynomials are minimax ones, by reweighted
+// lane or through memory. Their errors are a few units in the last place. The polynomials are minimax ones, by reweighted
 // least squares (Lawson, 1961) of the relative error; f64 and other devices take the built-in functions.
 //
 // Macros: VEC.

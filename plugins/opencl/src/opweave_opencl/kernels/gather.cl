@@ -1,12 +1,12 @@
-// y[..., i, ...] = x[..., ids[..., i, ...], ...] along an axis; 0 where a number is outside of it, which is noted.
+// y[..., i, ...] = x[..., ids[..., i, ...], ...] along an axis; 0 where an index is outside of it, which is recorded.
 //
-// Macros: CHECKED; VEC; T, the type of elements, one that needs no conversion; ID, the type of numbers.
+// Macros: CHECKED; VEC; T, the type of elements, one that needs no conversion; ID, the type of indices.
 
 #include "walk.cl"
 #include "wrong_index.cl"
 
 typedef struct {
-    WALK(3) // of x, whose stride along the axis is 0 here, the numbers, and the output
+    WALK(3) // of x, whose stride along the axis is 0 here, the indices, and the output
     long n, step; // the axis of x
     long site;
 } Params;

@@ -1,7 +1,7 @@
-"""Elements and rows by number, and regions.
+"""Elements and rows by index, and regions.
 
-Numbers are only known on the device: one outside of the table is noted there for whoever waits (`IndexChecks`), and the
-kernel goes on without what it names.
+Indices are known on the device only: one out of bounds is recorded there (`IndexChecks`) and raised where the host
+waits; the kernel goes on without the element or row that it would name.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
+from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
-from opweave.graph.layout import dense_strides
-from opweave_opencl.kernels.calls import in_turn
+from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.movement import WORDS, copy_call, window_of
 from opweave_opencl.kernels.pointwise import bind_pointwise, walk_words
 from opweave_opencl.kernels.reduction import accumulator
@@ -34,14 +34,14 @@ AREA: Final = 8192
 
 @KERNELS("embedding", dtypes=PLAIN, moves=True)
 def embedding(stream: OpenCLStream, op: str, out: Arg, table: Arg, ids: Arg) -> Call:
-    """A row of the output whose number is outside of the table is zeros."""
+    """A row of the output whose index is outside of the table is zeros."""
     word = WORDS[table.dtype.itemsize]
     return _rows(stream, op, "take", out, table, ids, word)
 
 
 @KERNELS("take_along_axis", dtypes=PLAIN, moves=True)
 def take_along_axis(stream: OpenCLStream, op: str, out: Arg, x: Arg, ids: Arg, *, axis: int) -> Call:
-    """An element of the output whose number is outside of the axis is zero."""
+    """An element of the output whose index is outside of the axis is zero."""
     strides = list(x.strides)
     strides[axis] = 0
     aligned = Arg(x.buffer, x.offset, x.dtype, out.shape, tuple(strides))
@@ -58,24 +58,22 @@ def take_along_axis(stream: OpenCLStream, op: str, out: Arg, x: Arg, ids: Arg, *
 
 @KERNELS("index_copy", dtypes=PLAIN, moves=True)
 def index_copy(stream: OpenCLStream, op: str, out: Arg, ids: Arg, rows: Arg) -> Call:
-    """A row whose number is outside of the state is not written; of equal numbers the last one counts."""
+    """A row whose index is outside of the state is not written; of equal indices the last one counts."""
     return _rows(stream, op, "put", rows, out, ids, WORDS[out.dtype.itemsize])
 
 
-def _sums(step: Step) -> int:
-    """For the sums of types that do not add up in themselves."""
+def _sums(step: Step) -> Arrays:
+    """The sums, for types that are not added up in themselves."""
     acc = accumulator(step.out.dtype)
-    return 0 if acc is step.out.dtype else step.out.size * acc.itemsize
+    return {} if acc is step.out.dtype else {"sums": (acc, step.out.shape)}
 
 
 @KERNELS("index_add", dtypes=NUMBERS, workspace=_sums)
-def index_add(stream: OpenCLStream, op: str, out: Arg, ids: Arg, rows: Arg, *, n: int, workspace: Arg | None) -> Call:
-    """A row whose number is outside of the output is not added."""
-    if workspace is None:
+def index_add(stream: OpenCLStream, op: str, out: Arg, ids: Arg, rows: Arg, *, n: int, sums: Arg | None = None) -> Call:
+    """A row whose index is outside of the output is not added."""
+    if sums is None:
         return _rows(stream, op, "add", rows, out, ids, rows.dtype)
-    acc = accumulator(out.dtype)
-    sums = Arg(workspace.buffer, workspace.offset, acc, out.shape, dense_strides(out.shape, acc))
-    return in_turn(
+    return in_order(
         [
             _rows(stream, op, "add", rows, sums, ids, rows.dtype),
             bind_pointwise(stream, [Step("cast", out, (sums,), {"dtype": out.dtype})]),
@@ -100,7 +98,7 @@ def region(stream: OpenCLStream, op: str, out: Arg, x: Arg, value: Arg, *, offse
             calls.append(copy_call(stream, target, value))
         else:
             calls.append(bind_pointwise(stream, [Step("add", target, (source, value), {})]))
-    return in_turn(calls)
+    return in_order(calls)
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -116,9 +114,9 @@ def _rows(stream: OpenCLStream, op: str, kernel: str, picked: Arg, table: Arg, i
     lines, rows, count = prod(row_shape[1:]), table.shape[0], ids.size
     wide = tuning.row_group > 1
     columns = tuning.vector if wide else min(-(-row_shape[0] // tuning.vector) * tuning.vector, AREA)
-    pieces = -(-row_shape[0] // columns)
-    # Owners of rows each read all numbers: only so many as keep the device busy.
-    owners = 1 if kernel == "take" else max(min(rows, (64 if wide else 2) * tuning.units // (pieces * lines)), 1)
+    blocks = -(-row_shape[0] // columns)
+    # Owners of rows each read all indices: only so many as keep the device busy.
+    owners = 1 if kernel == "take" else max(min(rows, (64 if wide else 2) * tuning.units // (blocks * lines)), 1)
     numbers = max(1 if wide else AREA // columns, -(-count // 65535))
     ranges = -(-rows // owners)
     words = [len(shape), *padded(shape, 1), count, rows, len(row_shape), *padded(row_shape, 1)]
@@ -133,8 +131,8 @@ def _rows(stream: OpenCLStream, op: str, kernel: str, picked: Arg, table: Arg, i
         macros["SUM"] = table.dtype.name
     macros["ACCESSES"] = access(dtype, table.dtype if kernel == "add" else dtype)
     second = -(-count // numbers) if kernel == "take" else -(-rows // ranges)
-    size = (pieces, second, min(lines, 65535))
-    group = (1, 1, 1) if not wide else (min(tuning.row_group, _power(pieces)), 1, 1)
+    size = (blocks, second, min(lines, 65535))
+    group = (1, 1, 1) if not wide else (min(tuning.row_group, _power(blocks)), 1, 1)
     program = stream.target.programs.get("indexing", macros)
     return stream.launch(program, kernel, size, group, (picked, table, ids, *check.operands), words)
 

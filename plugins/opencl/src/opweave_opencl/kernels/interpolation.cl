@@ -8,7 +8,7 @@ typedef struct {
     long offset[2];
 } Params;
 
-__kernel void interpolate(__global MEM(T) *out, __global const MEM(T) *x, __global const int *place,
+__kernel void interpolate(__global MEM(T) *out, __global const MEM(T) *x, __global const int *index,
                           __global const float *weight, const Params p)
 {
     const long at[3] = {get_global_id(1) / p.size[1], get_global_id(1) % p.size[1], get_global_id(0)};
@@ -20,20 +20,20 @@ __kernel void interpolate(__global MEM(T) *out, __global const MEM(T) *x, __glob
     // Tables of the axes follow each other.
     const long c = at[2] * TAPS + (RANK > 1 ? p.size[1] * TAPS : 0) + (RANK > 2 ? p.size[0] * TAPS : 0);
 #if TAPS == 1
-    long from = place[c] * p.x_step[4];
-    if (RANK > 1) from += place[at[1] + (RANK > 2 ? p.size[0] : 0)] * p.x_step[3];
-    if (RANK > 2) from += place[at[0]] * p.x_step[2];
+    long from = index[c] * p.x_step[4];
+    if (RANK > 1) from += index[at[1] + (RANK > 2 ? p.size[0] : 0)] * p.x_step[3];
+    if (RANK > 2) from += index[at[0]] * p.x_step[2];
     STORE(T, LOAD(T, x, from), out, 0);
 #else
     const long b = at[1] * TAPS + (RANK > 2 ? p.size[0] * TAPS : 0), a = at[0] * TAPS;
     float sum = 0.0f;
     for (int i = 0; i < (RANK > 2 ? TAPS : 1); i++) {
-        __global const MEM(T) *plane = x + (RANK > 2 ? place[a + i] * p.x_step[2] : 0);
+        __global const MEM(T) *plane = x + (RANK > 2 ? index[a + i] * p.x_step[2] : 0);
         float of_plane = 0.0f;
         for (int j = 0; j < (RANK > 1 ? TAPS : 1); j++) {
-            __global const MEM(T) *line = plane + (RANK > 1 ? place[b + j] * p.x_step[3] : 0);
+            __global const MEM(T) *line = plane + (RANK > 1 ? index[b + j] * p.x_step[3] : 0);
             float of_line = 0.0f;
-            for (int k = 0; k < TAPS; k++) of_line += weight[c + k] * LOAD(T, line, place[c + k] * p.x_step[4]);
+            for (int k = 0; k < TAPS; k++) of_line += weight[c + k] * LOAD(T, line, index[c + k] * p.x_step[4]);
             of_plane += RANK > 1 ? weight[b + j] * of_line : of_line;
         }
         sum += RANK > 2 ? weight[a + i] * of_plane : of_plane;

@@ -1,4 +1,4 @@
-"""Resampling: for each axis a table of which elements make an element of the result, and with which weights."""
+"""Resampling: a table for each axis says which source elements make an element of the result, with which weights."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def interpolate(
     align_corners: bool,
 ) -> Call:
     rank = len(size)
-    places, weights = [], []
+    indices, weights = [], []
     for axis, n in enumerate(size):
         factor = scale_factor[axis] if scale_factor else 0.0
-        place, weight = axis_taps(x.shape[2 + axis], n, factor, tap_kind(mode), align_corners)
-        places.append(place.T.ravel().astype(np.int32))  # the taps of one element after each other
+        index, weight = axis_taps(x.shape[2 + axis], n, factor, tap_kind(mode), align_corners)
+        indices.append(index.T.ravel().astype(np.int32))  # the taps of one element after each other
         weights.append(weight.T.ravel().astype(np.float32))
-    taps = len(places[0]) // size[0]
-    numbers = table(stream, np.concatenate(places)), table(stream, np.concatenate(weights))
+    taps = len(indices[0]) // size[0]
+    tables = table(stream, np.concatenate(indices)), table(stream, np.concatenate(weights))
     fill = 3 - rank
     lengths = [*(1,) * fill, *size]
     words = [out.shape[1], *lengths]
@@ -58,4 +58,4 @@ def interpolate(
     shape = (lengths[2], lengths[0] * lengths[1], out.shape[0] * out.shape[1])
     whole, group = spread(shape, stream.target.tuning.group)
     program = stream.target.programs.get("interpolation", macros)
-    return keep(stream.launch(program, "interpolate", whole, group, (out, x, *numbers), words), *numbers)
+    return keep(stream.launch(program, "interpolate", whole, group, (out, x, *tables), words), *tables)

@@ -1,4 +1,4 @@
-"""Copies and joins. Elements are moved as words, as wide as they lie."""
+"""Copies and concatenation. Elements are moved as words of the largest size that fits their layout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from opweave.contract import Arg, Call, Step
 from opweave.contract.kernels import of_other_type
 from opweave.graph.dtypes import DTYPES, as_dtype
-from opweave_opencl.kernels.calls import in_turn
+from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.pointwise import FORMULAS, Formula, bind_pointwise
 from opweave_opencl.kernels.table import KERNELS, PLAIN
 from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded
@@ -25,7 +25,7 @@ WORDS: Final = {8: as_dtype("i64"), 4: as_dtype("i32"), 2: as_dtype("i16"), 1: a
 
 _BLOCK: Final = 16
 _SIDE: Final = 64
-"""As ``transposition.cl`` has them: elements on a side of what is turned at once, and of what a work-item copies."""
+"""As in ``transposition.cl``: elements on a side of a block that is transposed at once, and of a work-item's part."""
 
 
 @KERNELS("copy", dtypes=DTYPES.values(), index=DTYPES.values(), inplace=True, moves=True)
@@ -43,7 +43,7 @@ def concat(stream: OpenCLStream, op: str, out: Arg, *srcs: Arg, axis: int) -> Ca
         if src.size:
             calls.append(copy_call(stream, window_of(out, start, src.shape), src))
         start[axis] += src.shape[axis]
-    return in_turn(calls)
+    return in_order(calls)
 
 
 def copy_call(stream: OpenCLStream, out: Arg, x: Arg) -> Call:
@@ -53,7 +53,7 @@ def copy_call(stream: OpenCLStream, out: Arg, x: Arg) -> Call:
 
 
 def _transposition(stream: OpenCLStream, out: Arg, x: Arg) -> Call | None:
-    """The copy by turned blocks, for processors and operands with neighbours along different axes."""
+    """The copy by transposed blocks, for processors and operands that are contiguous along different axes."""
     tuning, width = stream.target.tuning, _BLOCK
     if tuning.row_group > 1:
         return None

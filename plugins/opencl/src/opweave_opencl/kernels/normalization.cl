@@ -1,8 +1,8 @@
-// Softmax, norms and their kin. A row is normalised by one group of work-items; it has some lines of n elements.
+// Softmax and normalizations. A row is normalised by one group of work-items; it has some lines of n elements.
 //
 // Macros: those of groups.cl; T, the type of all operands; OPERANDS, how many there are: out, x, and what the kernel names
 // then; WHOLE, whether all their lines consist of whole vectors without gaps. One of
-//   SOFTMAX  MASKED: the number of the mask among the operands, or 0; LOGARITHM: the logarithm is the result; HEADS: sinks,
+//   SOFTMAX  MASKED: the index of the mask among the operands, or 0; LOGARITHM: the logarithm is the result; HEADS: sinks,
 //            one for each head, come before the mask, and the mask is multiplied by the head's slope; WIDE: T does not round
 //   NORM     weight if WEIGHT, bias if BIAS; CENTER: the mean is taken off; EUCLIDEAN: divided by the length of the row
 
@@ -41,7 +41,7 @@ static inline long row_of(const Params *p, const int k, long row)
     return at;
 }
 
-// Work-items of a group go along the lines together; a group takes neighbouring rows.
+// The work-items of a group share the lines of a row; a group takes consecutive rows.
 #define FIRST_ROW(group) (p.rows * (long)(group) / (long)get_num_groups(0))
 #define FOR_ROWS(row) \
     for (long row = FIRST_ROW(get_group_id(0)), end_of_##row = FIRST_ROW(get_group_id(0) + 1); row < end_of_##row; row++)
@@ -126,7 +126,7 @@ __kernel void softmax(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOUR
         FOR_ELEMENTS {
             const V(T) z = LOGITS;
             const V(T) valid = OR(z, -INFINITY);
-            each = valid > each ? valid : each; // a NaN comes to light in the sum
+            each = valid > each ? valid : each; // a NaN appears in the sum
         }
         const R found = largest_group(largest_lanes(each), scratch);
         most = LARGER(most, found);

@@ -1,4 +1,4 @@
-"""Softmax, norms and their kin: each row is normalised by one group of work-items."""
+"""Softmax and normalizations: each row is normalised by one group of work-items."""
 
 from __future__ import annotations
 

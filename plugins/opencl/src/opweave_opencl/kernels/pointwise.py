@@ -74,9 +74,9 @@ def bind_pointwise(stream: OpenCLStream, steps: Sequence[Step]) -> Call:
 
 
 def window(arg: Arg) -> Hashable:
-    """What two operands that show the same elements have in common."""
-    place = arg.value if arg.buffer is None else (id(arg.buffer), arg.offset)
-    return place, arg.shape, arg.strides, arg.dtype.name
+    """A key that is equal for two operands of the same elements."""
+    memory = arg.value if arg.buffer is None else (id(arg.buffer), arg.offset)
+    return memory, arg.shape, arg.strides, arg.dtype.name
 
 
 class Writer:
@@ -109,7 +109,7 @@ class Writer:
         """Let a variable be the value of an operand."""
         self._values[window(out)] = value
         if out.buffer is not None:
-            number = self._place(out, const=False)
+            number = self._add_operand(out, const=False)
             self._stores.append(f"put_{out.dtype}({value}, row{number}, i, p.stride[{number}][0], count);")
 
     def number(self, value: float, dtype: DType) -> str:
@@ -176,13 +176,13 @@ class Writer:
     def _value(self, arg: Arg) -> str:
         known = self._values.get(window(arg))
         if known is None:
-            number = self._place(arg, const=True)
+            number = self._add_operand(arg, const=True)
             known = self.let(arg.dtype, f"take_{arg.dtype}(row{number}, i, p.stride[{number}][0], count)")
             if self._shared:
                 self._values[window(arg)] = known
         return known
 
-    def _place(self, arg: Arg, *, const: bool) -> int:
+    def _add_operand(self, arg: Arg, *, const: bool) -> int:
         self.operands.append(arg)
         self.helper(f"ACCESS({arg.dtype})")
         self._parameters.append(f"__global {'const ' if const else ''}MEM({arg.dtype}) *")

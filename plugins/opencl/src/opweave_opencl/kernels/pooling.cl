@@ -36,7 +36,7 @@ __kernel void pool(__global MEM(T) *out, __global const MEM(T) *x, const Params 
             const VAL(T) other = LOAD(T, x, (first[0] + i * p.dilation[0]) * p.x_step[2]
                                              + (first[1] + j * p.dilation[1]) * p.x_step[3]);
 #if LARGEST
-            // A NaN wins, and stays.
+            // A NaN is the largest element from here on.
             if (none || other > value || other != other) value = other;
             none = false;
 #else

@@ -26,7 +26,7 @@ COLUMNS: Final = 32
 """Of one panel of the kernel ``panel``."""
 
 SHORT: Final = 64
-"""Up to so many rows, a work-item takes several panels: it packs longer pieces of b's rows, so it reads fewer pages."""
+"""Up to so many rows, a work-item takes several panels: it packs longer parts of b's rows, so it reads fewer pages."""
 
 AMPLE: Final = 1 << 17
 """Bytes of local memory from which on work-items of processors take large blocks."""
@@ -189,7 +189,7 @@ def _words(p: Product, block: int, width: int) -> list[int]:
     for own in (*p.steps, *[()] * (4 - len(p.steps))):
         words += padded(own, 0)
     words += [p.out_m, p.out_n, p.a_m, p.a_k, p.b_k, p.b_n, p.bias_m, p.bias_n, int(p.bias is not None)]
-    words += [block, width, p.used, p.out_u, p.a_u, p.route.offset // 4 if p.route else 0, *p.extra]
+    words += [block, width, p.used, p.out_u, p.a_u, element_offset(p.route) if p.route else 0, *p.extra]
     return words
 
 
@@ -217,7 +217,7 @@ def _most_rows(p: Product, tuning: Tuning) -> int:
 
 
 def _panel_rows(p: Product, tuning: Tuning, columns: int) -> int:
-    """Rows of one work-item: many, since it packs panels for them, but pieces for every core."""
+    """Rows of one work-item: many, since it packs panels for them, but few enough that every core has a block."""
     rows = _most_rows(p, tuning)
     panels = -(-p.n // columns) * prod(p.batch)
     while rows > 16 and panels * -(-p.m // rows) < 8 * tuning.units:

@@ -1,11 +1,11 @@
-// One number for each output element, of the elements along the reduced axes, or of pieces of them.
+// One number for each output element, from the elements along the reduced axes, or from parts of them.
 //
-//   rows     the work-items of a group go along the innermost reduced axis; a group takes neighbouring outputs
-//   columns  each work-item computes neighbouring outputs, up to STRIP vectors of them
+//   rows     the work-items of a group go along the innermost reduced axis; a group takes consecutive outputs
+//   columns  each work-item computes consecutive outputs, up to STRIP vectors of them
 //
 // Macros: those of groups.cl; STRIP; ACCESSES, ACCESS of each type; A, ACC and OUT, the types of the source, of what is combined,
-// and of the output; COMBINE(a, b) and START, the number that changes nothing; SCALED, whether results are multiplied by a number; what
-// becomes of elements before: CENTERED, the squares of their distances from a number for each output; EQUAL, whether they
+// and of the output; COMBINE(a, b) and START, its neutral element; SCALED, whether results are multiplied by a number; what elements
+// are mapped to before: CENTERED, the squares of their distances from a number for each output; EQUAL, whether they
 // are those of a second source of type A.
 
 #include "groups.cl"
@@ -14,11 +14,11 @@ typedef struct {
     long kept_rank, kept[8]; // axes of the output, innermost first
     long rank, shape[8];     // reduced axes, innermost first
     long outer;              // elements of the reduced axes but the innermost
-    long pieces, outer_piece, inner_piece; // a piece is so many of the outer ones, and of the innermost axis
+    long parts, part_outer, part_inner; // a part is so many of the outer ones, and of the innermost axis
     long offset[3];          // of the output, of the source, of the second one or of the centers
     long kept_stride[3][8];
     long stride[2][8];       // along the reduced axes, of the sources
-    long all, strip;         // pieces of all outputs; vectors of columns that a work-item computes
+    long all, strip;         // parts of all outputs; vectors of columns that a work-item computes
     long scale;              // a number as a word, by which results are multiplied
 } Params;
 
@@ -47,15 +47,15 @@ ACCESSES
 // Some consecutive additions make a sum of their own, so that large sums keep small addends.
 #define BLOCK 256
 
-// Sets ``i`` to the first of the innermost reduced elements of piece ``piece``, and so on.
-#define ENTER_PIECE(piece) \
-    const long inner_pieces = (p.shape[0] + p.inner_piece - 1) / p.inner_piece; \
-    const long first = (piece) % inner_pieces * p.inner_piece, last = FEWER(first + p.inner_piece, p.shape[0]); \
-    const long outer_first = (piece) / inner_pieces * p.outer_piece; \
-    const long outer_last = FEWER(outer_first + p.outer_piece, p.outer);
+// Sets ``i`` to the first of the innermost reduced elements of part ``part``, and so on.
+#define ENTER_PART(part) \
+    const long inner_parts = (p.shape[0] + p.part_inner - 1) / p.part_inner; \
+    const long first = (part) % inner_parts * p.part_inner, last = FEWER(first + p.part_inner, p.shape[0]); \
+    const long outer_first = (part) / inner_parts * p.part_outer; \
+    const long outer_last = FEWER(outer_first + p.part_outer, p.outer);
 
 // Where outer element ``o`` begins in a source.
-static inline long place_of(long o, const long rank, const long *shape, const long *stride)
+static inline long offset_of(long o, const long rank, const long *shape, const long *stride)
 {
     long at = 0;
     for (int axis = 1; axis < rank; axis++) {
@@ -73,9 +73,9 @@ __kernel void rows(__global MEM(OUT) *out, __global const MEM(A) *x, SECOND cons
     const long first_one = p.all * (long)get_group_id(0) / (long)get_num_groups(0);
     const long end_of_all = p.all * (long)(get_group_id(0) + 1) / (long)get_num_groups(0);
     for (long at = first_one; at < end_of_all; at++) {
-        long rest = at / p.pieces;
-        ENTER_PIECE(at % p.pieces)
-        __global MEM(OUT) *target = out + p.offset[0] + at % p.pieces;
+        long rest = at / p.parts;
+        ENTER_PART(at % p.parts)
+        __global MEM(OUT) *target = out + p.offset[0] + at % p.parts;
         __global const MEM(A) *source = x + p.offset[1];
         long other = p.offset[2];
         for (int axis = 0; axis < p.kept_rank; axis++) {
@@ -88,14 +88,14 @@ __kernel void rows(__global MEM(OUT) *out, __global const MEM(A) *x, SECOND cons
 #endif
         V(ACC) all = (V(ACC))(START);
         for (long o = outer_first; o < outer_last; o++) {
-            __global const MEM(A) *row = source + place_of(o, p.rank, p.shape, p.stride[0]) + first * p.stride[0][0];
+            __global const MEM(A) *row = source + offset_of(o, p.rank, p.shape, p.stride[0]) + first * p.stride[0][0];
 #if EQUAL
-            __global const MEM(A) *second = y + other + place_of(o, p.rank, p.shape, p.stride[1]) + first * p.stride[1][0];
+            __global const MEM(A) *second = y + other + offset_of(o, p.rank, p.shape, p.stride[1]) + first * p.stride[1][0];
 #endif
             const long n = last - first;
             for (long start = 0; start < n; start += BLOCK * GROUP * VEC) {
                 const long end = FEWER(start + BLOCK * GROUP * VEC, n);
-                V(ACC) part = (V(ACC))(START);
+                V(ACC) partial = (V(ACC))(START);
                 for (long i = start + (long)get_local_id(0) * VEC; i < end; i += GROUP * VEC) {
                     const int count = COUNT(i, end);
                     const V(A) v = TAKE(A)(row, i, p.stride[0][0], count);
@@ -104,9 +104,9 @@ __kernel void rows(__global MEM(OUT) *out, __global const MEM(A) *x, SECOND cons
 #endif
                     V(ACC) mapped = MAP(v, w);
                     if (count < VEC) mapped = AMONG_FIRST(ACC, count) ? mapped : (V(ACC))(START);
-                    part = COMBINE(part, mapped);
+                    partial = COMBINE(partial, mapped);
                 }
-                all = COMBINE(all, part);
+                all = COMBINE(all, partial);
             }
         }
         const VAL(ACC) result = reduced_group(reduced_lanes(all), scratch);
@@ -124,36 +124,36 @@ __kernel void columns(__global MEM(OUT) *out, __global const MEM(A) *x, SECOND c
     if (column >= p.kept[0]) return;
     const long width = FEWER(p.strip * VEC, p.kept[0] - column);
     long rest = get_global_id(1);
-    ENTER_PIECE(rest % p.pieces)
-    out += p.offset[0] + rest % p.pieces + column * p.kept_stride[0][0], x += p.offset[1] + column * p.kept_stride[1][0];
-    rest /= p.pieces;
+    ENTER_PART(rest % p.parts)
+    out += p.offset[0] + rest % p.parts + column * p.kept_stride[0][0], x += p.offset[1] + column * p.kept_stride[1][0];
+    rest /= p.parts;
     long other = p.offset[2] + column * p.kept_stride[2][0];
     for (int axis = 1; axis < p.kept_rank; axis++) {
         const long i = rest % p.kept[axis];
         rest /= p.kept[axis];
         out += i * p.kept_stride[0][axis], x += i * p.kept_stride[1][axis], other += i * p.kept_stride[2][axis];
     }
-    V(ACC) all[STRIP], part[STRIP];
+    V(ACC) all[STRIP], partial[STRIP];
     FOR_STRIP(k) all[k] = (V(ACC))(START);
 #if CENTERED
     V(ACC) middles[STRIP];
     FOR_STRIP(k) middles[k] = TAKE(ACC)(center + other, k * VEC, p.kept_stride[2][0], COUNT(k * VEC, width));
 #endif
     for (long o = outer_first; o < outer_last; o++) {
-        __global const MEM(A) *row = x + place_of(o, p.rank, p.shape, p.stride[0]);
+        __global const MEM(A) *row = x + offset_of(o, p.rank, p.shape, p.stride[0]);
         for (long start = first; start < last; start += BLOCK) {
             const long end = FEWER(start + BLOCK, last);
-            FOR_STRIP(k) part[k] = (V(ACC))(START);
+            FOR_STRIP(k) partial[k] = (V(ACC))(START);
             for (long i = start; i < end; i++) {
                 FOR_STRIP(k) {
                     const V(A) v = TAKE(A)(row + i * p.stride[0][0], k * VEC, p.kept_stride[1][0], COUNT(k * VEC, width));
 #if CENTERED
                     const V(ACC) middle = middles[k];
 #endif
-                    part[k] = COMBINE(part[k], MAP(v, v));
+                    partial[k] = COMBINE(partial[k], MAP(v, v));
                 }
             }
-            FOR_STRIP(k) all[k] = COMBINE(all[k], part[k]);
+            FOR_STRIP(k) all[k] = COMBINE(all[k], partial[k]);
         }
     }
     FOR_STRIP(k) PUT(OUT)(TON(OUT, VEC, RESULT(all[k])), out, k * VEC, p.kept_stride[0][0], COUNT(k * VEC, width));

@@ -1,4 +1,4 @@
-"""Reductions over axes: sums and their kin, largest elements and their places, counting."""
+"""Reductions over axes: sum, product, mean, variance, largest and smallest elements, counting."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from math import inf, prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opweave.contract import Arg, Call, Step
+from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
-from opweave.graph.layout import dense_strides
-from opweave_opencl.kernels.calls import in_turn
+from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.table import FLOATS, KERNELS, PLAIN
 from opweave_opencl.kernels.words import access, as_word
 from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded
@@ -17,50 +17,49 @@ from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strid
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
-__all__ = ["accumulator", "smallest"]
+__all__ = ["STRIP", "accumulator", "smallest"]
 
 I64: Final = as_dtype("i64")
 F32: Final = as_dtype("f32")
 
 
-class Way(NamedTuple):
-    """How elements become one: a macro of ``groups.cl`` and the number that changes nothing."""
+class Combination(NamedTuple):
+    """How two elements become one: a macro of ``groups.cl``, and the number that leaves the other one as it is."""
 
-    combine: str
-    start: str
+    formula: str
+    neutral: str
 
 
-# --- large reductions are made in pieces ----------------------------------------------------------------------------
+# --- large reductions are computed in parts -------------------------------------------------------------------------
 
 WANTED: Final = 512
-"""Pieces of work that keep a device busy."""
+"""Parts that keep a device busy."""
 
 LEAST: Final = 16384
-"""Elements of a piece that are worth a piece."""
+"""The fewest elements that are worth a part of their own."""
 
 STEP: Final = 16
-"""Pieces begin at multiples of it, so that vectors are loaded whole."""
-
+"""Parts begin at multiples of it, so that vectors are loaded whole."""
 
 STRIP: Final = 32
 """The most vectors of columns that a work-item of a processor computes at once, so that it reads memory by lines."""
 
 
 class Walk(NamedTuple):
-    """How sources are walked: by outputs, by pieces of each, by elements of a piece.
+    """The order in which sources are read: by outputs, by parts of each, by elements of a part.
 
     Attributes:
         columns: neighbouring outputs are computed at once, else neighbouring elements of one output.
         kept: the axes that are outputs, innermost first.
         shape, strides: of the reduced axes, innermost first; strides in elements, for each source.
-        pieces: of each output; a piece has ``inner`` elements along the first reduced axis, ``outer`` along the rest.
+        parts: of each output; a part has ``inner`` elements along the first reduced axis, ``outer`` along the rest.
     """
 
     columns: bool
     kept: Axes
     shape: Axes
     strides: tuple[Axes, ...]
-    pieces: int
+    parts: int
     outer: int
     inner: int
 
@@ -75,11 +74,11 @@ def walk(sources: Sequence[Arg], axes: Axes) -> Walk:
     columns = bool(kept) and _worth(x_shape[kept[0]], strides[0][kept[0]]) > _worth(shape[0], steps[0][0])
     outputs, n, rest = prod(x_shape[a] for a in kept), shape[0], prod(shape[1:])
     units = -(-outputs // STEP) if columns else outputs
-    pieces = max(min(WANTED // units, n * rest // LEAST), 1)
-    if rest >= pieces:
-        outer, inner = -(-rest // pieces), n
+    parts = max(min(WANTED // units, n * rest // LEAST), 1)
+    if rest >= parts:
+        outer, inner = -(-rest // parts), n
     else:
-        share = -(-n * rest // pieces)
+        share = -(-n * rest // parts)
         outer, inner = 1, min(-(-share // STEP) * STEP, n)
     return Walk(columns, kept, shape, tuple(steps), -(-rest // outer) * -(-n // inner), outer, inner)
 
@@ -121,85 +120,91 @@ def smallest(dtype: DType) -> str:
     return "-INFINITY" if dtype.is_float else _LIMITS[dtype.name][0]
 
 
-def _way(op: str, dtype: DType) -> Way:
+def _combination(op: str, dtype: DType) -> Combination:
     if op == "max":
-        return Way("LARGER(a, b)", smallest(dtype))
+        return Combination("LARGER(a, b)", smallest(dtype))
     if op == "min":
-        return Way("SMALLER(a, b)", "INFINITY" if dtype.is_float else _LIMITS[dtype.name][1])
-    return Way("PRODUCT(a, b)", "1") if op == "prod" else Way("SUM(a, b)", "0")
+        return Combination("SMALLER(a, b)", "INFINITY" if dtype.is_float else _LIMITS[dtype.name][1])
+    return Combination("PRODUCT(a, b)", "1") if op == "prod" else Combination("SUM(a, b)", "0")
 
 
-def _workspace(step: Step) -> int:
-    """For results of pieces, and for the means that a variance needs."""
+def _partials(step: Step) -> Arrays:
+    """The result of each part of each output, where there are several parts."""
     x = step.srcs[0]
-    axes = step.attrs.get("axes", tuple(range(len(x.shape))))
-    size = I64.itemsize if step.op == "count_equal" else accumulator(x.dtype).itemsize
-    pieces = walk(step.srcs, axes).pieces
-    return step.out.size * size * ((pieces if pieces > 1 else 0) + (step.op == "var"))
+    acc = I64 if step.op == "count_equal" else accumulator(x.dtype)
+    parts = walk(step.srcs, step.attrs.get("axes", tuple(range(len(x.shape))))).parts
+    return {"partials": (acc, (*step.out.shape, parts))} if parts > 1 else {}
 
 
-@KERNELS("sum", "prod", dtypes=f"{FLOATS} i64", workspace=_workspace)
-@KERNELS("mean", dtypes=FLOATS, workspace=_workspace)
-@KERNELS("max", "min", dtypes=PLAIN, workspace=_workspace)
-def reduce(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axes: Axes, workspace: Arg | None) -> Call:
+def _means_and_partials(step: Step) -> Arrays:
+    return {"means": (accumulator(step.srcs[0].dtype), step.out.shape), **_partials(step)}
+
+
+@KERNELS("sum", "prod", dtypes=f"{FLOATS} i64", workspace=_partials)
+@KERNELS("mean", dtypes=FLOATS, workspace=_partials)
+@KERNELS("max", "min", dtypes=PLAIN, workspace=_partials)
+def reduce(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axes: Axes, partials: Arg | None = None) -> Call:
     acc = accumulator(x.dtype)
     scale = out.size / x.size if op == "mean" else None
-    return in_turn(_calls(stream, _way(op, acc), acc, out, x, axes, workspace, scale=scale))
+    return in_order(_calls(stream, _combination(op, acc), acc, out, x, axes, partials, scale=scale))
 
 
-@KERNELS("var", dtypes=FLOATS, workspace=_workspace)
-def variance(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axes: Axes, correction: float, workspace: Arg) -> Call:
-    """The means, then the squares of what differs from them."""
-    acc = accumulator(x.dtype)
-    n = x.size // out.size
-    means = Arg(workspace.buffer, workspace.offset, acc, out.shape, dense_strides(out.shape, acc))
-    rest = Arg(workspace.buffer, workspace.offset + means.nbytes, workspace.dtype, (), ())
-    add = _way("sum", acc)
-    calls = _calls(stream, add, acc, means, x, axes, rest, scale=1 / n)
+@KERNELS("var", dtypes=FLOATS, workspace=_means_and_partials)
+def variance(
+    stream: OpenCLStream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    *,
+    axes: Axes,
+    correction: float,
+    means: Arg,
+    partials: Arg | None = None,
+) -> Call:
+    """The means, then the squares of the differences from them."""
+    acc, n = means.dtype, x.size // out.size
+    add = _combination("sum", acc)
+    calls = _calls(stream, add, acc, means, x, axes, partials, scale=1 / n)
     degrees = max(n - correction, 0.0)
-    return in_turn(
-        calls + _calls(stream, add, acc, out, x, axes, rest, scale=1 / degrees if degrees else inf, center=means)
+    return in_order(
+        calls + _calls(stream, add, acc, out, x, axes, partials, scale=1 / degrees if degrees else inf, center=means)
     )
 
 
-@KERNELS("count_equal", dtypes=PLAIN, workspace=_workspace)
-def count_equal(stream: OpenCLStream, op: str, out: Arg, a: Arg, b: Arg, *, workspace: Arg | None) -> Call:
+@KERNELS("count_equal", dtypes=PLAIN, workspace=_partials)
+def count_equal(stream: OpenCLStream, op: str, out: Arg, a: Arg, b: Arg, *, partials: Arg | None = None) -> Call:
     axes = tuple(range(len(a.shape)))
-    return in_turn(_calls(stream, _way("sum", I64), I64, out, a, axes, workspace, equal=b))
+    return in_order(_calls(stream, _combination("sum", I64), I64, out, a, axes, partials, equal=b))
 
 
 def _calls(
     stream: OpenCLStream,
-    way: Way,
+    combination: Combination,
     acc: DType,
     out: Arg,
     x: Arg,
     axes: Axes,
-    workspace: Arg | None,
+    partials: Arg | None,
     *,
     scale: float | None = None,
     center: Arg | None = None,
     equal: Arg | None = None,
 ) -> list[Call]:
-    """One call, or one for the pieces and one that combines them."""
-    sources = (x,) if equal is None else (x, equal)
-    way_there = walk(sources, axes)
-    if way_there.pieces == 1 or workspace is None:
-        return [_call(stream, way, acc, out, x, way_there, scale=scale, center=center, equal=equal)]
-    shape = (*out.shape, way_there.pieces)
-    parts = Arg(workspace.buffer, workspace.offset, acc, shape, dense_strides(shape, acc))
-    places = Arg(workspace.buffer, workspace.offset, acc, out.shape, parts.strides[:-1])
-    last = len(shape) - 1
-    whole = walk((parts,), (last,))._replace(pieces=1, inner=shape[-1])
+    """One call, or one that fills ``partials`` and one that combines them."""
+    by_part = walk((x,) if equal is None else (x, equal), axes)
+    if partials is None:
+        return [_call(stream, combination, acc, out, x, by_part, scale=scale, center=center, equal=equal)]
+    first_parts = Arg(partials.buffer, partials.offset, acc, out.shape, partials.strides[:-1])
+    whole = walk((partials,), (len(out.shape),))._replace(parts=1, inner=by_part.parts)
     return [
-        _call(stream, way, acc, places, x, way_there, center=center, equal=equal),
-        _call(stream, way, acc, out, parts, whole, scale=scale),
+        _call(stream, combination, acc, first_parts, x, by_part, center=center, equal=equal),
+        _call(stream, combination, acc, out, partials, whole, scale=scale),
     ]
 
 
 def _call(
     stream: OpenCLStream,
-    way: Way,
+    combination: Combination,
     acc: DType,
     out: Arg,
     x: Arg,
@@ -221,25 +226,25 @@ def _call(
     kept, kept_strides = coalesce([x.shape[a] for a in outward], [[own[a] for a in outward] for own in strides])
     operands = (out, x) if other is None else (out, x, other)
     words = [len(kept), *padded(kept, 1), len(walk.shape), *padded(walk.shape, 1), prod(walk.shape[1:])]
-    words += [walk.pieces, walk.outer, walk.inner]
+    words += [walk.parts, walk.outer, walk.inner]
     words += padded([element_offset(arg) for arg in operands], 0, 3)
     for own in (*kept_strides, walk.strides[0], walk.strides[-1]):
         words += padded(own, 0)
     tuning = stream.target.tuning
-    group, parts = tuning.row_group, out.size * walk.pieces
-    lanes, rest = -(-kept[0] // tuning.vector), prod(kept[1:]) * walk.pieces
+    group, parts = tuning.row_group, out.size * walk.parts
+    vectors, rest = -(-kept[0] // tuning.vector), prod(kept[1:]) * walk.parts
     most = 1 if group > 1 else STRIP
-    strip = max(min(lanes * rest // (8 * tuning.units), most), 1)
+    strip = max(min(vectors * rest // (8 * tuning.units), most), 1)
     words += [parts, strip, as_word(scale or 0.0, acc)]
     macros: dict[str, Any] = {
         "A": x.dtype.name, "ACC": acc.name, "OUT": out.dtype.name, "ACCESSES": access(x.dtype, acc, out.dtype),
-        "COMBINE(a, b)": way.combine, "START": way.start, "SCALED": int(scale is not None),
+        "COMBINE(a, b)": combination.formula, "START": combination.neutral, "SCALED": int(scale is not None),
         "CENTERED": int(center is not None), "EQUAL": int(equal is not None),
         "VEC": tuning.vector, "GROUP": group, "STRIP": most,
     }  # fmt: skip
     program = stream.target.programs.get("reduction", {name: str(value) for name, value in macros.items()})
     if walk.columns:
-        return stream.launch(program, "columns", (-(-lanes // strip), rest), (group, 1), operands, words)
+        return stream.launch(program, "columns", (-(-vectors // strip), rest), (group, 1), operands, words)
     return stream.launch(program, "rows", (min(parts, tuning.most_groups) * group,), (group,), operands, words)
 
 
@@ -247,23 +252,3 @@ def _spread(arg: Arg, kept: Axes, rank: int) -> Axes:
     """Strides of an operand without the reduced axes, along all axes of the source."""
     own = iter(element_strides(arg))
     return tuple([next(own) if axis in kept else 0 for axis in range(rank)])
-
-
-@KERNELS("argmax", dtypes=PLAIN)
-def argmax(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axis: int) -> Call:
-    kept = [a for a in range(len(x.shape)) if a != axis]
-    strides = element_strides(x)
-    outer, own = coalesce(out.shape, [element_strides(out), [strides[a] for a in kept]])
-    words = [len(outer), *padded(outer, 1), *padded(own[0], 0), *padded(own[1], 0)]
-    tuning, group = stream.target.tuning, stream.target.tuning.row_group
-    lanes, rest = -(-outer[0] // tuning.vector), prod(outer[1:])
-    most = 1 if group > 1 else STRIP
-    strip = max(min(lanes * rest // (8 * tuning.units), most), 1)
-    words += [x.shape[axis], strides[axis], element_offset(out), element_offset(x), out.size, strip]
-    macros = {"A": x.dtype.name, "OUT": out.dtype.name, "START": smallest(x.dtype), "STRIP": str(most)}
-    macros |= {"VEC": str(tuning.vector), "GROUP": str(group), "ACCESSES": access(x.dtype, out.dtype)}
-    program = stream.target.programs.get("argmax", macros)
-    # A vector of neighbouring outputs where they lie closer than the elements of one.
-    if lanes > 1 and abs(own[1][0]) < abs(strides[axis]) and x.shape[axis] < 1 << 31:
-        return stream.launch(program, "columns", (-(-lanes // strip), rest), (group, 1), (out, x), words)
-    return stream.launch(program, "rows", (min(out.size, tuning.most_groups) * group,), (group,), (out, x), words)

@@ -36,8 +36,8 @@ __kernel void rope(__global MEM(T) *out, __global const MEM(T) *x, __global cons
     }
     int section = 0;
     while (section < 7 && i >= p.ends[section]) section++;
-    const long place = LOAD(ID, positions, section * p.section_step);
-    const float position = place, missing = place - (long)position;
+    const long exact = LOAD(ID, positions, section * p.section_step);
+    const float position = exact, missing = exact - (long)position;
     float high = frequency[p.offset[3] + i], low = frequency[p.offset[3] + p.pairs + i];
 #if FACTORS
     const float factor = LOAD(F, factors, p.offset[4] + i * p.factor_step), quotient = high / factor;

@@ -1,15 +1,15 @@
-// Orders along an axis, and running sums.
+// Sorting along an axis, and cumulative sums.
 //
 // Short lines are ordered by `order`. Long ones are merged: `rank` sorts runs, each pass of `merge` makes runs twice as long,
-// and `pick` hands out the first places. Of equal elements the one with the lower place comes first.
+// and `pick` writes the first positions. Of equal elements the one with the lower position comes first.
 //
-// Macros: T, the type of the source; OUT, that of places, for orders; ACC, the type in which elements add up, for sums.
+// Macros: T, the type of the source; OUT, that of positions, for orders; ACC, the type in which elements add up, for sums.
 
 #include "types.cl"
 
 typedef struct {
     long lines, rank, shape[8];        // lines along the axis, and their axes, innermost first
-    long n, run, chunk, k;             // elements of a line; of a run; that a work-item makes; that are handed out
+    long n, run, chunk, k;             // elements of a line; of a run; that a work-item makes; that are written
     long offset[2];                    // of the source, of the output
     long step[2];                      // along the axis
     long stride[2][8];                 // along the axes of lines
@@ -31,10 +31,10 @@ static inline long line_of(const Params *p, const int operand, long line)
 #define FOR_LINES(line) for (long line = get_global_id(1); line < p.lines; line += get_global_size(1))
 
 #ifdef OUT
-// Whether a comes before b, whatever their places. NaN counts as the largest.
+// Whether a comes before b, whatever their positions. NaN counts as the largest.
 #define LESS(a, b) (a < b || (b != b && a == a))
 #define BEFORE(a, b) (p.descending ? LESS(b, a) : LESS(a, b))
-#define VALUE(place) LOAD(T, source, (place) * p.step[0])
+#define VALUE(position) LOAD(T, source, (position) * p.step[0])
 
 // How many elements first .. last - 1 come before element i.
 static inline long count_before(
@@ -53,7 +53,7 @@ static inline long count_before(
     return before;
 }
 
-// The first p.k places of the order of a whole line.
+// The first p.k positions of the order of a whole line.
 __kernel void order(__global const MEM(T) *x, __global MEM(OUT) *out, const Params p)
 {
     FOR_LINES(line) {
@@ -67,19 +67,19 @@ __kernel void order(__global const MEM(T) *x, __global MEM(OUT) *out, const Para
 }
 
 // The orders of runs of p.run elements.
-__kernel void rank(__global const MEM(T) *x, __global int *places, const Params p)
+__kernel void rank(__global const MEM(T) *x, __global int *positions, const Params p)
 {
     FOR_LINES(line) {
         __global const MEM(T) *source = x + line_of(&p, 0, line);
         for (long i = get_global_id(0); i < p.n; i += get_global_size(0)) {
             const long first = i / p.run * p.run;
             const long before = count_before(source, i, first, min(first + p.run, p.n), p);
-            places[p.base[0] + line * p.n + first + before] = i;
+            positions[p.base[0] + line * p.n + first + before] = i;
         }
     }
 }
 
-// Makes p.chunk places of the run that two neighbouring runs make together, from the point where both halves of what comes
+// Makes p.chunk positions of the run that two neighbouring runs make together, from the point where both halves of what comes
 // before are found by bisection.
 __kernel void merge(
     __global const MEM(T) *x, __global const int *from, __global int *to, const Params p)
@@ -113,10 +113,10 @@ __kernel void merge(
     }
 }
 
-__kernel void pick(__global const int *places, __global MEM(OUT) *out, const Params p)
+__kernel void pick(__global const int *positions, __global MEM(OUT) *out, const Params p)
 {
     FOR_LINES(line) {
-        __global const int *order = places + p.base[0] + line * p.n;
+        __global const int *order = positions + p.base[0] + line * p.n;
         __global MEM(OUT) *target = out + line_of(&p, 1, line);
         for (long i = get_global_id(0); i < p.k; i += get_global_size(0)) target[i * p.step[1]] = order[i];
     }
@@ -151,7 +151,7 @@ __kernel void sums(__global const MEM(T) *x, __global MEM(ACC) *parts, const Par
     }
 }
 
-// The running sums of each part, from the sum of the parts before it on.
+// The cumulative sums of each part, from the sum of the parts before it on.
 __kernel void scan(
     __global const MEM(T) *x, __global MEM(T) *out, __global const MEM(ACC) *parts, const Params p)
 {

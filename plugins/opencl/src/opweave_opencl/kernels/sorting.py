@@ -1,14 +1,15 @@
-"""Orders along an axis, and running sums."""
+"""Sorting along an axis, and cumulative sums."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
-from opweave.graph.dtypes import as_dtype
-from opweave_opencl.kernels.calls import in_turn
+from opweave.contract.workspace import Arrays
+from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.reduction import accumulator
 from opweave_opencl.kernels.table import FLOATS, KERNELS, PLAIN
 from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded
@@ -24,26 +25,25 @@ RUN: Final = 64
 """Elements that are sorted by counting, each against all others."""
 
 MOST: Final = 1 << 31
-"""Elements of an axis whose places fit into 32 bits."""
-
-I32: Final = as_dtype("i32")
+"""Elements of an axis whose positions fit into 32 bits."""
 
 
-# --- orders ---------------------------------------------------------------------------------------------------------
+# --- sorting ---------------------------------------------------------------------------------------------------------
 
 
-def _places(step: Step) -> int:
-    """Two orders of 32-bit places, where more than one pass is needed."""
+def _orders(step: Step) -> Arrays:
+    """Two orders of 32-bit positions, where more than one pass is needed."""
     x = step.srcs[0]
-    return 2 * 4 * x.size if x.shape[step.attrs["axis"]] > RUN else 0
+    order = ("i32", (x.size,))
+    return {"order": order, "merged": order} if x.shape[step.attrs["axis"]] > RUN else {}
 
 
 def _why_not(step: Step) -> str | None:
     n = step.srcs[0].shape[step.attrs["axis"]]
-    return f"an order of {n} elements needs places of 64 bits" if n >= MOST else None
+    return f"an order of {n} elements needs positions of 64 bits" if n >= MOST else None
 
 
-@KERNELS("argsort", dtypes=PLAIN, workspace=_places, when=_why_not)
+@KERNELS("argsort", dtypes=PLAIN, workspace=_orders, when=_why_not)
 def argsort(
     stream: OpenCLStream,
     op: str,
@@ -53,49 +53,56 @@ def argsort(
     axis: int,
     descending: bool,
     stable: bool,
-    workspace: Arg | None,
+    **orders: Arg,
 ) -> Call:
     """The order is always stable."""
-    return _order(stream, out, x, axis, x.shape[axis], descending, workspace)
+    return _order(stream, out, x, axis, x.shape[axis], descending, **orders)
 
 
-@KERNELS("top_k", dtypes=PLAIN, workspace=_places, when=_why_not)
-def top_k(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, k: int, axis: int, workspace: Arg | None) -> Call:
-    return _order(stream, out, x, axis, k, True, workspace)
+@KERNELS("top_k", dtypes=PLAIN, workspace=_orders, when=_why_not)
+def top_k(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, k: int, axis: int, **orders: Arg) -> Call:
+    return _order(stream, out, x, axis, k, True, **orders)
 
 
-def _order(stream: OpenCLStream, out: Arg, x: Arg, axis: int, k: int, descending: bool, workspace: Arg | None) -> Call:
+def _order(
+    stream: OpenCLStream,
+    out: Arg,
+    x: Arg,
+    axis: int,
+    k: int,
+    descending: bool,
+    order: Arg | None = None,
+    merged: Arg | None = None,
+) -> Call:
     program = stream.target.programs.get("sorting", {"T": x.dtype.name, "OUT": out.dtype.name})
     n, down = x.shape[axis], int(descending)
-    # A processor without many work-items wants each to do much: finding where a piece begins costs as some elements do.
+    # A work-item of a processor does much: finding where its chunk begins costs as much as some elements.
     chunk = 8 if stream.target.tuning.row_group > 1 else 512
 
     def few(items: int) -> int:
         return items if chunk == 8 else -(-items // chunk)
 
-    if workspace is None:
+    if order is None or merged is None:
         return _launch(stream, program, "order", (x, out), x, out, axis, few(n), k=k, descending=down)
-    half = x.size * I32.itemsize
-    now, then = (Arg(workspace.buffer, workspace.offset + at, I32, (x.size,), (I32.itemsize,)) for at in (0, half))
-    calls = [_launch(stream, program, "rank", (x, now), x, out, axis, few(n), run=RUN, descending=down)]
+    calls = [_launch(stream, program, "rank", (x, order), x, out, axis, few(n), run=RUN, descending=down)]
     run = RUN
     while run < n:
-        piece = min(chunk, 2 * run)
+        length = min(chunk, 2 * run)
         merge = _launch(
-            stream, program, "merge", (x, now, then), x, out, axis, -(-n // piece), run=run, chunk=piece,
+            stream, program, "merge", (x, order, merged), x, out, axis, -(-n // length), run=run, chunk=length,
             descending=down,
         )  # fmt: skip
         calls.append(merge)
-        now, then = then, now
+        order, merged = merged, order
         run *= 2
-    calls.append(_launch(stream, program, "pick", (now, out), x, out, axis, few(k), k=k))
-    return in_turn(calls)
+    calls.append(_launch(stream, program, "pick", (order, out), x, out, axis, few(k), k=k))
+    return in_order(calls)
 
 
-# --- running sums ---------------------------------------------------------------------------------------------------
+# --- cumulative sums ------------------------------------------------------------------------------------------------
 
 PARTS: Final = 128
-"""The most parts of a line, each of which adds up the sums of those before it."""
+"""The most parts of a line; each adds the sums of the parts before it to its own."""
 
 LEAST: Final = 1024
 """Elements of a part."""
@@ -105,25 +112,23 @@ def _segment(n: int) -> int:
     return max(-(-n // PARTS), LEAST)
 
 
-def _parts(step: Step) -> int:
+def _partial_sums(step: Step) -> Arrays:
+    """The sum of each part of each line."""
     x = step.srcs[0]
     n: int = x.shape[step.attrs["axis"]]
-    return x.size // n * -(-n // _segment(n)) * accumulator(x.dtype).itemsize
+    return {"partials": (accumulator(x.dtype), (x.size // n, -(-n // _segment(n))))}
 
 
-@KERNELS("cumsum", dtypes=f"{FLOATS} i64", workspace=_parts)
-def cumsum(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axis: int, workspace: Arg) -> Call:
-    acc = accumulator(x.dtype)
-    program = stream.target.programs.get("sorting", {"T": x.dtype.name, "ACC": acc.name})
-    n = x.shape[axis]
-    segment = _segment(n)
-    segments = -(-n // segment)
-    parts = Arg(workspace.buffer, workspace.offset, acc, (workspace.size // acc.itemsize,), (acc.itemsize,))
-    scan = _launch(stream, program, "scan", (x, out, parts), x, out, axis, segments, segment=segment, segments=segments)
+@KERNELS("cumsum", dtypes=f"{FLOATS} i64", workspace=_partial_sums)
+def cumsum(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axis: int, partials: Arg) -> Call:
+    program = stream.target.programs.get("sorting", {"T": x.dtype.name, "ACC": partials.dtype.name})
+    segment, segments = _segment(x.shape[axis]), partials.shape[1]
+    launch = partial(_launch, stream, program, segment=segment, segments=segments)
+    scan = launch("scan", (x, out, partials), x, out, axis, segments)
     if segments == 1:  # nothing comes before the first part
         return scan
-    sums = _launch(stream, program, "sums", (x, parts), x, out, axis, segments, segment=segment, segments=segments)
-    return in_turn([sums, scan])
+    sums = launch("sums", (x, partials), x, out, axis, segments)
+    return in_order([sums, scan])
 
 
 # --- launching ------------------------------------------------------------------------------------------------------

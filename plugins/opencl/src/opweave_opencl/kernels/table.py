@@ -1,4 +1,4 @@
-"""The table that every family enters its kernels into."""
+"""The tables in which every family registers its kernels."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MOVABLE: Final = PLAIN
 
 
 class OpenCLKernels(KernelTable):
-    """Kernels as they are declared, for devices that compute in double precision.
+    """Every kernel, for devices that compute in double precision.
 
     Attributes:
-        without_f64: the same for devices that do not: their kernels take f64 only to move it.
+        without_f64: the same for devices that do not: their kernels accept f64 only where they move elements.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Tables of numbers that the host works out once, where a device could not do it in f32: memory that calls share."""
+"""Tables that the host computes, where f32 on the device is too coarse; calls share the memory of equal ones."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def table(stream: OpenCLStream, values: np.ndarray[Any, Any]) -> Arg:
 
 
 def keep(call: Call, *tables: Arg) -> Call:
-    """``call``, which now holds the memory of its tables."""
+    """``call``, which keeps the buffers of its tables alive from here on."""
     vars(call)["tables"] = [t.buffer for t in tables]
     return call
 
 
 def turns(angles: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Angles as parts of a whole turn, each the sum of two f32: what ``turning.cl`` multiplies by a position."""
+    """Angles in turns (of 2 pi), each the sum of two f32: what ``turning.cl`` multiplies by a position."""
     exact = np.asarray(angles, np.float64) / (2 * np.pi)
     high = exact.astype(np.float32)
     return np.stack([high, (exact - high).astype(np.float32)])

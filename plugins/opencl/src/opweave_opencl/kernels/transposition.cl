@@ -1,5 +1,5 @@
-// Copies that turn two axes: elements lie beside each other along one axis in the source, along another in the output.
-// Blocks of 16 x 16 are turned in registers, for processors.
+// Copies that transpose two axes: elements are contiguous along one axis in the source, along another in the output.
+// Blocks of 16 x 16 are transposed in registers, for processors.
 //
 // Macros: VEC, which is 16; T, the type of elements, one that needs no conversion.
 
@@ -14,7 +14,7 @@ typedef struct {
 } Params;
 
 #define UNROLL __attribute__((opencl_unroll_hint(16)))
-// Elements of two vectors in turns: of their first halves, of their second ones.
+// The elements of two vectors interleaved: of their first halves, and of their second ones.
 #define FIRST(a, b) \
     (V(T))(a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4, a.s5, b.s5, a.s6, b.s6, a.s7, b.s7)
 #define SECOND(a, b) \
@@ -25,11 +25,11 @@ typedef struct {
         to[2 * k + 1] = SECOND(from[k], from[k + 8]); \
     }
 
-// Elements along each axis that a work-item copies, by way of a block that fits into the first cache: what it reads and
-// writes lies in whole lines, several in a row.
+// Elements along each axis that a work-item copies, by way of a block that fits into the first cache, so that it reads
+// and writes several whole cache lines in a row.
 #define SIDE 64
 
-static inline void turn(__global const MEM(T) *x, const long x_step, MEM(T) *block)
+static inline void transpose_block(__global const MEM(T) *x, const long x_step, MEM(T) *block)
 {
     V(T) a[16], b[16];
     UNROLL for (int k = 0; k < 16; k++) a[k] = WHOLE_IN(T, x + k * x_step);
@@ -56,7 +56,7 @@ __kernel void transpose(__global const MEM(T) *x, __global MEM(T) *out, const Pa
         const long wide = (i_end - i_first) / 16 * 16, high = (j_end - j_first) / 16 * 16;
         for (long i = 0; i < wide; i += 16)
             for (long j = 0; j < high; j += 16)
-                turn(from + (i_first + i) * p.x_step + j_first + j, p.x_step, (MEM(T) *)block + j * SIDE + i);
+                transpose_block(from + (i_first + i) * p.x_step + j_first + j, p.x_step, (MEM(T) *)block + j * SIDE + i);
         for (long j = 0; j < high; j++)
             for (long i = 0; i < wide; i += 16)
                 WHOLE_OUT(T, block[(j * SIDE + i) / 16], to + (j_first + j) * p.out_step + i_first + i);

@@ -1,8 +1,8 @@
-// An index outside of what it indexes is noted for the host (indices.py), the first one only. Kernels go on without what
-// it names.
+// An index out of bounds is recorded for the host (indices.py), the first one only. Kernels go on without what
+// it would read or write.
 //
-// Macros: CHECKED, whether they are noted. A kernel takes WRONG_INDEX after its operands, and the last member of its
-// parameters p is ``site``. INSIDE(index, length): whether an index is 0 .. length - 1; one that is not is noted.
+// Macros: CHECKED, whether they are recorded. A kernel takes WRONG_INDEX after its operands, and the last member of its
+// parameters p is ``site``. INSIDE(index, length): whether an index is 0 .. length - 1; one that is not is recorded.
 
 #ifndef WRONG_INDEX
 static inline bool is_inside(const long index, const long length) { return index >= 0 && index < length; }

@@ -1,0 +1,37 @@
+"""The index of the largest element along an axis."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from opweave.contract import Arg, Call
+from opweave_opencl.kernels.reduction import STRIP, smallest
+from opweave_opencl.kernels.table import KERNELS, PLAIN
+from opweave_opencl.kernels.words import access
+from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded
+
+if TYPE_CHECKING:
+    from opweave_opencl.stream import OpenCLStream
+
+__all__: list[str] = []
+
+
+@KERNELS("argmax", dtypes=PLAIN)
+def argmax(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axis: int) -> Call:
+    kept = [a for a in range(len(x.shape)) if a != axis]
+    strides = element_strides(x)
+    outer, own = coalesce(out.shape, [element_strides(out), [strides[a] for a in kept]])
+    words = [len(outer), *padded(outer, 1), *padded(own[0], 0), *padded(own[1], 0)]
+    tuning, group = stream.target.tuning, stream.target.tuning.row_group
+    vectors, rest = -(-outer[0] // tuning.vector), prod(outer[1:])
+    most = 1 if group > 1 else STRIP
+    strip = max(min(vectors * rest // (8 * tuning.units), most), 1)
+    words += [x.shape[axis], strides[axis], element_offset(out), element_offset(x), out.size, strip]
+    macros = {"A": x.dtype.name, "OUT": out.dtype.name, "START": smallest(x.dtype), "STRIP": str(most)}
+    macros |= {"VEC": str(tuning.vector), "GROUP": str(group), "ACCESSES": access(x.dtype, out.dtype)}
+    program = stream.target.programs.get("argmax", macros)
+    # A vector of neighbouring outputs where they lie closer than the elements of one.
+    if vectors > 1 and abs(own[1][0]) < abs(strides[axis]) and x.shape[axis] < 1 << 31:
+        return stream.launch(program, "columns", (-(-vectors // strip), rest), (group, 1), (out, x), words)
+    return stream.launch(program, "rows", (min(out.size, tuning.most_groups) * group,), (group,), (out, x), words)
