@@ -265,7 +265,7 @@ FAULTS: dict[str, Fault] = {
     "freed memory is used": Fault(
         Buffer, "check", lambda self, offset, size, write=False: None, both="fault-freed fault-refused"
     ),
-    "plans outlive their memory": Fault(Buffer, "_note", lambda self, plan: None, both="fault-freed"),
+    "plans outlive their memory": Fault(Buffer, "_add_dependent", lambda self, plan: None, both="fault-freed"),
     "a thread swallows errors": Fault(
         WorkerStream, "_break", lambda self, error: None, worker="fault-raised fault-waits"
     ),
@@ -333,7 +333,7 @@ def sources_remembered(self: LazyDevice, step: Any) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("target", "attribute", "patch", "ways"),
     [
-        (storage, "_settled", lambda stream, call: call, {"overlap"}),
+        (storage, "_when_idle", lambda stream, call: call, {"overlap"}),
         (LazyStream, "_synchronize", LazyStream.tell, {"overlap"}),
         (LazyDevice, "bind_step", sources_remembered, {"overlap", "split"}),
     ],
