@@ -19,7 +19,7 @@ def folder(tmp_path):
         yield folder
 
 
-def in_this_process(question, options, excluded, seconds, only=""):
+def in_this_process(question, options, excluded, seconds, only="", quiet=False):
     """The answer of a child process, made here, where the plugins of a test are."""
     return json.loads(json.dumps(probe.collect(question, options, excluded)))
 

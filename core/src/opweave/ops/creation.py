@@ -118,7 +118,7 @@ def arange(start: Number, stop: Number | None = None, step: Number = 1, dtype: D
         raise DTypeError("arange: bool has no arithmetic; take an integer dtype")
     count = max(0, -((start - stop) // step) if whole else ceil((stop - start) / step))
     if count >= 1 << 63:
-        raise ShapeError(f"arange: {count} elements are more than there are addresses")
+        raise ShapeError(f"arange: {count} elements have more bytes than the address space")
     first, by = as_fill("arange", start, made), as_fill("arange", step, i64 if made.is_integer else made)
     if count and made.is_integer:
         as_fill("arange", first + (count - 1) * by, made)

@@ -108,9 +108,12 @@ class Lease:
 
     def __init__(self, arena: Arena, chunks: dict[int, Buffer]) -> None:
         self._arena: Final = arena
-        self.chunks = chunks
-        for chunk in chunks.values():
+        self.chunks: dict[int, Buffer] = {}
+        # An interrupt arrives between two chunks and not between these two lines, which call nothing: what `__del__`
+        # gives back is what was counted.
+        for index, chunk in chunks.items():
             arena._users[chunk] += 1
+            self.chunks[index] = chunk
 
     def again(self) -> Lease:
         """A further lease of the same chunks."""
