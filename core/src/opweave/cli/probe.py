@@ -70,8 +70,8 @@ def ask(question: str, *, isolated: bool = False, seconds: float = SECONDS, **op
 
 
 def leave_out_deadly(names: Collection[str] = (), *, seconds: float = SECONDS) -> None:
-    """Load plugins in another process first; those that take it down are not run in this one, and told on standard
-    error. For commands that use devices themselves.
+    """Load plugins in another process first; those that take it down are not run in this one, and named on
+    standard error. For commands that use devices themselves.
 
     Args:
         names: of plugins or their devices; none: every plugin.

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-__all__ = ["MEMBERSHIP", "ROOT", "Group", "groups", "memory_bounds"]
+__all__ = ["MEMBERSHIP", "ROOT", "ControlGroup", "groups", "memory_bounds"]
 
 ROOT: Final = Path("/sys/fs/cgroup")
 MEMBERSHIP: Final = Path("/proc/self/cgroup")
@@ -16,14 +16,14 @@ _NO_LIMIT: Final = 1 << 60
 """Version 1 writes a limit of about 2**63 bytes where there is none."""
 
 
-class Group(NamedTuple):
+class ControlGroup(NamedTuple):
     """A folder in which Linux tells about a control group, and the version of its files, 1 or 2."""
 
     folder: Path
     version: int
 
 
-def groups(controller: str, membership: Path = MEMBERSHIP, root: Path = ROOT) -> Iterator[Group]:
+def groups(controller: str, membership: Path = MEMBERSHIP, root: Path = ROOT) -> Iterator[ControlGroup]:
     """The groups of the process that may bound ``controller`` (``"cpu"``, ``"memory"``), and those around them.
 
     Args:
@@ -45,7 +45,7 @@ def groups(controller: str, membership: Path = MEMBERSHIP, root: Path = ROOT) ->
             continue
         folder = base / path.strip("/")
         # In a container the path may be that outside of it: then only the folders that are there count.
-        yield from (Group(there, version) for there in (folder, *folder.parents) if there.is_relative_to(base))
+        yield from (ControlGroup(there, version) for there in (folder, *folder.parents) if there.is_relative_to(base))
 
 
 def memory_bounds(membership: Path = MEMBERSHIP, root: Path = ROOT) -> tuple[int, int] | None:
@@ -58,12 +58,12 @@ def memory_bounds(membership: Path = MEMBERSHIP, root: Path = ROOT) -> tuple[int
 
 
 @cache
-def _bounded(membership: Path, root: Path) -> Sequence[Group]:
+def _bounded(membership: Path, root: Path) -> Sequence[ControlGroup]:
     """Those with a limit, looked for once: most processes have none, and then nothing is read again."""
     return [group for group in groups("memory", membership, root) if _bounds(group)]
 
 
-def _bounds(group: Group) -> tuple[int, int] | None:
+def _bounds(group: ControlGroup) -> tuple[int, int] | None:
     names = (
         ("memory.max", "memory.current") if group.version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
     )

@@ -125,7 +125,7 @@ class Lease:
         self._arena.reclaim()
 
     def __del__(self) -> None:
-        # Whatever thread collects a program only leaves word: chunks are given back in a program's turn.
+        # Any thread may collect a program, so the chunks are only queued here; `Arena.reclaim` frees them.
         chunks, self.chunks = self.chunks, {}
         if chunks:
             self._arena._dropped.append(tuple(chunks.values()))

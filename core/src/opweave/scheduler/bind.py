@@ -154,9 +154,9 @@ class Operands:
         arg = Arg(buffer, offset, dtype, shape, strides, self._handles.get(storage), storage)
         if self._arenas[storage] >= 0:
             at = (id(buffer), offset)
-            twin = self._views.get(at)
-            if twin is not None and twin.dtype is dtype and twin.shape == shape and twin.strides == strides:
-                arg._view = twin._view
+            other = self._views.get(at)
+            if other is not None and other.dtype is dtype and other.shape == shape and other.strides == strides:
+                arg._view = other._view
             else:
                 self._views[at] = arg
         if known is None:

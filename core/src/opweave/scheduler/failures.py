@@ -93,7 +93,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _failed_step(error: BaseException) -> StepError | None:
-    """The failure of a step that was the reason, perhaps on another stream than the one that told of it."""
+    """The failure of the step that caused ``error``, perhaps on another stream than the one that raised it."""
     found = None
     for reason in _chain(error):
         if isinstance(reason, StepError):

@@ -1,7 +1,7 @@
 """Order between targets: which queue has to wait for which, found before anything runs.
 
 Steps of one queue run in order. Queues know nothing of each other, so where one touches bytes that another one has
-written (or writes what another one still reads) it has to wait for a mark there. This is the only place that finds
+written (or writes what another one still reads) it has to wait for an event there. This is the only place that finds
 these pairs; it looks at bytes, whatever they are used for: transfers, shared memory, states, reused temporaries.
 
 A run list is repeated, and with several slots runs overlap. The lists of all slots are therefore walked through twice:

@@ -227,8 +227,8 @@ def explain(
     used: set[str] = set()
     for split in partition.splits:
         head = f"split {split.index} on {split.target.name}: {_count(len(split.items), 'step')}"
-        told = [f"predicted {human_time(predicted.splits[split.index])}"] if predicted is not None else []
-        lines.append("; ".join([head, *told, *remarks.get(split.index, ())]))
+        prediction = [f"predicted {human_time(predicted.splits[split.index])}"] if predicted is not None else []
+        lines.append("; ".join([head, *prediction, *remarks.get(split.index, ())]))
         for copy in split.copies:
             source = _where(partition, copy.src.storage)
             lines.append(

@@ -115,7 +115,7 @@ class Scheduler:
     Args:
         devices: devices, streams or names, earlier ones preferred. Streams that it opens itself are closed with it.
         parallel: let successive runs of a program overlap, each device working on another one (`Program.submit`).
-            Every device gets a thread, inputs and values at the seams get memory for several runs. ``True``: as many
+            Every device gets a thread; inputs and transferred values get memory for several runs. ``True``: as many
             slots as there are devices (2 to 4), a number: so many.
         op_offload: a device may bring weights from host memory for operations that it runs much faster.
         buffer_types: device or its name -> the kind of memory for its temporaries, where not its ordinary one.
