@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
-from opweave.contract.workspace import Workspace, array_args, workspace_bytes
+from opweave.contract.workspace import ArrayLayout, Workspace, array_args, array_layouts, workspace_bytes
 from opweave.errors import UnsupportedOpError
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.graph.layout import is_dense
@@ -66,10 +66,15 @@ class Kernel(NamedTuple):
         """The call for a bound step. ``scratch`` has `KernelTable.workspace` bytes; ``None`` if that is 0."""
         if self.workspace is None:
             return self.factory(stream, step.op, step.out, *step.srcs, **step.attrs)
-        wanted = self.workspace(step)
-        if isinstance(wanted, int):
+        arrays = self.arrays(step)
+        if arrays is None:
             return self.factory(stream, step.op, step.out, *step.srcs, workspace=scratch, **step.attrs)
-        return self.factory(stream, step.op, step.out, *step.srcs, **array_args(wanted, scratch), **step.attrs)
+        return self.factory(stream, step.op, step.out, *step.srcs, **array_args(arrays, scratch), **step.attrs)
+
+    def arrays(self, step: Step) -> tuple[ArrayLayout, ...] | None:
+        """The named arrays of scratch memory for ``step``; ``None`` if the kernel asks for bytes or for nothing."""
+        wanted = self.workspace(step) if self.workspace is not None else 0
+        return None if isinstance(wanted, int) else array_layouts(wanted)
 
     def why_not(self, step: Step) -> str | None:
         """Why the kernel does not support ``step``, or ``None`` if it does."""

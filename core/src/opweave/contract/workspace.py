@@ -6,18 +6,18 @@ The core adds up their sizes, plans the memory, and passes one operand for each 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from opweave.contract.space import round_up
 from opweave.contract.step import Arg
 from opweave.errors import LifetimeError, OpweaveError
-from opweave.graph.dtypes import as_dtype
-from opweave.graph.layout import dense_strides, nbytes
+from opweave.graph.dtypes import DType, as_dtype
+from opweave.graph.layout import Shape, Strides, dense_strides, nbytes
 
 if TYPE_CHECKING:
     from opweave.graph.dtypes import DTypeLike
 
-__all__ = ["Arrays", "Workspace", "array_args", "workspace_bytes"]
+__all__ = ["ArrayLayout", "Arrays", "Workspace", "array_args", "array_layouts", "workspace_bytes"]
 
 Arrays = Mapping[str, "tuple[DTypeLike, Sequence[int]]"]
 """name -> dtype and shape. The name is that of the kernel's keyword argument."""
@@ -52,22 +52,39 @@ def workspace_bytes(wanted: Workspace, op: str) -> int:
     return wanted
 
 
-def array_args(wanted: Arrays, scratch: Arg | None) -> dict[str, Arg]:
-    """The named arrays as dense operands, one after the other in ``scratch``, which has `workspace_bytes` bytes.
+class ArrayLayout(NamedTuple):
+    """Where one of the named arrays lies: ``offset`` bytes into the scratch memory of its step, dense."""
 
-    Arrays without elements are left out, so that the parameter of the kernel keeps its default.
+    name: str
+    offset: int
+    dtype: DType
+    shape: Shape
+    strides: Strides
 
-    Raises:
-        LifetimeError: ``scratch`` is ``None``, and an array has elements.
-    """
-    args: dict[str, Arg] = {}
-    buffer, at = (None, 0) if scratch is None else (scratch.buffer, scratch.offset)
+
+def array_layouts(wanted: Arrays) -> tuple[ArrayLayout, ...]:
+    """The named arrays one after the other, in `workspace_bytes` bytes; those without elements are left out."""
+    layouts: list[ArrayLayout] = []
+    at = 0
     for name, (kind, lengths) in wanted.items():
         dtype, shape = as_dtype(kind), tuple(lengths)
         size = nbytes(shape, dtype)
         if size:
-            if scratch is None:
-                raise LifetimeError(f"the workspace {name!r} has no memory: the step was compiled without its scratch")
-            args[name] = Arg(buffer, at, dtype, shape, dense_strides(shape, dtype))
+            layouts.append(ArrayLayout(name, at, dtype, shape, dense_strides(shape, dtype)))
             at += round_up(size, ALIGNMENT)
-    return args
+    return tuple(layouts)
+
+
+def array_args(layouts: Sequence[ArrayLayout], scratch: Arg | None) -> dict[str, Arg]:
+    """The arrays as operands in ``scratch``. For an array that is left out, the parameter keeps its default.
+
+    Raises:
+        LifetimeError: ``scratch`` is ``None``, and there are arrays.
+    """
+    if scratch is None:
+        if layouts:
+            name = layouts[0].name
+            raise LifetimeError(f"the workspace {name!r} has no memory: the step was compiled without its scratch")
+        return {}
+    buffer, start = scratch.buffer, scratch.offset
+    return {name: Arg(buffer, start + offset, dtype, shape, strides) for name, offset, dtype, shape, strides in layouts}

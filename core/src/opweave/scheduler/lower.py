@@ -15,6 +15,7 @@ from opweave.contract.plan import Plan
 from opweave.contract.step import Group
 from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
+from opweave.contract.workspace import array_args
 from opweave.errors import raise_backend_failure
 from opweave.host.storage import CallSequence, array_shape, bind_copy, bind_read, bind_selected_copy, bind_write
 from opweave.scheduler.bind import Operands
@@ -302,16 +303,19 @@ def _compile(split: Split, arenas: Sequence[int], groups: Groups, bindings: Bind
             op, node, out, srcs, support = item
             kernel = support.kernel
             try:
-                if kernel is not None and kernel.workspace is None:
-                    attrs = node.attrs if node is not None else {}
-                    args = [arg(s) for s in srcs]
-                    calls.append(kernel.factory(stream, op, arg(out), *args, **attrs))
-                    continue
                 scratch = workspaces.get((split.index, g))
                 if kernel is None:
                     calls.append(stream._bind(Group((step_of(item),), support.workspace, scratch)))
+                    continue
+                attrs = node.attrs if node is not None else {}
+                args = [arg(s) for s in srcs]
+                if kernel.workspace is None:
+                    calls.append(kernel.factory(stream, op, arg(out), *args, **attrs))
+                elif support.arrays is None:
+                    calls.append(kernel.factory(stream, op, arg(out), *args, workspace=scratch, **attrs))
                 else:
-                    calls.append(kernel.bind(stream, step_of(item), scratch))
+                    arrays = array_args(support.arrays, scratch)
+                    calls.append(kernel.factory(stream, op, arg(out), *args, **arrays, **attrs))
             except Exception as error:
                 what = node.describe() if node is not None else op
                 raise_backend_failure(error, stream.device.name, "preparing a kernel", what)

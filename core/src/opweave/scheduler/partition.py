@@ -359,7 +359,8 @@ class _Partitioner:
             support = None
             if target.device.why_not(step) is None:
                 kernel = target.device.kernels.find(step)
-                support = Support(None, workspace=target.device._workspace(step), kernel=kernel)
+                arrays = kernel.arrays(step) if kernel is not None else None
+                support = Support(None, workspace=target.device._workspace(step), kernel=kernel, arrays=arrays)
             self.packers[key] = support
         return self.packers[key]
 

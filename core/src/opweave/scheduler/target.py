@@ -16,6 +16,7 @@ from opweave.graph.layout import dense_strides, is_dense
 
 if TYPE_CHECKING:
     from opweave.contract.kernels import Kernel
+    from opweave.contract.workspace import ArrayLayout
     from opweave.graph.tensor import Signature
 
 __all__ = ["Support", "Target", "check_buffer_type", "unbound_step"]
@@ -31,9 +32,10 @@ class Support:
         inplace: its kernel may be given an output over a source.
         workspace: bytes of scratch memory while it runs.
         kernel: the kernel that takes it, where the device uses a plain table.
+        arrays: where the kernel's named arrays lie in the workspace; ``None`` if it asks for bytes or for nothing.
     """
 
-    __slots__ = ("inplace", "kernel", "packed", "reason", "unpacked", "workspace")
+    __slots__ = ("arrays", "inplace", "kernel", "packed", "reason", "unpacked", "workspace")
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class Support:
         workspace: int = 0,
         kernel: Kernel | None = None,
         unpacked: frozenset[BufferType] = frozenset(),
+        arrays: tuple[ArrayLayout, ...] | None = None,
     ) -> None:
         self.reason = reason
         self.packed = packed
@@ -50,6 +53,7 @@ class Support:
         self.workspace = workspace
         self.kernel = kernel
         self.unpacked = unpacked
+        self.arrays = arrays
 
 
 def unbound_step(
@@ -180,7 +184,8 @@ class Target:
             return Support(reason)
         device = self.device
         try:
-            workspace = device._workspace(step)
+            workspace, kernel = device._workspace(step), device.kernels.find(step)
+            arrays = kernel.arrays(step) if kernel is not None else None
         except Exception as error:  # as a check that fails: another device may run it
             return Support(f"its workspace failed: {type(error).__name__}: {error}")
-        return Support(None, packed, device.inplace(step), workspace, device.kernels.find(step), unpacked)
+        return Support(None, packed, device.inplace(step), workspace, kernel, unpacked, arrays)
