@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
-from opweave.contract.workspace import ArrayLayout, Workspace, array_args, array_layouts, workspace_bytes
+from opweave.contract.workspace import ArrayLayout, Workspace, array_layouts, scratch_args, workspace_bytes
 from opweave.errors import UnsupportedOpError
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.graph.layout import is_dense
@@ -66,10 +66,8 @@ class Kernel(NamedTuple):
         """The call for a bound step. ``scratch`` has `KernelTable.workspace` bytes; ``None`` if that is 0."""
         if self.workspace is None:
             return self.factory(stream, step.op, step.out, *step.srcs, **step.attrs)
-        arrays = self.arrays(step)
-        if arrays is None:
-            return self.factory(stream, step.op, step.out, *step.srcs, workspace=scratch, **step.attrs)
-        return self.factory(stream, step.op, step.out, *step.srcs, **array_args(arrays, scratch), **step.attrs)
+        args = scratch_args(self.arrays(step), scratch)
+        return self.factory(stream, step.op, step.out, *step.srcs, **args, **step.attrs)
 
     def arrays(self, step: Step) -> tuple[ArrayLayout, ...] | None:
         """The named arrays of scratch memory for ``step``; ``None`` if the kernel asks for bytes or for nothing."""

@@ -17,7 +17,7 @@ from opweave.graph.layout import Shape, Strides, dense_strides, nbytes
 if TYPE_CHECKING:
     from opweave.graph.dtypes import DTypeLike
 
-__all__ = ["ArrayLayout", "Arrays", "Workspace", "array_args", "array_layouts", "workspace_bytes"]
+__all__ = ["ArrayLayout", "Arrays", "Workspace", "array_layouts", "scratch_args", "workspace_bytes"]
 
 Arrays = Mapping[str, "tuple[DTypeLike, Sequence[int]]"]
 """name -> dtype and shape. The name is that of the kernel's keyword argument."""
@@ -37,16 +37,13 @@ def workspace_bytes(wanted: Workspace, op: str) -> int:
     """
     if isinstance(wanted, (dict, Mapping)):  # a question to `Mapping` takes longer than all the rest
         try:
-            total = 0
-            for dtype, shape in wanted.values():
-                if shape and min(shape) < 0:
-                    raise ValueError(f"negative length in {tuple(shape)}")
-                total += round_up(nbytes(tuple(shape), as_dtype(dtype)), ALIGNMENT)
-            return total
+            layouts = array_layouts(wanted)
         except (OpweaveError, TypeError, ValueError) as error:
             raise TypeError(
                 f"workspace= of {op} must return name -> (dtype, shape), not {dict(wanted)!r}: {error}"
             ) from None
+        last = layouts[-1] if layouts else None
+        return 0 if last is None else last.offset + round_up(nbytes(last.shape, last.dtype), ALIGNMENT)
     if not isinstance(wanted, int) or wanted < 0:
         raise TypeError(f"workspace= of {op} must return a number of bytes or named arrays, not {wanted!r}")
     return wanted
@@ -68,6 +65,8 @@ def array_layouts(wanted: Arrays) -> tuple[ArrayLayout, ...]:
     at = 0
     for name, (kind, lengths) in wanted.items():
         dtype, shape = as_dtype(kind), tuple(lengths)
+        if shape and min(shape) < 0:
+            raise ValueError(f"negative length in {shape}")
         size = nbytes(shape, dtype)
         if size:
             layouts.append(ArrayLayout(name, at, dtype, shape, dense_strides(shape, dtype)))
@@ -75,12 +74,17 @@ def array_layouts(wanted: Arrays) -> tuple[ArrayLayout, ...]:
     return tuple(layouts)
 
 
-def array_args(layouts: Sequence[ArrayLayout], scratch: Arg | None) -> dict[str, Arg]:
-    """The arrays as operands in ``scratch``. For an array that is left out, the parameter keeps its default.
+def scratch_args(layouts: Sequence[ArrayLayout] | None, scratch: Arg | None) -> dict[str, Arg | None]:
+    """The keyword arguments of a kernel for its scratch memory: the arrays as operands in ``scratch``.
+
+    The parameter of an array that is left out keeps its default. With ``None`` for ``layouts``, of a kernel that asks
+    for bytes, it is ``workspace=scratch``.
 
     Raises:
         LifetimeError: ``scratch`` is ``None``, and there are arrays.
     """
+    if layouts is None:
+        return {"workspace": scratch}
     if scratch is None:
         if layouts:
             name = layouts[0].name

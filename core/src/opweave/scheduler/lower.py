@@ -15,7 +15,7 @@ from opweave.contract.plan import Plan
 from opweave.contract.step import Group
 from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
-from opweave.contract.workspace import array_args
+from opweave.contract.workspace import scratch_args
 from opweave.errors import raise_backend_failure
 from opweave.host.storage import CallSequence, array_shape, bind_copy, bind_read, bind_selected_copy, bind_write
 from opweave.scheduler.bind import Operands
@@ -311,11 +311,9 @@ def _compile(split: Split, arenas: Sequence[int], groups: Groups, bindings: Bind
                 args = [arg(s) for s in srcs]
                 if kernel.workspace is None:
                     calls.append(kernel.factory(stream, op, arg(out), *args, **attrs))
-                elif support.arrays is None:
-                    calls.append(kernel.factory(stream, op, arg(out), *args, workspace=scratch, **attrs))
                 else:
-                    arrays = array_args(support.arrays, scratch)
-                    calls.append(kernel.factory(stream, op, arg(out), *args, **arrays, **attrs))
+                    space = scratch_args(support.arrays, scratch)
+                    calls.append(kernel.factory(stream, op, arg(out), *args, **space, **attrs))
             except Exception as error:
                 what = node.describe() if node is not None else op
                 raise_backend_failure(error, stream.device.name, "preparing a kernel", what)
