@@ -255,12 +255,31 @@ def test_indices_outside_of_an_axis_are_named(bad):
 
 
 def test_writing_nothing_leaves_the_state_as_it_is():
-    state, ids, rows = ow.state("s", (4, 3)), ow.input("i", (0,), "i64"), ow.input("r", (0, 3))
+    state, ids, rows = ow.state("s", (4, 3)), np.zeros(0, np.int64), np.zeros((0, 3), np.float32)
     assert ow.index_copy(state, ids, rows) is state
     assert ow.index_copy(state[1:3], ids, rows) is state
     assert ow.assign(state[2:2], rows) is state
     later = ow.assign(state, 1.0)
     assert ow.accumulate(later[2:2], rows) is later
+    with pytest.raises(ow.HazardError, match="must be a state"):
+        ow.index_copy(ow.input("x", (4, 3)), ids, rows)
+
+
+def test_writing_an_input_without_elements_gives_the_same_version_which_depends_on_it():
+    state, ids, rows = ow.state("s", (4, 3)), ow.input("i", (0,), "i64"), ow.input("r", (0, 3))
+    later = ow.assign(state, 1.0)
+    made = [
+        (ow.index_copy(state, ids, rows), state, {state, ids, rows}),
+        (ow.index_copy(state[1:3], ids, rows), state, {state, ids, rows}),
+        (ow.index_copy(state, ids, 1.0), state, {state, ids}),
+        (ow.assign(state[2:2], rows), state, {state, rows}),
+        (ow.assign(ow.index_copy(state, ids, 1.0)[2:2], rows), state, {state, ids, rows}),
+        (ow.accumulate(later[2:2], rows), later, {state, rows}),
+    ]
+    for version, root, leaves in made:
+        assert (version.root, version.shape, version.offset) == (root, (4, 3), 0)
+        assert version.is_dense
+        assert {t for t in ow.Graph(version).leaves if t.leaf is not None and t.leaf.kind != "constant"} == leaves
     with pytest.raises(ow.HazardError, match="must be a state"):
         ow.index_copy(ow.input("x", (4, 3)), ids, rows)
 

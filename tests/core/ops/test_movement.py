@@ -271,12 +271,28 @@ def test_concat_promotes_its_pieces():
 
 
 def test_concat_drops_empty_pieces():
-    a, none = ow.input("a", (2, 3)), ow.input("none", (0, 3))
+    a, none = ow.input("a", (2, 3)), ow.constant(np.zeros((0, 3), np.float32))
     assert ow.concat([none, a, none]) is a
     assert ow.concat([none, none]) is none
     assert ow.concat([a]) is a
     assert len(ow.concat([a, none, a]).srcs) == 2
+    assert ow.concat([a, a[:0]]) is a
+    assert ow.concat([a, ow.weights({"w": np.ones((4, 3), np.float32)})["w"][2:2], ow.state("s", (0, 3))]) is a
     assert ow.concat([ow.input("p", (2, 0)), ow.input("q", (3, 0))]).shape == (5, 0)
+
+
+def test_concat_depends_on_empty_pieces_that_need_an_input():
+    a, none = ow.input("a", (2, 3)), ow.input("none", (0, 3))
+    alone = ow.concat([none, a, none])
+    assert (alone.name, alone.root, alone.shape, alone.is_dense) == ("after", a, (2, 3), True)
+    assert alone.srcs == (a, none)
+    both = ow.concat([a, none, a])
+    assert [s.root for s in both.srcs] == [a, a]
+    assert ow.Graph(both).leaves == (a, none)
+    assert ow.concat([none, none]) is none
+    # A constant that depends on an input passes this on.
+    later = ow.concat([a, ow.concat([ow.constant(np.ones((2, 3), np.float32)), none])[:0]])
+    assert none in ow.Graph(later).leaves
 
 
 def test_concat_refuses_what_does_not_fit():

@@ -54,6 +54,53 @@ def test_the_result_is_that_of_the_pieces_with_elements_and_devices_get_only_tho
         assert [view.shape for view in step.srcs] == [(3, 4), (3, 4)]
 
 
+def fed() -> dict[str, Callable[[ow.Tensor], tuple[ow.Tensor, np.ndarray, tuple[int, ...]]]]:
+    """Ways for an output to depend on the input "x", of which no element matters, and on a state of ones, shape (4, 3).
+
+    Each returns the output, its value and the shape of "x".
+    """
+    ones, z = np.ones((4, 3), np.float32), np.full((2, 3), 7.0, np.float32)
+    none, five, one = ow.input("x", (0, 3)), ow.input("x", (5, 3)), ow.input("x", (1, 3))
+    ids = np.zeros(0, np.int64)
+    return {
+        "index_copy": lambda state: (ow.index_copy(state, ids, none), ones, none.shape),
+        "index_copy of a view": lambda state: (ow.index_copy(state[1:3], ids, none) * 2.0, 2 * ones, none.shape),
+        "index_copy of a slice": lambda state: (ow.index_copy(state, ids, five[3:3]) * 2.0, 2 * ones, five.shape),
+        "assign": lambda state: (ow.assign(state[2:2], none) + 1.0, ones + 1, none.shape),
+        "assign of a row, broadcast": lambda state: (ow.assign(state[2:2], one) + 1.0, ones + 1, one.shape),
+        "accumulate": lambda state: (ow.accumulate(state[2:2], one) + 1.0, ones + 1, one.shape),
+        "then written": lambda state: (ow.assign(ow.assign(state[2:2], one), 2.0) + 1.0, ones + 2, one.shape),
+        "concat": lambda state: (ow.concat([state + 1.0, none, z]), np.concatenate([ones + 1, z]), none.shape),
+        "concat first": lambda state: (ow.concat([none, state, z]), np.concatenate([ones, z]), none.shape),
+        "concat of one": lambda state: (ow.concat([five[:0], state]) * 2.0, 2 * ones, five.shape),
+        "concat of a constant": lambda state: (ow.concat([z, none]) * 2.0, 2 * z, none.shape),
+        "concat of none": lambda state: (ow.concat([state[:0], none]) * 2.0, ones[:0], none.shape),
+        "relu": lambda state: (ow.concat([state, ow.relu(none)]), ones, none.shape),
+    }
+
+
+@pytest.mark.parametrize("way", fed())
+@pytest.mark.parametrize("device", ["host", "cpu", "opencl", "torch:cpu", Separate("far")], ids=str)
+def test_an_input_of_which_no_element_matters_is_an_input_of_the_program(way, device):
+    if isinstance(device, str):
+        try:
+            device = ow.device(device)
+        except (ow.UnknownNameError, ow.Unavailable) as error:
+            pytest.skip(str(error))
+    state = ow.state("s", (4, 3), device=device, fill=1.0)
+    output, expected, shape = fed()[way](state)
+    with ow.Scheduler([device]) as scheduler:
+        program = scheduler.build(output)
+        assert {name: tensor.shape for name, tensor in program.inputs.items()} == {"x": shape}
+        for _ in range(2):
+            got = program.run(x=np.full(shape, 9.0, np.float32))
+            np.testing.assert_array_equal(got, expected, strict=True)
+        with pytest.raises(ow.SchedulerError, match="'x'"):
+            program.run()
+        with pytest.raises(ow.ShapeError, match="x"):
+            program.run(x=np.zeros((2, 2), np.float32))
+
+
 def test_what_no_output_depends_on_is_not_written():
     state = ow.state("s", (2, 4), device="host")
     ow.assign(state, ow.input("x", (2, 4)))

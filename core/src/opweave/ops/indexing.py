@@ -12,7 +12,7 @@ from opweave.graph.layout import Shape, broadcast_shapes
 from opweave.graph.opdef import OpDef, define_op, flops_per_element
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.blocks import dequantize
-from opweave.ops.movement import broadcast_to, flatten
+from opweave.ops.movement import after, broadcast_to, flatten
 from opweave.ops.operands import Array, as_axis, as_integer, builds, cast, make, plain, wide
 from opweave.ops.operands import rows as in_rows
 from opweave.ops.samples import ROWS, measured, operand
@@ -339,9 +339,9 @@ def _target(op: str, region: Any) -> Tensor:
 
 
 def _written(op: OpDef, region: Tensor, *values: Tensor) -> Tensor:
-    """The state's next version; the version that ``region`` lies in, where there is nothing to write."""
+    """The state's next version; where there is nothing to write the present one, which then depends on ``values``."""
     made = node(op, (region, *values), {})
-    return made if values[-1].size else region.root
+    return made if values[-1].size else after(region.root, (region, *values))
 
 
 def _version(region: Tensor, *srcs: Tensor) -> tuple[Shape, DType]:
@@ -391,7 +391,7 @@ def index_copy(state: Any, ids: Any, rows: Any) -> Tensor:
         rows: broadcasts to (m, ...) and takes the state's dtype.
 
     Returns:
-        The whole state (also if a view of it was written) as it is afterwards; of no rows: as it is.
+        The whole state (also if a view of it was written) as it is afterwards; without rows nothing is written.
 
     Raises:
         HazardError: ``state`` is no state.

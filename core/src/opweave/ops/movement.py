@@ -8,7 +8,7 @@ its source.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from operator import index as as_index
 from typing import Any
@@ -504,23 +504,31 @@ AFTER = define_op(
         infer=lambda x, *others: (x.shape, x.dtype),
         reference=lambda x, *others: x,
         is_view=True,
-        formula="x; the others are computed too, and the states behind them written",
+        formula="x; what the others need is part of the graph too",
     )
 )
 
 
-def _after(x: Tensor, others: tuple[Tensor, ...]) -> Tensor:
-    """``x``, made to depend on others that contribute no elements. Nothing computes leaves: they are left out."""
-    computed = tuple(dict.fromkeys([other for other in others if other.root.op is not None]))
-    return view_node(AFTER, x, {}, x.shape, x.strides, x.offset, computed) if computed else x
+def after(x: Tensor, others: Iterable[Tensor]) -> Tensor:
+    """``x``, made to depend on others of which it shows no element: a graph of the result also contains the inputs, the
+    nodes and the writes of states that these need. Itself where they need nothing else: constants, weights, states that
+    no node wrote, and views of ``x``."""
+    needed = tuple(dict.fromkeys([other for other in others if _needs_more(other, x)]))
+    return view_node(AFTER, x, {}, x.shape, x.strides, x.offset, needed) if needed else x
+
+
+def _needs_more(other: Tensor, x: Tensor) -> bool:
+    while other is not x and other.is_view and other.op is not AFTER:
+        other = other.srcs[0]
+    return other is not x and (other.leaf is None or other.leaf.kind == "input")
 
 
 @builds(CONCAT)
 def concat(tensors: Sequence[Any], axis: int = 0) -> Tensor:
     """The tensors, promoted to one dtype, one after the other along ``axis``.
 
-    Empty pieces add nothing, so that devices do not get them; of one piece it is that piece. The result depends on all
-    pieces nevertheless: a state is written although only an empty slice of its new version is among them.
+    Pieces without elements are not passed to devices; of one piece the result is that piece. The result depends on all
+    pieces nevertheless: their inputs are fed, and states are written whose new version is only there as an empty slice.
 
     Raises:
         ShapeError: no pieces, or pieces that differ in another axis.
@@ -542,5 +550,5 @@ def concat(tensors: Sequence[Any], axis: int = 0) -> Tensor:
     pieces = promoted("concat", *pieces)
     full = tuple([p for p in pieces if p.shape[axis]]) or pieces[:1]
     if len(full) < len(pieces):
-        full = (_after(full[0], tuple([p for p in pieces if p not in full])), *full[1:])
+        full = (after(full[0], [p for p in pieces if p not in full]), *full[1:])
     return full[0] if len(full) == 1 else node(CONCAT, full, {"axis": axis})
