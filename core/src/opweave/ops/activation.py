@@ -10,7 +10,7 @@ import numpy as np
 from opweave.graph.dtypes import bool_, i32
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.elementwise import elementwise
-from opweave.ops.operands import Array, as_number, builds, cast, floating, make, plain, wide
+from opweave.ops.operands import Array, as_number, builds, cast, floating, unquantized, wide
 from opweave.ops.samples import over_rows
 
 __all__ = [
@@ -38,19 +38,13 @@ def relu(x: Any) -> Tensor:
     Raises:
         DTypeError: a quantized operand.
     """
-    x = make("relu", x)
-    plain("relu", x)
+    x = unquantized("relu", x)
     return node(RELU, (cast(x, i32) if x.dtype is bool_ else x,), {})
-
-
-def _leaky_relu(x: Array, *, negative_slope: float) -> Array:
-    x = wide(x)
-    return np.where(x > 0, x, negative_slope * x)
 
 
 LEAKY_RELU = elementwise(
     "leaky_relu",
-    _leaky_relu,
+    lambda x, *, negative_slope: np.where(x > 0, wide(x), negative_slope * wide(x)),
     "x if x > 0, else negative_slope · x",
     family="activation",
     flops=2,
@@ -70,12 +64,14 @@ def leaky_relu(x: Any, negative_slope: float = 0.01) -> Tensor:
     return node(LEAKY_RELU, (x,), {"negative_slope": slope}) if slope else relu(x)
 
 
-def _elu(x: Array, *, alpha: float) -> Array:
-    x = wide(x)
-    return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
-
-
-ELU = elementwise("elu", _elu, "x if x > 0, else α · (eˣ - 1)", family="activation", flops=4, runs_like="exp")
+ELU = elementwise(
+    "elu",
+    lambda x, *, alpha: np.where(x > 0, wide(x), alpha * np.expm1(np.minimum(wide(x), 0))),
+    "x if x > 0, else α · (eˣ - 1)",
+    family="activation",
+    flops=4,
+    runs_like="exp",
+)
 
 
 @builds(ELU)
@@ -113,13 +109,14 @@ def softplus(x: Any) -> Tensor:
 # --- sigmoids -------------------------------------------------------------------------------------------------------
 
 
-def _sigmoid(x: Array) -> Array:
-    result: Array = 1 / (1 + np.exp(-wide(x)))
-    return result
-
-
 SIGMOID = elementwise(
-    "sigmoid", _sigmoid, "1 / (1 + e⁻ˣ)", family="activation", flops=4, runs_like="silu", samples=over_rows("sigmoid")
+    "sigmoid",
+    lambda x: 1 / (1 + np.exp(-wide(x))),
+    "1 / (1 + e⁻ˣ)",
+    family="activation",
+    flops=4,
+    runs_like="silu",
+    samples=over_rows("sigmoid"),
 )
 
 
@@ -245,13 +242,13 @@ def silu(x: Any) -> Tensor:
     return node(SILU, (floating("silu", x),), {})
 
 
-def _hardswish(x: Array) -> Array:
-    result: Array = wide(x) * _hardsigmoid(x)
-    return result
-
-
 HARDSWISH = elementwise(
-    "hardswish", _hardswish, "x · min(max(x + 3, 0), 6) / 6", family="activation", flops=5, runs_like="relu"
+    "hardswish",
+    lambda x: wide(x) * _hardsigmoid(x),
+    "x · min(max(x + 3, 0), 6) / 6",
+    family="activation",
+    flops=5,
+    runs_like="relu",
 )
 
 

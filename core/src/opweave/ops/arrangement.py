@@ -11,10 +11,10 @@ import numpy as np
 from opweave.errors import ShapeError, UnknownNameError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import MAX_NDIM, Shape
-from opweave.graph.opdef import OpDef, define_op
+from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.movement import broadcast_to, diagonal, flatten, reshape
-from opweave.ops.operands import Array, as_axis, as_fill, as_integer, builds, make, plain
+from opweave.ops.operands import Array, as_axis, as_fill, as_integer, builds, make, unquantized
 
 __all__ = ["diag", "diag_embed", "flip", "pad", "repeat", "roll", "tile", "tril", "triu"]
 
@@ -104,16 +104,14 @@ def _kept(x: Tensor, **attrs: Any) -> tuple[Shape, DType]:
     return x.shape, x.dtype
 
 
-FLIP = define_op(
-    OpDef(
-        "flip",
-        family="arrangement",
-        infer=_kept,
-        reference=lambda x, *, axes: np.flip(x, axes),
-        formula="y[..., i, ...] = x[..., n - 1 - i, ...] along each of axes",
-        exact=True,
-        runs_like="copy",
-    )
+FLIP = OpDef(
+    "flip",
+    family="arrangement",
+    infer=_kept,
+    reference=lambda x, *, axes: np.flip(x, axes),
+    formula="y[..., i, ...] = x[..., n - 1 - i, ...] along each of axes",
+    exact=True,
+    runs_like="copy",
 )
 
 
@@ -126,8 +124,7 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
         ShapeError: an axis named twice.
         DTypeError: a quantized operand.
     """
-    x = make("flip", x)
-    plain("flip", x)
+    x = unquantized("flip", x)
     axes = list(range(x.ndim)) if axis is None else [as_axis("flip", a, x) for a in _as_list(axis)]
     if len(set(axes)) < len(axes):
         raise ShapeError(f"flip: axes {axis} name an axis twice; the operand is {x.describe()}")
@@ -136,16 +133,14 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     return node(FLIP, (x,), {"axes": turned}) if turned else x
 
 
-ROLL = define_op(
-    OpDef(
-        "roll",
-        family="arrangement",
-        infer=_kept,
-        reference=lambda x, *, shifts: np.roll(x, shifts, tuple(range(x.ndim))),
-        formula="y[..., (i + shift) mod n, ...] = x[..., i, ...] along each axis",
-        exact=True,
-        runs_like="copy",
-    )
+ROLL = OpDef(
+    "roll",
+    family="arrangement",
+    infer=_kept,
+    reference=lambda x, *, shifts: np.roll(x, shifts, tuple(range(x.ndim))),
+    formula="y[..., (i + shift) mod n, ...] = x[..., i, ...] along each axis",
+    exact=True,
+    runs_like="copy",
 )
 
 
@@ -165,8 +160,7 @@ def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = 
         BoundsError: no such axis.
         DTypeError: a quantized operand.
     """
-    x = make("roll", x)
-    plain("roll", x)
+    x = unquantized("roll", x)
     if axis is None:
         return reshape(roll(flatten(x), shift, 0), x.shape)
     places, axes = _as_list(shift), [as_axis("roll", a, x) for a in _as_list(axis)]
@@ -192,26 +186,20 @@ are not repeated; the elements from the other end."""
 Widths = tuple[tuple[int, int], ...]
 
 
-def _pad_infer(x: Tensor, *, widths: Widths, mode: PadMode, value: float) -> tuple[Shape, DType]:
-    return tuple([before + n + after for n, (before, after) in zip(x.shape, widths, strict=True)]), x.dtype
-
-
 def _pad(x: Array, *, widths: Widths, mode: PadMode, value: float) -> Array:
     if mode == "constant":
         return np.pad(x, widths, constant_values=x.dtype.type(value))
     return np.pad(x, widths, mode)
 
 
-PAD = define_op(
-    OpDef(
-        "pad",
-        family="arrangement",
-        infer=_pad_infer,
-        reference=_pad,
-        formula="y[b : b + n] = x along each axis; value, the edge, the mirrored or the opposite elements around it",
-        exact=True,
-        runs_like="copy",
-    )
+PAD = OpDef(
+    "pad",
+    family="arrangement",
+    infer=lambda x, *, widths, **fill: (tuple([sum(w) + n for n, w in zip(x.shape, widths, strict=True)]), x.dtype),
+    reference=_pad,
+    formula="y[b : b + n] = x along each axis; value, the edge, the mirrored or the opposite elements around it",
+    exact=True,
+    runs_like="copy",
 )
 
 
@@ -232,8 +220,7 @@ def pad(x: Any, widths: Any, mode: PadMode = "constant", value: float = 0) -> Te
         UnknownNameError: another mode.
         DTypeError: a quantized operand, or a value that the dtype does not hold.
     """
-    x = make("pad", x)
-    plain("pad", x)
+    x = unquantized("pad", x)
     if not isinstance(mode, str) or mode not in get_args(PadMode):
         raise UnknownNameError("mode of pad", str(mode), get_args(PadMode))
     pairs = _widths(widths, x)
@@ -269,10 +256,9 @@ def _widths(widths: Any, x: Tensor) -> Widths:
 
 
 def _define_triangle(name: str, reference: Callable[..., Array], formula: str) -> OpDef:
-    return define_op(
-        OpDef(
-            name, family="arrangement", infer=_kept, reference=lambda x, *, k: reference(x, k), inplace=(0,),
-            formula=formula, exact=True, runs_like="copy",)
+    return OpDef(
+        name, family="arrangement", infer=_kept, reference=lambda x, *, k: reference(x, k), inplace=(0,),
+        formula=formula, exact=True, runs_like="copy",
     )  # fmt: skip
 
 
@@ -281,8 +267,7 @@ TRIU = _define_triangle("triu", np.triu, "y[..., i, j] = x[..., i, j] where j - 
 
 
 def _triangle(op: OpDef, x: Any, k: int) -> Tensor:
-    x = make(op.name, x)
-    plain(op.name, x)
+    x = unquantized(op.name, x)
     if x.ndim < 2:
         raise ShapeError(f"{op.name}: needs at least two axes; the operand is {x.describe()}")
     # Diagonals that lie outside are all one: there is nothing to cut off, or nothing left.
@@ -324,16 +309,14 @@ def _diag_embed(x: Array, *, offset: int) -> Array:
     return out
 
 
-DIAG_EMBED = define_op(
-    OpDef(
-        "diag_embed",
-        family="arrangement",
-        infer=_diag_infer,
-        reference=_diag_embed,
-        formula="y[..., i, i + offset] = x[..., i], else 0",
-        exact=True,
-        runs_like="copy",
-    )
+DIAG_EMBED = OpDef(
+    "diag_embed",
+    family="arrangement",
+    infer=_diag_infer,
+    reference=_diag_embed,
+    formula="y[..., i, i + offset] = x[..., i], else 0",
+    exact=True,
+    runs_like="copy",
 )
 
 
@@ -352,8 +335,7 @@ def diag_embed(x: Any, offset: int = 0) -> Tensor:
         ShapeError: no axis, more than 7, or ``offset`` is no integer.
         DTypeError: a quantized operand.
     """
-    x = make("diag_embed", x)
-    plain("diag_embed", x)
+    x = unquantized("diag_embed", x)
     if not x.ndim or x.ndim >= MAX_NDIM:
         raise ShapeError(f"diag_embed: needs 1 to {MAX_NDIM - 1} axes; the operand is {x.describe()}")
     return node(DIAG_EMBED, (x,), {"offset": as_integer("diag_embed", "the offset", offset)})

@@ -10,7 +10,7 @@ import numpy as np
 from opweave.errors import DTypeError, ShapeError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
-from opweave.graph.opdef import OpDef, define_op
+from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.normalization import alibi_slopes
 from opweave.ops.operands import (
@@ -23,8 +23,8 @@ from opweave.ops.operands import (
     floating,
     make,
     optional_operands,
-    plain,
     promoted,
+    unquantized,
     wide,
 )
 from opweave.ops.samples import measured, operand
@@ -106,18 +106,16 @@ def _samples() -> list[Tensor]:
     return [attention(q, q, q) for q in sizes]
 
 
-ATTENTION: Final = define_op(
-    OpDef(
-        "attention",
-        family="attention",
-        infer=_attention_infer,
-        reference=_attention,
-        flops=lambda out: 2 * (out.srcs[0].size + out.size) * out.srcs[1].shape[2],
-        formula="softmax(cap(scale · q kᵀ) + slope · mask) v, cap(s) = soft_cap · tanh(s / soft_cap)",
-        product=True,
-        slack=4.0,
-        samples=measured(_samples, _samples),
-    )
+ATTENTION: Final = OpDef(
+    "attention",
+    family="attention",
+    infer=_attention_infer,
+    reference=_attention,
+    flops=lambda out: 2 * (out.srcs[0].size + out.size) * out.srcs[1].shape[2],
+    formula="softmax(cap(scale · q kᵀ) + slope · mask) v, cap(s) = soft_cap · tanh(s / soft_cap)",
+    product=True,
+    slack=4.0,
+    samples=measured(_samples, _samples),
 )
 
 
@@ -192,8 +190,7 @@ def attention(
 
 
 def _mask(mask: Any, q: Tensor, k: Tensor) -> Tensor:
-    m = make("attention", mask)
-    plain("attention", m)
+    m = unquantized("attention", mask)
     if not m.dtype.is_float:
         raise DTypeError(
             f"attention: the mask is added, so it is of a float type: 0 keeps and -inf hides; got {m.describe()}"

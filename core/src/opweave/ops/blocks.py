@@ -259,13 +259,29 @@ class _Decoding:
             self._scaling.append((change, offset))
 
 
+_DECODINGS: Final[dict[str, Callable[[_Decoding], None]]] = {}
+_FORMATS: Final[dict[str, np.dtype[Any]]] = {}
+"""The fields of a block of each type, in the order in which they lie."""
+
+
+def _decodes(name: str, **fields: str) -> Callable[[Callable[[_Decoding], None]], None]:
+    """Decorator: the function decodes the type ``name``, whose blocks have these fields of these NumPy types."""
+
+    def register(function: Callable[[_Decoding], None]) -> None:
+        _DECODINGS[name], _FORMATS[name] = function, np.dtype(list(fields.items()))
+
+    return register
+
+
 # --- 32 elements, one scale (and offset) ----------------------------------------------------------------------------
 
 
+@_decodes("q4_0", d="<f2", q="V16")
 def _q4_0(t: _Decoding) -> None:
     t.finish(t.less(t.planes(t.field("q", 16), 4, 16), 8), t.half("d"))
 
 
+@_decodes("q4_1", d="<f2", m="<f2", q="V16")
 def _q4_1(t: _Decoding) -> None:
     t.finish(t.planes(t.field("q", 16), 4, 16), t.half("d"), np.add, t.half("m"))
 
@@ -276,14 +292,17 @@ def _five_bits(t: _Decoding) -> Array:
     return q
 
 
+@_decodes("q5_0", d="<f2", fifth="V4", q="V16")
 def _q5_0(t: _Decoding) -> None:
     t.finish(t.less(_five_bits(t), 16), t.half("d"))
 
 
+@_decodes("q5_1", d="<f2", m="<f2", fifth="V4", q="V16")
 def _q5_1(t: _Decoding) -> None:
     t.finish(_five_bits(t), t.half("d"), np.add, t.half("m"))
 
 
+@_decodes("q8_0", d="<f2", q="V32")
 def _q8_0(t: _Decoding) -> None:
     t.finish(t.field("q", 32).view(np.int8), t.half("d"))
 
@@ -292,6 +311,7 @@ _IQ4_LEVELS: Final = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 
 """The 16 levels of iq4_nl, spaced like the quantiles of weights."""
 
 
+@_decodes("iq4_nl", d="<f2", q="V16")
 def _iq4_nl(t: _Decoding) -> None:
     t.finish(t.lookup(t.field("q", 16), _IQ4_LEVELS), t.half("d"))
 
@@ -302,6 +322,7 @@ _E8M0: Final = np.ldexp(np.float32(1), np.arange(256) - 128)
 """The values of a byte that is an exponent, where 127 means 1; half of them, since the others are doubled."""
 
 
+@_decodes("mxfp4", e="u1", q="V16")
 def _mxfp4(t: _Decoding) -> None:
     t.loads["e"] = exponent = t.room(1, np.intp)
     scale = t.room(1, np.float32)
@@ -312,6 +333,7 @@ def _mxfp4(t: _Decoding) -> None:
 # --- 256 elements: scales of parts of 16 or 32, themselves scaled by an f16 -----------------------------------------
 
 
+@_decodes("q2_k", scales="V16", q="V64", d="<f2", m="<f2")
 def _q2_k(t: _Decoding) -> None:
     both = t.field("scales", 16)  # low half: scale, high half: offset
     scale, offset = t.room(16), t.room(16)
@@ -321,6 +343,7 @@ def _q2_k(t: _Decoding) -> None:
     t.finish(q, t.floats(scale, t.half("d")), np.subtract, t.floats(offset, t.half("m")))
 
 
+@_decodes("q3_k", third="V32", q="V64", low="V8", high="V4", d="<f2")
 def _q3_k(t: _Decoding) -> None:
     six = t.planes(t.field("low", 8), 4, 8)
     t.join(six, t.planes(t.field("high", 4), 2, 4, at=4))
@@ -346,11 +369,13 @@ def _scales_of_8(t: _Decoding) -> tuple[Array, Array]:
     return result[0], result[1]
 
 
+@_decodes("q4_k", d="<f2", m="<f2", scales="V4", offsets="V4", rest="V4", q="V128")
 def _q4_k(t: _Decoding) -> None:
     scale, offset = _scales_of_8(t)
     t.finish(t.planes(t.field("q", 128), 4, 32), scale, np.subtract, offset)
 
 
+@_decodes("q5_k", d="<f2", m="<f2", scales="V4", offsets="V4", rest="V4", fifth="V32", q="V128")
 def _q5_k(t: _Decoding) -> None:
     scale, offset = _scales_of_8(t)
     q = t.planes(t.field("q", 128), 4, 32)
@@ -358,49 +383,8 @@ def _q5_k(t: _Decoding) -> None:
     t.finish(q, scale, np.subtract, offset)
 
 
+@_decodes("q6_k", low="V128", high="V64", scales="V16", d="<f2")
 def _q6_k(t: _Decoding) -> None:
     q = t.planes(t.field("low", 128), 4, 64)
     t.join(q, t.planes(t.field("high", 64), 2, 32, at=4))
     t.finish(t.less(q, 32), t.floats(t.field("scales", 16).view(np.int8), t.half("d")))
-
-
-_DECODINGS: Final[dict[str, Callable[[_Decoding], None]]] = {
-    "q4_0": _q4_0,
-    "q4_1": _q4_1,
-    "q5_0": _q5_0,
-    "q5_1": _q5_1,
-    "q8_0": _q8_0,
-    "q2_k": _q2_k,
-    "q3_k": _q3_k,
-    "q4_k": _q4_k,
-    "q5_k": _q5_k,
-    "q6_k": _q6_k,
-    "iq4_nl": _iq4_nl,
-    "mxfp4": _mxfp4,
-}
-
-_FORMATS: Final = {
-    "q4_0": np.dtype([("d", "<f2"), ("q", "V16")]),
-    "q4_1": np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "V16")]),
-    "q5_0": np.dtype([("d", "<f2"), ("fifth", "V4"), ("q", "V16")]),
-    "q5_1": np.dtype([("d", "<f2"), ("m", "<f2"), ("fifth", "V4"), ("q", "V16")]),
-    "q8_0": np.dtype([("d", "<f2"), ("q", "V32")]),
-    "q2_k": np.dtype([("scales", "V16"), ("q", "V64"), ("d", "<f2"), ("m", "<f2")]),
-    "q3_k": np.dtype([("third", "V32"), ("q", "V64"), ("low", "V8"), ("high", "V4"), ("d", "<f2")]),
-    "q4_k": np.dtype([("d", "<f2"), ("m", "<f2"), ("scales", "V4"), ("offsets", "V4"), ("rest", "V4"), ("q", "V128")]),
-    "q5_k": np.dtype(
-        [
-            ("d", "<f2"),
-            ("m", "<f2"),
-            ("scales", "V4"),
-            ("offsets", "V4"),
-            ("rest", "V4"),
-            ("fifth", "V32"),
-            ("q", "V128"),
-        ]
-    ),
-    "q6_k": np.dtype([("low", "V128"), ("high", "V64"), ("scales", "V16"), ("d", "<f2")]),
-    "iq4_nl": np.dtype([("d", "<f2"), ("q", "V16")]),
-    "mxfp4": np.dtype([("e", "u1"), ("q", "V16")]),
-}
-"""A block of each type, field by field."""

@@ -16,9 +16,9 @@ import numpy as np
 from opweave.errors import ShapeError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
-from opweave.graph.opdef import Infer, OpDef, define_op, flops_per_element
+from opweave.graph.opdef import Infer, OpDef, flops_per_element
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.operands import Array, builds, floating, make, plain, promoted, wide
+from opweave.ops.operands import Array, builds, floating, make, promoted, unquantized, wide
 from opweave.ops.samples import measured, operand
 from opweave.ops.windows import as_lengths, batched, fitting, windows_of
 
@@ -92,19 +92,17 @@ def _conv2d_samples() -> list[Tensor]:
 
 
 def _define_conv(op: str, rank: int) -> OpDef:
-    return define_op(
-        OpDef(
-            op,
-            family="convolution",
-            infer=_conv_infer(op, rank),
-            reference=_conv,
-            flops=lambda out: 2 * out.size * prod(out.srcs[1].shape[1:]),
-            formula="y[n, o, i] = Σ_{c, k} x[n, c, stride · i + dilation · k − padding] · w[o, c, k] + b[o]",
-            product=True,
-            slack=4.0,
-            runs_like="conv2d",
-            samples=measured(_conv2d_samples, _conv2d_samples) if op == "conv2d" else None,
-        )
+    return OpDef(
+        op,
+        family="convolution",
+        infer=_conv_infer(op, rank),
+        reference=_conv,
+        flops=lambda out: 2 * out.size * prod(out.srcs[1].shape[1:]),
+        formula="y[n, o, i] = Σ_{c, k} x[n, c, stride · i + dilation · k − padding] · w[o, c, k] + b[o]",
+        product=True,
+        slack=4.0,
+        runs_like="conv2d",
+        samples=measured(_conv2d_samples, _conv2d_samples) if op == "conv2d" else None,
     )
 
 
@@ -256,18 +254,16 @@ def _transposed(
 
 
 def _define_transposed(op: str, rank: int) -> OpDef:
-    return define_op(
-        OpDef(
-            op,
-            family="convolution",
-            infer=_transpose_infer(op, rank),
-            reference=_transposed,
-            flops=lambda out: 2 * out.srcs[0].size * prod(out.srcs[1].shape[1:]),
-            formula="y[n, o, j] = Σ_{c, i, k: stride · i + dilation · k − padding = j} x[n, c, i] · w[c, o, k] + b[o]",
-            product=True,
-            slack=4.0,
-            runs_like="conv2d",
-        )
+    return OpDef(
+        op,
+        family="convolution",
+        infer=_transpose_infer(op, rank),
+        reference=_transposed,
+        flops=lambda out: 2 * out.srcs[0].size * prod(out.srcs[1].shape[1:]),
+        formula="y[n, o, j] = Σ_{c, i, k: stride · i + dilation · k − padding = j} x[n, c, i] · w[c, o, k] + b[o]",
+        product=True,
+        slack=4.0,
+        runs_like="conv2d",
     )
 
 
@@ -376,17 +372,15 @@ def _im2col(x: Array, *, kernel_size: Shape, dilation: Shape, padding: Shape, st
     return views.transpose(order).reshape(x.shape[0], x.shape[1] * prod(kernel_size), -1)
 
 
-IM2COL: Final = define_op(
-    OpDef(
-        "im2col",
-        family="convolution",
-        infer=_im2col_infer,
-        reference=_im2col,
-        flops=flops_per_element(0),
-        formula="y[n, (c, k), i] = x[n, c, stride · i + dilation · k − padding]",
-        exact=True,
-        runs_like="copy",
-    )
+IM2COL: Final = OpDef(
+    "im2col",
+    family="convolution",
+    infer=_im2col_infer,
+    reference=_im2col,
+    flops=flops_per_element(0),
+    formula="y[n, (c, k), i] = x[n, c, stride · i + dilation · k − padding]",
+    exact=True,
+    runs_like="copy",
 )
 
 
@@ -409,8 +403,7 @@ def im2col(x: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride
         ShapeError: no window fits, arguments that are no such integers, another number of axes.
         DTypeError: a quantized operand.
     """
-    y = make("im2col", x)
-    plain("im2col", y)
+    y = unquantized("im2col", x)
     rank = len(kernel_size) if isinstance(kernel_size, (tuple, list)) else y.ndim - 2
     if not 1 <= rank <= 3:
         raise ShapeError(f"im2col: needs one to three axes behind batch and channels, not {y.describe()}")

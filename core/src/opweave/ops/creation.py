@@ -9,8 +9,8 @@ import numpy as np
 
 from opweave.errors import DTypeError, OpweaveError, ShapeError
 from opweave.graph.dtypes import DType, DTypeLike, as_dtype, bool_, f32, i64
-from opweave.graph.layout import Shape, check_shape
-from opweave.graph.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.layout import check_shape
+from opweave.graph.opdef import OpDef, flops_per_element
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, Number, as_fill, builds, is_number
 
@@ -24,20 +24,14 @@ def _plain_dtype(op: str, dtype: DTypeLike) -> DType:
     return result
 
 
-def _full_infer(*, shape: Shape, value: Number, dtype: DType) -> tuple[Shape, DType]:
-    return shape, dtype
-
-
-FULL = define_op(
-    OpDef(
-        "full",
-        family="creation",
-        infer=_full_infer,
-        reference=lambda *, shape, value, dtype: np.full(shape, value, dtype.numpy),
-        flops=flops_per_element(0),
-        formula="value",
-        exact=True,
-    )
+FULL = OpDef(
+    "full",
+    family="creation",
+    infer=lambda *, shape, value, dtype: (shape, dtype),
+    reference=lambda *, shape, value, dtype: np.full(shape, value, dtype.numpy),
+    flops=flops_per_element(0),
+    formula="value",
+    exact=True,
 )
 
 
@@ -65,24 +59,18 @@ def full(shape: Any, value: Number, dtype: DTypeLike | None = None) -> Tensor:
     return node(FULL, (), {"shape": target, "value": as_fill("full", value, made), "dtype": made})
 
 
-def _arange_infer(*, start: Number, step: Number, count: int, dtype: DType) -> tuple[Shape, DType]:
-    return (count,), dtype
-
-
 def _arange(*, start: Number, step: Number, count: int, dtype: DType) -> Array:
     places = np.arange(count, dtype=np.float64 if dtype.is_float else np.int64)
     return np.add(np.multiply(places, step), start)
 
 
-ARANGE = define_op(
-    OpDef(
-        "arange",
-        family="creation",
-        infer=_arange_infer,
-        reference=_arange,
-        flops=flops_per_element(2),
-        formula="y[i] = start + i · step",
-    )
+ARANGE = OpDef(
+    "arange",
+    family="creation",
+    infer=lambda *, start, step, count, dtype: ((count,), dtype),
+    reference=_arange,
+    flops=flops_per_element(2),
+    formula="y[i] = start + i · step",
 )
 
 

@@ -10,15 +10,11 @@ import numpy as np
 from opweave.errors import DTypeError, ShapeError
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.graph.layout import Shape, check_shape
-from opweave.graph.opdef import OpDef, define_op
+from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, builds, make, plain
 
 __all__ = ["custom"]
-
-
-def _infer(*srcs: Tensor, fn: Callable[..., Any], shape: Shape, dtype: DType) -> tuple[Shape, DType]:
-    return shape, dtype
 
 
 def call_custom(fn: Callable[..., Any], arrays: Sequence[Array], shape: Shape, dtype: DType) -> Array:
@@ -40,16 +36,16 @@ def call_custom(fn: Callable[..., Any], arrays: Sequence[Array], shape: Shape, d
     return result
 
 
-def _reference(*arrays: Array, fn: Callable[..., Any], shape: Shape, dtype: DType) -> Array:
-    return call_custom(fn, arrays, shape, dtype)
-
-
 def _name(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", None) or repr(fn)
 
 
-CUSTOM = define_op(
-    OpDef("custom", family="custom", infer=_infer, reference=_reference, formula="fn(*srcs)"),
+CUSTOM = OpDef(
+    "custom",
+    family="custom",
+    infer=lambda *srcs, fn, shape, dtype: (shape, dtype),
+    reference=lambda *arrays, fn, shape, dtype: call_custom(fn, arrays, shape, dtype),
+    formula="fn(*srcs)",
 )
 
 

@@ -12,11 +12,24 @@ from typing import Any
 import numpy as np
 
 from opweave.errors import DTypeError, ShapeError
-from opweave.graph.dtypes import DType, DTypeLike, as_dtype, bool_
+from opweave.graph.dtypes import DType, DTypeLike, as_dtype
 from opweave.graph.layout import Shape
-from opweave.graph.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.opdef import OpDef, flops_per_element
 from opweave.graph.tensor import Tensor, constant, node
-from opweave.ops.operands import Array, as_number, builds, floating, is_number, make, pair, plain, promoted, wide
+from opweave.ops.operands import (
+    Array,
+    as_number,
+    builds,
+    floating,
+    is_number,
+    make,
+    no_bools,
+    pair,
+    plain,
+    promoted,
+    unquantized,
+    wide,
+)
 from opweave.ops.samples import over_rows
 
 __all__ = [
@@ -42,38 +55,30 @@ def elementwise(
     Args:
         facts: further ones, as `OpDef` has them.
     """
-    return define_op(
-        OpDef(
-            name,
-            family=family,
-            infer=same,
-            reference=reference,
-            inplace=tuple(range(sources)),
-            pointwise=True,
-            flops=flops_per_element(flops),
-            formula=formula,
-            **facts,
-        )
+    return OpDef(
+        name,
+        family=family,
+        infer=same,
+        reference=reference,
+        inplace=tuple(range(sources)),
+        pointwise=True,
+        flops=flops_per_element(flops),
+        formula=formula,
+        **facts,
     )
 
 
 def _signed(op: OpDef, value: Any) -> Tensor:
     """The node of an operation on one number, which any type but bool holds."""
-    x = make(op.name, value)
-    plain(op.name, x)
-    if x.dtype is bool_:
-        raise DTypeError(f"{op.name}: bool has no arithmetic; cast first; the operand is {x.describe()}")
+    x = unquantized(op.name, value)
+    no_bools(op.name, x)
     return node(op, (x,), {})
 
 
 def _arithmetic(op: OpDef, a: Any, b: Any) -> Tensor:
-    x, y = pair(op.name, a, b)
-    if x.dtype is bool_:
-        raise DTypeError(
-            f"{op.name}: bool has no arithmetic; cast first, e.g. x.astype('i32'); the operands are {x.describe()} and "
-            f"{y.describe()}"
-        )
-    return node(op, (x, y), {})
+    srcs = pair(op.name, a, b)
+    no_bools(op.name, *srcs)
+    return node(op, srcs, {})
 
 
 # --- arithmetic -----------------------------------------------------------------------------------------------------
@@ -181,12 +186,7 @@ def square(x: Any) -> Tensor:
     return _signed(SQUARE, x)
 
 
-def _scale(x: Array, *, scale: float, bias: float) -> Array:
-    result: Array = wide(x) * scale + bias
-    return result
-
-
-SCALE = elementwise("scale", _scale, "scale · x + bias", flops=2)
+SCALE = elementwise("scale", lambda x, *, scale, bias: wide(x) * scale + bias, "scale · x + bias", flops=2)
 
 
 @builds(SCALE)
@@ -196,11 +196,8 @@ def scale(x: Any, scale: float, bias: float = 0.0) -> Tensor:
     Raises:
         DTypeError: a quantized operand, or a scale or bias that is no number.
     """
-    return node(
-        SCALE,
-        (floating("scale", x),),
-        {"scale": as_number("scale", "scale", scale), "bias": as_number("scale", "bias", bias)},
-    )
+    attrs = {"scale": as_number("scale", "scale", scale), "bias": as_number("scale", "bias", bias)}
+    return node(SCALE, (floating("scale", x),), attrs)
 
 
 # --- elementary functions -------------------------------------------------------------------------------------------
@@ -345,18 +342,16 @@ def _cast_infer(x: Tensor, *, dtype: DType) -> tuple[Shape, DType]:
     return x.shape, dtype
 
 
-CAST = define_op(
-    OpDef(
-        "cast",
-        family="elementwise",
-        infer=_cast_infer,
-        reference=lambda x, *, dtype: x.astype(dtype.numpy),
-        inplace=(0,),
-        pointwise=True,
-        flops=flops_per_element(0),
-        formula="x in another type",
-        samples=over_rows("cast", "f16"),
-    )
+CAST = OpDef(
+    "cast",
+    family="elementwise",
+    infer=_cast_infer,
+    reference=lambda x, *, dtype: x.astype(dtype.numpy),
+    inplace=(0,),
+    pointwise=True,
+    flops=flops_per_element(0),
+    formula="x in another type",
+    samples=over_rows("cast", "f16"),
 )
 
 

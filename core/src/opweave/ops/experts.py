@@ -6,25 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from opweave.errors import DTypeError, ShapeError
-from opweave.graph.dtypes import DType, bool_, f32, i32, i64
+from opweave.errors import ShapeError
+from opweave.graph.dtypes import DType, f32
 from opweave.graph.layout import Shape
-from opweave.graph.opdef import SAMPLE_IDS, OpDef, define_op, flops_per_element
+from opweave.graph.opdef import SAMPLE_IDS, OpDef, flops_per_element
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.blocks import dequantize
 from opweave.ops.indexing import check_ids
 from opweave.ops.movement import expand_dims
-from opweave.ops.operands import Array, builds, cast, make, plain, promoted, rows, wide
+from opweave.ops.operands import Array, as_ids, builds, cast, make, no_bools, plain, promoted, rows, wide
 from opweave.ops.samples import measured, operand
 
 __all__ = ["add_expert", "expert_linear"]
-
-
-def _expert_ids(op: str, value: Any) -> Tensor:
-    ids = make(op, value)
-    if ids.dtype is not i32 and ids.dtype is not i64:
-        raise DTypeError(f"{op}: ids of experts are i32 or i64; cast them; the ids are {ids.describe()}")
-    return ids
 
 
 # --- expert_linear --------------------------------------------------------------------------------------------------
@@ -66,20 +59,18 @@ def _many_rows() -> list[Tensor]:
     return _routed((8, 16), (32, 64), (64, 256))
 
 
-EXPERT_LINEAR = define_op(
-    OpDef(
-        "expert_linear",
-        family="experts",
-        infer=_expert_linear_infer,
-        reference=_expert_linear,
-        indices=(2,),
-        selects=(1, 2),
-        flops=lambda out: 2 * out.size * out.srcs[0].shape[-1],
-        formula="y[t, u, o] = Σᵢ x[t, u, i] · w[ids[t, u], o, i]",
-        product=True,
-        slack=4.0,
-        samples=measured(_few_rows, _many_rows),
-    )
+EXPERT_LINEAR = OpDef(
+    "expert_linear",
+    family="experts",
+    infer=_expert_linear_infer,
+    reference=_expert_linear,
+    indices=(2,),
+    selects=(1, 2),
+    flops=lambda out: 2 * out.size * out.srcs[0].shape[-1],
+    formula="y[t, u, o] = Σᵢ x[t, u, i] · w[ids[t, u], o, i]",
+    product=True,
+    slack=4.0,
+    samples=measured(_few_rows, _many_rows),
 )
 
 
@@ -105,7 +96,7 @@ def expert_linear(x: Any, w: Any, ids: Any) -> Tensor:
         DTypeError: a quantized ``x``, ids of another dtype, only bool operands.
         LayoutError: ``w`` shows columns of quantized blocks.
     """
-    x, w, i = make("expert_linear", x), make("expert_linear", w), _expert_ids("expert_linear", ids)
+    x, w, i = make("expert_linear", x), make("expert_linear", w), as_ids("expert_linear", "ids of experts", ids)
     rows("expert_linear", w)
     plain("expert_linear", x)
     attrs: dict[str, Any] = {}
@@ -114,8 +105,7 @@ def expert_linear(x: Any, w: Any, ids: Any) -> Tensor:
         x = x if x.dtype.is_float else cast(x, f32)
     else:
         x, w = promoted("expert_linear", x, w)
-        if x.dtype is bool_:
-            raise DTypeError(f"expert_linear: bool has no arithmetic; cast first; the rows are {x.describe()}")
+        no_bools("expert_linear", x, w)
     return node(EXPERT_LINEAR, (expand_dims(x, 1) if x.ndim == 2 else x, w, i), attrs)
 
 
@@ -136,19 +126,17 @@ def _add_expert(x: Array, table: Array, ids: Array) -> Array:
     return np.add(wide(x), wide(table[ids]))
 
 
-ADD_EXPERT = define_op(
-    OpDef(
-        "add_expert",
-        family="experts",
-        infer=_add_expert_infer,
-        reference=_add_expert,
-        inplace=(0,),
-        indices=(2,),
-        selects=(1, 2),
-        flops=flops_per_element(1),
-        formula="y[t, u, n] = x[t, u, n] + table[ids[t, u], n]",
-        runs_like="embedding",
-    )
+ADD_EXPERT = OpDef(
+    "add_expert",
+    family="experts",
+    infer=_add_expert_infer,
+    reference=_add_expert,
+    inplace=(0,),
+    indices=(2,),
+    selects=(1, 2),
+    flops=flops_per_element(1),
+    formula="y[t, u, n] = x[t, u, n] + table[ids[t, u], n]",
+    runs_like="embedding",
 )
 
 
@@ -169,8 +157,7 @@ def add_expert(x: Any, table: Any, ids: Any) -> Tensor:
         ShapeError: shapes that do not fit.
         DTypeError: quantized or two bool operands, ids of another dtype.
     """
-    i = _expert_ids("add_expert", ids)
+    i = as_ids("add_expert", "ids of experts", ids)
     x, t = promoted("add_expert", make("add_expert", x), make("add_expert", table))
-    if x.dtype is bool_:
-        raise DTypeError(f"add_expert: bool has no arithmetic; cast first; the rows are {x.describe()}")
+    no_bools("add_expert", x, t)
     return node(ADD_EXPERT, (x, t, i), {})

@@ -7,26 +7,31 @@ from typing import Any
 import numpy as np
 
 from opweave.errors import BoundsError, DTypeError, LayoutError, ShapeError
-from opweave.graph.dtypes import DType, bool_, f32, i32, i64
+from opweave.graph.dtypes import DType, f32
 from opweave.graph.layout import Shape, broadcast_shapes
-from opweave.graph.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.opdef import OpDef, flops_per_element
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.blocks import dequantize
 from opweave.ops.movement import after, broadcast_to, flatten
-from opweave.ops.operands import Array, as_axis, as_integer, builds, cast, make, plain, wide
+from opweave.ops.operands import (
+    Array,
+    as_axis,
+    as_ids,
+    as_integer,
+    builds,
+    cast,
+    make,
+    no_bools,
+    plain,
+    unquantized,
+    wide,
+)
 from opweave.ops.operands import rows as in_rows
 from opweave.ops.samples import ROWS, measured, operand
 
 __all__ = [
     "accumulate", "add_region", "assign", "embedding", "index_add", "index_copy", "set_region", "take_along_axis",
 ]  # fmt: skip
-
-
-def _ids(op: str, value: Any) -> Tensor:
-    ids = make(op, value)
-    if ids.dtype is not i32 and ids.dtype is not i64:
-        raise DTypeError(f"{op}: ids are i32 or i64; cast them, e.g. ids.astype('i32'); the ids are {ids.describe()}")
-    return ids
 
 
 def check_ids(op: str, ids: Array, n: int) -> None:
@@ -52,23 +57,17 @@ def _embedding(table: Array, ids: Array, *, blocks: DType | None = None) -> Arra
     return picked if blocks is None else dequantize(picked, blocks)
 
 
-def _embedding_samples() -> list[Tensor]:
-    return [embedding(operand(r, c), operand(r // 2, dtype="i32")) for r, c in ROWS]
-
-
-EMBEDDING = define_op(
-    OpDef(
-        "embedding",
-        family="indexing",
-        infer=_embedding_infer,
-        reference=_embedding,
-        indices=(1,),
-        selects=(0, 1),
-        flops=flops_per_element(0),
-        formula="y[i, ...] = table[ids[i], ...]",
-        exact=True,
-        samples=measured(_embedding_samples),
-    )
+EMBEDDING = OpDef(
+    "embedding",
+    family="indexing",
+    infer=_embedding_infer,
+    reference=_embedding,
+    indices=(1,),
+    selects=(0, 1),
+    flops=flops_per_element(0),
+    formula="y[i, ...] = table[ids[i], ...]",
+    exact=True,
+    samples=measured(lambda: [embedding(operand(r, c), operand(r // 2, dtype="i32")) for r, c in ROWS]),
 )
 
 
@@ -89,7 +88,7 @@ def embedding(table: Any, ids: Any) -> Tensor:
         DTypeError: ids of another dtype.
         LayoutError: the transpose of a quantized matrix, or quantized blocks along the only axis.
     """
-    t, i = make("embedding", table), _ids("embedding", ids)
+    t, i = make("embedding", table), as_ids("embedding", "ids", ids)
     in_rows("embedding", t)
     if t.dtype.is_quantized and t.ndim < 2:
         raise LayoutError(f"embedding: rows would cut the blocks of the table {t.describe()}")
@@ -110,18 +109,16 @@ def _take_along_axis(x: Array, ids: Array, *, axis: int) -> Array:
     return np.take_along_axis(x, ids, axis)
 
 
-TAKE_ALONG_AXIS = define_op(
-    OpDef(
-        "take_along_axis",
-        family="indexing",
-        infer=_take_infer,
-        reference=_take_along_axis,
-        indices=(1,),
-        flops=flops_per_element(0),
-        formula="y[..., i, ...] = x[..., ids[..., i, ...], ...] along axis",
-        exact=True,
-        runs_like="embedding",
-    )
+TAKE_ALONG_AXIS = OpDef(
+    "take_along_axis",
+    family="indexing",
+    infer=_take_infer,
+    reference=_take_along_axis,
+    indices=(1,),
+    flops=flops_per_element(0),
+    formula="y[..., i, ...] = x[..., ids[..., i, ...], ...] along axis",
+    exact=True,
+    runs_like="embedding",
 )
 
 
@@ -143,7 +140,7 @@ def take_along_axis(x: Any, ids: Any, axis: int | None = -1) -> Tensor:
         BoundsError: no such axis.
         DTypeError: ids of another dtype, a quantized operand.
     """
-    y, i = make("take_along_axis", x), _ids("take_along_axis", ids)
+    y, i = make("take_along_axis", x), as_ids("take_along_axis", "ids", ids)
     plain("take_along_axis", y)
     if axis is None:
         y, i, axis = flatten(y), flatten(i), 0
@@ -162,11 +159,6 @@ def take_along_axis(x: Any, ids: Any, axis: int | None = -1) -> Tensor:
 # --- adding up ------------------------------------------------------------------------------------------------------
 
 
-def _no_bools(op: str, x: Tensor) -> None:
-    if x.dtype is bool_:
-        raise DTypeError(f"{op}: bool has no arithmetic; cast first, e.g. x.astype('i32'); of {x.describe()}")
-
-
 def _index_add_infer(ids: Tensor, rows: Tensor, *, n: int) -> tuple[Shape, DType]:
     if rows.shape[: ids.ndim] != ids.shape:
         raise ShapeError(f"index_add: there must be one row for each id: {ids.describe()} and rows {rows.describe()}")
@@ -181,18 +173,16 @@ def _index_add(ids: Array, rows: Array, *, n: int) -> Array:
     return out
 
 
-INDEX_ADD = define_op(
-    OpDef(
-        "index_add",
-        family="indexing",
-        infer=_index_add_infer,
-        reference=_index_add,
-        indices=(0,),
-        flops=lambda out: out.srcs[1].size,
-        formula="y[r, ...] = sum of rows[i, ...] over all i with ids[i] = r",
-        slack=2.0,
-        runs_like="embedding",
-    )
+INDEX_ADD = OpDef(
+    "index_add",
+    family="indexing",
+    infer=_index_add_infer,
+    reference=_index_add,
+    indices=(0,),
+    flops=lambda out: out.srcs[1].size,
+    formula="y[r, ...] = sum of rows[i, ...] over all i with ids[i] = r",
+    slack=2.0,
+    runs_like="embedding",
 )
 
 
@@ -214,9 +204,9 @@ def index_add(ids: Any, rows: Any, n: int) -> Tensor:
         ShapeError: rows that do not fit the ids; ``n`` is no non-negative integer.
         DTypeError: ids of another dtype, bool or quantized rows.
     """
-    i, values = _ids("index_add", ids), make("index_add", rows)
+    i, values = as_ids("index_add", "ids", ids), make("index_add", rows)
     plain("index_add", values)
-    _no_bools("index_add", values)
+    no_bools("index_add", values)
     count = as_integer("index_add", "the number of rows", n)
     if count < 0:
         raise ShapeError(f"index_add: {count} rows are less than none; the rows are {values.describe()}")
@@ -254,30 +244,26 @@ def _add_region(x: Array, value: Array, *, offsets: tuple[int, ...]) -> Array:
     return out
 
 
-SET_REGION = define_op(
-    OpDef(
-        "set_region",
-        family="indexing",
-        infer=_region_infer,
-        reference=_set_region,
-        inplace=(0,),
-        flops=flops_per_element(0),
-        formula="y = x, but y[offsets : offsets + value.shape] = value",
-        exact=True,
-        runs_like="copy",
-    )
+SET_REGION = OpDef(
+    "set_region",
+    family="indexing",
+    infer=_region_infer,
+    reference=_set_region,
+    inplace=(0,),
+    flops=flops_per_element(0),
+    formula="y = x, but y[offsets : offsets + value.shape] = value",
+    exact=True,
+    runs_like="copy",
 )
 
-ADD_REGION = define_op(
-    OpDef(
-        "add_region",
-        family="indexing",
-        infer=_region_infer,
-        reference=_add_region,
-        inplace=(0,),
-        flops=lambda out: out.srcs[1].size,
-        formula="y = x, but y[offsets : offsets + value.shape] = x[...] + value",
-    )
+ADD_REGION = OpDef(
+    "add_region",
+    family="indexing",
+    infer=_region_infer,
+    reference=_add_region,
+    inplace=(0,),
+    flops=lambda out: out.srcs[1].size,
+    formula="y = x, but y[offsets : offsets + value.shape] = x[...] + value",
 )
 
 
@@ -321,7 +307,7 @@ def add_region(x: Any, value: Any, offsets: Any) -> Tensor:
 
     Arguments as `set_region`; integers wrap around. Raises as that, and `DTypeError` for bools.
     """
-    _no_bools("add_region", make("add_region", x))
+    no_bools("add_region", make("add_region", x))
     return _with_region(ADD_REGION, x, value, offsets)
 
 
@@ -364,19 +350,17 @@ def _index_copy(state: Array, ids: Array, rows: Array) -> Array:
     return state
 
 
-INDEX_COPY = define_op(
-    OpDef(
-        "index_copy",
-        family="indexing",
-        infer=_index_copy_infer,
-        reference=_index_copy,
-        writes=True,
-        indices=(1,),
-        flops=flops_per_element(0),
-        formula="state[ids[i], ...] = rows[i, ...]",
-        exact=True,
-        runs_like="copy",
-    )
+INDEX_COPY = OpDef(
+    "index_copy",
+    family="indexing",
+    infer=_index_copy_infer,
+    reference=_index_copy,
+    writes=True,
+    indices=(1,),
+    flops=flops_per_element(0),
+    formula="state[ids[i], ...] = rows[i, ...]",
+    exact=True,
+    runs_like="copy",
 )
 
 
@@ -399,7 +383,7 @@ def index_copy(state: Any, ids: Any, rows: Any) -> Tensor:
         DTypeError: ids of another dtype, quantized operands.
         LayoutError: a broadcast view of a state.
     """
-    region, i, values = _target("index_copy", state), _ids("index_copy", ids), make("index_copy", rows)
+    region, i, values = _target("index_copy", state), as_ids("index_copy", "ids", ids), make("index_copy", rows)
     plain("index_copy", values)
     if region.ndim and i.ndim == 1:
         shape = (*i.shape, *region.shape[1:])
@@ -418,18 +402,16 @@ def _assign(region: Array, value: Array) -> Array:
     return region
 
 
-ASSIGN = define_op(
-    OpDef(
-        "assign",
-        family="indexing",
-        infer=_assign_infer,
-        reference=_assign,
-        writes=True,
-        flops=flops_per_element(0),
-        formula="region = value",
-        exact=True,
-        runs_like="copy",
-    )
+ASSIGN = OpDef(
+    "assign",
+    family="indexing",
+    infer=_assign_infer,
+    reference=_assign,
+    writes=True,
+    flops=flops_per_element(0),
+    formula="region = value",
+    exact=True,
+    runs_like="copy",
 )
 
 
@@ -456,16 +438,14 @@ def _accumulate(region: Array, value: Array) -> Array:
     return region
 
 
-ACCUMULATE = define_op(
-    OpDef(
-        "accumulate",
-        family="indexing",
-        infer=_assign_infer,
-        reference=_accumulate,
-        writes=True,
-        flops=lambda out: out.srcs[1].size,
-        formula="region += value",
-    )
+ACCUMULATE = OpDef(
+    "accumulate",
+    family="indexing",
+    infer=_assign_infer,
+    reference=_accumulate,
+    writes=True,
+    flops=lambda out: out.srcs[1].size,
+    formula="region += value",
 )
 
 
@@ -484,13 +464,12 @@ def accumulate(region: Any, value: Any) -> Tensor:
         LayoutError: a broadcast view of a state.
     """
     target = _target("accumulate", region)
-    _no_bools("accumulate", target)
+    no_bools("accumulate", target)
     return _write(ACCUMULATE, target, value)
 
 
 def _write(op: OpDef, target: Tensor, value: Any) -> Tensor:
-    v = make(op.name, value, target)
-    plain(op.name, v)
+    v = unquantized(op.name, value, target)
     return _written(op, target, cast(_spread(op.name, v, target.shape, target), target.dtype))
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from opweave.errors import DTypeError, ShapeError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
-from opweave.graph.opdef import OpDef, define_op
+from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.operands import Array, as_flag, as_number, builds, floating, make, plain, wide
+from opweave.ops.operands import Array, as_flag, as_number, builds, floating, unquantized, wide
 from opweave.ops.windows import as_lengths
 
 __all__ = ["interpolate"]
@@ -98,16 +98,14 @@ def _interpolate(x: Array, *, size: Shape, scale_factor: Factors, mode: str, ali
     return y
 
 
-INTERPOLATE: Final = define_op(
-    OpDef(
-        "interpolate",
-        family="interpolation",
-        infer=_interpolate_infer,
-        reference=_interpolate,
-        flops=lambda out: out.size * (0 if out.attrs["mode"] == "nearest" else 4 * (out.ndim - 2)),
-        formula="y[n, c, j] = Σ_t weight_t(j) · x[n, c, place_t(j)], axis by axis",
-        runs_like="max_pool2d",
-    )
+INTERPOLATE: Final = OpDef(
+    "interpolate",
+    family="interpolation",
+    infer=_interpolate_infer,
+    reference=_interpolate,
+    flops=lambda out: out.size * (0 if out.attrs["mode"] == "nearest" else 4 * (out.ndim - 2)),
+    formula="y[n, c, j] = Σ_t weight_t(j) · x[n, c, place_t(j)], axis by axis",
+    runs_like="max_pool2d",
 )
 
 
@@ -133,8 +131,7 @@ def interpolate(
         ShapeError: neither or both of size and scale_factor, another number of axes, empty axes, no such mode.
         DTypeError: a factor that is no positive number, a quantized operand.
     """
-    y = make("interpolate", x)
-    plain("interpolate", y)
+    y = unquantized("interpolate", x)
     if not isinstance(mode, str) or mode not in _RANKS:
         raise ShapeError(f"interpolate: there is no mode {mode!r}; there are: {', '.join(_RANKS)}")
     if (size is None) == (scale_factor is None):

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from opweave.errors import DTypeError, ShapeError
-from opweave.graph.dtypes import DType, bool_, f32
+from opweave.errors import ShapeError
+from opweave.graph.dtypes import DType, f32
 from opweave.graph.layout import Shape, broadcast_shapes, is_dense, reshape_strides
-from opweave.graph.opdef import OpDef, Sample, define_op
+from opweave.graph.opdef import OpDef, Sample
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.blocks import dequantize
 from opweave.ops.elementwise import mul
@@ -23,6 +23,7 @@ from opweave.ops.operands import (
     builds,
     cast,
     make,
+    no_bools,
     plain,
     promoted,
     rows,
@@ -51,19 +52,17 @@ def _matmul_squares() -> list[Tensor]:
     return [matmul(operand(b, m, n), operand(b, n, m)) for b, m, n in ((2, 8, 16), (8, 64, 64), (8, 256, 64))]
 
 
-MATMUL = define_op(
-    OpDef(
-        "matmul",
-        family="matmul",
-        infer=_matmul_infer,
-        reference=lambda a, b: np.matmul(wide(a), wide(b)),
-        flops=lambda out: 2 * out.size * out.srcs[0].shape[-1],
-        formula="c[m, n] = Σₖ a[m, k] · b[k, n]",
-        product=True,
-        slack=4.0,
-        runs_like="linear",
-        samples=measured(_matmul_vectors, _matmul_squares),
-    )
+MATMUL = OpDef(
+    "matmul",
+    family="matmul",
+    infer=_matmul_infer,
+    reference=lambda a, b: np.matmul(wide(a), wide(b)),
+    flops=lambda out: 2 * out.size * out.srcs[0].shape[-1],
+    formula="c[m, n] = Σₖ a[m, k] · b[k, n]",
+    product=True,
+    slack=4.0,
+    runs_like="linear",
+    samples=measured(_matmul_vectors, _matmul_squares),
 )
 
 
@@ -92,8 +91,7 @@ def matmul(a: Any, b: Any) -> Tensor:
     if _is_transposed_matrix(y):
         return linear(x, transpose(y))
     x, y = promoted("matmul", x, y)
-    if x.dtype is bool_:
-        raise DTypeError(f"matmul: bool has no arithmetic; cast first; got {x.describe()} and {y.describe()}")
+    no_bools("matmul", x, y)
     if x.ndim == 1:
         result = matmul(reshape(x, (1, -1)), y)
         return reshape(result, (*result.shape[:-2], *result.shape[-1:])) if y.ndim > 1 else reshape(result, ())
@@ -152,18 +150,16 @@ def _linear_samples() -> Iterator[Sample]:
         yield Sample(dtype, partial(products, vectors, True), partial(products, squares, False))
 
 
-LINEAR = define_op(
-    OpDef(
-        "linear",
-        family="matmul",
-        infer=_linear_infer,
-        reference=_linear,
-        flops=lambda out: 2 * out.size * out.srcs[0].shape[-1],
-        formula="y[..., o] = Σᵢ x[..., i] · w[o, i] + b[o]",
-        product=True,
-        slack=4.0,
-        samples=_linear_samples,
-    )
+LINEAR = OpDef(
+    "linear",
+    family="matmul",
+    infer=_linear_infer,
+    reference=_linear,
+    flops=lambda out: 2 * out.size * out.srcs[0].shape[-1],
+    formula="y[..., o] = Σᵢ x[..., i] · w[o, i] + b[o]",
+    product=True,
+    slack=4.0,
+    samples=_linear_samples,
 )
 
 
@@ -191,23 +187,14 @@ def linear(x: Any, w: Any, b: Any = None) -> Tensor:
     rows("linear", x, w)
     if x.ndim == 1:
         return reshape(linear(reshape(x, (1, -1)), w, b), (-1,))
-    bias = None if b is None else make("linear", b)
-    attrs: dict[str, Any] = {}
+    biases = () if b is None else (make("linear", b),)
     if w.dtype.is_quantized:
-        plain("linear", x)
-        attrs["blocks"] = w.dtype
+        plain("linear", x, *biases)
         x = x if x.dtype.is_float else cast(x, f32)
-        if bias is not None:
-            plain("linear", bias)
-            bias = cast(bias, x.dtype)
-        return node(LINEAR, (x, w) if bias is None else (x, w, bias), attrs)
-    if bias is None:
-        x, w = promoted("linear", x, w)
-    else:
-        x, w, bias = promoted("linear", x, w, bias)
-    if x.dtype is bool_:
-        raise DTypeError(f"linear: bool has no arithmetic; cast first; got {x.describe()} and {w.describe()}")
-    return node(LINEAR, (x, w) if bias is None else (x, w, bias), attrs)
+        return node(LINEAR, (x, w, *[cast(bias, x.dtype) for bias in biases]), {"blocks": w.dtype})
+    srcs = promoted("linear", x, w, *biases)
+    no_bools("linear", *srcs)
+    return node(LINEAR, srcs, {})
 
 
 def outer(a: Any, b: Any) -> Tensor:

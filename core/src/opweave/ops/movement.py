@@ -30,7 +30,7 @@ from opweave.graph.layout import (
 )
 from opweave.graph.opdef import OpDef, define_op, flops_per_element
 from opweave.graph.tensor import Tensor, node, shows_columns_of_blocks, view_node
-from opweave.ops.operands import Array, as_axis, as_integer, builds, explain, make, plain, promoted, rows
+from opweave.ops.operands import Array, as_axis, as_integer, builds, explain, make, plain, promoted, rows, unquantized
 from opweave.ops.samples import ROWS, measured, operand, over_rows
 
 __all__ = [
@@ -44,15 +44,13 @@ Key = tuple[int | tuple[int, int, int] | None, ...]
 
 
 def _define_view(name: str, shape: Callable[..., Shape], reference: Callable[..., Array], formula: str) -> OpDef:
-    return define_op(
-        OpDef(
-            name,
-            family="movement",
-            infer=lambda x, **attrs: (shape(x.shape, **attrs), x.dtype),
-            reference=reference,
-            is_view=True,
-            formula=formula,
-        )
+    return OpDef(
+        name,
+        family="movement",
+        infer=lambda x, **attrs: (shape(x.shape, **attrs), x.dtype),
+        reference=reference,
+        is_view=True,
+        formula=formula,
     )
 
 
@@ -388,8 +386,7 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
         BoundsError: no such axis.
         DTypeError: a quantized operand.
     """
-    x = make("diagonal", x)
-    plain("diagonal", x)
+    x = unquantized("diagonal", x)
     if x.ndim < 2:
         raise ShapeError(f"diagonal: needs at least two axes; the operand is {x.describe()}")
     first, second = as_axis("diagonal", axis1, x), as_axis("diagonal", axis2, x)
@@ -412,19 +409,17 @@ def _same(x: Tensor) -> tuple[Shape, DType]:
     return x.shape, x.dtype
 
 
-COPY = define_op(
-    OpDef(
-        "copy",
-        family="movement",
-        infer=_same,
-        reference=lambda x: x,
-        inplace=(0,),
-        pointwise=True,
-        flops=flops_per_element(0),
-        formula="x",
-        exact=True,
-        samples=over_rows("copy"),
-    )
+COPY = OpDef(
+    "copy",
+    family="movement",
+    infer=_same,
+    reference=lambda x: x,
+    inplace=(0,),
+    pointwise=True,
+    flops=flops_per_element(0),
+    formula="x",
+    exact=True,
+    samples=over_rows("copy"),
 )
 
 
@@ -438,18 +433,16 @@ def copy(x: Any) -> Tensor:
     return node(COPY, (make("copy", x),), {})
 
 
-CONTIGUOUS = define_op(
-    OpDef(
-        "contiguous",
-        family="movement",
-        infer=_same,
-        reference=lambda x: x,
-        pointwise=True,
-        flops=flops_per_element(0),
-        formula="x, packed",
-        exact=True,
-        runs_like="copy",
-    )
+CONTIGUOUS = OpDef(
+    "contiguous",
+    family="movement",
+    infer=_same,
+    reference=lambda x: x,
+    pointwise=True,
+    flops=flops_per_element(0),
+    formula="x, packed",
+    exact=True,
+    runs_like="copy",
 )
 
 
@@ -479,21 +472,15 @@ def _concat_infer(*pieces: Tensor, axis: int) -> tuple[Shape, DType]:
     return (*first.shape[:axis], length, *first.shape[axis + 1 :]), first.dtype
 
 
-def _concat_samples() -> list[Tensor]:
-    return [concat([operand(*s), operand(*s)], -1) for s in ROWS]
-
-
-CONCAT = define_op(
-    OpDef(
-        "concat",
-        family="movement",
-        infer=_concat_infer,
-        reference=lambda *pieces, axis: np.concatenate(pieces, axis),
-        formula="the pieces one after the other along axis",
-        exact=True,
-        runs_like="copy",
-        samples=measured(_concat_samples),
-    )
+CONCAT = OpDef(
+    "concat",
+    family="movement",
+    infer=_concat_infer,
+    reference=lambda *pieces, axis: np.concatenate(pieces, axis),
+    formula="the pieces one after the other along axis",
+    exact=True,
+    runs_like="copy",
+    samples=measured(lambda: [concat([operand(*s), operand(*s)], -1) for s in ROWS]),
 )
 
 

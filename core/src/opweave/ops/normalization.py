@@ -22,8 +22,8 @@ from opweave.ops.operands import (
     cast,
     floating,
     make,
-    plain,
     promoted,
+    unquantized,
     wide,
 )
 from opweave.ops.samples import over_rows
@@ -66,19 +66,17 @@ def alibi_slopes(heads: int, max_bias: float) -> Array:
     return slopes
 
 
-SOFTMAX = define_op(
-    OpDef(
-        "softmax",
-        family="normalization",
-        infer=_softmax_infer,
-        reference=_softmax,
-        inplace=(0,),
-        flops=flops_per_element(5),
-        formula="eᶻ / Σ eᶻ over the last axis, z = scale · x + mask",
-        slack=2.0,
-        runs_like="rms_norm",
-        samples=over_rows("softmax"),
-    )
+SOFTMAX = OpDef(
+    "softmax",
+    family="normalization",
+    infer=_softmax_infer,
+    reference=_softmax,
+    inplace=(0,),
+    flops=flops_per_element(5),
+    formula="eᶻ / Σ eᶻ over the last axis, z = scale · x + mask",
+    slack=2.0,
+    runs_like="rms_norm",
+    samples=over_rows("softmax"),
 )
 
 
@@ -179,8 +177,7 @@ def _of_heads(x: Tensor, mask: Tensor | None, scale: float, max_bias: float, sin
 
 def _logits(what: str, value: Any, x: Tensor) -> Tensor:
     """Something that is added to logits, in their dtype."""
-    y = make("softmax", value)
-    plain("softmax", y)
+    y = unquantized("softmax", value)
     if not y.dtype.is_float:
         raise DTypeError(
             f"softmax: the {what} must be of a float type, as it is added: 0 keeps, -inf hides; it is {y.describe()}"
@@ -225,17 +222,15 @@ def _along(op: OpDef, x: Any, axis: Any, attrs: dict[str, Any]) -> Tensor:
     return swapaxes(node(op, (swapaxes(x, axis, last),), attrs), axis, last)
 
 
-LOG_SOFTMAX = define_op(
-    OpDef(
-        "log_softmax",
-        family="normalization",
-        infer=_last_axis_infer("log_softmax"),
-        reference=_log_softmax,
-        inplace=(0,),
-        flops=flops_per_element(5),
-        formula="x − ln Σ eˣ over the last axis",
-        runs_like="softmax",
-    )
+LOG_SOFTMAX = OpDef(
+    "log_softmax",
+    family="normalization",
+    infer=_last_axis_infer("log_softmax"),
+    reference=_log_softmax,
+    inplace=(0,),
+    flops=flops_per_element(5),
+    formula="x − ln Σ eˣ over the last axis",
+    runs_like="softmax",
 )
 
 
@@ -284,19 +279,17 @@ def _layer_norm(x: Array, weight: Array | None = None, bias: Array | None = None
     return y if bias is None else y + wide(bias)
 
 
-LAYER_NORM = define_op(
-    OpDef(
-        "layer_norm",
-        family="normalization",
-        infer=_norm_infer("layer_norm"),
-        reference=_layer_norm,
-        inplace=(0,),
-        flops=flops_per_element(8),
-        formula="(x − mean x) / √(var x + eps) · weight + bias over the last axis",
-        slack=4.0,
-        runs_like="rms_norm",
-        samples=over_rows("layer_norm", scaled=True),
-    )
+LAYER_NORM = OpDef(
+    "layer_norm",
+    family="normalization",
+    infer=_norm_infer("layer_norm"),
+    reference=_layer_norm,
+    inplace=(0,),
+    flops=flops_per_element(8),
+    formula="(x − mean x) / √(var x + eps) · weight + bias over the last axis",
+    slack=4.0,
+    runs_like="rms_norm",
+    samples=over_rows("layer_norm", scaled=True),
 )
 
 
@@ -330,17 +323,15 @@ def _rms_norm(x: Array, weight: Array | None = None, *, eps: float) -> Array:
     return y if weight is None else y * wide(weight)
 
 
-RMS_NORM = define_op(
-    OpDef(
-        "rms_norm",
-        family="normalization",
-        infer=_norm_infer("rms_norm"),
-        reference=_rms_norm,
-        inplace=(0,),
-        flops=flops_per_element(5),
-        formula="x / √(mean x² + eps) · weight over the last axis",
-        samples=over_rows("rms_norm", scaled=True),
-    )
+RMS_NORM = OpDef(
+    "rms_norm",
+    family="normalization",
+    infer=_norm_infer("rms_norm"),
+    reference=_rms_norm,
+    inplace=(0,),
+    flops=flops_per_element(5),
+    formula="x / √(mean x² + eps) · weight over the last axis",
+    samples=over_rows("rms_norm", scaled=True),
 )
 
 
@@ -380,17 +371,15 @@ def _group_norm(x: Array, weight: Array | None = None, bias: Array | None = None
     return y if bias is None else y + wide(bias).reshape(each)
 
 
-GROUP_NORM = define_op(
-    OpDef(
-        "group_norm",
-        family="normalization",
-        infer=_group_norm_infer,
-        reference=_group_norm,
-        inplace=(0,),
-        flops=flops_per_element(8),
-        formula="(x − mean x) / √(var x + eps) · weight + bias over all elements of a group of channels (axis 1)",
-        runs_like="layer_norm",
-    )
+GROUP_NORM = OpDef(
+    "group_norm",
+    family="normalization",
+    infer=_group_norm_infer,
+    reference=_group_norm,
+    inplace=(0,),
+    flops=flops_per_element(8),
+    formula="(x − mean x) / √(var x + eps) · weight + bias over all elements of a group of channels (axis 1)",
+    runs_like="layer_norm",
 )
 
 
@@ -430,17 +419,15 @@ def _l2_norm(x: Array, *, eps: float) -> Array:
     return result
 
 
-L2_NORM = define_op(
-    OpDef(
-        "l2_norm",
-        family="normalization",
-        infer=_last_axis_infer("l2_norm"),
-        reference=_l2_norm,
-        inplace=(0,),
-        flops=flops_per_element(4),
-        formula="x / max(√Σ x², eps) over the last axis",
-        runs_like="rms_norm",
-    )
+L2_NORM = OpDef(
+    "l2_norm",
+    family="normalization",
+    infer=_last_axis_infer("l2_norm"),
+    reference=_l2_norm,
+    inplace=(0,),
+    flops=flops_per_element(4),
+    formula="x / max(√Σ x², eps) over the last axis",
+    runs_like="rms_norm",
 )
 
 

@@ -10,15 +10,15 @@ import numpy as np
 
 from opweave.errors import BoundsError, DTypeError, LayoutError, OpweaveError, ShapeError
 from opweave.graph import opdef
-from opweave.graph.dtypes import DType, bool_, f32, i64, promote
+from opweave.graph.dtypes import DType, bool_, f32, i32, i64, promote
 from opweave.graph.layout import broadcast_shapes, normalize_axis
-from opweave.graph.opdef import OpDef
+from opweave.graph.opdef import OpDef, define_op
 from opweave.graph.tensor import Tensor, as_tensor, constant, shows_columns_of_blocks
 
 __all__ = [
-    "Array", "Number", "as_axis", "as_fill", "as_flag", "as_integer", "as_number", "broadcast_to", "builds", "cast",
-    "explain", "floating", "is_number", "make", "optional_operands", "pair", "plain", "promoted", "rows",
-    "shows_columns_of_blocks", "wide",
+    "Array", "Number", "as_axis", "as_fill", "as_flag", "as_ids", "as_integer", "as_number", "broadcast_to", "builds",
+    "cast", "explain", "floating", "is_number", "make", "no_bools", "optional_operands", "pair", "plain", "promoted",
+    "rows", "shows_columns_of_blocks", "unquantized", "wide",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 def builds(op: OpDef) -> Callable[[F], F]:
-    """Decorator: the function is the public builder of ``op``."""
+    """Decorator: enters ``op`` into the table of operations, with the function as its public builder."""
 
     def register(function: F) -> F:
-        op.build = function
+        define_op(op).build = function
         return function
 
     return register
@@ -97,6 +97,16 @@ def plain(op: str, *operands: Tensor) -> None:
                 f"{op} does not take {x.dtype}: quantized tensors enter linear and embedding, views and copy; "
                 f"decode the weights before they become a tensor, or use linear(x, w); {_named((x,))}"
             )
+
+
+def no_bools(op: str, *operands: Tensor) -> None:
+    """Refuse bools, for operations that calculate.
+
+    Raises:
+        DTypeError: an operand is bool.
+    """
+    if any(x.dtype is bool_ for x in operands):
+        raise DTypeError(f"{op}: bool has no arithmetic; cast first, e.g. x.astype('i32'); {_named(operands)}")
 
 
 # --- operands -------------------------------------------------------------------------------------------------------
@@ -199,6 +209,25 @@ def make(op: str, value: Any, like: Tensor | None = None) -> Tensor:
         raise DTypeError(f"{op}: {error}") from None
 
 
+def unquantized(op: str, value: Any, like: Tensor | None = None) -> Tensor:
+    """An operand that is no quantized tensor. Raises as `make` and `plain`."""
+    x = make(op, value, like)
+    plain(op, x)
+    return x
+
+
+def as_ids(op: str, what: str, value: Any) -> Tensor:
+    """An operand of indices.
+
+    Raises:
+        DTypeError: neither i32 nor i64.
+    """
+    ids = make(op, value)
+    if ids.dtype is not i32 and ids.dtype is not i64:
+        raise DTypeError(f"{op}: {what} are i32 or i64; cast them, e.g. ids.astype('i32'); {_named((ids,))}")
+    return ids
+
+
 def cast(x: Tensor, dtype: DType) -> Tensor:
     """``x`` in another type; itself if it has it."""
     return x if x.dtype is dtype else opdef.build("cast", x, dtype)
@@ -210,9 +239,8 @@ def broadcast_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def floating(op: str, value: Any) -> Tensor:
-    """An operand of a function on real numbers: integers and bools become f32."""
-    x = make(op, value)
-    plain(op, x)
+    """An operand of a function on real numbers: integers and bools become f32. Raises as `unquantized`."""
+    x = unquantized(op, value)
     return x if x.dtype.is_float else cast(x, f32)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from opweave.errors import ShapeError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
-from opweave.graph.opdef import Infer, OpDef, define_op
+from opweave.graph.opdef import Infer, OpDef
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.operands import Array, as_flag, builds, floating, make, plain, wide
+from opweave.ops.operands import Array, as_flag, builds, floating, unquantized, wide
 from opweave.ops.samples import measured, operand
 from opweave.ops.windows import as_lengths, batched, fitting, windows_of
 
@@ -82,18 +82,16 @@ def _max_pool2d_samples() -> list[Tensor]:
 
 
 def _define_max_pool(op: str, rank: int) -> OpDef:
-    return define_op(
-        OpDef(
-            op,
-            family="pooling",
-            infer=_pool_infer(op, rank),
-            reference=_max_pool,
-            flops=lambda out: out.size * prod(out.attrs["kernel_size"]),
-            formula="y[n, c, i] = max_k x[n, c, stride · i + dilation · k − padding]",
-            exact=True,
-            runs_like="max_pool2d",
-            samples=measured(_max_pool2d_samples) if op == "max_pool2d" else None,
-        )
+    return OpDef(
+        op,
+        family="pooling",
+        infer=_pool_infer(op, rank),
+        reference=_max_pool,
+        flops=lambda out: out.size * prod(out.attrs["kernel_size"]),
+        formula="y[n, c, i] = max_k x[n, c, stride · i + dilation · k − padding]",
+        exact=True,
+        runs_like="max_pool2d",
+        samples=measured(_max_pool2d_samples) if op == "max_pool2d" else None,
     )
 
 
@@ -118,8 +116,7 @@ def _build_max_pool(
         **_sizes(op.name, rank, kernel, stride, padding, dilation),
         "ceil_mode": as_flag(op.name, "ceil_mode", ceil_mode),
     }
-    y = make(op.name, x)
-    plain(op.name, y)
+    y = unquantized(op.name, x)
     y = y if y.dtype.is_integer else floating(op.name, y)
     return batched(op.name, y, rank, lambda z: node(op, (z,), attrs))
 
@@ -190,16 +187,14 @@ def _avg_pool(
 
 
 def _define_avg_pool(op: str, rank: int) -> OpDef:
-    return define_op(
-        OpDef(
-            op,
-            family="pooling",
-            infer=_pool_infer(op, rank),
-            reference=_avg_pool,
-            flops=lambda out: out.size * (prod(out.attrs["kernel_size"]) + 1),
-            formula="y[n, c, i] = Σ_k x[n, c, stride · i + k − padding] / count",
-            runs_like="max_pool2d",
-        )
+    return OpDef(
+        op,
+        family="pooling",
+        infer=_pool_infer(op, rank),
+        reference=_avg_pool,
+        flops=lambda out: out.size * (prod(out.attrs["kernel_size"]) + 1),
+        formula="y[n, c, i] = Σ_k x[n, c, stride · i + k − padding] / count",
+        runs_like="max_pool2d",
     )
 
 

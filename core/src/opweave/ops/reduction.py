@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,21 @@ import numpy as np
 from opweave.errors import OpweaveError, ShapeError
 from opweave.graph.dtypes import DType, f32, i64
 from opweave.graph.layout import Shape, normalize_axes
-from opweave.graph.opdef import OpDef, define_op
+from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.movement import reshape
-from opweave.ops.operands import Array, as_axis, as_flag, as_number, builds, cast, explain, make, pair, plain, wide
+from opweave.ops.operands import (
+    Array,
+    as_axis,
+    as_flag,
+    as_number,
+    builds,
+    cast,
+    explain,
+    pair,
+    unquantized,
+    wide,
+)
 from opweave.ops.samples import over_rows
 
 __all__ = ["argmax", "count_equal", "max", "mean", "min", "prod", "sum", "var"]
@@ -23,14 +34,26 @@ __all__ = ["argmax", "count_equal", "max", "mean", "min", "prod", "sum", "var"]
 Axes = int | Sequence[int] | None
 
 
-def _reduced(x: Tensor, *, axes: tuple[int, ...]) -> tuple[Shape, DType]:
+def _reduced(x: Tensor, *, axes: tuple[int, ...], **attrs: Any) -> tuple[Shape, DType]:
     return tuple([n for i, n in enumerate(x.shape) if i not in axes]), x.dtype
 
 
-def _operand(op: str, value: Any) -> Tensor:
-    x = make(op, value)
-    plain(op, x)
-    return x
+def _reduction(name: str, reference: Callable[..., Array], formula: str, *, flops: int = 1, **facts: Any) -> OpDef:
+    """The definition of an operation that drops ``axes``.
+
+    Args:
+        flops: floating-point operations for each element of the source.
+        facts: further ones, as `OpDef` has them.
+    """
+    return OpDef(
+        name,
+        family="reduction",
+        infer=_reduced,
+        reference=reference,
+        flops=lambda out: flops * out.srcs[0].size,
+        formula=formula,
+        **facts,
+    )
 
 
 def _count(x: Array | Tensor, axes: tuple[int, ...]) -> int:
@@ -59,17 +82,8 @@ def _source_flops(out: Tensor) -> int:
     return out.srcs[0].size
 
 
-SUM = define_op(
-    OpDef(
-        "sum",
-        family="reduction",
-        infer=_reduced,
-        reference=lambda x, *, axes: np.sum(wide(x), axes),
-        flops=_source_flops,
-        formula="Σ x over axes",
-        slack=2.0,
-        samples=over_rows("sum", -1),
-    )
+SUM = _reduction(
+    "sum", lambda x, *, axes: np.sum(wide(x), axes), "Σ x over axes", slack=2.0, samples=over_rows("sum", -1)
 )
 
 
@@ -84,28 +98,17 @@ def sum(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
         ShapeError: an axis named twice.
         DTypeError: a quantized operand.
     """
-    x = _operand("sum", x)
+    x = unquantized("sum", x)
     return _reduce(SUM, x, axis, keepdims, x.dtype if x.dtype.is_float else i64)
 
 
-PROD = define_op(
-    OpDef(
-        "prod",
-        family="reduction",
-        infer=_reduced,
-        reference=lambda x, *, axes: np.prod(wide(x), axes),
-        flops=_source_flops,
-        formula="Π x over axes",
-        slack=2.0,
-        runs_like="sum",
-    )
-)
+PROD = _reduction("prod", lambda x, *, axes: np.prod(wide(x), axes), "Π x over axes", slack=2.0, runs_like="sum")
 
 
 @builds(PROD)
 def prod(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The product over one, several or (by default) all axes; 1 over no elements. Types and errors as `sum`."""
-    x = _operand("prod", x)
+    x = unquantized("prod", x)
     return _reduce(PROD, x, axis, keepdims, x.dtype if x.dtype.is_float else i64)
 
 
@@ -115,29 +118,14 @@ def _mean(x: Array, *, axes: tuple[int, ...]) -> Array:
     return result
 
 
-MEAN = define_op(
-    OpDef(
-        "mean",
-        family="reduction",
-        infer=_reduced,
-        reference=_mean,
-        flops=_source_flops,
-        formula="Σ x / n over axes",
-        slack=2.0,
-        runs_like="sum",
-    )
-)
+MEAN = _reduction("mean", _mean, "Σ x / n over axes", slack=2.0, runs_like="sum")
 
 
 @builds(MEAN)
 def mean(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The mean over one, several or (by default) all axes; NaN over no elements, f32 of integers. Raises as `sum`."""
-    x = _operand("mean", x)
+    x = unquantized("mean", x)
     return _reduce(MEAN, x, axis, keepdims, x.dtype if x.dtype.is_float else f32)
-
-
-def _var_infer(x: Tensor, *, axes: tuple[int, ...], correction: float) -> tuple[Shape, DType]:
-    return _reduced(x, axes=axes)
 
 
 def _var(x: Array, *, axes: tuple[int, ...], correction: float) -> Array:
@@ -148,18 +136,7 @@ def _var(x: Array, *, axes: tuple[int, ...], correction: float) -> Array:
     return result
 
 
-VAR = define_op(
-    OpDef(
-        "var",
-        family="reduction",
-        infer=_var_infer,
-        reference=_var,
-        flops=lambda out: 4 * out.srcs[0].size,
-        formula="Σ (x − mean x)² / (n − correction) over axes",
-        slack=2.0,
-        runs_like="sum",
-    )
-)
+VAR = _reduction("var", _var, "Σ (x − mean x)² / (n − correction) over axes", flops=4, slack=2.0, runs_like="sum")
 
 
 @builds(VAR)
@@ -179,23 +156,18 @@ def var(x: Any, axis: Axes = None, correction: float = 1.0, keepdims: bool = Fal
         ShapeError: an axis named twice.
         DTypeError: a quantized operand, or a correction that is no number.
     """
-    x = _operand("var", x)
+    x = unquantized("var", x)
     dtype = x.dtype if x.dtype.is_float else f32
     return _reduce(VAR, x, axis, keepdims, dtype, correction=as_number("var", "correction", correction))
 
 
-MAX = define_op(
-    OpDef(
-        "max",
-        family="reduction",
-        infer=_reduced,
-        reference=lambda x, *, axes: np.max(wide(x), axes),
-        flops=_source_flops,
-        formula="max x over axes",
-        exact=True,
-        runs_like="sum",
-        samples=over_rows("max", -1),
-    )
+MAX = _reduction(
+    "max",
+    lambda x, *, axes: np.max(wide(x), axes),
+    "max x over axes",
+    exact=True,
+    runs_like="sum",
+    samples=over_rows("max", -1),
 )
 
 
@@ -208,47 +180,30 @@ def max(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
         ShapeError: an axis named twice, or one of length 0.
         DTypeError: a quantized operand.
     """
-    x = _operand("max", x)
+    x = unquantized("max", x)
     return _reduce(MAX, x, axis, keepdims, x.dtype)
 
 
-MIN = define_op(
-    OpDef(
-        "min",
-        family="reduction",
-        infer=_reduced,
-        reference=lambda x, *, axes: np.min(wide(x), axes),
-        flops=_source_flops,
-        formula="min x over axes",
-        exact=True,
-        runs_like="max",
-    )
-)
+MIN = _reduction("min", lambda x, *, axes: np.min(wide(x), axes), "min x over axes", exact=True, runs_like="max")
 
 
 @builds(MIN)
 def min(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The smallest element over one, several or (by default) all axes; NaN where there is one. Raises as `max`."""
-    x = _operand("min", x)
+    x = unquantized("min", x)
     return _reduce(MIN, x, axis, keepdims, x.dtype)
 
 
-def _argmax_infer(x: Tensor, *, axis: int) -> tuple[Shape, DType]:
-    return (*x.shape[:axis], *x.shape[axis + 1 :]), i64
-
-
-ARGMAX = define_op(
-    OpDef(
-        "argmax",
-        family="reduction",
-        infer=_argmax_infer,
-        reference=lambda x, *, axis: np.argmax(wide(x), axis),
-        index_out=True,
-        flops=_source_flops,
-        formula="the lowest i with x[i] = max x along axis",
-        runs_like="sum",
-        samples=over_rows("argmax", -1),
-    )
+ARGMAX = OpDef(
+    "argmax",
+    family="reduction",
+    infer=lambda x, *, axis: ((*x.shape[:axis], *x.shape[axis + 1 :]), i64),
+    reference=lambda x, *, axis: np.argmax(wide(x), axis),
+    index_out=True,
+    flops=_source_flops,
+    formula="the lowest i with x[i] = max x along axis",
+    runs_like="sum",
+    samples=over_rows("argmax", -1),
 )
 
 
@@ -263,7 +218,7 @@ def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
         ShapeError: it has length 0.
         DTypeError: a quantized operand.
     """
-    x = _operand("argmax", x)
+    x = unquantized("argmax", x)
     flat = x if axis is not None else reshape(x, (x.size,))
     at = as_axis("argmax", 0 if axis is None else axis, flat)
     if not flat.shape[at]:
@@ -280,17 +235,15 @@ def _count_equal_infer(a: Tensor, b: Tensor) -> tuple[Shape, DType]:
     return (), i64
 
 
-COUNT_EQUAL = define_op(
-    OpDef(
-        "count_equal",
-        family="reduction",
-        infer=_count_equal_infer,
-        reference=lambda a, b: np.count_nonzero(wide(a) == wide(b)),
-        index_out=True,
-        flops=_source_flops,
-        formula="the number of places where a = b",
-        runs_like="sum",
-    )
+COUNT_EQUAL = OpDef(
+    "count_equal",
+    family="reduction",
+    infer=_count_equal_infer,
+    reference=lambda a, b: np.count_nonzero(wide(a) == wide(b)),
+    index_out=True,
+    flops=_source_flops,
+    formula="the number of places where a = b",
+    runs_like="sum",
 )
 
 

@@ -8,11 +8,21 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from opweave.errors import DTypeError, ShapeError
-from opweave.graph.dtypes import DType, f32, f64, i32, i64
+from opweave.graph.dtypes import DType, f32, f64
 from opweave.graph.layout import Shape, Strides
-from opweave.graph.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.opdef import OpDef, flops_per_element
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.operands import Array, as_number, broadcast_to, builds, cast, floating, make, plain, wide
+from opweave.ops.operands import (
+    Array,
+    as_ids,
+    as_number,
+    broadcast_to,
+    builds,
+    cast,
+    floating,
+    unquantized,
+    wide,
+)
 from opweave.ops.samples import measured, operand
 from opweave.ops.windows import as_lengths
 
@@ -142,18 +152,16 @@ def _rope_samples() -> list[Tensor]:
     return [rope(operand(h, r, 64), operand(r, dtype="i32")) for h, r in ((2, 4), (8, 64), (16, 256))]
 
 
-ROPE: Final = define_op(
-    OpDef(
-        "rope",
-        family="rope",
-        infer=_rope_infer,
-        reference=_rope,
-        inplace=(0,),
-        indices=(1,),
-        flops=flops_per_element(3),
-        formula="(a, b) → (a cos φ − b sin φ, a sin φ + b cos φ), φ = position · scale · base^(−2i / dims)",
-        samples=measured(_rope_samples),
-    )
+ROPE: Final = OpDef(
+    "rope",
+    family="rope",
+    infer=_rope_infer,
+    reference=_rope,
+    inplace=(0,),
+    indices=(1,),
+    flops=flops_per_element(3),
+    formula="(a, b) → (a cos φ − b sin φ, a sin φ + b cos φ), φ = position · scale · base^(−2i / dims)",
+    samples=measured(_rope_samples),
 )
 
 
@@ -204,9 +212,7 @@ def rope(
         DTypeError: positions of another dtype, options that are no such numbers, a quantized operand.
     """
     y = floating("rope", x)
-    at = make("rope", positions)
-    if at.dtype is not i32 and at.dtype is not i64:
-        raise DTypeError(f"rope: positions are i32 or i64, not {at.describe()}")
+    at = as_ids("rope", "positions", positions)
     if not isinstance(pairing, str) or pairing not in ("adjacent", "half"):
         raise ShapeError(f"rope: there is no pairing {pairing!r}; there are: adjacent, half")
     (turned,) = as_lengths("rope", "dims", (y.shape[-1] if y.ndim else 0) if dims is None else dims, 1, 2)
@@ -237,8 +243,7 @@ def rope(
     srcs = (y, _spread_positions(at, y, parts))
     if factors is None:
         return node(ROPE, srcs, attrs)
-    f = make("rope", factors)
-    plain("rope", f)
+    f = unquantized("rope", factors)
     return node(ROPE, (*srcs, cast(f, _factor_dtype(y.dtype))), attrs)
 
 
@@ -270,16 +275,14 @@ def _timestep_embedding(t: Array, *, dim: int, max_period: float) -> Array:
     return np.concatenate([np.cos(angles), np.sin(angles), np.zeros((len(t), dim % 2))], -1)
 
 
-TIMESTEP_EMBEDDING: Final = define_op(
-    OpDef(
-        "timestep_embedding",
-        family="rope",
-        infer=_timestep_infer,
-        reference=_timestep_embedding,
-        flops=flops_per_element(2),
-        formula="cos(t · max_period^(−i / h)) for i < h = dim // 2, then the sines, then 0 where dim is odd",
-        runs_like="exp",
-    )
+TIMESTEP_EMBEDDING: Final = OpDef(
+    "timestep_embedding",
+    family="rope",
+    infer=_timestep_infer,
+    reference=_timestep_embedding,
+    flops=flops_per_element(2),
+    formula="cos(t · max_period^(−i / h)) for i < h = dim // 2, then the sines, then 0 where dim is odd",
+    runs_like="exp",
 )
 
 

@@ -9,14 +9,13 @@ import numpy as np
 from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.elementwise import elementwise
-from opweave.ops.operands import builds, make, plain, wide
+from opweave.ops.operands import builds, unquantized, wide
 
 __all__ = ["ceil", "floor", "round", "trunc"]
 
 
 def _whole(op: OpDef, value: Any) -> Tensor:
-    x = make(op.name, value)
-    plain(op.name, x)
+    x = unquantized(op.name, value)
     return node(op, (x,), {}) if x.dtype.is_float else x
 
 

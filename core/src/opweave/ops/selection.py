@@ -9,7 +9,7 @@ import numpy as np
 from opweave.errors import DTypeError, ShapeError
 from opweave.graph.dtypes import DType, bool_, f32, i32
 from opweave.graph.layout import Shape, broadcast_shapes
-from opweave.graph.opdef import OpDef, define_op
+from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.elementwise import elementwise, same
 from opweave.ops.operands import (
@@ -23,7 +23,7 @@ from opweave.ops.operands import (
     is_number,
     make,
     pair,
-    plain,
+    unquantized,
     wide,
 )
 from opweave.ops.samples import ROWS, measured, operand
@@ -99,8 +99,7 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> Tensor:
         DTypeError: a quantized or bool operand, a bound that is no number or NaN, or an integer that the
             dtype does not hold.
     """
-    y: Tensor = make("clamp", x)
-    plain("clamp", y)
+    y: Tensor = unquantized("clamp", x)
     if y.dtype is bool_:
         raise DTypeError(f"clamp: bool has no bounds; cast first; the operand is {y.describe()}")
     bounds = [b for b in (min, max) if b is not None]
@@ -134,8 +133,7 @@ def step(x: Any) -> Tensor:
     Raises:
         DTypeError: a quantized operand.
     """
-    x = make("step", x)
-    plain("step", x)
+    x = unquantized("step", x)
     return node(STEP, (cast(x, i32) if x.dtype is bool_ else x,), {})
 
 
@@ -148,22 +146,16 @@ def _where_infer(condition: Tensor, a: Tensor, b: Tensor) -> tuple[Shape, DType]
     return same(a, b)
 
 
-def _where_samples() -> list[Tensor]:
-    return [where(operand(*s, dtype="bool"), operand(*s), operand(*s)) for s in ROWS]
-
-
-WHERE = define_op(
-    OpDef(
-        "where",
-        family="selection",
-        infer=_where_infer,
-        reference=lambda condition, a, b: np.where(condition, a, b),
-        inplace=(1, 2),
-        pointwise=True,
-        formula="a where the condition holds, else b",
-        exact=True,
-        samples=measured(_where_samples),
-    )
+WHERE = OpDef(
+    "where",
+    family="selection",
+    infer=_where_infer,
+    reference=lambda condition, a, b: np.where(condition, a, b),
+    inplace=(1, 2),
+    pointwise=True,
+    formula="a where the condition holds, else b",
+    exact=True,
+    samples=measured(lambda: [where(operand(*s, dtype="bool"), operand(*s), operand(*s)) for s in ROWS]),
 )
 
 
@@ -179,8 +171,7 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
         ShapeError: the shapes do not broadcast.
         DTypeError: a quantized operand.
     """
-    c = make("where", condition)
-    plain("where", c)
+    c = unquantized("where", condition)
     c = cast(c, bool_)
     x, y = pair("where", a, b)
     try:

@@ -7,35 +7,31 @@ from typing import Any
 import numpy as np
 
 from opweave.errors import BoundsError
-from opweave.graph.dtypes import DType, i64
-from opweave.graph.layout import Shape
-from opweave.graph.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.dtypes import i64
+from opweave.graph.opdef import OpDef, flops_per_element
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.indexing import take_along_axis
-from opweave.ops.operands import Array, as_axis, as_flag, as_integer, builds, cast, make, plain, wide
+from opweave.ops.operands import Array, as_axis, as_flag, as_integer, builds, cast, unquantized, wide
 from opweave.ops.samples import ROWS, measured, operand, over_rows
 
 __all__ = ["argsort", "cumsum", "top_k"]
 
 
 def _on_axis(op: str, value: Any, axis: Any) -> tuple[Tensor, int]:
-    x = make(op, value)
-    plain(op, x)
+    x = unquantized(op, value)
     return x, as_axis(op, axis, x)
 
 
 # --- cumsum ---------------------------------------------------------------------------------------------------------
 
-CUMSUM = define_op(
-    OpDef(
-        "cumsum",
-        family="sorting",
-        infer=lambda x, *, axis: (x.shape, x.dtype),
-        reference=lambda x, *, axis: np.cumsum(wide(x), axis),
-        flops=flops_per_element(1),
-        formula="y[i] = Σ x[j] over j ≤ i along axis",
-        samples=over_rows("cumsum", -1),
-    )
+CUMSUM = OpDef(
+    "cumsum",
+    family="sorting",
+    infer=lambda x, *, axis: (x.shape, x.dtype),
+    reference=lambda x, *, axis: np.cumsum(wide(x), axis),
+    flops=flops_per_element(1),
+    formula="y[i] = Σ x[j] over j ≤ i along axis",
+    samples=over_rows("cumsum", -1),
 )
 
 
@@ -67,21 +63,15 @@ def _order(x: Array, axis: int, descending: bool) -> Array:
     return result
 
 
-def _argsort_infer(x: Tensor, *, axis: int, descending: bool, stable: bool) -> tuple[Shape, DType]:
-    return x.shape, i64
-
-
-ARGSORT = define_op(
-    OpDef(
-        "argsort",
-        family="sorting",
-        infer=_argsort_infer,
-        reference=lambda x, *, axis, descending, stable: _order(x, axis, descending),
-        index_out=True,
-        flops=lambda out: out.size * out.srcs[0].shape[out.attrs["axis"]].bit_length(),
-        formula="i with x[i[0]] ≤ x[i[1]] ≤ … along axis (≥ if descending)",
-        runs_like="top_k",
-    )
+ARGSORT = OpDef(
+    "argsort",
+    family="sorting",
+    infer=lambda x, *, axis, descending, stable: (x.shape, i64),
+    reference=lambda x, *, axis, descending, stable: _order(x, axis, descending),
+    index_out=True,
+    flops=lambda out: out.size * out.srcs[0].shape[out.attrs["axis"]].bit_length(),
+    formula="i with x[i[0]] ≤ x[i[1]] ≤ … along axis (≥ if descending)",
+    runs_like="top_k",
 )
 
 
@@ -107,30 +97,16 @@ def argsort(x: Any, axis: int = -1, descending: bool = False, stable: bool = Fal
     return node(ARGSORT, (x,), {"axis": at, **flags})
 
 
-def _top_k_infer(x: Tensor, *, k: int, axis: int) -> tuple[Shape, DType]:
-    return (*x.shape[:axis], k, *x.shape[axis + 1 :]), i64
-
-
-def _top_k(x: Array, *, k: int, axis: int) -> Array:
-    return np.take(_order(x, axis, True), range(k), axis)
-
-
-def _top_k_samples() -> list[Tensor]:
-    return [top_k(operand(*s), 2)[1] for s in ROWS]
-
-
-TOP_K = define_op(
-    OpDef(
-        "top_k",
-        family="sorting",
-        infer=_top_k_infer,
-        reference=_top_k,
-        index_out=True,
-        flops=lambda out: out.srcs[0].size,
-        formula="the first k of a stable descending argsort along axis",
-        runs_like="cumsum",
-        samples=measured(_top_k_samples),
-    )
+TOP_K = OpDef(
+    "top_k",
+    family="sorting",
+    infer=lambda x, *, k, axis: ((*x.shape[:axis], k, *x.shape[axis + 1 :]), i64),
+    reference=lambda x, *, k, axis: np.take(_order(x, axis, True), range(k), axis),
+    index_out=True,
+    flops=lambda out: out.srcs[0].size,
+    formula="the first k of a stable descending argsort along axis",
+    runs_like="cumsum",
+    samples=measured(lambda: [top_k(operand(*s), 2)[1] for s in ROWS]),
 )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from opweave.errors import ShapeError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
-from opweave.graph.opdef import OpDef, define_op
+from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.activation import silu
 from opweave.ops.elementwise import add, mul
@@ -57,15 +57,13 @@ def _causal_conv1d(x: Array, w: Array, *rest: Array, biased: bool) -> Array:
     return y if bias is None else y + bias[:, None]
 
 
-CAUSAL_CONV1D: Final = define_op(
-    OpDef(
-        "causal_conv1d",
-        family="state_space",
-        infer=_conv_infer,
-        reference=_causal_conv1d,
-        flops=lambda out: 2 * out.size * out.srcs[1].shape[1],
-        formula="y[b, c, t] = Σⱼ w[c, j] · x[b, c, t + j − (k − 1)] + bias[c]; what lies before x is the state, or 0",
-    )
+CAUSAL_CONV1D: Final = OpDef(
+    "causal_conv1d",
+    family="state_space",
+    infer=_conv_infer,
+    reference=_causal_conv1d,
+    flops=lambda out: 2 * out.size * out.srcs[1].shape[1],
+    formula="y[b, c, t] = Σⱼ w[c, j] · x[b, c, t + j − (k − 1)] + bias[c]; what lies before x is the state, or 0",
 )
 
 
@@ -156,16 +154,14 @@ def _selective_scan(
     return np.concatenate([y.reshape(-1), h.reshape(-1)]) if last else y
 
 
-SELECTIVE_SCAN: Final = define_op(
-    OpDef(
-        "selective_scan",
-        family="state_space",
-        infer=_scan_infer,
-        reference=_selective_scan,
-        flops=lambda out: 8 * out.srcs[0].size * out.srcs[2].shape[1],
-        formula="hₜ = exp(Δₜ A) hₜ₋₁ + Δₜ Bₜ uₜ, yₜ = Cₜ hₜ + D uₜ",
-        slack=4.0,
-    )
+SELECTIVE_SCAN: Final = OpDef(
+    "selective_scan",
+    family="state_space",
+    infer=_scan_infer,
+    reference=_selective_scan,
+    flops=lambda out: 8 * out.srcs[0].size * out.srcs[2].shape[1],
+    formula="hₜ = exp(Δₜ A) hₜ₋₁ + Δₜ Bₜ uₜ, yₜ = Cₜ hₜ + D uₜ",
+    slack=4.0,
 )
 
 
