@@ -32,7 +32,7 @@ HEAD: Final = """\
 
 Every operation, by family. A family is one file of definitions, and one file of kernels in each backend, under the same
 name: what is said below of an operation, and of each backend, links to them. A definition holds the shape rule, the
-reference in NumPy that any kernel is proven against, the cost, and which sources the result may overwrite.
+reference in NumPy that every kernel is compared with, the cost, and which sources the result may overwrite.
 
 Tensors are written as NumPy writes arrays; operands of two-sided operations broadcast and are promoted. *Element by
 element* means that the result has the shape of the operands. Half types compute in f32 and store rounded. Views cost
@@ -105,7 +105,7 @@ def _operation(name: str, kernels: Mapping[str, KernelTable]) -> Iterator[str]:
         yield ""
         yield from _description(inspect.getdoc(build) or "")
     else:
-        yield "Made by the builders of others, which say when."
+        yield "Made by the builders of other operations, which say when."
     yield ""
     if op is None:
         assert build is not None

@@ -124,7 +124,7 @@ def test_refusals():
     k = ow.input("k", (1, 2, 5, 8))
     with pytest.raises(ow.ShapeError, match=r"mask input 'm' .* does not broadcast"):
         ow.attention(q, k, k, ow.input("m", (4, 5)))
-    with pytest.raises(ow.DTypeError, match="0 keeps and -inf hides"):
+    with pytest.raises(ow.DTypeError, match="0 keeps, -inf hides"):
         ow.attention(q, k, k, ow.input("m", (3, 5), "bool"))
     with pytest.raises(ow.ShapeError, match=r"needs \(4,\) sinks"):
         ow.attention(q, k, k, sinks=ow.input("s", (2,)))

@@ -1,7 +1,7 @@
 """The operations, by family. Importing this enters all of them into the table ``opweave.graph.opdef.OPS``.
 
-One operation is one room: its definition (shape rule, NumPy reference, what may be overwritten, cost, limits) stands
-right above its public builder. A family's ``__all__`` is what it makes public, here and in ``opweave``.
+The definition of an operation (shape rule, NumPy reference, what may be overwritten, cost, limits) stands right above
+its public builder. A family's ``__all__`` is what it makes public, here and in ``opweave``.
 """
 
 from types import FunctionType

@@ -1,4 +1,4 @@
-"""Elements in another order, more often, in a frame, or only those of a triangle or diagonal."""
+"""Repeating and reordering elements, padding, and the triangles and diagonals of matrices."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = ["diag", "diag_embed", "flip", "pad", "repeat", "roll", "tile", "tril"
 def tile(x: Any, reps: int | Sequence[int]) -> Tensor:
     """``x`` several times side by side along each axis, as NumPy's ``tile``.
 
-    Made of a broadcast view and a packed copy (without where only axes of length 1 grow): any device that packs runs
-    it.
+    Made of a broadcast view and a packed copy of it; of the view alone where only axes of length 1 grow. Every device
+    that packs runs it.
 
     Args:
         x: any dtype.
@@ -88,7 +88,7 @@ def _multiply(x: Tensor, times: Sequence[int], *, inner: bool) -> Tensor:
             grown += (n, count) if inner else (count, n)
     if len(grown) <= MAX_NDIM:
         return reshape(broadcast_to(reshape(x, tuple(once)), tuple(grown)), shape)
-    # More axes than there are: first one axis alone, the others merged around it.
+    # A tensor has no more than 8 axes: one axis is repeated first, with those before and behind it merged.
     axis, n, count = next((a, n, c) for a, (n, c) in enumerate(zip(x.shape, times, strict=True)) if n != 1 != c)
     merged = reshape(x, (prod(x.shape[:axis]), n, prod(x.shape[axis + 1 :])))
     longer = _multiply(merged, (1, count, 1), inner=inner)
@@ -117,7 +117,7 @@ FLIP = OpDef(
 
 @builds(FLIP)
 def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
-    """The elements in reverse order along ``axis``, along several, or (``None``) along all axes.
+    """The elements in reverse order along ``axis``, one or several, or (``None``) along all axes; NumPy's ``flip``.
 
     Raises:
         BoundsError: no such axis.
@@ -146,7 +146,7 @@ ROLL = OpDef(
 
 @builds(ROLL)
 def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
-    """The elements shifted along an axis, those that leave it at the end coming back at its start.
+    """The elements shifted along an axis, as NumPy's ``roll``: those beyond its end continue at its start.
 
     The attribute ``shifts`` has one number for each axis, 0 .. n - 1.
 
@@ -270,14 +270,16 @@ def _triangle(op: OpDef, x: Any, k: int) -> Tensor:
     x = unquantized(op.name, x)
     if x.ndim < 2:
         raise ShapeError(f"{op.name}: needs at least two axes; the operand is {x.describe()}")
-    # Diagonals that lie outside are all one: there is nothing to cut off, or nothing left.
+    # All diagonals outside of the matrix on one side give the same result, so they are one node.
     diagonal = max(-x.shape[-2], min(as_integer(op.name, "k", k), x.shape[-1]))
     return node(op, (x,), {"k": diagonal})
 
 
 @builds(TRIL)
 def tril(x: Any, k: int = 0) -> Tensor:
-    """The lower triangle of matrices (the last two axes); what lies above the diagonal is 0, also where it was NaN.
+    """The lower triangle of matrices (the last two axes); what lies above the diagonal becomes 0, NaN too.
+
+    NumPy's ``tril``.
 
     Args:
         x: shape (..., n, m), any plain dtype.
@@ -292,7 +294,7 @@ def tril(x: Any, k: int = 0) -> Tensor:
 
 @builds(TRIU)
 def triu(x: Any, k: int = 0) -> Tensor:
-    """The upper triangle of matrices, from diagonal ``k`` on. Else as `tril`."""
+    """The upper triangle of matrices, from diagonal ``k`` on; NumPy's ``triu``. Arguments and errors as `tril`."""
     return _triangle(TRIU, x, k)
 
 

@@ -1,4 +1,4 @@
-"""Attention: rows of values mixed by how queries and keys agree."""
+"""Attention: sums of values, weighted by the softmax of the products of queries and keys."""
 
 from __future__ import annotations
 
@@ -16,15 +16,11 @@ from opweave.ops.normalization import alibi_slopes
 from opweave.ops.operands import (
     Array,
     as_flag,
+    as_mask,
     as_number,
-    broadcast_to,
     builds,
-    cast,
-    floating,
-    make,
+    floats,
     optional_operands,
-    promoted,
-    unquantized,
     wide,
 )
 from opweave.ops.samples import measured, operand
@@ -144,8 +140,9 @@ def attention(
         v: values, shape (batch, groups, keys, out).
         mask: added to the scores; broadcasts to (batch, heads, tokens, keys), of a float type: 0 keeps, -inf hides.
         scale: multiplies the products, 1 / √size by default.
-        causal: the last query sees all keys and each one before it one less. (torch's ``is_causal`` counts from the
-            first query, which is the same where there are as many queries as keys.) A query that sees no key gives NaN.
+        causal: the last query sees all keys, the one before it all but the last key, and so on. (With torch's
+            ``is_causal`` the first query sees the first key, and so on, which is the same for as many queries as keys.)
+            A query that sees no key gives NaN.
         max_bias: if not 0, ALiBi: the mask, which then holds minus the distances, is multiplied by a slope for each
             head (`opweave.ops.normalization.alibi_slopes`, as in `softmax`).
         soft_cap: if not 0, scores s become soft_cap · tanh(s / soft_cap) before the mask is added (Gemma Team,
@@ -162,11 +159,7 @@ def attention(
         ShapeError: shapes that do not fit, ``max_bias`` without a mask.
         DTypeError: a quantized operand, a mask that is not of a float type, options that are no numbers.
     """
-    operands = [make("attention", x) for x in (q, k, v)]
-    if sinks is not None:
-        operands.append(make("attention", sinks))
-    floats = tuple([floating("attention", x) for x in promoted("attention", *operands)])
-    query, key, value = floats[:3]
+    query, key, value, *rest = floats("attention", q, k, v, sinks)
     bias, cap = as_number("attention", "max_bias", max_bias), as_number("attention", "soft_cap", soft_cap)
     if not (0 <= bias < inf and 0 <= cap < inf):
         raise DTypeError(
@@ -181,24 +174,8 @@ def attention(
         "soft_cap": cap,
         "masked": mask is not None,
     }
-    srcs: tuple[Tensor, ...] = (query, key, value)
     if mask is not None:
-        srcs = (*srcs, _mask(mask, query, key))
+        rest = [as_mask("attention", mask, (*query.shape[:3], *key.shape[2:3]), query), *rest]
     elif bias:
         raise ShapeError("attention: max_bias multiplies a mask that holds minus the distances, and there is no mask")
-    return node(ATTENTION, (*srcs, *floats[3:]), attrs)
-
-
-def _mask(mask: Any, q: Tensor, k: Tensor) -> Tensor:
-    m = unquantized("attention", mask)
-    if not m.dtype.is_float:
-        raise DTypeError(
-            f"attention: the mask is added, so it is of a float type: 0 keeps and -inf hides; got {m.describe()}"
-        )
-    try:
-        return broadcast_to(cast(m, q.dtype), (*q.shape[:3], *k.shape[2:3]))
-    except ShapeError:
-        raise ShapeError(
-            f"attention: the mask {m.describe()} does not broadcast to (batch, heads, tokens, keys) of "
-            f"{q.describe()} and {k.describe()}"
-        ) from None
+    return node(ATTENTION, (query, key, value, *rest), attrs)

@@ -6,7 +6,6 @@ convolution arithmetic for deep learning", 2016, draws stride, padding and dilat
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from math import prod
 from typing import Any, Final, Literal
@@ -18,21 +17,15 @@ from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import Infer, OpDef, flops_per_element
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.operands import Array, builds, floating, make, promoted, unquantized, wide
+from opweave.ops.operands import Array, builds, floats, make, unquantized, wide
 from opweave.ops.samples import measured, operand
-from opweave.ops.windows import as_lengths, batched, fitting, windows_of
+from opweave.ops.windows import as_lengths, batched, fitting, window_attrs, windows_of
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "im2col"]
 
 Padding = int | tuple[int, ...] | Literal["valid", "same"]
 Pads = tuple[tuple[int, int], ...]
 """Zeros before and after each axis."""
-
-
-def _operands(op: str, x: Tensor, weight: Any, bias: Any) -> tuple[Tensor, ...]:
-    """Both or all three in one float type."""
-    srcs = promoted(op, *[make(op, v) for v in (x, weight, bias) if v is not None])
-    return tuple([floating(op, s) for s in srcs])
 
 
 def _check_bias(op: str, channels: int, bias: Tensor | None) -> None:
@@ -87,8 +80,7 @@ def _conv(
 
 
 def _conv2d_samples() -> list[Tensor]:
-    sizes = ((4, 8), (16, 16), (32, 32))
-    return [conv2d(operand(1, c, n, n), operand(c, c, 3, 3), padding=1) for c, n in sizes]
+    return [conv2d(operand(1, c, n, n), operand(c, c, 3, 3), padding=1) for c, n in ((4, 8), (16, 16), (32, 32))]
 
 
 def _define_conv(op: str, rank: int) -> OpDef:
@@ -137,7 +129,7 @@ def _build_conv(
         "dilation": spread,
         "groups": parts,
     }
-    return batched(name, make(name, x), rank, lambda y: node(op, _operands(name, y, w, bias), attrs))
+    return batched(name, make(name, x), rank, lambda y: node(op, floats(name, y, w, bias), attrs))
 
 
 @builds(CONV1D)
@@ -162,10 +154,11 @@ def conv2d(
         weight: shape (out, in / groups, kh, kw).
         bias: shape (out,), or ``None``.
         stride: steps between windows; here and below one integer or one for each axis.
-        padding: zeros on both sides; ``"valid"``: none; ``"same"``: as many as keep the shape, an odd one behind
-            (needs stride 1).
+        padding: zeros on both sides; ``"valid"``: none; ``"same"``: as many as keep the shape, of an odd number one
+            more behind than before (needs stride 1).
         dilation: distance between the elements of a window.
-        groups: inputs and outputs fall into this many groups that do not meet; ``groups=in`` is a depthwise one.
+        groups: the channels are divided into this many groups, and outputs depend on the inputs of their own group
+            only; ``groups=in`` is a depthwise convolution.
 
     Nodes carry ``padding`` as a pair (before, after) for each axis, and a batch.
 
@@ -284,18 +277,14 @@ def _build_transposed(
     dilation: Any,
 ) -> Tensor:
     name = op.name
-    attrs: dict[str, Any] = {
-        "stride": as_lengths(name, "stride", stride, rank),
-        "padding": as_lengths(name, "padding", padding, rank, 0),
-        "output_padding": as_lengths(name, "output_padding", output_padding, rank, 0),
-        "groups": as_lengths(name, "groups", groups, 1)[0],
-        "dilation": as_lengths(name, "dilation", dilation, rank),
-    }
+    attrs = window_attrs(name, rank, stride=stride, padding=padding, output_padding=output_padding)
+    attrs |= window_attrs(name, 1, groups=groups) | window_attrs(name, rank, dilation=dilation)
+    (attrs["groups"],) = attrs["groups"]
     for extra, s, d in zip(attrs["output_padding"], attrs["stride"], attrs["dilation"], strict=True):
         if extra >= max(s, d):
             raise ShapeError(f"{name}: output_padding {extra} must be below stride {s} or dilation {d}")
     w = make(name, weight)
-    return batched(name, make(name, x), rank, lambda y: node(op, _operands(name, y, w, bias), attrs))
+    return batched(name, make(name, x), rank, lambda y: node(op, floats(name, y, w, bias), attrs))
 
 
 @builds(CONV_TRANSPOSE1D)
@@ -337,7 +326,8 @@ def conv_transpose2d(
         stride: steps between kernels in the result; here and below one integer or one for each axis.
         padding: elements that are cut off on both sides of the result.
         output_padding: elements that the result has more at its ends; below ``stride`` or ``dilation``.
-        groups: inputs and outputs fall into this many groups that do not meet.
+        groups: the channels are divided into this many groups, and outputs depend on the inputs of their own group
+            only.
         dilation: distance between the elements of a kernel.
 
     Returns:
@@ -407,11 +397,5 @@ def im2col(x: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride
     rank = len(kernel_size) if isinstance(kernel_size, (tuple, list)) else y.ndim - 2
     if not 1 <= rank <= 3:
         raise ShapeError(f"im2col: needs one to three axes behind batch and channels, not {y.describe()}")
-    attrs = {
-        "kernel_size": as_lengths("im2col", "kernel_size", kernel_size, rank),
-        "dilation": as_lengths("im2col", "dilation", dilation, rank),
-        "padding": as_lengths("im2col", "padding", padding, rank, 0),
-        "stride": as_lengths("im2col", "stride", stride, rank),
-    }
-    apply: Callable[[Tensor], Tensor] = lambda z: node(IM2COL, (z,), attrs)  # noqa: E731 - a name for its type
-    return batched("im2col", y, rank, apply)
+    attrs = window_attrs("im2col", rank, kernel_size=kernel_size, dilation=dilation, padding=padding, stride=stride)
+    return batched("im2col", y, rank, lambda z: node(IM2COL, (z,), attrs))

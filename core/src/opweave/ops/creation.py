@@ -1,4 +1,4 @@
-"""Values out of nothing: nodes without sources."""
+"""Creating tensors: nodes without sources."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ FULL = OpDef(
 
 @builds(FULL)
 def full(shape: Any, value: Number, dtype: DTypeLike | None = None) -> Tensor:
-    """One number everywhere, in memory of its own. (Without: ``ow.constant(value).broadcast_to(shape)``.)
+    """A tensor of one number, in memory of its own; NumPy's ``full``.
+
+    ``ow.constant(value).broadcast_to(shape)`` has the same elements and takes no memory for each.
 
     Args:
         shape: lengths of up to 8 axes.
@@ -49,7 +51,7 @@ def full(shape: Any, value: Number, dtype: DTypeLike | None = None) -> Tensor:
         DTypeError: no number, one that ``dtype`` does not hold, or a quantized dtype.
     """
     if dtype is None:
-        # A value that is no Python number (an array without axes, say) says its kind by converting.
+        # Integers that are no Python number, as an array without axes, have __index__ too.
         dtype = bool_ if isinstance(value, (bool, np.bool_)) else i64 if hasattr(value, "__index__") else f32
     made = _plain_dtype("full", dtype)
     try:

@@ -20,13 +20,13 @@ from opweave.ops.operands import (
     Array,
     as_number,
     builds,
+    float_pair,
     floating,
     is_number,
     make,
     no_bools,
     pair,
     plain,
-    promoted,
     unquantized,
     wide,
 )
@@ -141,9 +141,7 @@ DIV = elementwise(
 @builds(DIV)
 def div(a: Any, b: Any) -> Tensor:
     """``a / b``, broadcast and promoted; of integers in f32. Raises as `add`."""
-    x = make("div", a, b if isinstance(b, Tensor) else None)
-    x, y = promoted("div", x, make("div", b, x))
-    return node(DIV, pair("div", floating("div", x), floating("div", y)), {})
+    return node(DIV, float_pair("div", a, b), {})
 
 
 NEG = elementwise("neg", lambda x: np.negative(wide(x)), "-x", exact=True)
@@ -297,7 +295,7 @@ def reciprocal(x: Any) -> Tensor:
 def _pow(a: Array, b: Array) -> Array:
     if a.dtype.kind not in "iu":
         return np.asarray(np.power(wide(a), wide(b)))
-    # What is left of 1 / a**|b| without its fraction: something for a = 1 and -1 only.
+    # 1 / a**|b| without its fraction is 0, but for a = 1 and a = -1.
     parts = np.where(a == 1, 1, np.where(a == -1, 1 - 2 * (b & 1), 0))
     return np.where(b < 0, parts, np.power(a, np.maximum(b, 0))).astype(a.dtype)
 

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 
 from opweave.errors import ShapeError
-from opweave.graph.dtypes import DType, f32
+from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import SAMPLE_IDS, OpDef, flops_per_element
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.blocks import dequantize
 from opweave.ops.indexing import check_ids
+from opweave.ops.matmul import with_weights
 from opweave.ops.movement import expand_dims
-from opweave.ops.operands import Array, as_ids, builds, cast, make, no_bools, plain, promoted, rows, wide
+from opweave.ops.operands import Array, as_ids, builds, make, no_bools, promoted, wide
 from opweave.ops.samples import measured, operand
 
 __all__ = ["add_expert", "expert_linear"]
@@ -51,7 +52,7 @@ def _routed(*sizes: tuple[int, int]) -> list[Tensor]:
 
 
 def _few_rows() -> list[Tensor]:
-    """For which the weights of the experts are read."""
+    """Products whose time depends on the bytes of the weights."""
     return _routed((4, 16), (4, 64), (4, 256))
 
 
@@ -97,15 +98,7 @@ def expert_linear(x: Any, w: Any, ids: Any) -> Tensor:
         LayoutError: ``w`` shows columns of quantized blocks.
     """
     x, w, i = make("expert_linear", x), make("expert_linear", w), as_ids("expert_linear", "ids of experts", ids)
-    rows("expert_linear", w)
-    plain("expert_linear", x)
-    attrs: dict[str, Any] = {}
-    if w.dtype.is_quantized:
-        attrs["blocks"] = w.dtype
-        x = x if x.dtype.is_float else cast(x, f32)
-    else:
-        x, w = promoted("expert_linear", x, w)
-        no_bools("expert_linear", x, w)
+    (x, w), attrs = with_weights("expert_linear", x, w)
     return node(EXPERT_LINEAR, (expand_dims(x, 1) if x.ndim == 2 else x, w, i), attrs)
 
 

@@ -18,7 +18,7 @@ from opweave.errors import DTypeError, ShapeError, UnknownNameError
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.activation import gelu_of, gelu_quick_of, gelu_tanh_of, silu_of
 from opweave.ops.elementwise import elementwise
-from opweave.ops.operands import Array, as_number, builds, floating, make, pair, promoted, wide
+from opweave.ops.operands import Array, as_number, builds, float_pair, floating, wide
 from opweave.ops.samples import over_rows
 
 __all__ = ["geglu", "reglu", "swiglu", "swiglu_oai"]
@@ -29,9 +29,7 @@ Approximate = Literal["none", "tanh", "quick"]
 
 def _value_and_gate(op: str, x: Any, gate: Any) -> tuple[Tensor, Tensor]:
     if gate is not None:
-        a = make(op, x, gate if isinstance(gate, Tensor) else None)
-        a, b = promoted(op, a, make(op, gate, a))
-        return pair(op, floating(op, a), floating(op, b))
+        return float_pair(op, x, gate)
     both = floating(op, x)
     if not both.ndim or both.shape[-1] % 2:
         raise ShapeError(
@@ -59,7 +57,7 @@ def reglu(x: Any, gate: Any = None) -> Tensor:
 
     Args:
         x: the value; without ``gate``, an even number of columns: the gate in the first half, the value in the second.
-        gate: what decides how much of the value comes through.
+        gate: its activation multiplies the value.
 
     Raises:
         ShapeError: the shapes do not broadcast; one operand whose last axis has no halves.

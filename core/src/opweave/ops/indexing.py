@@ -57,6 +57,10 @@ def _embedding(table: Array, ids: Array, *, blocks: DType | None = None) -> Arra
     return picked if blocks is None else dequantize(picked, blocks)
 
 
+def _embedding_samples() -> list[Tensor]:
+    return [embedding(operand(r, c), operand(r // 2, dtype="i32")) for r, c in ROWS]
+
+
 EMBEDDING = OpDef(
     "embedding",
     family="indexing",
@@ -67,7 +71,7 @@ EMBEDDING = OpDef(
     flops=flops_per_element(0),
     formula="y[i, ...] = table[ids[i], ...]",
     exact=True,
-    samples=measured(lambda: [embedding(operand(r, c), operand(r // 2, dtype="i32")) for r, c in ROWS]),
+    samples=measured(_embedding_samples),
 )
 
 
@@ -315,7 +319,7 @@ def add_region(x: Any, value: Any, offsets: Any) -> Tensor:
 
 
 def _target(op: str, region: Any) -> Tensor:
-    """The region to write, checked: elements that share bytes have no one value."""
+    """The region to write, checked. Elements that share bytes cannot get different values."""
     if not isinstance(region, Tensor):
         raise DTypeError(f"{op}: writes into a state (ow.state) or a view of one, not {type(region).__name__}")
     plain(op, region)
@@ -371,7 +375,7 @@ def index_copy(state: Any, ids: Any, rows: Any) -> Tensor:
     Args:
         state: a state or a view of one, shape (n, ...).
         ids: i32 or i64, shape (m,), each 0 .. n - 1 (else `BoundsError` when the reference reads them). Where an index
-            repeats, which of its rows stays is open.
+            repeats, any one of its rows stays.
         rows: broadcasts to (m, ...) and takes the state's dtype.
 
     Returns:

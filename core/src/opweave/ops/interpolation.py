@@ -31,7 +31,7 @@ def axis_taps(length: int, size: int, factor: float, kind: str, align_corners: b
 
     Args:
         length, size: of the axis before and after.
-        factor: how many times longer it is said to be, 0: size / length.
+        factor: the scale factor that was given, 0 for size / length.
         kind: ``"nearest"``, ``"linear"`` or ``"cubic"`` (Keys, "Cubic convolution interpolation for digital image
             processing", 1981, with a = −¾, as torch and OpenCV have it).
         align_corners: the first and last samples are the first and last elements.
@@ -122,8 +122,9 @@ def interpolate(
         size: of the spatial axes, one integer or one for each; or
         scale_factor: how many times longer they get (rounded down), one number or one for each, which then also
             decides where samples are taken.
-        mode: how elements are mixed.
-        align_corners: the corners of both grids are the same points, else their outer borders are; not for ``nearest``.
+        mode: how a sample is computed: the nearest element, or linear or cubic interpolation along each axis.
+        align_corners: the centers of the first and last elements of both grids coincide; otherwise the outer borders
+            of these elements do. Not for ``nearest``.
 
     Nodes carry ``size`` in any case, and ``scale_factor`` or ``None``.
 

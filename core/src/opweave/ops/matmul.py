@@ -188,13 +188,25 @@ def linear(x: Any, w: Any, b: Any = None) -> Tensor:
     if x.ndim == 1:
         return reshape(linear(reshape(x, (1, -1)), w, b), (-1,))
     biases = () if b is None else (make("linear", b),)
+    return node(LINEAR, *with_weights("linear", x, w, *biases))
+
+
+def with_weights(op: str, x: Tensor, w: Tensor, *biases: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Sources and attributes of a product with weights: all of one dtype; or ``w`` quantized, with its dtype as the
+    attribute ``blocks``, and the others of one float type.
+
+    Raises:
+        DTypeError: another quantized operand, only bool operands.
+        LayoutError: ``w`` is the transpose of a quantized matrix.
+    """
+    rows(op, w)
+    plain(op, x, *biases)
     if w.dtype.is_quantized:
-        plain("linear", x, *biases)
         x = x if x.dtype.is_float else cast(x, f32)
-        return node(LINEAR, (x, w, *[cast(bias, x.dtype) for bias in biases]), {"blocks": w.dtype})
-    srcs = promoted("linear", x, w, *biases)
-    no_bools("linear", *srcs)
-    return node(LINEAR, srcs, {})
+        return (x, w, *[cast(bias, x.dtype) for bias in biases]), {"blocks": w.dtype}
+    srcs = promoted(op, x, w, *biases)
+    no_bools(op, *srcs)
+    return srcs, {}
 
 
 def outer(a: Any, b: Any) -> Tensor:

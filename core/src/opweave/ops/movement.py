@@ -287,12 +287,12 @@ def _normalize_slice(k: builtins.slice, length: int) -> tuple[int, int, int]:
     count = max(0, -(-(stop - start) // step))
     if not count:
         return 0, 0, 1
-    # Equal windows get equal keys, whatever they were written like.
+    # Equal windows get equal keys, so that they are one node.
     return (start, start + (count - 1) * step + 1, step) if count > 1 else (start, start + 1, 1)
 
 
 def split(x: Any, sizes: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
-    """``x`` cut along ``axis`` into views.
+    """``x`` cut along ``axis`` into views, as NumPy's ``split``.
 
     Args:
         x: the tensor to cut.
@@ -341,7 +341,7 @@ BROADCAST_TO = _define_view(
 
 @builds(BROADCAST_TO)
 def broadcast_to(x: Any, shape: Any) -> Tensor:
-    """``x`` seen in a larger shape by NumPy's rule; a view with stride 0 where it repeats.
+    """``x`` seen in a larger shape, as NumPy's ``broadcast_to``; a view with stride 0 where elements repeat.
 
     Raises:
         ShapeError: ``x`` does not broadcast to ``shape``.
@@ -472,6 +472,10 @@ def _concat_infer(*pieces: Tensor, axis: int) -> tuple[Shape, DType]:
     return (*first.shape[:axis], length, *first.shape[axis + 1 :]), first.dtype
 
 
+def _concat_samples() -> list[Tensor]:
+    return [concat([operand(*s), operand(*s)], -1) for s in ROWS]
+
+
 CONCAT = OpDef(
     "concat",
     family="movement",
@@ -480,7 +484,7 @@ CONCAT = OpDef(
     formula="the pieces one after the other along axis",
     exact=True,
     runs_like="copy",
-    samples=measured(lambda: [concat([operand(*s), operand(*s)], -1) for s in ROWS]),
+    samples=measured(_concat_samples),
 )
 
 

@@ -1,12 +1,13 @@
-"""Normalizations: softmax and its kin, layer, root-mean-square, group and Euclidean normalization."""
+"""Softmax, its logarithm, and layer, root-mean-square, group and Euclidean normalization."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from opweave.errors import DTypeError, ShapeError
+from opweave.errors import ShapeError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import Infer, OpDef, define_op, flops_per_element
@@ -15,20 +16,65 @@ from opweave.ops.elementwise import add
 from opweave.ops.movement import broadcast_to, reshape, swapaxes
 from opweave.ops.operands import (
     Array,
+    added,
     as_axis,
     as_integer,
+    as_mask,
     as_number,
     builds,
-    cast,
     floating,
     make,
     promoted,
-    unquantized,
     wide,
 )
 from opweave.ops.samples import over_rows
 
 __all__ = ["group_norm", "l2_norm", "layer_norm", "log_softmax", "rms_norm", "softmax"]
+
+
+def _norm_infer(name: str) -> Infer:
+    def infer(x: Tensor, *parameters: Tensor, **attrs: Any) -> tuple[Shape, DType]:
+        if not x.ndim:
+            raise ShapeError(f"{name}: a number has no last axis to normalise over; the operand is {x.describe()}")
+        _check_parameters(name, x, -1, parameters)
+        return x.shape, x.dtype
+
+    return infer
+
+
+def _check_parameters(name: str, x: Tensor, axis: int, parameters: tuple[Tensor, ...]) -> None:
+    what = "channels" if axis == 1 else "last axis"
+    for p in parameters:
+        if p.shape != (x.shape[axis],) or p.dtype is not x.dtype:
+            raise ShapeError(
+                f"{name}: weight and bias must have shape ({x.shape[axis]},), the {what} of x: "
+                f"{x.describe()} and {p.describe()}"
+            )
+
+
+def _norm(op: OpDef, x: Any, weight: Any, bias: Any, axis: int, attrs: dict[str, Any]) -> Tensor:
+    """The node with weight and bias, one number each for every place on ``axis``; a bias alone is added to it."""
+    x = floating(op.name, x)
+    if weight is None and bias is not None:
+        y, b = node(op, (x,), attrs), make(op.name, bias)
+        if b.shape != (y.shape[axis],):
+            raise ShapeError(f"{op.name}: the bias must have shape ({y.shape[axis]},); got {b.describe()}")
+        return add(y, b if axis == -1 else reshape(b, (-1, *[1] * (y.ndim - 1 - axis))))
+    return node(op, promoted(op.name, x, *[make(op.name, p) for p in (weight, bias) if p is not None]), attrs)
+
+
+def _define(name: str, infer: Infer, reference: Callable[..., Array], flops: int, formula: str, **facts: Any) -> OpDef:
+    """The definition of a normalization. ``flops`` are those of an element, ``facts`` as `OpDef` has them."""
+    return OpDef(
+        name,
+        family="normalization",
+        infer=infer,
+        reference=reference,
+        inplace=(0,),
+        flops=flops_per_element(flops),
+        formula=formula,
+        **facts,
+    )
 
 
 # --- softmax --------------------------------------------------------------------------------------------------------
@@ -66,14 +112,12 @@ def alibi_slopes(heads: int, max_bias: float) -> Array:
     return slopes
 
 
-SOFTMAX = OpDef(
+SOFTMAX = _define(
     "softmax",
-    family="normalization",
-    infer=_softmax_infer,
-    reference=_softmax,
-    inplace=(0,),
-    flops=flops_per_element(5),
-    formula="eᶻ / Σ eᶻ over the last axis, z = scale · x + mask",
+    _softmax_infer,
+    _softmax,
+    5,
+    "eᶻ / Σ eᶻ over the last axis, z = scale · x + mask",
     slack=2.0,
     runs_like="rms_norm",
     samples=over_rows("softmax"),
@@ -104,14 +148,12 @@ def _head_softmax(x: Array, sinks: Array, mask: Array | None = None, *, scale: f
 
 
 HEAD_SOFTMAX = define_op(
-    OpDef(
+    _define(
         "head_softmax",
-        family="normalization",
-        infer=_head_softmax_infer,
-        reference=_head_softmax,
-        inplace=(0,),
-        flops=flops_per_element(6),
-        formula="eᶻ / (e^sink[h] + Σ eᶻ) over the last axis, z = scale · x + slope[h] · mask, h along axis -3",
+        _head_softmax_infer,
+        _head_softmax,
+        6,
+        "eᶻ / (e^sink[h] + Σ eᶻ) over the last axis, z = scale · x + slope[h] · mask, h along axis -3",
         slack=2.0,
         runs_like="softmax",
     )
@@ -136,9 +178,9 @@ def softmax(
         scale: a number.
         max_bias: if not 0, the mask of each head is multiplied by the head's slope (`alibi_slopes`, ALiBi): the mask
             then holds what grows with distance, e.g. ``-(query - key)``, and -inf still hides. Heads are axis -3.
-        sinks: shape (heads,), one logit for each head, in the dtype of ``x``. It takes part in the denominator only,
-            as a key that catches attention and has no value; so rows sum to less than 1, and to 0 where everything is
-            hidden.
+        sinks: shape (heads,), one logit for each head, in the dtype of ``x``. It is added to the sum in the
+            denominator only, as the score of a key without a value: rows sum to less than 1, and to 0 where everything
+            is hidden.
 
     Raises:
         BoundsError: no such axis.
@@ -146,54 +188,28 @@ def softmax(
             sinks; heads and an ``axis`` other than the last one; ``max_bias`` without a mask.
         DTypeError: a quantized operand, a mask or sinks that are not of a float type.
     """
-    x = make("softmax", x)
-    axis = as_axis("softmax", axis, x)
     x = floating("softmax", x)
+    axis = as_axis("softmax", axis, x)
     factor, bias = as_number("softmax", "scale", scale), as_number("softmax", "max_bias", max_bias)
-    m = None if mask is None else _mask(mask, x)
+    masks = () if mask is None else (as_mask("softmax", mask, x.shape, x),)
     if bias or sinks is not None:
         if axis != x.ndim - 1:
             raise ShapeError(f"softmax: with max_bias or sinks the axis is the last one; the operand is {x.describe()}")
-        return _of_heads(x, m, factor, bias, sinks)
-    srcs: tuple[Tensor, ...] = (x,) if m is None else (x, m)
-    last = x.ndim - 1
-    if axis != last:
-        srcs = tuple([swapaxes(s, axis, last) for s in srcs])
-    result = node(SOFTMAX, srcs, {"scale": factor})
-    return result if axis == last else swapaxes(result, axis, last)
+        return _of_heads(x, masks, factor, bias, sinks)
+    return _along(SOFTMAX, (x, *masks), axis, {"scale": factor})
 
 
-def _of_heads(x: Tensor, mask: Tensor | None, scale: float, max_bias: float, sinks: Any) -> Tensor:
+def _of_heads(x: Tensor, masks: tuple[Tensor, ...], scale: float, max_bias: float, sinks: Any) -> Tensor:
     if x.ndim < 3:
         raise ShapeError(
             f"softmax: max_bias and sinks need x of shape (..., heads, queries, keys); the operand is {x.describe()}"
         )
-    if max_bias and mask is None:
+    if max_bias and not masks:
         raise ShapeError(f"softmax: max_bias scales the mask, and there is none; the operand is {x.describe()}")
-    extra = broadcast_to(constant(-np.inf, x.dtype), x.shape[-3:-2]) if sinks is None else _logits("sinks", sinks, x)
-    srcs = (x, extra) if mask is None else (x, extra, mask)
-    return node(HEAD_SOFTMAX, srcs, {"scale": scale, "max_bias": max_bias})
-
-
-def _logits(what: str, value: Any, x: Tensor) -> Tensor:
-    """Something that is added to logits, in their dtype."""
-    y = unquantized("softmax", value)
-    if not y.dtype.is_float:
-        raise DTypeError(
-            f"softmax: the {what} must be of a float type, as it is added: 0 keeps, -inf hides; it is {y.describe()}"
-        )
-    return cast(y, x.dtype)
-
-
-def _mask(value: Any, x: Tensor) -> Tensor:
-    # Converted before it is repeated, where it is smaller.
-    value = make("softmax", value)
-    try:
-        return broadcast_to(_logits("mask", value, x), x.shape)
-    except ShapeError:
-        raise ShapeError(
-            f"softmax: the mask {value.describe()} does not broadcast to the shape of {x.describe()}"
-        ) from None
+    if sinks is None:
+        sinks = broadcast_to(constant(-np.inf, x.dtype), x.shape[-3:-2])
+    extra = added("softmax", "sinks", sinks, x.dtype)
+    return node(HEAD_SOFTMAX, (x, extra, *masks), {"scale": scale, "max_bias": max_bias})
 
 
 def _log_softmax(x: Array) -> Array:
@@ -203,33 +219,20 @@ def _log_softmax(x: Array) -> Array:
     return result
 
 
-def _last_axis_infer(name: str) -> Infer:
-    def infer(x: Tensor, **attrs: Any) -> tuple[Shape, DType]:
-        if not x.ndim:
-            raise ShapeError(f"{name}: a number has no axis to normalise over; the operand is {x.describe()}")
-        return x.shape, x.dtype
-
-    return infer
-
-
-def _along(op: OpDef, x: Any, axis: Any, attrs: dict[str, Any]) -> Tensor:
+def _along(op: OpDef, srcs: tuple[Tensor, ...], axis: int, attrs: dict[str, Any]) -> Tensor:
     """The node along the last axis; another axis is brought there, and back, by views."""
-    x = make(op.name, x)
-    axis, last = as_axis(op.name, axis, x), x.ndim - 1
-    x = floating(op.name, x)
+    last = srcs[0].ndim - 1
     if axis == last:
-        return node(op, (x,), attrs)
-    return swapaxes(node(op, (swapaxes(x, axis, last),), attrs), axis, last)
+        return node(op, srcs, attrs)
+    return swapaxes(node(op, tuple([swapaxes(s, axis, last) for s in srcs]), attrs), axis, last)
 
 
-LOG_SOFTMAX = OpDef(
+LOG_SOFTMAX = _define(
     "log_softmax",
-    family="normalization",
-    infer=_last_axis_infer("log_softmax"),
-    reference=_log_softmax,
-    inplace=(0,),
-    flops=flops_per_element(5),
-    formula="x − ln Σ eˣ over the last axis",
+    _norm_infer("log_softmax"),
+    _log_softmax,
+    5,
+    "x − ln Σ eˣ over the last axis",
     runs_like="softmax",
 )
 
@@ -242,32 +245,11 @@ def log_softmax(x: Any, axis: int = -1) -> Tensor:
         BoundsError: no such axis.
         DTypeError: a quantized operand.
     """
-    return _along(LOG_SOFTMAX, x, axis, {})
+    x = floating("log_softmax", x)
+    return _along(LOG_SOFTMAX, (x,), as_axis("log_softmax", axis, x), {})
 
 
 # --- layer and RMS normalization ------------------------------------------------------------------------------------
-
-
-def _norm_infer(name: str) -> Infer:
-    def infer(x: Tensor, *parameters: Tensor, eps: float) -> tuple[Shape, DType]:
-        if not x.ndim:
-            raise ShapeError(f"{name}: a number has no last axis to normalise over; the operand is {x.describe()}")
-        for p in parameters:
-            if p.shape != x.shape[-1:] or p.dtype is not x.dtype:
-                raise ShapeError(
-                    f"{name}: weight and bias must have shape ({x.shape[-1]},), the last axis of x: {x.describe()} "
-                    f"and {p.describe()}"
-                )
-        return x.shape, x.dtype
-
-    return infer
-
-
-def _norm(op: OpDef, x: Any, weight: Any, bias: Any, eps: float) -> Tensor:
-    x = floating(op.name, x)
-    parameters = [make(op.name, p) for p in (weight, bias) if p is not None]
-    srcs = promoted(op.name, x, *parameters)
-    return node(op, srcs, {"eps": as_number(op.name, "eps", eps)})
 
 
 def _layer_norm(x: Array, weight: Array | None = None, bias: Array | None = None, *, eps: float) -> Array:
@@ -279,14 +261,12 @@ def _layer_norm(x: Array, weight: Array | None = None, bias: Array | None = None
     return y if bias is None else y + wide(bias)
 
 
-LAYER_NORM = OpDef(
+LAYER_NORM = _define(
     "layer_norm",
-    family="normalization",
-    infer=_norm_infer("layer_norm"),
-    reference=_layer_norm,
-    inplace=(0,),
-    flops=flops_per_element(8),
-    formula="(x − mean x) / √(var x + eps) · weight + bias over the last axis",
+    _norm_infer("layer_norm"),
+    _layer_norm,
+    8,
+    "(x − mean x) / √(var x + eps) · weight + bias over the last axis",
     slack=4.0,
     runs_like="rms_norm",
     samples=over_rows("layer_norm", scaled=True),
@@ -308,13 +288,7 @@ def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) 
         ShapeError: shapes that do not fit.
         DTypeError: a quantized operand.
     """
-    if weight is None and bias is not None:
-        y = layer_norm(x, eps=eps)
-        b = make("layer_norm", bias)
-        if b.shape != y.shape[-1:]:
-            raise ShapeError(f"layer_norm: the bias must have shape ({y.shape[-1]},); got {b.describe()}")
-        return add(y, b)
-    return _norm(LAYER_NORM, x, weight, bias, eps)
+    return _norm(LAYER_NORM, x, weight, bias, -1, {"eps": as_number("layer_norm", "eps", eps)})
 
 
 def _rms_norm(x: Array, weight: Array | None = None, *, eps: float) -> Array:
@@ -323,14 +297,12 @@ def _rms_norm(x: Array, weight: Array | None = None, *, eps: float) -> Array:
     return y if weight is None else y * wide(weight)
 
 
-RMS_NORM = OpDef(
+RMS_NORM = _define(
     "rms_norm",
-    family="normalization",
-    infer=_norm_infer("rms_norm"),
-    reference=_rms_norm,
-    inplace=(0,),
-    flops=flops_per_element(5),
-    formula="x / √(mean x² + eps) · weight over the last axis",
+    _norm_infer("rms_norm"),
+    _rms_norm,
+    5,
+    "x / √(mean x² + eps) · weight over the last axis",
     samples=over_rows("rms_norm", scaled=True),
 )
 
@@ -341,7 +313,7 @@ def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6) -> Tensor:
 
     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019. Shapes and errors as `layer_norm`.
     """
-    return _norm(RMS_NORM, x, weight, None, eps)
+    return _norm(RMS_NORM, x, weight, None, -1, {"eps": as_number("rms_norm", "eps", eps)})
 
 
 # --- group and Euclidean normalization ------------------------------------------------------------------------------
@@ -352,12 +324,7 @@ def _group_norm_infer(x: Tensor, *parameters: Tensor, groups: int, eps: float) -
         raise ShapeError(
             f"group_norm: needs x (n, channels, ...) whose channels make {groups} equal groups, not {x.describe()}"
         )
-    for p in parameters:
-        if p.shape != x.shape[1:2] or p.dtype is not x.dtype:
-            raise ShapeError(
-                f"group_norm: weight and bias must have shape ({x.shape[1]},), the channels of x: {x.describe()} and "
-                f"{p.describe()}"
-            )
+    _check_parameters("group_norm", x, 1, parameters)
     return x.shape, x.dtype
 
 
@@ -371,14 +338,12 @@ def _group_norm(x: Array, weight: Array | None = None, bias: Array | None = None
     return y if bias is None else y + wide(bias).reshape(each)
 
 
-GROUP_NORM = OpDef(
+GROUP_NORM = _define(
     "group_norm",
-    family="normalization",
-    infer=_group_norm_infer,
-    reference=_group_norm,
-    inplace=(0,),
-    flops=flops_per_element(8),
-    formula="(x − mean x) / √(var x + eps) · weight + bias over all elements of a group of channels (axis 1)",
+    _group_norm_infer,
+    _group_norm,
+    8,
+    "(x − mean x) / √(var x + eps) · weight + bias over all elements of a group of channels (axis 1)",
     runs_like="layer_norm",
 )
 
@@ -400,17 +365,8 @@ def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: f
         ShapeError: shapes that do not fit, groups that do not divide the channels.
         DTypeError: a quantized operand.
     """
-    groups = as_integer("group_norm", "groups", groups)
-    x = floating("group_norm", x)
-    if weight is None and bias is not None:
-        y = group_norm(x, groups, eps=eps)
-        b = make("group_norm", bias)
-        if b.shape != y.shape[1:2]:
-            raise ShapeError(f"group_norm: the bias must have shape ({y.shape[1]},); got {b.describe()}")
-        return add(y, reshape(b, (*b.shape, *[1] * (y.ndim - 2))))
-    parameters = [make("group_norm", p) for p in (weight, bias) if p is not None]
-    srcs = promoted("group_norm", x, *parameters)
-    return node(GROUP_NORM, srcs, {"groups": groups, "eps": as_number("group_norm", "eps", eps)})
+    attrs = {"groups": as_integer("group_norm", "groups", groups), "eps": as_number("group_norm", "eps", eps)}
+    return _norm(GROUP_NORM, x, weight, bias, 1, attrs)
 
 
 def _l2_norm(x: Array, *, eps: float) -> Array:
@@ -419,14 +375,12 @@ def _l2_norm(x: Array, *, eps: float) -> Array:
     return result
 
 
-L2_NORM = OpDef(
+L2_NORM = _define(
     "l2_norm",
-    family="normalization",
-    infer=_last_axis_infer("l2_norm"),
-    reference=_l2_norm,
-    inplace=(0,),
-    flops=flops_per_element(4),
-    formula="x / max(√Σ x², eps) over the last axis",
+    _norm_infer("l2_norm"),
+    _l2_norm,
+    4,
+    "x / max(√Σ x², eps) over the last axis",
     runs_like="rms_norm",
 )
 
@@ -441,4 +395,5 @@ def l2_norm(x: Any, axis: int = -1, eps: float = 1e-12) -> Tensor:
         BoundsError: no such axis.
         DTypeError: a quantized operand, an ``eps`` that is no number.
     """
-    return _along(L2_NORM, x, axis, {"eps": as_number("l2_norm", "eps", eps)})
+    x = floating("l2_norm", x)
+    return _along(L2_NORM, (x,), as_axis("l2_norm", axis, x), {"eps": as_number("l2_norm", "eps", eps)})

@@ -11,14 +11,15 @@ import numpy as np
 from opweave.errors import BoundsError, DTypeError, LayoutError, OpweaveError, ShapeError
 from opweave.graph import opdef
 from opweave.graph.dtypes import DType, bool_, f32, i32, i64, promote
-from opweave.graph.layout import broadcast_shapes, normalize_axis
+from opweave.graph.layout import Shape, broadcast_shapes, normalize_axis
 from opweave.graph.opdef import OpDef, define_op
 from opweave.graph.tensor import Tensor, as_tensor, constant, shows_columns_of_blocks
 
 __all__ = [
-    "Array", "Number", "as_axis", "as_fill", "as_flag", "as_ids", "as_integer", "as_number", "broadcast_to", "builds",
-    "cast", "explain", "floating", "is_number", "make", "no_bools", "optional_operands", "pair", "plain", "promoted",
-    "rows", "shows_columns_of_blocks", "unquantized", "wide",
+    "Array", "Number", "added", "as_axis", "as_fill", "as_flag", "as_ids", "as_integer", "as_mask", "as_number",
+    "broadcast_to", "builds", "cast", "explain", "float_pair", "floating", "floats", "is_number", "make",
+    "no_bools", "optional_operands", "pair", "plain", "promoted", "rows", "shows_columns_of_blocks",
+    "unquantized", "wide",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -257,6 +258,40 @@ def promoted(op: str, *operands: Tensor) -> tuple[Tensor, ...]:
     return tuple([cast(x, common) for x in operands])
 
 
+def floats(op: str, *values: Any) -> tuple[Tensor, ...]:
+    """Operands of a function on real numbers in one float type; ``None`` is left out. Raises as `promoted`."""
+    return tuple([floating(op, x) for x in promoted(op, *[make(op, v) for v in values if v is not None])])
+
+
+def added(op: str, what: str, value: Any, dtype: DType) -> Tensor:
+    """Something that is added to scores, in their type.
+
+    Raises:
+        DTypeError: it is not of a float type.
+    """
+    y = unquantized(op, value)
+    if not y.dtype.is_float:
+        raise DTypeError(
+            f"{op}: the {what} must be of a float type, as it is added: 0 keeps, -inf hides; it is {y.describe()}"
+        )
+    return cast(y, dtype)
+
+
+def as_mask(op: str, mask: Any, shape: Shape, x: Tensor) -> Tensor:
+    """A mask for scores of ``shape`` that are made of ``x``: in its type, and broadcast. Raises as `added`.
+
+    Raises:
+        ShapeError: it does not broadcast.
+    """
+    m = make(op, mask)
+    try:
+        return broadcast_to(added(op, "mask", m, x.dtype), shape)  # converted before it is repeated
+    except ShapeError:
+        raise ShapeError(
+            f"{op}: the mask {m.describe()} does not broadcast to the shape of the scores, {shape}; {_named((x,))}"
+        ) from None
+
+
 def pair(op: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
     """Two operands of one dtype and one shape: promoted, and broadcast as views.
 
@@ -264,10 +299,22 @@ def pair(op: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
         ShapeError: the shapes do not broadcast.
         DTypeError: a quantized operand, or something that is no array of numbers.
     """
+    x, y = _meeting(op, a, b)
+    return _of_one_shape(op, *(promoted(op, x, y) if x.dtype is not y.dtype or x.dtype.block > 1 else (x, y)))
+
+
+def float_pair(op: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
+    """Two operands as of `pair`, in a float type: integers and bools become f32. Raises as `pair`."""
+    x, y = floats(op, *_meeting(op, a, b))
+    return _of_one_shape(op, x, y)
+
+
+def _meeting(op: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
     x = make(op, a, b if isinstance(b, Tensor) else None)
-    y = make(op, b, x)
-    if x.dtype is not y.dtype or x.dtype.block > 1:
-        x, y = promoted(op, x, y)
+    return x, make(op, b, x)
+
+
+def _of_one_shape(op: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if x.shape != y.shape:
         try:
             shape = broadcast_shapes(x.shape, y.shape)

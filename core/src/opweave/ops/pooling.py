@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from opweave.graph.opdef import Infer, OpDef
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, as_flag, builds, floating, unquantized, wide
 from opweave.ops.samples import measured, operand
-from opweave.ops.windows import as_lengths, batched, fitting, windows_of
+from opweave.ops.windows import as_lengths, batched, fitting, window_attrs, windows_of
 
 __all__ = ["avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d"]
 
@@ -65,6 +66,24 @@ def _padded_windows(
     return views[(slice(None), slice(None), *[slice(n) for n in places])]
 
 
+_MAX: Final = "y[n, c, i] = max_k x[n, c, stride · i + dilation · k − padding]"
+_MEAN: Final = "y[n, c, i] = Σ_k x[n, c, stride · i + k − padding] / count"
+
+
+def _define(op: str, rank: int, reference: Callable[..., Array], more_flops: int, formula: str, **facts: Any) -> OpDef:
+    """The definition of a pooling, with one operation for each element of a window and ``more_flops`` for a result."""
+    return OpDef(
+        op,
+        family="pooling",
+        infer=_pool_infer(op, rank),
+        reference=reference,
+        flops=lambda out: out.size * (prod(out.attrs["kernel_size"]) + more_flops),
+        formula=formula,
+        runs_like="max_pool2d",
+        **facts,
+    )
+
+
 # --- the largest ----------------------------------------------------------------------------------------------------
 
 
@@ -81,44 +100,41 @@ def _max_pool2d_samples() -> list[Tensor]:
     return [max_pool2d(operand(1, c, n, n), 2) for c, n in ((4, 8), (16, 32), (64, 64))]
 
 
-def _define_max_pool(op: str, rank: int) -> OpDef:
-    return OpDef(
-        op,
-        family="pooling",
-        infer=_pool_infer(op, rank),
-        reference=_max_pool,
-        flops=lambda out: out.size * prod(out.attrs["kernel_size"]),
-        formula="y[n, c, i] = max_k x[n, c, stride · i + dilation · k − padding]",
-        exact=True,
-        runs_like="max_pool2d",
-        samples=measured(_max_pool2d_samples) if op == "max_pool2d" else None,
-    )
+MAX_POOL1D: Final = _define("max_pool1d", 1, _max_pool, 0, _MAX, exact=True)
+MAX_POOL2D: Final = _define(
+    "max_pool2d",
+    2,
+    _max_pool,
+    0,
+    _MAX,
+    exact=True,
+    samples=measured(_max_pool2d_samples),
+)
 
 
-MAX_POOL1D: Final = _define_max_pool("max_pool1d", 1)
-MAX_POOL2D: Final = _define_max_pool("max_pool2d", 2)
-
-
-def _sizes(op: str, rank: int, kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> dict[str, Any]:
-    kernel = as_lengths(op, "kernel_size", kernel_size, rank)
-    return {
-        "kernel_size": kernel,
-        "stride": kernel if stride is None else as_lengths(op, "stride", stride, rank),
-        "padding": as_lengths(op, "padding", padding, rank, 0),
-        "dilation": as_lengths(op, "dilation", dilation, rank),
-    }
+def _build(
+    op: OpDef,
+    rank: int,
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    flags: dict[str, bool],
+    **more: Any,
+) -> Tensor:
+    stride = kernel_size if stride is None else stride
+    attrs = window_attrs(op.name, rank, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation)
+    attrs |= {name: as_flag(op.name, name, flag) for name, flag in flags.items()} | more
+    return batched(op.name, x, rank, lambda y: node(op, (y,), attrs))
 
 
 def _build_max_pool(
-    op: OpDef, rank: int, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+    op: OpDef, rank: int, x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
 ) -> Tensor:
-    attrs = {
-        **_sizes(op.name, rank, kernel, stride, padding, dilation),
-        "ceil_mode": as_flag(op.name, "ceil_mode", ceil_mode),
-    }
     y = unquantized(op.name, x)
     y = y if y.dtype.is_integer else floating(op.name, y)
-    return batched(op.name, y, rank, lambda z: node(op, (z,), attrs))
+    return _build(op, rank, y, kernel_size, stride, padding, dilation, {"ceil_mode": ceil_mode})
 
 
 @builds(MAX_POOL1D)
@@ -136,13 +152,14 @@ def max_pool1d(
 def max_pool2d(
     x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Tensor:
-    """The largest element of each window of two axes, as ``torch.nn.functional.max_pool2d``; a NaN wins.
+    """The largest element of each window of two axes, as ``torch.nn.functional.max_pool2d``; NaN where a
+    window has one.
 
     Args:
         x: shape (batch, channels, height, width), or without a batch; floats or integers.
         kernel_size: of the windows; here and below one integer or one for each axis.
         stride: steps between windows, ``kernel_size`` by default.
-        padding: elements on both sides that never win, at most half a window.
+        padding: elements on both sides that are never the largest, at most half a window.
         dilation: distance between the elements of a window.
         ceil_mode: also windows that run over the end, if they begin before it.
 
@@ -186,30 +203,16 @@ def _avg_pool(
     return total
 
 
-def _define_avg_pool(op: str, rank: int) -> OpDef:
-    return OpDef(
-        op,
-        family="pooling",
-        infer=_pool_infer(op, rank),
-        reference=_avg_pool,
-        flops=lambda out: out.size * (prod(out.attrs["kernel_size"]) + 1),
-        formula="y[n, c, i] = Σ_k x[n, c, stride · i + k − padding] / count",
-        runs_like="max_pool2d",
-    )
-
-
-AVG_POOL1D: Final = _define_avg_pool("avg_pool1d", 1)
-AVG_POOL2D: Final = _define_avg_pool("avg_pool2d", 2)
+AVG_POOL1D: Final = _define("avg_pool1d", 1, _avg_pool, 1, _MEAN)
+AVG_POOL2D: Final = _define("avg_pool2d", 2, _avg_pool, 1, _MEAN)
 
 
 def _build_avg_pool(
     op: OpDef, rank: int, x: Any, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, include: bool, divisor: Any
 ) -> Tensor:
-    attrs = _sizes(op.name, rank, kernel, stride, padding, 1)
-    attrs["ceil_mode"] = as_flag(op.name, "ceil_mode", ceil_mode)
-    attrs["count_include_pad"] = as_flag(op.name, "count_include_pad", include)
-    attrs["divisor"] = 0 if divisor is None else as_lengths(op.name, "divisor_override", divisor, 1)[0]
-    return batched(op.name, floating(op.name, x), rank, lambda z: node(op, (z,), attrs))
+    number = 0 if divisor is None else as_lengths(op.name, "divisor_override", divisor, 1)[0]
+    flags = {"ceil_mode": ceil_mode, "count_include_pad": include}
+    return _build(op, rank, floating(op.name, x), kernel, stride, padding, 1, flags, divisor=number)
 
 
 @builds(AVG_POOL1D)

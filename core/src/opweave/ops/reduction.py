@@ -38,7 +38,7 @@ def _reduced(x: Tensor, *, axes: tuple[int, ...], **attrs: Any) -> tuple[Shape, 
     return tuple([n for i, n in enumerate(x.shape) if i not in axes]), x.dtype
 
 
-def _reduction(name: str, reference: Callable[..., Array], formula: str, *, flops: int = 1, **facts: Any) -> OpDef:
+def _reduction(name: str, reference: Callable[..., Any], formula: str, *, flops: int = 1, **facts: Any) -> OpDef:
     """The definition of an operation that drops ``axes``.
 
     Args:
@@ -173,7 +173,7 @@ MAX = _reduction(
 
 @builds(MAX)
 def max(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """The largest element over one, several or (by default) all axes; NaN where there is one.
+    """The largest element over one, several or (by default) all axes; NaN if one of them is NaN.
 
     Raises:
         BoundsError: no such axis.
@@ -189,7 +189,7 @@ MIN = _reduction("min", lambda x, *, axes: np.min(wide(x), axes), "min x over ax
 
 @builds(MIN)
 def min(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """The smallest element over one, several or (by default) all axes; NaN where there is one. Raises as `max`."""
+    """The smallest element over one, several or (by default) all axes; NaN if one of them is NaN. Raises as `max`."""
     x = unquantized("min", x)
     return _reduce(MIN, x, axis, keepdims, x.dtype)
 
@@ -209,7 +209,7 @@ ARGMAX = OpDef(
 
 @builds(ARGMAX)
 def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """Where along ``axis`` (by default, in the flattened tensor) the largest element is, as i64.
+    """The index, i64, of the largest element along ``axis``, by default in the flattened tensor.
 
     The lowest index among equals; NaN counts as the largest, as in NumPy.
 
@@ -249,7 +249,7 @@ COUNT_EQUAL = OpDef(
 
 @builds(COUNT_EQUAL)
 def count_equal(a: Any, b: Any) -> Tensor:
-    """At how many places two tensors are equal, as an i64 without axes: e.g. how many predictions are right.
+    """The number of places at which two tensors are equal, i64 of shape ().
 
     The operands are promoted and broadcast. NaN equals nothing.
 

@@ -1,4 +1,4 @@
-"""Positions: as rotations of pairs of elements, and as waves."""
+"""Position encodings: rotary position embedding, and the sinusoidal embedding of timesteps."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def _spread_positions(at: Tensor, x: Tensor, sections: tuple[int, ...]) -> Tenso
     raise ShapeError(f"rope: positions are {kind} to {x.shape[:-1]} of {x.describe()}, not {at.describe()}")
 
 
-# --- waves ----------------------------------------------------------------------------------------------------------
+# --- timesteps ------------------------------------------------------------------------------------------------------
 
 
 def _timestep_infer(t: Tensor, *, dim: int, max_period: float) -> tuple[Shape, DType]:
@@ -288,8 +288,7 @@ TIMESTEP_EMBEDDING: Final = OpDef(
 
 @builds(TIMESTEP_EMBEDDING)
 def timestep_embedding(timesteps: Any, dim: int, max_period: float = 10000.0) -> Tensor:
-    """Cosines and sines of a time at frequencies from 1 down to almost 1 / max_period: how diffusion models are told
-    the time.
+    """Cosines and sines of the timesteps of diffusion models, at frequencies from 1 down to almost 1 / max_period.
 
     Vaswani et al., "Attention Is All You Need", 2017, section 3.5, in the order that Dhariwal and Nichol, "Diffusion
     Models Beat GANs on Image Synthesis", 2021, use: all cosines first.

@@ -1,4 +1,4 @@
-"""Floats to whole numbers, which stay floats. Integers and bools are whole already: they come back as they are."""
+"""Rounding of floats to whole numbers, in their own dtype. Integers and bools are returned as they are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ FLOOR = elementwise("floor", lambda x: np.floor(wide(x)), "⌊x⌋", family="rou
 
 @builds(FLOOR)
 def floor(x: Any) -> Tensor:
-    """The largest whole number that is not above ``x``. Raises `DTypeError` for quantized operands."""
+    """The largest whole number that is not above ``x``, as NumPy's ``floor``.
+
+    Raises:
+        DTypeError: a quantized operand.
+    """
     return _whole(FLOOR, x)
 
 
@@ -33,7 +37,7 @@ CEIL = elementwise("ceil", lambda x: np.ceil(wide(x)), "⌈x⌉", family="roundi
 
 @builds(CEIL)
 def ceil(x: Any) -> Tensor:
-    """The smallest whole number that is not below ``x``. Raises as `floor`."""
+    """The smallest whole number that is not below ``x``, as NumPy's ``ceil``. Raises as `floor`."""
     return _whole(CEIL, x)
 
 

@@ -52,11 +52,15 @@ def minimum(a: Any, b: Any) -> Tensor:
         ShapeError: the shapes do not broadcast.
         DTypeError: a quantized operand.
     """
+    return _extreme(MINIMUM, "max", a, b)
+
+
+def _extreme(op: OpDef, bound: str, a: Any, b: Any) -> Tensor:
     if isinstance(a, Tensor) and is_number(b) and a.dtype.is_float:
-        return clamp(a, max=b)
+        return clamp(a, **{bound: b})
     if isinstance(b, Tensor) and is_number(a) and b.dtype.is_float:
-        return clamp(b, max=a)
-    return node(MINIMUM, pair("minimum", a, b), {})
+        return clamp(b, **{bound: a})
+    return node(op, pair(op.name, a, b), {})
 
 
 MAXIMUM = elementwise(
@@ -72,11 +76,7 @@ MAXIMUM = elementwise(
 @builds(MAXIMUM)
 def maximum(a: Any, b: Any) -> Tensor:
     """The larger of two elements, broadcast and promoted; NaN where either is NaN. Otherwise as `minimum`."""
-    if isinstance(a, Tensor) and is_number(b) and a.dtype.is_float:
-        return clamp(a, min=b)
-    if isinstance(b, Tensor) and is_number(a) and b.dtype.is_float:
-        return clamp(b, min=a)
-    return node(MAXIMUM, pair("maximum", a, b), {})
+    return _extreme(MAXIMUM, "min", a, b)
 
 
 def _clamp(x: Array, *, min: Number, max: Number) -> Array:
@@ -146,6 +146,10 @@ def _where_infer(condition: Tensor, a: Tensor, b: Tensor) -> tuple[Shape, DType]
     return same(a, b)
 
 
+def _where_samples() -> list[Tensor]:
+    return [where(operand(*s, dtype="bool"), operand(*s), operand(*s)) for s in ROWS]
+
+
 WHERE = OpDef(
     "where",
     family="selection",
@@ -155,7 +159,7 @@ WHERE = OpDef(
     pointwise=True,
     formula="a where the condition holds, else b",
     exact=True,
-    samples=measured(lambda: [where(operand(*s, dtype="bool"), operand(*s), operand(*s)) for s in ROWS]),
+    samples=measured(_where_samples),
 )
 
 

@@ -57,7 +57,7 @@ def _order(x: Array, axis: int, descending: bool) -> Array:
     values = wide(x)
     if not descending:
         return np.argsort(values, axis, kind="stable")
-    # Sorted backwards as a whole, equals would change places: so their places are turned around beforehand.
+    # Reversing an ascending order also reverses equal elements, so they are reversed before they are sorted.
     backwards = np.argsort(np.flip(values, axis), axis, kind="stable")
     result: Array = x.shape[axis] - 1 - np.flip(backwards, axis)
     return result
@@ -86,7 +86,7 @@ def argsort(x: Any, axis: int = -1, descending: bool = False, stable: bool = Fal
         axis: along which to sort.
         descending: the largest first.
         stable: equal elements (0 and -0, NaN and NaN are equal) keep their order, also where descending. Otherwise
-            their order is open, which may be faster.
+            they may come in any order, which may be faster.
 
     Raises:
         BoundsError: no such axis.
@@ -95,6 +95,10 @@ def argsort(x: Any, axis: int = -1, descending: bool = False, stable: bool = Fal
     x, at = _on_axis("argsort", x, axis)
     flags = {"descending": as_flag("argsort", "descending", descending), "stable": as_flag("argsort", "stable", stable)}
     return node(ARGSORT, (x,), {"axis": at, **flags})
+
+
+def _top_k_samples() -> list[Tensor]:
+    return [top_k(operand(*s), 2)[1] for s in ROWS]
 
 
 TOP_K = OpDef(
@@ -106,7 +110,7 @@ TOP_K = OpDef(
     flops=lambda out: out.srcs[0].size,
     formula="the first k of a stable descending argsort along axis",
     runs_like="cumsum",
-    samples=measured(lambda: [top_k(operand(*s), 2)[1] for s in ROWS]),
+    samples=measured(_top_k_samples),
 )
 
 

@@ -18,13 +18,9 @@ from opweave.graph.tensor import Tensor, node
 from opweave.ops.activation import silu
 from opweave.ops.elementwise import add, mul
 from opweave.ops.movement import concat, reshape
-from opweave.ops.operands import Array, as_flag, broadcast_to, builds, floating, make, optional_operands, promoted, wide
+from opweave.ops.operands import Array, as_flag, broadcast_to, builds, floats, make, optional_operands, wide
 
 __all__ = ["causal_conv1d", "selective_scan"]
-
-
-def _floats(op: str, *values: Any) -> tuple[Tensor, ...]:
-    return tuple([floating(op, x) for x in promoted(op, *[make(op, v) for v in values])])
 
 
 # --- causal convolution ---------------------------------------------------------------------------------------------
@@ -91,8 +87,7 @@ def causal_conv1d(
         ShapeError: shapes that do not fit.
         DTypeError: a quantized operand.
     """
-    given = [v for v in (bias, initial_states) if v is not None]
-    srcs = _floats("causal_conv1d", x, weight, *given)
+    srcs = floats("causal_conv1d", x, weight, bias, initial_states)
     y = node(CAUSAL_CONV1D, srcs, {"biased": bias is not None})
     if not as_flag("causal_conv1d", "return_final_states", return_final_states):
         return y
@@ -214,8 +209,7 @@ def selective_scan(
             raise ShapeError(f"selective_scan: delta_bias must have shape (channels,); got {bias.describe()}")
         steps = add(steps, reshape(bias, (-1, 1)))
     b, c = [_grouped(make("selective_scan", m)) for m in (B, C)]
-    given = [v for v in (D, state) if v is not None]
-    srcs = _floats("selective_scan", u, steps, A, b, c, *given)
+    srcs = floats("selective_scan", u, steps, A, b, c, D, state)
     softplus = as_flag("selective_scan", "delta_softplus", delta_softplus)
     last = as_flag("selective_scan", "return_last_state", return_last_state)
     attrs = {"softplus": softplus, "skip": D is not None, "last": last}

@@ -14,7 +14,7 @@ from opweave.graph.tensor import Tensor
 from opweave.ops.movement import reshape
 from opweave.ops.operands import Array
 
-__all__ = ["as_lengths", "batched", "fitting", "windows_of"]
+__all__ = ["as_lengths", "batched", "fitting", "window_attrs", "windows_of"]
 
 _ADDRESSES: Final = 1 << 63
 
@@ -34,8 +34,13 @@ def as_lengths(op: str, what: str, value: Any, rank: int, least: int = 1) -> tup
     return numbers
 
 
+def window_attrs(op: str, rank: int, **values: Any) -> dict[str, Any]:
+    """Each value by its name as `as_lengths` gives it; only paddings may be 0."""
+    return {k: as_lengths(op, k, v, rank, 0 if k.endswith("padding") else 1) for k, v in values.items()}
+
+
 def fitting(length: int, kernel: int, stride: int, dilation: int) -> int:
-    """How many windows fit into ``length`` (padding included) elements; 0 or less: not one."""
+    """How many windows fit into ``length`` (padding included) elements; 0 or less if none does."""
     return (length - dilation * (kernel - 1) - 1) // stride + 1
 
 
