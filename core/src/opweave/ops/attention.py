@@ -12,7 +12,7 @@ from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.normalization import alibi_slopes
+from opweave.ops.normalization import alibi_slopes, softmax_of
 from opweave.ops.operands import (
     Array,
     as_flag,
@@ -85,15 +85,7 @@ def _attention(
     if causal:
         last = np.arange(keys - tokens, keys)[:, None]
         scores = np.where(np.arange(keys) > last, -np.inf, scores)
-    top = scores.max(-1, keepdims=True)
-    if sinks is not None:
-        sinks = sinks[:, None, None]
-        top = np.maximum(top, sinks)
-    powers = np.exp(scores - top)
-    total = powers.sum(-1, keepdims=True)
-    if sinks is not None:
-        total = total + np.exp(sinks - top)
-    result: Array = np.matmul(powers / total, v)
+    result: Array = np.matmul(softmax_of(scores, sinks), v)
     return result
 
 

@@ -118,17 +118,12 @@ def _build_conv(
     op: OpDef, rank: int, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any
 ) -> Tensor:
     name = op.name
-    steps, spread = as_lengths(name, "stride", stride, rank), as_lengths(name, "dilation", dilation, rank)
-    (parts,) = as_lengths(name, "groups", groups, 1)
+    attrs = window_attrs(name, rank, stride=stride, dilation=dilation)
+    attrs["groups"] = as_lengths(name, "groups", groups, 1)[0]
     w = make(name, weight)
     if w.ndim != rank + 2:
         raise ShapeError(f"{name}: needs weights (out, in / groups) and {rank} more axes, not {w.describe()}")
-    attrs = {
-        "stride": steps,
-        "padding": _pads(name, padding, w.shape[2:], steps, spread),
-        "dilation": spread,
-        "groups": parts,
-    }
+    attrs["padding"] = _pads(name, padding, w.shape[2:], attrs["stride"], attrs["dilation"])
     return batched(name, make(name, x), rank, lambda y: node(op, floats(name, y, w, bias), attrs))
 
 
@@ -277,9 +272,9 @@ def _build_transposed(
     dilation: Any,
 ) -> Tensor:
     name = op.name
-    attrs = window_attrs(name, rank, stride=stride, padding=padding, output_padding=output_padding)
-    attrs |= window_attrs(name, 1, groups=groups) | window_attrs(name, rank, dilation=dilation)
-    (attrs["groups"],) = attrs["groups"]
+    attrs = window_attrs(
+        name, rank, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation
+    ) | {"groups": as_lengths(name, "groups", groups, 1)[0]}
     for extra, s, d in zip(attrs["output_padding"], attrs["stride"], attrs["dilation"], strict=True):
         if extra >= max(s, d):
             raise ShapeError(f"{name}: output_padding {extra} must be below stride {s} or dilation {d}")

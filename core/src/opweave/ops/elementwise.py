@@ -20,6 +20,7 @@ from opweave.ops.operands import (
     Array,
     as_number,
     builds,
+    float_and_number,
     float_pair,
     floating,
     is_number,
@@ -100,10 +101,8 @@ def add(a: Any, b: Any) -> Tensor:
         ShapeError: the shapes do not broadcast.
         DTypeError: quantized or two bool operands.
     """
-    if isinstance(a, Tensor) and is_number(b) and a.dtype.is_float:
-        return scale(a, 1.0, b)
-    if isinstance(b, Tensor) and is_number(a) and b.dtype.is_float:
-        return scale(b, 1.0, a)
+    if (met := float_and_number(a, b)) is not None:
+        return scale(met[0], 1.0, met[1])
     return _arithmetic(ADD, a, b)
 
 
@@ -126,10 +125,8 @@ MUL = elementwise("mul", lambda a, b: np.multiply(wide(a), wide(b)), "a · b", s
 @builds(MUL)
 def mul(a: Any, b: Any) -> Tensor:
     """``a * b``, broadcast and promoted; integers wrap around. Raises as `add`."""
-    if isinstance(a, Tensor) and is_number(b) and a.dtype.is_float:
-        return scale(a, b)
-    if isinstance(b, Tensor) and is_number(a) and b.dtype.is_float:
-        return scale(b, a)
+    if (met := float_and_number(a, b)) is not None:
+        return scale(*met)
     return _arithmetic(MUL, a, b)
 
 

@@ -88,13 +88,21 @@ def _softmax_infer(x: Tensor, mask: Tensor | None = None, *, scale: float) -> tu
     return x.shape, x.dtype
 
 
-def _softmax(x: Array, mask: Array | None = None, *, scale: float) -> Array:
-    logits = wide(x) * scale
-    if mask is not None:
-        logits = logits + wide(mask)
-    powers = np.exp(logits - logits.max(-1, keepdims=True))
-    result: Array = powers / powers.sum(-1, keepdims=True)
+def softmax_of(scores: Array, sinks: Array | None = None) -> Array:
+    """The softmax over the last axis. ``sinks``, one for each head along axis -3, are added to the sum as powers."""
+    top = scores.max(-1, keepdims=True)
+    if sinks is not None:
+        sinks = wide(sinks)[:, None, None]
+        top = np.maximum(top, sinks)
+    powers = np.exp(scores - top)
+    total = powers.sum(-1, keepdims=True)
+    result: Array = powers / (total if sinks is None else total + np.exp(sinks - top))
     return result
+
+
+def _softmax(x: Array, mask: Array | None = None, *, scale: float) -> Array:
+    scores = wide(x) * scale
+    return softmax_of(scores if mask is None else scores + wide(mask))
 
 
 def alibi_slopes(heads: int, max_bias: float) -> Array:
@@ -137,14 +145,10 @@ def _head_softmax_infer(
 
 
 def _head_softmax(x: Array, sinks: Array, mask: Array | None = None, *, scale: float, max_bias: float) -> Array:
-    logits = wide(x) * scale
+    scores = wide(x) * scale
     if mask is not None:
-        logits = logits + wide(mask) * alibi_slopes(len(sinks), max_bias)[:, None, None]
-    extra = wide(sinks)[:, None, None]
-    top = np.maximum(logits.max(-1, keepdims=True), extra)
-    powers = np.exp(logits - top)
-    result: Array = powers / (powers.sum(-1, keepdims=True) + np.exp(extra - top))
-    return result
+        scores = scores + wide(mask) * alibi_slopes(len(sinks), max_bias)[:, None, None]
+    return softmax_of(scores, sinks)
 
 
 HEAD_SOFTMAX = define_op(

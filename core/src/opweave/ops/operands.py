@@ -17,8 +17,8 @@ from opweave.graph.tensor import Tensor, as_tensor, constant, shows_columns_of_b
 
 __all__ = [
     "Array", "Number", "added", "as_axis", "as_fill", "as_flag", "as_ids", "as_integer", "as_mask", "as_number",
-    "broadcast_to", "builds", "cast", "explain", "float_pair", "floating", "floats", "is_number", "make",
-    "no_bools", "optional_operands", "pair", "plain", "promoted", "rows", "shows_columns_of_blocks",
+    "broadcast_to", "builds", "cast", "explain", "float_and_number", "float_pair", "floating", "floats", "is_number",
+    "make", "no_bools", "optional_operands", "pair", "plain", "promoted", "rows", "shows_columns_of_blocks",
     "unquantized", "wide",
 ]  # fmt: skip
 
@@ -116,6 +116,14 @@ def no_bools(op: str, *operands: Tensor) -> None:
 def is_number(value: Any) -> bool:
     """Whether it is a bare Python number, which takes the dtype of the tensor it meets."""
     return isinstance(value, (bool, int, float))
+
+
+def float_and_number(a: Any, b: Any) -> tuple[Tensor, Number] | None:
+    """A float tensor and a bare number, given in either order; ``None`` for all other operands."""
+    for x, number in ((a, b), (b, a)):
+        if isinstance(x, Tensor) and is_number(number) and x.dtype.is_float:
+            return x, number
+    return None
 
 
 def as_number(op: str, what: str, value: Any) -> float:

@@ -20,6 +20,7 @@ from opweave.ops.operands import (
     builds,
     cast,
     explain,
+    float_and_number,
     is_number,
     make,
     pair,
@@ -52,15 +53,9 @@ def minimum(a: Any, b: Any) -> Tensor:
         ShapeError: the shapes do not broadcast.
         DTypeError: a quantized operand.
     """
-    return _extreme(MINIMUM, "max", a, b)
-
-
-def _extreme(op: OpDef, bound: str, a: Any, b: Any) -> Tensor:
-    if isinstance(a, Tensor) and is_number(b) and a.dtype.is_float:
-        return clamp(a, **{bound: b})
-    if isinstance(b, Tensor) and is_number(a) and b.dtype.is_float:
-        return clamp(b, **{bound: a})
-    return node(op, pair(op.name, a, b), {})
+    if (met := float_and_number(a, b)) is not None:
+        return clamp(met[0], max=met[1])
+    return node(MINIMUM, pair("minimum", a, b), {})
 
 
 MAXIMUM = elementwise(
@@ -76,7 +71,9 @@ MAXIMUM = elementwise(
 @builds(MAXIMUM)
 def maximum(a: Any, b: Any) -> Tensor:
     """The larger of two elements, broadcast and promoted; NaN where either is NaN. Otherwise as `minimum`."""
-    return _extreme(MAXIMUM, "min", a, b)
+    if (met := float_and_number(a, b)) is not None:
+        return clamp(met[0], min=met[1])
+    return node(MAXIMUM, pair("maximum", a, b), {})
 
 
 def _clamp(x: Array, *, min: Number, max: Number) -> Array:
