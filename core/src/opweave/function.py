@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, overload
 import numpy as np
 
 from opweave import registry
-from opweave.dlpack import host_view
 from opweave.errors import SchedulerError, ShapeError
 from opweave.graph.dtypes import as_dtype, f32
+from opweave.graph.foreign import host_view, is_foreign
 from opweave.graph.graph import Graph
 from opweave.graph.layout import check_shape
 from opweave.graph.tensor import Tensor, constant, host_array, input
@@ -186,9 +186,7 @@ def _as_array(value: Any) -> Any:
         return value
     if isinstance(value, (list, np.generic)):
         return host_array(value, copy=False)
-    if hasattr(value, "__dlpack__") and not isinstance(value, Tensor):
-        return host_view(value)
-    return None
+    return host_view(value) if is_foreign(value) and not isinstance(value, Tensor) else None
 
 
 def _outputs(result: Any, function: Function) -> Outputs:

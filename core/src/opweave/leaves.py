@@ -28,6 +28,7 @@ from opweave.errors import (
     UnsupportedOpError,
 )
 from opweave.graph.dtypes import DType, DTypeLike, as_dtype, f32
+from opweave.graph.foreign import is_foreign
 from opweave.graph.layout import check_shape, nbytes
 from opweave.graph.tensor import Leaf, Location, Placement, Spec, Tensor, host_array, new_leaf
 from opweave.host.storage import array_shape, dense_arg, read, write
@@ -148,7 +149,7 @@ def weights(
 def _unwrapped(name: str, value: Any) -> Any:
     """A weight's value in a form that `_weight` accepts: converts arrays of other libraries, and leaves made of
     them."""
-    if hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, np.generic, Tensor)):
+    if is_foreign(value) and not isinstance(value, Tensor):
         value = from_dlpack(value, name=name)
     if not isinstance(value, Tensor):
         return value

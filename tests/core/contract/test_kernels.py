@@ -7,13 +7,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import opweave.ops  # noqa: F401 - the operations that the tables name
+import opweave as ow
 from opweave.contract import Arg, Group, Step
 from opweave.contract.kernels import KernelTable
 from opweave.errors import LifetimeError, UnknownNameError, UnsupportedOpError
 from opweave.graph.dtypes import as_dtype, f16, f32, i32, q4_0, u8
 from opweave.graph.layout import dense_strides
 from opweave.host.device import HostDevice
+from opweave.host.memory import HostMemory
 
 
 def arg(dtype="f32", shape=(4, 8), strides=None) -> Arg:
@@ -164,6 +165,23 @@ def test_workspace_is_asked_for_and_handed_over():
     with HostDevice().open() as stream:
         (_, op, out, source), named = kernels.bind(stream, Group((s,), 256, scratch))()
     assert (op, out, source, named) == ("neg", s.out, s.srcs[0], {"workspace": scratch})
+
+
+def test_the_workspace_of_a_signature_is_asked_for_once():
+    asked = []
+
+    class Asked(HostMemory):
+        kernels = KernelTable("f32")
+
+    @Asked.kernels("neg", workspace=lambda s: asked.append(s) or {"scores": ("f32", (3, 5))})
+    def neg(stream, op, out, source, *, scores):
+        return lambda: np.negative(source.view, out=out.view)
+
+    with ow.Scheduler([Asked(), "host"]) as scheduler:
+        program = scheduler.build(ow.neg(ow.input("asked_once", (2, 3, 4))))
+        assert program.run(asked_once=np.ones((2, 3, 4), np.float32)).max() == -1
+        scheduler.build(ow.neg(ow.input("asked_not_again", (2, 3, 4))))
+    assert len(asked) == 1
 
 
 def test_named_arrays_are_sized_and_sliced_by_the_core():

@@ -48,7 +48,7 @@ def test_lists_within_lists_without_end(measured, deep):
 
 
 @pytest.mark.parametrize(
-    "figure", ["NaN", "-1.0", "Infinity", "-Infinity", "1e999", '"1"', "null", "[]", "1" + "0" * 400]
+    "figure", ["NaN", "-1.0", "Infinity", "-Infinity", "1e999", '"1"', "null", "[]", "true", "1" + "0" * 400]
 )
 @pytest.mark.parametrize("where", ["switch", "upload", "costs"])
 def test_figures_that_no_device_has(measured, figure, where):
@@ -62,6 +62,16 @@ def test_figures_that_no_device_has(measured, figure, where):
     else:
         profile["costs"]["add"]["f32"][0][0][0][1] = "@"
     file().write_text(json.dumps(document).replace('"@"', figure))
+    assert is_measured_anew(measured)
+
+
+@pytest.mark.parametrize("value", [None, 1, ["one"], {}, True])
+@pytest.mark.parametrize("where", ["device", "group"])
+def test_names_that_are_no_text(measured, where, value):
+    ow.profile(Separate("one"))
+    document = json.loads(file().read_text())
+    document["profile"][where] = value
+    file().write_text(json.dumps(document))
     assert is_measured_anew(measured)
 
 

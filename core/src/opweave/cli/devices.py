@@ -13,7 +13,6 @@ from opweave.cli.output import Row, human_bytes, print_json, print_rows, unusabl
 from opweave.contract.capabilities import Kind
 from opweave.errors import OpweaveError
 from opweave.registry import State
-from opweave.registry.discovery import core_version
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
@@ -37,7 +36,6 @@ def collect(*, features: bool) -> dict[str, Any]:
     through = {device.hardware_id: device.name for device in default}
     records = known.plugins()
     return {
-        "opweave": core_version(),
         "devices": [
             _document(device, devices, order.get(id(device)), through.get(device.hardware_id), features)
             for device in devices

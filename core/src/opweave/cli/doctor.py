@@ -9,7 +9,6 @@ from rich.text import Text
 from opweave import registry
 from opweave.cli import probe
 from opweave.cli.output import Row, print_json, print_rows
-from opweave.registry.discovery import core_version
 from opweave.tools.doctor import diagnose
 
 __all__ = ["collect", "show_doctor"]
@@ -19,8 +18,7 @@ _COLOURS: Final = {"ok": "green", "slow": "yellow", "wrong": "bold red"}
 
 def collect() -> dict[str, Any]:
     """The diagnoses of the core and of all plugins, as a document."""
-    found = [{"by": plugin, **diagnosis._asdict()} for plugin, diagnosis in diagnose(registry.REGISTRY)]
-    return {"opweave": core_version(), "diagnoses": found}
+    return {"diagnoses": [{"by": plugin, **found._asdict()} for plugin, found in diagnose(registry.REGISTRY)]}
 
 
 def show_doctor(*, as_json: bool, isolated: bool, seconds: float) -> list[str]:

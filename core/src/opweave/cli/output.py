@@ -15,6 +15,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from opweave.registry.discovery import core_version
+
 __all__ = [
     "Row", "human_bytes", "plain", "print_json", "print_rows", "progress", "quiet_stdout", "to_json",
     "unusable_details",
@@ -114,8 +116,9 @@ def human_bytes(n: int) -> str:
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print one JSON document. Values that JSON cannot represent are written as strings."""
-    sys.stdout.write(json.dumps(to_json(document), indent=2) + "\n")
+    """Print one JSON document, the version of opweave first. Values that JSON cannot represent are written as
+    strings."""
+    sys.stdout.write(json.dumps(to_json({"opweave": core_version(), **document}), indent=2) + "\n")
 
 
 def to_json(value: object, depth: int = 0) -> Any:

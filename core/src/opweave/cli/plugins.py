@@ -13,7 +13,6 @@ from opweave.cli import probe
 from opweave.cli.output import Row, print_json, print_rows, unusable_details
 from opweave.errors import OpweaveError
 from opweave.registry import PluginRecord
-from opweave.registry.discovery import core_version
 
 __all__ = ["collect", "show_plugins"]
 
@@ -34,7 +33,7 @@ def collect() -> dict[str, Any]:
     except OpweaveError as error:
         failed = "\n".join([str(error), *getattr(error, "__notes__", ())])
     records = registry.REGISTRY.plugins()
-    return {"opweave": core_version(), "plugins": [_document(record) for record in records], "failed": failed}
+    return {"plugins": [_document(record) for record in records], "failed": failed}
 
 
 def show_plugins(*, as_json: bool, isolated: bool, seconds: float) -> Sequence[dict[str, Any]]:

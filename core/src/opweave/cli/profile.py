@@ -11,7 +11,6 @@ from opweave import registry
 from opweave.cli.output import Row, print_json, print_rows, progress, quiet_stdout
 from opweave.cost.profile import Profile
 from opweave.cost.store import cache_folder, profile
-from opweave.registry.discovery import core_version
 
 __all__ = ["show_profiles"]
 
@@ -39,7 +38,7 @@ def show_profiles(names: Sequence[str], *, refresh: bool, as_json: bool) -> None
             bar.remove_task(task)
     folder = cache_folder()
     if as_json:
-        print_json({"opweave": core_version(), "folder": folder and str(folder),
+        print_json({"folder": folder and str(folder),
                     "profiles": [{**_figures(p), "profile": p.to_json()} for p in found]})  # fmt: skip
         return
     header = ["device", "per step", "per split", "memory", "to / from host", "f32 products"]

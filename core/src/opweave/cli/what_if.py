@@ -13,7 +13,6 @@ from rich.text import Text
 from opweave.cli.output import Row, human_bytes, print_json, print_rows, quiet_stdout
 from opweave.cost.predict import Prediction
 from opweave.errors import SchedulerError, UnknownNameError
-from opweave.registry.discovery import core_version
 from opweave.whatif.cluster import Cluster, read_cluster
 from opweave.whatif.divide import what_if
 
@@ -72,7 +71,6 @@ def _outputs(graph: str) -> Any:
 
 def _as_json(cluster: Cluster, predicted: Prediction, sizes: dict[str, int], counts: dict[str, int]) -> dict[str, Any]:
     return {
-        "opweave": core_version(),
         "seconds": predicted.seconds,
         "interval_seconds": predicted.interval,
         "copy_seconds": predicted.copies,

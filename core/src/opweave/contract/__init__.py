@@ -5,12 +5,12 @@ used as they are.
 """
 
 from opweave.contract.backend import AbortCallback, Backend, Features, SetThreads, SplitBuffers
-from opweave.contract.buffer import Buffer, mapped
+from opweave.contract.buffer import Buffer
 from opweave.contract.capabilities import Caps, DeviceProps, Kind
 from opweave.contract.device import Device
 from opweave.contract.event import Event
 from opweave.contract.fusing import pointwise_groups
-from opweave.contract.memory import BufferType
+from opweave.contract.memory import BufferType, mapped
 from opweave.contract.multibuffer import MultiBuffer
 from opweave.contract.offloading import Offloading
 from opweave.contract.plan import Plan, StepError

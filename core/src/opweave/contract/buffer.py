@@ -1,12 +1,11 @@
-"""`Buffer`: one allocation of a device, and its bytes as host memory (`mapped`).
+"""`Buffer`: one allocation of a device.
 
 `Buffer` is not subclassed: it checks ranges, lifetimes and permissions, then calls its `BufferType`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from sys import is_finalizing
 from time import perf_counter_ns
@@ -38,10 +37,7 @@ if TYPE_CHECKING:
         def _invalidate(self, why: str) -> None: ...
 
 
-__all__ = ["Buffer", "mapped"]
-
-FEW_DEPENDENTS: Final = 16
-"""Up to this number of dependents a buffer keeps weak references without removing dead ones."""
+__all__ = ["Buffer"]
 
 
 class Buffer:
@@ -74,7 +70,7 @@ class Buffer:
         readonly: bool = False,
     ) -> None:
         self._freed = False
-        self._dependents: list[ref[Dependent]] | None = None
+        self._dependents: list[ref[Dependent]] = []
         self._prepared: dict[int, int] = {}  # in memory that is not raw: offset of each tensor -> its packed bytes
         self.type: Final = type
         self.device: Final = type.device
@@ -105,7 +101,7 @@ class Buffer:
         self.type.check_usage(usage)
         if usage is not self._usage:
             self._usage = usage
-            if self._dependents is not None:
+            if self._dependents:
                 CHANGES.note()
 
     @property
@@ -178,8 +174,7 @@ class Buffer:
             return
         start, size = self._tensor_around(offset, len(view))
         if size != len(view):
-            part, view = view, memoryview(bytearray(size))
-            self.type._download(self.handle, start, view)
+            part, view = view, self.read(start, size).data
             view[offset - start : offset - start + len(part)] = part
         self.type._upload(self.handle, start, view)
 
@@ -197,9 +192,7 @@ class Buffer:
         if size == len(view):
             self.type._download(self.handle, start, view)
         else:
-            whole = memoryview(bytearray(size))
-            self.type._download(self.handle, start, whole)
-            view[:] = whole[offset - start : offset - start + len(view)]
+            view[:] = self.read(start, size).data[offset - start : offset - start + len(view)]
 
     def _tensor_around(self, offset: int, size: int) -> tuple[int, int]:
         """Offset and bytes of the prepared tensor that contains a range; the range itself if none was prepared."""
@@ -256,13 +249,7 @@ class Buffer:
         self.check(offset, size)
         if not self.type.is_raw:
             raise LayoutError(f"{self!r} does not store tensors as they were uploaded; download them")
-        try:
-            view = memoryview(self.handle)
-        except TypeError:
-            if self.address is None or not self.space.host:
-                raise self._opaque() from None
-            return _at(self.address, self.size)[offset : offset + size]
-        return view.cast("B")[offset : offset + size]
+        return self.view(offset, u8, (size,), (1,)).data
 
     def view(self, offset: int, dtype: DType, shape: Shape, strides: Strides) -> np.ndarray[Any, Any]:
         """A NumPy array over the memory, not a copy, where the process can address it.
@@ -288,14 +275,14 @@ class Buffer:
         except (TypeError, ValueError):
             self.check(offset, span(shape, strides, dtype if dtype.block == 1 else u8))
             if self.address is None or not self.space.host:
-                raise self._opaque() from None
-            return np.ndarray(shape, dtype.numpy, _at(self.address, self.size), offset, strides)
+                raise LayoutError(f"the process cannot address {self!r}; download it") from None
+            from ctypes import c_ubyte
+
+            memory = memoryview((c_ubyte * self.size).from_address(self.address))
+            return np.ndarray(shape, dtype.numpy, memory, offset, strides)
 
     def _gone(self) -> LifetimeError:
         return LifetimeError(f"{self!r} {INHERITED if self.owner is INHERITED else 'was freed'}")
-
-    def _opaque(self) -> LayoutError:
-        return LayoutError(f"the process cannot address {self!r}; download it")
 
     def exported(self, offset: int, dtype: DType, shape: Shape, strides: Strides) -> Any:
         """A part of the memory as an object with ``__dlpack__`` and ``__dlpack_device__``, which keeps it alive.
@@ -344,10 +331,9 @@ class Buffer:
         placement = Placement(tensor, self, offset, self.type._init(self.handle, offset, tensor))
         if not self.type.is_raw:
             end = offset + tensor.nbytes
-            for start, size in [*self._prepared.items()]:
-                if start < end and offset < start + size:
-                    del self._prepared[start]  # overwritten
-            self._prepared[offset] = tensor.nbytes
+            # What it lies over is overwritten.
+            apart = {at: size for at, size in self._prepared.items() if at >= end or at + size <= offset}
+            self._prepared = {**apart, offset: tensor.nbytes}
         return placement
 
     def reset(self) -> None:
@@ -367,33 +353,28 @@ class Buffer:
         """
         if self._freed:
             return
-        if not wait:
-            self._discard()
-            return
-        settle(self.space)
-        reclaim()
-        self._release(self.type._free)
+        if wait:
+            settle(self.space)
+            reclaim()
+            self._release(self.type._free)
+        else:
+            self._release(partial(discard, self.type, owner=self.owner))
 
     def _add_dependent(self, dependent: Dependent) -> None:
         """Invalidate ``dependent``, while it lives, when the buffer is freed."""
-        # Weak references without callbacks are shared, which makes this ten times as fast as a WeakSet.
+        # Weak references without callbacks are shared, which makes this ten times as fast as a WeakSet. Dead ones are
+        # removed whenever their number reaches a power of two from 16 on.
         dependents = self._dependents
-        if dependents is None:
-            self._dependents = [ref(dependent)]
-            return
         dependents.append(ref(dependent))
-        if len(dependents) >= FEW_DEPENDENTS and not len(dependents) & (len(dependents) - 1):
+        if len(dependents) >= 16 and not len(dependents) & (len(dependents) - 1):
             self._dependents = [known for known in dependents if known() is not None]
 
     def invalidate_dependents(self) -> None:
         """Make plans that were compiled with the buffer unusable, because its contents are moved elsewhere."""
-        for known in self._dependents or ():
+        for known in self._dependents:
             dependent = known()
             if dependent is not None:
                 dependent._invalidate(f"{self!r} was {'freed' if self._freed else 'given up'}")
-
-    def _discard(self) -> None:
-        self._release(partial(discard, self.type, owner=self.owner))
 
     def _release(self, free: Callable[[Handle], None]) -> None:
         self._freed = True
@@ -418,39 +399,6 @@ class Buffer:
         if getattr(self, "_freed", True) or is_finalizing():
             return
         try:
-            self._discard()
+            self.free(wait=False)
         except Exception:
             self._freed = True
-
-
-@contextmanager
-def mapped(buffer: Buffer, offset: int, size: int, *, write: bool = False) -> Iterator[memoryview]:
-    """Bytes ``offset .. offset + size`` as host memory within a ``with`` block.
-
-    Maps the memory if the device can do that. Otherwise the block sees a copy, which is written back at the end if
-    ``write`` is set and the block did not raise. Without ``write`` the bytes must not be changed.
-
-    Raises:
-        LifetimeError, BoundsError, HazardError: see `Buffer.check`.
-    """
-    buffer.check(offset, size, write=write)
-    kind = buffer.type
-    if kind.can_map and size:
-        view = kind._map(buffer.handle, offset, size)
-        try:
-            yield view
-        finally:
-            kind._unmap(buffer.handle, view)
-        return
-    scratch = np.empty(size, np.uint8)
-    buffer.download(offset, scratch)
-    yield scratch.data
-    if write:
-        buffer.upload(offset, scratch)
-
-
-def _at(address: int, size: int) -> memoryview:
-    """Host memory at a numeric address."""
-    from ctypes import c_ubyte
-
-    return memoryview((c_ubyte * size).from_address(address)).cast("B")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from opweave.contract.stream import Stream
+from opweave.errors import UnknownNameError
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
@@ -15,7 +16,7 @@ __all__ = ["Caps", "DeviceProps", "Kind", "StreamCaps", "caps_of", "stream_caps"
 
 
 class Kind(enum.Enum):
-    """The sort of hardware of a device. ``best_device()`` prefers them in this order."""
+    """The sort of hardware of a device, in the order in which devices are preferred."""
 
     GPU = "GPU"
     """A graphics processor with its own memory."""
@@ -27,6 +28,21 @@ class Kind(enum.Enum):
     """The processors that the host runs on."""
     HOST = "HOST"
     """The device built into the core, which runs the references."""
+
+    @property
+    def rank(self) -> int:
+        """Position in the order of preference, 0 first."""
+        return list(Kind).index(self)
+
+    @classmethod
+    def named(cls, name: Kind | str) -> Kind:
+        """The kind called ``name``, without regard to case; raises `UnknownNameError` if there is none."""
+        if isinstance(name, Kind):
+            return name
+        try:
+            return cls[str(name).upper()]
+        except KeyError:
+            raise UnknownNameError("kind of device", str(name), [kind.name for kind in cls]) from None
 
 
 class Caps(NamedTuple):

@@ -7,7 +7,7 @@ arguments; underscored ones may rely on that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
@@ -361,21 +361,18 @@ class Device(DeviceHooks):
 
     def offloads(self, step: Step) -> bool:
         """Whether to run ``step`` here although its weights are in host memory and have to be copied for each run."""
-        try:
-            return self._offload(step)
-        except Exception as error:
-            raise_backend_failure(error, self.name, "saying whether to bring weights", step.op)
+        return self._asked(self._offload, step, "saying whether to bring weights")
 
     def wants(self, step: Step) -> bool:
         """Whether this device should run ``step`` instead of a device of lower priority that shares its memory."""
-        try:
-            return self._wants(step)
-        except Exception as error:
-            raise_backend_failure(error, self.name, "saying whether it wants a step", step.op)
+        return self._asked(self._wants, step, "saying whether it wants a step")
 
     def inplace(self, step: Step) -> bool:
         """Whether the output of ``step`` may be the same memory as one of its sources."""
+        return self._asked(self._inplace, step, "saying whether a kernel works in place")
+
+    def _asked(self, hook: Callable[[Step], bool], step: Step, doing: str) -> bool:
         try:
-            return self._inplace(step)
+            return hook(step)
         except Exception as error:
-            raise_backend_failure(error, self.name, "saying whether a kernel works in place", step.op)
+            raise_backend_failure(error, self.name, doing, step.op)

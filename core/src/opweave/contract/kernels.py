@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
-from opweave.contract.workspace import ArrayLayout, Workspace, array_layouts, scratch_args, workspace_bytes
+from opweave.contract.workspace import Scratch, Workspace, scratch_args, scratch_of
 from opweave.errors import UnsupportedOpError
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.graph.layout import is_dense
@@ -66,13 +66,12 @@ class Kernel(NamedTuple):
         """The call for a bound step. ``scratch`` has `KernelTable.workspace` bytes; ``None`` if that is 0."""
         if self.workspace is None:
             return self.factory(stream, step.op, step.out, *step.srcs, **step.attrs)
-        args = scratch_args(self.arrays(step), scratch)
+        args = scratch_args(self.scratch(step).arrays, scratch)
         return self.factory(stream, step.op, step.out, *step.srcs, **args, **step.attrs)
 
-    def arrays(self, step: Step) -> tuple[ArrayLayout, ...] | None:
-        """The named arrays of scratch memory for ``step``; ``None`` if the kernel asks for bytes or for nothing."""
-        wanted = self.workspace(step) if self.workspace is not None else 0
-        return None if isinstance(wanted, int) else array_layouts(wanted)
+    def scratch(self, step: Step) -> Scratch:
+        """The scratch memory that the kernel needs for ``step``."""
+        return Scratch() if self.workspace is None else scratch_of(self.workspace(step), step.op)
 
     def why_not(self, step: Step) -> str | None:
         """Why the kernel does not support ``step``, or ``None`` if it does."""
@@ -136,7 +135,7 @@ class KernelTable:
         self.layout: Final[LayoutRule] = layout
         self._parent: Final = parent
         self._kernels: Final[dict[str, list[Kernel]]] = {}
-        self._found: tuple[Step, Kernel] | None = None
+        self._found: tuple[Step, Kernel, Scratch | None] | None = None  # the latest answer; see `_search`
 
     def __call__(
         self,
@@ -206,9 +205,7 @@ class KernelTable:
     def find(self, step: Step) -> Kernel | None:
         """The first kernel that supports ``step``, or ``None``."""
         found = self._found
-        if found is not None and found[0] is step:
-            return found[1]
-        return self._search(step)[0]
+        return found[1] if found is not None and found[0] is step else self._search(step)[0]
 
     def why_not(self, step: Step) -> str | None:
         """Why no kernel supports ``step``, or ``None`` if one does."""
@@ -216,10 +213,6 @@ class KernelTable:
         if kernel is None:
             none = f"no kernel for {step.op}" if self.ops() else "it has no kernels"
             return "; ".join(dict.fromkeys(reasons)) or none
-        # A caller whose step is supported asks next for the kernel, its workspace, and whether it works in place. Bound
-        # steps are not kept: they would keep their memory alive.
-        if all(arg.buffer is None for arg in (step.out, *step.srcs)):
-            self._found = step, kernel
         return None
 
     def _search(self, step: Step) -> tuple[Kernel | None, list[str]]:
@@ -228,16 +221,31 @@ class KernelTable:
         for kernel in self.candidates(step.op):
             why = kernel.why_not(step)
             if why is None:
+                # A caller whose step is supported asks next for the kernel, its scratch memory, and whether it works in
+                # place. Bound steps are not kept: they would keep their memory alive.
+                if all(arg.buffer is None for arg in (step.out, *step.srcs)):
+                    self._found = step, kernel, None
                 return kernel, reasons
             reasons.append(why)
         return None, reasons
 
     def workspace(self, step: Step) -> int:
         """Bytes of scratch memory that the kernel for ``step`` needs."""
+        return self.scratch(step).size
+
+    def scratch(self, step: Step) -> Scratch:
+        """The scratch memory that the kernel for ``step`` needs. The kernel is asked once if callers ask in a row."""
         kernel = self.find(step)
         if kernel is None or kernel.workspace is None:
-            return 0
-        return workspace_bytes(kernel.workspace(step), step.op)
+            return Scratch()
+        found = self._found
+        if found is None or found[0] is not step:
+            return kernel.scratch(step)
+        if found[2] is not None:
+            return found[2]
+        scratch = kernel.scratch(step)
+        self._found = step, kernel, scratch
+        return scratch
 
     def bind(self, stream: Stream, group: Group) -> Call:
         """The call for a group of one step; raises `UnsupportedOpError` if no kernel supports it."""

@@ -1,4 +1,4 @@
-"""`BufferType`: a kind of memory of a device.
+"""`BufferType`: a kind of memory of a device; and the bytes of any buffer as host memory (`mapped`).
 
 An author implements ordinary memory with four methods of `Device` (``_alloc _free _upload _download``) and subclasses
 `BufferType` only for special memory.
@@ -6,10 +6,13 @@ An author implements ordinary memory with four methods of `Device` (``_alloc _fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from opweave.contract.buffer import Buffer
 from opweave.contract.discarding import reclaim, reclaim_all
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from opweave.contract.step import Call
     from opweave.graph.tensor import Tensor
 
-__all__ = ["BOUNCE_BYTES", "BufferType", "check_sizes", "copy_by_host", "fill_by_upload"]
+__all__ = ["BOUNCE_BYTES", "BufferType", "check_sizes", "copy_by_host", "fill_by_upload", "mapped"]
 
 
 class BufferType:
@@ -278,6 +281,32 @@ def check_sizes(what: str, alignment: object, max_size: object) -> None:
 
 BOUNCE_BYTES: Final = 8 << 20
 """Largest number of bytes that a copy by way of the host moves at a time."""
+
+
+@contextmanager
+def mapped(buffer: Buffer, offset: int, size: int, *, write: bool = False) -> Iterator[memoryview]:
+    """Bytes ``offset .. offset + size`` as host memory within a ``with`` block.
+
+    Maps the memory if the device can do that. Otherwise the block sees a copy, which is written back at the end if
+    ``write`` is set and the block did not raise. Without ``write`` the bytes must not be changed.
+
+    Raises:
+        LifetimeError, BoundsError, HazardError: see `Buffer.check`.
+    """
+    buffer.check(offset, size, write=write)
+    kind = buffer.type
+    if kind.can_map and size:
+        view = kind._map(buffer.handle, offset, size)
+        try:
+            yield view
+        finally:
+            kind._unmap(buffer.handle, view)
+        return
+    scratch = np.empty(size, np.uint8)
+    buffer.download(offset, scratch)
+    yield scratch.data
+    if write:
+        buffer.upload(offset, scratch)
 
 
 def fill_by_upload(

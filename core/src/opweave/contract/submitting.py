@@ -7,7 +7,6 @@ Base of `Stream`, apart from it so that its public methods read in one sitting.
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import length_hint
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -78,18 +77,18 @@ class Submitting(StreamHooks):
     def _launch(self, plan: Plan, calls: list[Call]) -> None:
         """Make the calls of a plan. The caller holds the lock of ``_submission``."""
         submission = self._submission
-        before, outer = submission.thread, submission.remaining  # of a run that this plan is a part of
+        before, outer, outer_calls = submission.thread, submission.remaining, submission.calls
         remaining = iter(calls)
         try:
             submission.thread = get_ident()
-            if outer is None:
+            if outer is None:  # else this plan is a part of a run
                 submission.cancel_reason = ""
-            submission.remaining = remaining
+            submission.calls, submission.remaining = calls, remaining
             self._run(remaining)
             if submission.cancel_reason:
                 raise Cancelled(submission.cancel_reason)
         except BaseException as error:
-            index = len(calls) - length_hint(remaining) - 1
+            index = len(calls) - sum(1 for _ in remaining) - 1
             if not isinstance(error, Exception) or isinstance(error, Cancelled):
                 self._fail(error)
                 raise
@@ -98,7 +97,7 @@ class Submitting(StreamHooks):
             self._fail(failure.error)
             raise failure from failure.error
         finally:
-            submission.remaining = outer
+            submission.calls, submission.remaining = outer_calls, outer
             submission.thread = before
 
     def _step_error(self, plan: Plan, step: int | None, error: Exception) -> StepError:

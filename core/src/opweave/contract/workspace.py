@@ -17,7 +17,7 @@ from opweave.graph.layout import Shape, Strides, dense_strides, nbytes
 if TYPE_CHECKING:
     from opweave.graph.dtypes import DTypeLike
 
-__all__ = ["ArrayLayout", "Arrays", "Workspace", "array_layouts", "scratch_args", "workspace_bytes"]
+__all__ = ["ArrayLayout", "Arrays", "Scratch", "Workspace", "scratch_args", "scratch_of"]
 
 Arrays = Mapping[str, "tuple[DTypeLike, Sequence[int]]"]
 """name -> dtype and shape. The name is that of the kernel's keyword argument."""
@@ -27,26 +27,6 @@ Workspace = int | Arrays
 
 ALIGNMENT: Final = 64
 """Each array begins at a multiple of this many bytes, the size of a cache line of most processors."""
-
-
-def workspace_bytes(wanted: Workspace, op: str) -> int:
-    """Bytes of scratch memory for what ``workspace=`` of a kernel of ``op`` returned.
-
-    Raises:
-        TypeError: it is neither a number of bytes nor a mapping of names to dtypes and shapes.
-    """
-    if isinstance(wanted, (dict, Mapping)):  # a question to `Mapping` takes longer than all the rest
-        try:
-            layouts = array_layouts(wanted)
-        except (OpweaveError, TypeError, ValueError) as error:
-            raise TypeError(
-                f"workspace= of {op} must return name -> (dtype, shape), not {dict(wanted)!r}: {error}"
-            ) from None
-        last = layouts[-1] if layouts else None
-        return 0 if last is None else last.offset + round_up(nbytes(last.shape, last.dtype), ALIGNMENT)
-    if not isinstance(wanted, int) or wanted < 0:
-        raise TypeError(f"workspace= of {op} must return a number of bytes or named arrays, not {wanted!r}")
-    return wanted
 
 
 class ArrayLayout(NamedTuple):
@@ -59,8 +39,38 @@ class ArrayLayout(NamedTuple):
     strides: Strides
 
 
-def array_layouts(wanted: Arrays) -> tuple[ArrayLayout, ...]:
-    """The named arrays one after the other, in `workspace_bytes` bytes; those without elements are left out."""
+class Scratch(NamedTuple):
+    """The scratch memory of a step.
+
+    Attributes:
+        size: bytes.
+        arrays: where the named arrays lie in it; ``None`` if the kernel asks for bytes or for nothing.
+    """
+
+    size: int = 0
+    arrays: tuple[ArrayLayout, ...] | None = None
+
+
+def scratch_of(wanted: Workspace, op: str) -> Scratch:
+    """The scratch memory for what ``workspace=`` of a kernel of ``op`` returned.
+
+    Raises:
+        TypeError: it is neither a number of bytes nor a mapping of names to dtypes and shapes.
+    """
+    if isinstance(wanted, (dict, Mapping)):  # a question to `Mapping` takes longer than all the rest
+        try:
+            return _arranged(wanted)
+        except (OpweaveError, TypeError, ValueError) as error:
+            raise TypeError(
+                f"workspace= of {op} must return name -> (dtype, shape), not {dict(wanted)!r}: {error}"
+            ) from None
+    if not isinstance(wanted, int) or wanted < 0:
+        raise TypeError(f"workspace= of {op} must return a number of bytes or named arrays, not {wanted!r}")
+    return Scratch(wanted)
+
+
+def _arranged(wanted: Arrays) -> Scratch:
+    """The named arrays one after the other; those without elements are left out."""
     layouts: list[ArrayLayout] = []
     at = 0
     for name, (kind, lengths) in wanted.items():
@@ -71,7 +81,7 @@ def array_layouts(wanted: Arrays) -> tuple[ArrayLayout, ...]:
         if size:
             layouts.append(ArrayLayout(name, at, dtype, shape, dense_strides(shape, dtype)))
             at += round_up(size, ALIGNMENT)
-    return tuple(layouts)
+    return Scratch(at, tuple(layouts))
 
 
 def scratch_args(layouts: Sequence[ArrayLayout] | None, scratch: Arg | None) -> dict[str, Arg | None]:

@@ -153,9 +153,14 @@ class Profile(NamedTuple):
         if figures are negative or not finite."""
 
         def figure(value: Any) -> float:
-            if not isinstance(value, (int, float)) or not 0 <= value <= LARGEST:
+            if type(value) not in (int, float) or not 0 <= value <= LARGEST:  # a bool is no figure
                 raise ValueError(f"{value!r} is no number of seconds, bytes or operations")
             return float(value)
+
+        def text(value: Any) -> str:
+            if not isinstance(value, str):
+                raise TypeError(f"{value!r} is no name of a device or group")
+            return value
 
         def curve(value: Any) -> Curve:
             points = tuple((figure(x), figure(y)) for x, y in value[0])
@@ -171,8 +176,9 @@ class Profile(NamedTuple):
         if "add" not in costs and ANY not in costs:
             raise ValueError("a profile needs the cost of add")
         return cls(
-            str(document["device"]), figure(document["switch"]), curve(document["upload"]), curve(document["download"]),
-            costs, {name: curve(v) for name, v in document["peers"].items()}, str(document["group"]),
+            text(document["device"]), figure(document["switch"]), curve(document["upload"]),
+            curve(document["download"]), costs, {name: curve(v) for name, v in document["peers"].items()},
+            text(document["group"]),
         )  # fmt: skip
 
 

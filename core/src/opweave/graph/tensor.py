@@ -20,6 +20,7 @@ from opweave.concurrency import Lock
 from opweave.errors import BoundsError, DTypeError, HazardError, ShapeError
 from opweave.graph import opdef
 from opweave.graph.dtypes import DType, DTypeLike, as_dtype, f32, u8
+from opweave.graph.foreign import host_view, is_foreign
 from opweave.graph.layout import Shape, Strides, check_shape, dense_strides, is_dense, nbytes, normalize_axis
 
 if TYPE_CHECKING:
@@ -535,18 +536,21 @@ def input(name: str, shape: int | Sequence[int], dtype: DTypeLike = f32, *, borr
 
 
 def host_array(value: Any, dtype: DTypeLike | None = None, *, copy: bool) -> np.ndarray[Any, Any]:
-    """``value`` as a dense row-major array.
+    """``value`` as a dense row-major array. An array of another library, such as a tensor of PyTorch, keeps its dtype;
+    one that requires a gradient is detached.
 
     With a ``dtype`` the values are converted to it as far as it holds them: a float type rounds, and what is too large
     for it becomes infinite; an integer type and bool take whole numbers within their range.
 
     Raises:
         DTypeError: it is no array of numbers, or has values that ``dtype`` does not hold; an array of floats for an
-            integer ``dtype``, whatever its values.
+            integer ``dtype``, whatever its values; an array in the memory of another device than the host.
     """
+    if is_foreign(value) and not isinstance(value, Tensor):
+        value = host_view(value)
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # PyTorch raises the last one for tensors with gradients
+    except (TypeError, ValueError, RuntimeError) as error:
         raise DTypeError(f"cannot make an array of {type(value).__name__}: {error}") from None
     if dtype is None and not isinstance(value, (np.ndarray, np.generic)):
         # Python numbers have no width; models compute in f32 and i64.
@@ -592,13 +596,14 @@ def _check_range(array: np.ndarray[Any, Any], dtype: DType) -> None:
 
 
 def constant(value: Any, dtype: DTypeLike | None = None, *, name: str = "constant") -> Tensor:
-    """A leaf with fixed values: an array, a number, or nested sequences of numbers.
+    """A leaf with fixed values: an array (also of another library), a number, or nested sequences of numbers.
 
     The values are copied, except those of a read-only array (e.g. a mapped file), which is used in place. Python
     numbers become f32 or i64 unless ``dtype`` is given. Scalar constants of equal value and dtype are one leaf.
 
     Raises:
-        DTypeError: a type that opweave does not have, or values that ``dtype`` does not hold.
+        DTypeError: a type that opweave does not have, values that ``dtype`` does not hold, or an array in the memory of
+            another device than the host.
     """
     if isinstance(value, Tensor):
         return value

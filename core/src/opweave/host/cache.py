@@ -98,7 +98,7 @@ class FileCache:
             return False
         with suppress(OSError, ValueError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._sweep(self.folder)
+            self._sweep()
             made, path = tempfile.mkstemp(dir=self.folder, prefix=".")
             try:
                 with open(made, "wb") as file:
@@ -117,6 +117,17 @@ class FileCache:
             with suppress(OSError):
                 (self.folder / key).unlink()
 
+    def entries(self) -> list[tuple[Path, os.stat_result]]:
+        """Every regular file of the folder and its status; none if the folder is missing or cannot be read."""
+        found = []
+        with suppress(OSError):
+            for path in self.folder.iterdir() if self.folder is not None else ():
+                with suppress(OSError):  # another process deleted it
+                    status = path.lstat()
+                    if stat.S_ISREG(status.st_mode):
+                        found.append((path, status))
+        return found
+
     def why_not_writable(self) -> str | None:
         """Why nothing can be written to the folder, or ``None`` if it can. Tries it with a temporary file."""
         if self.folder is None:
@@ -129,12 +140,12 @@ class FileCache:
             return str(error)
         return None
 
-    def _sweep(self, folder: Path) -> None:
+    def _sweep(self) -> None:
         """Once per process: if the limit is exceeded, delete the least recently used entries down to half of it."""
         if self._swept:
             return
         self._swept = True
-        entries = [(path, path.lstat()) for path in folder.iterdir()]
+        entries = self.entries()
         size = sum(status.st_size for _, status in entries)
         if size > self.limit:
             for path, status in sorted(entries, key=lambda entry: entry[1].st_mtime):

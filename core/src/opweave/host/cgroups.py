@@ -17,17 +17,18 @@ _NO_LIMIT: Final = 1 << 60
 
 
 class ControlGroup(NamedTuple):
-    """A folder in which Linux tells about a control group, and the version of its files, 1 or 2."""
+    """The folder with Linux's files about a control group, and the version of their format, 1 or 2."""
 
     folder: Path
     version: int
 
 
 def groups(controller: str, membership: Path = MEMBERSHIP, root: Path = ROOT) -> Iterator[ControlGroup]:
-    """The groups of the process that may bound ``controller`` (``"cpu"``, ``"memory"``), and those around them.
+    """The groups of the process that may have a limit for ``controller`` (``"cpu"``, ``"memory"``), and their parents.
 
     Args:
-        membership, root: where Linux tells the control groups of the process, and where they lie.
+        membership: the file in which Linux lists the control groups of the process.
+        root: the folder of the control groups.
     """
     try:
         lines = membership.read_text(encoding="utf-8").splitlines()
@@ -44,14 +45,16 @@ def groups(controller: str, membership: Path = MEMBERSHIP, root: Path = ROOT) ->
         else:
             continue
         folder = base / path.strip("/")
-        # In a container the path may be that outside of it: then only the folders that are there count.
+        # In a container the path may be that on the host, and most of its folders do not exist here. Their files then
+        # cannot be read, which counts as no limit.
         yield from (ControlGroup(there, version) for there in (folder, *folder.parents) if there.is_relative_to(base))
 
 
 def memory_bounds(membership: Path = MEMBERSHIP, root: Path = ROOT) -> tuple[int, int] | None:
-    """Bytes of memory that the groups of the process leave to it, and that they allow in all; ``None``: no bound.
+    """Bytes of memory that the process can still use within the limits of its groups, and the smallest of these limits;
+    ``None`` if there is no limit.
 
-    What files of others occupy counts as left: the system takes it back before it refuses anything.
+    Cached file pages that are not in use count as usable, since the system frees them before an allocation fails.
     """
     found = [bounds for group in _bounded(membership, root) if (bounds := _bounds(group))]
     return (min(left for left, _ in found), min(limit for _, limit in found)) if found else None
@@ -59,7 +62,7 @@ def memory_bounds(membership: Path = MEMBERSHIP, root: Path = ROOT) -> tuple[int
 
 @cache
 def _bounded(membership: Path, root: Path) -> Sequence[ControlGroup]:
-    """Those with a limit, looked for once: most processes have none, and then nothing is read again."""
+    """The groups with a memory limit. Found once: most processes have none, and then no file is read again."""
     return [group for group in groups("memory", membership, root) if _bounds(group)]
 
 

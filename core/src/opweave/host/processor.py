@@ -1,4 +1,4 @@
-"""What the system tells about the processor of this process."""
+"""The processor's model and properties, as the operating system reports them."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from opweave.contract.buffer import Buffer, mapped
-from opweave.contract.memory import BOUNCE_BYTES
+from opweave.contract.buffer import Buffer
+from opweave.contract.memory import BOUNCE_BYTES, mapped
 from opweave.contract.step import Arg
 from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream

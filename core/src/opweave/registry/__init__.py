@@ -6,7 +6,7 @@ The functions here are the methods of the process's `Registry`, ``REGISTRY``. Wo
 
 from typing import Any, Final
 
-from opweave.registry.hooks import hookimpl, hookspec
+from opweave.registry.hooks import hookimpl
 from opweave.registry.records import Diagnosis, FileFormat, PluginRecord, State, UnusableDevice
 from opweave.registry.registry import Registry
 
@@ -27,7 +27,6 @@ __all__ = [
     "file_format",
     "formats",
     "hookimpl",
-    "hookspec",
     "load",
     "load_all",
     "load_all_from_path",

@@ -1,4 +1,5 @@
-"""`Catalog`: the plugins that were found, their names, and what can be decided about them without importing them."""
+"""`Catalog`: the plugins that were found, their names, and what can be decided about them without importing them; and
+the order of their devices."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from opweave.registry.discovery import Selection
 from opweave.registry.naming import canonical, check_name, key
 from opweave.registry.records import LoadedBackend, Plugin, State
 
-__all__ = ["Catalog"]
+__all__ = ["Catalog", "once_per_hardware", "preferred"]
 
 
 class Catalog:
@@ -216,3 +217,31 @@ def _conflict(plugin: Plugin, other: Plugin, name: str) -> NameConflict:
         return NameConflict(f"{message}; {two} keeps it, being called like it", remedy=f"uninstall or rename {one}")
     leave_out = one if two == "opweave" else two
     return NameConflict(message, remedy=f"uninstall one of the two, or leave one out: OPWEAVE_DISABLE={leave_out}")
+
+
+# --- order of devices -------------------------------------------------------------------------------------------------
+
+
+def preferred(backends: Iterable[LoadedBackend]) -> list[Device]:
+    """All devices, the preferred first.
+
+    By position in ``OPWEAVE_BACKENDS``, then kind (GPU, IGPU, ACCEL, CPU, HOST), then the backend's priority. Devices
+    that this process, forked from another one, cannot use are left out.
+    """
+    pairs = [(loaded, d) for loaded in backends for d in loaded.devices if not d.lost_by_fork]
+    pairs.sort(key=lambda pair: (pair[0].rank, pair[1].kind.rank, -pair[0].backend.priority))
+    return [device for _, device in pairs]
+
+
+def once_per_hardware(backends: Sequence[LoadedBackend]) -> list[Device]:
+    """The devices in order of preference, each piece of hardware once: through the backend of highest priority."""
+    order = preferred(backends)
+    preference = {id(d): (loaded.rank, -loaded.backend.priority) for loaded in backends for d in loaded.devices}
+    chosen: dict[str, Device] = {}
+    for device in order:
+        hardware = device.hardware_id
+        if hardware is not None:
+            known = chosen.setdefault(hardware, device)
+            if preference[id(device)] < preference[id(known)]:
+                chosen[hardware] = device
+    return [d for d in order if d.hardware_id is None or chosen[d.hardware_id] is d]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     F = TypeVar("F", bound=Callable[..., Any])
 
-__all__ = ["PROJECT", "Hooks", "hookimpl", "hookspec"]
+__all__ = ["PROJECT", "Hooks", "hookimpl"]
 
 PROJECT = "opweave"
 
@@ -45,17 +45,6 @@ def hookimpl(function: Any = None, /, **options: Any) -> Any:
     from pluggy import HookimplMarker
 
     return HookimplMarker(PROJECT)(function, **options)
-
-
-@overload
-def hookspec(function: F, /) -> F: ...
-@overload
-def hookspec(*, firstresult: bool = ..., historic: bool = ...) -> Callable[[F], F]: ...
-def hookspec(function: Any = None, /, **options: Any) -> Any:
-    """Decorator: the function specifies a hook, as in pluggy."""
-    from pluggy import HookspecMarker
-
-    return HookspecMarker(PROJECT)(function, **options)
 
 
 class Hooks:

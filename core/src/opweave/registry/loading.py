@@ -3,10 +3,11 @@ what it raises into `Unavailable`, `Incompatible` or `Broken`."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
@@ -20,19 +21,75 @@ from opweave.errors import Broken, Incompatible, NameConflict, PluginError, Unav
 from opweave.graph.opdef import OPS, OpDef, define_op
 from opweave.registry.discovery import requirements, version_of
 from opweave.registry.naming import canonical, check_name, device_names, key
-from opweave.registry.records import Plugin, UnusableDevice
+from opweave.registry.records import LoadedBackend, Plugin, State, UnusableDevice
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
+    from opweave.registry.catalog import Catalog
     from opweave.registry.hooks import Hooks
 
 __all__ = [
-    "adopt", "backends_of", "check_backend", "check_device", "define_ops", "devices_of", "import_plugin", "items_of",
-    "none_usable", "note_failure", "probed", "withdraw",
+    "adopt", "check_backend", "check_device", "devices_of", "import_plugin", "in_use", "items_of", "load",
+    "none_usable", "probed", "run", "withdraw",
 ]  # fmt: skip
 
 T = TypeVar("T")
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def load(plugin: Plugin, hooks: Hooks, catalog: Catalog) -> None:
+    """Import a discovered plugin and find its devices; its state is the result."""
+    if plugin.state is State.DISCOVERED and not plugin.loading and plugin.fetch is not None:
+        plugin.tried = True
+        run(plugin, hooks, lambda: plugin.ready(*_bring_up(plugin, hooks, catalog)))
+
+
+def run(plugin: Plugin, hooks: Hooks, doing: Callable[[], object]) -> None:
+    """Run code of a plugin; whatever it raises becomes the plugin's state."""
+    plugin.loading = True
+    try:
+        doing()
+    # A plugin may raise what it likes, SystemExit too; but the user's Ctrl-C is not the plugin's.
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            withdraw(plugin, hooks)
+            raise
+        plugin.tried = True
+        note_failure(plugin, error)
+        if plugin.state is not State.UNAVAILABLE:  # the hooks of an unavailable plugin are still useful
+            withdraw(plugin, hooks)
+    finally:
+        plugin.loading = False
+
+
+def _bring_up(plugin: Plugin, hooks: Hooks, catalog: Catalog) -> tuple[list[LoadedBackend], list[PluginError]]:
+    value = import_plugin(plugin, hooks)
+    if plugin.module is not None:
+        define_ops(plugin, hooks)
+    rank = catalog.selection.rank(plugin)
+    ready: list[LoadedBackend] = []
+    missing: list[PluginError] = []
+    for backend in backends_of(plugin, value, hooks):
+        catalog.check_free(plugin, backend.name)
+        try:
+            devices = devices_of(backend)
+        except Unavailable as error:
+            missing.append(error)
+            continue
+        catalog.check_unowned(devices)
+        adopt(backend, devices)
+        usable, unusable = probed(devices)
+        plugin.unusable += unusable
+        if usable:
+            ready.append(LoadedBackend(backend, usable, rank))
+        else:
+            missing.append(none_usable(unusable))
+    if missing and not ready:
+        raise missing[0]
+    return ready, missing
 
 
 # --- importing --------------------------------------------------------------------------------------------------------
@@ -207,6 +264,24 @@ def probed(devices: Sequence[Device]) -> tuple[list[Device], list[UnusableDevice
             device.backend = None
             unusable.append(UnusableDevice(device.name, str(device.description), error.message, error.remedy))
     return usable, unusable
+
+
+def in_use(devices: Iterable[Device]) -> list[str]:
+    """Buffers and streams of the devices that are alive, as text: ``["2 buffers of acme", "1 stream of acme"]``."""
+
+    def count() -> list[str]:
+        found: list[str] = []
+        for device in devices:
+            buffers = sum(not buffer.freed for buffer in list(device._buffers))
+            streams = sum(not stream.closed for stream in list(device._streams))
+            for n, what in ((buffers, "buffer"), (streams, "stream")):
+                if n:
+                    found.append(f"{n} {what}{'s' * (n > 1)} of {device.name}")
+        return found
+
+    if count():
+        gc.collect()  # unreachable reference cycles are not in use
+    return count()
 
 
 def none_usable(unusable: Sequence[UnusableDevice]) -> Unavailable:

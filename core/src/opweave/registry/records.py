@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from opweave.errors import Broken, Incompatible, NameConflict, PluginError, Unavailable
+from opweave.errors import Broken, Incompatible, NameConflict, PluginError, Unavailable, UnknownNameError
 from opweave.registry.naming import canonical
 
 if TYPE_CHECKING:
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from opweave.contract.device import Device
     from opweave.graph.opdef import OpDef
 
-__all__ = ["Diagnosis", "FileFormat", "LoadedBackend", "Plugin", "PluginRecord", "State", "UnusableDevice"]
+__all__ = [
+    "Diagnosis", "FileFormat", "LoadedBackend", "Plugin", "PluginRecord", "State", "UnusableDevice", "format_of",
+]  # fmt: skip
 
 
 class State(enum.Enum):
@@ -118,6 +121,25 @@ class FileFormat(NamedTuple):
         if self.magic and head.startswith(self.magic):
             return 1 + len(self.magic)
         return int(path.name.lower().endswith(self.suffixes)) if not self.magic else 0
+
+
+def format_of(path: str | os.PathLike[str], known: Sequence[FileFormat]) -> FileFormat:
+    """The format of a file: of those that match its first bytes the one with the longest, else by its suffix.
+
+    Raises:
+        UnknownNameError: none of them fits.
+        OSError: the file cannot be read.
+    """
+    from pathlib import Path
+
+    file = Path(path)
+    with file.open("rb") as opened:
+        head = opened.read(64)
+    best = max(known, key=lambda fmt: fmt.fits(file, head), default=None)
+    if best is None or not best.fits(file, head):
+        names = [name for fmt in known for name in (fmt.name, *fmt.suffixes)]
+        raise UnknownNameError("file format", file.suffix or file.name, names, "(a plugin may bring it)")
+    return best
 
 
 class LoadedBackend(NamedTuple):

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from opweave.concurrency import Lock
 from opweave.contract.backend import Backend
 from opweave.contract.capabilities import Kind
 from opweave.contract.device import Device
 from opweave.contract.discarding import reclaim
-from opweave.errors import LifetimeError, PluginError, Unavailable, UnknownNameError
+from opweave.errors import LifetimeError, PluginError, UnknownNameError
 from opweave.registry import discovery, loading
-from opweave.registry.catalog import Catalog
+from opweave.registry.catalog import Catalog, once_per_hardware, preferred
 from opweave.registry.hooks import Hooks
 from opweave.registry.naming import key, parse_spec
-from opweave.registry.records import Diagnosis, FileFormat, LoadedBackend, Plugin, PluginRecord, State
+from opweave.registry.records import Diagnosis, FileFormat, LoadedBackend, Plugin, PluginRecord, State, format_of
 
 if TYPE_CHECKING:
     from opweave.contract.stream import Stream
@@ -102,7 +101,7 @@ class Registry:
             if plugin.tried and plugin.state is not State.READY:
                 loading.withdraw(plugin, self.hooks)
                 plugin.reset()
-            self._load(plugin)
+            loading.load(plugin, self.hooks, self._catalog)
             if plugin.state is not State.READY:
                 raise plugin.failure()
             return plugin.record()
@@ -127,7 +126,7 @@ class Registry:
             self._catalog.scan()
             found = self._catalog.admit(list(discovery.in_folder(path)))
             for plugin in found:
-                self._load(plugin)
+                loading.load(plugin, self.hooks, self._catalog)
             return tuple(plugin.record() for plugin in found)
 
     def unload(self, backend: Backend | str) -> None:
@@ -145,7 +144,7 @@ class Registry:
             if plugin is self._catalog.host:
                 raise LifetimeError("the built-in backend 'host' cannot be unloaded")
             reclaim()
-            used = _in_use(loaded.devices)
+            used = loading.in_use(loaded.devices)
             if used:
                 raise LifetimeError(f"backend {loaded.backend.name!r} is in use: free or close {' and '.join(used)}")
             for device in loaded.devices:
@@ -254,16 +253,16 @@ class Registry:
         Raises:
             PluginError, UnknownNameError: as `load_all`.
         """
-        wanted = None if kind is None else _kind(kind)
-        return tuple(d for d in _preferred(self._all_loaded()) if wanted is None or d.kind is wanted)
+        wanted = None if kind is None else Kind.named(kind)
+        return tuple(d for d in preferred(self._all_loaded()) if wanted is None or d.kind is wanted)
 
     def default_devices(self) -> tuple[Device, ...]:
         """The devices that programs use by default: as `devices`, but each piece of hardware only once."""
-        return tuple(_once_per_hardware(self._all_loaded()))
+        return tuple(once_per_hardware(self._all_loaded()))
 
     def best_device(self) -> Device:
         """The first device by kind: GPU, IGPU, ACCEL, CPU, ``host``."""
-        return min(_preferred(self._all_loaded()), key=lambda device: _KINDS[device.kind])
+        return min(preferred(self._all_loaded()), key=lambda device: device.kind.rank)
 
     def device(self, name: str | None = None, *, kind: Kind | str | None = None) -> Device:
         """One device: by name, without regard to case, or the preferred one of a kind.
@@ -276,8 +275,8 @@ class Registry:
         """
         if (name is None) == (kind is None):
             raise TypeError("device() takes a name or a kind")
-        if name is None:
-            wanted = _kind(kind)
+        if kind is not None:
+            wanted = Kind.named(kind)
             for device in self.devices(wanted):
                 return device
             self._unknown("device of kind", wanted.name, {d.kind.name for d in self.devices()})
@@ -315,7 +314,7 @@ class Registry:
             self._catalog.scan()
             for plugin in list(self._catalog.plugins):
                 if plugin.state is State.DISCOVERED and not plugin.loading and plugin.may_have_hooks:
-                    self._run(plugin, partial(loading.import_plugin, plugin, self.hooks))
+                    loading.run(plugin, self.hooks, partial(loading.import_plugin, plugin, self.hooks))
 
     def diagnose(self) -> list[tuple[str, Diagnosis]]:
         """The results of the hooks ``opweave_doctor``, each with the name of its plugin. Loads all plugins."""
@@ -355,73 +354,14 @@ class Registry:
             UnknownNameError: no plugin knows the format.
             OSError: the file cannot be read.
         """
-        from pathlib import Path
-
-        file = Path(path)
-        with file.open("rb") as opened:
-            head = opened.read(64)
-        known = self.formats()
-        best = max(known, key=lambda fmt: fmt.fits(file, head), default=None)
-        if best is None or not best.fits(file, head):
-            names = [name for fmt in known for name in (fmt.name, *fmt.suffixes)]
-            raise UnknownNameError("file format", file.suffix or file.name, names, "(a plugin may bring it)")
-        return best
+        return format_of(path, self.formats())
 
     # --- loading ----------------------------------------------------------------------------------------------------
-
-    def _load(self, plugin: Plugin) -> None:
-        """Import a discovered plugin and find its devices; its state is the result."""
-        if plugin.state is State.DISCOVERED and not plugin.loading and plugin.fetch is not None:
-            plugin.tried = True
-            self._run(plugin, lambda: plugin.ready(*self._bring_up(plugin)))
-
-    def _run(self, plugin: Plugin, doing: Callable[[], object]) -> None:
-        """Run code of a plugin; whatever it raises becomes the plugin's state."""
-        plugin.loading = True
-        try:
-            doing()
-        # A plugin may raise what it likes, SystemExit too; but the user's Ctrl-C is not the plugin's.
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                loading.withdraw(plugin, self.hooks)
-                raise
-            plugin.tried = True
-            loading.note_failure(plugin, error)
-            if plugin.state is not State.UNAVAILABLE:  # the hooks of an unavailable plugin are still useful
-                loading.withdraw(plugin, self.hooks)
-        finally:
-            plugin.loading = False
-
-    def _bring_up(self, plugin: Plugin) -> tuple[list[LoadedBackend], list[PluginError]]:
-        value = loading.import_plugin(plugin, self.hooks)
-        if plugin.module is not None:
-            loading.define_ops(plugin, self.hooks)
-        rank = self._catalog.selection.rank(plugin)
-        ready: list[LoadedBackend] = []
-        missing: list[PluginError] = []
-        for backend in loading.backends_of(plugin, value, self.hooks):
-            self._catalog.check_free(plugin, backend.name)
-            try:
-                devices = loading.devices_of(backend)
-            except Unavailable as error:
-                missing.append(error)
-                continue
-            self._catalog.check_unowned(devices)
-            loading.adopt(backend, devices)
-            usable, unusable = loading.probed(devices)
-            plugin.unusable += unusable
-            if usable:
-                ready.append(LoadedBackend(backend, usable, rank))
-            else:
-                missing.append(loading.none_usable(unusable))
-        if missing and not ready:
-            raise missing[0]
-        return ready, missing
 
     def _load_each(self) -> None:
         self._complete = True
         for plugin in list(self._catalog.plugins):
-            self._load(plugin)
+            loading.load(plugin, self.hooks, self._catalog)
 
     def _all_loaded(self) -> list[LoadedBackend]:
         """Every backend, after loading all plugins if that was not done yet."""
@@ -440,7 +380,7 @@ class Registry:
             return ready
         plugin = self._catalog.find(name) or self._catalog.installed_since(name)
         if plugin is not None:
-            self._load(plugin)
+            loading.load(plugin, self.hooks, self._catalog)
             if plugin.state is not State.READY:
                 raise plugin.failure()
         elif not self._complete:
@@ -476,62 +416,5 @@ class _Registered(Backend):
         return (self._device,)
 
 
-def _kind(kind: Kind | str | None) -> Kind:
-    if isinstance(kind, Kind):
-        return kind
-    try:
-        return Kind[str(kind).upper()]
-    except KeyError:
-        raise UnknownNameError("kind of device", str(kind), [k.name for k in Kind]) from None
-
-
 def _is_path(name: str | os.PathLike[str]) -> bool:
     return not isinstance(name, str) or "/" in name or os.sep in name or discovery.is_plugin_file_name(name)
-
-
-def _in_use(devices: Iterable[Device]) -> list[str]:
-    """Buffers and streams of the devices that are alive, as text: ``["2 buffers of acme", "1 stream of acme"]``."""
-
-    def count() -> list[str]:
-        found: list[str] = []
-        for device in devices:
-            buffers = sum(not buffer.freed for buffer in list(device._buffers))
-            streams = sum(not stream.closed for stream in list(device._streams))
-            for n, what in ((buffers, "buffer"), (streams, "stream")):
-                if n:
-                    found.append(f"{n} {what}{'s' * (n > 1)} of {device.name}")
-        return found
-
-    if count():
-        gc.collect()  # unreachable reference cycles are not in use
-    return count()
-
-
-# --- order ------------------------------------------------------------------------------------------------------------
-
-_KINDS: Final = {kind: i for i, kind in enumerate((Kind.GPU, Kind.IGPU, Kind.ACCEL, Kind.CPU, Kind.HOST))}
-
-
-def _preferred(backends: Iterable[LoadedBackend]) -> list[Device]:
-    """All devices, the preferred first.
-
-    By position in ``OPWEAVE_BACKENDS``, then kind (GPU, IGPU, ACCEL, CPU, HOST), then the backend's priority. Devices
-    that this process, forked from another one, cannot use are left out.
-    """
-    pairs = [(loaded, d) for loaded in backends for d in loaded.devices if not d.lost_by_fork]
-    pairs.sort(key=lambda pair: (pair[0].rank, _KINDS[pair[1].kind], -pair[0].backend.priority))
-    return [device for _, device in pairs]
-
-
-def _once_per_hardware(backends: Sequence[LoadedBackend]) -> list[Device]:
-    """The devices in order of preference, each piece of hardware once: through the backend of highest priority."""
-    order = _preferred(backends)
-    preference = {id(d): (loaded.rank, -loaded.backend.priority) for loaded in backends for d in loaded.devices}
-    chosen: dict[str, Device] = {}
-    for device in order:
-        hardware = device.hardware_id
-        if hardware is not None:
-            known = chosen.setdefault(hardware, device)
-            if preference[id(device)] < preference[id(known)]:
-                chosen[hardware] = device
-    return [d for d in order if d.hardware_id is None or chosen[d.hardware_id] is d]

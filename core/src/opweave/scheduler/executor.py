@@ -215,7 +215,8 @@ class Executor:
             run = feed = None
             rest = iter(calls.calls)
             with ownership.lock:
-                before, outer = ownership.thread, ownership.remaining  # of a plan that this run is a part of
+                # Of a plan that this run is a part of:
+                before, outer, outer_calls = ownership.thread, ownership.remaining, ownership.calls
                 try:
                     self._runner = ownership.thread = thread
                     self.begun += 1
@@ -224,7 +225,7 @@ class Executor:
                     self._cancel_reason = ""
                     if outer is None:
                         ownership.cancel_reason = ""
-                    ownership.remaining = rest
+                    ownership.calls, ownership.remaining = calls.calls, rest
                     if run_list.streams:
                         run = self._queue_waits(state, run_list)
                     for feed, value in values:
@@ -244,7 +245,7 @@ class Executor:
                     failure = self._failed(run or Run(state, run_list), calls, rest, feed, error)
                     raise failure from failure.__cause__
                 finally:
-                    ownership.remaining = outer
+                    ownership.calls, ownership.remaining = outer_calls, outer
                     ownership.thread = before
                     self._runner = 0
             if run is None:

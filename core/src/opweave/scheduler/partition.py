@@ -358,9 +358,11 @@ class _Partitioner:
             step = Step("contiguous", out, (Arg(None, 0, dtype, shape, strides, None, 1),), {})
             support = None
             if target.device.why_not(step) is None:
-                kernel = target.device.kernels.find(step)
-                arrays = kernel.arrays(step) if kernel is not None else None
-                support = Support(None, workspace=target.device._workspace(step), kernel=kernel, arrays=arrays)
+                table = target.device.kernels
+                support = Support(
+                    None, workspace=target.device._workspace(step), kernel=table.find(step),
+                    arrays=table.scratch(step).arrays,
+                )  # fmt: skip
             self.packers[key] = support
         return self.packers[key]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from opweave.dlpack import host_view
 from opweave.errors import Cancelled, DTypeError, ExecutionError, ShapeError
+from opweave.graph.foreign import host_view, is_foreign
 from opweave.graph.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ class Feed(NamedTuple):
         if isinstance(value, Tensor):
             raise DTypeError(f"{self.tensor.describe()} is fed with arrays, not with tensors")
         try:
-            foreign = hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, np.generic))
-            array = host_view(value) if foreign else np.asarray(value)
+            array = host_view(value) if is_foreign(value) else np.asarray(value)
         except (TypeError, ValueError) as error:
             raise DTypeError(f"cannot feed {self.tensor.describe()} with {type(value).__name__}: {error}") from None
         if array.dtype != self.dtype:

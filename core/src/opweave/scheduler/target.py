@@ -185,7 +185,7 @@ class Target:
         device = self.device
         try:
             workspace, kernel = device._workspace(step), device.kernels.find(step)
-            arrays = kernel.arrays(step) if kernel is not None else None
+            arrays = device.kernels.scratch(step).arrays
         except Exception as error:  # as a check that fails: another device may run it
             return Support(f"its workspace failed: {type(error).__name__}: {error}")
         return Support(None, packed, device.inplace(step), workspace, kernel, unpacked, arrays)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from opweave.contract.worker import WorkerStream
 
@@ -19,12 +19,14 @@ __all__ = ["step_under_way"]
 def step_under_way(targets: Sequence[Target], ownership: Submission, programs: Iterable[ProgramState]) -> str:
     """The node that is being computed and its device, ``""`` where that is not known.
 
-    Nothing is noted while programs run: what is looked at are the iterators over the calls that are still to be made.
+    Programs note no node while they run; the position in the calls that are being made tells it.
     """
     streams = [s.inner if isinstance(s, WorkerStream) else s for target in targets for s in target.streams]
     lists = [run_list for program in programs for run_list in program.lists]
-    for rest in [*(stream._submission.remaining for stream in streams), ownership.remaining]:
-        for calls, index in _position(rest):
+    for submission in [*(stream._submission for stream in streams), ownership]:
+        latest = submission.latest()
+        if latest is not None:
+            calls, index = latest
             for run_list in lists:
                 if run_list.calls.calls is calls:
                     return _text(*run_list.calls.position(index))
@@ -34,14 +36,6 @@ def step_under_way(targets: Sequence[Target], ownership: Submission, programs: I
     return next(
         (f"work on {t.name}" for t in targets for s in t.streams if s.is_async and s._finished < s._sequence), ""
     )
-
-
-def _position(rest: Any) -> Iterator[tuple[Any, int]]:
-    """The list behind an iterator, and the index of what it gave last."""
-    if rest is not None:
-        _, (calls, *_), *index = rest.__reduce__()
-        if calls and index and index[0]:
-            yield calls, index[0] - 1
 
 
 def _text(action: Action, step: int | None) -> str:

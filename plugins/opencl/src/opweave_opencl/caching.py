@@ -7,6 +7,7 @@ it fails on damaged entries and on locks left behind.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
@@ -25,6 +26,8 @@ LIMIT: Final = 256 << 20
 
 _CACHES: Final = "XDG_CACHE_HOME"
 
+_KEY: Final = re.compile(r"[0-9a-f]{64}")
+
 
 class BinaryCache(FileCache):
     """A folder with one file for each program, checked before it is given out: drivers crash on damaged binaries.
@@ -35,6 +38,10 @@ class BinaryCache(FileCache):
 
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__(FOLDER, "opencl", folder, limit=LIMIT, checked=True)
+
+    def programs(self) -> list[tuple[Path, os.stat_result]]:
+        """The entries whose names are keys: other files may lie in a folder that the user named."""
+        return [(path, status) for path, status in self.entries() if _KEY.fullmatch(path.name)]
 
     @staticmethod
     def key(parts: Iterable[str]) -> str:

@@ -1,11 +1,15 @@
-"""What the entry point ``opencl`` names: the backend, and checks for ``opweave doctor``."""
+"""What the entry point ``opencl`` names: the backend, checks for ``opweave doctor``, and commands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from opweave.contract import Backend, Device
 from opweave.registry import Diagnosis, hookimpl
+
+if TYPE_CHECKING:
+    import typer
 
 
 @hookimpl
@@ -20,3 +24,10 @@ def opweave_doctor(devices: Sequence[Device]) -> Iterable[Diagnosis]:
     from opweave_opencl.doctor import diagnose
 
     return diagnose(devices)
+
+
+@hookimpl
+def opweave_cli(app: typer.Typer) -> None:
+    from opweave_opencl.cli import commands
+
+    app.add_typer(commands, name="opencl")

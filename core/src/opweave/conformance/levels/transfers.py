@@ -17,7 +17,8 @@ from opweave.conformance.checklist import (
     inapplicable,
 )
 from opweave.conformance.levels.memory import noise
-from opweave.contract.buffer import Buffer, mapped
+from opweave.contract.buffer import Buffer
+from opweave.contract.memory import mapped
 from opweave.contract.multibuffer import MultiBuffer
 from opweave.errors import BoundsError, HazardError, LayoutError, UnsupportedOpError
 from opweave.host.device import HostDevice
