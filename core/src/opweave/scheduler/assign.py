@@ -112,11 +112,11 @@ def assign(
         assigning.join_readers()
         assigning.upgrade(pins)
     fetched = assigning.memory.fetched(target_of, pins)
-    for tensor in graph.nodes:
+    for tensor in graph.nodes if len(nodes) < len(graph.nodes) else ():
         if tensor.base is not None and tensor.base.op is not None:
             target_of[tensor] = target_of[tensor.base]
             causes[tensor] = "view"
-    _place_leaves(graph, targets, target_of, causes)
+    _place_leaves(graph.leaves, nodes, targets, target_of, causes)
     return Assignment(assigning.able, target_of, causes, fetched)
 
 
@@ -152,7 +152,7 @@ class _Assigning:
 
     def decide_beforehand(self, pins: Mapping[Tensor, int], placed: Mapping[Tensor, Placement]) -> None:
         """Pins, nodes that write placed memory, nodes that read placed weights."""
-        target_of, causes = self.target_of, self.causes
+        target_of, causes, weights = self.target_of, self.causes, self.memory.weights
         for node in self.nodes:
             pinned = pins.get(node)
             if pinned is not None:
@@ -162,7 +162,10 @@ class _Assigning:
                 target_of[node], causes[node] = pinned, "pinned"
                 continue
             leaf = None if node.state is None else node.state.leaf
-            found = self.memory.decide(node, placed.get(node) if leaf is None else leaf.placement)
+            storage = placed.get(node) if leaf is None else leaf.placement
+            if storage is None and node not in weights:
+                continue
+            found = self.memory.decide(node, storage)
             if found is not None:
                 target_of[node], causes[node] = found
         self.decided = frozenset(target_of)
@@ -193,22 +196,15 @@ class _Assigning:
     def choose(self) -> None:
         """The device that reaches most of the bytes that a node reads, else the first that runs it."""
         target_of, causes, able = self.target_of, self.causes, self.able
-        first, special = self.targets[0], self.able.special
-        alone = len(self.targets) == 1
-        device = first.device
-        for node in self.nodes:
-            if node in target_of:
-                continue
-            if alone:
-                # One device: the common case deserves the short way.
-                signature = special.get(node, node.signature) if special else node.signature
-                assert signature is not None
-                support = signature.support.get(device) or first.support(signature)
-                if support.reason is not None:
+        nodes = [node for node in self.nodes if node not in target_of] if target_of else self.nodes
+        if len(self.targets) == 1:
+            for node in nodes:
+                if not able.supports(self.targets[0], node):
                     raise able.refusal(node, f"no device runs {node.describe()}")
-                target_of[node] = 0
-                causes[node] = "priority"
-                continue
+            target_of.update(dict.fromkeys(nodes, 0))
+            causes.update(dict.fromkeys(nodes, "priority"))
+            return
+        for node in nodes:
             if not node.srcs:
                 self.made.append(node)
                 continue
@@ -297,16 +293,18 @@ class _Assigning:
 
 
 def _place_leaves(
-    graph: Graph, targets: Sequence[Target], target_of: dict[Tensor, int], causes: dict[Tensor, str]
+    leaves: Sequence[Tensor],
+    nodes: Sequence[Tensor],
+    targets: Sequence[Target],
+    target_of: dict[Tensor, int],
+    causes: dict[Tensor, str],
 ) -> None:
     """Inputs are fed where their readers are if they agree, else on the last device; other leaves join a reader."""
     last = len(targets) - 1
     first: dict[Tensor, int] = {}
     shared: set[Tensor] = set()  # read on several targets
     writers: dict[Tensor, int] = {}
-    for node in graph.nodes:
-        if node.base is not None:
-            continue
+    for node in nodes if last else ():  # on the only device everything joins it
         at = target_of[node]
         if node.state is not None:
             writers.setdefault(node.state, at)
@@ -314,7 +312,7 @@ def _place_leaves(
             root = source if source.base is None else source.base
             if root.leaf is not None and first.setdefault(root, at) != at:
                 shared.add(root)
-    for tensor in graph.leaves:
+    for tensor in leaves:
         leaf = tensor.leaf
         assert leaf is not None
         if leaf.kind == "input":

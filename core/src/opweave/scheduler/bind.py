@@ -6,8 +6,8 @@ With several slots, runs may be under way at once: what more than one queue touc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opweave.contract.buffer import Buffer
 from opweave.contract.space import HOST_SPACE
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from opweave.scheduler.arena import Arena, Lease
     from opweave.scheduler.splits import Partition, StorageView
 
-__all__ = ["Bindings", "Operands", "bind"]
+__all__ = ["Bindings", "bind", "operands"]
 
 
 class Bindings(NamedTuple):
@@ -130,35 +130,36 @@ def _bind_leaves(
             handles[storage] = made.handle
 
 
-class Operands:
-    """Makes the arguments of steps in one slot. Equal operands are one `Arg`, and values that take over each other's
-    memory in one layout share an array, so that fewer arrays stay in the processor's cache."""
+def operands(partition: Partition, bindings: Bindings) -> Callable[[StorageView], Arg]:
+    """A function that makes the arguments of steps in one slot.
 
-    __slots__ = ("_arenas", "_args", "_buffers", "_handles", "_made_of", "_offsets", "_views")
+    Equal operands are one `Arg`, and values that take over each other's memory in one layout share an array, so that
+    fewer arrays stay in the processor's cache.
+    """
+    buffers, offsets, handles, _ = bindings
+    arenas = partition.arenas
+    args: list[Arg | None] = [None] * len(partition.sizes)
+    made_of: list[StorageView | None] = [None] * len(partition.sizes)
+    latest: dict[tuple[int, int], Arg] = {}  # buffer and offset -> what was bound there last
 
-    def __init__(self, partition: Partition, bindings: Bindings) -> None:
-        self._buffers, self._offsets, self._handles, _ = bindings
-        self._arenas: Final = partition.arenas
-        self._args: Final[list[Arg | None]] = [None] * len(partition.sizes)
-        self._made_of: Final[list[StorageView | None]] = [None] * len(partition.sizes)
-        self._views: Final[dict[tuple[int, int], Arg]] = {}  # buffer and offset -> what was bound there last
-
-    def arg(self, operand: StorageView) -> Arg:
+    def arg(operand: StorageView) -> Arg:
         """The operand where it lies."""
         storage, offset, dtype, shape, strides = operand
-        known = self._args[storage]
-        if known is not None and (self._made_of[storage] is operand or self._made_of[storage] == operand):
+        known = args[storage]
+        if known is not None and (made_of[storage] is operand or made_of[storage] == operand):
             return known
-        offset += self._offsets[storage]
-        buffer = self._buffers[storage]
-        arg = Arg(buffer, offset, dtype, shape, strides, self._handles.get(storage), storage)
-        if self._arenas[storage] >= 0:
+        offset += offsets[storage]
+        buffer = buffers[storage]
+        made = Arg(buffer, offset, dtype, shape, strides, handles.get(storage), storage)
+        if arenas[storage] >= 0:
             at = (id(buffer), offset)
-            other = self._views.get(at)
+            other = latest.get(at)
             if other is not None and other.dtype is dtype and other.shape == shape and other.strides == strides:
-                arg._view = other._view
+                made._view = other._view
             else:
-                self._views[at] = arg
+                latest[at] = made
         if known is None:
-            self._args[storage], self._made_of[storage] = arg, operand
-        return arg
+            args[storage], made_of[storage] = made, operand
+        return made
+
+    return arg

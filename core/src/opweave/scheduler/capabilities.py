@@ -50,7 +50,8 @@ class Capabilities:
 
     def support(self, target: Target, node: Tensor) -> Support:
         """What a device says of ``node``."""
-        signature = self.signature(node)
+        signature = self.special.get(node, node.signature) if self.special else node.signature
+        assert signature is not None
         known: Support | None = signature.support.get(target.device)
         return target.support(signature) if known is None else known
 

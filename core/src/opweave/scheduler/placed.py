@@ -22,12 +22,15 @@ class PlacedMemory:
         able: what the devices say of nodes.
         nodes: all computed nodes in order.
         op_offload: a device may bring weights from host memory for operations that it runs much faster.
+
+    Attributes:
+        weights: node -> the placed weights that it reads, the largest first; only nodes that read some.
     """
 
     def __init__(self, able: Capabilities, nodes: Sequence[Tensor], op_offload: bool) -> None:
         self._able: Final = able
         self._op_offload: Final = op_offload
-        self._read_by: Final[dict[Tensor, list[Tensor]]] = {}  # node -> its placed weights, the largest first
+        self.weights: Final[dict[Tensor, list[Tensor]]] = {}
         self._readers: Final[dict[Tensor, list[Tensor]]] = {}  # placed weight -> the nodes that read it
         self._small: Final[dict[Tensor, bool]] = {}
         self._near: Final[dict[object, list[Target]]] = {}
@@ -46,7 +49,7 @@ class PlacedMemory:
             if found:
                 if len(found) > 1:
                     found.sort(key=lambda weight: -weight.nbytes)
-                self._read_by[node] = found
+                self.weights[node] = found
 
     def decide(self, node: Tensor, storage: Placement | Location | None) -> tuple[int, str] | None:
         """Target and cause, where placed memory decides: that of the result (``storage``), or of a weight."""
@@ -54,7 +57,7 @@ class PlacedMemory:
             at = self._where_written(node, storage)
             if at is not None:
                 return at.index, "storage"
-        for weight in self._read_by.get(node, ()):
+        for weight in self.weights.get(node, ()):
             decided = self._by_weight(node, weight)
             if decided is not None:
                 return decided
@@ -134,7 +137,7 @@ class PlacedMemory:
         if node.op.product:
             return []
         allowed = [target.index for target in self._able.computing]
-        for weight in self._read_by[node]:
+        for weight in self.weights[node]:
             buffer = _placement(weight).buffer
             if len(self._readers[weight]) == 1:
                 bring = offloading if buffer.is_host else ()
