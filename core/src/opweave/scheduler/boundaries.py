@@ -67,25 +67,26 @@ class _Boundaries:
         self.reach: Final = reach
         self.readers: defaultdict[Tensor, list[Tensor]] = defaultdict(list)
         self._wanted: dict[Tensor, dict[int, tuple[int, int]]] = {}
+        self._fixed_nodes: dict[Tensor, bool] = {}
         self.brought: set[Tensor] = set()  # values that cross
         self.seen: set[Tensor] = set()
 
     def crossing(self) -> dict[Tensor, None]:
         """The movable nodes at either end of something that crosses between memories."""
         found: dict[Tensor, None] = {}
-        target_of, movable, decided, brought = self.target_of, self.movable, self.decided, self.brought
+        target, movable, decided = self.target_of.get, self.movable, self.decided
         for node in self.nodes:
-            at = target_of.get(node)
+            at = target(node)
             if at is None:
                 continue
             for source in node.srcs:
                 root = source if source.base is None else source.base
-                there = target_of.get(root)
+                there = target(root)
                 if there == at:
                     continue
                 if there is not None:
                     if not self.reach[at][there]:
-                        brought.add(root)
+                        self.brought.add(root)
                         for end in (node, root):
                             if end not in found and movable(end):
                                 found[end] = None
@@ -137,7 +138,10 @@ class _Boundaries:
         found: dict[Tensor, Sequence[int]] = {}
         near: set[int] = set()
         now, number = self._crosses(start), 0
-        waiting = [(self._ties(start), number, start)]
+        cost = self._ties(start, now)
+        if cost >= now:
+            return {}
+        waiting = [(cost, number, start)]
         while waiting and waiting[0][0] < now:
             cost, _, node = heappop(waiting)
             if node in found:
@@ -171,28 +175,40 @@ class _Boundaries:
         at = self.target_of[node]
         total = node.nbytes if node in self.brought else 0
         for source in node.srcs:
-            there = self.target_of.get(source.root)
+            there = self.target_of.get(source if source.base is None else source.base)
+            if there == at:
+                continue
             if there is None:
                 total += self.leaf_bytes(source, node, at)
             elif not self.reach[at][there]:
                 total += source.nbytes
         return total
 
-    def _ties(self, node: Tensor) -> int:
-        """Bytes that would cross if a node moved and its decided neighbours on the same target did not."""
-        at = self.target_of[node]
+    def _ties(self, node: Tensor, enough: float = inf) -> int:
+        """Bytes that would cross if a node moved and its decided neighbours on the same target did not; of more than
+        ``enough`` bytes perhaps only a part."""
+        at, target_of, fixed = self.target_of[node], self.target_of, self._fixed
         total = 0
-        if any(self.target_of.get(reader) == at and self._fixed(reader) for reader in self.readers.get(node, ())):
-            total += node.nbytes
+        for reader in self.readers.get(node, ()):
+            if target_of.get(reader) == at and fixed(reader):
+                total = node.nbytes
+                if total >= enough:
+                    return total
+                break
         kept: dict[Tensor, int] = {}  # a value crosses once, however often it is read
         for source in node.srcs:
             root = source if source.base is None else source.base
-            if root not in self.brought and self.target_of.get(root) == at and self._fixed(root):
-                kept[root] = min(kept.get(root, source.nbytes), source.nbytes)
+            if target_of.get(root) == at and root not in self.brought and fixed(root):
+                size = source.nbytes
+                kept[root] = min(kept.get(root, size), size)
         return total + sum(kept.values())
 
     def _fixed(self, node: Tensor) -> bool:
-        return node in self.decided and not self.movable(node)
+        """Whether a node's target was decided and does not change for the sake of fewer bytes."""
+        known = self._fixed_nodes.get(node)
+        if known is None:
+            known = self._fixed_nodes[node] = node in self.decided and not self.movable(node)
+        return known
 
     def _may_gain(self, group: Collection[Tensor], near: Collection[int]) -> bool:
         """Whether a group that lies between targets ``near`` might move fewer bytes than now: not if there is none

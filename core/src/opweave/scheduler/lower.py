@@ -128,8 +128,9 @@ class _Lowering:
         action: Action | None,
         further: Sequence[Access] = (),
     ) -> None:
-        accesses = list(further)
+        accesses: list[Access] = []
         if self.ordered:
+            accesses += further
             accesses += [a for storage in reads if (a := self._access(storage, False)) is not None]
             accesses += [a for storage in writes if (a := self._access(storage, True)) is not None]
         self.entries.append(_Entry(Act(queue, accesses), call, action))
