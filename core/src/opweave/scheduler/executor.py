@@ -173,7 +173,7 @@ class Executor:
         self._in_flight: Final[deque[Run]] = deque()
         self._handing_over: Final = Lock()
         self._completion_thread: Worker | None = None
-        self._queued: Collection[object] = ()  # whole runs that wait for that thread
+        self._queued: Collection[Any] = ()  # whole runs that wait for that thread
         notify_after_fork(self)
 
     # --- runs -------------------------------------------------------------------------------------------------------
@@ -403,8 +403,14 @@ class Executor:
         assert run.error is not None
         return run.error
 
-    def cancel(self) -> None:
-        """End the runs that are under way, from any thread; they raise `Cancelled`."""
+    def cancel(self, *, queued: bool = False) -> None:
+        """End the runs that are under way, from any thread; they raise `Cancelled`.
+
+        Args:
+            queued: whole runs that wait for these do not begin; their futures are cancelled.
+        """
+        for task in list(self._queued) if queued else ():
+            task.future.cancel()
         if self._runner or self._in_flight:
             self._cancel_reason = CANCELLED
             self.ownership.cancel(CANCELLED)

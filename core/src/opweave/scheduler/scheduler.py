@@ -21,7 +21,7 @@ from opweave.graph.graph import Graph
 from opweave.graph.tensor import Placement, Tensor
 from opweave.host.device import HostDevice
 from opweave.leaves import withdraw
-from opweave.lifecycle import close_at_exit, keep_forever, notify_after_fork
+from opweave.lifecycle import close_at_exit, close_or_give_up, exit_timeout, keep_forever, notify_after_fork
 from opweave.scheduler.allocate import MemoryPlan, allocate
 from opweave.scheduler.arena import Arena, Lease
 from opweave.scheduler.assign import assign
@@ -201,8 +201,19 @@ class Scheduler:
     def __enter__(self) -> Scheduler:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Close. Where an exception leaves the block, runs are cancelled first, and closing waits for kernels at most
+        as long as the end of the process does; then a `RuntimeWarning` names what has not ended."""
+        if kind is None or self._executor.inherited:
+            self.close()
+            return
+        self._executor.check_closer(whole=True)
+        pending = self._describe_pending() or "work in flight"  # before cancelling, which skips the calls that are left
+        self._executor.cancel(queued=True)
+        if not close_or_give_up(self, self.streams):
+            warnings.warn(f"{self!r} was left by {kind.__name__}, and {pending} has not ended after "
+                          f"{exit_timeout():g} s (OPWEAVE_EXIT_WAIT); it is not waited for any more",
+                          RuntimeWarning, stacklevel=2)  # fmt: skip
 
     @property
     def devices(self) -> tuple[Device, ...]:
