@@ -13,14 +13,16 @@ from opweave.contract.buffer import Buffer
 from opweave.contract.space import HOST_SPACE
 from opweave.contract.step import Arg
 from opweave.graph.dtypes import u8
-from opweave.leaves import place_state, upload
+from opweave.leaves import place_state, upload, upload_plain
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
+    from opweave.contract.space import MemorySpace
     from opweave.graph.tensor import Location, Placement, Tensor
     from opweave.scheduler.allocate import MemoryPlan
     from opweave.scheduler.arena import Arena, Lease
     from opweave.scheduler.splits import Partition, StorageView
+    from opweave.scheduler.target import Target
 
 __all__ = ["Bindings", "bind", "operands"]
 
@@ -109,9 +111,7 @@ def _bind_leaves(
         if leaf.kind == "state":
             place_state(tensor, targets[partition.assignment.target_of[tensor]].device)
             continue
-        device = next((x.device for x in targets if x.device.space is space), None)
-        if device is None or (space is HOST_SPACE and not device.caps.import_host):
-            device = host
+        device = _device_for(space, targets, host)
         # Weights of one mapping share buffers, and so do all constants (whose group is None).
         missing.setdefault((device, id(leaf.group)), []).append(tensor)
     for (device, _), tensors in missing.items():
@@ -121,13 +121,21 @@ def _bind_leaves(
             buffers[storage] = host.alloc(1)
             continue
         made: Placement | Location | None = partition.placed.get(tensor)
-        if made is None:
+        if storage in partition.unpacked:
+            made = upload_plain(tensor, _device_for(space, targets, host))
+        elif made is None:
             assert tensor.leaf is not None
             made = tensor.leaf.placement or tensor.leaf.copies[space]
         made.buffer.check(made.offset, 0)
         buffers[storage], offsets[storage] = made.buffer, made.offset
         if made.handle is not None:
             handles[storage] = made.handle
+
+
+def _device_for(space: MemorySpace, targets: Sequence[Target], host: Device) -> Device:
+    """The device that keeps read-only leaves in ``space``."""
+    device = next((target.device for target in targets if target.device.space is space), host)
+    return host if space is HOST_SPACE and not device.caps.import_host else device
 
 
 def operands(partition: Partition, bindings: Bindings) -> Callable[[StorageView], Arg]:

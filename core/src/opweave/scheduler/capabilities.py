@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave.contract.capabilities import Kind
+from opweave.contract.space import Usage
 from opweave.errors import UnsupportedOpError
 from opweave.graph.tensor import Signature
 from opweave.scheduler.target import Support, Target, unbound_step
@@ -69,6 +70,14 @@ class Capabilities:
         are given whole tensors in the form in which they were prepared, where they accept it, and no parts of them."""
         kind = self.prepared.get(source.memory)
         return kind is not None and (source.base is not None or kind in support.unpacked)
+
+    def unpacks_once(self, source: Tensor) -> bool:
+        """Whether a copy in plain memory of a source that is unpacked is made with the program, as it is read-only; if
+        not, it is made in each run."""
+        leaf = source.memory.leaf
+        if leaf is None or leaf.kind == "state" or leaf.placement is None:
+            return False
+        return leaf.placement.buffer.usage is Usage.WEIGHTS
 
     def able(self, node: Tensor) -> Iterator[Target]:
         """The targets that may run ``node``, in order of priority: those with references only where no other can."""

@@ -85,6 +85,7 @@ class _Partitioner:
         self.arenas: list[int] = []
         self.names: list[Tensor] = []
         self.owners: dict[int, tuple[Tensor, MemorySpace]] = {}
+        self.unpacked: set[int] = set()
         self.inputs: dict[Tensor, int] = {}
         # What is known on the way.
         self.home: dict[Tensor, StorageView] = {}  # where values were computed, where inputs and states lie
@@ -165,7 +166,7 @@ class _Partitioner:
         self._pad()
         return Partition(
             self.graph, self.assignment, self.placed, [split.closed() for split in self.splits], sizes, arenas, names,
-            self.owners, self.inputs, outputs,
+            self.owners, self.unpacked, self.inputs, outputs,
         )  # fmt: skip
 
     def _pad(self) -> None:
@@ -243,12 +244,16 @@ class _Partitioner:
         elif leaf.kind == "state":
             storage = self._own(root, self.targets[self.target_of[root]].device.default_buffer_type.space)
         else:
-            space = self.spaces[target.index]
-            known = self.uploaded[space].get(root)
-            if known is None:
-                known = self.uploaded[space][root] = self._own(root, space)
-            return known
+            return self._uploaded(root, target)
         return self._settle(root, storage)
+
+    def _uploaded(self, root: Tensor, target: Target) -> int:
+        """The storage of a read-only leaf in plain memory that a target reaches."""
+        space = self.spaces[target.index]
+        known = self.uploaded[space].get(root)
+        if known is None:
+            known = self.uploaded[space][root] = self._own(root, space)
+        return known
 
     def _space(self, storage: int) -> MemorySpace:
         arena = self.arenas[storage]
@@ -271,7 +276,12 @@ class _Partitioner:
         if not self._reaches(target, found):
             operand = self._copy(source, operand, target, split, node)
         elif self.prepared and self.assignment.capabilities.unpacks(source, support):
-            operand = self._copy(source, operand, target, split, node, "unpack")
+            if self.assignment.capabilities.unpacks_once(source):
+                storage = self._uploaded(root, target)
+                self.unpacked.add(storage)
+                operand = operand._replace(storage=storage)
+            else:
+                operand = self._copy(source, operand, target, split, node, "unpack")
         if support.packed and not is_dense(operand.shape, operand.strides, operand.dtype):
             return self._pack(source, operand, target, split)
         return operand, split
