@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Final
 
 from opweave.contract.capabilities import Kind
 from opweave.contract.device import Device
-from opweave.scheduler.boundaries import fewer_bytes
 from opweave.scheduler.capabilities import Capabilities
-from opweave.scheduler.placed import PlacedMemory
 from opweave.scheduler.target import Target
 
 if TYPE_CHECKING:
     from opweave.graph.graph import Graph
     from opweave.graph.tensor import Leaf, Location, Placement, Tensor
+    from opweave.scheduler.placed import PlacedMemory
 
 __all__ = ["CAUSES", "Assignment", "assign", "target_at"]
 
@@ -98,11 +97,10 @@ def assign(
     """
     nodes = [t for t in graph.nodes if t.base is None]
     able = Capabilities(targets, graph.leaves, nodes)
-    is_placed = bool(pins or placed) or any(_has_place(t.leaf) for t in graph.leaves if t.leaf is not None)
-    assigning = _Assigning(able, nodes, PlacedMemory(able, nodes if is_placed else (), op_offload))
+    assigning = _Assigning(able, nodes)
     target_of, causes = assigning.target_of, assigning.causes
-    if is_placed:
-        assigning.decide_beforehand(pins, placed)
+    if pins or placed or any(_has_place(t.leaf) for t in graph.leaves if t.leaf is not None):
+        assigning.decide_beforehand(pins, placed, op_offload)
         if target_of and len(target_of) < len(nodes):
             assigning.grow()
     if len(target_of) < len(nodes):
@@ -111,7 +109,7 @@ def assign(
         assigning.cross_boundaries()
         assigning.join_readers()
         assigning.upgrade(pins)
-    fetched = assigning.memory.fetched(target_of, pins)
+    fetched = assigning.memory.fetched(target_of, pins) if assigning.memory is not None else frozenset()
     for tensor in graph.nodes if len(nodes) < len(graph.nodes) else ():
         if tensor.base is not None and tensor.base.op is not None:
             target_of[tensor] = target_of[tensor.base]
@@ -138,21 +136,26 @@ def target_at(targets: Sequence[Target], placement: Placement | Location) -> int
 class _Assigning:
     """The passes over the computed nodes of a graph; each one decides for nodes that are still open."""
 
-    def __init__(self, able: Capabilities, nodes: Sequence[Tensor], memory: PlacedMemory) -> None:
+    def __init__(self, able: Capabilities, nodes: Sequence[Tensor]) -> None:
         self.able: Final = able
         self.targets: Final = able.targets
         self.nodes: Final = nodes
-        self.memory: Final = memory
         self.target_of: dict[Tensor, int] = {}
         self.causes: dict[Tensor, str] = {}
-        self.decided: Set[Tensor] = frozenset()  # what `decide_beforehand` has decided
+        self.memory: PlacedMemory | None = None  # set by `decide_beforehand`
+        self.decided: Set[Tensor] = frozenset()  # the nodes that it has decided
         self.made: list[Tensor] = []  # nodes without sources, which can be made wherever they are wanted
 
     # --- decided beforehand -----------------------------------------------------------------------------------------
 
-    def decide_beforehand(self, pins: Mapping[Tensor, int], placed: Mapping[Tensor, Placement]) -> None:
+    def decide_beforehand(
+        self, pins: Mapping[Tensor, int], placed: Mapping[Tensor, Placement], op_offload: bool
+    ) -> None:
         """Pins, nodes that write placed memory, nodes that read placed weights."""
-        target_of, causes, weights = self.target_of, self.causes, self.memory.weights
+        from opweave.scheduler.placed import PlacedMemory  # importing opweave must not pay for it
+
+        memory = self.memory = PlacedMemory(self.able, self.nodes, op_offload)
+        target_of, causes, weights = self.target_of, self.causes, memory.weights
         for node in self.nodes:
             pinned = pins.get(node)
             if pinned is not None:
@@ -165,7 +168,7 @@ class _Assigning:
             storage = placed.get(node) if leaf is None else leaf.placement
             if storage is None and node not in weights:
                 continue
-            found = self.memory.decide(node, storage)
+            found = memory.decide(node, storage)
             if found is not None:
                 target_of[node], causes[node] = found
         self.decided = frozenset(target_of)
@@ -240,6 +243,8 @@ class _Assigning:
 
     def cross_boundaries(self) -> None:
         """Nodes between decided ones on several devices move to where the fewest bytes cross."""
+        from opweave.scheduler.boundaries import fewer_bytes  # programs of one device need none
+
         causes, memory = self.causes, self.memory
         computing = [target.index for target in self.able.computing]
         offloading = {self.target_of[node] for node, cause in causes.items() if cause == "offload"}
@@ -248,7 +253,7 @@ class _Assigning:
             cause = causes.get(node)
             if cause in GROWN:
                 return computing
-            return memory.movable(node, offloading) if cause == "weights" else ()
+            return memory.movable(node, offloading) if cause == "weights" and memory is not None else ()
 
         for node, at in fewer_bytes(self.nodes, self.able, self.target_of, self.decided, movable).items():
             self.target_of[node], causes[node] = at, "fewest-bytes"
