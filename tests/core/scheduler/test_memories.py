@@ -245,6 +245,8 @@ def test_read_only_weights_are_unpacked_once_with_the_program(x, v, values, othe
         assert sum(use.weights for use in program.memory.values()) >= values.nbytes
 
         # Once the memory may be written again, each run reads what is there.
+        assert w.leaf is not None
+        assert w.leaf.placement is not None
         buffer = w.leaf.placement.buffer
         buffer.usage = ow.Usage.ANY
         again = scheduler.build([ow.linear(x, w)])
