@@ -189,6 +189,61 @@ def test_a_process_ends_in_spite_of_a_kernel_that_never_returns_and_says_which(p
     assert len(ended.stderr.splitlines()) == 1, ended.stderr
 
 
+@pytest.mark.parametrize("parallel", [False, True], ids=["in turn", "overlapping"])
+def test_an_exception_leaves_a_with_block_in_spite_of_a_kernel_that_never_returns(parallel):
+    start = time.monotonic()
+    ended = run_script(
+        f"""
+        def stuck(a):
+            begun.set()
+            threading.Event().wait()
+        begun = threading.Event()
+        import warnings
+        warnings.simplefilter("always")
+        try:
+            with ow.Scheduler("host", parallel={parallel}) as scheduler:
+                program = scheduler.build(ow.neg(ow.custom(stuck, x + 1, like=x)))
+                futures = [program.submit(x=ONES) for _ in range(2)]
+                begun.wait()
+                raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            print("left", futures[1].cancelled(), flush=True)
+        """,
+        OPWEAVE_EXIT_WAIT="0.5",
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == f"left {not parallel}\n"
+    assert time.monotonic() - start < 30
+    assert "was left by KeyboardInterrupt, and custom" in ended.stderr
+    assert "on host has not ended after 0.5 s" in ended.stderr
+    assert "after the program" not in ended.stderr, "what was given up is not waited for again"
+
+
+@pytest.mark.parametrize("parallel", [False, True], ids=["in turn", "overlapping"])
+def test_an_exception_leaves_a_with_block_after_the_step_that_is_under_way(parallel):
+    ended = run_script(f"""
+        def slow(a):
+            begun.set()
+            time.sleep(0.2)
+            print("step", flush=True)
+            return a
+        begun = threading.Event()
+        try:
+            with ow.Scheduler("host", parallel={parallel}) as scheduler:
+                node = ow.custom(slow, ow.custom(slow, x, like=x), like=x)
+                futures = [scheduler.build(node).submit(x=ONES) for _ in range(3)]
+                begun.wait()
+                raise ValueError
+        except ValueError:
+            print(*(type(future.exception()).__name__ for future in futures if not future.cancelled()))
+    """)
+    assert ended.returncode == 0, ended.stderr
+    assert not ended.stderr
+    first, *rest = ended.stdout.splitlines()
+    assert first == "step"
+    assert rest == [" ".join(["Cancelled"] * (3 if parallel else 1))], "no further step began, closed before going on"
+
+
 def test_what_was_submitted_and_can_end_ends_before_the_process_does():
     ended = run_script("""
         def slow(a):

@@ -16,9 +16,8 @@ from opweave.graph.graph import Graph
 from opweave.graph.layout import check_shape
 from opweave.graph.tensor import Tensor, constant, host_array, input
 from opweave.scheduler import Program, Scheduler
-from opweave.scheduler.precision import check_compute_dtype, with_products_in
+from opweave.scheduler.arguments import Where
 from opweave.scheduler.program import Outputs
-from opweave.scheduler.scheduler import Where
 
 if TYPE_CHECKING:
     from opweave.graph.dtypes import DTypeLike
@@ -49,7 +48,11 @@ class Function:
     ) -> None:
         if not isinstance(max_shapes, (Mapping, type(None))):
             raise SchedulerError(f"max_shapes are a mapping of parameters to shapes, not {max_shapes!r:.60}")
-        self._compute_dtype: Final = check_compute_dtype(compute_dtype)
+        if compute_dtype is not f32:
+            from opweave.scheduler.precision import check_compute_dtype  # most programs never need it
+
+            compute_dtype = check_compute_dtype(compute_dtype)
+        self._compute_dtype: Final = compute_dtype
         self._target: Final = target
         self.scheduler: Final = (
             devices
@@ -162,6 +165,8 @@ class Function:
     def _build(self, outputs: Outputs) -> Program:
         if self._compute_dtype is f32:
             return self.scheduler.build(outputs)
+        from opweave.scheduler.precision import with_products_in
+
         if isinstance(outputs, Tensor):
             return self.scheduler.build(with_products_in(self._compute_dtype, (outputs,))[0])
         if isinstance(outputs, Mapping):

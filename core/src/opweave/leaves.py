@@ -283,6 +283,13 @@ def _upload(
         locations[tensor] = Location(part, local, handle)
 
 
+def upload_plain(tensor: Tensor, device: Device) -> Location:
+    """A copy of a placed leaf, as it is now, in the ordinary memory of ``device``; raises `AllocationError`."""
+    locations: dict[Tensor, Location] = {}
+    _upload([(tensor, read_leaf(tensor))], device, [], locations)
+    return locations[tensor]
+
+
 def state(
     name: str, shape: int | Sequence[int], dtype: DTypeLike = f32, *, device: Where = None, fill: float = 0
 ) -> Tensor:

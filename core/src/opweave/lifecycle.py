@@ -7,7 +7,7 @@ implement this in ``_after_fork``. Locks of `opweave.concurrency` are free in th
 
 **At exit** `atexit` closes what is still open, while threads still run. If that waits for a kernel that never returns,
 the process ends after `exit_timeout` seconds with a line on stderr that names the kernel. Later, during interpreter
-shutdown, finalisers do nothing.
+shutdown, finalisers do nothing. A ``with`` block over a scheduler that an exception leaves is given as much time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from functools import partial
 from typing import Any, Final, Protocol
 from weakref import WeakSet
 
-from opweave.concurrency import Latch, Lock, Worker
+from opweave.concurrency import Latch, Lock, Worker, start_thread
 
-__all__ = ["INHERITED", "close_at_exit", "exit_timeout", "keep_forever", "notify_after_fork", "start_exit_thread"]
+__all__ = [
+    "INHERITED", "close_at_exit", "close_or_give_up", "exit_timeout", "keep_forever", "notify_after_fork",
+    "start_exit_thread",
+]  # fmt: skip
 
 INHERITED: Final = "belongs to the process that this one was forked from; make a new one here"
 
@@ -75,6 +78,22 @@ def exit_timeout() -> float:
         return 10.0
 
 
+def close_or_give_up(thing: Open, parts: Iterable[Open]) -> bool:
+    """Close ``thing`` on another thread; whatever that raises is dropped.
+
+    Returns:
+        Whether it is closed after `exit_timeout` seconds. If not, ``thing`` and its ``parts`` are left as they are, at
+        exit too.
+    """
+    ended = Latch()
+    start_thread(_close_all, ([thing],), [], ended, name="opweave close")
+    if ended.wait(exit_timeout()):
+        return True
+    for things in _OPEN:
+        things -= {thing, *parts}
+    return False
+
+
 def keep_forever(things: Iterable[object]) -> None:
     """Never free these objects, not even at the end of the process."""
     kept = list(things)
@@ -88,7 +107,7 @@ def keep_forever(things: Iterable[object]) -> None:
 def _at_exit() -> None:
     closing: list[Open] = []
     ended = Latch()
-    work = partial(_close_all, closing, ended)
+    work = partial(_close_all, _OPEN, closing, ended)
     if _closer is None:
         work()
         return
@@ -100,8 +119,8 @@ def _at_exit() -> None:
               "the process ends without it", file=sys.stderr, flush=True)  # fmt: skip
 
 
-def _close_all(closing: list[Open], ended: Latch) -> None:
-    for things in _OPEN:
+def _close_all(groups: Iterable[Iterable[Open]], closing: list[Open], ended: Latch) -> None:
+    for things in groups:
         for thing in list(things):
             closing.append(thing)
             with suppress(Exception):  # failures of work that no one waited for

@@ -193,10 +193,10 @@ class CarelessStream(Stream):
 Careless.stream_class = CarelessStream
 
 
-def negated(kind: BufferType, values: np.ndarray, offset: int = 64) -> Tensor:
+def negated(kind: BufferType, values: np.ndarray, offset: int = 64, usage: ow.Usage = ow.Usage.ANY) -> Tensor:
     """A weight at an offset, so that nothing is found at the beginning by chance."""
     (w,) = ow.weights({"w": ow.Spec(values.shape)}).values()
-    buffer = kind.alloc(offset + kind.alloc_size(w) + 64)
+    buffer = kind.alloc(offset + kind.alloc_size(w) + 64, usage)
     ow.place(w, buffer, offset)
     buffer.upload(offset, values)
     return w
@@ -225,6 +225,36 @@ def test_a_device_that_shares_the_space_but_not_the_form_reads_through_a_copy(x,
         assert [c.cause for c in program.partition.copies] == ["unpack"]
         assert "(unpack)" in program.explain()
         np.testing.assert_array_equal(program.read(w), values)
+
+
+@pytest.mark.parametrize("other", [HostDevice(), Plain()], ids=lambda d: type(d).__name__)
+@pytest.mark.parametrize("placement", ["priority", "cost"])
+def test_read_only_weights_are_unpacked_once_with_the_program(x, v, values, other, placement):
+    """Whole weights and parts of them; not weights in memory that may be written."""
+    kind = Negated(Knowing())
+    w = negated(kind, values, usage=ow.Usage.WEIGHTS)
+    with ow.Scheduler([other, HostDevice()][: 1 + (other.kind is not ow.Kind.HOST)], placement=placement) as scheduler:
+        program = scheduler.build([ow.linear(x, w), ow.exp(w[1:3].T), w])
+        assert not program.partition.copies
+        for _ in range(2):
+            product, part, whole = program.run(x=v)
+            np.testing.assert_allclose(product, v @ values.T)
+            np.testing.assert_allclose(part, np.exp(values[1:3].T), rtol=1e-6)
+            np.testing.assert_array_equal(whole, values)
+        assert scheduler.stats.copied == 0
+        assert sum(use.weights for use in program.memory.values()) >= values.nbytes
+
+        # Once the memory may be written again, each run reads what is there.
+        assert w.leaf is not None
+        assert w.leaf.placement is not None
+        buffer = w.leaf.placement.buffer
+        buffer.usage = ow.Usage.ANY
+        again = scheduler.build([ow.linear(x, w)])
+        buffer.upload(64, 2 * values)
+        np.testing.assert_allclose(again.run(x=v)[0], 2 * v @ values.T)
+        assert scheduler.stats.copied == values.nbytes
+        buffer.usage = ow.Usage.WEIGHTS
+        np.testing.assert_allclose(scheduler.build([ow.linear(x, w)]).run(x=v)[0], 2 * v @ values.T)
 
 
 def test_who_knows_the_form_is_given_it_and_others_in_the_same_program_a_copy(x, v, values):

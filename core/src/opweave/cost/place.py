@@ -229,11 +229,12 @@ class _Building:
             self.home.setdefault(node.state, index)
 
     def _unpacking(self, node: Tensor, target: Target) -> float:
-        """Seconds of copying to plain memory those sources that the target reaches, but whose form it cannot read."""
+        """Seconds of copying to plain memory, in each run, the sources that the target reaches but cannot read."""
         able, seconds = self.rules.capabilities, 0.0
         support = able.support(target, node)
         for source in node.srcs:
-            if able.unpacks(source, support) and target.device.reaches(able.prepared[source.memory].space):
+            each_run = able.unpacks(source, support) and not able.unpacks_once(source)
+            if each_run and target.device.reaches(able.prepared[source.memory].space):
                 seconds += self.model.fetch(target.device, source.nbytes) + self.model.feed(target.index, source.nbytes)
         return seconds
 

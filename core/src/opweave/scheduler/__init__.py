@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from opweave.scheduler.allocate import MemoryUse
 from opweave.scheduler.assign import CAUSES
-from opweave.scheduler.program import Program
-from opweave.scheduler.scheduler import PlannedGraph, Scheduler
+from opweave.scheduler.program import PlannedGraph, Program
+from opweave.scheduler.scheduler import Scheduler
 from opweave.scheduler.splits import Copy, Split
 
 if TYPE_CHECKING:

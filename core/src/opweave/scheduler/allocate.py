@@ -5,7 +5,7 @@ A plan takes no memory: it says how large the chunks of each device's arena have
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from opweave.contract.space import round_up
@@ -161,12 +161,11 @@ def _workspaces(
     """Target index -> ((split, group), bytes, moment) of every workspace."""
     wanted: dict[int, list[tuple[tuple[int, int], int, int]]] = {}
     for split, grouped, start in zip(partition.splits, groups.of_split, times, strict=True):
-        sizes: Iterable[int] = (
-            [item[4].workspace for item in split.items] if grouped is None else [size for _, size in grouped]
-        )
-        for g, size in enumerate(sizes):
-            if size:
-                wanted.setdefault(split.target.index, []).append(((split.index, g), size, start + 1 + g))
+        sizes = [item[4].workspace for item in split.items] if grouped is None else [size for _, size in grouped]
+        if any(sizes):
+            wanted.setdefault(split.target.index, []).extend(
+                [((split.index, g), size, start + 1 + g) for g, size in enumerate(sizes) if size]
+            )
     return wanted
 
 

@@ -6,23 +6,25 @@ With several slots, runs may be under way at once: what more than one queue touc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opweave.contract.buffer import Buffer
 from opweave.contract.space import HOST_SPACE
 from opweave.contract.step import Arg
 from opweave.graph.dtypes import u8
-from opweave.leaves import place_state, upload
+from opweave.leaves import place_state, upload, upload_plain
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
+    from opweave.contract.space import MemorySpace
     from opweave.graph.tensor import Location, Placement, Tensor
     from opweave.scheduler.allocate import MemoryPlan
     from opweave.scheduler.arena import Arena, Lease
     from opweave.scheduler.splits import Partition, StorageView
+    from opweave.scheduler.target import Target
 
-__all__ = ["Bindings", "Operands", "bind"]
+__all__ = ["Bindings", "bind", "operands"]
 
 
 class Bindings(NamedTuple):
@@ -109,9 +111,7 @@ def _bind_leaves(
         if leaf.kind == "state":
             place_state(tensor, targets[partition.assignment.target_of[tensor]].device)
             continue
-        device = next((x.device for x in targets if x.device.space is space), None)
-        if device is None or (space is HOST_SPACE and not device.caps.import_host):
-            device = host
+        device = _device_for(space, targets, host)
         # Weights of one mapping share buffers, and so do all constants (whose group is None).
         missing.setdefault((device, id(leaf.group)), []).append(tensor)
     for (device, _), tensors in missing.items():
@@ -121,7 +121,9 @@ def _bind_leaves(
             buffers[storage] = host.alloc(1)
             continue
         made: Placement | Location | None = partition.placed.get(tensor)
-        if made is None:
+        if storage in partition.unpacked:
+            made = upload_plain(tensor, _device_for(space, targets, host))
+        elif made is None:
             assert tensor.leaf is not None
             made = tensor.leaf.placement or tensor.leaf.copies[space]
         made.buffer.check(made.offset, 0)
@@ -130,35 +132,42 @@ def _bind_leaves(
             handles[storage] = made.handle
 
 
-class Operands:
-    """Makes the arguments of steps in one slot. Equal operands are one `Arg`, and values that take over each other's
-    memory in one layout share an array, so that fewer arrays stay in the processor's cache."""
+def _device_for(space: MemorySpace, targets: Sequence[Target], host: Device) -> Device:
+    """The device that keeps read-only leaves in ``space``."""
+    device = next((target.device for target in targets if target.device.space is space), host)
+    return host if space is HOST_SPACE and not device.caps.import_host else device
 
-    __slots__ = ("_arenas", "_args", "_buffers", "_handles", "_made_of", "_offsets", "_views")
 
-    def __init__(self, partition: Partition, bindings: Bindings) -> None:
-        self._buffers, self._offsets, self._handles, _ = bindings
-        self._arenas: Final = partition.arenas
-        self._args: Final[list[Arg | None]] = [None] * len(partition.sizes)
-        self._made_of: Final[list[StorageView | None]] = [None] * len(partition.sizes)
-        self._views: Final[dict[tuple[int, int], Arg]] = {}  # buffer and offset -> what was bound there last
+def operands(partition: Partition, bindings: Bindings) -> Callable[[StorageView], Arg]:
+    """A function that makes the arguments of steps in one slot.
 
-    def arg(self, operand: StorageView) -> Arg:
+    Equal operands are one `Arg`, and values that take over each other's memory in one layout share an array, so that
+    fewer arrays stay in the processor's cache.
+    """
+    buffers, offsets, handles, _ = bindings
+    arenas = partition.arenas
+    args: list[Arg | None] = [None] * len(partition.sizes)
+    made_of: list[StorageView | None] = [None] * len(partition.sizes)
+    latest: dict[tuple[int, int], Arg] = {}  # buffer and offset -> what was bound there last
+
+    def arg(operand: StorageView) -> Arg:
         """The operand where it lies."""
         storage, offset, dtype, shape, strides = operand
-        known = self._args[storage]
-        if known is not None and (self._made_of[storage] is operand or self._made_of[storage] == operand):
+        known = args[storage]
+        if known is not None and (made_of[storage] is operand or made_of[storage] == operand):
             return known
-        offset += self._offsets[storage]
-        buffer = self._buffers[storage]
-        arg = Arg(buffer, offset, dtype, shape, strides, self._handles.get(storage), storage)
-        if self._arenas[storage] >= 0:
+        offset += offsets[storage]
+        buffer = buffers[storage]
+        made = Arg(buffer, offset, dtype, shape, strides, handles.get(storage), storage)
+        if arenas[storage] >= 0:
             at = (id(buffer), offset)
-            other = self._views.get(at)
+            other = latest.get(at)
             if other is not None and other.dtype is dtype and other.shape == shape and other.strides == strides:
-                arg._view = other._view
+                made._view = other._view
             else:
-                self._views[at] = arg
+                latest[at] = made
         if known is None:
-            self._args[storage], self._made_of[storage] = arg, operand
-        return arg
+            args[storage], made_of[storage] = made, operand
+        return made
+
+    return arg

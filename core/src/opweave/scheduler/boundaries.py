@@ -1,104 +1,29 @@
 """Which side of a device boundary a node belongs to: the one where fewer bytes move between memories in each run.
 
 Nodes whose device was only taken from a neighbour lie between decided ones. Where these are on several devices, values
-have to cross somewhere in between; `fewer_bytes` finds where that costs least. `PlacedWeights` knows the weights that
-nodes read where they lie, and which of them are so small that moving them is a matter of bytes too.
+have to cross somewhere in between; `fewer_bytes` finds where that costs least.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from opweave.contract.space import Usage
-
 if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.assign import Capabilities
+    from opweave.scheduler.capabilities import Capabilities
 
-__all__ = ["PlacedWeights", "fewer_bytes"]
-
-
-class PlacedWeights:
-    """The placed weights that nodes read.
-
-    Attributes:
-        of: node -> its placed weights, the largest first; only nodes that read some.
-        readers: placed weight -> the nodes that read it.
-    """
-
-    def __init__(self, nodes: Iterable[Tensor]) -> None:
-        self.of: dict[Tensor, list[Tensor]] = {}
-        self.readers: dict[Tensor, list[Tensor]] = {}
-        self._least: dict[Tensor, int] = {}
-        for node in nodes:
-            found: list[Tensor] = []
-            for source in node.srcs:
-                root = source if source.base is None else source.base
-                if root.leaf is not None and root not in found:
-                    readers = self.readers.get(root)
-                    if readers is None:
-                        if not _is_placed_weight(root):
-                            continue
-                        readers = self.readers[root] = []
-                    readers.append(node)
-                    found.append(root)
-            if found:
-                if len(found) > 1:
-                    found.sort(key=lambda weight: -weight.nbytes)
-                self.of[node] = found
-
-    def movable(self, node: Tensor, able: Capabilities, offloading: Collection[int]) -> list[int]:
-        """The targets to which small weights let their reader ``node`` go for the sake of fewer bytes; else none.
-
-        A weight is small where it has fewer bytes than the values that it is combined with, other than in products, and
-        its place says little about the node: a table (of frequencies, say) that several nodes read, which no device but
-        one can hold; or a weight in host memory, for targets that bring weights from there for other nodes.
-        """
-        assert node.op is not None
-        if node.op.product:
-            return []
-        allowed = [target.index for target in able.computing]
-        for weight in self.of[node]:
-            leaf = weight.leaf
-            assert leaf is not None
-            assert leaf.placement is not None
-            if len(self.readers[weight]) == 1:
-                bring = offloading if leaf.placement.buffer.is_host else ()
-                space = leaf.placement.buffer.space
-                allowed = [d for d in allowed if d in bring or able.targets[d].device.reaches(space)]
-            if not allowed or weight.nbytes >= self._smallest_value(weight):
-                return []
-        return allowed
-
-    def _smallest_value(self, weight: Tensor) -> int:
-        """Bytes of the smallest value, of those that each reader computes or reads, that a weight is combined with."""
-        least = self._least.get(weight)
-        if least is None:
-            least = self._least[weight] = min([_largest_value(reader) for reader in self.readers[weight]])
-        return least
-
-
-def _largest_value(node: Tensor) -> int:
-    """Bytes of the largest value that a node computes or reads, leaves other than inputs left out."""
-    read = [s.nbytes for s in node.srcs if s.root.leaf is None or s.root.leaf.kind == "input"]
-    return max([node.nbytes, *read])
-
-
-def _is_placed_weight(tensor: Tensor) -> bool:
-    leaf = tensor.leaf
-    if leaf is None or leaf.kind != "weight" or leaf.placement is None:
-        return False
-    return leaf.placement.buffer.usage is Usage.WEIGHTS
+__all__ = ["fewer_bytes"]
 
 
 def fewer_bytes(
     nodes: Sequence[Tensor],
     able: Capabilities,
     target_of: Mapping[Tensor, int],
-    decided: Callable[[Tensor], bool],
+    decided: Set[Tensor],
     movable: Callable[[Tensor], Sequence[int]],
 ) -> dict[Tensor, int]:
     """The nodes that move so that each run copies fewer bytes between memories, and the targets they move to.
@@ -108,7 +33,7 @@ def fewer_bytes(
     Args:
         nodes: all computed nodes in order.
         target_of: their targets so far; a node without one can be made anywhere.
-        decided: whether a node's device was decided on its own account.
+        decided: the nodes whose device was decided on their own account.
         movable: the targets that a node may move to, none for one that stays.
     """
     reach = [[a.device.reaches(b.space) for b in able.targets] for a in able.targets]  # [reader][where the value lies]
@@ -130,7 +55,7 @@ class _Boundaries:
         nodes: Sequence[Tensor],
         able: Capabilities,
         target_of: Mapping[Tensor, int],
-        decided: Callable[[Tensor], bool],
+        decided: Set[Tensor],
         movable: Callable[[Tensor], Sequence[int]],
         reach: Sequence[Sequence[bool]],
     ) -> None:
@@ -140,31 +65,34 @@ class _Boundaries:
         self.decided: Final = decided
         self.movable: Final = movable
         self.reach: Final = reach
-        self.readers: dict[Tensor, list[Tensor]] = {}
+        self.readers: defaultdict[Tensor, list[Tensor]] = defaultdict(list)
         self._wanted: dict[Tensor, dict[int, tuple[int, int]]] = {}
+        self._fixed_nodes: dict[Tensor, bool] = {}
         self.brought: set[Tensor] = set()  # values that cross
         self.seen: set[Tensor] = set()
 
     def crossing(self) -> dict[Tensor, None]:
         """The movable nodes at either end of something that crosses between memories."""
         found: dict[Tensor, None] = {}
-        target_of, reach, movable = self.target_of, self.reach, self.movable
+        target, movable, decided = self.target_of.get, self.movable, self.decided
         for node in self.nodes:
-            at = target_of.get(node)
+            at = target(node)
             if at is None:
                 continue
             for source in node.srcs:
                 root = source if source.base is None else source.base
-                there = target_of.get(root)
+                there = target(root)
                 if there == at:
                     continue
                 if there is not None:
-                    if not reach[at][there]:
+                    if not self.reach[at][there]:
                         self.brought.add(root)
-                        found.update((end, None) for end in (node, root) if end not in found and movable(end))
+                        for end in (node, root):
+                            if end not in found and movable(end):
+                                found[end] = None
                 elif (
                     root.leaf is not None
-                    and not self.decided(node)
+                    and node not in decided
                     and self.leaf_bytes(source, node, at)
                     and movable(node)
                 ):
@@ -173,7 +101,7 @@ class _Boundaries:
             readers = self.readers
             for node in self.nodes:
                 for source in node.srcs:
-                    readers.setdefault(source if source.base is None else source.base, []).append(node)
+                    readers[source if source.base is None else source.base].append(node)
         return found
 
     def wanted(self, value: Tensor) -> dict[int, tuple[int, int]]:
@@ -199,7 +127,7 @@ class _Boundaries:
         if not target.device.reaches(leaf.placement.buffer.space):
             return source.nbytes
         unpacks = bool(able.prepared) and able.unpacks(source, able.support(target, node))
-        return source.nbytes if unpacks else 0
+        return source.nbytes if unpacks and not able.unpacks_once(source) else 0
 
     def group(self, start: Tensor) -> dict[Tensor, set[int]]:
         """``start`` and the movable nodes that might move together with it, with the targets that each may move to.
@@ -210,7 +138,10 @@ class _Boundaries:
         found: dict[Tensor, Sequence[int]] = {}
         near: set[int] = set()
         now, number = self._crosses(start), 0
-        waiting = [(self._ties(start), number, start)]
+        cost = self._ties(start, now)
+        if cost >= now:
+            return {}
+        waiting = [(cost, number, start)]
         while waiting and waiting[0][0] < now:
             cost, _, node = heappop(waiting)
             if node in found:
@@ -232,7 +163,7 @@ class _Boundaries:
     def _anchors(self, node: Tensor) -> set[int]:
         """The targets of a node and its neighbours where these were decided, and of the placed leaves that it reads."""
         roots = [source.root for source in node.srcs]
-        found = {self.target_of[n] for n in (node, *roots, *self.readers.get(node, ())) if self.decided(n)}
+        found = {self.target_of[n] for n in (node, *roots, *self.readers.get(node, ())) if n in self.decided}
         for root in roots:
             if root.leaf is not None and root.leaf.placement is not None:
                 device = root.leaf.placement.buffer.device
@@ -244,28 +175,40 @@ class _Boundaries:
         at = self.target_of[node]
         total = node.nbytes if node in self.brought else 0
         for source in node.srcs:
-            there = self.target_of.get(source.root)
+            there = self.target_of.get(source if source.base is None else source.base)
+            if there == at:
+                continue
             if there is None:
                 total += self.leaf_bytes(source, node, at)
             elif not self.reach[at][there]:
                 total += source.nbytes
         return total
 
-    def _ties(self, node: Tensor) -> int:
-        """Bytes that would cross if a node moved and its decided neighbours on the same target did not."""
-        at = self.target_of[node]
+    def _ties(self, node: Tensor, enough: float = inf) -> int:
+        """Bytes that would cross if a node moved and its decided neighbours on the same target did not; of more than
+        ``enough`` bytes perhaps only a part."""
+        at, target_of, fixed = self.target_of[node], self.target_of, self._fixed
+        total = 0
+        for reader in self.readers.get(node, ()):
+            if target_of.get(reader) == at and fixed(reader):
+                total = node.nbytes
+                if total >= enough:
+                    return total
+                break
         kept: dict[Tensor, int] = {}  # a value crosses once, however often it is read
         for source in node.srcs:
-            root = source.root
-            if root not in self.brought and self.target_of.get(root) == at and self._fixed(root):
-                kept[root] = min(kept.get(root, source.nbytes), source.nbytes)
-        total = sum(kept.values())
-        if any(self.target_of.get(reader) == at and self._fixed(reader) for reader in self.readers.get(node, ())):
-            total += node.nbytes
-        return total
+            root = source if source.base is None else source.base
+            if target_of.get(root) == at and root not in self.brought and fixed(root):
+                size = source.nbytes
+                kept[root] = min(kept.get(root, size), size)
+        return total + sum(kept.values())
 
     def _fixed(self, node: Tensor) -> bool:
-        return self.decided(node) and not self.movable(node)
+        """Whether a node's target was decided and does not change for the sake of fewer bytes."""
+        known = self._fixed_nodes.get(node)
+        if known is None:
+            known = self._fixed_nodes[node] = node in self.decided and not self.movable(node)
+        return known
 
     def _may_gain(self, group: Collection[Tensor], near: Collection[int]) -> bool:
         """Whether a group that lies between targets ``near`` might move fewer bytes than now: not if there is none

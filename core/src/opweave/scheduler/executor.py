@@ -1,19 +1,17 @@
 """`Executor`: runs the programs of one scheduler.
 
-It owns everything that changes while programs run: the lock, the runs in flight, cancellation, failures, observers, and
-of each program one `ProgramState`. There is one loop that makes calls, in `Executor.run`; whoever wants a run comes by
-there: the caller of `Program.run`, the thread in which submitted runs end, observers, traces.
+It owns everything that changes while programs run: the lock, the runs in flight (`RunsInFlight`), observers, and of
+each program one `ProgramState`. `Executor.run` has the only loop that makes calls: the caller of `Program.run`, the
+thread in which submitted runs end, observers and traces all use it.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
-from weakref import WeakSet
 
 import numpy as np
 
@@ -21,121 +19,25 @@ from opweave.concurrency import Lock, Worker
 from opweave.contract.space import WORKING
 from opweave.contract.submission import Submission
 from opweave.contract.worker import WorkerStream
-from opweave.errors import Cancelled, ExecutionError, LifetimeError, SchedulerError, UnknownNameError
+from opweave.errors import Cancelled, ExecutionError, LifetimeError, SchedulerError
 from opweave.graph.tensor import Tensor
 from opweave.lifecycle import INHERITED, keep_forever, notify_after_fork, start_exit_thread
-from opweave.scheduler.failures import settle_failure
-from opweave.scheduler.run_list import Action, Feed, RunList
+from opweave.scheduler.run_list import Action, Feed, RunList, fitted, snapshot
+from opweave.scheduler.runs import ProgramState, Run, RunsInFlight
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
-    from opweave.contract.event import Event
     from opweave.futures import Future
-    from opweave.scheduler.arena import Lease
     from opweave.scheduler.run_list import CallList
-    from opweave.scheduler.splits import Partition, Split
     from opweave.scheduler.target import Target
 
-__all__ = ["Executor", "ProgramState"]
+__all__ = ["Executor"]
 
 T = TypeVar("T")
 
 Array = np.ndarray[Any, Any]
 
 CANCELLED: Final = "the run was ended by cancel()"
-
-
-class ProgramState:
-    """What an executor keeps of a program: what it runs, and what changes from run to run.
-
-    Attributes:
-        partition: the graph as it was cut.
-        lists: the run list of every slot.
-        form: the outputs as the caller gave them, and wants them back.
-        single: whether that is one tensor.
-        leases: memory for temporaries, as long as the program is open.
-        written: input name -> the array for runs that are not fed one.
-        slot: which list the next run uses.
-        latest: the list of the last run, if that was a good one.
-        observed: the same program with observers, while there are any.
-        closed: whether it was closed.
-    """
-
-    # One small object: among kernels that fill the caches, each place in memory that a run touches takes its time.
-    __slots__ = (
-        "__weakref__", "closed", "form", "latest", "leases", "lists", "observed", "partition", "single", "slot",
-        "written",
-    )  # fmt: skip
-
-    def __init__(self, partition: Partition, lists: list[RunList], leases: list[Lease], form: Any) -> None:
-        self.partition: Final = partition
-        self.lists: Final = lists
-        self.form: Final = form
-        self.single: Final = isinstance(form, Tensor)
-        self.leases: Final = leases
-        self.written: dict[str, Array] = {}
-        self.slot = 0
-        self.latest: RunList | None = None
-        self.observed: ProgramState | None = None
-        self.closed = False
-
-    def __repr__(self) -> str:
-        nodes, splits = len(self.partition.graph.nodes), len(self.partition.splits)
-        return f"<Program of {nodes} nodes in {splits} splits{', closed' if self.closed else ''}>"
-
-    def check_open(self) -> None:
-        """Raise `LifetimeError` where the program was closed."""
-        if self.closed:
-            raise LifetimeError(f"{self!r} was closed")
-
-
-class Run:
-    """A run that was submitted to asynchronous streams, or one that failed.
-
-    Attributes:
-        state, run_list: of which program, in which slot.
-        ends: events of all its streams, behind everything.
-        arrays: outputs that its streams have fetched.
-        error: why it failed, once that is known.
-        ended: whether it is known to have ended, well or not.
-    """
-
-    __slots__ = ("arrays", "ended", "ends", "error", "run_list", "state")
-
-    def __init__(self, state: ProgramState, run_list: RunList) -> None:
-        self.state: Final = state
-        self.run_list: Final = run_list
-        self.ends: list[Event] = []
-        self.arrays: Final[list[Any]] = [None] * len(run_list.fetches)
-        self.error: BaseException | None = None
-        self.ended = False
-
-    def queue_ends(self) -> None:
-        """Queue what follows the calls: fetching, and the events by which the end is known."""
-        run_list = self.run_list
-        for i, fetch in enumerate(run_list.fetches):
-            if fetch.stream is not None:
-                fetch.stream.call(partial(_store, self.arrays, i, fetch.read))
-        for record in run_list.after:
-            record()
-        self.ends = [stream.record() for stream in run_list.streams]
-
-    def wait(self) -> None:
-        """Wait for the end; raises what a stream failed with."""
-        for end in self.ends:
-            end.synchronize()
-
-    def fail(self, error: BaseException) -> None:
-        self.error, self.ended = error, True
-
-    def fail_with(self, other: BaseException) -> None:
-        """End, because a run under way at the same time failed."""
-        if isinstance(other, Cancelled):
-            self.fail(other)
-            return
-        error = ExecutionError(f"this run was under way when another one failed: {other}")
-        error.__cause__ = other
-        self.fail(error)
 
 
 class Executor:
@@ -151,8 +53,8 @@ class Executor:
     """
 
     __slots__ = (
-        "__weakref__", "_cancel_reason", "_completion_thread", "_handing_over", "_in_flight", "_last", "_parallel",
-        "_queued", "_ready", "_room", "_runner", "_states", "_targets", "begun", "closed", "copied",
+        "__weakref__", "_completion_thread", "_handing_over", "_in_flight", "_last", "_parallel",
+        "_queued", "_ready", "_room", "_runner", "_targets", "begun", "closed", "copied",
         "inherited", "lock", "ownership",
     )  # fmt: skip
 
@@ -165,15 +67,13 @@ class Executor:
         self._targets: Final = targets
         self._parallel: Final = parallel
         self._room: Final = 2 * n_slots if parallel else 1  # runs that may be under way
-        self._states: Final[WeakSet[ProgramState]] = WeakSet()
         self._runner = 0  # the thread that is submitting a run, 0: none is
-        self._cancel_reason = ""
         self._last: ProgramState | None = None  # the program whose values are in memory
         self._ready: ProgramState | None = None  # the program that can run again with nothing to check but its feeds
-        self._in_flight: Final[deque[Run]] = deque()
+        self._in_flight: Final = RunsInFlight(self.lock, targets)
         self._handing_over: Final = Lock()
         self._completion_thread: Worker | None = None
-        self._queued: Collection[object] = ()  # whole runs that wait for that thread
+        self._queued: Collection[Any] = ()  # whole runs that wait for that thread
         notify_after_fork(self)
 
     # --- runs -------------------------------------------------------------------------------------------------------
@@ -213,7 +113,7 @@ class Executor:
             if ownership.thread not in (0, thread):
                 raise self._targets[0].stream._busy_error()
             run = feed = None
-            rest = iter(calls.calls)
+            rest, in_flight = iter(calls.calls), self._in_flight
             with ownership.lock:
                 # Of a plan that this run is a part of:
                 before, outer, outer_calls = ownership.thread, ownership.remaining, ownership.calls
@@ -222,7 +122,7 @@ class Executor:
                     self.begun += 1
                     if run_list.copied:
                         self.copied += run_list.copied
-                    self._cancel_reason = ""
+                    in_flight.cancel_reason = ""
                     if outer is None:
                         ownership.cancel_reason = ""
                     ownership.calls, ownership.remaining = calls.calls, rest
@@ -235,13 +135,13 @@ class Executor:
                             feed.put(value)
                     feed = None
                     calls.run(rest)
-                    if self._cancel_reason or ownership.cancel_reason:
-                        raise Cancelled(self._cancel_reason or ownership.cancel_reason)
+                    if in_flight.cancel_reason or ownership.cancel_reason:
+                        raise Cancelled(in_flight.cancel_reason or ownership.cancel_reason)
                     if run is not None:
                         run.queue_ends()
-                        self._in_flight.append(run)
+                        in_flight.append(run)
                 except BaseException as error:
-                    self._cancel_reason = self._cancel_reason or ownership.cancel_reason
+                    in_flight.cancel_reason = in_flight.cancel_reason or ownership.cancel_reason
                     failure = self._failed(run or Run(state, run_list), calls, rest, feed, error)
                     raise failure from failure.__cause__
                 finally:
@@ -268,7 +168,7 @@ class Executor:
         self._check_program(state)
         if not self._parallel:
             ready = fitted(state.lists[0], state.written, feeds, named)
-            kept = {feed.tensor.name: value if _borrowed(feed) else np.array(value, copy=True) for feed, value in ready}
+            kept = {feed.tensor.name: value for feed, value in snapshot(ready, all_=True)}
             return self._hand_over(self.run, state, kept, {})
         with self.lock:
             self.check_open()
@@ -290,12 +190,12 @@ class Executor:
         run_list = state.lists[state.slot]
         values = fitted(run_list, state.written, feeds, named)
         if not wait:
-            values = _snapshot(values)
+            values = snapshot(values)
         self.check_caller()
         self._check_program(state)
         self._ready = None
         while len(self._in_flight) >= self._room:
-            self._conclude(self._in_flight[0])
+            self._in_flight.conclude(self._in_flight[0])
         if not run_list.streams:
             self._last = state
         return state, run_list, _traced(run_list) if TRACE.listening else run_list.calls, values
@@ -318,7 +218,7 @@ class Executor:
     def _outputs(self, run: Run) -> Any:
         """The outputs of a run, in the form in which the caller wants them; waits for its end."""
         if not run.ended:
-            self._conclude(run)
+            self._in_flight.conclude(run)
         if run.error is not None:
             raise run.error
         arrays = run.arrays
@@ -326,27 +226,6 @@ class Executor:
             if fetch.stream is None:
                 arrays[i] = fetch.get()
         return _in_form(run.state.form, arrays)
-
-    def _conclude(self, run: Run) -> None:
-        """Wait for a run, and for those before it. Its failure is noted on it, not raised."""
-        for other in [*self._in_flight]:
-            if run.ended:
-                return
-            error: BaseException | None = None
-            try:
-                other.wait()
-            except Exception as failure:
-                error = failure
-            with self.lock:
-                if not other.ended:
-                    if error is not None:
-                        self._settle(other, error, None)
-                    else:
-                        other.ended = True
-                        other.state.latest = other.run_list
-                        self._in_flight.remove(other)
-            if other is run:
-                return
 
     # --- failures and cancellation ----------------------------------------------------------------------------------
 
@@ -363,51 +242,22 @@ class Executor:
         run.state.latest = None
         index = len(calls.calls) - 1 - sum(1 for _ in rest)
         # A run that was cancelled does not know where: the rest of its calls was skipped.
-        if index >= 0 and not self._cancel_reason:
+        if index >= 0 and not self._in_flight.cancel_reason:
             action, error = calls.locate(index, error)
         if feed is not None and feed.target is not None:
             action = Action("feed", feed.target, None, tensor=feed.tensor)
-        return self._settle(run, error, action)
+        return self._in_flight.settle(run, error, action)
 
-    def _settle(self, run: Run, error: BaseException, action: Action | None) -> BaseException:
-        """Leave everything usable after a run failed, and those that were under way with it; gives what to raise."""
-        failed = []
-        for other in [*self._in_flight, run]:
-            if other.ended or other in failed:
-                continue
-            if other is not run:
-                try:
-                    other.wait()
-                except Exception:
-                    failed.append(other)
-                else:
-                    other.ended = True
-            else:
-                failed.append(run)
-        splits: list[Split] = []
-        for other in failed:
-            last = action.split if other is run and action is not None else None
-            splits += other.state.partition.splits[: None if last is None else last.index + 1]
-        actions = [a for other in failed for a in other.run_list.actions.actions]
-        reason = settle_failure(error, action, actions, self._targets, splits, anywhere=bool(self._cancel_reason))
-        if self._cancel_reason and isinstance(reason, Cancelled):
-            reason = Cancelled(self._cancel_reason)
-        for other in failed:
-            if other is failed[0]:
-                other.fail(reason)
-            else:
-                other.fail_with(reason)
-        self._in_flight.clear()
-        for state in self._states:
-            for run_list in state.lists:
-                run_list.forget_events()
-        assert run.error is not None
-        return run.error
+    def cancel(self, *, queued: bool = False) -> None:
+        """End the runs that are under way, from any thread; they raise `Cancelled`.
 
-    def cancel(self) -> None:
-        """End the runs that are under way, from any thread; they raise `Cancelled`."""
+        Args:
+            queued: whole runs that wait for these do not begin; their futures are cancelled.
+        """
+        for task in list(self._queued) if queued else ():
+            task.future.cancel()
         if self._runner or self._in_flight:
-            self._cancel_reason = CANCELLED
+            self._in_flight.cancel_reason = CANCELLED
             self.ownership.cancel(CANCELLED)
             for target in self._targets:
                 for stream in target.streams:
@@ -455,7 +305,7 @@ class Executor:
                 self._hand_over(int).result()
         with self.lock:
             while self._in_flight:
-                self._conclude(self._in_flight[0])
+                self._in_flight.conclude(self._in_flight[0])
             return work()
 
     def synchronize(self) -> None:
@@ -482,12 +332,12 @@ class Executor:
 
     def add(self, state: ProgramState) -> None:
         """Take a program on. It is kept by whoever runs it, and not by this."""
-        self._states.add(state)
+        self._in_flight.programs.add(state)
 
     @property
     def states(self) -> list[ProgramState]:
         """All programs that somebody keeps."""
-        return list(self._states)
+        return list(self._in_flight.programs)
 
     def observe(self, state: ProgramState, observed: ProgramState) -> None:
         """From here on have runs of a program be those of ``observed``."""
@@ -544,10 +394,10 @@ class Executor:
         thread, self._completion_thread = self._completion_thread, None
         for job in thread.jobs if thread is not None else ():
             job.future.abandon(LifetimeError(f"the run {INHERITED}"))  # type: ignore[attr-defined]
-        for state in self._states:
+        for state in self._in_flight.programs:
             state.closed = True
         if not all(target.device.survives_fork for target in self._targets):
-            keep_forever(self._states)  # with objects of the driver in them
+            keep_forever(self._in_flight.programs)  # with objects of the driver in them
 
     def step_under_way(self) -> str:
         """The node that is being computed, as far as it is known."""
@@ -585,51 +435,6 @@ class Executor:
                                  "the runs behind it")  # fmt: skip
 
 
-# --- values ---------------------------------------------------------------------------------------------------------
-
-
-def fitted(
-    run_list: RunList, written: Mapping[str, Array], feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]
-) -> list[tuple[Feed, Array]]:
-    """An array for every input, checked."""
-    given: dict[Any, Any] = {}
-    if feeds is not None:
-        if type(feeds) is not dict and not isinstance(feeds, Mapping):
-            what = type(feeds).__name__
-            raise SchedulerError(f"values are fed as {{input or its name: array}}, or by name, not as {what}")
-        given = {
-            key if type(key) is str else key.name if isinstance(key, Tensor) else key: value
-            for key, value in feeds.items()
-        }
-    if named:
-        given.update(named)
-    ready: list[tuple[Feed, Array]] = []
-    for name, feed in run_list.feeds.items():
-        value = given.pop(name, None)
-        if value is None:
-            value = written.get(name)
-            if value is None:
-                raise SchedulerError(f"no value for {feed.tensor.describe()}: run({{{name!r}: array}})")
-        if type(value) is not np.ndarray or value.shape != feed.shape or value.dtype != feed.dtype:
-            value = feed.fit(value)
-        ready.append((feed, value))
-    if given:
-        name = str(next(iter(given)))
-        raise UnknownNameError("input of this program", name, run_list.feeds)
-    return ready
-
-
-def _snapshot(values: Sequence[tuple[Feed, Array]]) -> list[tuple[Feed, Array]]:
-    """``values``, with copies of those that are read after their upload was queued."""
-    return [
-        (feed, np.array(value, copy=True) if feed.queued and not _borrowed(feed) else value) for feed, value in values
-    ]
-
-
-def _borrowed(feed: Feed) -> bool:
-    return feed.tensor.leaf is not None and feed.tensor.leaf.borrowed
-
-
 def _in_form(form: Any, arrays: list[Array]) -> Any:
     """Outputs in the form in which they were asked for: one array, a dict or a tuple."""
     if isinstance(form, Tensor):
@@ -649,10 +454,6 @@ def _traced(run_list: RunList) -> CallList:
     from opweave.scheduler.traced import traced_calls
 
     return traced_calls(run_list)
-
-
-def _store(arrays: list[Any], index: int, read: Callable[[], Any]) -> None:
-    arrays[index] = read()
 
 
 def _raise(error: BaseException) -> NoReturn:

@@ -18,7 +18,7 @@ from opweave.contract.worker import WorkerStream
 from opweave.contract.workspace import scratch_args
 from opweave.errors import raise_backend_failure
 from opweave.host.storage import CallSequence, array_shape, bind_copy, bind_read, bind_selected_copy, bind_write
-from opweave.scheduler.bind import Operands
+from opweave.scheduler.bind import operands
 from opweave.scheduler.fuse import FusedGroup, bound_step
 from opweave.scheduler.hazards import HOST_QUEUE, Access, Act, Need, find_waits
 from opweave.scheduler.run_list import Action, CallList, Feed, Fetch, RunList
@@ -97,7 +97,7 @@ class _Lowering:
         self.partition: Final = partition
         self.groups: Final = groups
         self.bindings: Final = bindings
-        self.operands: Final = Operands(partition, bindings)
+        self.arg: Final = operands(partition, bindings)
         self.count: Final = count
         self.show: Final = show
         self.targets: Final = partition.assignment.targets
@@ -128,8 +128,9 @@ class _Lowering:
         action: Action | None,
         further: Sequence[Access] = (),
     ) -> None:
-        accesses = list(further)
+        accesses: list[Access] = []
         if self.ordered:
+            accesses += further
             accesses += [a for storage in reads if (a := self._access(storage, False)) is not None]
             accesses += [a for storage in writes if (a := self._access(storage, True)) is not None]
         self.entries.append(_Entry(Act(queue, accesses), call, action))
@@ -165,7 +166,7 @@ class _Lowering:
             storage = self.partition.inputs.get(tensor)
             feed = Feed(tensor, shape, tensor.dtype.numpy, None, None, False, None)
             if storage is not None:
-                arg = self.operands.arg(StorageView(storage, 0, tensor.dtype, tensor.shape, tensor.strides))
+                arg = self.arg(StorageView(storage, 0, tensor.dtype, tensor.shape, tensor.strides))
                 target = self.targets[self.partition.arenas[storage]]
                 view, put, queued = bind_write(arg, target.stream)
                 feed = feed._replace(view=view, put=put, queued=queued, target=target)
@@ -177,7 +178,7 @@ class _Lowering:
         for copy in split.copies:
             self._add_copy(copy, split, target)
         if split.items:
-            plan = _compile(split, self.partition.arenas, self.groups, self.bindings, self.operands)
+            plan = _compile(split, self.partition.arenas, self.groups, self.bindings, self.arg)
             self.result.plans.append(plan)
             fused = self.groups.of_split[split.index]
             items = None if fused is None else tuple([group.items for group in fused])
@@ -195,18 +196,18 @@ class _Lowering:
         if split.observed is not None:
             node, operand = split.observed
             assert self.show is not None
-            look = partial(self.show, node, bind_read(self.operands.arg(operand)))
+            look = partial(self.show, node, bind_read(self.arg(operand)))
             self._add(HOST_QUEUE, (operand.storage,), (), look, Action("observe", target, split))
 
     def _add_copy(self, copy: Copy, split: Split, target: Target) -> None:
         beside = copy.cause == "weight-fetch" and target.copier is not None
         stream = target.copier if beside and target.copier is not None else target.stream
-        dst, src = self.operands.arg(copy.dst), self.operands.arg(copy.src)
+        dst, src = self.arg(copy.dst), self.arg(copy.src)
         reads: tuple[int, ...] = (copy.src.storage,)
         if copy.ids is None:
             call, queued = bind_copy(dst, stream, src)
         else:
-            call, queued = bind_selected_copy(dst, stream, src, self.operands.arg(copy.ids), self.count)
+            call, queued = bind_selected_copy(dst, stream, src, self.arg(copy.ids), self.count)
             reads = (copy.src.storage, copy.ids.storage)
         queue = HOST_QUEUE if not queued else target.index + len(self.targets) if beside else target.index
         self._add(queue, reads, (copy.dst.storage,), call, Action("copy", target, split, copy))
@@ -227,7 +228,7 @@ class _Lowering:
             target = self._target_of(operand.storage, self.targets[-1])
             stream = target.stream
             queued = stream if isinstance(stream, WorkerStream) else None
-            self.result.fetches.append(Fetch(output, bind_read(self.operands.arg(operand), queued), queued, target))
+            self.result.fetches.append(Fetch(output, bind_read(self.arg(operand), queued), queued, target))
             if queued is not None:
                 self._add(target.index, (operand.storage,), (), None, None)
 
@@ -288,10 +289,12 @@ class _Lowering:
 # --- plans ----------------------------------------------------------------------------------------------------------
 
 
-def _compile(split: Split, arenas: Sequence[int], groups: Groups, bindings: Bindings, operands: Operands) -> Plan:
+def _compile(
+    split: Split, arenas: Sequence[int], groups: Groups, bindings: Bindings, arg: Callable[[StorageView], Arg]
+) -> Plan:
     """The steps of a split as a plan of its target's stream."""
     fused, workspaces = groups.of_split[split.index], bindings.workspaces
-    stream, arg = split.target.stream, operands.arg
+    stream = split.target.stream
 
     def step_of(item: PlannedStep) -> Step:
         return bound_step(item, arg(item.out), tuple(map(arg, item.srcs)))
@@ -303,17 +306,14 @@ def _compile(split: Split, arenas: Sequence[int], groups: Groups, bindings: Bind
             op, node, out, srcs, support = item
             kernel = support.kernel
             try:
-                scratch = workspaces.get((split.index, g))
                 if kernel is None:
+                    scratch = workspaces.get((split.index, g))
                     calls.append(stream._bind(Group((step_of(item),), support.workspace, scratch)))
                     continue
                 attrs = node.attrs if node is not None else {}
-                args = [arg(s) for s in srcs]
-                if kernel.workspace is None:
-                    calls.append(kernel.factory(stream, op, arg(out), *args, **attrs))
-                else:
-                    space = scratch_args(support.arrays, scratch)
-                    calls.append(kernel.factory(stream, op, arg(out), *args, **space, **attrs))
+                if kernel.workspace is not None:
+                    attrs = {**scratch_args(support.arrays, workspaces.get((split.index, g))), **attrs}
+                calls.append(kernel.factory(stream, op, arg(out), *[arg(s) for s in srcs], **attrs))
             except Exception as error:
                 what = node.describe() if node is not None else op
                 raise_backend_failure(error, stream.device.name, "preparing a kernel", what)

@@ -8,7 +8,6 @@ version, range of bytes and target.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -86,6 +85,7 @@ class _Partitioner:
         self.arenas: list[int] = []
         self.names: list[Tensor] = []
         self.owners: dict[int, tuple[Tensor, MemorySpace]] = {}
+        self.unpacked: set[int] = set()
         self.inputs: dict[Tensor, int] = {}
         # What is known on the way.
         self.home: dict[Tensor, StorageView] = {}  # where values were computed, where inputs and states lie
@@ -149,9 +149,8 @@ class _Partitioner:
             if self.placed and node in self.placed:
                 self._place(node, target, split, support, tuple(operands), self.placed[node].buffer)
                 continue
-            size = prod(node.shape) * node.dtype.itemsize  # computed tensors are never quantized
             index = len(sizes)
-            sizes.append(size)
+            sizes.append(support.nbytes)
             arenas.append(at)
             names.append(node)
             out = home[node] = new(StorageView, (index, 0, node.dtype, node.shape, node.strides))
@@ -167,7 +166,7 @@ class _Partitioner:
         self._pad()
         return Partition(
             self.graph, self.assignment, self.placed, [split.closed() for split in self.splits], sizes, arenas, names,
-            self.owners, self.inputs, outputs,
+            self.owners, self.unpacked, self.inputs, outputs,
         )  # fmt: skip
 
     def _pad(self) -> None:
@@ -245,12 +244,16 @@ class _Partitioner:
         elif leaf.kind == "state":
             storage = self._own(root, self.targets[self.target_of[root]].device.default_buffer_type.space)
         else:
-            space = self.spaces[target.index]
-            known = self.uploaded[space].get(root)
-            if known is None:
-                known = self.uploaded[space][root] = self._own(root, space)
-            return known
+            return self._uploaded(root, target)
         return self._settle(root, storage)
+
+    def _uploaded(self, root: Tensor, target: Target) -> int:
+        """The storage of a read-only leaf in plain memory that a target reaches."""
+        space = self.spaces[target.index]
+        known = self.uploaded[space].get(root)
+        if known is None:
+            known = self.uploaded[space][root] = self._own(root, space)
+        return known
 
     def _space(self, storage: int) -> MemorySpace:
         arena = self.arenas[storage]
@@ -273,7 +276,12 @@ class _Partitioner:
         if not self._reaches(target, found):
             operand = self._copy(source, operand, target, split, node)
         elif self.prepared and self.assignment.capabilities.unpacks(source, support):
-            operand = self._copy(source, operand, target, split, node, "unpack")
+            if self.assignment.capabilities.unpacks_once(source):
+                storage = self._uploaded(root, target)
+                self.unpacked.add(storage)
+                operand = operand._replace(storage=storage)
+            else:
+                operand = self._copy(source, operand, target, split, node, "unpack")
         if support.packed and not is_dense(operand.shape, operand.strides, operand.dtype):
             return self._pack(source, operand, target, split)
         return operand, split
@@ -295,9 +303,12 @@ class _Partitioner:
     ) -> StorageView:
         """A packed copy of a window in the target's memory, made before the split; one for each version and range."""
         _, offset, dtype, shape, strides = operand
-        # Repeated axes are copied once and repeated again in the copy.
-        once = tuple([1 if s == 0 else n for n, s in zip(shape, strides, strict=True)])
-        dense = is_dense(once, strides, dtype)
+        once, packed, dense = shape, strides, True
+        if source.base is not None:
+            # Repeated axes are copied once and repeated again in the copy.
+            once = tuple([1 if s == 0 else n for n, s in zip(shape, strides, strict=True)])
+            dense = is_dense(once, strides, dtype)
+            packed = dense_strides(once, dtype)
         range_key = nbytes(once, dtype) if dense else (once, strides)
         leaf = source.root.leaf
         placement = leaf.placement if leaf is not None and leaf.kind == "weight" else None
@@ -308,17 +319,16 @@ class _Partitioner:
         copied = self.copied.get(key)
         if copied is None:
             storage = self._temporary(source.root, nbytes(once, dtype), target.index)
-            copied = StorageView(storage, 0, dtype, once, dense_strides(once, dtype))
+            copied = StorageView(storage, 0, dtype, once, packed)
             whole = StorageView(operand.storage, offset, dtype, once, strides)
             split.copies.append(Copy(source, whole, copied, "weight-fetch" if brought else cause, ids))
             self.copied[key] = copied
             self.made_in[storage] = -1
             if fetched:
                 self.fetched_here.append(key)
-        packed = dense_strides(once, dtype)
-        return StorageView(
-            copied.storage, 0, dtype, shape, tuple([0 if s == 0 else p for p, s in zip(packed, strides, strict=True)])
-        )
+        if source.base is not None:
+            packed = tuple([0 if s == 0 else p for p, s in zip(packed, strides, strict=True)])
+        return StorageView(copied.storage, 0, dtype, shape, packed)
 
     def _selected(self, source: Tensor, node: Tensor, target: Target) -> StorageView | None:
         """The ids that name the only rows of ``source`` that ``node`` reads, wherever they lie."""

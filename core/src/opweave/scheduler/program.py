@@ -19,9 +19,10 @@ from opweave.errors import Cancelled, SchedulerError, UnknownNameError
 from opweave.graph.tensor import Tensor
 from opweave.leaves import read_leaf, write_state
 from opweave.scheduler.allocate import MemoryUse
-from opweave.scheduler.executor import Executor, ProgramState
+from opweave.scheduler.executor import Executor
 from opweave.scheduler.placements import Placements
-from opweave.scheduler.splits import Partition, Split
+from opweave.scheduler.runs import ProgramState
+from opweave.scheduler.splits import Copy, Partition, Split
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from opweave.scheduler.report import Explanation
     from opweave.scheduler.run_list import RunList
 
-__all__ = ["MemoryMap", "Outputs", "Program", "Region"]
+__all__ = ["MemoryMap", "Outputs", "PlannedGraph", "Program", "Region"]
 
 Array = np.ndarray[Any, Any]
 Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
@@ -319,6 +320,46 @@ class Program:
             executor.check_closer()
             self._on_close(self)  # first: an interrupt must not let a closed program be found
             executor.when_idle(partial(executor.end, self._state))
+
+
+class PlannedGraph:
+    """A graph that was placed and cut, without memory. Made by `Scheduler.partition`."""
+
+    def __init__(self, parts: Partition) -> None:
+        self.partition: Final = parts
+
+    @property
+    def splits(self) -> Sequence[Split]:
+        return self.partition.splits
+
+    @property
+    def copies(self) -> list[Copy]:
+        return self.partition.copies
+
+    @property
+    def n_copies(self) -> int:
+        return len(self.partition.copies)
+
+    def device_of(self, tensor: Tensor) -> Device:
+        """The device on which a node would run or a leaf would lie."""
+        return device_of(self.partition, tensor)
+
+    def cause_of(self, tensor: Tensor) -> str:
+        """Why it was placed there: a key of ``opweave.scheduler.CAUSES``."""
+        return self.partition.assignment.causes[tensor]
+
+    @property
+    def predicted(self) -> Prediction:
+        """As `Program.predicted`; also for simulated devices."""
+        from opweave.cost.predict import prediction_of
+
+        return prediction_of(self.partition)
+
+    def explain(self) -> Explanation:
+        """As `Program.explain`, but for memory."""
+        from opweave.scheduler.report import explain
+
+        return explain(self.partition)
 
 
 def device_of(partition: Partition, tensor: Tensor) -> Device:

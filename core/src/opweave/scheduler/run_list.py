@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from opweave.errors import Cancelled, DTypeError, ExecutionError, ShapeError
+from opweave.errors import Cancelled, DTypeError, ExecutionError, SchedulerError, ShapeError, UnknownNameError
 from opweave.graph.foreign import host_view, is_foreign
 from opweave.graph.tensor import Tensor
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from opweave.scheduler.splits import Copy, Split
     from opweave.scheduler.target import Target
 
-__all__ = ["Action", "CallList", "Feed", "Fetch", "RunList"]
+__all__ = ["Action", "CallList", "Feed", "Fetch", "RunList", "fitted", "snapshot"]
 
 Array = np.ndarray[Any, Any]
 
@@ -218,3 +218,50 @@ class RunList:
         self.fetches.clear()
         for name, feed in self.feeds.items():
             self.feeds[name] = feed._replace(view=None, put=None)
+
+
+# --- values that are fed ---------------------------------------------------------------------------------------------
+
+
+def fitted(
+    run_list: RunList, written: Mapping[str, Array], feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]
+) -> list[tuple[Feed, Array]]:
+    """An array for every input, checked."""
+    given: dict[Any, Any] = {}
+    if feeds is not None:
+        if type(feeds) is not dict and not isinstance(feeds, Mapping):
+            what = type(feeds).__name__
+            raise SchedulerError(f"values are fed as {{input or its name: array}}, or by name, not as {what}")
+        given = {
+            key if type(key) is str else key.name if isinstance(key, Tensor) else key: value
+            for key, value in feeds.items()
+        }
+    if named:
+        given.update(named)
+    ready: list[tuple[Feed, Array]] = []
+    for name, feed in run_list.feeds.items():
+        value = given.pop(name, None)
+        if value is None:
+            value = written.get(name)
+            if value is None:
+                raise SchedulerError(f"no value for {feed.tensor.describe()}: run({{{name!r}: array}})")
+        if type(value) is not np.ndarray or value.shape != feed.shape or value.dtype != feed.dtype:
+            value = feed.fit(value)
+        ready.append((feed, value))
+    if given:
+        name = str(next(iter(given)))
+        raise UnknownNameError("input of this program", name, run_list.feeds)
+    return ready
+
+
+def snapshot(values: Sequence[tuple[Feed, Array]], *, all_: bool = False) -> list[tuple[Feed, Array]]:
+    """``values``, with copies of those that are read after their upload was queued, or of ``all_``; arrays of borrowed
+    inputs are not copied."""
+    return [
+        (feed, np.array(value, copy=True) if (feed.queued or all_) and not _borrowed(feed) else value)
+        for feed, value in values
+    ]
+
+
+def _borrowed(feed: Feed) -> bool:
+    return feed.tensor.leaf is not None and feed.tensor.leaf.borrowed

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -16,33 +15,32 @@ from opweave.contract.device import Device
 from opweave.contract.memory import BufferType
 from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
-from opweave.errors import AllocationError, HazardError, SchedulerError
+from opweave.errors import AllocationError, SchedulerError
 from opweave.graph.graph import Graph
 from opweave.graph.tensor import Placement, Tensor
 from opweave.host.device import HostDevice
 from opweave.leaves import withdraw
-from opweave.lifecycle import close_at_exit, keep_forever, notify_after_fork
+from opweave.lifecycle import close_at_exit, close_or_give_up, exit_timeout, keep_forever, notify_after_fork
 from opweave.scheduler.allocate import MemoryPlan, allocate
 from opweave.scheduler.arena import Arena, Lease
+from opweave.scheduler.arguments import Where, checked_options, checked_outputs, checked_placements
 from opweave.scheduler.assign import assign
 from opweave.scheduler.bind import Bindings, bind
-from opweave.scheduler.executor import Executor, ProgramState
+from opweave.scheduler.collector import COLLECTOR
+from opweave.scheduler.executor import Executor
 from opweave.scheduler.fuse import Groups, fuse
 from opweave.scheduler.lower import lower
 from opweave.scheduler.partition import partition
-from opweave.scheduler.program import Outputs, Program, device_of
-from opweave.scheduler.splits import Copy, Partition, Split
+from opweave.scheduler.program import Outputs, PlannedGraph, Program
+from opweave.scheduler.runs import ProgramState
+from opweave.scheduler.splits import Partition
 from opweave.scheduler.target import Target, check_buffer_type
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
-    from opweave.cost.predict import Prediction
     from opweave.scheduler.lower import Show
-    from opweave.scheduler.report import Explanation
 
-__all__ = ["PlannedGraph", "Scheduler", "Stats"]
-
-Where = Device | Stream | str
+__all__ = ["Scheduler", "Stats"]
 
 PROGRAMS_KEPT: Final = 64
 """How many programs a scheduler remembers, so that building the same outputs again costs nothing."""
@@ -63,50 +61,6 @@ class Stats(NamedTuple):
     runs: int
     copied: int
     allocated: int
-
-
-MOST_SLOTS: Final = 64
-"""Runs that may overlap: each has memory of its own for inputs and for what crosses devices."""
-
-
-class PlannedGraph:
-    """A graph that was placed and cut, without memory. Made by `Scheduler.partition`."""
-
-    def __init__(self, parts: Partition) -> None:
-        self.partition: Final = parts
-
-    @property
-    def splits(self) -> Sequence[Split]:
-        return self.partition.splits
-
-    @property
-    def copies(self) -> list[Copy]:
-        return self.partition.copies
-
-    @property
-    def n_copies(self) -> int:
-        return len(self.partition.copies)
-
-    def device_of(self, tensor: Tensor) -> Device:
-        """The device on which a node would run or a leaf would lie."""
-        return device_of(self.partition, tensor)
-
-    def cause_of(self, tensor: Tensor) -> str:
-        """Why it was placed there: a key of ``opweave.scheduler.CAUSES``."""
-        return self.partition.assignment.causes[tensor]
-
-    @property
-    def predicted(self) -> Prediction:
-        """As `Program.predicted`; also for simulated devices."""
-        from opweave.cost.predict import prediction_of
-
-        return prediction_of(self.partition)
-
-    def explain(self) -> Explanation:
-        """As `Program.explain`, but for memory."""
-        from opweave.scheduler.report import explain
-
-        return explain(self.partition)
 
 
 class Scheduler:
@@ -138,28 +92,8 @@ class Scheduler:
         buffer_types: Mapping[Device | str, BufferType] | None = None,
         placement: Literal["priority", "cost"] = "priority",
     ) -> None:
-        if placement not in ("priority", "cost"):
-            raise SchedulerError(f"placement is 'priority' or 'cost', not {placement!r}")
+        resolved, kinds = checked_options(devices, parallel, buffer_types, placement)
         self.placement: Final = placement
-        if not isinstance(parallel, int) or not 0 <= parallel <= MOST_SLOTS:
-            raise SchedulerError(
-                f"parallel is True, False or a number of slots, not {parallel!r:.60} (at most {MOST_SLOTS})"
-            )
-        if not isinstance(buffer_types, (Mapping, type(None))):
-            raise SchedulerError(f"buffer_types are a mapping of devices to kinds of memory, not {buffer_types!r:.60}")
-        if not isinstance(devices, (Device, Stream, Iterable)):
-            raise SchedulerError(f"a scheduler runs on devices, streams, or names of devices, not on {devices!r:.60}")
-        given = [devices] if isinstance(devices, (Device, Stream, str)) else list(devices)
-        if not given:
-            raise SchedulerError("a scheduler needs at least one device")
-        kinds = {k if isinstance(k, str) else k.name: v for k, v in (buffer_types or {}).items()}
-        resolved = [registry.device(d) if isinstance(d, str) else d for d in given]
-        for item in resolved:
-            if not isinstance(item, (Device, Stream)):
-                raise SchedulerError(f"a scheduler runs on devices, streams, or names of devices, not on {item!r}")
-        names = [d.name if isinstance(d, Device) else d.device.name for d in resolved if isinstance(d, Device)]
-        if len(set(names)) != len(names):
-            raise SchedulerError(f"a device is named twice: {', '.join(names)}; give two streams of it instead")
         self.parallel: Final = bool(parallel)
         self.n_slots: Final = (
             1 if not parallel else min(max(len(resolved), 2), 4) if parallel is True else int(parallel)
@@ -201,8 +135,19 @@ class Scheduler:
     def __enter__(self) -> Scheduler:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Close. Where an exception leaves the block, runs are cancelled first, and closing waits for kernels at most
+        as long as the end of the process does; then a `RuntimeWarning` names what has not ended."""
+        if kind is None or self._executor.inherited:
+            self.close()
+            return
+        self._executor.check_closer(whole=True)
+        pending = self._describe_pending() or "work in flight"  # before cancelling, which skips the calls that are left
+        self._executor.cancel(queued=True)
+        if not close_or_give_up(self, self.streams):
+            warnings.warn(f"{self!r} was left by {kind.__name__}, and {pending} has not ended after "
+                          f"{exit_timeout():g} s (OPWEAVE_EXIT_WAIT); it is not waited for any more",
+                          RuntimeWarning, stacklevel=2)  # fmt: skip
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -253,9 +198,9 @@ class Scheduler:
             SchedulerError: pins to devices that are not here, leaves without bytes, a simulated device.
         """
         with self._executor.lock:
-            tensors, form = _form(outputs)
+            tensors, form = checked_outputs(outputs)
             pinned = {**self._pins, **self._resolve_pins(pins)} if pins else self._pins
-            placed = _check_placements(placements) if placements else {}
+            placed = checked_placements(placements) if placements else {}
             key = (form, tensors, tuple(pinned.items()), tuple(placed.values()))
             known = self._programs.get(key)
             if known is not None and known.is_current:
@@ -269,7 +214,7 @@ class Scheduler:
 
                     raise simulated_error(target.device)
             start = perf_counter_ns()
-            with _COLLECTOR.away():
+            with COLLECTOR.away():
                 program = self._compile(self._plan(tensors, pinned, placed), outputs, dict(pinned))
             if TRACE.listening:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
@@ -287,7 +232,7 @@ class Scheduler:
         """Place and cut without taking memory; leaves need no bytes."""
         with self._executor.lock:
             self._executor.check_open()
-            tensors, _ = _form(outputs)
+            tensors, _ = checked_outputs(outputs)
             return PlannedGraph(self._plan(tensors, {**self._pins, **self._resolve_pins(pins or {})}, {}))
 
     def reserve(self, *outputs: Outputs) -> dict[str, int]:
@@ -489,80 +434,3 @@ class Scheduler:
         for key, known in list(self._programs.items()):
             if known is program:
                 del self._programs[key]
-
-
-def _check_placements(placements: Iterable[Placement]) -> dict[Tensor, Placement]:
-    """Placements of computed tensors, checked against each other."""
-    placed: dict[Tensor, Placement] = {}
-    if not isinstance(placements, Iterable):
-        raise SchedulerError(f"placements are a sequence of what ow.storage made, not {placements!r:.60}")
-    for made in placements:
-        if not isinstance(made, Placement):
-            raise SchedulerError(f"placements are what ow.storage made; one of them is {made!r:.60}")
-        if made.tensor.op is None or made.tensor.memory is not made.tensor:
-            raise SchedulerError(f"{made.tensor.describe()} is not a computed tensor with memory of its own")
-        made.buffer.check(made.offset, made.buffer.type.alloc_size(made.tensor))
-        for other in placed.values():
-            apart = (
-                made.offset + made.tensor.nbytes <= other.offset or other.offset + other.tensor.nbytes <= made.offset
-            )
-            if other.buffer is made.buffer and not apart:
-                raise HazardError(f"{made.tensor.describe()} is placed over {other.tensor.describe()}")
-        placed[made.tensor] = made
-    return placed
-
-
-def _form(outputs: Outputs) -> tuple[tuple[Tensor, ...], Any]:
-    """The output tensors, and a hashable word for the form in which results are returned."""
-    if isinstance(outputs, Tensor):
-        return (outputs,), "one"
-    if not isinstance(outputs, Iterable):
-        raise SchedulerError(f"outputs are a tensor, a sequence or a mapping of tensors, not {outputs!r:.60}")
-    tensors: tuple[Tensor, ...] = tuple(outputs.values() if isinstance(outputs, Mapping) else outputs)
-    for tensor in tensors:
-        if not isinstance(tensor, Tensor):
-            raise SchedulerError(f"outputs are tensors, one, a sequence or a mapping; one of them is {tensor!r:.60}")
-    return tensors, tuple(outputs) if isinstance(outputs, Mapping) else "many"
-
-
-class _Collector:
-    """Keeps Python's collector of cycles out of builds, which make many objects that stay and no garbage.
-
-    What a large build made is put where it is not walked through soon, which would cost as much as the build. The
-    collector does not count these objects, and would not come for those that were given up; so they are counted here.
-
-    Four builds of 20,000 nodes, ms each, and ms of the 20,000 small lists made after each, on an AMD Zen 5: left alone
-    155 to 466 and 2 to 5; with the collector only disabled 141 to 203 and 11 to 317; so 104 to 109 and 1.
-    """
-
-    LARGE: Final = 100_000
-    """Objects from which a build is large: less is collected in a millisecond or two."""
-
-    MANY: Final = 2_000_000
-    """Objects of large builds after which everything is walked through, before the next build."""
-
-    def __init__(self) -> None:
-        self.parked = 0
-
-    @contextmanager
-    def away(self) -> Iterator[None]:
-        if not gc.isenabled():
-            yield
-            return
-        if self.parked > self.MANY:
-            gc.collect()
-            self.parked = 0
-        gc.disable()
-        try:
-            yield
-        finally:
-            made = gc.get_count()[0]
-            if made > self.LARGE and not gc.get_freeze_count():
-                # There and back, objects arrive in the oldest generation without having been walked through.
-                gc.freeze()
-                gc.unfreeze()
-                self.parked += made
-            gc.enable()
-
-
-_COLLECTOR: Final = _Collector()

@@ -6,7 +6,7 @@ decides where storages lie, `bind` gives them buffers. `partition` makes all thi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -111,6 +111,7 @@ class Partition:
         arenas: by storage id the index of the target whose temporaries hold it, -1 for one with memory of its own.
         names: by storage id the tensor whose value it holds (the first one).
         owners: storages with memory of their own -> the leaf tensor, and the space its bytes are wanted in.
+        unpacked: those of them that are copies in plain memory of placed leaves, made once with the program.
         inputs: input leaf -> its storage id.
         outputs: for every output of the graph its view, ``None`` where it has no elements.
         prediction: what a run is predicted to take, where the placement was chosen by that, or once it was asked for
@@ -125,6 +126,7 @@ class Partition:
     arenas: Sequence[int]
     names: Sequence[Tensor]
     owners: Mapping[int, tuple[Tensor, MemorySpace]]
+    unpacked: Set[int]
     inputs: Mapping[Tensor, int]
     outputs: Sequence[StorageView | None]
     prediction: Prediction | None = None

@@ -33,9 +33,10 @@ class Support:
         workspace: bytes of scratch memory while it runs.
         kernel: the kernel that takes it, where the device uses a plain table.
         arrays: where the kernel's named arrays lie in the workspace; ``None`` if it asks for bytes or for nothing.
+        nbytes: bytes of the result.
     """
 
-    __slots__ = ("arrays", "inplace", "kernel", "packed", "reason", "unpacked", "workspace")
+    __slots__ = ("arrays", "inplace", "kernel", "nbytes", "packed", "reason", "unpacked", "workspace")
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class Support:
         kernel: Kernel | None = None,
         unpacked: frozenset[BufferType] = frozenset(),
         arrays: tuple[ArrayLayout, ...] | None = None,
+        nbytes: int = 0,
     ) -> None:
         self.reason = reason
         self.packed = packed
@@ -54,6 +56,7 @@ class Support:
         self.kernel = kernel
         self.unpacked = unpacked
         self.arrays = arrays
+        self.nbytes = nbytes
 
 
 def unbound_step(
@@ -188,4 +191,4 @@ class Target:
             arrays = device.kernels.scratch(step).arrays
         except Exception as error:  # as a check that fails: another device may run it
             return Support(f"its workspace failed: {type(error).__name__}: {error}")
-        return Support(None, packed, device.inplace(step), workspace, kernel, unpacked, arrays)
+        return Support(None, packed, device.inplace(step), workspace, kernel, unpacked, arrays, step.out.nbytes)

@@ -9,8 +9,8 @@ from opweave.contract.worker import WorkerStream
 
 if TYPE_CHECKING:
     from opweave.contract.submission import Submission
-    from opweave.scheduler.executor import ProgramState
     from opweave.scheduler.run_list import Action
+    from opweave.scheduler.runs import ProgramState
     from opweave.scheduler.target import Target
 
 __all__ = ["step_under_way"]

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opweave.cost.place import live_bytes
 from opweave.cost.predict import predict
-from opweave.scheduler.scheduler import PlannedGraph, Scheduler
+from opweave.scheduler.program import PlannedGraph
+from opweave.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor

@@ -1,0 +1,124 @@
+"""`Capabilities`: what devices say of the nodes of a graph, given the memory that its leaves lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from opweave.contract.capabilities import Kind
+from opweave.contract.space import Usage
+from opweave.errors import UnsupportedOpError
+from opweave.graph.tensor import Signature
+from opweave.scheduler.target import Support, Target, unbound_step
+
+if TYPE_CHECKING:
+    from opweave.contract.memory import BufferType
+    from opweave.contract.step import Step
+    from opweave.graph.tensor import Leaf, Tensor
+
+__all__ = ["Capabilities"]
+
+
+class Capabilities:
+    """What the devices of a scheduler say of the nodes of a graph.
+
+    Args:
+        targets: the targets by index, in order of priority.
+        leaves, nodes: of the graph, views left out.
+
+    Attributes:
+        targets: as given.
+        special: signatures of nodes that read leaves in special memory (pinned, split, repacked).
+        prepared: leaves in memory that keeps whole tensors in a form of its own -> that kind.
+        computing: the targets that compute, in order: all but those that only run the references, if there are others.
+        references: the others.
+    """
+
+    def __init__(self, targets: Sequence[Target], leaves: Sequence[Tensor], nodes: Sequence[Tensor]) -> None:
+        memories = {t: kind for t in leaves if (kind := _special_memory(t.leaf)) is not None}
+        self.targets: Final = targets
+        self.special: Final = _special_signatures(nodes, memories) if memories else {}
+        self.prepared: Final = {t: kind for t, kind in memories.items() if not kind.is_raw}
+        computing = [target for target in targets if target.device.kind is not Kind.HOST]
+        self.computing: Final = computing or list(targets)
+        self.references: Final = [target for target in targets if target not in self.computing]
+
+    def signature(self, node: Tensor) -> Signature:
+        """What devices are asked about ``node``."""
+        found = self.special.get(node, node.signature) if self.special else node.signature
+        assert found is not None
+        return found
+
+    def support(self, target: Target, node: Tensor) -> Support:
+        """What a device says of ``node``."""
+        signature = self.special.get(node, node.signature) if self.special else node.signature
+        assert signature is not None
+        known: Support | None = signature.support.get(target.device)
+        return target.support(signature) if known is None else known
+
+    def supports(self, target: Target, node: Tensor) -> bool:
+        """Whether a device runs ``node``."""
+        return self.support(target, node).reason is None
+
+    def step(self, target: Target, node: Tensor) -> Step:
+        """``node`` as a step, the way the target's device would get it."""
+        support = self.support(target, node)
+        return unbound_step(self.signature(node), target.device, packed=support.packed, unpacked=support.unpacked)
+
+    def unpacks(self, source: Tensor, support: Support) -> bool:
+        """Whether a source that the device reaches has to be copied to plain memory for a node all the same: kernels
+        are given whole tensors in the form in which they were prepared, where they accept it, and no parts of them."""
+        kind = self.prepared.get(source.memory)
+        return kind is not None and (source.base is not None or kind in support.unpacked)
+
+    def unpacks_once(self, source: Tensor) -> bool:
+        """Whether a copy in plain memory of a source that is unpacked is made with the program, as it is read-only; if
+        not, it is made in each run."""
+        leaf = source.memory.leaf
+        if leaf is None or leaf.kind == "state" or leaf.placement is None:
+            return False
+        return leaf.placement.buffer.usage is Usage.WEIGHTS
+
+    def able(self, node: Tensor) -> Iterator[Target]:
+        """The targets that may run ``node``, in order of priority: those with references only where no other can."""
+        found = False
+        for target in self.computing:
+            if self.supports(target, node):
+                found = True
+                yield target
+        if not found:
+            yield from [target for target in self.references if self.supports(target, node)]
+
+    def refusal(self, node: Tensor, message: str) -> UnsupportedOpError:
+        """The error that says why no device runs ``node``."""
+        reasons = {target.name: self.support(target, node).reason or "supported" for target in self.targets}
+        return UnsupportedOpError(message, reasons)
+
+
+def _special_memory(leaf: Leaf | None) -> BufferType | None:
+    """The buffer type of a leaf that does not lie in its device's ordinary memory."""
+    if leaf is None or leaf.placement is None:
+        return None
+    kind = leaf.placement.buffer.type
+    return None if kind is kind.device.default_buffer_type else kind
+
+
+def _special_signatures(nodes: Sequence[Tensor], memories: Mapping[Tensor, BufferType]) -> dict[Tensor, Signature]:
+    """For every node that reads special memory its signature with that memory in it; equal ones are one object."""
+    made: dict[Any, Signature] = {}
+    result = {}
+    for node in nodes:
+        kinds = tuple([_kind_of(source, memories) for source in node.srcs])
+        plain = node.signature
+        if plain is not None and any(kind is not None for kind in kinds):
+            result[node] = made.setdefault(
+                (plain, kinds), Signature(plain.op, plain.attrs, plain.out, plain.srcs, kinds)
+            )
+    return result
+
+
+def _kind_of(source: Tensor, memories: Mapping[Tensor, BufferType]) -> BufferType | None:
+    """The special memory that a kernel would be given a source in. Parts of tensors in a form of its own come as copies
+    in ordinary memory."""
+    kind = memories.get(source.memory)
+    return None if kind is not None and source.base is not None and not kind.is_raw else kind

@@ -1,0 +1,175 @@
+"""`PlacedMemory`: which device runs a node because memory that it reads or writes was placed beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from opweave.contract.space import Usage
+
+if TYPE_CHECKING:
+    from opweave.graph.tensor import Location, Placement, Tensor
+    from opweave.scheduler.capabilities import Capabilities
+    from opweave.scheduler.target import Target
+
+__all__ = ["PlacedMemory"]
+
+
+class PlacedMemory:
+    """The placed weights of a graph, and what they and other placed memory decide for nodes.
+
+    Args:
+        able: what the devices say of nodes.
+        nodes: all computed nodes in order.
+        op_offload: a device may bring weights from host memory for operations that it runs much faster.
+
+    Attributes:
+        weights: node -> the placed weights that it reads, the largest first; only nodes that read some.
+    """
+
+    def __init__(self, able: Capabilities, nodes: Sequence[Tensor], op_offload: bool) -> None:
+        self._able: Final = able
+        self._op_offload: Final = op_offload
+        self.weights: Final[dict[Tensor, list[Tensor]]] = {}
+        self._readers: Final[dict[Tensor, list[Tensor]]] = {}  # placed weight -> the nodes that read it
+        self._small: Final[dict[Tensor, bool]] = {}
+        self._near: Final[dict[object, list[Target]]] = {}
+        for node in nodes:
+            found: list[Tensor] = []
+            for source in node.srcs:
+                root = source if source.base is None else source.base
+                if root.leaf is not None and root not in found:
+                    readers = self._readers.get(root)
+                    if readers is None:
+                        if not _is_placed_weight(root):
+                            continue
+                        readers = self._readers[root] = []
+                    readers.append(node)
+                    found.append(root)
+            if found:
+                if len(found) > 1:
+                    found.sort(key=lambda weight: -weight.nbytes)
+                self.weights[node] = found
+
+    def decide(self, node: Tensor, storage: Placement | Location | None) -> tuple[int, str] | None:
+        """Target and cause, where placed memory decides: that of the result (``storage``), or of a weight."""
+        if storage is not None:
+            at = self._where_written(node, storage)
+            if at is not None:
+                return at.index, "storage"
+        for weight in self.weights.get(node, ()):
+            decided = self._by_weight(node, weight)
+            if decided is not None:
+                return decided
+        return None
+
+    def _by_reach(self, placement: Placement | Location) -> list[Target]:
+        """The targets that reach placed memory: the one that holds it first, those with references last."""
+        buffer = placement.buffer
+        found = self._near.get(buffer)
+        if found is None:
+            found = [t for t in self._able.targets if t.device is buffer.device or t.device.reaches(buffer.space)]
+            found.sort(key=lambda t: (t in self._able.references, t.device is not buffer.device))
+            self._near[buffer] = found
+        return found
+
+    def _where_written(self, node: Tensor, storage: Placement | Location) -> Target | None:
+        """The target that computes ``node`` right into its placed memory; ``None``: its result is written back."""
+        target = next((t for t in self._by_reach(storage) if self._able.supports(t, node)), None)
+        if target in self._able.references and node.state is None:
+            return None  # a result that the caller placed in the host's memory; a state would go there and back
+        return target
+
+    def _by_weight(self, node: Tensor, weight: Tensor) -> tuple[int, str] | None:
+        """Target and cause that a placed weight decides for a node that reads it, if it does."""
+        able, placement = self._able, _placement(weight)
+        near = self._by_reach(placement)
+        home: Target | None = None
+        for target in near:
+            if able.supports(target, node):
+                home = target
+                break
+        if weight in able.prepared:
+            home = self._reader(near, node, weight) or home
+        if self._op_offload and placement.buffer.is_host:
+            only_references = home is None or home in able.references
+            for target in able.computing:
+                if not only_references and home is not None and target.index >= home.index:
+                    break
+                far = target.device.caps.offload and target not in near and able.supports(target, node)
+                if far and target.device.offloads(able.step(target, node)):
+                    return target.index, "offload"
+            if only_references:
+                return None  # brought to whichever device computes it
+        return None if home is None else (home.index, "weights")
+
+    def _reader(self, near: Sequence[Target], node: Tensor, weight: Tensor) -> Target | None:
+        """The first target that reads a prepared weight as it lies."""
+        kind = self._able.prepared[weight]
+        for target in near:
+            if target.device.reads(kind):
+                support = self._able.support(target, node)
+                if support.reason is None and kind not in support.unpacked:
+                    return target
+        return None
+
+    def fetched(self, target_of: Mapping[Tensor, int], pins: Mapping[Tensor, int]) -> set[Tensor]:
+        """The nodes that begin a split because weights come from host memory for them; vectors are no reason to."""
+        result: set[Tensor] = set()
+        for weight, readers in self._readers.items():
+            placement = _placement(weight)
+            if placement.buffer.is_host and weight.ndim > 1:
+                near = {target.index for target in self._by_reach(placement)}
+                result.update(node for node in readers if target_of[node] not in near and node not in pins)
+        return result
+
+    def movable(self, node: Tensor, offloading: Collection[int]) -> list[int]:
+        """The targets to which small weights let their reader ``node`` go for the sake of fewer bytes; else none.
+
+        A weight is small where it has fewer bytes than the values that it is combined with, other than in products, and
+        its place says little about the node: a table (of frequencies, say) that several nodes read, which no device but
+        one can hold; or a weight in host memory, for targets that bring weights from there for other nodes.
+
+        Args:
+            offloading: the targets that bring weights from host memory for some node.
+        """
+        assert node.op is not None
+        if node.op.product:
+            return []
+        allowed = [target.index for target in self._able.computing]
+        for weight in self.weights[node]:
+            buffer = _placement(weight).buffer
+            if len(self._readers[weight]) == 1:
+                bring = offloading if buffer.is_host else ()
+                targets = self._able.targets
+                allowed = [d for d in allowed if d in bring or targets[d].device.reaches(buffer.space)]
+            if not allowed or not self._is_small(weight):
+                return []
+        return allowed
+
+    def _is_small(self, weight: Tensor) -> bool:
+        """Whether each reader computes or reads a value with more bytes than the weight has."""
+        small = self._small.get(weight)
+        if small is None:
+            size = weight.nbytes
+            small = self._small[weight] = all(_largest_value(node) > size for node in self._readers[weight])
+        return small
+
+
+def _largest_value(node: Tensor) -> int:
+    """Bytes of the largest value that a node computes or reads, leaves other than inputs left out."""
+    read = [s.nbytes for s in node.srcs if s.root.leaf is None or s.root.leaf.kind == "input"]
+    return max([node.nbytes, *read])
+
+
+def _is_placed_weight(tensor: Tensor) -> bool:
+    leaf = tensor.leaf
+    if leaf is None or leaf.kind != "weight" or leaf.placement is None:
+        return False
+    return leaf.placement.buffer.usage is Usage.WEIGHTS
+
+
+def _placement(weight: Tensor) -> Location:
+    assert weight.leaf is not None
+    assert weight.leaf.placement is not None
+    return weight.leaf.placement
