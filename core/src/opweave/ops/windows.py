@@ -14,7 +14,7 @@ from opweave.graph.tensor import Tensor
 from opweave.ops.movement import reshape
 from opweave.ops.operands import Array
 
-__all__ = ["as_lengths", "batched", "fitting", "windows_of"]
+__all__ = ["as_lengths", "batched", "fitting", "overlap", "windows_of"]
 
 _ADDRESSES: Final = 1 << 63
 
@@ -37,6 +37,16 @@ def as_lengths(op: str, what: str, value: Any, rank: int, least: int = 1) -> tup
 def fitting(length: int, kernel: int, stride: int, dilation: int) -> int:
     """How many windows fit into ``length`` (padding included) elements; 0 or less: not one."""
     return (length - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def overlap(count: int, length: int, stride: int, shift: int) -> tuple[slice, slice]:
+    """The i of 0 .. count - 1 for which i · stride + shift is inside of an axis of ``length``, and these elements."""
+    first = max(0, -(shift // stride))
+    last = min(count, (length - 1 - shift) // stride + 1)
+    if last <= first:
+        return slice(0, 0), slice(0, 0)
+    start = first * stride + shift
+    return slice(first, last), slice(start, start + (last - first - 1) * stride + 1, stride)
 
 
 def windows_of(x: Array, kernel: Shape, stride: Shape, dilation: Shape) -> Array:

@@ -1,7 +1,8 @@
 """Gated linear units: the activation of the gate, then the product, in tiles.
 
-A body's first source is the gate, which arrives converted where the types are halves; the value enters one call. What
-is written last is the output, which may lie over either; where it does not, it is the first scratch array.
+The first source of a body is the gate, which for half types has been converted to f32; a single call reads the value,
+and converts it. The last call writes the output, which may share the memory of gate or value; where it does not, it
+serves as the first scratch array.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from opweave_cpu.tiles import (
     repeated,
     row_sums,
     shares,
+    show,
     tile_cuts,
     tile_rows,
     tile_scratch,
@@ -108,8 +109,8 @@ def head_softmax(
         np.reciprocal(total, total)
         np.multiply(out, total, out)
 
-    each = Arg(sinks.buffer, sinks.offset, sinks.dtype, (heads, 1, 1), (sinks.strides[0], 0, 0))
-    srcs = [x.view, repeated(each, out.shape)]
+    lead = (0,) * (len(out.shape) - 3)
+    srcs = [x.view, show(sinks, out.shape, (*lead, sinks.strides[0], 0, 0))]
     if mask is not None:
         srcs.append(mask.view)
     if sloped:
@@ -216,11 +217,8 @@ def group_norm(
     shape = (n, groups, channels // groups, *rest)
     rows, row = _groups_of_tile(out, groups, dtype)
     target, source = (_in_groups(arg, shape) for arg in (out, x))
-    each = []
-    for p in parameters:
-        strides = (0, channels // groups * p.strides[0], p.strides[0], *[0] * len(rest))
-        assert p.buffer is not None
-        each.append(p.buffer.view(p.offset, p.dtype, (*shape[:3], *[1] * len(rest)), strides))
+    few, flat = channels // groups, [0] * len(rest)
+    each = [show(p, (*shape[:3], *[1] * len(rest)), (0, few * p.strides[0], p.strides[0], *flat)) for p in parameters]
     cuts = tile_cuts((n, groups), rows, keep_last=False)
     count = min(workers_of(stream), stats.shape[0], len(cuts))
     jobs = []
@@ -238,9 +236,8 @@ def group_norm(
 
 def _in_groups(arg: Arg, shape: tuple[int, ...]) -> Array:
     """``arg`` with its channels, axis 1, as groups of them."""
-    assert arg.buffer is not None
     first, second, *rest = arg.strides
-    return arg.buffer.view(arg.offset, arg.dtype, shape, (first, shape[2] * second, second, *rest))
+    return show(arg, shape, (first, shape[2] * second, second, *rest))
 
 
 def _norm_groups(

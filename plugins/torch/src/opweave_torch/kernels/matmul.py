@@ -8,6 +8,7 @@ from math import prod
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.kernels import of_other_type
@@ -32,7 +33,7 @@ TILE: Final = 1 << 21
 # --- matmul ---------------------------------------------------------------------------------------------------------
 
 
-def product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> Call:
+def product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Call:
     """The call ``out = a @ b + bias``: two axes, or three without a bias. Half types compute in f32."""
     if not out.dtype.is_floating_point and out.device.type != "cpu":
         return partial(_whole_product, out, a, b, bias)
@@ -41,7 +42,7 @@ def product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Ten
     return partial(torch.mm if out.ndim == 2 else torch.bmm, a, b, out=out)
 
 
-def _whole_product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
+def _whole_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> None:
     """A product of integers, for which accelerators have no library: the sum of the products of each column of ``a``
     and row of ``b``."""
     out.zero_() if bias is None else out.copy_(bias)
@@ -68,7 +69,7 @@ def matmul(stream: Stream, op: str, out: Arg, a: Arg, b: Arg) -> Call:
     return partial(_whole_product, o, x, y, None)
 
 
-def _merged(arg: Arg, lead: tuple[int, ...]) -> torch.Tensor | None:
+def _merged(arg: Arg, lead: tuple[int, ...]) -> Tensor | None:
     """The operand with other axes before its last one, if that needs no copy."""
     shape = (*lead, arg.shape[-1])
     strides = reshape_strides(arg.shape, arg.strides, shape, arg.dtype)
@@ -89,19 +90,19 @@ def _is_matrix(arg: Arg) -> bool:
     return reshape_strides(arg.shape, arg.strides, (prod(arg.shape[:-1]), arg.shape[-1]), arg.dtype) is not None
 
 
-def _as_matrix(arg: Arg) -> torch.Tensor:
+def _as_matrix(arg: Arg) -> Tensor:
     matrix = _merged(arg, (prod(arg.shape[:-1]),))
     assert matrix is not None, f"{arg} has no array of matrix_arrays"
     return matrix
 
 
-def as_source(x: Arg, arrays: Mapping[str, Arg]) -> tuple[torch.Tensor, list[Call]]:
+def as_source(x: Arg, arrays: Mapping[str, Arg]) -> tuple[Tensor, list[Call]]:
     """The operand as one matrix, and the calls that copy it into its array, if it has one."""
     rows = arrays.get("rows", x)
     return _as_matrix(rows), [] if rows is x else [partial(tensor(rows).copy_, tensor(x))]
 
 
-def as_target(out: Arg, arrays: Mapping[str, Arg]) -> tuple[torch.Tensor, list[Call]]:
+def as_target(out: Arg, arrays: Mapping[str, Arg]) -> tuple[Tensor, list[Call]]:
     """A matrix for the result, and the calls that copy it from its array to ``out``, if it has one."""
     results = arrays.get("results", out)
     return _as_matrix(results), [] if results is out else [partial(tensor(out).copy_, tensor(results))]
