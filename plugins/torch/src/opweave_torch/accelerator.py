@@ -131,13 +131,10 @@ class TorchAccelerator(Device):
 
     def _open(self, **params: Any) -> Stream:
         options = Options.of(params, self.parameters)
-        if options.deterministic:
-            self._check_deterministic()
+        if options.deterministic and self.target.type == "cuda":
+            check_cublas()
         cls: Any = self.fusing_class if options.compile else self.stream_class
         return cls(self, options)  # type: ignore[no-any-return]
-
-    def _check_deterministic(self) -> None:
-        """Raise `PluginError` where the process is not set up for deterministic streams."""
 
     def _offload(self, step: Step) -> bool:
         return self._offloading.pays(step)
@@ -270,9 +267,6 @@ class CudaDevice(PinningAccelerator):
     def _reaches_peer(self, number: int) -> bool:
         other = number != self.target.index
         return other and bool(torch.cuda.can_device_access_peer(self.target, number))
-
-    def _check_deterministic(self) -> None:
-        check_cublas()
 
 
 class XpuDevice(PinningAccelerator):

@@ -98,7 +98,6 @@ def _bind_fused(group: Group) -> Call:
         return numbers[view]
 
     # Sources first: the numbers of results begin after all tensors.
-    made = {step.out.value for step in group.steps if step.out.value >= 0}
     outside = [arg for step in group.steps for arg in step.srcs if arg.buffer is not None]
     targets = [step.out for step in group.steps if step.out.buffer is not None]
     for arg in (*outside, *targets):
@@ -107,9 +106,7 @@ def _bind_fused(group: Group) -> Call:
     operations: list[Operation] = []
     stores: list[tuple[int, int]] = []
     for step in group.steps:
-        sources = tuple(
-            values[arg.value] if arg.value in values and arg.value in made else number(arg) for arg in step.srcs
-        )
+        sources = tuple(values[arg.value] if arg.value in values else number(arg) for arg in step.srcs)
         result = len(tensors) + len(operations)
         operations.append((step.op, sources, tuple(sorted(step.attrs.items())), step.out.dtype.name))
         if step.out.buffer is not None:

@@ -14,9 +14,11 @@ from torch import Tensor
 from opweave.contract import Arg
 from opweave.errors import DTypeError, UnsupportedOpError
 from opweave.graph.dtypes import DTYPES, DType
-from opweave.graph.layout import Shape, Strides
+from opweave.graph.layout import Shape, Strides, reshape_strides
 
-__all__ = ["TORCH_DTYPES", "byte_tensor", "dense_bytes", "one_tensor_a_window", "shaped", "tensor", "torch_dtype"]
+__all__ = [
+    "TORCH_DTYPES", "byte_tensor", "dense_bytes", "one_tensor_a_window", "reshaped", "shaped", "tensor", "torch_dtype",
+]  # fmt: skip
 
 TORCH_DTYPES: Final[dict[DType, torch.dtype]] = {
     DTYPES[ours]: theirs
@@ -72,6 +74,12 @@ def tensor(arg: Arg) -> Tensor:
     if found is None:
         found = known[window] = shaped(_bytes_of(arg), arg.dtype, arg.shape, arg.strides)
     return found
+
+
+def reshaped(arg: Arg, shape: Shape) -> Tensor | None:
+    """The operand as a tensor of another shape, ``None`` where that needs a copy."""
+    strides = reshape_strides(arg.shape, arg.strides, shape, arg.dtype)
+    return None if strides is None else tensor(Arg(arg.buffer, arg.offset, arg.dtype, shape, strides))
 
 
 class _Shared(threading.local):

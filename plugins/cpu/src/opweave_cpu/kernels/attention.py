@@ -128,15 +128,12 @@ def attention(stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: 
         for first in range(0, end, plan.keys):
             ks = slice(first, min(first + plan.keys, end))
             count = ks.stop - first
-            right, values = all_keys[n, gs, ks], all_values[n, gs, ks]
-            if plan.pack[0]:
-                packed = own("keys", count, right.shape[-1])
-                yield partial(np.copyto, packed, right)
-                right = packed
-            if plan.pack[1]:
-                packed = own("values", count, values.shape[-1])
-                yield partial(np.copyto, packed, values)
-                values = packed
+            operands = {"keys": all_keys[n, gs, ks], "values": all_values[n, gs, ks]}
+            for (name, operand), packs in zip(operands.items(), plan.pack, strict=True):
+                if packs:
+                    operands[name] = own(name, count, operand.shape[-1])
+                    yield partial(np.copyto, operands[name], operand)
+            right, values = operands.values()
             scores = own("scores", rows, count)
             if "turned" in given:
                 turned = own("turned", count, rows)

@@ -209,22 +209,12 @@ def _blocks_workspace(step: Step) -> Arrays:
 
 @KERNELS("linear", dtypes=[*map(as_dtype, FLOATS.split()), *QUANTIZED], workspace=_blocks_workspace)
 def linear_of_blocks(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    w: Arg,
-    b: Arg | None = None,
-    *,
-    blocks: DType,
-    packed: Arg | None = None,
-    results: Arg | None = None,
-    ordered: Arg | None = None,
-    **decoding: Arg,
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: DType, **scratch: Arg
 ) -> Call:
+    packed, results, ordered = [scratch.get(name) for name in ("packed", "results", "ordered")]
     outputs, inputs = w.shape
     tiles, stored, target = row_tiles(w, x.size // inputs), fields_of(w.view, blocks), out.view
-    decoder = RowDecoder(w, tiles, **decoding)
+    decoder = RowDecoder(w, tiles, scratch)
     calls: list[Call] = []
     left = (packed or x).view.reshape(-1, inputs)
     if packed is not None:

@@ -71,18 +71,9 @@ def _heads_workspace(step: Step) -> Arrays:
 
 @KERNELS("head_softmax", inplace=True, workspace=_heads_workspace)
 def head_softmax(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    sinks: Arg,
-    mask: Arg | None = None,
-    *,
-    scale: float,
-    max_bias: float,
-    stats: Arg,
-    tiles: Arg | None = None,
+    stream: Stream, op: str, out: Arg, x: Arg, sinks: Arg, *mask: Arg, scale: float, max_bias: float, **scratch: Arg
 ) -> Call:
+    tiles, stats = scratch.get("tiles"), scratch["stats"]
     dtype = stats.dtype
     factor, heads = constant(scale, dtype), out.shape[-3]
     add = row_sums(out.shape[-1], dtype.numpy)
@@ -96,7 +87,7 @@ def head_softmax(
         if sloped:
             np.multiply(rest[0], rest[1][..., :1], rest[2])
             np.add(out, rest[2], out)
-        elif mask is not None:
+        elif mask:
             np.add(out, rest[0], out)
         np.maximum.reduce(out, axis=-1, out=top, keepdims=True)
         np.maximum(top, extra, out=top)
@@ -110,9 +101,7 @@ def head_softmax(
         np.multiply(out, total, out)
 
     lead = (0,) * (len(out.shape) - 3)
-    srcs = [x.view, show(sinks, out.shape, (*lead, sinks.strides[0], 0, 0))]
-    if mask is not None:
-        srcs.append(mask.view)
+    srcs = [x.view, show(sinks, out.shape, (*lead, sinks.strides[0], 0, 0)), *[m.view for m in mask]]
     if sloped:
         srcs.append(np.broadcast_to(slopes, out.shape))
     return bind_tiled(stream, body, out.view, srcs, tiles, stats, by_rows=True)
@@ -201,17 +190,10 @@ def _group_workspace(step: Step) -> Arrays:
 
 @KERNELS("group_norm", inplace=True, workspace=_group_workspace)
 def group_norm(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    *parameters: Arg,
-    groups: int,
-    eps: float,
-    stats: Arg,
-    work: Arg | None = None,
+    stream: Stream, op: str, out: Arg, x: Arg, *parameters: Arg, groups: int, eps: float, **scratch: Arg
 ) -> Call:
     """``parameters`` are a weight, or a weight and a bias, or nothing."""
+    stats, work = scratch["stats"], scratch.get("work")
     dtype = stats.dtype
     n, channels, *rest = out.shape
     shape = (n, groups, channels // groups, *rest)

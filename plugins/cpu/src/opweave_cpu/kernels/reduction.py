@@ -294,31 +294,22 @@ def _var_workspace(step: Step) -> Arrays:
 
 @KERNELS("var", workspace=_var_workspace)
 def variance(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    *,
-    axes: tuple[int, ...],
-    correction: float,
-    squares: Arg,
-    tile_sums: Arg,
-    square_sums: Arg,
-    **scratch: Arg,
+    stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...], correction: float, **scratch: Arg
 ) -> Call:
     """The means, then the squares of what differs from them, a tile at a time."""
     calls, means = _sum_calls(stream, x, out, axes, scratch)
+    squares, tile_sums, square_sums = [scratch[name].view for name in ("squares", "tile_sums", "square_sums")]
     n = x.size // out.size
     calls.append(partial(np.divide, means, np.array(n, means.dtype), means))
     source, _, reduced = _views(x, out, _dims(x, out, axes))
     kept = [1 if i in reduced else length for i, length in enumerate(source.shape)]
     centers = means.reshape(kept)
-    elements = tile_rows(x.size, 1, squares.dtype.itemsize)
+    elements = tile_rows(x.size, 1, squares.itemsize)
     cuts = tile_cuts(source.shape, elements, keep_last=False) if source.ndim else [(...,)]
     jobs, sums = [], []
     for worker, mine in enumerate(shares(len(cuts), min(workers_of(stream), squares.shape[0]))):
-        sums.append(window(square_sums.view[worker], kept))
-        own = tile_sums.view[worker], squares.view[worker]
+        sums.append(window(square_sums[worker], kept))
+        own = tile_sums[worker], squares[worker]
         jobs.append(partial(_add_squares, source, centers, reduced, sums[-1], *own, cuts[mine]))
     calls.append(at_once(jobs))
     calls += [partial(np.add, sums[0], other, sums[0]) for other in sums[1:]]

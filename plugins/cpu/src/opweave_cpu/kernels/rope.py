@@ -49,26 +49,12 @@ def _workspace(step: Step) -> Arrays:
 
 
 @KERNELS("rope", inplace=True, workspace=_workspace)
-def rope(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    positions: Arg,
-    factors: Arg | None = None,
-    *,
-    pairing: str,
-    dims: int,
-    sections: tuple[int, ...],
-    cos: Arg,
-    sin: Arg,
-    angles: Arg,
-    wide_positions: Arg,
-    tiles: Arg,
-    **frequencies: Any,
-) -> Call:
+def rope(stream: Stream, op: str, out: Arg, x: Arg, positions: Arg, factors: Arg | None = None, **given: Any) -> Call:
+    pairing, dims, sections = [given.pop(name) for name in ("pairing", "dims", "sections")]
     half = dims // 2
     plan = _RotationTiling(x, positions, half, sections)
+    cos, sin, angles, wide_positions, tiles = [given.pop(name) for name in plan.scratch]
+    frequencies = given
     stored = positions.view[tuple([slice(n) for n in plan.lead])]
     rows = wide_positions.view.reshape(len(sections) or 1, -1)
     parts = _columns(sections or (half,))

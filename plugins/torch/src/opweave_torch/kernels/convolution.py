@@ -13,11 +13,10 @@ from torch import Tensor
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.kernels import of_other_type
 from opweave.contract.workspace import Arrays
-from opweave.graph.layout import reshape_strides
 from opweave.ops.windows import fitting
 from opweave_torch.kernels.binding import conversion_arrays, converted, in_order, widened
 from opweave_torch.kernels.table import KERNELS, PLAIN
-from opweave_torch.memory import tensor
+from opweave_torch.memory import reshaped, tensor
 from opweave_torch.native import convolution
 
 Pads = Sequence[tuple[int, int]]
@@ -72,7 +71,7 @@ def _library_call(out: Tensor, operands: Sequence[Tensor], geometry: tuple[Any, 
 
 def _product_of_points(out: Arg, x: Arg, w: Arg, b: Arg | None) -> Call | None:
     """The call for kernels of one element: each point's channels multiplied by the weights, if they lie as a matrix."""
-    source, target = _as_points(x), _as_points(out)
+    source, target = [reshaped(arg, (*arg.shape[:2], prod(arg.shape[2:]))) for arg in (x, out)]
     if source is None or target is None or not w.is_dense:
         return None
     weights, bias = tensor(w).view(w.shape[:2]), [] if b is None else [tensor(b).unsqueeze(1)]
@@ -80,13 +79,6 @@ def _product_of_points(out: Arg, x: Arg, w: Arg, b: Arg | None) -> Call | None:
         return partial(torch.addmm if bias else torch.mm, *bias, weights, source[0], out=target[0])
     many = weights.expand(len(source), *weights.shape)
     return partial(torch.baddbmm if bias else torch.bmm, *bias, many, source, out=target)
-
-
-def _as_points(arg: Arg) -> Tensor | None:
-    """The operand with one axis behind those of batch and channels, if that needs no copy."""
-    shape = (*arg.shape[:2], prod(arg.shape[2:]))
-    strides = reshape_strides(arg.shape, arg.strides, shape, arg.dtype)
-    return None if strides is None else tensor(Arg(arg.buffer, arg.offset, arg.dtype, shape, strides))
 
 
 # --- transposed convolution -----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from opweave.graph.layout import reshape_strides
 from opweave_torch.kernels.binding import conversion_arrays, converted, in_order, widened
 from opweave_torch.kernels.blocks import Decoding, decoding_arrays
 from opweave_torch.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
-from opweave_torch.memory import tensor
+from opweave_torch.memory import reshaped, tensor
 
 __all__ = ["DecodedRows", "as_source", "as_target", "blocks_why_not", "decoded_rows_arrays", "matrix_arrays", "product"]
 
@@ -56,24 +56,17 @@ def matmul(stream: Stream, op: str, out: Arg, a: Arg, b: Arg) -> Call:
     if o.ndim == 2:
         return product(o, x, y)
     batch = prod(out.shape[:-2])
-    if not any(b.strides[:-2]) and (rows := _merged(a, (batch * a.shape[-2],))) is not None:
+    if not any(b.strides[:-2]) and (rows := reshaped(a, (batch * a.shape[-2], a.shape[-1]))) is not None:
         # One matrix for all: one large product instead of many small ones.
-        target = _merged(out, (batch * a.shape[-2],))
+        target = reshaped(out, (len(rows), out.shape[-1]))
         if target is not None:
             return product(target, rows, y[(0,) * (y.ndim - 2)])
-    merged = [_merged(arg, (batch, arg.shape[-2])) for arg in (out, a, b)]
+    merged = [reshaped(arg, (batch, *arg.shape[-2:])) for arg in (out, a, b)]
     if merged[0] is not None and merged[1] is not None and merged[2] is not None:
         return product(merged[0], merged[1], merged[2])
     if o.dtype.is_floating_point or o.device.type == "cpu":
         return partial(torch.matmul, x, y, out=o)
     return partial(_whole_product, o, x, y, None)
-
-
-def _merged(arg: Arg, lead: tuple[int, ...]) -> Tensor | None:
-    """The operand with other axes before its last one, if that needs no copy."""
-    shape = (*lead, arg.shape[-1])
-    strides = reshape_strides(arg.shape, arg.strides, shape, arg.dtype)
-    return None if strides is None else tensor(Arg(arg.buffer, arg.offset, arg.dtype, shape, strides))
 
 
 # --- linear ---------------------------------------------------------------------------------------------------------
@@ -91,7 +84,7 @@ def _is_matrix(arg: Arg) -> bool:
 
 
 def _as_matrix(arg: Arg) -> Tensor:
-    matrix = _merged(arg, (prod(arg.shape[:-1]),))
+    matrix = reshaped(arg, (prod(arg.shape[:-1]), arg.shape[-1]))
     assert matrix is not None, f"{arg} has no array of matrix_arrays"
     return matrix
 

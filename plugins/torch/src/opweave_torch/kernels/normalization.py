@@ -65,28 +65,19 @@ def _sink_array(step: Step) -> Arrays:
 
 @KERNELS("head_softmax", inplace=True, workspace=_sink_array)
 def head_softmax(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    sinks: Arg,
-    mask: Arg | None = None,
-    *,
-    scale: float,
-    max_bias: float,
-    with_sink: Arg,
+    stream: Stream, op: str, out: Arg, x: Arg, sinks: Arg, *mask: Arg, scale: float, max_bias: float, with_sink: Arg
 ) -> Call:
     """The sink is one more key, whose column is left out afterwards."""
     source, keys = tensor(x), tensor(with_sink)
     scale = rounded(scale, with_sink.dtype)
     logits, extra = keys[..., :-1], keys[..., -1]
     calls: list[Call] = [partial(extra.copy_, tensor(sinks)[:, None])]
-    if mask is None:
+    if not mask:
         calls += [partial(logits.copy_, source), partial(logits.mul_, scalar(scale, logits))]
     else:
         slopes = torch.tensor(alibi_slopes(sinks.size, max_bias), dtype=keys.dtype, device=keys.device)
         calls += [
-            partial(torch.mul, tensor(mask), slopes[:, None, None], out=logits),
+            partial(torch.mul, tensor(mask[0]), slopes[:, None, None], out=logits),
             partial(logits.add_, source, alpha=scale),
         ]
     calls += [partial(torch.softmax, keys, -1, out=keys), partial(tensor(out).copy_, logits)]

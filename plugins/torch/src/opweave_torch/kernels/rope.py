@@ -54,27 +54,14 @@ def _rope_arrays(step: Step) -> Arrays:
 
 
 @KERNELS("rope", dtypes=FLOATS, inplace=True, workspace=_rope_arrays)
-def rope(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    positions: Arg,
-    factors: Arg | None = None,
-    *,
-    pairing: str,
-    dims: int,
-    sections: tuple[int, ...],
-    wide_positions: Arg,
-    angles: Arg,
-    table: Arg,
-    copies: Arg,
-    divided: Arg | None = None,
-    **yarn: Any,
-) -> Call:
+def rope(stream: Stream, op: str, out: Arg, x: Arg, positions: Arg, factors: Arg | None = None, **given: Any) -> Call:
+    pairing, dims, sections, wide_positions, angles, table, copies = [
+        given.pop(n) for n in ("pairing", "dims", "sections", "wide_positions", "angles", "table", "copies")
+    ]
+    divided = given.pop("divided", None)
     source, target = tensor(x), tensor(out)
     angle, numbers = [_angle_tensor(array, source.device) for array in (angles, wide_positions)]
-    values, magnitude = rope_frequencies(dims, **yarn)
+    values, magnitude = rope_frequencies(dims, **given)
     frequencies = _frequencies(values, source.device)
     calls: list[Call] = [partial(numbers.copy_, tensor(positions)[tuple([slice(n) for n in numbers.shape])])]
     if factors is not None and divided is not None:
