@@ -127,7 +127,8 @@ def _compiled(program: FusedProgram) -> Callable[..., None]:
 
 
 def _function(program: FusedProgram) -> Callable[..., None]:
-    """The program as a function with a code of its own: torch keeps what it compiles by code, and few of each."""
+    """The program as a function with a code of its own: torch keeps what it compiles by code object,
+    and only a few kernels for each."""
     _, operations, stores = program
 
     def fused(*tensors: Tensor) -> None:

@@ -28,6 +28,7 @@ SCORES: Final = 1 << 17
 """Elements of a tile of scores: what several passes find in the second-level cache."""
 
 FEWEST_KEYS: Final = 256
+"""Keys of a tile at least, if there are so many."""
 
 FEW_ROWS: Final = 8
 """Up to so many queries of a group BLAS is faster with the keys on the left, although the scores are turned then."""

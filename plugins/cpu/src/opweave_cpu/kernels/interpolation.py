@@ -122,6 +122,7 @@ class _Run(NamedTuple):
 
 
 FEWEST_IN_A_RUN: Final = 8
+"""Elements of a run on average; where they are fewer, elements are gathered: each run costs several calls."""
 
 
 def _runs(indices: Array, weights: Array, length: int) -> list[_Run] | None:
