@@ -47,7 +47,7 @@ def test_a_variable_that_forces_it_is_named_and_to_be_unset(monkeypatch):
 
 
 def test_the_device_tells_its_blas():
-    features = hardware.blas_features()
+    features = hardware.cpu_features()
     if "blas" not in features:
         pytest.skip("NumPy's BLAS tells nothing about itself")
     assert features["blas_threads"] >= 1

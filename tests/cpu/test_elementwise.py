@@ -54,7 +54,7 @@ def three_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "SPREAD", 1 << 16)
     monkeypatch.setattr(tiles, "SHARED_TILE", 1 << 14)
     monkeypatch.setattr(tiles, "TILE", 1 << 13)
-    for module in (elementwise, activation):
+    for module in (tiles, activation):
         monkeypatch.setattr(module, "SPREAD_PASS", 1 << 16)
 
 

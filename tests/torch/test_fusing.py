@@ -14,7 +14,7 @@ from opweave.conformance import CASES
 from opweave.graph.opdef import OPS
 from opweave_torch.accelerator import SeparateCpuDevice
 from opweave_torch.device import TorchCpuDevice
-from opweave_torch.fusing import FUNCTIONS, Fusing
+from opweave_torch.fusing import FUNCTIONS, FusingStream
 from opweave_torch.kernels.table import FLOATS
 from tests.support.kernels import assert_right_where_accepted, by_operation
 
@@ -58,8 +58,8 @@ def test_each_function_is_the_operation(uncompiled, cases, monkeypatch):
             return super()._open(compile=True)
 
     monkeypatch.setattr(
-        Fusing, "_bind", lambda self, group: fusing._bind_fused(group) if fusing._takes(group.steps[0])
-        else super(Fusing, self)._bind(group),
+        FusingStream, "_bind", lambda self, group: fusing._bind_fused(group) if fusing._takes(group.steps[0])
+        else super(FusingStream, self)._bind(group),
     )  # fmt: skip
     assert_right_where_accepted(Always(), cases)
 

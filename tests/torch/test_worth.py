@@ -9,8 +9,7 @@ import opweave as ow
 from opweave.contract import Offloading, Step
 from opweave.contract.offloading import Rates, flops
 from opweave.scheduler.target import unbound_step
-from opweave_torch.device import TorchCpuDevice
-from opweave_torch.worth import SWITCH_FLOPS, is_worth_a_switch
+from opweave_torch.device import SWITCH_FLOPS, TorchCpuDevice, is_worth_a_switch
 
 
 def step(tensor: ow.Tensor) -> Step:

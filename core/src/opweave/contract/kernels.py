@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from opweave.contract.step import Arg, Call, Group, Step
     from opweave.contract.stream import Stream
 
-__all__ = ["Kernel", "KernelTable", "LayoutRule", "import_kernels", "of_other_type"]
+__all__ = ["Kernel", "KernelTable", "LayoutRule", "import_kernels", "needs_dense_output", "of_other_type"]
 
 LayoutRule = Literal["dense", "rows", "strided"]
 """``dense``: every operand is row-major without gaps. ``rows``: elements along the last axis are adjacent.
@@ -39,6 +39,11 @@ def of_other_type(step: Step, *sources: int) -> str | None:
         if i < len(step.srcs) and step.srcs[i].dtype is not first:
             return f"source 0 is {first}, source {i} {step.srcs[i].dtype}"
     return None
+
+
+def needs_dense_output(step: Step) -> str | None:
+    """For ``when=``: a reason if the output is not dense, else ``None``."""
+    return None if step.out.is_dense else "the output is not dense"
 
 
 def import_kernels(package: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from math import prod
 from typing import Any, Literal, get_args
 
@@ -177,6 +178,23 @@ def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = 
     return node(ROLL, (x,), {"shifts": shifts}) if any(shifts) else x
 
 
+Window = tuple[slice, ...]
+
+
+def roll_windows(shape: Shape, shifts: Shape) -> Iterator[tuple[Window, Window]]:
+    """For kernels of `roll`: windows that cover the result, each with the window of the operand that it is a copy of.
+
+    Along a shifted axis two ranges change places; each combination of ranges of all axes is one window.
+    """
+    whole = slice(None)
+    ranges = [
+        [(slice(by, n), slice(0, n - by)), (slice(0, by), slice(n - by, n))] if by else [(whole, whole)]
+        for n, by in zip(shape, shifts, strict=True)
+    ]
+    for pairs in product(*ranges):
+        yield tuple([to for to, _ in pairs]), tuple([of for _, of in pairs])
+
+
 # --- frames ---------------------------------------------------------------------------------------------------------
 
 PadMode = Literal["constant", "edge", "reflect", "wrap"]
@@ -250,6 +268,35 @@ def _widths(widths: Any, x: Tensor) -> Widths:
             f"the operand is {x.describe()}"
         )
     return tuple([(before, after) for before, after in pairs])
+
+
+def frame_windows(shape: Shape, widths: Widths, mode: str) -> Iterator[tuple[int, Window, Window]]:
+    """For kernels of `pad`: windows of the result that make its frame once the operand, of ``shape``, is inside.
+
+    Axis by axis the box that is filled grows to both sides; what a side is made of lies in the box already.
+
+    Returns:
+        The axis, the window of a side, and the window of the result that it is a copy of (in ``"reflect"`` mode in
+        reverse order along the axis; without meaning in ``"constant"`` mode).
+    """
+    box = [slice(before, before + n) for n, (before, _) in zip(shape, widths, strict=True)]
+    for axis, (n, (before, after)) in enumerate(zip(shape, widths, strict=True)):
+        end = before + n
+        for side in (slice(0, before), slice(end, end + after)):
+            if side.start < side.stop:
+                origin = _origin(mode, before, end, side)
+                yield axis, (*box[:axis], side, *box[axis + 1 :]), (*box[:axis], origin, *box[axis + 1 :])
+        box[axis] = slice(0, end + after)
+
+
+def _origin(mode: str, start: int, end: int, side: slice) -> slice:
+    """Where along an axis the elements come from that fill one side of a box from ``start`` to ``end``."""
+    ahead, width = side.start < start, side.stop - side.start
+    if mode == "edge":
+        return slice(start, start + 1) if ahead else slice(end - 1, end)
+    if mode == "reflect":
+        return slice(start + 1, start + 1 + width) if ahead else slice(end - 1 - width, end - 1)
+    return slice(end - width, end) if ahead else slice(start, start + width)
 
 
 # --- matrices -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from opweave.graph.tensor import Tensor
 from opweave.ops.movement import reshape
 from opweave.ops.operands import Array
 
-__all__ = ["as_lengths", "batched", "fitting", "window_attrs", "windows_of"]
+__all__ = ["as_lengths", "batched", "fitting", "overlap", "window_attrs", "windows_of"]
 
 _ADDRESSES: Final = 1 << 63
 
@@ -42,6 +42,16 @@ def window_attrs(op: str, rank: int, **values: Any) -> dict[str, Any]:
 def fitting(length: int, kernel: int, stride: int, dilation: int) -> int:
     """How many windows fit into ``length`` (padding included) elements; 0 or less if none does."""
     return (length - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def overlap(count: int, length: int, stride: int, shift: int) -> tuple[slice, slice]:
+    """The i of 0 .. count - 1 for which i · stride + shift is inside of an axis of ``length``, and these elements."""
+    first = max(0, -(shift // stride))
+    last = min(count, (length - 1 - shift) // stride + 1)
+    if last <= first:
+        return slice(0, 0), slice(0, 0)
+    start = first * stride + shift
+    return slice(first, last), slice(start, start + (last - first - 1) * stride + 1, stride)
 
 
 def windows_of(x: Array, kernel: Shape, stride: Shape, dilation: Shape) -> Array:

@@ -10,7 +10,7 @@ from opweave.contract import Backend, Device
 from opweave.contract.parameters import check_threads
 from opweave.errors import Broken
 from opweave_cpu.device import CpuDevice, IsolatedCpuDevice
-from opweave_cpu.hardware import blas_features, instruction_sets
+from opweave_cpu.hardware import cpu_features
 from opweave_cpu.threads import THREADS
 
 __all__ = ["DEVICES_VARIABLE", "CpuBackend"]
@@ -45,7 +45,7 @@ class CpuBackend(Backend):
 
     def features(self) -> Mapping[str, Any]:
         """BLAS, its threads and the CPU's instruction sets."""
-        return {**blas_features(), "instructions": instruction_sets()}
+        return cpu_features()
 
 
 def _count(text: str) -> int:

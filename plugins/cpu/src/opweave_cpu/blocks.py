@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -57,7 +57,7 @@ def _decoded_rows(w: Arg, rows: int) -> int:
 
 
 def decoder_scratch(w: Arg, tiles: Sequence[slice], dtype: DType) -> Arrays:
-    """The workspace that a `RowDecoder` works in: its arguments of these names."""
+    """The workspace that a `RowDecoder` works in."""
     inputs, rows = w.shape[-1], longest(tiles)
     some = _decoded_rows(w, rows)
     return {
@@ -79,14 +79,13 @@ class RowDecoder:
     Args:
         w: the weights; of more than two axes the last two are matrices.
         tiles: the rows that are multiplied at a time.
-        decoding, narrow, weights: the arrays of `decoder_scratch`. The values end in ``weights``, by way of ``narrow``
-            where their type is wider than f32.
+        arrays: those of `decoder_scratch`. The values end in ``weights``, by way of ``narrow`` where their type is
+            wider than f32.
     """
 
-    def __init__(
-        self, w: Arg, tiles: Sequence[slice], *, weights: Arg, decoding: Arg | None = None, narrow: Arg | None = None
-    ) -> None:
-        values, blocks = weights.view, w.shape[-1] // w.dtype.block
+    def __init__(self, w: Arg, tiles: Sequence[slice], arrays: Mapping[str, Arg]) -> None:
+        values, blocks = arrays["weights"].view, w.shape[-1] // w.dtype.block
+        decoding, narrow = arrays.get("decoding"), arrays.get("narrow")
         scratch = np.empty(0, np.uint8) if decoding is None else decoding.view
         decoders: dict[int, Decoder] = {}
         self._known: dict[int, tuple[Callable[[Array], None], Array]] = {}

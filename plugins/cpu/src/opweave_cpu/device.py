@@ -9,7 +9,7 @@ from opweave.contract import Kind, MemorySpace, Stream
 from opweave.contract.parameters import check_threads
 from opweave.host.memory import HostMemory, NumPyMemory
 from opweave.host.processor import cpu_name
-from opweave_cpu.hardware import blas_features, instruction_sets
+from opweave_cpu.hardware import cpu_features
 from opweave_cpu.kernels import KERNELS
 from opweave_cpu.stream import CpuStream
 
@@ -26,7 +26,7 @@ class _Processor(NumPyMemory):
         self.description = cpu_name()
 
     def features(self) -> Mapping[str, Any]:
-        return {**blas_features(), "instructions": instruction_sets()}
+        return cpu_features()
 
     def _open(self, *, threads: int | str | None = None, **params: Any) -> Stream:
         if params:

@@ -9,7 +9,7 @@ import numpy as np
 
 from opweave.host.processor import cpu_fields
 
-__all__ = ["blas_features", "has_avx512", "has_openblas", "instruction_sets"]
+__all__ = ["cpu_features", "has_avx512", "has_openblas", "instruction_sets"]
 
 # Those that decide how fast vector code is; names as Linux spells them.
 _VECTOR_SETS = (
@@ -39,8 +39,8 @@ def has_openblas() -> bool:
     return "openblas" in str(known.get("Build Dependencies", {}).get("blas", {}).get("name", ""))
 
 
-def blas_features() -> dict[str, Any]:
-    """NumPy's version; name, version, kernel and threads of the BLAS libraries in the process."""
+def cpu_features() -> dict[str, Any]:
+    """NumPy's version; name, version, kernel and threads of the BLAS libraries in the process; instruction sets."""
     from threadpoolctl import threadpool_info
 
     features: dict[str, Any] = {"numpy": np.__version__}
@@ -51,4 +51,4 @@ def blas_features() -> dict[str, Any]:
         if kernels:
             features["blas_kernel"] = " ".join(kernels)
         features["blas_threads"] = max(info["num_threads"] for info in libraries)
-    return features
+    return {**features, "instructions": instruction_sets()}

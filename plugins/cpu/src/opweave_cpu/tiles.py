@@ -27,8 +27,8 @@ from opweave_cpu.threads import THREADS, set_up_numpy
 __all__ = [
     "LONGEST_ROW", "SPREAD", "SPREAD_PASS", "TILE", "Array", "Body", "aligned", "at_once", "bind_tiled", "bound",
     "compute_dtype", "constant", "copy_call", "for_rows", "in_turn", "most_workers", "repeated", "row_sums", "shares",
-    "spread_pass", "stretches", "tile_cuts", "tile_rows", "tile_scratch", "window", "worker_scratch",
-    "workers_of",
+    "show", "spread_pass", "stretches", "tile_cuts", "tile_rows", "tile_scratch", "window",
+    "worker_scratch", "workers_of",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -58,8 +58,8 @@ def compute_dtype(dtype: DType) -> DType:
 
 
 def constant(value: float, dtype: DType) -> Array:
-    """A number as an array without axes, which costs a ufunc call half as much as a Python float. Shared: not to be
-    written. What ``dtype`` cannot hold becomes infinite without a warning."""
+    """A number as an array without axes, which a ufunc takes in half the time of a Python float. The array is shared by
+    all callers: do not write to it. What ``dtype`` cannot hold becomes infinite without a warning."""
     return _constant(value, copysign(1, value), dtype)  # 0.0 and -0.0 are equal, and not the same
 
 
@@ -69,16 +69,21 @@ def _constant(value: float, sign: float, dtype: DType) -> Array:
         return np.array(value, dtype.numpy)
 
 
+def show(arg: Arg, shape: Sequence[int], strides: Sequence[int]) -> Array:
+    """The operand's memory as an array of another shape, and strides in bytes."""
+    assert arg.buffer is not None
+    return arg.buffer.view(arg.offset, arg.dtype, tuple(shape), tuple(strides))
+
+
 def repeated(arg: Arg, shape: Sequence[int]) -> Array:
     """The operand as an array of ``shape``, by NumPy's rule of broadcasting."""
     lead = len(shape) - len(arg.shape)
     strides = [0 if n == 1 else stride for n, stride in zip(arg.shape, arg.strides, strict=True)]
-    assert arg.buffer is not None
-    return arg.buffer.view(arg.offset, arg.dtype, tuple(shape), (0,) * lead + tuple(strides))
+    return show(arg, shape, (*(0,) * lead, *strides))
 
 
 LONGEST_ROW: Final = 1 << 13
-"""The longest row that BLAS adds up: it keeps a few dozen running sums."""
+"""The longest row that BLAS adds up. It keeps a few dozen running sums, whose rounding errors grow with the length."""
 
 
 @lru_cache(maxsize=64)
@@ -155,14 +160,16 @@ def bound(calls: Callable[[], Iterable[Call]]) -> Call:
 # --- one pass -------------------------------------------------------------------------------------------------------
 
 
-def spread_pass(stream: Stream, ufunc: Callable[..., Any], out: Array, srcs: Sequence[Array]) -> Call:
-    """The call ``ufunc(*srcs, out=out)``, its operands cut into one part for each thread of the stream."""
-    count = workers_of(stream)
+def spread_pass(stream: Stream, ufunc: Callable[..., Any], out: Array, *srcs: Array) -> Call:
+    """The call ``ufunc(*srcs, out)``; for a large output, one part of the operands for each thread of the stream."""
+    if out.nbytes < SPREAD_PASS:
+        return partial(ufunc, *srcs, out)
     if out.ndim > 1 and _all_dense(out, *srcs):
-        out, srcs = out.reshape(-1), [s.reshape(-1) for s in srcs]
-    if count < 2 or not out.ndim or len(out) < count:
-        return partial(ufunc, *srcs, out=out)
-    return at_once([partial(ufunc, *(s[p] for s in srcs), out=out[p]) for p in shares(len(out), count)])
+        out, srcs = out.reshape(-1), tuple([s.reshape(-1) for s in srcs])
+    count = workers_of(stream)
+    if count < 2 or len(out) < count:
+        return partial(ufunc, *srcs, out)
+    return at_once([partial(ufunc, *[s[p] for s in srcs], out[p]) for p in shares(len(out), count)])
 
 
 LONGEST_ITEM: Final = 512
@@ -182,9 +189,7 @@ def copy_call(stream: Stream, out: Array, x: Array) -> Call:
     """The call that copies ``x`` to ``out``, converting where the types differ."""
     if out.ndim > 1 and out.dtype == x.dtype and not _all_dense(out, x):
         out, x = _rows_as_items(out, x)
-    if out.nbytes >= SPREAD_PASS:
-        return spread_pass(stream, _copy, out, [x])
-    return partial(np.copyto, out, x, "unsafe")
+    return spread_pass(stream, _copy, out, x) if out.nbytes >= SPREAD_PASS else partial(np.copyto, out, x, "unsafe")
 
 
 def _copy(x: Array, out: Array) -> None:

@@ -11,7 +11,7 @@ from opweave.contract import Call, Stream
 from opweave_cpu.threads import THREADS
 from opweave_cpu.tiles import bound, shares, tile_cuts, workers_of
 
-__all__ = ["Cut", "at", "bind_workers", "cuts_of", "full_cuts", "is_blas_matrix", "overlap", "worker_count"]
+__all__ = ["Cut", "at", "bind_workers", "cuts_of", "full_cuts", "is_blas_matrix", "worker_count"]
 
 Job = TypeVar("Job")
 Cut = tuple[slice, ...]
@@ -49,7 +49,7 @@ def _calls_of(calls: Callable[[Job, int], Iterable[Call]], jobs: Sequence[Job], 
 
 
 def at(*parts: Any) -> Any:
-    """``x[at(i, some, *cut)]``: an index put together of parts, for NumPy's types to let it pass."""
+    """An index for ``x[at(i, some, *cut)]``: a tuple that type checkers accept whatever its parts."""
     return parts
 
 
@@ -67,16 +67,6 @@ def full_cuts(shape: Sequence[int], elements: int) -> list[Cut]:
 def cuts_of(count: int, shape: Sequence[int], elements: int) -> list[tuple[int, Cut]]:
     """`full_cuts` of ``shape`` for each of ``count`` numbers."""
     return list(product(range(count), full_cuts(shape, elements)))
-
-
-def overlap(count: int, length: int, stride: int, shift: int) -> tuple[slice, slice]:
-    """The i of 0 .. count - 1 for which i · stride + shift is inside of an axis of ``length``, and these elements."""
-    first = max(0, -(shift // stride))
-    last = min(count, (length - 1 - shift) // stride + 1)
-    if last <= first:
-        return slice(0, 0), slice(0, 0)
-    start = first * stride + shift
-    return slice(first, last), slice(start, start + (last - first - 1) * stride + 1, stride)
 
 
 def is_blas_matrix(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from weakref import finalize
 
 import torch
+from torch import Tensor
 
 from opweave.contract import HOST_SPACE, BufferType, Device, Kind, Offloading, Step, Stream, Usage
 from opweave.errors import Unavailable, UnsupportedOpError
@@ -76,7 +77,7 @@ class TorchAccelerator(Device):
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
-    def _alloc(self, size: int, usage: Usage) -> torch.Tensor:
+    def _alloc(self, size: int, usage: Usage) -> Tensor:
         try:
             with inference_mode():
                 return torch.empty(size, dtype=torch.uint8, device=self.target)
@@ -87,22 +88,22 @@ class TorchAccelerator(Device):
                 raise MemoryError(str(error).partition("\n")[0]) from error
             raise
 
-    def _upload(self, mem: torch.Tensor, offset: int, data: memoryview) -> None:
+    def _upload(self, mem: Tensor, offset: int, data: memoryview) -> None:
         with inference_mode():
             mem[offset : offset + len(data)].copy_(byte_tensor(data))
         self._finish()
 
-    def _download(self, mem: torch.Tensor, offset: int, out: memoryview) -> None:
+    def _download(self, mem: Tensor, offset: int, out: memoryview) -> None:
         with inference_mode():
             byte_tensor(out).copy_(mem[offset : offset + len(out)])
         self._finish()
 
-    def _fill(self, mem: torch.Tensor, offset: int, size: int, value: int) -> None:
+    def _fill(self, mem: Tensor, offset: int, size: int, value: int) -> None:
         with inference_mode():
             mem[offset : offset + size].fill_(value)
         self._finish()
 
-    def _copy(self, dst: torch.Tensor, dst_offset: int, src: torch.Tensor, src_offset: int, size: int) -> None:
+    def _copy(self, dst: Tensor, dst_offset: int, src: Tensor, src_offset: int, size: int) -> None:
         with inference_mode():
             source = src[src_offset : src_offset + size]
             if dst is src and abs(dst_offset - src_offset) < size:
@@ -114,29 +115,26 @@ class TorchAccelerator(Device):
         """Wait for what was queued beside the streams."""
         self.api.current_stream(self.target).synchronize()
 
-    def _import_dlpack(self, array: Any) -> tuple[torch.Tensor, DType, Shape]:
+    def _import_dlpack(self, array: Any) -> tuple[Tensor, DType, Shape]:
         try:
             return dense_bytes(torch.from_dlpack(array))
         except (BufferError, RuntimeError, ValueError) as error:
             raise UnsupportedOpError(f"{self.name} cannot take this {type(array).__name__}: {error}") from error
 
-    def _export_dlpack(self, mem: torch.Tensor, offset: int, dtype: DType, shape: Shape, strides: Strides) -> Any:
+    def _export_dlpack(self, mem: Tensor, offset: int, dtype: DType, shape: Shape, strides: Strides) -> Any:
         return shaped(mem[offset : offset + span(shape, strides, dtype)], dtype, shape, strides)
 
-    def _address(self, mem: torch.Tensor) -> int | None:
+    def _address(self, mem: Tensor) -> int | None:
         return int(mem.data_ptr())
 
     # --- work -------------------------------------------------------------------------------------------------------
 
     def _open(self, **params: Any) -> Stream:
         options = Options.of(params, self.parameters)
-        if options.deterministic:
-            self._check_deterministic()
+        if options.deterministic and self.target.type == "cuda":
+            check_cublas()
         cls: Any = self.fusing_class if options.compile else self.stream_class
         return cls(self, options)  # type: ignore[no-any-return]
-
-    def _check_deterministic(self) -> None:
-        """Raise `PluginError` where the process is not set up for deterministic streams."""
 
     def _offload(self, step: Step) -> bool:
         return self._offloading.pays(step)
@@ -156,7 +154,7 @@ class SeparateCpuDevice(TorchAccelerator):
     def mem_info(self) -> tuple[int, int]:
         return host_memory_info()
 
-    def _alloc(self, size: int, usage: Usage) -> torch.Tensor:
+    def _alloc(self, size: int, usage: Usage) -> Tensor:
         # Systems promise more than there is, and end the process when it is used.
         RESERVATIONS.reserve(size)
         try:
@@ -270,9 +268,6 @@ class CudaDevice(PinningAccelerator):
         other = number != self.target.index
         return other and bool(torch.cuda.can_device_access_peer(self.target, number))
 
-    def _check_deterministic(self) -> None:
-        check_cublas()
-
 
 class XpuDevice(PinningAccelerator):
     """A GPU of Intel."""
@@ -306,7 +301,7 @@ class MpsDevice(TorchAccelerator):
         total = int(torch.mps.recommended_max_memory())
         return max(total - int(torch.mps.driver_allocated_memory()), 0), total
 
-    def _address(self, mem: torch.Tensor) -> None:
+    def _address(self, mem: Tensor) -> None:
         return None  # torch shows a handle of Metal, and no address
 
     def _finish(self) -> None:

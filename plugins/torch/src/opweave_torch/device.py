@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from opweave.contract import Kind, Step, Stream
+from opweave.contract.offloading import flops
+from opweave.graph.opdef import OPS
 from opweave.host.memory import HostMemory
 from opweave.host.processor import cpu_name
 from opweave_torch.fusing import FusingStream
 from opweave_torch.kernels import KERNELS
 from opweave_torch.options import Options
 from opweave_torch.stream import TorchStream
-from opweave_torch.worth import is_worth_a_switch
 
-__all__ = ["TorchCpuDevice", "cpu_features"]
+__all__ = ["TorchCpuDevice", "cpu_features", "is_worth_a_switch"]
+
+SWITCH_FLOPS: Final = 1 << 20
+"""Floating-point operations from which on a step saves more than the change of devices costs (some microseconds)."""
+
+
+def is_worth_a_switch(step: Step) -> bool:
+    """Whether torch's kernel for the CPU saves more time than the change of devices costs: of large products,
+    attention and convolutions."""
+    op = OPS.get(step.op)
+    return op is not None and op.product and flops(step) >= SWITCH_FLOPS
 
 
 class TorchCpuDevice(HostMemory):

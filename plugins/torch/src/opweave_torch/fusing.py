@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import CodeType, FunctionType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's own documentation calls it
+from torch import Tensor
 
 from opweave.contract import Arg, Call, Group, Step, pointwise_groups
 from opweave.graph.dtypes import as_dtype
+from opweave.ops.activation import QUICK
+from opweave_torch.kernels import elementwise, rounding
 from opweave_torch.kernels.table import FLOATS
 from opweave_torch.memory import tensor, torch_dtype
 from opweave_torch.stream import TorchStream
 
-__all__ = ["Fusing", "FusingStream"]
-
-Tensor: TypeAlias = torch.Tensor
+__all__ = ["FusingStream"]
 
 
 def _sign(x: Tensor) -> Tensor:
@@ -26,26 +27,11 @@ def _sign(x: Tensor) -> Tensor:
 
 
 FUNCTIONS: Final[dict[str, Callable[..., Tensor]]] = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "pow": torch.pow,
-    "neg": torch.neg,
-    "abs": torch.abs,
+    **elementwise.FUNCTIONS,
+    **rounding.FUNCTIONS,
     "sign": _sign,
     "square": torch.square,
     "scale": lambda x, *, scale, bias: x * scale + bias,
-    "exp": torch.exp,
-    "expm1": torch.expm1,
-    "log": torch.log,
-    "log1p": torch.log1p,
-    "sin": torch.sin,
-    "cos": torch.cos,
-    "tanh": torch.tanh,
-    "sqrt": torch.sqrt,
-    "rsqrt": torch.rsqrt,
-    "reciprocal": torch.reciprocal,
     "cast": lambda x, *, dtype: x,
     "copy": lambda x: x,
     "contiguous": lambda x: x,
@@ -56,11 +42,7 @@ FUNCTIONS: Final[dict[str, Callable[..., Tensor]]] = {
     "silu": F.silu,
     "gelu": lambda x: 0.5 * x * (1 + torch.erf(x * 0.5**0.5)),
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
-    "floor": torch.floor,
-    "ceil": torch.ceil,
-    "round": torch.round,
-    "trunc": torch.trunc,
+    "gelu_quick": lambda x: x * torch.sigmoid(QUICK * x),
     "minimum": torch.minimum,
     "maximum": torch.maximum,
 }
@@ -74,7 +56,7 @@ def _takes(step: Step) -> bool:
     return step.op in FUNCTIONS and all(arg.dtype.name in _TYPES for arg in args)
 
 
-class Fusing(TorchStream):
+class FusingStream(TorchStream):
     """A stream whose runs of pointwise steps become one kernel each. They are compiled when they first run, which takes
     seconds, once for each form in a process."""
 
@@ -89,10 +71,6 @@ class Fusing(TorchStream):
 
     def _bind(self, group: Group) -> Call:
         return super()._bind(group) if len(group.steps) == 1 else _bind_fused(group)
-
-
-class FusingStream(Fusing):
-    """The same in the calling thread."""
 
 
 # --- one group ------------------------------------------------------------------------------------------------------
@@ -120,7 +98,6 @@ def _bind_fused(group: Group) -> Call:
         return numbers[view]
 
     # Sources first: the numbers of results begin after all tensors.
-    made = {step.out.value for step in group.steps if step.out.value >= 0}
     outside = [arg for step in group.steps for arg in step.srcs if arg.buffer is not None]
     targets = [step.out for step in group.steps if step.out.buffer is not None]
     for arg in (*outside, *targets):
@@ -129,9 +106,7 @@ def _bind_fused(group: Group) -> Call:
     operations: list[Operation] = []
     stores: list[tuple[int, int]] = []
     for step in group.steps:
-        sources = tuple(
-            values[arg.value] if arg.value in values and arg.value in made else number(arg) for arg in step.srcs
-        )
+        sources = tuple(values[arg.value] if arg.value in values else number(arg) for arg in step.srcs)
         result = len(tensors) + len(operations)
         operations.append((step.op, sources, tuple(sorted(step.attrs.items())), step.out.dtype.name))
         if step.out.buffer is not None:
@@ -152,7 +127,8 @@ def _compiled(program: FusedProgram) -> Callable[..., None]:
 
 
 def _function(program: FusedProgram) -> Callable[..., None]:
-    """The program as a function with a code of its own: torch keeps what it compiles by code, and few of each."""
+    """The program as a function with a code of its own: torch keeps what it compiles by code object,
+    and only a few kernels for each."""
     _, operations, stores = program
 
     def fused(*tensors: Tensor) -> None:

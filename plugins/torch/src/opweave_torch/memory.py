@@ -9,13 +9,16 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from opweave.contract import Arg
 from opweave.errors import DTypeError, UnsupportedOpError
 from opweave.graph.dtypes import DTYPES, DType
-from opweave.graph.layout import Shape, Strides
+from opweave.graph.layout import Shape, Strides, reshape_strides
 
-__all__ = ["TORCH_DTYPES", "byte_tensor", "dense_bytes", "one_tensor_a_window", "shaped", "tensor", "torch_dtype"]
+__all__ = [
+    "TORCH_DTYPES", "byte_tensor", "dense_bytes", "one_tensor_a_window", "reshaped", "shaped", "tensor", "torch_dtype",
+]  # fmt: skip
 
 TORCH_DTYPES: Final[dict[DType, torch.dtype]] = {
     DTYPES[ours]: theirs
@@ -38,7 +41,7 @@ TORCH_DTYPES: Final[dict[DType, torch.dtype]] = {
 _OURS: Final = {theirs: ours for ours, theirs in TORCH_DTYPES.items()}
 
 
-def dense_bytes(array: torch.Tensor) -> tuple[torch.Tensor, DType, Shape]:
+def dense_bytes(array: Tensor) -> tuple[Tensor, DType, Shape]:
     """A dense tensor's memory as a flat byte tensor, and its dtype and shape.
 
     Raises:
@@ -58,7 +61,7 @@ def torch_dtype(dtype: DType) -> torch.dtype:
     return TORCH_DTYPES.get(dtype, torch.uint8)
 
 
-def tensor(arg: Arg) -> torch.Tensor:
+def tensor(arg: Arg) -> Tensor:
     """The operand as a tensor over its own bytes: dtype, shape and strides of the operand, no copy.
 
     Quantized types show as ``uint8`` of shape ``(*leading, blocks, bytes of a block)``.
@@ -73,10 +76,16 @@ def tensor(arg: Arg) -> torch.Tensor:
     return found
 
 
+def reshaped(arg: Arg, shape: Shape) -> Tensor | None:
+    """The operand as a tensor of another shape, ``None`` where that needs a copy."""
+    strides = reshape_strides(arg.shape, arg.strides, shape, arg.dtype)
+    return None if strides is None else tensor(Arg(arg.buffer, arg.offset, arg.dtype, shape, strides))
+
+
 class _Shared(threading.local):
     """The tensors made so far, by memory, dtype and layout, while this thread compiles a plan."""
 
-    known: dict[Any, torch.Tensor] | None = None
+    known: dict[Any, Tensor] | None = None
 
 
 _SHARED: Final = _Shared()
@@ -93,7 +102,7 @@ def one_tensor_a_window() -> Iterator[None]:
         _SHARED.known = outer
 
 
-def shaped(whole: torch.Tensor, dtype: DType, shape: Shape, strides: Strides) -> torch.Tensor:
+def shaped(whole: Tensor, dtype: DType, shape: Shape, strides: Strides) -> Tensor:
     """Flat bytes as a tensor of a dtype, shape and strides (in bytes)."""
     if dtype.block > 1:
         shape = (*shape[:-1], shape[-1] // dtype.block, dtype.itemsize)
@@ -102,10 +111,10 @@ def shaped(whole: torch.Tensor, dtype: DType, shape: Shape, strides: Strides) ->
     return whole.view(kind).as_strided(shape, [s // kind.itemsize for s in strides])
 
 
-def _bytes_of(arg: Arg) -> torch.Tensor:
+def _bytes_of(arg: Arg) -> Tensor:
     """The bytes from the operand's first element to past its last one, flat."""
     mem, window = arg.mem, slice(arg.offset, arg.offset + arg.span)
-    if isinstance(mem, torch.Tensor):
+    if isinstance(mem, Tensor):
         return mem[window]
     if isinstance(mem, np.ndarray) and mem.dtype == np.uint8:
         return byte_tensor(mem[window])
@@ -113,7 +122,7 @@ def _bytes_of(arg: Arg) -> torch.Tensor:
     return byte_tensor(arg.buffer.host_bytes(arg.offset, arg.span))  # of another backend in the same space
 
 
-def byte_tensor(data: np.ndarray[Any, Any] | memoryview) -> torch.Tensor:
+def byte_tensor(data: np.ndarray[Any, Any] | memoryview) -> Tensor:
     """A flat byte tensor over host memory, which it keeps alive."""
     array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
     if array.flags.writeable:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 __all__ = [
     "convolution",
@@ -48,9 +49,7 @@ def max_pool_with_indices() -> Callable[..., Any]:
     return found or (lambda *args, out: operator(*args, out=out[0], indices=out[1]))
 
 
-def convolution(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: tuple[Any, ...]
-) -> Callable[[], torch.Tensor]:
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: tuple[Any, ...]) -> Callable[[], Tensor]:
     """A call of ``torch.convolution``; on CUDA without TF32, in which cuDNN computes f32 by default.
 
     Publicly this is a setting of the process, which takes 5.7 to change and change back (the convolution: 7.7) and
@@ -59,9 +58,9 @@ def convolution(
     operands = (x, weight, bias, *geometry)
     if x.device.type != "cuda":
         return partial(torch.convolution, *operands)
-    private: Callable[..., torch.Tensor] | None = getattr(torch, "_convolution", None)
+    private: Callable[..., Tensor] | None = getattr(torch, "_convolution", None)
 
-    def without_tf32() -> torch.Tensor:
+    def without_tf32() -> Tensor:
         deterministic = torch.are_deterministic_algorithms_enabled()
         if private is not None:
             return private(*operands, False, deterministic, True, False)  # benchmark, ., cudnn_enabled, allow_tf32
@@ -71,7 +70,7 @@ def convolution(
     return without_tf32
 
 
-def flash_attention_on_cpu() -> Callable[..., tuple[torch.Tensor, torch.Tensor]] | None:
+def flash_attention_on_cpu() -> Callable[..., tuple[Tensor, Tensor]] | None:
     """The kernel behind ``scaled_dot_product_attention`` on the CPU, ``None`` where torch has another one.
 
     Unlike the public function (31.9, this one and a look at its second result 35.9) it also gives the logarithm of each
@@ -81,9 +80,7 @@ def flash_attention_on_cpu() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]
     return None if operator is None else operator.default
 
 
-def has_fused_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, **options: Any
-) -> bool:
+def has_fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> bool:
     """Whether ``scaled_dot_product_attention`` has a fused kernel for the operands. Else it would compute all scores at
     once, in memory that nobody planned; only where torch does not tell, it may."""
     choose: Callable[..., int] | None = getattr(torch, "_fused_sdp_choice", None)

@@ -51,7 +51,7 @@ class Options(NamedTuple):
 
 
 class DefaultThreads:
-    """DefaultThreads of streams that were opened without ``threads``; ``None``: torch's own setting is left alone."""
+    """Threads of streams that were opened without ``threads``; ``None``: torch's own setting is left alone."""
 
     default: int | None = None
 

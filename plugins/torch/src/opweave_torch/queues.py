@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from opweave.contract import Buffer, Call, Group
 from opweave.errors import DeviceLostError
 from opweave_torch.capture import CapturedPlan
-from opweave_torch.fusing import Fusing
+from opweave_torch.fusing import FusingStream
 from opweave_torch.memory import byte_tensor
 from opweave_torch.native import inference_mode
 from opweave_torch.options import Options
@@ -114,7 +115,7 @@ class QueueStream(TorchStream):
 
     def _copy_from(self, dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size: int) -> bool:
         source = src.handle
-        if not isinstance(source, torch.Tensor) or source.device.type != self.target.type:
+        if not isinstance(source, Tensor) or source.device.type != self.target.type:
             return False
         window = source[src_offset : src_offset + size]
         if source is dst.handle and abs(dst_offset - src_offset) < size:
@@ -124,12 +125,12 @@ class QueueStream(TorchStream):
         self._copy(dst.handle[dst_offset : dst_offset + size], window)
         return True
 
-    def _copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+    def _copy(self, dst: Tensor, src: Tensor) -> None:
         with self.api.stream(self.queue), inference_mode():
             dst.copy_(src, non_blocking=True)
 
 
-class FusingQueueStream(Fusing, QueueStream):
+class FusingQueueStream(FusingStream, QueueStream):
     """A queue whose pointwise steps run as one kernel each run of them."""
 
 

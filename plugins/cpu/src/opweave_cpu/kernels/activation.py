@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from math import pi, sqrt
+from math import inf, pi, sqrt
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -15,18 +15,15 @@ from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.activation import QUICK
 from opweave_cpu.exponential import exponential
 from opweave_cpu.kernels.elementwise import one_pass
+from opweave_cpu.kernels.selection import clamping
 from opweave_cpu.kernels.table import HALVES, KERNELS, WIDE_NUMBERS
 from opweave_cpu.tiles import SPREAD_PASS, Array, Body, bind_tiled, compute_dtype, constant, tile_scratch
-
-
-def _positive_part(x: Array, out: Array) -> None:
-    np.maximum(x, 0, out=out)
 
 
 @KERNELS("relu", dtypes=WIDE_NUMBERS, inplace=True)
 def relu(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     if out.nbytes >= SPREAD_PASS:
-        return one_pass(stream, _positive_part, out, x)
+        return one_pass(stream, clamping(0, inf, out.dtype), out, x)
     return partial(np.maximum, x.view, constant(0, out.dtype), out=out.view)  # NumPy deprecates a third position here
 
 

@@ -17,7 +17,7 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.ops.normalization import alibi_slopes
 from opweave.ops.operands import optional_operands
-from opweave_cpu.kernels.table import FLOATS, KERNELS
+from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import Array, compute_dtype, constant, for_rows, row_sums, window, worker_scratch
 from opweave_cpu.workers import Cut, bind_workers, full_cuts, is_blas_matrix, worker_count
 
@@ -28,6 +28,7 @@ SCORES: Final = 1 << 17
 """Elements of a tile of scores: what several passes find in the second-level cache."""
 
 FEWEST_KEYS: Final = 256
+"""Keys of a tile at least, if there are so many."""
 
 FEW_ROWS: Final = 8
 """Up to so many queries of a group BLAS is faster with the keys on the left, although the scores are turned then."""
@@ -48,7 +49,7 @@ class _AttentionTiling:
         groups, keys, values = k.shape[1], k.shape[2], v.shape[3]
         self.axes = (batch, groups, heads // groups, tokens)
         work = heads * tokens * keys * batch * (size + values)
-        # Small tiles of many queries leave out more of what is hidden.
+        # The fewer queries a tile has, the more of its keys are hidden from all of them, and left out.
         most = QUERY_ROWS if attrs["causal"] else max(QUERY_ROWS, 2 * SCORES // keys)
         cuts = full_cuts(self.axes[1:], min(most, heads * tokens))
         self.jobs: list[Job] = list(product(range(batch), cuts))
@@ -89,28 +90,15 @@ def _workspace(step: Step) -> Arrays:
     return _AttentionTiling(step.out, q, k, v, step.attrs).scratch
 
 
-@KERNELS("attention", dtypes=FLOATS, workspace=_workspace)
-def attention(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    q: Arg,
-    k: Arg,
-    v: Arg,
-    *rest: Arg,
-    scale: float,
-    causal: bool,
-    max_bias: float,
-    soft_cap: float,
-    masked: bool,
-    **scratch: Arg,
-) -> Call:
-    plan = _AttentionTiling(out, q, k, v, {"causal": causal, "max_bias": max_bias})
+@KERNELS("attention", workspace=_workspace)
+def attention(stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: Arg, **given: Any) -> Call:
+    plan = _AttentionTiling(out, q, k, v, given)
+    scale, causal, max_bias, soft_cap = [given[name] for name in ("scale", "causal", "max_bias", "soft_cap")]
     dtype, axes = plan.dtype, plan.axes
     tokens, keys = q.shape[2], k.shape[2]
     queries, results = q.view.reshape(*axes, -1), out.view.reshape(*axes, -1)
     all_keys, all_values = k.view, v.view
-    mask, sinks = optional_operands([arg.view for arg in rest], masked)
+    mask, sinks = optional_operands([arg.view for arg in rest], given["masked"])
     mask = None if mask is None else mask.reshape(*axes, keys)
     sinks = None if sinks is None else sinks.reshape(*axes[1:3], 1)
     slopes = alibi_slopes(q.shape[1], max_bias).astype(dtype.numpy).reshape(*axes[1:3], 1, 1) if max_bias else None
@@ -127,12 +115,12 @@ def attention(
         at = (n, gs, hs, ts)
 
         def own(name: str, *lengths: int) -> Array:
-            return window(scratch[name].view[worker], (groups, *lengths))
+            return window(given[name].view[worker], (groups, *lengths))
 
         some = own("queries", rows, queries.shape[-1])
         yield partial(np.multiply, queries[at], factor, some.reshape(*shape, -1))
         result = results[at]
-        stores = "total" in scratch
+        stores = "total" in given
         total = own("total", rows, result.shape[-1]) if stores else result.reshape(groups, rows, -1)
         top, weight, part = (own(name, rows, 1) for name in ("top", "weight", "part"))
         # The last key that the first query of the tile sees, and one behind the last key that anyone sees.
@@ -141,17 +129,14 @@ def attention(
         for first in range(0, end, plan.keys):
             ks = slice(first, min(first + plan.keys, end))
             count = ks.stop - first
-            right, values = all_keys[n, gs, ks], all_values[n, gs, ks]
-            if plan.pack[0]:
-                packed = own("keys", count, right.shape[-1])
-                yield partial(np.copyto, packed, right)
-                right = packed
-            if plan.pack[1]:
-                packed = own("values", count, values.shape[-1])
-                yield partial(np.copyto, packed, values)
-                values = packed
+            operands = {"keys": all_keys[n, gs, ks], "values": all_values[n, gs, ks]}
+            for (name, operand), packs in zip(operands.items(), plan.pack, strict=True):
+                if packs:
+                    operands[name] = own(name, count, operand.shape[-1])
+                    yield partial(np.copyto, operands[name], operand)
+            right, values = operands.values()
             scores = own("scores", rows, count)
-            if "turned" in scratch:
+            if "turned" in given:
                 turned = own("turned", count, rows)
                 yield partial(np.matmul, right, some.swapaxes(1, 2), turned)
                 yield partial(np.copyto, scores, turned.swapaxes(1, 2))

@@ -1,8 +1,9 @@
-"""Convolutions: columns and BLAS, element by element for depthwise ones, as they lie for 1x1."""
+"""Convolutions: products of weights and columns by BLAS; depthwise ones are sums over the elements of the kernel, and
+those with a kernel of one element are products of weights and the input itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from math import prod
@@ -15,7 +16,8 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import is_dense
-from opweave_cpu.kernels.table import FLOATS, KERNELS, PLAIN, needs_dense_output
+from opweave.ops.windows import fitting, overlap
+from opweave_cpu.kernels.table import KERNELS, PLAIN, needs_dense_output
 from opweave_cpu.tiles import (
     TILE,
     Array,
@@ -27,7 +29,7 @@ from opweave_cpu.tiles import (
     window,
     worker_scratch,
 )
-from opweave_cpu.workers import Cut, at, bind_workers, full_cuts, is_blas_matrix, overlap, worker_count
+from opweave_cpu.workers import Cut, at, bind_workers, full_cuts, is_blas_matrix, worker_count
 
 COLUMNS: Final = 1 << 23
 """Bytes of columns at a time in `conv`: a product of that size keeps all threads of BLAS busy."""
@@ -78,6 +80,22 @@ def _weights(w: Arg, packed: Arg | None) -> tuple[Array, list[Call]]:
     if packed is None:
         return w.view, []
     return packed.view, [partial(np.copyto, packed.view, w.view)]
+
+
+def _by_groups(b: Arg | None, groups: int, rank: int) -> Array | None:
+    """The biases by groups, with an axis of 1 for each of ``rank`` axes of positions."""
+    return None if b is None else b.view.reshape(groups, -1, *[1] * rank)
+
+
+def _scratch_of(tiling: Callable[..., Any]) -> Callable[[Step], Arrays]:
+    """The workspace that a class of tilings asks for."""
+
+    def workspace(step: Step) -> Arrays:
+        x, w, *_ = step.srcs
+        scratch: Arrays = tiling(step.out, x, w, step.attrs).scratch
+        return scratch
+
+    return workspace
 
 
 # --- convolution ----------------------------------------------------------------------------------------------------
@@ -155,28 +173,11 @@ class _ColumnTiling:
         return is_blas_matrix((channels, length), strides, x.dtype.itemsize)
 
 
-def _columns_workspace(step: Step) -> Arrays:
-    return _ColumnTiling(step.out, step.srcs[0], step.srcs[1], step.attrs).scratch
-
-
-@KERNELS("conv1d", "conv2d", "conv3d", dtypes=FLOATS, when=_needs_columns, workspace=_columns_workspace)
-def conv(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    w: Arg,
-    b: Arg | None = None,
-    *,
-    weights: Arg | None = None,
-    frame: Arg | None = None,
-    columns: Arg | None = None,
-    results: Arg | None = None,
-    terms: Arg | None = None,
-    **attrs: Any,
-) -> Call:
+@KERNELS("conv1d", "conv2d", "conv3d", when=_needs_columns, workspace=_scratch_of(_ColumnTiling))
+def conv(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, **given: Any) -> Call:
     """One thread makes columns, BLAS uses all: threads that did both would wait for each other between short calls."""
-    plan = _ColumnTiling(out, x, w, attrs)
+    plan = _ColumnTiling(out, x, w, given)
+    weights, frame, columns, results, terms = [given.get(name) for name in plan.scratch]
     calls: list[Call] = []
     filters = w.view
     if weights is not None:
@@ -185,19 +186,17 @@ def conv(
         calls.append(partial(np.copyto, np.moveaxis(filters, 0, -2), parts))
     matrices = filters.reshape(len(plan.shifts), plan.groups, plan.outputs, -1)
     sources, targets = _grouped(x.view, plan.groups), _grouped(out.view, plan.groups)
-    biases = None if b is None else b.view.reshape(plan.groups, -1, *[1] * len(plan.positions))
+    biases = _by_groups(b, plan.groups, len(plan.positions))
     if frame is not None:
         framed = frame.view.reshape(plan.inputs, *plan.lengths)
-        inside = framed[
-            at(slice(None), *[slice(p, p + n) for n, (p, _) in zip(x.shape[2:], attrs["padding"], strict=True)])
-        ]
+        inside = framed[at(..., *[slice(p, p + n) for n, (p, _) in zip(x.shape[2:], given["padding"], strict=True)])]
         calls.append(partial(framed.fill, 0))
     for n, g in product(range(x.shape[0]), range(plan.groups)):
         source, target = sources[n, g], targets[n, g]
         if frame is not None:
             calls.append(partial(np.copyto, inside, source))
             source = framed
-        windows = None if columns is None else _windows(source, plan, attrs["stride"], attrs["dilation"])
+        windows = None if columns is None else _windows(source, plan, given["stride"], given["dilation"])
         first = 0
         for cut in plan.cuts:
             shape = [c.stop - c.start for c in cut]
@@ -276,39 +275,23 @@ class _DepthwiseTiling:
             self.scratch["weights"] = self.dtype, w.shape
 
 
-def _depthwise_workspace(step: Step) -> Arrays:
-    return _DepthwiseTiling(step.out, step.srcs[0], step.srcs[1], step.attrs).scratch
-
-
-@KERNELS("conv1d", "conv2d", "conv3d", dtypes=FLOATS, when=_needs_depthwise, workspace=_depthwise_workspace)
-def depthwise_conv(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    w: Arg,
-    b: Arg | None = None,
-    *,
-    frames: Arg,
-    sums: Arg,
-    terms: Arg,
-    weights: Arg | None = None,
-    **attrs: Any,
-) -> Call:
+@KERNELS("conv1d", "conv2d", "conv3d", when=_needs_depthwise, workspace=_scratch_of(_DepthwiseTiling))
+def depthwise_conv(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, **given: Any) -> Call:
     """Element by element of the kernel: a product and a sum for each."""
-    plan = _DepthwiseTiling(out, x, w, attrs)
-    packed, convert = _weights(w, weights)
+    plan = _DepthwiseTiling(out, x, w, given)
+    packed, convert = _weights(w, given.get("weights"))
+    frames, sums, terms = [given[name].view for name in ("frames", "sums", "terms")]
     inputs, positions = x.view, out.shape[2:]
     stored = out.view.reshape(x.shape[0], x.shape[1], plan.outputs, *positions)
     filters = packed.reshape(x.shape[1], plan.outputs, -1)
-    biases = None if b is None else b.view.reshape(x.shape[1], plan.outputs, *[1] * len(positions))
+    biases = _by_groups(b, x.shape[1], len(positions))
     inside = tuple([slice(0, n) for n in positions[1:]])
 
     def tile_calls(job: tuple[int, slice, slice], worker: int) -> Iterator[Call]:
         n, channels, rows = job
         count, height = channels.stop - channels.start, rows.stop - rows.start
         lengths = [height + plan.margin[0], *plan.row]
-        frame = window(frames.view[worker], (len(plan.used), count, *lengths))
+        frame = window(frames[worker], (len(plan.used), count, *lengths))
         yield partial(frame.fill, 0)
         for k, part in enumerate(plan.used):
             to, of = [], []
@@ -318,17 +301,17 @@ def depthwise_conv(
                 to.append(target)
                 of.append(source)
             yield partial(np.copyto, frame[at(k, slice(None), *to)], inputs[at(n, channels, *of)])
-        flat = frame.reshape(len(plan.used), count, -1)
+        parts = frame.reshape(len(plan.used), count, -1)
         pitch = prod(plan.row)
         # Results behind the last stored position are not computed.
         length = height * pitch - sum([more * prod(plan.row[i + 1 :]) for i, more in enumerate(plan.margin[1:])])
-        grid, products = (window(arg.view[worker], (count, height * pitch)) for arg in (sums, terms))
+        grid, products = (window(flat[worker], (count, height * pitch)) for flat in (sums, terms))
         total, term = grid[:, :length], products[:, :length]
         results = grid.reshape(count, height, *plan.row)[at(slice(None), slice(None), *inside)]
         for copy in range(plan.outputs):
             factors = filters[channels, copy]
             for i, (part, start) in enumerate(zip(plan.parts, plan.starts, strict=True)):
-                met = flat[plan.used.index(part), :, start : start + length]
+                met = parts[plan.used.index(part), :, start : start + length]
                 yield partial(np.multiply, met, factors[:, i : i + 1], term if i else total)
                 if i:
                     yield partial(np.add, total, term, total)
@@ -368,35 +351,16 @@ class _TransposedTiling:
             self.scratch["weights"] = self.dtype, w.shape
 
 
-def _transposed_workspace(step: Step) -> Arrays:
-    return _TransposedTiling(step.out, step.srcs[0], step.srcs[1], step.attrs).scratch
-
-
-@KERNELS(
-    "conv_transpose1d", "conv_transpose2d", dtypes=FLOATS, when=needs_dense_output, workspace=_transposed_workspace
-)
-def conv_transpose(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    w: Arg,
-    b: Arg | None = None,
-    *,
-    products: Arg,
-    inputs: Arg,
-    totals: Arg | None = None,
-    weights: Arg | None = None,
-    **attrs: Any,
-) -> Call:
-    plan = _TransposedTiling(out, x, w, attrs)
-    packed, convert = _weights(w, weights)
-    groups, kernel, lengths = plan.groups, w.shape[2:], out.shape[2:]
-    offsets = _offsets(kernel, attrs["dilation"])
+@KERNELS("conv_transpose1d", "conv_transpose2d", when=needs_dense_output, workspace=_scratch_of(_TransposedTiling))
+def conv_transpose(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, **given: Any) -> Call:
+    plan = _TransposedTiling(out, x, w, given)
+    packed, convert = _weights(w, given.get("weights"))
+    inputs, products, totals = given["inputs"].view, given["products"].view, given.get("totals")
+    groups, lengths = plan.groups, out.shape[2:]
+    offsets = _offsets(w.shape[2:], given["dilation"])
     sources, targets = _grouped(x.view, groups), _grouped(out.view, groups)
     filters = packed.reshape(groups, plan.inputs, plan.outputs, -1)
-    biases = None if b is None else b.view.reshape(groups, plan.outputs, *[1] * len(lengths))
-    stride, padding = attrs["stride"], attrs["padding"]
+    biases = _by_groups(b, groups, len(lengths))
 
     def tile_calls(job: tuple[int, int, slice], worker: int) -> Iterator[Call]:
         n, g, channels = job
@@ -407,14 +371,14 @@ def conv_transpose(
         for cut in plan.cuts:
             shape = [c.stop - c.start for c in cut]
             count = prod(shape)
-            right = window(inputs.view[worker], (plan.inputs, count))
+            right = window(inputs[worker], (plan.inputs, count))
             yield partial(np.copyto, right.reshape(-1, *shape), sources[at(n, g, slice(None), *cut)])
-            product = window(products.view[worker], (left.shape[0], count))
+            product = window(products[worker], (left.shape[0], count))
             yield partial(np.matmul, left, right, product)
             parts = product.reshape(len(target), len(offsets), *shape)
             for i, offset in enumerate(offsets):
                 # Element i of the input adds to i · stride + offset - padding of the output.
-                of, to, _ = _overlap_of(cut, offset, lengths, stride, padding)
+                of, to, _ = _overlap_of(cut, offset, lengths, given["stride"], given["padding"])
                 sum_ = total[at(slice(None), *to)]
                 yield partial(np.add, sum_, parts[at(slice(None), i, *of)], sum_)
         if total is not target:
@@ -429,14 +393,13 @@ def conv_transpose(
 @KERNELS("im2col", dtypes=PLAIN, when=needs_dense_output)
 def im2col(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
     kernel, stride, lengths = attrs["kernel_size"], attrs["stride"], x.shape[2:]
-    positions = [
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, k, s, p, d in zip(lengths, kernel, stride, attrs["padding"], attrs["dilation"], strict=True)
-    ]
+    padded = [n + 2 * p for n, p in zip(lengths, attrs["padding"], strict=True)]
+    positions = [*map(fitting, padded, kernel, stride, attrs["dilation"])]
     offsets = _offsets(kernel, attrs["dilation"])
     targets, source = out.view.reshape(*x.shape[:2], len(offsets), *positions), x.view
     whole = tuple([slice(0, n) for n in positions])
-    jobs = [(n, c) for n in range(x.shape[0]) for c in _channel_slices(x.shape[1], prod(out.shape[1:]))]
+    some = max(1, TILE * x.shape[1] // prod(out.shape[1:]))  # channels with about a tile of elements
+    jobs = list(product(range(x.shape[0]), stretches(x.shape[1], some)))
 
     def copies(job: tuple[int, slice], worker: int) -> Iterator[Call]:
         n, channels = job
@@ -449,9 +412,3 @@ def im2col(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
             yield partial(np.copyto, target[at(slice(None), *to)], inputs[at(slice(None), *of)])
 
     return bind_workers(stream, jobs, worker_count(len(jobs), out.size), copies)
-
-
-def _channel_slices(channels: int, size: int) -> list[slice]:
-    """Slices of the channels with about a tile of ``size`` elements each."""
-    step = max(1, TILE * channels // size)
-    return stretches(channels, step)

@@ -1,4 +1,4 @@
-"""Values out of nothing."""
+"""Kernels without operands: filled arrays and ranges."""
 
 from __future__ import annotations
 
@@ -44,19 +44,11 @@ def _workspace(step: Step) -> Arrays:
 
 @KERNELS("arange", dtypes=NUMBERS, workspace=_workspace)
 def arange(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    *,
-    start: float,
-    step: float,
-    count: int,
-    dtype: DType,
-    indices: Arg | None = None,
-    products: Arg | None = None,
+    stream: Stream, op: str, out: Arg, *, start: float, step: float, count: int, dtype: DType, **scratch: Arg
 ) -> Call:
-    if indices is None or products is None:
+    if not scratch:
         return in_turn(_grow(out.view, start, step))
+    indices, products = scratch["indices"], scratch["products"]
     calls, target, f64 = _grow(indices.view, 0, 1), out.view, indices.dtype
     for first in range(0, count, indices.size):
         tile = target[first : first + indices.size]

@@ -11,18 +11,8 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.graph.dtypes import DType
 from opweave_cpu.hardware import has_avx512
-from opweave_cpu.kernels.table import FLOATS, HALVES, KERNELS, NUMBERS, PLAIN
-from opweave_cpu.tiles import (
-    SPREAD_PASS,
-    Array,
-    Body,
-    bind_tiled,
-    compute_dtype,
-    constant,
-    copy_call,
-    spread_pass,
-    tile_scratch,
-)
+from opweave_cpu.kernels.table import HALVES, INTEGERS, KERNELS, NUMBERS, PLAIN, WIDE
+from opweave_cpu.tiles import Array, Body, bind_tiled, compute_dtype, constant, copy_call, spread_pass, tile_scratch
 
 _UFUNCS: Final[dict[str, Any]] = {
     "add": np.add,
@@ -44,61 +34,35 @@ _UFUNCS: Final[dict[str, Any]] = {
     "cos": np.cos,
     "tanh": np.tanh,
 }
-_WIDE: Final = "f64 f32"
-_WHOLE: Final = "i64 i32 i16 i8 u8"
 _FUNCTIONS: Final = ("exp", "expm1", "log", "log1p", "sin", "cos", "tanh")
 
 
-def one_pass(stream: Stream, ufunc: Callable[..., Any], out: Arg, *srcs: Arg) -> Call:
-    """The call ``ufunc(*srcs, out=out)``."""
-    target = out.view
-    if target.nbytes >= SPREAD_PASS:
-        return spread_pass(stream, ufunc, target, [x.view for x in srcs])
-    return partial(ufunc, *(x.view for x in srcs), out=target)
+def one_pass(stream: Stream, ufunc: Callable[..., Any], out: Arg, *srcs: Arg, tiles: Arg | None = None) -> Call:
+    """The call ``ufunc(*srcs, out)``.
+
+    Half types, for which `tile_scratch` asks for ``tiles``, go through f32: most of NumPy's own loops over half types
+    convert one element at a time, and call the C library for each where they need it.
+    """
+    if tiles is None:
+        return spread_pass(stream, ufunc, out.view, *[x.view for x in srcs])
+    return bind_tiled(stream, partial(_apply, ufunc), out.view, [x.view for x in srcs], tiles)
 
 
-def one_pass_of_halves(stream: Stream, ufunc: Callable[..., Any], out: Arg, *srcs: Arg, tiles: Arg) -> Call:
-    """The same through f32: most of NumPy's own loops over half types convert one element at a time, and call the C
-    library for each where they need it. Workspace: `tile_scratch`."""
-    return bind_tiled(stream, _body(ufunc), out.view, [x.view for x in srcs], tiles)
-
-
-@cache
-def _body(ufunc: Callable[..., Any]) -> Body:
-    def body(out: Array, *srcs: Array) -> None:
-        ufunc(*srcs, out=out)
-
-    return body
-
-
-@KERNELS("add", "sub", "mul", dtypes=NUMBERS, inplace=True)
-@KERNELS("div", dtypes=FLOATS, inplace=True)
-@KERNELS("pow", dtypes=_WIDE, inplace=True)
-def binary(stream: Stream, op: str, out: Arg, a: Arg, b: Arg) -> Call:
-    target = out.view
-    if target.nbytes >= SPREAD_PASS:
-        return spread_pass(stream, _UFUNCS[op], target, [a.view, b.view])
-    return partial(_UFUNCS[op], a.view, b.view, target)
+def _apply(ufunc: Callable[..., Any], out: Array, *srcs: Array) -> None:
+    ufunc(*srcs, out)
 
 
 def _needs_vectors_of_halves(step: Step) -> str | None:
     return None if has_avx512() else "on this processor NumPy computes f16 one by one"
 
 
-@KERNELS("neg", "abs", "sign", "square", dtypes=NUMBERS, inplace=True)
-@KERNELS("reciprocal", dtypes=FLOATS, inplace=True)
-@KERNELS("sqrt", *_FUNCTIONS, dtypes=_WIDE, inplace=True)
+@KERNELS("add", "sub", "mul", "neg", "abs", "sign", "square", dtypes=NUMBERS, inplace=True)
+@KERNELS("div", "reciprocal", inplace=True)
+@KERNELS("sqrt", "pow", *_FUNCTIONS, dtypes=WIDE, inplace=True)
 @KERNELS(*_FUNCTIONS, dtypes="f16", inplace=True, when=_needs_vectors_of_halves)
-def unary(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
-    target = out.view
-    if target.nbytes >= SPREAD_PASS:
-        return spread_pass(stream, _UFUNCS[op], target, [x.view])
-    return partial(_UFUNCS[op], x.view, target)
-
-
 @KERNELS("sqrt", "pow", *_FUNCTIONS, dtypes=HALVES, inplace=True, workspace=tile_scratch)
-def of_halves(stream: Stream, op: str, out: Arg, *srcs: Arg, tiles: Arg) -> Call:
-    return one_pass_of_halves(stream, _UFUNCS[op], out, *srcs, tiles=tiles)
+def elementwise(stream: Stream, op: str, out: Arg, *srcs: Arg, tiles: Arg | None = None) -> Call:
+    return one_pass(stream, _UFUNCS[op], out, *srcs, tiles=tiles)
 
 
 def _rsqrt(out: Array, x: Array) -> None:
@@ -132,12 +96,12 @@ def _whole_pow(dtype: DType) -> Body:
     return body
 
 
-@KERNELS("pow", dtypes=_WHOLE, inplace=True, workspace=partial(tile_scratch, tiles=2))
+@KERNELS("pow", dtypes=INTEGERS, inplace=True, workspace=partial(tile_scratch, tiles=2))
 def whole_pow(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, tiles: Arg) -> Call:
     return bind_tiled(stream, _whole_pow(out.dtype), out.view, [a.view, b.view], tiles)
 
 
-@KERNELS("scale", dtypes=FLOATS, inplace=True, workspace=tile_scratch)
+@KERNELS("scale", inplace=True, workspace=tile_scratch)
 def scale(stream: Stream, op: str, out: Arg, x: Arg, *, scale: float, bias: float, tiles: Arg | None = None) -> Call:
     dtype = compute_dtype(out.dtype)
     factor, offset = constant(scale, dtype), constant(bias, dtype)

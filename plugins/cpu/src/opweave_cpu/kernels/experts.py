@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -45,11 +45,11 @@ def _expert_workspace(step: Step) -> Arrays:
 
 @KERNELS("expert_linear", dtypes=NUMBERS, when=needs_dense_output, workspace=_expert_workspace)
 def expert_linear(
-    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, weights: Arg | None = None, **rows: Arg
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, weights: Arg | None = None, **scratch: Arg
 ) -> Call:
     stored = w.view
     if weights is None:  # BLAS reads all of them as they lie
-        return _bind(op, out, x, w, ids, [slice(0, w.shape[1])], lambda expert, tile: stored[expert, tile], **rows)
+        return _bind(op, out, x, w, ids, [slice(0, w.shape[1])], lambda expert, tile: stored[expert, tile], scratch)
     converted = weights.view
 
     def convert(expert: int, tile: slice) -> Array:
@@ -57,7 +57,7 @@ def expert_linear(
         np.copyto(some, stored[expert, tile])
         return some
 
-    return _bind(op, out, x, w, ids, _tiles(w, ids), convert, **rows)
+    return _bind(op, out, x, w, ids, _tiles(w, ids), convert, scratch)
 
 
 def _blocks_workspace(step: Step) -> Arrays:
@@ -72,28 +72,17 @@ def _blocks_workspace(step: Step) -> Arrays:
     workspace=_blocks_workspace,
 )
 def expert_linear_of_blocks(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    w: Arg,
-    ids: Arg,
-    *,
-    blocks: DType,
-    packed: Arg,
-    results: Arg,
-    wide: Arg | None = None,
-    **decoding: Arg,
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, blocks: DType, **scratch: Arg
 ) -> Call:
     stored, tiles = fields_of(w.view, blocks), _tiles(w, ids)
-    decoder = RowDecoder(w, tiles, **decoding)
+    decoder = RowDecoder(w, tiles, scratch)
 
     def decoded(expert: int, tile: slice) -> Array:
         decode, values = decoder(tile.stop - tile.start)
         decode(stored[expert, tile])
         return values
 
-    return _bind(op, out, x, w, ids, tiles, decoded, packed, results, wide)
+    return _bind(op, out, x, w, ids, tiles, decoded, scratch)
 
 
 def _bind(
@@ -104,9 +93,7 @@ def _bind(
     ids: Arg,
     tiles: Sequence[slice],
     some_rows: Callable[[int, slice], Array],
-    packed: Arg,
-    results: Arg,
-    wide: Arg | None = None,
+    scratch: Mapping[str, Arg],
 ) -> Call:
     """The call that multiplies by the rows of an expert's weights that ``some_rows`` gives, in the type to compute in.
 
@@ -116,7 +103,8 @@ def _bind(
     experts, outputs, inputs = w.shape
     check = id_check(ids.view, experts, op)
     picks, target, source = ids.view, out.view.reshape(-1, outputs), x.view
-    ordered, products, dtype = packed.view, results.view, packed.dtype
+    ordered, products, wide = scratch["packed"].view, scratch["results"].view, scratch.get("wide")
+    dtype = scratch["packed"].dtype
     flat = (wide or x).view.reshape(-1, inputs)
     shared = ids.shape[1] if x.shape[1] == 1 else 1
 

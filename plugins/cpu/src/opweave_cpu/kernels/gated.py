@@ -1,14 +1,15 @@
 """Gated linear units: the activation of the gate, then the product, in tiles.
 
-A body's first source is the gate, which arrives converted where the types are halves; the value enters one call. What
-is written last is the output, which may lie over either; where it does not, it is the first scratch array.
+The first source of a body is the gate, which for half types has been converted to f32; a single call reads the value,
+and converts it. The last call writes the output, which may share the memory of gate or value; where it does not, it
+serves as the first scratch array.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,40 +23,36 @@ from opweave_cpu.tiles import Array, Body, bind_tiled, compute_dtype, constant, 
 
 
 @cache
-def _reglu_body(dtype: DType) -> Body:
+def _relu_body(dtype: DType) -> Body:
     zero = constant(0, dtype)
 
-    def body(out: Array, gate: Array, x: Array, t: Array) -> None:
-        np.maximum(gate, zero, out=t)
-        np.multiply(t, x, out)
+    def body(out: Array, x: Array, t: Array) -> None:
+        np.maximum(x, zero, out=out)
 
     return body
 
 
-def _times_value(activation: Body) -> Body:
+_ACTIVATIONS: Final[dict[str, Callable[[DType], Body]]] = {
+    "reglu": _relu_body,
+    "swiglu": silu_body,
+    "none": gelu_body,
+    "tanh": gelu_tanh_body,
+    "quick": partial(silu_body, slope=QUICK),
+}
+"""By operation, those of geglu by its form."""
+
+
+@cache
+def _product_body(op: str, dtype: DType, approximate: str = "") -> Body:
     """The product with the activation of the gate. One that needs a single scratch array writes its output last, so
     that it may be that array."""
+    activation = _ACTIVATIONS[approximate or op](dtype)
 
     def body(out: Array, gate: Array, x: Array, t: Array, *scratch: Array) -> None:
         activation(t, gate, *(scratch or (t,)))
         np.multiply(t, x, out)
 
     return body
-
-
-@cache
-def _swiglu_body(dtype: DType) -> Body:
-    return _times_value(silu_body(dtype))
-
-
-@cache
-def _geglu_body(dtype: DType, approximate: str) -> Body:
-    forms: dict[str, Callable[[DType], Body]] = {
-        "none": gelu_body,
-        "tanh": gelu_tanh_body,
-        "quick": partial(silu_body, slope=QUICK),
-    }
-    return _times_value(forms[approximate](dtype))
 
 
 @cache
@@ -74,20 +71,12 @@ def _swiglu_oai_body(dtype: DType, alpha: float, limit: float) -> Body:
     return body
 
 
-_BODIES: Final[dict[str, tuple[Callable[..., Body], int]]] = {
-    "reglu": (_reglu_body, 1),
-    "geglu": (_geglu_body, 4),
-    "swiglu": (_swiglu_body, 1),
-    "swiglu_oai": (_swiglu_oai_body, 2),
-}
-"""Op -> what makes the body for a type and the attributes, and how many scratch arrays that needs."""
-
-
 def _workspace(step: Step) -> Arrays:
-    return tile_scratch(step, 1 if step.attrs.get("approximate", "none") != "none" else _BODIES[step.op][1])
+    return tile_scratch(step, 4 if step.attrs.get("approximate") == "none" else 2 if step.op == "swiglu_oai" else 1)
 
 
-@KERNELS(*_BODIES, inplace=True, workspace=_workspace)
-def gated(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, tiles: Arg, **attrs: float) -> Call:
-    body = _BODIES[op][0](compute_dtype(out.dtype), **attrs)
+@KERNELS("reglu", "geglu", "swiglu", "swiglu_oai", inplace=True, workspace=_workspace)
+def gated(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, tiles: Arg, **attrs: Any) -> Call:
+    dtype = compute_dtype(out.dtype)
+    body = _swiglu_oai_body(dtype, **attrs) if op == "swiglu_oai" else _product_body(op, dtype, **attrs)
     return bind_tiled(stream, body, out.view, [gate.view, x.view], tiles, in_output=True)

@@ -17,7 +17,6 @@ from opweave.ops.blocks import Decoder, fields_of, scratch_bytes
 from opweave_cpu.blocks import BLOCK_TILE
 from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN, QUANTIZED, needs_dense_output
 from opweave_cpu.tiles import (
-    SPREAD_PASS,
     TILE,
     Array,
     compute_dtype,
@@ -65,7 +64,8 @@ def embedding(stream: Stream, op: str, out: Arg, table: Arg, ids: Arg) -> Call:
 
 
 def _take(check: Call, take: Callable[..., Any], ids: Array, unsigned: Array, length: int, out: Array) -> None:
-    if _largest(unsigned, None) >= length:  # as `check` finds again: a call more is a tenth of picking a few rows
+    # `check` repeats this comparison. Calling it always would take a tenth of the time of picking a few rows.
+    if _largest(unsigned, None) >= length:
         check()
     # In any mode but "raise" NumPy writes straight into `out`; the ids are checked.
     take(ids, 0, out, "clip")
@@ -234,16 +234,13 @@ def _add_rows(check: Call, lists: Sequence[tuple[Array, Array]], out: Array, tot
 def region(stream: Stream, op: str, out: Arg, x: Arg, value: Arg, *, offsets: tuple[int, ...]) -> Call:
     target = out.view
     window = target[tuple([slice(at, at + n) for at, n in zip(offsets, value.shape, strict=True)])]
-    write = copy_call(stream, window, value.view) if op == "set_region" else _add_call(stream, window, value.view)
+    if op == "set_region":
+        write = copy_call(stream, window, value.view)
+    else:
+        write = spread_pass(stream, np.add, window, window, value.view)
     if x.buffer is out.buffer and x.offset == out.offset:
         return write
     return in_turn([copy_call(stream, target, x.view), write])
-
-
-def _add_call(stream: Stream, out: Array, value: Array) -> Call:
-    if out.nbytes >= SPREAD_PASS:
-        return spread_pass(stream, np.add, out, [out, value])
-    return partial(np.add, out, value, out)
 
 
 @KERNELS("index_copy", dtypes=PLAIN)
@@ -265,4 +262,4 @@ def assign(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
 
 @KERNELS("accumulate", dtypes=NUMBERS)
 def accumulate(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
-    return _add_call(stream, out.view, x.view)
+    return spread_pass(stream, np.add, out.view, out.view, x.view)

@@ -15,7 +15,7 @@ from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import is_dense
 from opweave.ops.interpolation import axis_taps, tap_kind
-from opweave_cpu.kernels.table import KERNELS, PLAIN
+from opweave_cpu.kernels.table import KERNELS, PLAIN, needs_dense_output
 from opweave_cpu.tiles import TILE, Array, aligned, compute_dtype, window
 from opweave_cpu.workers import Cut, bind_workers, cuts_of, worker_count
 
@@ -50,9 +50,9 @@ def _workspace(step: Step) -> Arrays:
 
 
 def _is_nearest_or_float(step: Step) -> str | None:
-    if not step.out.is_dense:
-        return "the output is not dense"
-    return None if step.attrs["mode"] == "nearest" or step.out.dtype.is_float else f"{step.out.dtype} is no float type"
+    if step.attrs["mode"] == "nearest" or step.out.dtype.is_float:
+        return needs_dense_output(step)
+    return f"{step.out.dtype} is no float type"
 
 
 @KERNELS("interpolate", dtypes=PLAIN, when=_is_nearest_or_float, workspace=_workspace)
@@ -122,6 +122,7 @@ class _Run(NamedTuple):
 
 
 FEWEST_IN_A_RUN: Final = 8
+"""Elements of a run on average; where they are fewer, elements are gathered: each run costs several calls."""
 
 
 def _runs(indices: Array, weights: Array, length: int) -> list[_Run] | None:

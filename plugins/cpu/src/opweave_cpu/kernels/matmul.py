@@ -16,25 +16,16 @@ from opweave_cpu.blocks import RowDecoder, decoder_scratch, longest, row_tiles
 from opweave_cpu.hardware import has_openblas
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_cpu.tiles import Array, compute_dtype, in_turn, window
+from opweave_cpu.workers import is_blas_matrix
 
 _F32: Final = as_dtype("f32")
 
 
-def _is_matrix(arg: Arg) -> bool:
-    """Whether the last two axes lie as BLAS reads a matrix or a transposed one."""
-    if len(arg.shape) < 2 or not arg.dtype.is_float:
-        return True  # one row; or integers, for which there is no BLAS
-    m, n = arg.shape[-2:]
-    down, across = arg.strides[-2:]
-    item = arg.dtype.itemsize
-    rows = across == item and down % item == 0 and down >= n * item
-    columns = down == item and across % item == 0 and across >= m * item
-    return rows or columns
-
-
 def must_pack(arg: Arg, dtype: DType) -> bool:
-    """Whether BLAS cannot read the operand as it lies."""
-    return arg.dtype is not dtype or not _is_matrix(arg)
+    """Whether BLAS cannot read the operand as it lies. (It does not compute with integers.)"""
+    if arg.dtype is not dtype or len(arg.shape) < 2 or not dtype.is_float:
+        return arg.dtype is not dtype
+    return not is_blas_matrix(arg.shape, arg.strides, dtype.itemsize)
 
 
 # --- the other way round --------------------------------------------------------------------------------------------
@@ -218,22 +209,12 @@ def _blocks_workspace(step: Step) -> Arrays:
 
 @KERNELS("linear", dtypes=[*map(as_dtype, FLOATS.split()), *QUANTIZED], workspace=_blocks_workspace)
 def linear_of_blocks(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    w: Arg,
-    b: Arg | None = None,
-    *,
-    blocks: DType,
-    packed: Arg | None = None,
-    results: Arg | None = None,
-    ordered: Arg | None = None,
-    **decoding: Arg,
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: DType, **scratch: Arg
 ) -> Call:
+    packed, results, ordered = [scratch.get(name) for name in ("packed", "results", "ordered")]
     outputs, inputs = w.shape
     tiles, stored, target = row_tiles(w, x.size // inputs), fields_of(w.view, blocks), out.view
-    decoder = RowDecoder(w, tiles, **decoding)
+    decoder = RowDecoder(w, tiles, scratch)
     calls: list[Call] = []
     left = (packed or x).view.reshape(-1, inputs)
     if packed is not None:

@@ -24,6 +24,7 @@ from opweave_cpu.tiles import (
     repeated,
     row_sums,
     shares,
+    show,
     tile_cuts,
     tile_rows,
     tile_scratch,
@@ -70,18 +71,9 @@ def _heads_workspace(step: Step) -> Arrays:
 
 @KERNELS("head_softmax", inplace=True, workspace=_heads_workspace)
 def head_softmax(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    sinks: Arg,
-    mask: Arg | None = None,
-    *,
-    scale: float,
-    max_bias: float,
-    stats: Arg,
-    tiles: Arg | None = None,
+    stream: Stream, op: str, out: Arg, x: Arg, sinks: Arg, *mask: Arg, scale: float, max_bias: float, **scratch: Arg
 ) -> Call:
+    tiles, stats = scratch.get("tiles"), scratch["stats"]
     dtype = stats.dtype
     factor, heads = constant(scale, dtype), out.shape[-3]
     add = row_sums(out.shape[-1], dtype.numpy)
@@ -95,7 +87,7 @@ def head_softmax(
         if sloped:
             np.multiply(rest[0], rest[1][..., :1], rest[2])
             np.add(out, rest[2], out)
-        elif mask is not None:
+        elif mask:
             np.add(out, rest[0], out)
         np.maximum.reduce(out, axis=-1, out=top, keepdims=True)
         np.maximum(top, extra, out=top)
@@ -108,10 +100,8 @@ def head_softmax(
         np.reciprocal(total, total)
         np.multiply(out, total, out)
 
-    each = Arg(sinks.buffer, sinks.offset, sinks.dtype, (heads, 1, 1), (sinks.strides[0], 0, 0))
-    srcs = [x.view, repeated(each, out.shape)]
-    if mask is not None:
-        srcs.append(mask.view)
+    lead = (0,) * (len(out.shape) - 3)
+    srcs = [x.view, show(sinks, out.shape, (*lead, sinks.strides[0], 0, 0)), *[m.view for m in mask]]
     if sloped:
         srcs.append(np.broadcast_to(slopes, out.shape))
     return bind_tiled(stream, body, out.view, srcs, tiles, stats, by_rows=True)
@@ -200,27 +190,17 @@ def _group_workspace(step: Step) -> Arrays:
 
 @KERNELS("group_norm", inplace=True, workspace=_group_workspace)
 def group_norm(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    *parameters: Arg,
-    groups: int,
-    eps: float,
-    stats: Arg,
-    work: Arg | None = None,
+    stream: Stream, op: str, out: Arg, x: Arg, *parameters: Arg, groups: int, eps: float, **scratch: Arg
 ) -> Call:
     """``parameters`` are a weight, or a weight and a bias, or nothing."""
+    stats, work = scratch["stats"], scratch.get("work")
     dtype = stats.dtype
     n, channels, *rest = out.shape
     shape = (n, groups, channels // groups, *rest)
     rows, row = _groups_of_tile(out, groups, dtype)
     target, source = (_in_groups(arg, shape) for arg in (out, x))
-    each = []
-    for p in parameters:
-        strides = (0, channels // groups * p.strides[0], p.strides[0], *[0] * len(rest))
-        assert p.buffer is not None
-        each.append(p.buffer.view(p.offset, p.dtype, (*shape[:3], *[1] * len(rest)), strides))
+    few, flat = channels // groups, [0] * len(rest)
+    each = [show(p, (*shape[:3], *[1] * len(rest)), (0, few * p.strides[0], p.strides[0], *flat)) for p in parameters]
     cuts = tile_cuts((n, groups), rows, keep_last=False)
     count = min(workers_of(stream), stats.shape[0], len(cuts))
     jobs = []
@@ -238,9 +218,8 @@ def group_norm(
 
 def _in_groups(arg: Arg, shape: tuple[int, ...]) -> Array:
     """``arg`` with its channels, axis 1, as groups of them."""
-    assert arg.buffer is not None
     first, second, *rest = arg.strides
-    return arg.buffer.view(arg.offset, arg.dtype, shape, (first, shape[2] * second, second, *rest))
+    return show(arg, shape, (first, shape[2] * second, second, *rest))
 
 
 def _norm_groups(

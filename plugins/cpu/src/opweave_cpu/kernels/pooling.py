@@ -13,9 +13,10 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.ops.pooling import window_counts
-from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS
+from opweave.ops.windows import overlap
+from opweave_cpu.kernels.table import KERNELS, NUMBERS
 from opweave_cpu.tiles import TILE, compute_dtype, constant, window, worker_scratch
-from opweave_cpu.workers import Cut, at, bind_workers, cuts_of, overlap, worker_count
+from opweave_cpu.workers import Cut, at, bind_workers, cuts_of, worker_count
 
 
 def _windows(x: Arg, cut: Sequence[slice], attrs: Mapping[str, Any]) -> list[tuple[Cut, Cut]]:
@@ -60,7 +61,7 @@ def _workspace(step: Step) -> Arrays:
     return {} if out.dtype is dtype else worker_scratch(_workers(out, step.attrs), dtype, sums=tile)
 
 
-@KERNELS("avg_pool1d", "avg_pool2d", dtypes=FLOATS, workspace=_workspace)
+@KERNELS("avg_pool1d", "avg_pool2d", workspace=_workspace)
 def avg_pool(stream: Stream, op: str, out: Arg, x: Arg, *, sums: Arg | None = None, **attrs: Any) -> Call:
     target, source, dtype = out.view, x.view, compute_dtype(out.dtype)
     rank = len(out.shape) - 2

@@ -12,7 +12,7 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
-from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, PLAIN
+from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN
 from opweave_cpu.threads import THREADS
 from opweave_cpu.tiles import (
     LONGEST_ROW,
@@ -25,6 +25,7 @@ from opweave_cpu.tiles import (
     most_workers,
     row_sums,
     shares,
+    show,
     tile_cuts,
     tile_rows,
     window,
@@ -97,16 +98,11 @@ def _dims(x: Arg, out: Arg, axes: Sequence[int]) -> list[_Dim]:
     return dims
 
 
-def _show(arg: Arg, shape: Sequence[int], strides: Sequence[int]) -> Array:
-    assert arg.buffer is not None
-    return arg.buffer.view(arg.offset, arg.dtype, tuple(shape), tuple(strides))
-
-
 def _views(x: Arg, out: Arg, dims: Sequence[_Dim]) -> tuple[Array, Array, tuple[int, ...]]:
     """``x`` and ``out`` with merged axes, and which of them are reduced."""
     kept = [(d.n, d.target) for d in dims if d.target is not None]
-    source = _show(x, [d.n for d in dims], [d.stride for d in dims])
-    target = _show(out, [n for n, _ in kept], [stride for _, stride in kept])
+    source = show(x, [d.n for d in dims], [d.stride for d in dims])
+    target = show(out, [n for n, _ in kept], [stride for _, stride in kept])
     return source, target, tuple([i for i, d in enumerate(dims) if d.target is None])
 
 
@@ -157,9 +153,7 @@ def _sum_rows(stream: Stream, x: Array, out: Array) -> Call:
     add = row_sums(n, x.dtype)
     count = workers_of(stream) if x.nbytes >= SPREAD_READ and x.ndim > 1 else 1
     ends = out[..., None]
-    return at_once(
-        [partial(add, x[p], ends[p]) for p in shares(len(x), count)] if count > 1 else [partial(add, x, ends)]
-    )
+    return at_once([partial(add, x[p], ends[p]) for p in (shares(len(x), count) if count > 1 else [...])])
 
 
 def _are_wide_rows(x: Array) -> bool:
@@ -255,7 +249,7 @@ def _sum_calls(
     kept_axis = axis - sum(i < axis for i in reduced)
     parts = scratch["partials"].view.reshape(*into.shape[:kept_axis], split.partials, *into.shape[kept_axis:])
     whole = _at(kept_axis, slice(0, split.blocks))
-    calls = [_reduce(stream, np.add, _show(x, shape, strides), inner, parts[whole])]
+    calls = [_reduce(stream, np.add, show(x, shape, strides), inner, parts[whole])]
     if split.rest:
         left = source[_at(axis, slice(source.shape[axis] - split.rest, None))]
         # With a length of its own first: where no axis is left, an index alone would give a number.
@@ -298,33 +292,24 @@ def _var_workspace(step: Step) -> Arrays:
     return {**_sum_scratch(step), **tile, **worker_scratch(workers, _F64, tile_sums=size, square_sums=size)}
 
 
-@KERNELS("var", dtypes=FLOATS, workspace=_var_workspace)
+@KERNELS("var", workspace=_var_workspace)
 def variance(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    *,
-    axes: tuple[int, ...],
-    correction: float,
-    squares: Arg,
-    tile_sums: Arg,
-    square_sums: Arg,
-    **scratch: Arg,
+    stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...], correction: float, **scratch: Arg
 ) -> Call:
     """The means, then the squares of what differs from them, a tile at a time."""
     calls, means = _sum_calls(stream, x, out, axes, scratch)
+    squares, tile_sums, square_sums = [scratch[name].view for name in ("squares", "tile_sums", "square_sums")]
     n = x.size // out.size
     calls.append(partial(np.divide, means, np.array(n, means.dtype), means))
     source, _, reduced = _views(x, out, _dims(x, out, axes))
     kept = [1 if i in reduced else length for i, length in enumerate(source.shape)]
     centers = means.reshape(kept)
-    elements = tile_rows(x.size, 1, squares.dtype.itemsize)
+    elements = tile_rows(x.size, 1, squares.itemsize)
     cuts = tile_cuts(source.shape, elements, keep_last=False) if source.ndim else [(...,)]
     jobs, sums = [], []
     for worker, mine in enumerate(shares(len(cuts), min(workers_of(stream), squares.shape[0]))):
-        sums.append(window(square_sums.view[worker], kept))
-        own = tile_sums.view[worker], squares.view[worker]
+        sums.append(window(square_sums[worker], kept))
+        own = tile_sums[worker], squares[worker]
         jobs.append(partial(_add_squares, source, centers, reduced, sums[-1], *own, cuts[mine]))
     calls.append(at_once(jobs))
     calls += [partial(np.add, sums[0], other, sums[0]) for other in sums[1:]]
@@ -361,8 +346,7 @@ def extremum(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...]
 
 
 def _prod_workspace(step: Step) -> Arrays:
-    dtype = compute_dtype(step.out.dtype)
-    return {} if dtype is step.out.dtype else {"products": (dtype, (step.out.size,))}
+    return {"products": (_F32, (step.out.size if step.out.dtype.is_half else 0,))}
 
 
 @KERNELS("prod", dtypes=NUMBERS, workspace=_prod_workspace)

@@ -1,4 +1,5 @@
-"""Rotary position embedding and waves. Angles are computed in f64: positions are large, and only their rest counts."""
+"""Rotary position embedding and timestep embedding. Angles are computed in f64: they are large, and cosine and sine
+depend on their remainder of 2π alone."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import as_dtype
 from opweave.ops.rope import distinct_positions, pair_slices, rope_frequencies
-from opweave_cpu.kernels.table import FLOATS, KERNELS
+from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import TILE, Array, aligned, compute_dtype, in_turn, window
 from opweave_cpu.workers import Cut, bind_workers, full_cuts, worker_count
 
@@ -47,27 +48,13 @@ def _workspace(step: Step) -> Arrays:
     return _RotationTiling(x, positions, step.attrs["dims"] // 2, step.attrs["sections"]).scratch
 
 
-@KERNELS("rope", dtypes=FLOATS, inplace=True, workspace=_workspace)
-def rope(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    positions: Arg,
-    factors: Arg | None = None,
-    *,
-    pairing: str,
-    dims: int,
-    sections: tuple[int, ...],
-    cos: Arg,
-    sin: Arg,
-    angles: Arg,
-    wide_positions: Arg,
-    tiles: Arg,
-    **frequencies: Any,
-) -> Call:
+@KERNELS("rope", inplace=True, workspace=_workspace)
+def rope(stream: Stream, op: str, out: Arg, x: Arg, positions: Arg, factors: Arg | None = None, **given: Any) -> Call:
+    pairing, dims, sections = [given.pop(name) for name in ("pairing", "dims", "sections")]
     half = dims // 2
     plan = _RotationTiling(x, positions, half, sections)
+    cos, sin, angles, wide_positions, tiles = [given.pop(name) for name in plan.scratch]
+    frequencies = given
     stored = positions.view[tuple([slice(n) for n in plan.lead])]
     rows = wide_positions.view.reshape(len(sections) or 1, -1)
     parts = _columns(sections or (half,))
@@ -134,29 +121,29 @@ def _columns(sections: Sequence[int]) -> list[slice]:
     return [slice(end - n, end) for n, end in zip(sections, ends, strict=True)]
 
 
-# --- waves ----------------------------------------------------------------------------------------------------------
+# --- timestep embedding -----------------------------------------------------------------------------------------------
 
 
-def _wave_workspace(step: Step) -> Arrays:
-    waves = _F64, (step.out.shape[0], step.attrs["dim"] // 2)
-    return {"angles": waves, "waves": waves}
+def _timestep_workspace(step: Step) -> Arrays:
+    half = _F64, (step.out.shape[0], step.attrs["dim"] // 2)
+    return {"angles": half, "values": half}
 
 
-@KERNELS("timestep_embedding", dtypes=FLOATS, workspace=_wave_workspace)
+@KERNELS("timestep_embedding", workspace=_timestep_workspace)
 def timestep_embedding(
-    stream: Stream, op: str, out: Arg, t: Arg, *, dim: int, max_period: float, angles: Arg, waves: Arg
+    stream: Stream, op: str, out: Arg, t: Arg, *, dim: int, max_period: float, angles: Arg, values: Arg
 ) -> Call:
     half = dim // 2
     frequencies = max_period ** -(np.arange(half) / half)
-    times, target, phases, values = t.view[:, None], out.view, angles.view, waves.view
+    times, target, phases, wide = t.view[:, None], out.view, angles.view, values.view
 
     def run() -> None:
         np.copyto(phases, times)
         np.multiply(phases, frequencies, phases)
-        np.cos(phases, values)
-        np.copyto(target[:, :half], values, "unsafe")
-        np.sin(phases, values)
-        np.copyto(target[:, half : 2 * half], values, "unsafe")
+        np.cos(phases, wide)
+        np.copyto(target[:, :half], wide, "unsafe")
+        np.sin(phases, wide)
+        np.copyto(target[:, half : 2 * half], wide, "unsafe")
         target[:, 2 * half :] = 0
 
     return run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -11,68 +10,46 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
-from opweave_cpu.kernels.elementwise import one_pass, one_pass_of_halves
-from opweave_cpu.kernels.table import HALVES, KERNELS, PLAIN, WIDE_NUMBERS
-from opweave_cpu.tiles import Array, bind_tiled, constant, tile_scratch
-
-_UFUNCS: Final[dict[str, Any]] = {"minimum": np.minimum, "maximum": np.maximum}
-_F32: Final = as_dtype("f32")
+from opweave_cpu.kernels.elementwise import one_pass
+from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN
+from opweave_cpu.tiles import Array, bind_tiled, compute_dtype, constant, tile_scratch
 
 
-@KERNELS("minimum", "maximum", dtypes=f"{WIDE_NUMBERS} bool", inplace=True)
-def extreme(stream: Stream, op: str, out: Arg, a: Arg, b: Arg) -> Call:
-    return one_pass(stream, _UFUNCS[op], out, a, b)
+def _minimum(a: Array, b: Array, out: Array) -> None:
+    np.minimum(a, b, out=out)  # NumPy deprecates a third position here
 
 
-@KERNELS("minimum", "maximum", dtypes=HALVES, inplace=True, workspace=tile_scratch)
-def extreme_of_halves(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, tiles: Arg) -> Call:
-    return one_pass_of_halves(stream, _UFUNCS[op], out, a, b, tiles=tiles)
+def _maximum(a: Array, b: Array, out: Array) -> None:
+    np.maximum(a, b, out=out)
 
 
-def _clip(x: Array, out: Array, least: Array, largest: Array) -> None:
-    np.clip(x, least, largest, out)
+@KERNELS("minimum", "maximum", dtypes=PLAIN, inplace=True, workspace=tile_scratch)
+def extreme(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, tiles: Arg | None = None) -> Call:
+    return one_pass(stream, _minimum if op == "minimum" else _maximum, out, a, b, tiles=tiles)
 
 
-def _raise(x: Array, out: Array, least: Array) -> None:
-    np.maximum(x, least, out=out)
-
-
-def _lower(x: Array, out: Array, largest: Array) -> None:
-    np.minimum(x, largest, out=out)
-
-
-def _clamping(least: float, largest: float, dtype: DType, wide: DType) -> Callable[..., None]:
-    """The pass for bounds of ``dtype``, over elements of ``wide``; a bound that holds for every element costs none."""
-    low, high = (constant(constant(bound, dtype).item(), wide) for bound in (least, largest))
+def clamping(least: float, largest: float, dtype: DType) -> Callable[[Array, Array], Any]:
+    """The pass ``f(x, out)`` for bounds rounded to ``dtype``. A bound that holds for every element costs none."""
+    low, high = (constant(constant(bound, dtype).item(), compute_dtype(dtype)) for bound in (least, largest))
     if largest == np.inf:
-        return partial(_raise, least=low)
+        return lambda x, out: np.maximum(x, low, out=out)
     if least == -np.inf:
-        return partial(_lower, largest=high)
-    return partial(_clip, least=low, largest=high)
+        return lambda x, out: np.minimum(x, high, out=out)
+    return lambda x, out: np.clip(x, low, high, out)
 
 
-@KERNELS("clamp", dtypes=WIDE_NUMBERS, inplace=True)
-def clamp(stream: Stream, op: str, out: Arg, x: Arg, *, min: float, max: float) -> Call:
-    return one_pass(stream, _clamping(min, max, out.dtype, out.dtype), out, x)
-
-
-@KERNELS("clamp", dtypes=HALVES, inplace=True, workspace=tile_scratch)
-def clamp_of_halves(stream: Stream, op: str, out: Arg, x: Arg, *, min: float, max: float, tiles: Arg) -> Call:
-    return one_pass_of_halves(stream, _clamping(min, max, out.dtype, _F32), out, x, tiles=tiles)
+@KERNELS("clamp", dtypes=NUMBERS, inplace=True, workspace=tile_scratch)
+def clamp(stream: Stream, op: str, out: Arg, x: Arg, *, min: float, max: float, tiles: Arg | None = None) -> Call:
+    return one_pass(stream, clamping(min, max, out.dtype), out, x, tiles=tiles)
 
 
 def _is_positive(x: Array, out: Array) -> None:
     np.greater(x, 0, out)
 
 
-@KERNELS("step", dtypes=WIDE_NUMBERS, inplace=True)
-def step(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
-    return one_pass(stream, _is_positive, out, x)
-
-
-@KERNELS("step", dtypes=HALVES, inplace=True, workspace=tile_scratch)
-def step_of_halves(stream: Stream, op: str, out: Arg, x: Arg, *, tiles: Arg) -> Call:
-    return one_pass_of_halves(stream, _is_positive, out, x, tiles=tiles)
+@KERNELS("step", dtypes=NUMBERS, inplace=True, workspace=tile_scratch)
+def step(stream: Stream, op: str, out: Arg, x: Arg, *, tiles: Arg | None = None) -> Call:
+    return one_pass(stream, _is_positive, out, x, tiles=tiles)
 
 
 # --- where ----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import as_dtype
-from opweave_cpu.kernels.table import HALVES, KERNELS
+from opweave_cpu.kernels.table import HALVES, KERNELS, PLAIN
 from opweave_cpu.tiles import (
     SPREAD_PASS,
     Array,
@@ -54,7 +54,6 @@ SEVERAL: Final = 256
 PART: Final = 64
 """Elements in each of the parts whose largest ones `_pick_few` compares."""
 
-SHORT: Final = "f32 f16 bf16 i32 i16 i8 u8 bool"
 LONG: Final = "f64 i64"
 
 
@@ -64,8 +63,10 @@ def _rows(x: Arg, axis: int) -> int:
 
 
 def _packed_workspace(step: Step) -> Arrays:
-    """The packed elements of a tile, and the numbers that keys are made in."""
+    """The packed elements of a tile, and the numbers that keys are made in; nothing for elements of eight bytes."""
     x, axis = step.srcs[0], step.attrs["axis"]
+    if x.dtype.itemsize == 8:
+        return {}
     tile = most_workers(x.size * _I64.itemsize), aligned(_rows(x, axis) * x.shape[axis], _F32)
     return {"packed": (_I64, tile), "numbers": (_F32 if x.dtype.is_float else _I32, tile)}
 
@@ -77,7 +78,7 @@ def _argsort_workspace(step: Step) -> Arrays:
     return {} if few else _packed_workspace(step)
 
 
-@KERNELS("argsort", dtypes=SHORT, workspace=_argsort_workspace)
+@KERNELS("argsort", dtypes=PLAIN, workspace=_argsort_workspace)
 def argsort(
     stream: Stream, op: str, out: Arg, x: Arg, *, axis: int, descending: bool, stable: bool, **scratch: Arg
 ) -> Call:
@@ -86,9 +87,11 @@ def argsort(
     return _bind_packed(stream, out, x, axis, descending, None, **scratch)
 
 
-@KERNELS("top_k", dtypes=SHORT, workspace=_packed_workspace)
-def top_k(stream: Stream, op: str, out: Arg, x: Arg, *, k: int, axis: int, packed: Arg, numbers: Arg) -> Call:
-    return _bind_packed(stream, out, x, axis, True, k, packed, numbers)
+@KERNELS("top_k", dtypes=PLAIN, workspace=_packed_workspace)
+def top_k(stream: Stream, op: str, out: Arg, x: Arg, *, k: int, axis: int, **scratch: Arg) -> Call:
+    if not scratch:
+        return _bind_indirect(out, x, axis, True, True, k)
+    return _bind_packed(stream, out, x, axis, True, k, **scratch)
 
 
 def _bind_packed(
@@ -181,16 +184,6 @@ def _keys(values: Array, numbers: Array, words: Array) -> Array:
     if some_undefined:
         np.copyto(keys, _ALL, where=undefined)
     return keys
-
-
-@KERNELS("argsort", dtypes=LONG)
-def argsort_long(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int, descending: bool, stable: bool) -> Call:
-    return _bind_indirect(out, x, axis, descending, stable, x.shape[axis])
-
-
-@KERNELS("top_k", dtypes=LONG)
-def top_k_long(stream: Stream, op: str, out: Arg, x: Arg, *, k: int, axis: int) -> Call:
-    return _bind_indirect(out, x, axis, True, True, k)
 
 
 def _bind_indirect(out: Arg, x: Arg, axis: int, descending: bool, stable: bool, k: int) -> Call:

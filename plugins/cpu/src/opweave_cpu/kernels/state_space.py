@@ -11,7 +11,7 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.ops.operands import optional_operands
-from opweave_cpu.kernels.table import FLOATS, KERNELS
+from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import TILE, Array, compute_dtype, constant, in_turn, window, worker_scratch
 from opweave_cpu.workers import Cut, bind_workers, cuts_of, worker_count
 
@@ -34,19 +34,11 @@ def _conv_workspace(step: Step) -> Arrays:
     return {**arrays, "wide": (dtype, w.shape)} if half else arrays
 
 
-@KERNELS("causal_conv1d", dtypes=FLOATS, workspace=_conv_workspace)
+@KERNELS("causal_conv1d", workspace=_conv_workspace)
 def causal_conv1d(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    w: Arg,
-    *rest: Arg,
-    biased: bool,
-    products: Arg,
-    sums: Arg | None = None,
-    wide: Arg | None = None,
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, *rest: Arg, biased: bool, products: Arg, **half: Arg
 ) -> Call:
+    sums, wide = half.get("sums"), half.get("wide")
     source, weights, target = x.view, (wide or w).view, out.view
     bias, state = optional_operands([arg.view for arg in rest], biased)
     tokens, before = x.shape[2], w.shape[1] - 1
@@ -117,22 +109,11 @@ def _scan_workspace(step: Step) -> Arrays:
     return _ScanTiling(u, a, b).scratch
 
 
-@KERNELS("selective_scan", dtypes=FLOATS, workspace=_scan_workspace)
+@KERNELS("selective_scan", workspace=_scan_workspace)
 def selective_scan(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    u: Arg,
-    delta: Arg,
-    a: Arg,
-    b: Arg,
-    c: Arg,
-    *rest: Arg,
-    softplus: bool,
-    skip: bool,
-    last: bool,
-    **scratch: Arg,
+    stream: Stream, op: str, out: Arg, *srcs: Arg, softplus: bool, skip: bool, last: bool, **scratch: Arg
 ) -> Call:
+    u, delta, a, b, c, *rest = srcs
     plan = _ScanTiling(u, a, b)
     inputs, deltas, rates, reads, writes = u.view, delta.view, a.view, b.view, c.view
     through, state = optional_operands([arg.view for arg in rest], skip)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from opweave.contract import Step
-from opweave.contract.kernels import KernelTable
-from opweave.graph.dtypes import FLOATS, NUMBERS, PLAIN, QUANTIZED
+from opweave.contract.kernels import KernelTable, needs_dense_output
+from opweave.graph.dtypes import FLOATS, HALVES, INTEGERS, NUMBERS, PLAIN, QUANTIZED, WIDE
 
-__all__ = ["FLOATS", "HALVES", "KERNELS", "NUMBERS", "PLAIN", "QUANTIZED", "WIDE_NUMBERS", "needs_dense_output"]
+__all__ = [
+    "FLOATS", "HALVES", "INTEGERS", "KERNELS", "NUMBERS", "PLAIN", "QUANTIZED", "WIDE", "WIDE_NUMBERS",
+    "needs_dense_output",
+]  # fmt: skip
 
-HALVES: Final = "f16 bf16"
-WIDE_NUMBERS: Final = "f64 f32 i64 i32 i16 i8 u8"
+WIDE_NUMBERS: Final = f"{WIDE} {INTEGERS}"
 """The number types that NumPy computes in as they are."""
 
 KERNELS: Final = KernelTable(dtypes=FLOATS, layout="strided", index="i32 i64")
-
-
-def needs_dense_output(step: Step) -> str | None:
-    """Why a kernel that writes its output as one dense array refuses ``step``, or ``None``."""
-    return None if step.out.is_dense else "the output is not dense"

@@ -8,16 +8,16 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from opweave.contract import Arg, Call, Stream
+from opweave.ops.activation import QUICK
 from opweave_torch.kernels.binding import in_order, rounded, scalar, widened, widening, widening_arrays
 from opweave_torch.kernels.table import HALVES, KERNELS, NUMBERS, WIDE
 from opweave_torch.memory import tensor
 from opweave_torch.native import out_function
 
 __all__ = ["FUNCTIONS", "gelu_call", "gelu_quick_calls"]
-
-QUICK: Final = 1.702
 
 _GELU: Final = out_function("gelu")
 
@@ -36,7 +36,7 @@ SMALL: Final = 1 << 16
 """Elements up to which torch's own loop for the exact gelu takes less time than oneDNN and a look at the elements."""
 
 
-def gelu_call(source: torch.Tensor, target: torch.Tensor) -> Call:
+def gelu_call(source: Tensor, target: Tensor) -> Call:
     """The exact form. For dense tensors on the CPU torch calls oneDNN, which takes 10 us to start and makes NaN of
     infinity; torch's own loop does neither."""
     dense = source.is_contiguous() and target.is_contiguous()
@@ -48,7 +48,7 @@ def gelu_call(source: torch.Tensor, target: torch.Tensor) -> Call:
     return partial(_large_gelu, source, partial(_GELU, source, out=target), loop)
 
 
-def _gelu_loop(source: torch.Tensor, target: torch.Tensor) -> Call:
+def _gelu_loop(source: Tensor, target: Tensor) -> Call:
     # torch leaves transposed matrices and single elements to its own loop.
     n = len(source)
     even = n - n % 2 if n > 3 else 0
@@ -58,7 +58,7 @@ def _gelu_loop(source: torch.Tensor, target: torch.Tensor) -> Call:
     return in_order([partial(_GELU, x, out=y) for x, y in parts])
 
 
-def _large_gelu(source: torch.Tensor, fast: Call, safe: Call) -> None:
+def _large_gelu(source: Tensor, fast: Call, safe: Call) -> None:
     # Where the sum of finite elements overflows, the loop is only slower.
     (fast if math.isfinite(torch.sum(source).item()) else safe)()
 
@@ -79,21 +79,14 @@ def gelu(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     return gelu_call(tensor(x), tensor(out))
 
 
-def _parameter(value: float, out: Arg) -> float:
-    return float(rounded(value, widened(out.dtype)))
+@KERNELS("leaky_relu", "elu", inplace=True)
+def with_parameter(stream: Stream, op: str, out: Arg, x: Arg, **attrs: float) -> Call:
+    """``negative_slope`` or ``alpha``, rounded to the type to compute in."""
+    (value,) = attrs.values()
+    return partial(out_function(op), tensor(x), float(rounded(value, widened(out.dtype))), out=tensor(out))
 
 
-@KERNELS("leaky_relu", inplace=True)
-def leaky_relu(stream: Stream, op: str, out: Arg, x: Arg, *, negative_slope: float) -> Call:
-    return partial(out_function("leaky_relu"), tensor(x), _parameter(negative_slope, out), out=tensor(out))
-
-
-@KERNELS("elu", inplace=True)
-def elu(stream: Stream, op: str, out: Arg, x: Arg, *, alpha: float) -> Call:
-    return partial(out_function("elu"), tensor(x), _parameter(alpha, out), out=tensor(out))
-
-
-def gelu_quick_calls(source: torch.Tensor, work: torch.Tensor, target: torch.Tensor) -> list[Call]:
+def gelu_quick_calls(source: Tensor, work: Tensor, target: Tensor) -> list[Call]:
     """``source * sigmoid(QUICK * source)`` by way of ``work``, as silu of the scaled operand, scaled back."""
     return [
         partial(torch.mul, source, scalar(QUICK, source), out=work),

@@ -13,6 +13,7 @@ from math import inf, prod
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch import Tensor
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.kernels import of_other_type
@@ -113,7 +114,7 @@ class _Bias:
         self.size = self.batch * self.heads * self.tokens * keys
         self.hidden_size = self.tokens * keys if options.causal else 0
 
-    def bind(self, some: slice, end: int, arrays: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, list[Call]]:
+    def bind(self, some: slice, end: int, arrays: Mapping[str, Tensor]) -> tuple[Tensor, list[Call]]:
         """The bias of some tokens and the keys before ``end``, and the calls that compute it."""
         options, count = self.options, some.stop - some.start
         bias = _beginning(arrays["scores"], self.batch, self.heads, count, end)
@@ -135,13 +136,7 @@ class _Bias:
 
 
 def _fused_on_cpu(
-    out: torch.Tensor,
-    q: Arg,
-    k: Arg,
-    v: Arg,
-    options: _Options,
-    arrays: Mapping[str, torch.Tensor],
-    tiles: Callable[[], Call],
+    out: Tensor, q: Arg, k: Arg, v: Arg, options: _Options, arrays: Mapping[str, Tensor], tiles: Callable[[], Call]
 ) -> Call | None:
     """The call of the fused kernel, ``None`` where it does not express the case.
 
@@ -184,7 +179,7 @@ def _fused_on_cpu(
     return run
 
 
-def _fused_elsewhere(out: torch.Tensor, q: Arg, k: Arg, v: Arg, options: _Options) -> Call | None:
+def _fused_elsewhere(out: Tensor, q: Arg, k: Arg, v: Arg, options: _Options) -> Call | None:
     """The call of a fused kernel, ``None`` where torch has none for the operands."""
     if options.sinks is not None or _is_biased(q, k, options) or (_is_causal(q, options) and q.shape[2] > k.shape[2]):
         return None
@@ -209,7 +204,7 @@ def _fused_elsewhere(out: torch.Tensor, q: Arg, k: Arg, v: Arg, options: _Option
 # --- in tiles -------------------------------------------------------------------------------------------------------
 
 
-def _beginning(array: torch.Tensor, *shape: int) -> torch.Tensor:
+def _beginning(array: Tensor, *shape: int) -> Tensor:
     """The first elements of a flat array in another shape."""
     return array[: prod(shape)].view(shape)
 
@@ -257,7 +252,7 @@ class _Tiling:
             "hidden": tokens * keys if options.causal else 0,
         }
 
-    def bind(self, out: torch.Tensor, arrays: Mapping[str, torch.Tensor]) -> Call:
+    def bind(self, out: Tensor, arrays: Mapping[str, Tensor]) -> Call:
         """The call that computes all tiles, one after the other, in the arrays of `sizes`."""
         options, axes = self.options, self.axes
         q, k, v = [tensor(arg) for arg in (self.q, self.k, self.v)]

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from opweave.contract import Arg, Call, Step
 from opweave.contract.workspace import Arrays
@@ -17,7 +18,7 @@ from opweave_torch.memory import tensor
 
 __all__ = [
     "conversion_arrays", "converted", "in_order", "raising_bounds_error", "rounded", "same_elements", "scalar",
-    "widened", "widening", "widening_arrays",
+    "through_f32", "wide_array", "widened", "widening", "widening_arrays",
 ]  # fmt: skip
 
 
@@ -41,7 +42,7 @@ def in_order(calls: Sequence[Call]) -> Call:
     return run
 
 
-def scalar(value: float, like: torch.Tensor) -> torch.Tensor:
+def scalar(value: float, like: Tensor) -> Tensor:
     """A number as a tensor of the dtype and device of ``like``. Passing it to a function of torch takes a third of the
     time of a Python number, from which torch makes a tensor at each call."""
     return torch.tensor(value, dtype=like.dtype, device=like.device)
@@ -59,7 +60,7 @@ def widened(dtype: DType) -> DType:
     return f32 if dtype.is_half else dtype
 
 
-def same_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
+def same_elements(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors show the same elements of the same memory in the same order."""
     return (a.data_ptr(), a.device, a.shape, a.stride()) == (b.data_ptr(), b.device, b.shape, b.stride())
 
@@ -67,7 +68,7 @@ def same_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
 # --- indices --------------------------------------------------------------------------------------------------------
 
 
-def raising_bounds_error(call: Call, op: str, ids: torch.Tensor, n: int) -> Call:
+def raising_bounds_error(call: Call, op: str, ids: Tensor, n: int) -> Call:
     """``call``, which on the CPU raises `BoundsError` with the first index outside of ``0 .. n - 1`` where torch raises
     an error that does not name it. On other devices indices are not known to the host."""
     if ids.device.type != "cpu":
@@ -94,15 +95,33 @@ def conversion_arrays(dtype: DType, args: Sequence[Arg]) -> Arrays:
     return {f"converted{i}": (dtype, arg.shape) for i, arg in enumerate(args) if arg.dtype is not dtype}
 
 
-def converted(dtype: DType, args: Sequence[Arg], arrays: Mapping[str, Arg]) -> tuple[list[torch.Tensor], list[Call]]:
+def converted(dtype: DType, args: Sequence[Arg], arrays: Mapping[str, Arg]) -> tuple[list[Tensor], list[Call]]:
     """The operands in ``dtype``, and the calls that convert those of another type into their array."""
-    operands: list[torch.Tensor] = []
+    operands: list[Tensor] = []
     calls: list[Call] = []
     for i, arg in enumerate(args):
         operands.append(tensor(arg if arg.dtype is dtype else arrays[f"converted{i}"]))
         if arg.dtype is not dtype:
             calls.append(partial(operands[-1].copy_, tensor(arg)))
     return operands, calls
+
+
+def wide_array(step: Step) -> Arrays:
+    """Workspace of `through_f32`: the result in f32, for half types."""
+    return {"wide": (f32, step.out.shape)} if step.out.dtype.is_half else {}
+
+
+def through_f32(function: Callable[..., Any], out: Arg, x: Arg, wide: Arg | None) -> Call:
+    """The call ``function(x, out=out)``, for operands of one shape; for half types on a copy in f32, rounded once."""
+    if wide is None:
+        return partial(function, tensor(x), out=tensor(out))
+    values = tensor(wide)
+    calls = [
+        partial(values.copy_, tensor(x)),
+        partial(function, values, out=values),
+        partial(tensor(out).copy_, values),
+    ]
+    return in_order(calls)
 
 
 # --- elementwise operations on half types, computed in f32 ----------------------------------------------------------
@@ -113,7 +132,7 @@ TILE: Final = 1 << 22
 CPU_TILE: Final = 1 << 18
 """The same on the CPU, where they stay in the caches from one pass to the next."""
 
-Body = Callable[[torch.Tensor, Sequence[torch.Tensor], torch.Tensor], Sequence[Call]]
+Body = Callable[[Tensor, Sequence[Tensor], Tensor], Sequence[Call]]
 """``body(x, others, target)``: the calls that compute elements of ``target``, which may be ``x``, from those of ``x``,
 which is f32 and may be overwritten, and ``others``, which only operations that promote them to f32 may take."""
 

@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from opweave.contract import Arg, Call
 from opweave.contract.workspace import Arrays
@@ -40,11 +41,11 @@ class Decoding:
         self.calls: list[Call] = []
         self._arrays = arrays
         self._used = 0
-        self._fields: list[tuple[int, int, torch.Tensor]] = []
+        self._fields: list[tuple[int, int, Tensor]] = []
         self.values = self.new(f32, dtype.block)
         _DECODERS[dtype.name](self)
 
-    def load(self, blocks: torch.Tensor) -> list[Call]:
+    def load(self, blocks: Tensor) -> list[Call]:
         """The calls that copy blocks into the workspace.
 
         Args:
@@ -52,36 +53,35 @@ class Decoding:
         """
         lead = blocks.shape[:-1]
         n = lead.numel()
-        calls: list[Call] = []
-        for at, size, field in self._fields:
-            calls.append(partial(field[:n].view(*lead, size).copy_, blocks[..., at : at + size]))
-        return calls
+        return [
+            partial(field[:n].view(*lead, size).copy_, blocks[..., at : at + size]) for at, size, field in self._fields
+        ]
 
     # --- for decoders -----------------------------------------------------------------------------------------------
 
-    def bytes_at(self, at: int, size: int) -> torch.Tensor:
+    def bytes_at(self, at: int, size: int) -> Tensor:
         """Bytes of each block, ``uint8`` of shape (count, size)."""
         field = self.new(u8, size)
         self._fields.append((at, size, field))
         return field
 
-    def words_at(self, at: int, size: int) -> torch.Tensor:
+    def words_at(self, at: int, size: int) -> Tensor:
         """Bytes of each block, four to a word: ``int32`` of shape (count, size / 4)."""
         return self.bytes_at(at, size).view(torch.int32)
 
-    def half_at(self, at: int) -> torch.Tensor:
+    def half_at(self, at: int) -> Tensor:
         """An f16 of each block as f32, shape (count, 1)."""
         result = self.new(f32, 1)
         self.do(result.copy_, self.bytes_at(at, 2).view(torch.float16))
         return result
 
-    def new(self, dtype: DType, *shape: int) -> torch.Tensor:
+    def new(self, dtype: DType, *shape: int) -> Tensor:
         """The next array of the workspace, of shape (count, *shape)."""
         array = tensor(self._arrays[_array_name(self._used)])
         self._used += 1
         return array if len(array) == self.count else array[: self.count]
 
-    def constant(self, values: Any, dtype: torch.dtype) -> torch.Tensor:
+    def constant(self, values: Any, dtype: torch.dtype) -> Tensor:
         """Numbers that do not depend on the blocks."""
         return _constant(tuple(values), dtype, self.device)
 
@@ -89,20 +89,20 @@ class Decoding:
         """Enter one call."""
         self.calls.append(partial(function, *args, **options))
 
-    def field(self, words: torch.Tensor, shift: int, mask: int, out: torch.Tensor) -> None:
+    def field(self, words: Tensor, shift: int, mask: int, out: Tensor) -> None:
         """``out = (words >> shift) & mask`` in each byte; ``mask`` repeats for all bytes of a word."""
         if shift:
             self.do(torch.bitwise_right_shift, words, shift, out=out)
             words = out
         self.do(torch.bitwise_and, words, mask * _EACH, out=out)
 
-    def join(self, low: torch.Tensor, high: torch.Tensor, shift: int) -> None:
+    def join(self, low: Tensor, high: Tensor, shift: int) -> None:
         """``low |= high << shift``; ``high`` is lost."""
         if shift:
             self.do(torch.bitwise_left_shift, high, shift, out=high)
         self.do(torch.bitwise_or, low, high, out=low)
 
-    def bits(self, words: torch.Tensor, shift: int) -> torch.Tensor:
+    def bits(self, words: Tensor, shift: int) -> Tensor:
         """Each bit of a word as a byte, which is 0 or 1 << ``shift``: shape (count, 8 · words)."""
         nibbles = self.new(i32, words.shape[1], 8)
         by = self.constant(range(0, 32, 4), torch.int32)
@@ -113,13 +113,13 @@ class Decoding:
         self.do(torch.bitwise_and, nibbles, _EACH << shift, out=nibbles)
         return nibbles.view(self.count, -1)
 
-    def table(self, index: torch.Tensor, entries: Any, out: torch.Tensor) -> None:
+    def table(self, index: Tensor, entries: Any, out: Tensor) -> None:
         """``out = entries[index]``, index ``uint8``, out f32 of as many elements."""
         wide = self.new(i32, *index.shape[1:])
         self.do(wide.copy_, index)
         self.do(torch.index_select, self.constant(entries, torch.float32), 0, wide.view(-1), out=out.view(-1))
 
-    def scaled(self, scale: torch.Tensor, offset: torch.Tensor | None = None) -> None:
+    def scaled(self, scale: Tensor, offset: Tensor | None = None) -> None:
         """``values = scale · values + offset`` for parts of a block: scale and offset of shape (count, parts)."""
         parts = self.values.view(self.count, scale.shape[1], -1)
         # Two passes are a third of the time of addcmul, which does not know operands that are repeated.
@@ -133,7 +133,7 @@ _EACH: Final = 0x01010101
 
 
 @lru_cache(maxsize=256)
-def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=dtype, device=device)
 
 
@@ -144,7 +144,7 @@ class _Recording(Decoding):
         self.shapes: list[tuple[DType, tuple[int, ...]]] = []
         super().__init__(dtype, 1, {}, torch.device("meta"))
 
-    def new(self, dtype: DType, *shape: int) -> torch.Tensor:
+    def new(self, dtype: DType, *shape: int) -> Tensor:
         self.shapes.append((dtype, shape))
         return torch.empty((1, *shape), dtype=torch_dtype(dtype), device="meta")
 
@@ -162,7 +162,7 @@ def _array_name(number: int) -> str:
 # --- 32 elements, one scale (and offset) ----------------------------------------------------------------------------
 
 
-def _nibbles(d: Decoding, words: torch.Tensor, high: torch.Tensor | None = None) -> None:
+def _nibbles(d: Decoding, words: Tensor, high: Tensor | None = None) -> None:
     """Values from nibbles, all low ones first, with the bits above them in ``high``, one byte for each value."""
     half = words.shape[1]
     for i, shift in enumerate((0, 4)):
@@ -174,30 +174,21 @@ def _nibbles(d: Decoding, words: torch.Tensor, high: torch.Tensor | None = None)
         d.do(d.values[:, columns].copy_, part.view(torch.uint8))
 
 
-def _centred(d: Decoding, scale: torch.Tensor, centre: int) -> None:
+def _centred(d: Decoding, scale: Tensor, centre: int) -> None:
     """``values = scale · (values − centre)``, in this order: infinite scales have no difference of products."""
     d.do(torch.sub, d.values, centre, out=d.values)
     d.scaled(scale)
 
 
-def _q4_0(d: Decoding) -> None:
-    _nibbles(d, d.words_at(2, 16))
-    _centred(d, d.half_at(0), 8)
-
-
-def _q4_1(d: Decoding) -> None:
-    _nibbles(d, d.words_at(4, 16))
-    d.scaled(d.half_at(0), d.half_at(2))
-
-
-def _q5_0(d: Decoding) -> None:
-    _nibbles(d, d.words_at(6, 16), d.bits(d.words_at(2, 4), 4))
-    _centred(d, d.half_at(0), 16)
-
-
-def _q5_1(d: Decoding) -> None:
-    _nibbles(d, d.words_at(8, 16), d.bits(d.words_at(4, 4), 4))
-    d.scaled(d.half_at(0), d.half_at(2))
+def _of_nibbles(d: Decoding, *, centre: int = 0, fifth: bool = False) -> None:
+    """Scale f16, without a centre an offset f16, with ``fifth`` bits u8[4], then quants u8[16]."""
+    at = 2 if centre else 4
+    higher = d.bits(d.words_at(at, 4), 4) if fifth else None
+    _nibbles(d, d.words_at(at + 4 * fifth, 16), higher)
+    if centre:
+        _centred(d, d.half_at(0), centre)
+    else:
+        d.scaled(d.half_at(0), d.half_at(2))
 
 
 def _q8_0(d: Decoding) -> None:
@@ -236,7 +227,7 @@ def _mxfp4(d: Decoding) -> None:
 # --- 256 elements: scales of parts of 16 or 32, themselves scaled by an f16 -----------------------------------------
 
 
-def _factors(d: Decoding, words: torch.Tensor, half: torch.Tensor, sign: int = 1) -> torch.Tensor:
+def _factors(d: Decoding, words: Tensor, half: Tensor, sign: int = 1) -> Tensor:
     """The bytes of words times a number of the block: shape (count, bytes)."""
     result = d.new(f32, 4 * words.shape[1])
     d.do(result.copy_, words.view(torch.uint8))
@@ -247,7 +238,7 @@ def _factors(d: Decoding, words: torch.Tensor, half: torch.Tensor, sign: int = 1
 
 
 def _fields(
-    d: Decoding, words: torch.Tensor, width: int, higher: torch.Tensor | None = None, bits: int = 1, apart: int = 1
+    d: Decoding, words: Tensor, width: int, higher: Tensor | None = None, bits: int = 1, apart: int = 1
 ) -> None:
     """Values from fields of ``width`` bits: of each group of bytes all lowest fields, then the next ones.
 
@@ -259,16 +250,16 @@ def _fields(
     steps = 8 // width
     values = d.values.view(d.count, words.shape[1], steps, -1)
     part = d.new(i32, *words.shape[1:])
-    above = None if higher is None else d.new(i32, *words.shape[1:])
+    above = part if higher is None else d.new(i32, *words.shape[1:])
     for i in range(steps):
         d.field(words, i * width, (1 << width) - 1, part)
-        if higher is not None and above is not None:
+        if higher is not None:
             d.field(higher, i * apart, (1 << bits) - 1, above)
             d.join(part, above, width)
         d.do(values[:, :, i].copy_, part.view(torch.uint8))
 
 
-def _shifted(d: Decoding, words: torch.Tensor, shifts: range) -> torch.Tensor:
+def _shifted(d: Decoding, words: Tensor, shifts: range) -> Tensor:
     """``words`` (count, ..., n) shifted right by each of several numbers of bits: (count, ..., shifts, n)."""
     result = d.new(i32, *words.shape[1:-1], len(shifts), words.shape[-1])
     by = d.constant(shifts, torch.int32).view(-1, 1)
@@ -303,7 +294,7 @@ def _q3_k(d: Decoding) -> None:
     _centred(d, scale, 4)
 
 
-def _scales_of_8(d: Decoding) -> tuple[torch.Tensor, torch.Tensor]:
+def _scales_of_8(d: Decoding) -> tuple[Tensor, Tensor]:
     """Eight 6-bit scales and eight 6-bit offsets packed into 12 bytes (q4_k, q5_k), times the block's own."""
     rest = d.words_at(12, 4)
     result = []
@@ -342,10 +333,10 @@ def _q6_k(d: Decoding) -> None:
 
 
 _DECODERS: Final[dict[str, Callable[[Decoding], None]]] = {
-    "q4_0": _q4_0,
-    "q4_1": _q4_1,
-    "q5_0": _q5_0,
-    "q5_1": _q5_1,
+    "q4_0": partial(_of_nibbles, centre=8),
+    "q4_1": _of_nibbles,
+    "q5_0": partial(_of_nibbles, centre=16, fifth=True),
+    "q5_1": partial(_of_nibbles, fifth=True),
     "q8_0": _q8_0,
     "q2_k": _q2_k,
     "q3_k": _q3_k,

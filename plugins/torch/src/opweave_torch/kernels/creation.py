@@ -1,4 +1,4 @@
-"""Values out of nothing."""
+"""Kernels without operands: filled tensors and ranges."""
 
 from __future__ import annotations
 

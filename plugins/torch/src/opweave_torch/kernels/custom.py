@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from opweave.contract import Arg, Call, Stream
 from opweave.graph.dtypes import DType
@@ -21,7 +22,7 @@ def custom(stream: Stream, op: str, out: Arg, *srcs: Arg, fn: Callable[..., Any]
     return partial(_call, fn, [(tensor(s), s.dtype) for s in srcs], tensor(out), out.dtype)
 
 
-def _call(fn: Callable[..., Any], srcs: list[tuple[torch.Tensor, DType]], out: torch.Tensor, dtype: DType) -> None:
+def _call(fn: Callable[..., Any], srcs: list[tuple[Tensor, DType]], out: Tensor, dtype: DType) -> None:
     with torch.inference_mode(False):  # what others wrote may want gradients
         result = call_custom(fn, [_array(x, kind) for x, kind in srcs], tuple(out.shape), dtype)
     with np.errstate(all="ignore"):
@@ -31,7 +32,7 @@ def _call(fn: Callable[..., Any], srcs: list[tuple[torch.Tensor, DType]], out: t
     out.copy_(torch.from_numpy(values.view(np.int16)).view(out.dtype) if half else torch.from_numpy(values))
 
 
-def _array(x: torch.Tensor, dtype: DType) -> np.ndarray[Any, Any]:
+def _array(x: Tensor, dtype: DType) -> np.ndarray[Any, Any]:
     """The values on the host. Memory of the host is not copied."""
     held = x.cpu()
     array: np.ndarray[Any, Any] = (held.view(torch.int16) if held.dtype is torch.bfloat16 else held).numpy()

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
@@ -15,7 +16,7 @@ from opweave_torch.kernels.binding import in_order, rounded, same_elements, scal
 from opweave_torch.kernels.table import FLOATS, HALVES, INTEGERS, KERNELS, NUMBERS, PLAIN, WIDE
 from opweave_torch.memory import tensor
 
-_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,
@@ -40,7 +41,7 @@ _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
 def preset(function: Callable[..., Any], out: Arg, *srcs: Arg) -> Call:
     """The call ``function(*srcs, out=out)``; in place the tensor's method ``function_``, which takes less time."""
     target, operands = tensor(out), [tensor(src) for src in srcs]
-    in_place = getattr(torch.Tensor, f"{function.__name__}_", None)
+    in_place = getattr(Tensor, f"{function.__name__}_", None)
     if in_place is not None and same_elements(target, operands[0]):
         return partial(in_place, *operands)
     return partial(function, *operands, out=target)
@@ -49,14 +50,14 @@ def preset(function: Callable[..., Any], out: Arg, *srcs: Arg) -> Call:
 @KERNELS("add", "sub", "mul", "pow", dtypes=NUMBERS, inplace=True)
 @KERNELS("div", dtypes=FLOATS, inplace=True)
 def binary(stream: Stream, op: str, out: Arg, a: Arg, b: Arg) -> Call:
-    return preset(_FUNCTIONS[op], out, a, b)
+    return preset(FUNCTIONS[op], out, a, b)
 
 
 @KERNELS("neg", "abs", dtypes=NUMBERS, inplace=True)
 @KERNELS("sign", dtypes=INTEGERS, inplace=True)
 @KERNELS("reciprocal", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", inplace=True)
 def unary(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
-    return preset(_FUNCTIONS[op], out, x)
+    return preset(FUNCTIONS[op], out, x)
 
 
 @KERNELS("square", dtypes=NUMBERS, inplace=True)
@@ -79,7 +80,7 @@ def sign(stream: Stream, op: str, out: Arg, x: Arg, *, clamped: Arg) -> Call:
 # --- scale ----------------------------------------------------------------------------------------------------------
 
 
-def _line(source: torch.Tensor, target: torch.Tensor, scale: float, bias: float) -> Call:
+def _line(source: Tensor, target: Tensor, scale: float, bias: float) -> Call:
     """``target = scale * source + bias`` in one pass, where both numbers are exact in their dtype."""
     if bias == 0:
         return partial(torch.mul, source, scalar(scale, source), out=target)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.kernels import of_other_type
@@ -48,7 +49,7 @@ def _plain_arrays(step: Step) -> Arrays:
 def expert_linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, **arrays: Arg) -> Call:
     weights = [expert.t() for expert in tensor(w)]
 
-    def multiply(rows: torch.Tensor, expert: int, result: torch.Tensor) -> None:
+    def multiply(rows: Tensor, expert: int, result: Tensor) -> None:
         product(result, rows, weights[expert])()
 
     return _bind(op, out, x, w, ids, arrays, multiply)
@@ -71,7 +72,7 @@ def expert_linear_of_blocks(
     stored, outputs = tensor(w), w.shape[1]
     decoded = DecodedRows(w, widened(out.dtype), arrays, stored.device)
 
-    def multiply(rows: torch.Tensor, expert: int, result: torch.Tensor) -> None:
+    def multiply(rows: Tensor, expert: int, result: Tensor) -> None:
         for first in range(0, outputs, decoded.rows):
             some = slice(first, min(first + decoded.rows, outputs))
             for call in (*decoded.load(stored[expert, some]), *decoded.calls):
@@ -88,7 +89,7 @@ def _bind(
     w: Arg,
     ids: Arg,
     arrays: Mapping[str, Arg],
-    multiply: Callable[[torch.Tensor, int, torch.Tensor], None],
+    multiply: Callable[[Tensor, int, Tensor], None],
 ) -> Call:
     """The call that sorts the rows by their experts, multiplies those of each expert at once, and puts the results in
     the order of the ids."""

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opweave.contract import Arg, Call, Stream
 from opweave_torch.kernels.activation import FUNCTIONS, gelu_call, gelu_quick_calls
@@ -19,7 +20,7 @@ from opweave_torch.kernels.table import HALVES, KERNELS, WIDE
 from opweave_torch.memory import tensor
 
 
-def _gate(op: str, source: torch.Tensor, target: torch.Tensor, approximate: str = "none") -> list[Call]:
+def _gate(op: str, source: Tensor, target: Tensor, approximate: str = "none") -> list[Call]:
     """The calls that put the activation of ``source`` into ``target``, which may be ``source``."""
     if op == "reglu":
         return [partial(torch.clamp_min, source, scalar(0, source), out=target)]
@@ -38,7 +39,7 @@ def gated(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, **form: Any) -> 
 
 @KERNELS("reglu", "geglu", "swiglu", dtypes=HALVES, inplace=True, workspace=widening_arrays)
 def gated_of_halves(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, wide: Arg, **form: Any) -> Call:
-    def body(gate: torch.Tensor, values: Sequence[torch.Tensor], target: torch.Tensor) -> list[Call]:
+    def body(gate: Tensor, values: Sequence[Tensor], target: Tensor) -> list[Call]:
         return [*_gate(op, gate, gate, **form), partial(torch.mul, gate, values[0], out=target)]
 
     return widening(out, [gate, x], wide, body)
@@ -47,9 +48,7 @@ def gated_of_halves(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, wid
 # --- swiglu_oai -----------------------------------------------------------------------------------------------------
 
 
-def _clamped_gate(
-    gate: torch.Tensor, x: torch.Tensor, work: torch.Tensor, value: torch.Tensor, alpha: float, limit: float
-) -> list[Call]:
+def _clamped_gate(gate: Tensor, x: Tensor, work: Tensor, value: Tensor, alpha: float, limit: float) -> list[Call]:
     """The calls that leave ``g / (1 + exp(-alpha g))``, times ``alpha``, in ``work`` and the value, divided by it, in
     ``value``: silu of the steeper gate, scaled back. ``work`` may be ``gate``, and ``value`` may be ``x``."""
     calls: list[Call] = [
@@ -78,7 +77,7 @@ def swiglu_oai(stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, alpha: f
 def swiglu_oai_of_halves(
     stream: Stream, op: str, out: Arg, x: Arg, gate: Arg, *, alpha: float, limit: float, wide: Arg
 ) -> Call:
-    def body(gate: torch.Tensor, values: Sequence[torch.Tensor], target: torch.Tensor) -> list[Call]:
+    def body(gate: Tensor, values: Sequence[Tensor], target: Tensor) -> list[Call]:
         calls = _clamped_gate(gate, values[0], gate, values[0], alpha, limit)
         return [*calls, partial(torch.mul, gate, values[0], out=target)]
 

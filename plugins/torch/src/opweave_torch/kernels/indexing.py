@@ -10,14 +10,16 @@ from functools import partial
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.kernels import needs_dense_output
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, f32, i64, u8
 from opweave.graph.layout import reshape_strides
 from opweave_torch.kernels.binding import in_order, raising_bounds_error, same_elements
 from opweave_torch.kernels.blocks import Decoding, decoding_arrays
-from opweave_torch.kernels.table import HALVES, INTEGERS, KERNELS, PLAIN, QUANTIZED, WIDE
+from opweave_torch.kernels.table import KERNELS, NUMBERS, PLAIN, QUANTIZED
 from opweave_torch.memory import tensor
 
 __all__ = ["dense_ids_array", "flat_ids"]
@@ -25,16 +27,12 @@ __all__ = ["dense_ids_array", "flat_ids"]
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-def _needs_packed_output(step: Step) -> str | None:
-    return None if step.out.is_dense else "the output is not dense"
-
-
 def dense_ids_array(ids: Arg) -> Arrays:
     """Workspace of `flat_ids`: a dense copy of ids that are neither dense nor of one axis."""
     return {} if ids.is_dense or len(ids.shape) == 1 else {"dense_ids": (ids.dtype, ids.shape)}
 
 
-def flat_ids(ids: Arg, dense_ids: Arg | None) -> tuple[list[Call], torch.Tensor]:
+def flat_ids(ids: Arg, dense_ids: Arg | None) -> tuple[list[Call], Tensor]:
     """The ids with one axis, and the calls that copy them into their array, if they have one."""
     view = tensor(ids)
     if dense_ids is None:
@@ -43,7 +41,7 @@ def flat_ids(ids: Arg, dense_ids: Arg | None) -> tuple[list[Call], torch.Tensor]
     return [partial(dense.copy_, view)], dense.view(-1)
 
 
-@KERNELS("embedding", dtypes=PLAIN, when=_needs_packed_output, workspace=lambda step: dense_ids_array(step.srcs[1]))
+@KERNELS("embedding", dtypes=PLAIN, when=needs_dense_output, workspace=lambda step: dense_ids_array(step.srcs[1]))
 def embedding(stream: Stream, op: str, out: Arg, table: Arg, ids: Arg, *, dense_ids: Arg | None = None) -> Call:
     calls, indices = flat_ids(ids, dense_ids)
     target = tensor(out).view(ids.size, *table.shape[1:])
@@ -68,7 +66,7 @@ def _decoded_rows_arrays(step: Step) -> Arrays:
     return {**dense_ids_array(ids), **stored, **decoding_arrays(dtype, rows * blocks)}
 
 
-@KERNELS("embedding", dtypes=[f32, *QUANTIZED], when=_needs_packed_output, workspace=_decoded_rows_arrays)
+@KERNELS("embedding", dtypes=[f32, *QUANTIZED], when=needs_dense_output, workspace=_decoded_rows_arrays)
 def embedding_of_blocks(
     stream: Stream, op: str, out: Arg, table: Arg, ids: Arg, *, blocks: DType, stored: Arg, **arrays: Arg
 ) -> Call:
@@ -98,7 +96,7 @@ def _long_ids_array(ids: Arg) -> Arrays:
     return {} if ids.dtype is i64 else {"long_ids": (i64, ids.shape)}
 
 
-def _long_ids(ids: Arg, long_ids: Arg | None) -> tuple[list[Call], torch.Tensor]:
+def _long_ids(ids: Arg, long_ids: Arg | None) -> tuple[list[Call], Tensor]:
     """The ids as i64, and the calls that convert those of another type: not every function of torch takes these."""
     view = tensor(ids)
     if long_ids is None:
@@ -131,7 +129,7 @@ def _sum_arrays(step: Step) -> Arrays:
     return dense
 
 
-@KERNELS("index_add", dtypes=f"{WIDE} {HALVES} {INTEGERS}", workspace=_sum_arrays)
+@KERNELS("index_add", dtypes=NUMBERS, workspace=_sum_arrays)
 def index_add(
     stream: Stream, op: str, out: Arg, ids: Arg, rows: Arg, *, n: int, dense_ids: Arg | None = None, **arrays: Arg
 ) -> Call:
@@ -149,15 +147,11 @@ def index_add(
 # --- regions of a tensor --------------------------------------------------------------------------------------------
 
 
-def _window(out: torch.Tensor, value: Arg, offsets: tuple[int, ...]) -> torch.Tensor:
-    return out[tuple([slice(at, at + n) for at, n in zip(offsets, value.shape, strict=True)])]
-
-
 @KERNELS("set_region", dtypes=PLAIN, inplace=True)
-@KERNELS("add_region", dtypes=f"{WIDE} {HALVES} {INTEGERS}", inplace=True)
+@KERNELS("add_region", dtypes=NUMBERS, inplace=True)
 def region(stream: Stream, op: str, out: Arg, x: Arg, value: Arg, *, offsets: tuple[int, ...]) -> Call:
     target, source = tensor(out), tensor(x)
-    window = _window(target, value, offsets)
+    window = target[tuple([slice(at, at + n) for at, n in zip(offsets, value.shape, strict=True)])]
     write: Call = partial(window.copy_ if op == "set_region" else window.add_, tensor(value))
     return write if same_elements(target, source) else in_order([partial(target.copy_, source), write])
 
@@ -177,6 +171,6 @@ def assign(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     return partial(tensor(out).copy_, tensor(x))
 
 
-@KERNELS("accumulate", dtypes=f"{WIDE} {HALVES} {INTEGERS}")
+@KERNELS("accumulate", dtypes=NUMBERS)
 def accumulate(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     return partial(tensor(out).add_, tensor(x))

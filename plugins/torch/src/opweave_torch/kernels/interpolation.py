@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
@@ -41,7 +42,7 @@ def _is_exact(step: Step) -> bool:
     return True
 
 
-def _native(mode: str, attrs: dict[str, Any], x: torch.Tensor, out: torch.Tensor) -> Call:
+def _native(mode: str, attrs: dict[str, Any], x: Tensor, out: Tensor) -> Call:
     function = out_function(_NAMES[mode, len(attrs["size"])])
     factors = attrs["scale_factor"] or (None,) * len(attrs["size"])
     options = () if mode == "nearest" else (attrs["align_corners"],)
@@ -62,22 +63,12 @@ def _f64_arrays(step: Step) -> Arrays:
 
 
 @KERNELS("interpolate", dtypes=FLOATS, when=_is_nearest, workspace=_f64_arrays)
-def weighted(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    *,
-    mode: str,
-    wide: Arg | None = None,
-    result: Arg | None = None,
-    **attrs: Any,
-) -> Call:
+def weighted(stream: Stream, op: str, out: Arg, x: Arg, *, mode: str, **given: Any) -> Call:
     source, target = tensor(x), tensor(out)
-    if wide is None or result is None or source.device.type == "mps":  # which has no f64
-        return _native(mode, attrs, source, target)
-    x64, y64 = tensor(wide), tensor(result)
-    return in_order([partial(x64.copy_, source), _native(mode, attrs, x64, y64), partial(target.copy_, y64)])
+    if "wide" not in given or source.device.type == "mps":  # which has no f64
+        return _native(mode, given, source, target)
+    x64, y64 = tensor(given["wide"]), tensor(given["result"])
+    return in_order([partial(x64.copy_, source), _native(mode, given, x64, y64), partial(target.copy_, y64)])
 
 
 # --- nearest elements -----------------------------------------------------------------------------------------------

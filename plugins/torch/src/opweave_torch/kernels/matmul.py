@@ -8,6 +8,7 @@ from math import prod
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.kernels import of_other_type
@@ -17,7 +18,7 @@ from opweave.graph.layout import reshape_strides
 from opweave_torch.kernels.binding import conversion_arrays, converted, in_order, widened
 from opweave_torch.kernels.blocks import Decoding, decoding_arrays
 from opweave_torch.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
-from opweave_torch.memory import tensor
+from opweave_torch.memory import reshaped, tensor
 
 __all__ = ["DecodedRows", "as_source", "as_target", "blocks_why_not", "decoded_rows_arrays", "matrix_arrays", "product"]
 
@@ -32,7 +33,7 @@ TILE: Final = 1 << 21
 # --- matmul ---------------------------------------------------------------------------------------------------------
 
 
-def product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> Call:
+def product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Call:
     """The call ``out = a @ b + bias``: two axes, or three without a bias. Half types compute in f32."""
     if not out.dtype.is_floating_point and out.device.type != "cpu":
         return partial(_whole_product, out, a, b, bias)
@@ -41,7 +42,7 @@ def product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Ten
     return partial(torch.mm if out.ndim == 2 else torch.bmm, a, b, out=out)
 
 
-def _whole_product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
+def _whole_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> None:
     """A product of integers, for which accelerators have no library: the sum of the products of each column of ``a``
     and row of ``b``."""
     out.zero_() if bias is None else out.copy_(bias)
@@ -55,24 +56,17 @@ def matmul(stream: Stream, op: str, out: Arg, a: Arg, b: Arg) -> Call:
     if o.ndim == 2:
         return product(o, x, y)
     batch = prod(out.shape[:-2])
-    if not any(b.strides[:-2]) and (rows := _merged(a, (batch * a.shape[-2],))) is not None:
+    if not any(b.strides[:-2]) and (rows := reshaped(a, (batch * a.shape[-2], a.shape[-1]))) is not None:
         # One matrix for all: one large product instead of many small ones.
-        target = _merged(out, (batch * a.shape[-2],))
+        target = reshaped(out, (len(rows), out.shape[-1]))
         if target is not None:
             return product(target, rows, y[(0,) * (y.ndim - 2)])
-    merged = [_merged(arg, (batch, arg.shape[-2])) for arg in (out, a, b)]
+    merged = [reshaped(arg, (batch, *arg.shape[-2:])) for arg in (out, a, b)]
     if merged[0] is not None and merged[1] is not None and merged[2] is not None:
         return product(merged[0], merged[1], merged[2])
     if o.dtype.is_floating_point or o.device.type == "cpu":
         return partial(torch.matmul, x, y, out=o)
     return partial(_whole_product, o, x, y, None)
-
-
-def _merged(arg: Arg, lead: tuple[int, ...]) -> torch.Tensor | None:
-    """The operand with other axes before its last one, if that needs no copy."""
-    shape = (*lead, arg.shape[-1])
-    strides = reshape_strides(arg.shape, arg.strides, shape, arg.dtype)
-    return None if strides is None else tensor(Arg(arg.buffer, arg.offset, arg.dtype, shape, strides))
 
 
 # --- linear ---------------------------------------------------------------------------------------------------------
@@ -89,19 +83,19 @@ def _is_matrix(arg: Arg) -> bool:
     return reshape_strides(arg.shape, arg.strides, (prod(arg.shape[:-1]), arg.shape[-1]), arg.dtype) is not None
 
 
-def _as_matrix(arg: Arg) -> torch.Tensor:
-    matrix = _merged(arg, (prod(arg.shape[:-1]),))
+def _as_matrix(arg: Arg) -> Tensor:
+    matrix = reshaped(arg, (prod(arg.shape[:-1]), arg.shape[-1]))
     assert matrix is not None, f"{arg} has no array of matrix_arrays"
     return matrix
 
 
-def as_source(x: Arg, arrays: Mapping[str, Arg]) -> tuple[torch.Tensor, list[Call]]:
+def as_source(x: Arg, arrays: Mapping[str, Arg]) -> tuple[Tensor, list[Call]]:
     """The operand as one matrix, and the calls that copy it into its array, if it has one."""
     rows = arrays.get("rows", x)
     return _as_matrix(rows), [] if rows is x else [partial(tensor(rows).copy_, tensor(x))]
 
 
-def as_target(out: Arg, arrays: Mapping[str, Arg]) -> tuple[torch.Tensor, list[Call]]:
+def as_target(out: Arg, arrays: Mapping[str, Arg]) -> tuple[Tensor, list[Call]]:
     """A matrix for the result, and the calls that copy it from its array to ``out``, if it has one."""
     results = arrays.get("results", out)
     return _as_matrix(results), [] if results is out else [partial(tensor(out).copy_, tensor(results))]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opweave.contract import Arg, Call, Stream
 from opweave.graph.dtypes import i64
+from opweave.ops.windows import overlap
 from opweave_torch.kernels.binding import in_order
 from opweave_torch.kernels.table import INTEGERS, KERNELS
 from opweave_torch.memory import tensor
 from opweave_torch.native import max_pool_with_indices, out_function
 
 
-def _plane(x: torch.Tensor) -> torch.Tensor:
+def _plane(x: Tensor) -> Tensor:
     """Shape (batch, channels, height, width)."""
     return x if x.ndim == 4 else x.unsqueeze(2)
 
@@ -27,27 +29,21 @@ def _two(lengths: Sequence[int], missing: int) -> list[int]:
     return [missing] * (2 - len(lengths)) + list(lengths)
 
 
+def _geometry(attrs: Mapping[str, Any]) -> list[list[int]]:
+    """Kernel size, stride and padding for two axes."""
+    return [_two(attrs["kernel_size"], 1), _two(attrs["stride"], 1), _two(attrs["padding"], 0)]
+
+
 # --- the largest ----------------------------------------------------------------------------------------------------
 
 
 @KERNELS("max_pool1d", "max_pool2d", workspace=lambda step: {"indices": (i64, step.out.shape)})
-def max_pool(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    *,
-    kernel_size: tuple[int, ...],
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    ceil_mode: bool,
-    indices: Arg,
-) -> Call:
+def max_pool(stream: Stream, op: str, out: Arg, x: Arg, *, indices: Arg, **attrs: Any) -> Call:
     # torch computes the index of each maximum in any case.
-    sizes = [_two(kernel_size, 1), _two(stride, 1), _two(padding, 0), _two(dilation, 1)]
-    results = _plane(tensor(out)), _plane(tensor(indices))
-    return partial(max_pool_with_indices(), _plane(tensor(x)), *sizes, ceil_mode, out=results)
+    sizes = [*_geometry(attrs), _two(attrs["dilation"], 1), attrs["ceil_mode"]]
+    return partial(
+        max_pool_with_indices(), _plane(tensor(x)), *sizes, out=(_plane(tensor(out)), _plane(tensor(indices)))
+    )
 
 
 @KERNELS("max_pool1d", "max_pool2d", dtypes=INTEGERS)
@@ -55,17 +51,10 @@ def max_pool_of_integers(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any
     """For each element of the kernel one pass over all windows in which it lies inside of the input."""
     most, source = tensor(out), tensor(x)
     calls: list[Call] = [partial(most.fill_, torch.iinfo(most.dtype).min)]
+    sizes = [attrs[name] for name in ("kernel_size", "stride", "padding", "dilation")]
     axes = [
-        [_inside(n, windows, k * d - p, s) for k in range(size)]
-        for n, windows, size, s, p, d in zip(
-            x.shape[2:],
-            out.shape[2:],
-            attrs["kernel_size"],
-            attrs["stride"],
-            attrs["padding"],
-            attrs["dilation"],
-            strict=True,
-        )
+        [overlap(windows, n, s, k * d - p) for k in range(size)]
+        for n, windows, size, s, p, d in zip(x.shape[2:], out.shape[2:], *sizes, strict=True)
     ]
     for slices in product(*axes):
         part = most[(..., *[windows for windows, _ in slices])]
@@ -74,41 +63,11 @@ def max_pool_of_integers(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any
     return in_order(calls)
 
 
-def _inside(n: int, windows: int, first: int, stride: int) -> tuple[slice, slice]:
-    """The i below ``windows`` for which ``first + stride · i`` is an index of an axis of ``n`` elements, and these
-    indices."""
-    begin = max(0, -(first // stride))
-    end = max(begin, min(windows, (n - 1 - first) // stride + 1))
-    start = first + begin * stride
-    return slice(begin, end), slice(start, start + (end - begin) * stride, stride)
-
-
 # --- the mean -------------------------------------------------------------------------------------------------------
 
 
 @KERNELS("avg_pool1d", "avg_pool2d")
-def avg_pool(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    *,
-    kernel_size: tuple[int, ...],
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor: int,
-) -> Call:
-    return partial(
-        out_function("avg_pool2d"),
-        _plane(tensor(x)),
-        _two(kernel_size, 1),
-        _two(stride, 1),
-        _two(padding, 0),
-        ceil_mode,
-        count_include_pad,
-        divisor or None,
-        out=_plane(tensor(out)),
-    )
+def avg_pool(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
+    options = attrs["ceil_mode"], attrs["count_include_pad"], attrs["divisor"] or None
+    function = out_function("avg_pool2d")
+    return partial(function, _plane(tensor(x)), *_geometry(attrs), *options, out=_plane(tensor(out)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
@@ -90,6 +91,6 @@ def count_equal(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, equal: Arg
     return in_order([partial(torch.eq, tensor(a), tensor(b), out=flags), partial(_count, flags, tensor(out))])
 
 
-def _count(flags: torch.Tensor, out: torch.Tensor) -> None:
+def _count(flags: Tensor, out: Tensor) -> None:
     # torch.sum with out= would make a copy of the flags in i64.
     out.copy_(torch.count_nonzero(flags))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
@@ -20,13 +21,13 @@ from opweave_torch.kernels.table import FLOATS, KERNELS
 from opweave_torch.memory import tensor
 
 
-def _frequencies(values: Any, device: torch.device) -> torch.Tensor:
+def _frequencies(values: Any, device: torch.device) -> Tensor:
     """The angle of each pair for one step of the position: f64, or f32 on devices without f64."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
     return torch.from_numpy(np.asarray(values)).to(device, dtype)
 
 
-def _angle_tensor(array: Arg, device: torch.device) -> torch.Tensor:
+def _angle_tensor(array: Arg, device: torch.device) -> Tensor:
     """An f64 array of the workspace; on devices without f64 as many elements of f32."""
     if device.type == "mps":
         array = Arg(array.buffer, array.offset, f32, array.shape, dense_strides(array.shape, f32))
@@ -53,27 +54,14 @@ def _rope_arrays(step: Step) -> Arrays:
 
 
 @KERNELS("rope", dtypes=FLOATS, inplace=True, workspace=_rope_arrays)
-def rope(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    positions: Arg,
-    factors: Arg | None = None,
-    *,
-    pairing: str,
-    dims: int,
-    sections: tuple[int, ...],
-    wide_positions: Arg,
-    angles: Arg,
-    table: Arg,
-    copies: Arg,
-    divided: Arg | None = None,
-    **yarn: Any,
-) -> Call:
+def rope(stream: Stream, op: str, out: Arg, x: Arg, positions: Arg, factors: Arg | None = None, **given: Any) -> Call:
+    pairing, dims, sections, wide_positions, angles, table, copies = [
+        given.pop(n) for n in ("pairing", "dims", "sections", "wide_positions", "angles", "table", "copies")
+    ]
+    divided = given.pop("divided", None)
     source, target = tensor(x), tensor(out)
     angle, numbers = [_angle_tensor(array, source.device) for array in (angles, wide_positions)]
-    values, magnitude = rope_frequencies(dims, **yarn)
+    values, magnitude = rope_frequencies(dims, **given)
     frequencies = _frequencies(values, source.device)
     calls: list[Call] = [partial(numbers.copy_, tensor(positions)[tuple([slice(n) for n in numbers.shape])])]
     if factors is not None and divided is not None:
@@ -91,12 +79,7 @@ def rope(
 
 
 def _rotate_adjacent(
-    x: torch.Tensor,
-    out: torch.Tensor,
-    angles: torch.Tensor,
-    magnitude: float,
-    table: torch.Tensor,
-    copies: torch.Tensor,
+    x: Tensor, out: Tensor, angles: Tensor, magnitude: float, table: Tensor, copies: Tensor
 ) -> list[Call]:
     """Pairs as complex numbers, multiplied by cos φ + i sin φ."""
     calls: list[Call] = [partial(torch.cos, angles, out=table[..., 0]), partial(torch.sin, angles, out=table[..., 1])]
@@ -111,7 +94,7 @@ def _rotate_adjacent(
     return [*calls, partial(dense.copy_, x), partial(torch.mul, pairs, rotation, out=pairs), partial(out.copy_, dense)]
 
 
-def _as_complex(x: torch.Tensor) -> torch.Tensor | None:
+def _as_complex(x: Tensor) -> Tensor | None:
     """Adjacent elements as a view of complex numbers, where strides and offset allow it."""
     even = all(step % 2 == 0 for step in x.stride()[:-1]) and x.storage_offset() % 2 == 0
     if x.itemsize < 4 or x.stride(-1) != 1 or not even:
@@ -120,12 +103,7 @@ def _as_complex(x: torch.Tensor) -> torch.Tensor | None:
 
 
 def _rotate_halves(
-    x: torch.Tensor,
-    out: torch.Tensor,
-    angles: torch.Tensor,
-    magnitude: float,
-    table: torch.Tensor,
-    copies: torch.Tensor,
+    x: Tensor, out: Tensor, angles: Tensor, magnitude: float, table: Tensor, copies: Tensor
 ) -> list[Call]:
     """x · cos + (the other element of each pair) · ±sin."""
     half = angles.shape[-1]
@@ -140,16 +118,11 @@ def _rotate_halves(
         partial(others[..., low].copy_, x[..., high]),
         partial(others[..., high].copy_, x[..., low]),
     ]
-    if len(copies) == 1:
-        return [*calls, partial(torch.mul, x, cos, out=out), partial(torch.addcmul, out, others, sin, out=out)]
-    wide = copies[1]
-    return [
-        *calls,
-        partial(wide.copy_, x),
-        partial(torch.mul, wide, cos, out=wide),
-        partial(torch.addcmul, wide, others, sin, out=wide),
-        partial(out.copy_, wide),
-    ]
+    wide = copies[1] if len(copies) > 1 else None
+    source, target = (x, out) if wide is None else (wide, wide)
+    calls += [] if wide is None else [partial(wide.copy_, x)]
+    calls += [partial(torch.mul, source, cos, out=target), partial(torch.addcmul, target, others, sin, out=target)]
+    return calls if wide is None else [*calls, partial(out.copy_, wide)]
 
 
 # --- cosines and sines of timesteps ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from opweave.contract import Arg, Call, Stream
 from opweave_torch.kernels.elementwise import preset
 from opweave_torch.kernels.table import KERNELS
 
-_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "floor": torch.floor,
     "ceil": torch.ceil,
     "round": torch.round,
@@ -19,6 +19,6 @@ _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-@KERNELS(*_FUNCTIONS, inplace=True)
+@KERNELS(*FUNCTIONS, inplace=True)
 def rounding(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
-    return preset(_FUNCTIONS[op], out, x)
+    return preset(FUNCTIONS[op], out, x)

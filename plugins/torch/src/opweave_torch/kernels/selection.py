@@ -28,7 +28,7 @@ def clamp(stream: Stream, op: str, out: Arg, x: Arg, *, min: float, max: float) 
         return partial(torch.clamp_min, source, scalar(least, source), out=target)
     if min == -math.inf:
         return partial(torch.clamp_max, source, scalar(largest, source), out=target)
-    # Other than one bound, two go several times as fast as numbers.
+    # torch takes two bounds several times as fast as numbers than as tensors; for one bound it is the other way round.
     return partial(torch.clamp, source, least, largest, out=target)
 
 

@@ -7,28 +7,21 @@ from functools import partial
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import bool_, f32, i32, i64
-from opweave_torch.kernels.binding import in_order, scalar
-from opweave_torch.kernels.table import HALVES, KERNELS, PLAIN, WIDE
+from opweave_torch.kernels.binding import in_order, scalar, through_f32, wide_array
+from opweave_torch.kernels.table import FLOATS, KERNELS, PLAIN
 from opweave_torch.memory import tensor
 
 # --- cumsum ---------------------------------------------------------------------------------------------------------
 
 
-@KERNELS("cumsum", dtypes=f"{WIDE} i64")
-def cumsum(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int) -> Call:
-    return partial(torch.cumsum, tensor(x), axis, out=tensor(out))
-
-
-@KERNELS("cumsum", dtypes=HALVES, workspace=lambda step: {"wide": (f32, step.out.shape)})
-def cumsum_of_halves(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int, wide: Arg) -> Call:
-    sums = tensor(wide)
-    return in_order([
-        partial(sums.copy_, tensor(x)), partial(torch.cumsum, sums, axis, out=sums), partial(tensor(out).copy_, sums)
-    ])  # fmt: skip
+@KERNELS("cumsum", dtypes=f"{FLOATS} i64", workspace=wide_array)
+def cumsum(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int, wide: Arg | None = None) -> Call:
+    return through_f32(partial(torch.cumsum, dim=axis), out, x, wide)
 
 
 # --- orders ---------------------------------------------------------------------------------------------------------
@@ -93,9 +86,7 @@ def top_k(
     return in_order(calls)
 
 
-def _ordered_bits(
-    source: torch.Tensor, wide: torch.Tensor, sign: torch.Tensor, is_nan: torch.Tensor
-) -> tuple[list[Call], torch.Tensor]:
+def _ordered_bits(source: Tensor, wide: Tensor, sign: Tensor, is_nan: Tensor) -> tuple[list[Call], Tensor]:
     """The calls that turn floats into i32 of the same order, and the tensor that then holds these: the bits of the
     floats, inverted below the sign for negative ones. All zeros become one integer, and all NaN one above infinity."""
     bits = wide.view(torch.int32)

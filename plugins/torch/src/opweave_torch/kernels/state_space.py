@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
@@ -81,20 +82,9 @@ def _scan_arrays(step: Step) -> Arrays:
 
 @KERNELS("selective_scan", workspace=_scan_arrays)
 def selective_scan(
-    stream: Stream,
-    op: str,
-    out: Arg,
-    u: Arg,
-    delta: Arg,
-    a: Arg,
-    b: Arg,
-    c: Arg,
-    *rest: Arg,
-    softplus: bool,
-    skip: bool,
-    last: bool,
-    **arrays: Arg,
+    stream: Stream, op: str, out: Arg, *srcs: Arg, softplus: bool, skip: bool, last: bool, **arrays: Arg
 ) -> Call:
+    u, delta, a, b, c, *rest = srcs
     memory = {name: tensor(array) for name, array in arrays.items()}
     rates, through, last_state = [memory[name] for name in ("rates", "through", "last_state")]
     d, state = optional_operands(rest, skip)
@@ -120,12 +110,12 @@ def selective_scan(
 
 
 def _bind_chunk(
-    memory: Mapping[str, torch.Tensor],
-    u: torch.Tensor,
-    delta: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    results: torch.Tensor,
+    memory: Mapping[str, Tensor],
+    u: Tensor,
+    delta: Tensor,
+    b: Tensor,
+    c: Tensor,
+    results: Tensor,
     softplus: bool,
     skip: bool,
 ) -> list[Call]:
