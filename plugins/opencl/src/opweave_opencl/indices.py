@@ -77,7 +77,7 @@ class IndexChecks:
         self._sites: Final[WeakValueDictionary[int, Site]] = WeakValueDictionary()
         self._count = 0
         self._bound: list[Site] = []  # since the last plan was begun
-        self._group = 0
+        self._group = -1
         # Copies under way, with the sites whose note they may bring. Dropping the event of a copy waits for the copy.
         self._copies: Final[deque[tuple[cl.Event, Sequence[Site]]]] = deque()
         self._lock: Final = RLock()
@@ -87,10 +87,11 @@ class IndexChecks:
     def begin(self) -> None:
         """A plan is about to be bound."""
         self._bound = []
+        self._group = -1
 
-    def enter(self, group: int) -> None:
-        """The kernels that are bound next belong to this group of it."""
-        self._group = group
+    def enter_group(self) -> None:
+        """The kernels that are bound next belong to the next group of it."""
+        self._group += 1
 
     def bind(self, op: str, length: int) -> Bound:
         """What a kernel gets that reads indices, which are to be below ``length``."""
