@@ -149,6 +149,10 @@ class OpenCLStream(Stream):
         with self.target.errors("running queued work"):
             self.queue.finish()
         done.clear()
+        self._report()
+
+    def _report(self) -> None:
+        """Raise what kernels recorded, and emit the trace events of kernels, of work that is complete."""
         self.indices.check()
         if self._profiler is not None:
             self._profiler.emit()
@@ -173,9 +177,7 @@ class OpenCLStream(Stream):
     def _join(self, handle: Any) -> None:
         with self.target.errors("running queued work"):
             handle.wait()
-        self.indices.check()
-        if self._profiler is not None:
-            self._profiler.emit()
+        self._report()
 
     def _query(self, handle: Any) -> bool:
         import pyopencl as cl

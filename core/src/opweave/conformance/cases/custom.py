@@ -36,7 +36,7 @@ def _numbers() -> Array:
 
 
 def _greedy(a: Array) -> Array:
-    """Clears its source where it can: sources are others' values, and not to be written."""
+    """Clears its source where it can. Sources are read-only: they are values of other nodes."""
     try:
         a[...] = 0
     except ValueError:

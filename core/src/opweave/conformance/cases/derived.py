@@ -1,9 +1,9 @@
 """Cases that every operation gets, made from the ones that its family has.
 
-Sizes: lengths around powers of two, where kernels change from whole tiles to remainders, and more than 2¹⁶ rows, where
-launch grids and 16-bit counters end. Types: operands of another float type than the first one. Aliasing: sources that
-are one value, sources that overlap, and writers whose source lies in the state that they write; what else a scheduler
-may let share memory is tried with every case.
+Sizes: lengths around powers of two, where kernels change from whole tiles to remainders, and more than 2¹⁶ rows, which
+launch grids and 16-bit counters do not reach. Types: operands of another float type than the first one. Aliasing:
+sources that are one value, sources that overlap, and writers whose source lies in the state that they write; what else
+a scheduler may let share memory is tried with every case.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _resized(shape: Shape, rows: int, columns: int) -> Shape:
 
 
 def _products() -> Iterator[Case]:
-    """Products and gathered rows, whose shapes have more to them than rows and columns."""
+    """Products and gathered rows, whose shapes are not rows and columns of the same lengths in all operands."""
     for n in LENGTHS:
         yield case("matmul", Operand((3, n)), Operand((n, 4)), tag="sized")
         yield case("matmul", Operand((n, 5)), Operand((5, 3)), tag="sized")
@@ -98,17 +98,20 @@ def _products() -> Iterator[Case]:
 
 # --- values ---------------------------------------------------------------------------------------------------------
 
-OPEN: Final = frozenset({"conv_transpose1d", "conv_transpose2d", "interpolate", "timestep_embedding"})
-"""Operations in which terms without weight may be left out or multiplied by 0, which differ for NaN and infinities;
-and waves, which have no phase there."""
+UNDEFINED: Final = frozenset({"conv_transpose1d", "conv_transpose2d", "interpolate", "timestep_embedding"})
+"""Operations whose results for NaN and infinities are not defined: those in which terms of weight 0 may be left out or
+multiplied by 0, and embeddings of time steps, since such a time has no sine."""
 
 
 def _special(known: list[Case]) -> Iterator[Case]:
     """NaN and infinities among the values of the first case that has room for them beside ordinary results."""
-    for template in known:
+    for template in [c for c in known if c.op not in UNDEFINED]:
         for i, operand in enumerate(template.operands):
             wanted = (
-                operand.dtype == "f32" and operand.values != "mask" and not operand.state and template.op not in OPEN
+                operand.dtype == "f32"
+                and operand.values != "mask"
+                and not operand.state
+                and template.op not in UNDEFINED
             )
             if wanted and prod(operand.shape) >= 32 and template.build(*template.tensors()).size >= 16:
                 special = operand._replace(values="special")

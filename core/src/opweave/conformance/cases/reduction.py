@@ -43,7 +43,7 @@ def cases() -> Iterator[Case]:
             for layout in LAYOUTS:
                 for axis in (0, 1):
                     if name == "var" and layout == "broadcast" and axis == 0:
-                        continue  # of equal elements: the rounding of their mean is all there is
+                        continue  # of equal elements the variance is only the rounding of their mean
                     yield case(name, Operand((5, 17), dtype, layout), axis=axis, tag=f"axes{axis}")
             # Long and with gaps: what kernels add up in stages, with something left over.
             yield case(name, Operand((301, 3), dtype, "sliced"), axis=None, tag="all")

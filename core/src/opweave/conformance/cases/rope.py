@@ -1,4 +1,4 @@
-"""Cases of rotary position embedding and of waves."""
+"""Cases of rotary position embedding and of embeddings of time steps."""
 
 from __future__ import annotations
 
