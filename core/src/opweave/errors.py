@@ -166,8 +166,9 @@ class ExecutionError(OpweaveError):
         super().__init__(message)
 
 
-def raise_backend_failure(error: Exception, device: str, doing: str, node: str = "") -> NoReturn:
-    """Raise the exception of a backend's code: an `OpweaveError` unchanged, others as the cause of an `ExecutionError`.
+def raise_backend_failure(error: BaseException, device: str, doing: str, node: str = "") -> NoReturn:
+    """Raise the exception of a backend's code: an `OpweaveError` with a note that names ``node`` if it names none yet,
+    a ``KeyboardInterrupt`` unchanged, others (``SystemExit`` too) as the cause of an `ExecutionError`.
 
     Args:
         error: what the backend raised.
@@ -175,9 +176,15 @@ def raise_backend_failure(error: Exception, device: str, doing: str, node: str =
         doing: what the backend was doing, e.g. ``"preparing a kernel"``.
         node: the operation concerned, as messages show it.
     """
-    if isinstance(error, OpweaveError):
+    if isinstance(error, KeyboardInterrupt):
         raise error
     what = f"{doing} for {node}" if node else doing
+    if isinstance(error, OpweaveError):
+        if node and not getattr(error, "node", "") and not getattr(error, "__notes__", ()):
+            error.add_note(f"{device} was {what}")
+        if isinstance(error, ExecutionError):
+            error.node, error.device = error.node or node, error.device or device
+        raise error
     message = f"{device} failed while {what}: {type(error).__name__}: {error}"
     raise ExecutionError(message, node=node, device=device) from error
 

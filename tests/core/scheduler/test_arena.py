@@ -210,6 +210,10 @@ def test_a_lease_that_is_dropped_counts_no_longer(arena):
     assert chunk.freed
 
 
+def test_a_lease_whose_making_was_interrupted_is_dropped_without_complaint():
+    Lease.__new__(Lease).__del__()
+
+
 def test_only_what_is_filled_is_leased(arena):
     first = take(arena, 1000)
     second = take(arena, 3000)

@@ -43,9 +43,67 @@ def test_a_backend_that_fails_while_a_program_is_built_is_named(y, way: str):
         scheduler.build(y)
     assert caught.value.device == "broke"
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert ("exp" in caught.value.node) == (way in ("factory", "_bind", "_inplace"))
-    if way == "factory":
+    assert ("exp" in caught.value.node) == (way != "_fuse")
+    if way in ("factory", "_bind", "_compile"):
         assert "test_backend_failures.py" in str(caught.value), "the place where the node was built"
+
+
+def compile_as_base(stream, groups):
+    return Stream._compile(stream, groups)
+
+
+@pytest.mark.parametrize("override", [{}, {"_compile": compile_as_base}], ids=["kernel by kernel", "own _compile"])
+@pytest.mark.parametrize("error", [SystemExit("no more"), GeneratorExit("no more")], ids=repr)
+def test_a_kernel_that_ends_the_process_while_it_is_prepared_is_named(y, override, error: BaseException):
+    def factory(stream, op, out, a):
+        raise error
+
+    says = rf"broke failed while preparing a kernel for exp.*test_backend_failures\.py.*{type(error).__name__}: no more"
+    with ow.Scheduler(broke(factory=factory, **override)) as scheduler:
+        with pytest.raises(ow.ExecutionError, match=says) as caught:
+            scheduler.build(y)
+        assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("override", [{}, {"_compile": compile_as_base}], ids=["kernel by kernel", "own _compile"])
+def test_an_interrupt_while_a_kernel_is_prepared_stays_one(y, override):
+    def factory(stream, op, out, a):
+        raise KeyboardInterrupt
+
+    with ow.Scheduler(broke(factory=factory, **override)) as scheduler, pytest.raises(KeyboardInterrupt):
+        scheduler.build(y)
+
+
+@pytest.mark.parametrize("override", [{}, {"_compile": compile_as_base}], ids=["kernel by kernel", "own _compile"])
+def test_a_typed_error_of_a_kernel_says_in_a_note_which_node_was_prepared(y, override):
+    def factory(stream, op, out, a):
+        raise ow.ExecutionError("no registers")
+
+    device = broke(factory=factory, **override)
+    with ow.Scheduler(device) as scheduler, pytest.raises(ow.ExecutionError, match="no registers") as caught:
+        scheduler.build(y)
+    (note,) = caught.value.__notes__
+    assert note.startswith("broke was preparing a kernel for exp")
+    assert caught.value.node in note
+    assert "test_backend_failures.py" in caught.value.node
+    assert caught.value.device == "broke"
+
+
+def test_of_several_nodes_the_failing_one_is_named_by_a_stream_with_its_own_compile():
+    def bind(stream, group):
+        if group.steps[0].label == "second":
+            raise ZeroDivisionError("no units")
+        return Stream._bind(stream, group)
+
+    x = ow.input("x", (4, 4))
+    first = ow.exp(x).named("first")
+    second = ow.exp(first).named("second")
+    with (
+        ow.Scheduler(broke(_bind=bind)) as scheduler,
+        pytest.raises(ow.ExecutionError, match="ZeroDivisionError") as caught,
+    ):
+        scheduler.build(ow.exp(second))
+    assert caught.value.node == second.describe()
 
 
 @pytest.mark.parametrize("way", ["_wants", "_offload"])

@@ -99,6 +99,19 @@ class Bench:
         task.x.upload(0, values)
         return values
 
+    def start(self, task: Workload) -> np.ndarray[Any, Any]:
+        """Run the plan of ``task``, on whose stream nothing is under way, on random values, which this returns."""
+        values = self.feed(task)
+        task.poison()
+        task.plan.run()
+        return values
+
+    def expect_right(self, task: Workload, what: str) -> None:
+        """Run the plan of ``task``; raises `Mismatch` unless its result is right."""
+        values = self.start(task)
+        task.stream.synchronize()
+        task.expect_result(values, what)
+
 
 class StreamChecklist(Checklist):
     """Checks of streams. Each is performed twice: with the device's own streams, and with streams that have a thread of

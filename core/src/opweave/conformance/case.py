@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
 
+from opweave import ops
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.layout import Shape
 from opweave.graph.tensor import Leaf, Tensor, input, new_leaf
 
 __all__ = [
-    "FLOATS", "INTS", "LAYOUTS", "SIZES", "STRIDED", "Case", "Layout", "Operand", "Values", "case", "with_options",
+    "FLOATS", "INTS", "LAYOUTS", "SIZES", "STRIDED", "Case", "Layout", "Operand", "Values", "case",
 ]  # fmt: skip
 
 Layout = Literal["contiguous", "offset", "rows", "sliced", "transposed", "broadcast"]
@@ -105,8 +106,21 @@ def _short(shape: Shape) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
-def case(op: str, build: Callable[..., Tensor], *operands: Operand, tag: str = "") -> Case:
-    """A case whose id tells op, dtypes, layouts, shapes and kinds of values."""
+def case(
+    op: str, *operands: Operand, build: Callable[..., Tensor] | None = None, tag: str = "", **options: Any
+) -> Case:
+    """A case whose id tells op, dtypes, layouts, shapes and kinds of values.
+
+    Args:
+        build: the function that makes the node; ``None``: the one of ``opweave.ops`` that is named like the op.
+        tag: the end of the id.
+        options: arguments of ``build`` by name; operands among them follow the others in `Case.operands`.
+    """
+    build = getattr(ops, op) if build is None else build
+    named = {name: value for name, value in options.items() if isinstance(value, Operand)}
+    if options:
+        build = _with_options(build, len(operands), tuple(named), {k: v for k, v in options.items() if k not in named})
+    operands += tuple(named.values())
     parts = [op, *dict.fromkeys(o.dtype for o in operands)]
     if any(o.layout != "contiguous" for o in operands):
         parts.append("+".join(o.layout for o in operands))
@@ -117,6 +131,8 @@ def case(op: str, build: Callable[..., Tensor], *operands: Operand, tag: str = "
     return Case(op, "-".join(filter(None, parts)), operands, build)
 
 
-def with_options(function: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
-    """A builder with some of its arguments given."""
-    return lambda *tensors: function(*tensors, **options)
+def _with_options(
+    function: Callable[..., Tensor], count: int, names: tuple[str, ...], options: dict[str, Any]
+) -> Callable[..., Tensor]:
+    """``function`` of tensors, of which those behind the first ``count`` are passed by name, with further options."""
+    return lambda *xs: function(*xs[:count], **dict(zip(names, xs[count:], strict=True)), **options)

@@ -10,7 +10,7 @@ import numpy as np
 from opweave.conformance.case import Case
 from opweave.conformance.result import Result
 from opweave.conformance.trial import Trial, overwritable, step_of, the_node
-from opweave.conformance.values import make_values
+from opweave.conformance.values import leaf_values
 from opweave.errors import OpweaveError, UnsupportedOpError
 
 if TYPE_CHECKING:
@@ -50,10 +50,7 @@ def run_case(device: Device, case: Case, seed: int = 0) -> Result:
             lie = _not_refused(device, node, why)
             return Result("failed", lie, id=case.id) if lie else Result("refused", why, id=case.id)
         rng = generator(seed, case.id)
-        leaves = {
-            x.memory: make_values(rng, operand, x.memory.shape, x.dtype)
-            for x, operand in zip(tensors, case.operands, strict=True)
-        }
+        leaves = leaf_values(rng, case.operands, tensors)
         with device.open() as stream, Trial(stream, node, leaves) as trial:
             apart = trial.apart()
             reason = apart.reason or trial.together()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ __all__ = [
     "Check", "Checklist", "Inapplicable", "Mismatch", "Subject", "expect", "expect_equal",
     "expect_raises", "inapplicable",
 ]  # fmt: skip
+
+E = TypeVar("E", bound=Exception)
 
 
 class Subject(NamedTuple):
@@ -134,7 +136,7 @@ def expect_equal(got: Any, want: Any, what: str) -> None:
         raise Mismatch(f"{what}: {wrong.size} of {want.size} bytes differ, at {at} it is {got[at]}, not {want[at]}")
 
 
-def expect_raises(kind: type[Exception], what: str, action: Callable[[], object]) -> Exception:
+def expect_raises(kind: type[E], what: str, action: Callable[[], object]) -> E:
     """The error of ``kind`` that ``action`` raises; raises `Mismatch` if it raises another one or none."""
     try:
         action()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -121,10 +122,14 @@ class Trial:
         self.writes = node.op.writes
         self.limits = limits(node)
         self.leaves = dict(leaves)
-        self.want = expect(node, leaves) if leaves or not node.srcs else None
         self.guard = round_up(GUARD, self.device.alignment)
         self._buffers: list[Buffer] = []
         self._arena: Buffer | None = None
+
+    @cached_property
+    def want(self) -> Array:
+        """The reference's result for the leaves' values."""
+        return expect(self.node, self.leaves)
 
     def __enter__(self) -> Trial:
         return self
@@ -142,22 +147,7 @@ class Trial:
 
     def apart(self) -> Result:
         """Run the step with each operand in a buffer of its own."""
-        places: dict[Tensor, tuple[Buffer, int]] = {}
-        before: dict[Buffer, Array] = {}
-        for leaf, values in self.leaves.items():
-            image = self._image(values.nbytes)
-            image[self.guard : self.guard + values.nbytes] = values.reshape(-1).view(np.uint8)
-            buffer = self._alloc(image.size)
-            buffer.upload(0, image)
-            places[leaf], before[buffer] = (buffer, self.guard), image
-        out = None
-        if not self.writes:
-            image = self._image(self.node.nbytes)
-            buffer = self._alloc(image.size)
-            buffer.fill(GUARD_BYTE)
-            before[buffer] = image
-            out = Arg(buffer, self.guard, self.node.dtype, self.node.shape, self.node.strides, None, 0)
-        step = step_of(self.node, places, out)
+        step, before = self.place()
         self.stream.run([step])
         self.stream.synchronize()
         written = step.out.buffer
@@ -166,11 +156,29 @@ class Trial:
         result = self._judge(after, step.out)
         if not result:
             return result
-        reason = _strayed(before[written], after, step.out)
-        for leaf, (buffer, _) in places.items():
-            if not reason and buffer is not written and not np.array_equal(buffer.read(), before[buffer]):
-                reason = f"the source {leaf.name} was changed"
+        reason = _strayed(before[written][1], after, step.out)
+        for buffer, (name, image) in before.items():
+            if not reason and buffer is not written and not np.array_equal(buffer.read(), image):
+                reason = f"the source {name} was changed"
         return result._replace(status="failed", reason=reason) if reason else result
+
+    def place(self) -> tuple[Step, dict[Buffer, tuple[str, Array]]]:
+        """The step with each operand in a buffer of its own; and of each buffer the leaf's name, and what it holds."""
+        places: dict[Tensor, tuple[Buffer, int]] = {}
+        before: dict[Buffer, tuple[str, Array]] = {}
+        for leaf, values in self.leaves.items():
+            image = self._image(values.nbytes)
+            image[self.guard : self.guard + values.nbytes] = values.reshape(-1).view(np.uint8)
+            buffer = self._alloc(image.size)
+            buffer.upload(0, image)
+            places[leaf], before[buffer] = (buffer, self.guard), (leaf.name, image)
+        out = None
+        if not self.writes:
+            buffer = self._alloc(self.guard * 2 + self.node.nbytes)
+            buffer.fill(GUARD_BYTE)
+            before[buffer] = "", self._image(self.node.nbytes)
+            out = Arg(buffer, self.guard, self.node.dtype, self.node.shape, self.node.strides, None, 0)
+        return step_of(self.node, places, out), before
 
     def _image(self, size: int) -> Array:
         return np.full(self.guard * 2 + size, GUARD_BYTE, np.uint8)
@@ -218,7 +226,7 @@ class Trial:
         places = self._lay_out(workspace)
         arena, node = self._arena, self.node
         assert arena is not None
-        if self.want is not None:
+        if self.leaves or not node.srcs:
             arena.fill(GUARD_BYTE)
         scratch = Arg(arena, self._scratch_at, u8, (workspace,), (1,)) if workspace else None
         out = None
@@ -254,7 +262,6 @@ class Trial:
     # --- judging ----------------------------------------------------------------------------------------------------
 
     def _judge(self, after: Array, out: Arg) -> Result:
-        assert self.want is not None
         return compare(np.array(array_of(after, out.offset, out)), self.want, self.limits)
 
 

@@ -10,10 +10,21 @@ import numpy as np
 
 from opweave.conformance.case import Operand
 from opweave.graph.dtypes import DType
+from opweave.graph.tensor import Tensor
 
-__all__ = ["SCALES", "make_values"]
+__all__ = ["SCALES", "leaf_values", "make_values"]
 
 Array = np.ndarray[Any, Any]
+
+
+def leaf_values(
+    rng: np.random.Generator, operands: Sequence[Operand], tensors: Sequence[Tensor]
+) -> dict[Tensor, Array]:
+    """Values for the leaves of a case, whose operands are ``tensors``."""
+    return {
+        x.memory: make_values(rng, operand, x.memory.shape, x.dtype)
+        for x, operand in zip(tensors, operands, strict=True)
+    }
 
 
 def make_values(rng: np.random.Generator, operand: Operand, shape: Sequence[int], dtype: DType) -> Array:

@@ -142,10 +142,11 @@ class Workload:
         # Zeros may have either sign.
         expect((got == want).all(), f"{what}: {np.count_nonzero(got != want)} of {want.size} elements are wrong")
 
-    def expect_result(self, values: Array, what: str) -> None:
-        """Raises `Mismatch` unless ``out``, read at once and without a stream, holds the result for ``values``."""
+    def expect_result(self, values: Array, what: str, copy: Buffer | None = None) -> None:
+        """Raises `Mismatch` unless ``out``, or a copy of it, holds the result for ``values``. It is read at once and
+        without a stream."""
         got = self.empty()
-        self.out.download(0, got)
+        (copy or self.out).download(0, got)
         self.expect(got, values, what)
 
     def poison(self) -> None:

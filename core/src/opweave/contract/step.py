@@ -15,6 +15,7 @@ from opweave.graph.layout import Shape, Strides, is_dense, nbytes, span
 
 if TYPE_CHECKING:
     from opweave.contract.memory import BufferType
+    from opweave.graph.tensor import Tensor
 
 __all__ = ["Arg", "Call", "Group", "Step"]
 
@@ -157,8 +158,15 @@ class Group(NamedTuple):
         steps: in the order in which they are computed.
         workspace: bytes of scratch memory that the call needs while it runs.
         scratch: that memory, a u8 operand; ``None`` until memory is planned, or if ``workspace`` is 0.
+        nodes: of the graph that the steps compute, for messages; empty where there is no graph.
     """
 
     steps: tuple[Step, ...]
     workspace: int = 0
     scratch: Arg | None = None
+    nodes: tuple[Tensor, ...] = ()
+
+    def describe(self) -> str:
+        """What it computes, as error messages show it: its nodes and where they were built, else its operations."""
+        described = [node.describe() for node in self.nodes]
+        return " + ".join(described or [f"{s.op} {s.label!r}" if s.label else s.op for s in self.steps])

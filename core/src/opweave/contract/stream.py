@@ -143,8 +143,9 @@ class Stream(Submitting):
     def _plan(self, groups: Sequence[Group], buffers: set[Buffer]) -> Plan:
         try:
             calls = self._compile(groups)
-        except Exception as error:
-            raise_backend_failure(error, self.device.name, "compiling a plan")
+        except BaseException as error:
+            ends = dict.fromkeys([group.describe() for group in (*groups[:1], *groups[-1:])])
+            raise_backend_failure(error, self.device.name, "compiling a plan", " to ".join(ends))
         plan = Plan(self, calls, len(groups), buffers)
         self._compiled(plan)
         return plan

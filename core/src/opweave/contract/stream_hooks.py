@@ -45,9 +45,8 @@ class StreamHooks:
         for group in groups:
             try:
                 calls.append(self._bind(group))
-            except Exception as error:
-                node = " + ".join([f"{step.op} {step.label!r}" if step.label else step.op for step in group.steps])
-                raise_backend_failure(error, self.device.name, "preparing a kernel", node)
+            except BaseException as error:
+                raise_backend_failure(error, self.device.name, "preparing a kernel", group.describe())
         return calls
 
     def _compiled(self, plan: Plan) -> None:

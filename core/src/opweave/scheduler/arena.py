@@ -126,6 +126,7 @@ class Lease:
 
     def __del__(self) -> None:
         # Any thread may collect a program, so the chunks are only queued here; `Arena.reclaim` frees them.
-        chunks, self.chunks = self.chunks, {}
+        chunks = getattr(self, "chunks", None)  # an interrupt may end `__init__` before it is set
         if chunks:
+            self.chunks = {}
             self._arena._dropped.append(tuple(chunks.values()))

@@ -314,18 +314,18 @@ def _compile(
                 if kernel.workspace is not None:
                     attrs = {**scratch_args(support.arrays, workspaces.get((split.index, g))), **attrs}
                 calls.append(kernel.factory(stream, op, arg(out), *[arg(s) for s in srcs], **attrs))
-            except Exception as error:
+            except BaseException as error:
                 what = node.describe() if node is not None else op
                 raise_backend_failure(error, stream.device.name, "preparing a kernel", what)
         return Plan(stream, calls, len(calls), _leaf_buffers(split, arenas, bindings))
     if fused is None:
         fused = [FusedGroup((i,), item.support.workspace) for i, item in enumerate(split.items)]
-    return stream.compile(
-        [
-            Group(tuple([step_of(split.items[i]) for i in indices]), size, workspaces.get((split.index, g)))
-            for g, (indices, size) in enumerate(fused)
-        ]
-    )
+    ready: list[Group | Step] = []
+    for g, (indices, size) in enumerate(fused):
+        items = [split.items[i] for i in indices]
+        nodes = tuple([item.node for item in items if item.node is not None])
+        ready.append(Group(tuple(map(step_of, items)), size, workspaces.get((split.index, g)), nodes))
+    return stream.compile(ready)
 
 
 def _leaf_buffers(split: Split, arenas: Sequence[int], bindings: Bindings) -> set[Buffer]:

@@ -39,7 +39,7 @@ class DeviceClock:
         import pyopencl as cl
 
         self._device: Final = device
-        # Of its own, so that a reading does not wait for what others have queued.
+        # A queue of its own, so that a reading does not wait for the work of others.
         self._queue: Final = cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)
         self._has_timer = False
         first = self._read()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from opweave.contract import Arg, Call, Group, Step, pointwise_groups
-from opweave_opencl.kernels.pointwise import FORMULAS, bind_pointwise, window
+from opweave.contract import Arg, Group, Step, pointwise_groups
+from opweave_opencl.kernels.pointwise import FORMULAS, window
 from opweave_opencl.kernels.table import KERNELS
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
-__all__ = ["bind", "fuse"]
+__all__ = ["fuse"]
 
 MOST_OPERANDS: Final = 10
 MOST_NUMBERS: Final = 16
@@ -40,11 +40,6 @@ def fuse(stream: OpenCLStream, steps: Sequence[Step]) -> list[Group]:
             run = run[count:]
         groups += [Group((step,), stream.device._workspace(step)) for step in run]
     return groups
-
-
-def bind(stream: OpenCLStream, group: Group) -> Call:
-    """The call for a group of several steps."""
-    return bind_pointwise(stream, group.steps)
 
 
 def _value(arg: Arg) -> Hashable:

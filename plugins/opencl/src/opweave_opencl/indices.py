@@ -26,8 +26,8 @@ __all__ = ["VARIABLE", "IndexChecks", "Site"]
 VARIABLE: Final = "OPWEAVE_OPENCL_CHECK_INDICES"
 """Environment variable: ``0`` has streams not check indices unless they are opened with ``check_indices=True``."""
 
-_NOTE: Final = 2
-"""64-bit words of the note on the device: the number of the site, and the index."""
+_WORDS: Final = 2
+"""64-bit words of the record on the device: the number of the site, and the index."""
 
 
 class Site:
@@ -58,8 +58,8 @@ class Bound(NamedTuple):
 class IndexChecks:
     """The check of the indices that a stream's kernels read.
 
-    Kernels write the first index out of bounds to a note of 16 bytes in the device's memory (``wrong_index.cl``). A
-    plan with such kernels ends with a copy of the note to the host, so that it is there when somebody has waited for
+    Kernels write the first index out of bounds to a record of 16 bytes in the device's memory (``wrong_index.cl``). A
+    plan with such kernels ends with a copy of the record to the host, so that it is there when somebody has waited for
     the plan: no check waits by itself, and plans without such kernels copy nothing.
 
     Args:
@@ -71,14 +71,14 @@ class IndexChecks:
     def __init__(self, device: OpenCLDevice, queue: cl.CommandQueue, enabled: bool | None = None) -> None:
         self._device, self._queue = device, queue
         self.enabled: Final = os.environ.get(VARIABLE, "").strip() != "0" if enabled is None else enabled
-        self._note: Arg | None = None
-        self._seen: np.ndarray[Any, np.dtype[np.int64]] | None = None  # the note as it was copied last
+        self._record: Arg | None = None
+        self._seen: np.ndarray[Any, np.dtype[np.int64]] | None = None  # the record as it was copied last
         self._memory: list[Any] = []
         self._sites: Final[WeakValueDictionary[int, Site]] = WeakValueDictionary()
         self._count = 0
         self._bound: list[Site] = []  # since the last plan was begun
-        self._group = 0
-        # Copies under way, with the sites whose note they may bring. Dropping the event of a copy waits for the copy.
+        self._group = -1
+        # Copies under way, with the sites whose record they may bring. Dropping the event of a copy waits for the copy.
         self._copies: Final[deque[tuple[cl.Event, Sequence[Site]]]] = deque()
         self._lock: Final = RLock()
 
@@ -87,30 +87,31 @@ class IndexChecks:
     def begin(self) -> None:
         """A plan is about to be bound."""
         self._bound = []
+        self._group = -1
 
-    def enter(self, group: int) -> None:
-        """The kernels that are bound next belong to this group of it."""
-        self._group = group
+    def enter_group(self) -> None:
+        """The kernels that are bound next belong to the next group of it."""
+        self._group += 1
 
     def bind(self, op: str, length: int) -> Bound:
         """What a kernel gets that reads indices, which are to be below ``length``."""
         if not self.enabled:
             return Bound({"CHECKED": "0"}, (), (0,))
-        if self._note is None:
+        if self._record is None:
             self._make()
-        assert self._note is not None
+        assert self._record is not None
         site = Site(op, length, self._group)
         self._count += 1
         self._sites[self._count] = site
         self._bound.append(site)
-        return Bound({"CHECKED": "1"}, (self._note,), (self._count,))
+        return Bound({"CHECKED": "1"}, (self._record,), (self._count,))
 
     def _make(self) -> None:
-        note, seen = self._device.alloc(8 * _NOTE), self._device.host_buffer_type.alloc(8 * _NOTE)
-        note.upload(0, bytes(8 * _NOTE))
-        self._memory += [note, seen]
-        self._note = Arg(note, 0, i64, (_NOTE,), (8,))
-        self._seen = seen.view(0, i64, (_NOTE,), (8,))
+        record, seen = self._device.alloc(8 * _WORDS), self._device.host_buffer_type.alloc(8 * _WORDS)
+        record.upload(0, bytes(8 * _WORDS))
+        self._memory += [record, seen]
+        self._record = Arg(record, 0, i64, (_WORDS,), (8,))
+        self._seen = seen.view(0, i64, (_WORDS,), (8,))
         self._seen[:] = 0
 
     def bound(self) -> Sequence[Site]:
@@ -126,20 +127,20 @@ class IndexChecks:
     # --- running ----------------------------------------------------------------------------------------------------
 
     def read_back(self, sites: Sequence[Site]) -> None:
-        """Queue a copy of the note to the host behind the plan of these sites, which was submitted."""
+        """Queue a copy of the record to the host behind the plan of these sites, which was submitted."""
         import pyopencl as cl
 
-        assert self._note is not None
-        assert self._note.buffer is not None
+        assert self._record is not None
+        assert self._record.buffer is not None
         assert self._seen is not None
         copies = self._copies
-        copy = cl.enqueue_copy(self._queue, self._seen, self._note.buffer.handle, is_blocking=False)
+        copy = cl.enqueue_copy(self._queue, self._seen, self._record.buffer.handle, is_blocking=False)
         copies.append((copy, sites))
         while len(copies) > 1 and complete(copies[0][0]) and not self._seen[0]:
             copies.popleft()
 
     def check(self) -> None:
-        """Raise what was noted by work that is done, once.
+        """Raise what was recorded by work that is done, once.
 
         Raises:
             StepError: names the step; ``error`` is a `BoundsError`.
@@ -152,11 +153,11 @@ class IndexChecks:
             number, index = (int(word) for word in self._seen)
             if not number:
                 return
-            assert self._note is not None
-            assert self._note.buffer is not None
-            # Copies under way would bring back the note that is cleared here.
+            assert self._record is not None
+            assert self._record.buffer is not None
+            # Copies under way would bring back the record that is cleared here.
             self._queue.finish()
-            cl.enqueue_fill_buffer(self._queue, self._note.buffer.handle, np.zeros(1, np.int64), 0, 8 * _NOTE)
+            cl.enqueue_fill_buffer(self._queue, self._record.buffer.handle, np.zeros(1, np.int64), 0, 8 * _WORDS)
             self._queue.finish()
             site = self._sites[number]
             self._copies.clear()
@@ -167,5 +168,5 @@ class IndexChecks:
     def close(self) -> None:
         """Free the memory; everything submitted is complete."""
         self._copies.clear()
-        self._note = self._seen = None
+        self._record = self._seen = None
         self._memory.clear()  # dropped, not freed, which would wait for other streams of the device

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from opweave.contract import Arg
 
-__all__ = ["MAX_AXES", "Axes", "coalesce", "element_offset", "element_strides", "nested", "padded"]
+__all__ = [
+    "MAX_AXES",
+    "Axes",
+    "coalesce",
+    "element_offset",
+    "element_strides",
+    "nested",
+    "optional_strides",
+    "padded",
+    "padded_strides",
+]
 
 MAX_AXES = 8
 """The most axes that a kernel takes; also opweave's limit."""
@@ -17,6 +27,11 @@ Axes = tuple[int, ...]
 def element_strides(arg: Arg) -> Axes:
     """Strides in elements."""
     return tuple(s // arg.dtype.itemsize for s in arg.strides)
+
+
+def optional_strides(arg: Arg | None, axes: int) -> Axes:
+    """Strides in elements; zeros along ``axes`` axes for an operand that is left out."""
+    return (0,) * axes if arg is None else element_strides(arg)
 
 
 def element_offset(arg: Arg) -> int:
@@ -82,3 +97,8 @@ def _worth(length: int, steps: Sequence[int], vector: int) -> int:
 def padded(values: Sequence[int], fill: int, length: int = MAX_AXES) -> Axes:
     """``values`` lengthened to ``length`` with ``fill``."""
     return (*values, *(fill,) * (length - len(values)))
+
+
+def padded_strides(strides: Iterable[Sequence[int]]) -> list[int]:
+    """The strides of several operands in a row, each lengthened to `MAX_AXES` with zeros."""
+    return [step for own in strides for step in padded(own, 0)]

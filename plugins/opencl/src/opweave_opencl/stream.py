@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 from opweave.contract import Arg, Buffer, Call, Group, Plan, Step, Stream
 from opweave.errors import ExecutionError, LifetimeError
 from opweave.tracing import TRACE
-from opweave_opencl import fusing
 from opweave_opencl.clock import DeviceClock
 from opweave_opencl.errors import translate
 from opweave_opencl.events import complete
+from opweave_opencl.fusing import fuse
 from opweave_opencl.indices import IndexChecks
 from opweave_opencl.kernel_objects import new_kernel, set_bytes
+from opweave_opencl.kernels.pointwise import bind_pointwise
 from opweave_opencl.profiling import Profiler
 
 if TYPE_CHECKING:
@@ -109,14 +110,12 @@ class OpenCLStream(Stream):
         return buffer.handle
 
     def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
-        calls: list[Call] = []
         indices = self.indices
         indices.begin()
-        for number, group in enumerate(groups):
-            indices.enter(number)
-            self._binding = " ".join([step.op for step in group.steps])
-            calls.append(self._bind(group))
-        self._binding = ""
+        try:
+            calls = list(super()._compile(groups))
+        finally:
+            self._binding = ""
         if calls:
             last, sites, flush = calls[-1], indices.bound(), self.queue.flush
 
@@ -133,10 +132,12 @@ class OpenCLStream(Stream):
         self.indices.attach(plan)
 
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
-        return fusing.fuse(self, steps)
+        return fuse(self, steps)
 
     def _bind(self, group: Group) -> Call:
-        return super()._bind(group) if len(group.steps) == 1 else fusing.bind(self, group)
+        self.indices.enter_group()
+        self._binding = " ".join([step.op for step in group.steps])
+        return super()._bind(group) if len(group.steps) == 1 else bind_pointwise(self, group.steps)
 
     def _translate(self, error: Exception) -> Exception:
         return translate(error, self.device.name, "submitting a kernel")
@@ -148,6 +149,10 @@ class OpenCLStream(Stream):
         with self.target.errors("running queued work"):
             self.queue.finish()
         done.clear()
+        self._report()
+
+    def _report(self) -> None:
+        """Raise what kernels recorded, and emit the trace events of kernels, of work that is complete."""
         self.indices.check()
         if self._profiler is not None:
             self._profiler.emit()
@@ -172,9 +177,7 @@ class OpenCLStream(Stream):
     def _join(self, handle: Any) -> None:
         with self.target.errors("running queued work"):
             handle.wait()
-        self.indices.check()
-        if self._profiler is not None:
-            self._profiler.emit()
+        self._report()
 
     def _query(self, handle: Any) -> bool:
         import pyopencl as cl

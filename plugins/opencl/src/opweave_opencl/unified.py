@@ -31,8 +31,8 @@ class UnifiedDevice(OpenCLDevice):
 
         array = np.frombuffer(data, np.uint8)
         address = array.__array_interface__["data"][0]
-        # Kernels rely on the alignment. Other bytes than whole lines of whole pages are copied once by drivers of
-        # graphics processors without notice: changes would not be seen on the other side.
+        # Kernels rely on the alignment. Drivers of graphics processors use only whole cache lines of whole pages in
+        # place. Of other bytes they make a copy, silently, and later changes would not be seen on the other side.
         aligned = max(self.alignment, PAGE) if self.kind is not Kind.CPU else self.alignment
         if address % aligned or (self.kind is not Kind.CPU and len(data) % 64):
             raise UnsupportedOpError(

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from opweave import ops
-from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case, with_options
+from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case
 from opweave.graph.layout import Shape
-from opweave.graph.tensor import Tensor
 
 SHAPES: Final[tuple[tuple[Shape, int, int, int], ...]] = (
     ((1, 1, 1, 1), 1, 1, 1),
@@ -20,14 +18,6 @@ SHAPES: Final[tuple[tuple[Shape, int, int, int], ...]] = (
     ((1, 1, 70, 4), 1, 2100, 3),
 )
 """Queries (batch, heads, tokens, size), and how many groups, keys and elements of a value."""
-
-
-def _with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
-    return ops.attention(q, k, v, sinks=sinks)
-
-
-def _with_all(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor) -> Tensor:
-    return ops.attention(q, k, v, mask, scale=0.3, soft_cap=5.0, max_bias=8.0, sinks=sinks)
 
 
 def cases() -> Iterator[Case]:
@@ -44,24 +34,23 @@ def cases() -> Iterator[Case]:
             if keys >= tokens:
                 options["causal"] = {"causal": True}
             for tag, given in options.items():
-                yield case("attention", with_options(ops.attention, **given), *operands, tag=tag)
-            yield case("attention", _with_sinks, *operands, sinks, tag="sinks")
+                yield case("attention", *operands, **given, tag=tag)
+            yield case("attention", *operands, sinks=sinks, tag="sinks")
             for shape in dict.fromkeys(((tokens, keys), (batch, 1, tokens, keys), (batch, heads, tokens, keys))):
                 mask = Operand(shape, dtype, values="mask")
-                yield case("attention", ops.attention, *operands, mask)
-            biased = with_options(ops.attention, max_bias=8.0)
-            yield case("attention", biased, *operands, Operand((tokens, keys), dtype), tag="alibi")
-            yield case(
-                "attention", _with_all, *operands, Operand((tokens, keys), dtype, values="mask"), sinks, tag="all"
-            )
+                yield case("attention", *operands, mask)
+            yield case("attention", *operands, Operand((tokens, keys), dtype), max_bias=8.0, tag="alibi")
+            mask = Operand((tokens, keys), dtype, values="mask")
+            given = {"scale": 0.3, "soft_cap": 5.0, "max_bias": 8.0}
+            yield case("attention", *operands, mask, sinks=sinks, **given, tag="all")
         for layout in LAYOUTS:
             q_, k_, v_ = (Operand((2, n, 5, 6), dtype, layout) for n in (4, 2, 2))
             dense = [Operand((2, n, 5, 6), dtype) for n in (4, 2, 2)]
-            yield case("attention", with_options(ops.attention, causal=True), q_, k_, v_)
-            yield case("attention", ops.attention, dense[0], k_, v_, tag="keys")
+            yield case("attention", q_, k_, v_, causal=True)
+            yield case("attention", dense[0], k_, v_, tag="keys")
             mask = Operand((2, 4, 5, 5), dtype, layout, "mask" if layout != "transposed" else "normal")
-            yield case("attention", ops.attention, *dense, mask, tag="mask")
+            yield case("attention", *dense, mask, tag="mask")
             sinks = Operand((4,), dtype, layout if layout in ("offset", "sliced") else "contiguous")
-            yield case("attention", _with_sinks, q_, *dense[1:], sinks, tag="sinks")
+            yield case("attention", q_, *dense[1:], sinks=sinks, tag="sinks")
         special = [Operand((1, 2, 6, 4), dtype, values="special"), *[Operand((1, 2, 9, 4), dtype)] * 2]
-        yield case("attention", ops.attention, *special)
+        yield case("attention", *special)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from opweave import ops
-from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case, with_options
+from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case
 from opweave.graph.layout import Shape
 
 Form = tuple[Shape, Shape, dict[str, Any]]
@@ -50,8 +50,8 @@ def _convolutions(op: str, forms: tuple[Form, ...], dtype: str) -> Iterator[Case
         channels = kernel[1] * options.get("groups", 1) if "transpose" in op else kernel[0]
         x, w = Operand(shape, dtype), Operand(kernel, dtype)
         tag = "-".join(f"{name}{value}".replace(" ", "") for name, value in options.items())
-        yield case(op, with_options(build, **options), x, w, tag=tag)
-        yield case(op, with_options(build, **options), x, w, Operand((channels,), dtype), tag=tag)
+        yield case(op, x, w, build=build, **options, tag=tag)
+        yield case(op, x, w, Operand((channels,), dtype), build=build, **options, tag=tag)
 
 
 def cases() -> Iterator[Case]:
@@ -64,18 +64,16 @@ def cases() -> Iterator[Case]:
         for layout in LAYOUTS:
             x, w = Operand((3, 4, 5, 6), dtype), Operand((4, 2, 3, 3), dtype)
             laid = Operand(x.shape, dtype, layout), Operand(w.shape, dtype, layout)
-            grouped = with_options(ops.conv2d, groups=2, padding=1)
-            yield case("conv2d", grouped, laid[0], w)
-            yield case("conv2d", grouped, x, laid[1], tag="weight")
-            depthwise = with_options(ops.conv2d, groups=4, padding=1)
-            yield case("conv2d", depthwise, laid[0], Operand((4, 1, 3, 3), dtype, layout))
-            yield case("conv2d", ops.conv2d, laid[0], Operand((2, 4, 1, 1), dtype), Operand((2,), dtype, layout))
-            yield case("conv_transpose2d", ops.conv_transpose2d, laid[0], Operand((4, 2, 3, 3), dtype, layout))
+            yield case("conv2d", laid[0], w, groups=2, padding=1)
+            yield case("conv2d", x, laid[1], groups=2, padding=1, tag="weight")
+            yield case("conv2d", laid[0], Operand((4, 1, 3, 3), dtype, layout), groups=4, padding=1)
+            yield case("conv2d", laid[0], Operand((2, 4, 1, 1), dtype), Operand((2,), dtype, layout))
+            yield case("conv_transpose2d", laid[0], Operand((4, 2, 3, 3), dtype, layout))
     for dtype in (*FLOATS, "i32", "u8", "bool"):
         for shape, kernel, options in ((ONE[1]), (ONE[2]), (TWO[0]), (TWO[3]), (TWO[4]), (THREE[0])):
             given = {k: v for k, v in options.items() if k != "groups"}
-            build = with_options(ops.im2col, kernel_size=kernel[2:], **given)
-            yield case("im2col", build, Operand(shape, dtype), tag="x".join(map(str, kernel[2:])))
+            yield case(
+                "im2col", Operand(shape, dtype), kernel_size=kernel[2:], **given, tag="x".join(map(str, kernel[2:]))
+            )
         for layout in LAYOUTS:
-            build = with_options(ops.im2col, kernel_size=2, padding=1)
-            yield case("im2col", build, Operand((3, 4, 5, 6), dtype, layout))
+            yield case("im2col", Operand((3, 4, 5, 6), dtype, layout), kernel_size=2, padding=1)

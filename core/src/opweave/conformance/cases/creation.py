@@ -9,7 +9,7 @@ from opweave.conformance.case import FLOATS, INTS, SIZES, Case, case
 
 
 def _full(shape: tuple[int, ...], value: float, dtype: str, tag: str) -> Case:
-    return case("full", lambda: ops.full(shape, value, dtype), tag=f"{dtype}-{tag}")
+    return case("full", build=lambda: ops.full(shape, value, dtype), tag=f"{dtype}-{tag}")
 
 
 def cases() -> Iterator[Case]:
@@ -22,10 +22,10 @@ def cases() -> Iterator[Case]:
             yield _full((5, 3), value, dtype, f"5x3{name}")
     for dtype in (*FLOATS, *INTS):
         for count in (1, 7, 64, 101):
-            yield case("arange", lambda n=count, t=dtype: ops.arange(n, dtype=t), tag=f"{dtype}-{count}")
-        yield case("arange", lambda t=dtype: ops.arange(100, 2, -3, t), tag=f"{dtype}-down")
+            yield case("arange", build=lambda n=count, t=dtype: ops.arange(n, dtype=t), tag=f"{dtype}-{count}")
+        yield case("arange", build=lambda t=dtype: ops.arange(100, 2, -3, t), tag=f"{dtype}-down")
     for dtype in FLOATS:
-        yield case("arange", lambda t=dtype: ops.arange(-1.0, 1.0, 1 / 128, t), tag=f"{dtype}-fractions")
+        yield case("arange", build=lambda t=dtype: ops.arange(-1.0, 1.0, 1 / 128, t), tag=f"{dtype}-fractions")
     for dtype in ("f32", "i32"):
         # More than any tile holds.
-        yield case("arange", lambda t=dtype: ops.arange(5, 200_005, dtype=t), tag=f"{dtype}-200000")
+        yield case("arange", build=lambda t=dtype: ops.arange(5, 200_005, dtype=t), tag=f"{dtype}-200000")

@@ -36,7 +36,7 @@ def _numbers() -> Array:
 
 
 def _greedy(a: Array) -> Array:
-    """Clears its source where it can: sources are others' values, and not to be written."""
+    """Clears its source where it can. Sources are read-only: they are values of other nodes."""
     try:
         a[...] = 0
     except ValueError:
@@ -49,21 +49,23 @@ def _mix(a: Tensor, b: Tensor) -> Tensor:
 
 
 def cases() -> Iterator[Case]:
-    yield case("custom", lambda a, b: ops.custom(_outer, a, b, like=((3, 5), "f32")), Operand((3,)), Operand((5,)))
+    yield case(
+        "custom", Operand((3,)), Operand((5,)), build=lambda a, b: ops.custom(_outer, a, b, like=((3, 5), "f32"))
+    )
     for dtype in (*FLOATS, *INTS):
-        yield case("custom", _mix, Operand((3, 5), dtype), Operand((3, 5), dtype))
+        yield case("custom", Operand((3, 5), dtype), Operand((3, 5), dtype), build=_mix)
     for layout in LAYOUTS:
-        yield case("custom", _mix, Operand((5, 17), "f32", layout), Operand((5, 17)))
-        yield case("custom", _mix, Operand((5, 17)), Operand((5, 17), "f32", layout), tag="right")
-    yield case("custom", _mix, Operand((7, 9), values="special"), Operand((7, 9)))
-    yield case("custom", lambda a: ops.custom(_turned, a, like=((5, 3), "f32")), Operand((3, 5)), tag="turned")
-    yield case("custom", lambda a: ops.custom(_greedy, a, like=a), Operand((3, 5)), tag="greedy")
-    yield case("custom", lambda a: ops.custom(_count, a, like=((), "i32")), Operand((3, 5)), tag="count")
+        yield case("custom", Operand((5, 17), "f32", layout), Operand((5, 17)), build=_mix)
+        yield case("custom", Operand((5, 17)), Operand((5, 17), "f32", layout), build=_mix, tag="right")
+    yield case("custom", Operand((7, 9), values="special"), Operand((7, 9)), build=_mix)
+    yield case("custom", Operand((3, 5)), build=lambda a: ops.custom(_turned, a, like=((5, 3), "f32")), tag="turned")
+    yield case("custom", Operand((3, 5)), build=lambda a: ops.custom(_greedy, a, like=a), tag="greedy")
+    yield case("custom", Operand((3, 5)), build=lambda a: ops.custom(_count, a, like=((), "i32")), tag="count")
     for like in ("f64", "f16", "bf16", "i32", "u8"):
 
         def convert(a: Tensor, b: Tensor, like: str = like) -> Tensor:
             return ops.custom(_mixed, a, b, like=(a.shape, like))
 
         x = Operand((16, 24), values="positive")
-        yield case("custom", convert, x, x, tag=f"to-{like}")
-        yield case("custom", lambda like=like: ops.custom(_numbers, like=((3, 4), like)), tag=f"{like}-numbers")
+        yield case("custom", x, x, build=convert, tag=f"to-{like}")
+        yield case("custom", build=lambda like=like: ops.custom(_numbers, like=((3, 4), like)), tag=f"{like}-numbers")

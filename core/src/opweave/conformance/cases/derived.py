@@ -1,9 +1,9 @@
 """Cases that every operation gets, made from the ones that its family has.
 
-Sizes: lengths around powers of two, where kernels change from whole tiles to remainders, and more than 2¹⁶ rows, where
-launch grids and 16-bit counters end. Types: operands of another float type than the first one. Aliasing: sources that
-are one value, sources that overlap, and writers whose source lies in the state that they write; what else a scheduler
-may let share memory is tried with every case.
+Sizes: lengths around powers of two, where kernels change from whole tiles to remainders, and more than 2¹⁶ rows, which
+launch grids and 16-bit counters do not reach. Types: operands of another float type than the first one. Aliasing:
+sources that are one value, sources that overlap, and writers whose source lies in the state that they write; what else
+a scheduler may let share memory is tried with every case.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from functools import partial
 from math import prod
 from typing import Final
 
-from opweave import ops
 from opweave.conformance.case import Case, Operand, case
 from opweave.errors import OpweaveError
 from opweave.graph.layout import Shape
@@ -69,7 +68,7 @@ def _sizes(plain: list[Case]) -> Iterator[Case]:
         return
     for rows, columns in (*((3, n) for n in LENGTHS), (MANY_ROWS, 3)):
         operands = tuple([o._replace(shape=_resized(o.shape, rows, columns)) for o in template.operands])
-        sized = case(template.op, template.build, *operands, tag="sized")
+        sized = case(template.op, *operands, build=template.build, tag="sized")
         try:
             sized.build(*sized.tensors())
         except OpweaveError:
@@ -82,39 +81,42 @@ def _resized(shape: Shape, rows: int, columns: int) -> Shape:
 
 
 def _products() -> Iterator[Case]:
-    """Products and gathered rows, whose shapes have more to them than rows and columns."""
+    """Products and gathered rows, whose shapes are not rows and columns of the same lengths in all operands."""
     for n in LENGTHS:
-        yield case("matmul", ops.matmul, Operand((3, n)), Operand((n, 4)), tag="sized")
-        yield case("matmul", ops.matmul, Operand((n, 5)), Operand((5, 3)), tag="sized")
-        yield case("linear", ops.linear, Operand((3, n)), Operand((4, n)), tag="sized")
-        yield case("linear", ops.linear, Operand((3, 5)), Operand((n, 5)), Operand((n,)), tag="sized")
-    yield case("matmul", ops.matmul, Operand((MANY_ROWS, 3)), Operand((3, 2)), tag="sized")
-    yield case("linear", ops.linear, Operand((MANY_ROWS, 3)), Operand((2, 3)), tag="sized")
-    yield case("linear", ops.linear, Operand((2, 3)), Operand((MANY_ROWS, 3)), tag="sized")
+        yield case("matmul", Operand((3, n)), Operand((n, 4)), tag="sized")
+        yield case("matmul", Operand((n, 5)), Operand((5, 3)), tag="sized")
+        yield case("linear", Operand((3, n)), Operand((4, n)), tag="sized")
+        yield case("linear", Operand((3, 5)), Operand((n, 5)), Operand((n,)), tag="sized")
+    yield case("matmul", Operand((MANY_ROWS, 3)), Operand((3, 2)), tag="sized")
+    yield case("linear", Operand((MANY_ROWS, 3)), Operand((2, 3)), tag="sized")
+    yield case("linear", Operand((2, 3)), Operand((MANY_ROWS, 3)), tag="sized")
     ids = Operand((MANY_ROWS,), "i64", values="ids", high=MANY_ROWS)
-    yield case("embedding", ops.embedding, Operand((MANY_ROWS, 3)), ids, tag="sized")
+    yield case("embedding", Operand((MANY_ROWS, 3)), ids, tag="sized")
     state = Operand((MANY_ROWS, 3), state=True)
-    yield case("index_copy", ops.index_copy, state, ids, Operand((MANY_ROWS, 3)), tag="sized")
+    yield case("index_copy", state, ids, Operand((MANY_ROWS, 3)), tag="sized")
 
 
 # --- values ---------------------------------------------------------------------------------------------------------
 
-OPEN: Final = frozenset({"conv_transpose1d", "conv_transpose2d", "interpolate", "timestep_embedding"})
-"""Operations in which terms without weight may be left out or multiplied by 0, which differ for NaN and infinities;
-and waves, which have no phase there."""
+UNDEFINED: Final = frozenset({"conv_transpose1d", "conv_transpose2d", "interpolate", "timestep_embedding"})
+"""Operations whose results for NaN and infinities are not defined: those in which terms of weight 0 may be left out or
+multiplied by 0, and embeddings of time steps, since such a time has no sine."""
 
 
 def _special(known: list[Case]) -> Iterator[Case]:
     """NaN and infinities among the values of the first case that has room for them beside ordinary results."""
-    for template in known:
+    for template in [c for c in known if c.op not in UNDEFINED]:
         for i, operand in enumerate(template.operands):
             wanted = (
-                operand.dtype == "f32" and operand.values != "mask" and not operand.state and template.op not in OPEN
+                operand.dtype == "f32"
+                and operand.values != "mask"
+                and not operand.state
+                and template.op not in UNDEFINED
             )
             if wanted and prod(operand.shape) >= 32 and template.build(*template.tensors()).size >= 16:
                 special = operand._replace(values="special")
                 operands = (*template.operands[:i], special, *template.operands[i + 1 :])
-                yield case(template.op, template.build, *operands, tag="valued")
+                yield case(template.op, *operands, build=template.build, tag="valued")
                 return
 
 
@@ -142,7 +144,7 @@ def _mixed_in(template: Case, i: int) -> Iterator[Case]:
     for first, other in MIXED if given[0].dtype == given[i].dtype == "f32" else ():
         operands = [o._replace(dtype=first) if o.dtype == "f32" else o for o in given]
         operands[i] = operands[i]._replace(dtype=other)
-        mixed = case(template.op, partial(_unconverted, template.build, i, first), *operands, tag=f"mixed{i}")
+        mixed = case(template.op, *operands, build=partial(_unconverted, template.build, i, first), tag=f"mixed{i}")
         try:
             mixed.build(*mixed.tensors())
         except (OpweaveError, ValueError):
@@ -173,13 +175,15 @@ def _aliases(plain: list[Case]) -> Iterator[Case]:
     shape = operands[i].shape
 
     rest = operands[:j] + operands[j + 1 :]
-    yield case(template.op, lambda *xs: build(*xs[:j], xs[i], *xs[j:]), *rest, tag="same")
+    yield case(template.op, *rest, build=lambda *xs: build(*xs[:j], xs[i], *xs[j:]), tag="same")
 
     longer = operands[i]._replace(shape=(shape[0] + 1, *shape[1:]))
     rest = (*operands[:i], longer, *operands[i + 1 : j], *operands[j + 1 :])
-    yield case(
-        template.op, lambda *xs: build(*xs[:i], xs[i][:-1], *xs[i + 1 : j], xs[i][1:], *xs[j:]), *rest, tag="overlap"
-    )
+
+    def overlapping(*xs: Tensor) -> Tensor:
+        return build(*xs[:i], xs[i][:-1], *xs[i + 1 : j], xs[i][1:], *xs[j:])
+
+    yield case(template.op, *rest, build=overlapping, tag="overlap")
 
 
 def _equal_pair(operands: tuple[Operand, ...]) -> tuple[int, int] | None:
@@ -200,7 +204,7 @@ def _within_the_state(plain: list[Case]) -> Iterator[Case]:
             if source.dtype == state.dtype and len(source.shape) > 1 and source.shape[1:] == state.shape[1:]:
                 whole = state._replace(shape=(state.shape[0] + source.shape[0], *state.shape[1:]))
                 others = (*template.operands[1:k], *template.operands[k + 1 :])
-                yield case(template.op, _sharing(build, state.shape[0], k - 1), whole, *others, tag="within")
+                yield case(template.op, whole, *others, build=_sharing(build, state.shape[0], k - 1), tag="within")
                 return
 
 

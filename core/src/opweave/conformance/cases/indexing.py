@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from opweave import ops
-from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case, with_options
+from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case
 from opweave.graph.layout import Shape
 
 TABLES: Final[tuple[tuple[Shape, Shape], ...]] = (
@@ -25,41 +24,36 @@ def cases() -> Iterator[Case]:
         for index in ("i32", "i64"):
             for shape, count in TABLES:
                 ids = Operand(count, index, values="ids", high=shape[0])
-                yield case("embedding", ops.embedding, Operand(shape, dtype), ids)
+                yield case("embedding", Operand(shape, dtype), ids)
                 if len(count) == 1:
                     state = Operand(shape, dtype, state=True)
-                    yield case("index_copy", ops.index_copy, state, ids, Operand((*count, *shape[1:]), dtype))
+                    yield case("index_copy", state, ids, Operand((*count, *shape[1:]), dtype))
         for layout in LAYOUTS:
             table = Operand((9, 16), dtype, layout)
             ids = Operand((4,), "i64", values="ids", high=9)
-            yield case("embedding", ops.embedding, table, ids)
+            yield case("embedding", table, ids)
             laid = Operand((4,), "i64", "sliced", "ids", 9)
-            yield case("embedding", ops.embedding, Operand((9, 16), dtype), laid, tag=layout)
+            yield case("embedding", Operand((9, 16), dtype), laid, tag=layout)
             rows = Operand((4, 16), dtype, layout)
-            yield case("index_copy", ops.index_copy, Operand((9, 16), dtype, state=True), ids, rows, tag="rows")
-            whole = Operand((5, 17), dtype, state=True)
-            yield case("assign", ops.assign, whole, Operand((5, 17), dtype, layout), tag="value")
+            yield case("index_copy", Operand((9, 16), dtype, state=True), ids, rows, tag="rows")
             if layout != "broadcast":
                 region = Operand((9, 16), dtype, layout, state=True)
-                yield case("index_copy", ops.index_copy, region, ids, Operand((4, 16), dtype), tag="state")
-                region = Operand((5, 17), dtype, layout, state=True)
-                yield case("assign", ops.assign, region, Operand((5, 17), dtype), tag="region")
-        for shape in ((1,), (), (65,), (2, 3, 4)):
-            for name in ("assign", "accumulate"):
-                yield case(name, getattr(ops, name), Operand(shape, dtype, state=True), Operand(shape, dtype))
-        yield from _accumulated(dtype)
+                yield case("index_copy", region, ids, Operand((4, 16), dtype), tag="state")
+        yield from _written(dtype)
         yield from _taken(dtype)
         yield from _added(dtype)
         yield from _regions(dtype)
 
 
-def _accumulated(dtype: str) -> Iterator[Case]:
-    for layout in LAYOUTS:
-        whole = Operand((5, 17), dtype, state=True)
-        yield case("accumulate", ops.accumulate, whole, Operand((5, 17), dtype, layout), tag="value")
-        if layout != "broadcast":
-            region = Operand((5, 17), dtype, layout, state=True)
-            yield case("accumulate", ops.accumulate, region, Operand((5, 17), dtype), tag="region")
+def _written(dtype: str) -> Iterator[Case]:
+    for name in ("assign", "accumulate"):
+        for shape in ((1,), (), (65,), (2, 3, 4)):
+            yield case(name, Operand(shape, dtype, state=True), Operand(shape, dtype))
+        for layout in LAYOUTS:
+            whole, value = Operand((5, 17), dtype, state=True), Operand((5, 17), dtype)
+            yield case(name, whole, value._replace(layout=layout), tag="value")
+            if layout != "broadcast":
+                yield case(name, whole._replace(layout=layout), value, tag="region")
 
 
 def _taken(dtype: str) -> Iterator[Case]:
@@ -74,15 +68,13 @@ def _taken(dtype: str) -> Iterator[Case]:
             ((70_000, 3), (70_000, 2), 1),
         ):
             ids = Operand(count, index, values="ids", high=shape[axis])
-            build = with_options(ops.take_along_axis, axis=axis)
-            yield case("take_along_axis", build, Operand(shape, dtype), ids, tag=f"axis{axis}")
+            yield case("take_along_axis", Operand(shape, dtype), ids, axis=axis, tag=f"axis{axis}")
     for layout in LAYOUTS:
         for axis in (0, 1):
-            build = with_options(ops.take_along_axis, axis=axis)
             plain, laid = Operand((17, 17), dtype), Operand((17, 17), dtype, layout)
             ids = Operand((17, 17), "i64", values="ids", high=17)
-            yield case("take_along_axis", build, laid, ids, tag=f"axis{axis}")
-            yield case("take_along_axis", build, plain, ids._replace(layout=layout), tag=f"axis{axis}")
+            yield case("take_along_axis", laid, ids, axis=axis, tag=f"axis{axis}")
+            yield case("take_along_axis", plain, ids._replace(layout=layout), axis=axis, tag=f"axis{axis}")
 
 
 def _added(dtype: str) -> Iterator[Case]:
@@ -98,19 +90,17 @@ def _added(dtype: str) -> Iterator[Case]:
             ((70_000,), (3,), 30_000),
         ):
             ids, rows = Operand(count, index, values="ids", high=n), Operand((*count, *rest), dtype)
-            yield case("index_add", with_options(ops.index_add, n=n), ids, rows, tag=f"to{n}")
+            yield case("index_add", ids, rows, n=n, tag=f"to{n}")
     for layout in LAYOUTS:
-        build = with_options(ops.index_add, n=7)
         ids = Operand((4,), "i64", values="ids", high=7)
-        yield case("index_add", build, ids, Operand((4, 16), dtype, layout), tag="rows")
-        yield case("index_add", build, ids._replace(layout="sliced"), Operand((4, 16), dtype), tag=layout)
+        yield case("index_add", ids, Operand((4, 16), dtype, layout), n=7, tag="rows")
+        yield case("index_add", ids._replace(layout="sliced"), Operand((4, 16), dtype), n=7, tag=layout)
         many = Operand((5, 3), "i32", layout, "ids", 7)
-        yield case("index_add", build, many, Operand((5, 3, 8), dtype, layout), tag="two-axes")
+        yield case("index_add", many, Operand((5, 3, 8), dtype, layout), n=7, tag="two-axes")
 
 
 def _regions(dtype: str) -> Iterator[Case]:
     for name in ("set_region", "add_region"):
-        function = getattr(ops, name)
         for shape, part, offsets in (
             ((1,), (1,), (0,)),
             ((64,), (7,), (57,)),
@@ -118,9 +108,9 @@ def _regions(dtype: str) -> Iterator[Case]:
             ((5, 17), (2, 3), (1, 4)),
             ((2, 3, 8), (1, 3, 2), (1, 0, 6)),
         ):
-            build = with_options(function, offsets=offsets)
-            yield case(name, build, Operand(shape, dtype), Operand(part, dtype), tag="at" + "x".join(map(str, offsets)))
-        build = with_options(function, offsets=(1, 4))
+            tag = "at" + "x".join(map(str, offsets))
+            yield case(name, Operand(shape, dtype), Operand(part, dtype), offsets=offsets, tag=tag)
         for layout in LAYOUTS:
-            yield case(name, build, Operand((9, 16), dtype, layout), Operand((4, 8), dtype), tag="into")
-            yield case(name, build, Operand((9, 16), dtype), Operand((4, 8), dtype, layout), tag="of")
+            whole, rows, at = Operand((9, 16), dtype), Operand((4, 8), dtype), (1, 4)
+            yield case(name, whole._replace(layout=layout), rows, offsets=at, tag="into")
+            yield case(name, whole, rows._replace(layout=layout), offsets=at, tag="of")

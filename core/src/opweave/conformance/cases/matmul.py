@@ -27,41 +27,41 @@ BROADCAST_PRODUCTS: Final[tuple[tuple[Shape, Shape], ...]] = (
 def cases() -> Iterator[Case]:
     for dtype in (*FLOATS, "i32", "i64"):
         for m, k, n in PRODUCTS:
-            yield case("matmul", ops.matmul, Operand((m, k), dtype), Operand((k, n), dtype))
+            yield case("matmul", Operand((m, k), dtype), Operand((k, n), dtype))
             x, w, b = Operand((m, k), dtype), Operand((n, k), dtype), Operand((n,), dtype)
-            yield case("linear", ops.linear, x, w)
-            yield case("linear", ops.linear, x, w, b)
-        yield case("mul", ops.outer, Operand((5,), dtype), Operand((17,), dtype), tag="outer")
+            yield case("linear", x, w)
+            yield case("linear", x, w, b)
+        yield case("mul", Operand((5,), dtype), Operand((17,), dtype), build=ops.outer, tag="outer")
         for left, right in BROADCAST_PRODUCTS:
-            yield case("matmul", ops.matmul, Operand(left, dtype), Operand(right, dtype), tag="numpy")
+            yield case("matmul", Operand(left, dtype), Operand(right, dtype), tag="numpy")
         for shape in ((33,), (2, 5, 33), (2, 3, 4, 33)):
-            yield case("linear", ops.linear, Operand(shape, dtype), Operand((7, 33), dtype), Operand((7,), dtype))
+            yield case("linear", Operand(shape, dtype), Operand((7, 33), dtype), Operand((7,), dtype))
         for layout in LAYOUTS:
             a = Operand((9, 17), dtype, layout)
-            yield case("matmul", ops.matmul, a, Operand((17, 6), dtype))
+            yield case("matmul", a, Operand((17, 6), dtype))
             if layout != "transposed":  # that one is linear
-                yield case("matmul", ops.matmul, Operand((6, 9), dtype), a, tag="right")
-            yield case("linear", ops.linear, a, Operand((6, 17), dtype))
-            yield case("linear", ops.linear, Operand((6, 17), dtype), a, tag="right")
-            yield case("matmul", ops.matmul, Operand((2, 4, 3), dtype, layout), Operand((2, 3, 5), dtype))
-            yield case("matmul", ops.matmul, Operand((2, 4, 3), dtype), Operand((2, 3, 5), dtype, layout), tag="right")
+                yield case("matmul", Operand((6, 9), dtype), a, tag="right")
+            yield case("linear", a, Operand((6, 17), dtype))
+            yield case("linear", Operand((6, 17), dtype), a, tag="right")
+            yield case("matmul", Operand((2, 4, 3), dtype, layout), Operand((2, 3, 5), dtype))
+            yield case("matmul", Operand((2, 4, 3), dtype), Operand((2, 3, 5), dtype, layout), tag="right")
     for name, t in DTYPES.items():
         if not t.is_quantized:
             continue
         for rows, blocks in ((1, 1), (5, 3), (33, 2)):
             w = Operand((rows, blocks * t.block), name)
             for m in (1, 4, 17):
-                yield case("linear", ops.linear, Operand((m, blocks * t.block)), w)
-            yield case("linear", ops.linear, Operand((3, blocks * t.block)), w, Operand((rows,)))
+                yield case("linear", Operand((m, blocks * t.block)), w)
+            yield case("linear", Operand((3, blocks * t.block)), w, Operand((rows,)))
             for dtype in ("f64", "f16", "bf16"):
                 x, bias = Operand((3, blocks * t.block), dtype), Operand((rows,), dtype)
-                yield case("linear", ops.linear, x, w, bias)
+                yield case("linear", x, w, bias)
             for layout in ("offset", "rows"):
                 view = Operand((rows, blocks * t.block), name, layout)
-                yield case("linear", ops.linear, Operand((2, blocks * t.block)), view)
+                yield case("linear", Operand((2, blocks * t.block)), view)
             ids = Operand((4,), "i32", values="ids", high=rows)
-            yield case("embedding", ops.embedding, w, ids)
-            yield case("embedding", ops.embedding, w._replace(values="special"), ids)
-            yield case("embedding", ops.embedding, Operand((rows, blocks * t.block), name, "rows"), ids)
+            yield case("embedding", w, ids)
+            yield case("embedding", w._replace(values="special"), ids)
+            yield case("embedding", Operand((rows, blocks * t.block), name, "rows"), ids)
         for op, build in (("copy", ops.copy), ("contiguous", ops.contiguous)):
-            yield case(op, build, Operand((5, 2 * t.block), name, "rows"))
+            yield case(op, Operand((5, 2 * t.block), name, "rows"), build=build)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from opweave import ops
-from opweave.conformance.case import FLOATS, LAYOUTS, STRIDED, Case, Operand, case, with_options
+from opweave.conformance.case import FLOATS, LAYOUTS, STRIDED, Case, Operand, case
 from opweave.graph.layout import Shape
 from opweave.graph.tensor import Tensor
 
@@ -22,69 +22,63 @@ def cases() -> Iterator[Case]:
         for shape in ROWS:
             x = Operand(shape, dtype)
             row = Operand(shape[-1:], dtype)
-            yield case("softmax", ops.softmax, x)
-            yield case("softmax", with_options(ops.softmax, scale=0.125), x, tag="scaled")
+            yield case("softmax", x)
+            yield case("softmax", x, scale=0.125, tag="scaled")
             for mask in dict.fromkeys((shape, shape[-2:], shape[-1:], (*shape[:-1], 1))):
-                yield case("softmax", _masked, x, Operand(mask, dtype, values="mask"))
-            yield case("layer_norm", ops.layer_norm, x)
-            yield case("layer_norm", ops.layer_norm, x, row)
-            yield case("layer_norm", ops.layer_norm, x, row, row)
-            yield case("rms_norm", ops.rms_norm, x)
-            yield case("rms_norm", ops.rms_norm, x, row)
-            yield case("log_softmax", ops.log_softmax, x)
-            yield case("l2_norm", ops.l2_norm, x)
+                yield case("softmax", x, mask=Operand(mask, dtype, values="mask"), scale=0.5)
+            yield case("layer_norm", x)
+            yield case("layer_norm", x, row)
+            yield case("layer_norm", x, row, row)
+            yield case("rms_norm", x)
+            yield case("rms_norm", x, row)
+            yield case("log_softmax", x)
+            yield case("l2_norm", x)
         for shape in HEADS:
             x, sinks = Operand(shape, dtype), Operand(shape[-3:-2], dtype)
-            yield case("head_softmax", _sunk, x, sinks)
+            yield case("head_softmax", x, sinks, build=_sunk)
             for mask in (shape, shape[-2:]):
                 m = Operand(mask, dtype, values="mask")
-                yield case("head_softmax", _sunk, x, sinks, m)
-                yield case("head_softmax", _sloped, x, sinks, Operand(mask, dtype), tag="sloped")
+                yield case("head_softmax", x, sinks, m, build=_sunk)
+                yield case("head_softmax", x, sinks, Operand(mask, dtype), build=_sloped, tag="sloped")
             absent = Operand(sinks.shape, dtype, values="mask")
-            yield case("head_softmax", _sloped, x, absent, m, tag="sloped")
+            yield case("head_softmax", x, absent, m, build=_sloped, tag="sloped")
         for shape, groups in GROUPS:
             x, each = Operand(shape, dtype), Operand(shape[1:2], dtype)
-            build = with_options(ops.group_norm, groups=groups)
-            yield case("group_norm", build, x, tag=f"groups{groups}")
-            build = with_options(_weighted, groups=groups)
-            yield case("group_norm", build, x, each, tag=f"groups{groups}")
-            yield case("group_norm", build, x, each, each, tag=f"groups{groups}")
+            yield case("group_norm", x, groups=groups, tag=f"groups{groups}")
+            yield case("group_norm", x, weight=each, groups=groups, tag=f"groups{groups}")
+            yield case("group_norm", x, weight=each, bias=each, groups=groups, tag=f"groups{groups}")
         for layout in LAYOUTS:
             for shape in STRIDED:
                 x = Operand(shape, dtype, layout)
                 row = Operand(shape[-1:], dtype)
-                yield case("softmax", ops.softmax, x)
-                yield case("softmax", _masked, x, Operand(shape, dtype, layout, "mask"))
-                yield case("layer_norm", ops.layer_norm, x, row, row)
-                yield case("rms_norm", ops.rms_norm, x, row)
-                yield case("log_softmax", ops.log_softmax, x)
-                yield case("l2_norm", ops.l2_norm, x)
+                yield case("softmax", x)
+                yield case("softmax", x, mask=Operand(shape, dtype, layout, "mask"), scale=0.5)
+                yield case("layer_norm", x, row, row)
+                yield case("rms_norm", x, row)
+                yield case("log_softmax", x)
+                yield case("l2_norm", x)
             x, sinks = Operand((2, 3, 8), dtype, layout), Operand((2,), dtype)
-            yield case("head_softmax", _sloped, x, sinks, Operand((2, 3, 8), dtype))
-            yield case("head_softmax", _sloped, Operand((2, 3, 8), dtype), sinks, x, tag="mask")
+            yield case("head_softmax", x, sinks, Operand((2, 3, 8), dtype), build=_sloped)
+            yield case("head_softmax", Operand((2, 3, 8), dtype), sinks, x, build=_sloped, tag="mask")
             x, each = Operand((2, 6, 5), dtype, layout), Operand((6,), dtype)
-            yield case("group_norm", with_options(_weighted, groups=2), x, each, each)
+            yield case("group_norm", x, weight=each, bias=each, groups=2)
         laid = Operand((3,), dtype, "sliced")
-        yield case("head_softmax", _sunk, Operand((3, 2, 5), dtype), laid)
+        yield case("head_softmax", Operand((3, 2, 5), dtype), laid, build=_sunk)
         laid = Operand((6,), dtype, "sliced")
-        yield case("group_norm", with_options(_weighted, groups=2), Operand((2, 6, 5), dtype), laid, laid)
-        yield case("layer_norm", with_options(ops.layer_norm, eps=0.5), Operand((3, 5), dtype), tag="eps")
-        yield case("rms_norm", with_options(ops.rms_norm, eps=0.5), Operand((3, 5), dtype), tag="eps")
-        yield case("softmax", with_options(ops.softmax, axis=0), Operand((5, 17), dtype), tag="axis0")
+        yield case("group_norm", Operand((2, 6, 5), dtype), weight=laid, bias=laid, groups=2)
+        yield case("layer_norm", Operand((3, 5), dtype), eps=0.5, tag="eps")
+        yield case("rms_norm", Operand((3, 5), dtype), eps=0.5, tag="eps")
+        yield case("softmax", Operand((5, 17), dtype), axis=0, tag="axis0")
         special = Operand((9, 12), dtype, values="special")
         large = Operand((9, 12), dtype, values="large")
-        yield case("softmax", ops.softmax, large)
-        yield case("log_softmax", ops.log_softmax, large)
-        yield case("softmax", ops.softmax, special)
-        yield case("log_softmax", ops.log_softmax, special)
-        yield case("l2_norm", ops.l2_norm, special)
-        yield case("l2_norm", with_options(ops.l2_norm, eps=100.0), Operand((3, 5), dtype), tag="eps")
-        yield case("l2_norm", with_options(ops.l2_norm, axis=0), Operand((5, 17), dtype), tag="axis0")
-        yield case("log_softmax", with_options(ops.log_softmax, axis=0), Operand((5, 17), dtype), tag="axis0")
-
-
-def _masked(x: Tensor, mask: Tensor) -> Tensor:
-    return ops.softmax(x, mask=mask, scale=0.5)
+        yield case("softmax", large)
+        yield case("log_softmax", large)
+        yield case("softmax", special)
+        yield case("log_softmax", special)
+        yield case("l2_norm", special)
+        yield case("l2_norm", Operand((3, 5), dtype), eps=100.0, tag="eps")
+        yield case("l2_norm", Operand((5, 17), dtype), axis=0, tag="axis0")
+        yield case("log_softmax", Operand((5, 17), dtype), axis=0, tag="axis0")
 
 
 def _sunk(x: Tensor, sinks: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -93,7 +87,3 @@ def _sunk(x: Tensor, sinks: Tensor, mask: Tensor | None = None) -> Tensor:
 
 def _sloped(x: Tensor, sinks: Tensor, mask: Tensor) -> Tensor:
     return ops.softmax(x, mask=mask, scale=0.5, max_bias=8.0, sinks=sinks)
-
-
-def _weighted(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, groups: int) -> Tensor:
-    return ops.group_norm(x, groups, weight, bias)

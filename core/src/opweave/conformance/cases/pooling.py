@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from opweave import ops
-from opweave.conformance.case import FLOATS, INTS, LAYOUTS, Case, Operand, case, with_options
+from opweave.conformance.case import FLOATS, INTS, LAYOUTS, Case, Operand, case
 from opweave.graph.layout import Shape
 
 FORMS: Final[tuple[tuple[Shape, dict[str, Any]], ...]] = (
@@ -32,20 +31,15 @@ def cases() -> Iterator[Case]:
             line = {name: _one_axis(value) for name, value in options.items()}
             for kind in ("max", "avg"):
                 one, two = f"{kind}_pool1d", f"{kind}_pool2d"
-                yield case(one, with_options(getattr(ops, one), **line), Operand(shape[:-1], dtype), tag=_tag(line))
-                yield case(two, with_options(getattr(ops, two), **options), Operand(shape, dtype), tag=_tag(options))
-        dilated = with_options(ops.max_pool2d, kernel_size=3, dilation=(2, 1), stride=1, padding=1)
-        yield case("max_pool2d", dilated, Operand((1, 2, 9, 8), dtype), tag="dilated")
-        inner = with_options(ops.avg_pool2d, kernel_size=3, stride=2, padding=1, count_include_pad=False)
-        yield case("avg_pool2d", inner, Operand((1, 2, 9, 8), dtype), tag="inner")
-        divided = with_options(ops.avg_pool2d, kernel_size=2, divisor_override=3)
-        yield case("avg_pool2d", divided, Operand((1, 2, 9, 8), dtype), tag="divided")
-        for layout in LAYOUTS:
-            x = Operand((3, 4, 5, 6), dtype, layout)
-            yield case("max_pool2d", with_options(ops.max_pool2d, kernel_size=2, padding=1), x)
-            yield case("avg_pool2d", with_options(ops.avg_pool2d, kernel_size=2, padding=1), x)
-        special = Operand((1, 2, 9, 12), dtype, values="special")
-        yield case("max_pool2d", with_options(ops.max_pool2d, kernel_size=3, padding=1), special)
-        yield case("avg_pool2d", with_options(ops.avg_pool2d, kernel_size=3, padding=1), special)
+                yield case(one, Operand(shape[:-1], dtype), **line, tag=_tag(line))
+                yield case(two, Operand(shape, dtype), **options, tag=_tag(options))
+        x = Operand((1, 2, 9, 8), dtype)
+        yield case("max_pool2d", x, kernel_size=3, dilation=(2, 1), stride=1, padding=1, tag="dilated")
+        yield case("avg_pool2d", x, kernel_size=3, stride=2, padding=1, count_include_pad=False, tag="inner")
+        yield case("avg_pool2d", x, kernel_size=2, divisor_override=3, tag="divided")
+        for name in ("max_pool2d", "avg_pool2d"):
+            for layout in LAYOUTS:
+                yield case(name, Operand((3, 4, 5, 6), dtype, layout), kernel_size=2, padding=1)
+            yield case(name, Operand((1, 2, 9, 12), dtype, values="special"), kernel_size=3, padding=1)
     for dtype in INTS:
-        yield case("max_pool2d", with_options(ops.max_pool2d, kernel_size=3, padding=1), Operand((1, 2, 8, 9), dtype))
+        yield case("max_pool2d", Operand((1, 2, 8, 9), dtype), kernel_size=3, padding=1)

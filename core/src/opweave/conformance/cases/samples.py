@@ -30,11 +30,11 @@ def sampled(op: OpDef) -> Iterator[Case]:
             operands = [_operand(op, node, leaf) for leaf in leaves]
             build = _builder(node, leaves)
             number += 1
-            yield case(op.name, build, *operands, tag=f"sample{number}")
+            yield case(op.name, *operands, build=build, tag=f"sample{number}")
             if op.nan and first == 0 and any(leaf.dtype.is_float for leaf in leaves):
                 odd = [o._replace(values="special") if leaf.dtype.is_float else o
                        for o, leaf in zip(operands, leaves, strict=True)]  # fmt: skip
-                yield case(op.name, build, *odd, tag=f"sample{number}")
+                yield case(op.name, *odd, build=build, tag=f"sample{number}")
 
 
 def _operand(op: OpDef, node: Tensor, leaf: Tensor) -> Operand:

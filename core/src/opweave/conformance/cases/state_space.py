@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any, Final
 
 from opweave import ops
-from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case, with_options
+from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case
 from opweave.graph.layout import Shape
 from opweave.graph.tensor import Tensor
 
@@ -20,25 +20,9 @@ SCANS: Final[tuple[tuple[Shape, int, int], ...]] = (
 """Input (batch, channels, tokens), numbers of the state, groups."""
 
 
-def _with_state(x: Tensor, w: Tensor, state: Tensor) -> Tensor:
-    y: Tensor = ops.causal_conv1d(x, w, initial_states=state)
-    return y
-
-
-def _with_both(x: Tensor, w: Tensor, b: Tensor, state: Tensor) -> Tensor:
-    y: Tensor = ops.causal_conv1d(x, w, b, initial_states=state)
-    return y
-
-
-def _scan(*srcs: Tensor, skip: bool, state: bool, softplus: bool, last: bool) -> Tensor:
-    given: dict[str, Any] = {"delta_softplus": softplus, "return_last_state": last}
-    if state:
-        given["state"] = srcs[-1]
-    if skip:
-        given["D"] = srcs[5]
-    u, delta, a, b, c = srcs[:5]
+def _scan(u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, **given: Any) -> Tensor:
     result = ops.selective_scan(u, delta, a, b, c, **given)
-    node: Tensor = result[0].root if last else result
+    node: Tensor = result[0].root if given["return_last_state"] else result
     return node
 
 
@@ -46,37 +30,34 @@ def cases() -> Iterator[Case]:
     for dtype in FLOATS:
         for shape, k in LINES:
             x, w, b = Operand(shape, dtype), Operand((shape[1], k), dtype), Operand(shape[1:2], dtype)
-            yield case("causal_conv1d", ops.causal_conv1d, x, w)
-            yield case("causal_conv1d", ops.causal_conv1d, x, w, b)
+            yield case("causal_conv1d", x, w)
+            yield case("causal_conv1d", x, w, b)
             if k > 1:
                 state = Operand((*shape[:2], k - 1), dtype)
-                yield case("causal_conv1d", _with_state, x, w, state, tag="state")
-                yield case("causal_conv1d", _with_both, x, w, b, state, tag="state")
+                yield case("causal_conv1d", x, w, initial_states=state, tag="state")
+                yield case("causal_conv1d", x, w, b, initial_states=state, tag="state")
         for layout in LAYOUTS:
             x, w = Operand((3, 4, 5), dtype, layout), Operand((4, 3), dtype, layout)
-            yield case("causal_conv1d", _with_state, x, w, Operand((3, 4, 2), dtype, layout), tag="state")
+            state = Operand((3, 4, 2), dtype, layout)
+            yield case("causal_conv1d", x, w, initial_states=state, tag="state")
         for shape, n, groups in SCANS:
             yield from _scans(shape, n, groups, dtype)
         for layout in LAYOUTS:
             u, mixed = Operand((2, 4, 5), dtype, layout), Operand((2, 2, 3, 5), dtype, layout)
-            build = with_options(_scan, skip=False, state=False, softplus=True, last=False)
             step, rate = Operand((2, 4, 5), dtype, layout), Operand((4, 3), dtype, layout, "negative")
-            yield case("selective_scan", build, u, step, rate, mixed, mixed)
+            yield case("selective_scan", u, step, rate, mixed, mixed, delta_softplus=True)
 
 
 def _scans(shape: Shape, n: int, groups: int, dtype: str) -> Iterator[Case]:
     batch, channels, tokens = shape
     mixed = Operand((batch, groups, n, tokens), dtype)
     for skip, state, softplus, last in product((False, True), repeat=4):
-        build = with_options(_scan, skip=skip, state=state, softplus=softplus, last=last)
-        operands = [
-            Operand(shape, dtype),
-            Operand(shape, dtype, values="positive"),
-            Operand((channels, n), dtype, values="negative"),
-            mixed,
-            mixed,
-        ]
-        operands += [Operand((channels,), dtype)] * skip + [Operand((batch, channels, n), dtype)] * state
+        u, delta = Operand(shape, dtype), Operand(shape, dtype, values="positive")
+        rate = Operand((channels, n), dtype, values="negative")
+        given: dict[str, Any] = {"D": Operand((channels,), dtype)} if skip else {}
+        if state:
+            given["state"] = Operand((batch, channels, n), dtype)
         named = zip(("D", "state", "softplus", "last"), (skip, state, softplus, last), strict=True)
+        given |= {"delta_softplus": softplus, "return_last_state": last}
         tag = "-".join(name for name, on in named if on)
-        yield case("selective_scan", build, *operands, tag=tag)
+        yield case("selective_scan", u, delta, rate, mixed, mixed, build=_scan, **given, tag=tag)

@@ -38,9 +38,7 @@ def _(bench: Bench) -> None:
     queue = bench.open()
     task = bench.long_task(queue)
     for _ in range(ROUNDS):
-        values = bench.feed(task)
-        task.poison()
-        task.plan.run()
+        values = bench.start(task)
         event = queue.record()
         if _can_query(queue):
             _await(event)
@@ -55,9 +53,7 @@ def _(bench: Bench) -> None:
     queue = bench.open()
     task = bench.long_task(queue)
     for _ in range(ROUNDS):
-        values = bench.feed(task)
-        task.poison()
-        task.plan.run()
+        values = bench.start(task)
         event = queue.record()
         event.synchronize()
         task.expect_result(values, "after waiting for an event")
@@ -102,8 +98,7 @@ def _(bench: Bench) -> None:
     """Events of a stream that was closed are reached, and can be waited for by the host and by other streams."""
     queue, other, host = bench.open(), bench.open(), bench.open_host()
     task = bench.long_task(queue)
-    values = bench.feed(task)
-    task.plan.run()
+    values = bench.start(task)
     event = queue.record()
     queue.close()
     expect(event.done, "an event of a stream that was closed is not reached")
@@ -144,10 +139,8 @@ def _(bench: Bench) -> None:
     first = bench.long_task(maker)
     second = bench.task(reader, first.out)
     for _ in range(ROUNDS):
-        values = bench.feed(first)
-        first.poison()
         second.poison()
-        first.plan.run()
+        values = bench.start(first)
         reader.wait(maker.record())
         second.plan.run()
         reader.synchronize()
@@ -258,9 +251,7 @@ def _(bench: Bench) -> None:
     queue, host = bench.open(), bench.open_host()
     task = bench.long_task(queue)
     for _ in range(ROUNDS):
-        values, got = bench.feed(task), task.empty()
-        task.poison()
-        task.plan.run()
+        got, values = task.empty(), bench.start(task)
         host.wait(queue.record())
         host.call(partial(task.out.download, 0, got))
         host.synchronize()

@@ -17,6 +17,8 @@ from opweave.errors import BoundsError, ExecutionError, LayoutError, LifetimeErr
 
 __all__ = ["CHECKS", "Planted"]
 
+Uses = dict[str, Callable[[], object]]
+
 stream = StreamChecklist(5, "fault")
 CHECKS = stream.checks
 
@@ -71,12 +73,9 @@ def _failure(queue: Stream, error: ExecutionError | None) -> ExecutionError:
     return error
 
 
-def _expect_right(bench: Bench, task: Workload, what: str) -> None:
-    values = bench.feed(task)
-    task.poison()
-    task.plan.run()
-    task.stream.synchronize()
-    task.expect_result(values, what)
+def _expect_refused(uses: Uses, when: str) -> None:
+    for what, use in uses.items():
+        expect_raises(LifetimeError, f"{what} {when}", use)
 
 
 @stream("raised")
@@ -95,7 +94,7 @@ def _(bench: Bench) -> None:
         if count == len(task.plan):
             expect(steps[-1] == at, f"call {at} raised, the error says step {steps[-1]}")
         queue.recover()
-        _expect_right(bench, task, f"a plan after its call {at} raised once")
+        bench.expect_right(task, f"a plan after its call {at} raised once")
 
 
 @stream("remembered")
@@ -118,8 +117,7 @@ def _(bench: Bench) -> None:
     """Waiting for events behind a failure raises, also after recovering; events before it are not affected."""
     queue = bench.open()
     task = bench.task(queue)
-    bench.feed(task)
-    task.plan.run()
+    bench.start(task)
     before = queue.record()
     before.synchronize()
     error = _break(task, 0)
@@ -154,10 +152,10 @@ def _(bench: Bench) -> None:
         expect_raises(ExecutionError, f"waiting in {waiting!r} for an event behind a failure", wait)
         waiting.recover()
         waiting.synchronize()
-    _expect_right(bench, theirs, "a stream that had waited for a failed one")
+    bench.expect_right(theirs, "a stream that had waited for a failed one")
     _failure(queue, error)
     queue.recover()
-    _expect_right(bench, task, "a stream that others had waited for when it failed")
+    bench.expect_right(task, "a stream that others had waited for when it failed")
 
 
 @stream("recovers")
@@ -198,7 +196,7 @@ def _(bench: Bench) -> None:
         expect_raises(kind, what, use)
         expect(queue.failure is None, f"{what} made the stream fail")
     queue.synchronize()
-    _expect_right(bench, task, "a plan after transfers that were refused")
+    bench.expect_right(task, "a plan after transfers that were refused")
 
 
 @stream("freed")
@@ -206,11 +204,10 @@ def _(bench: Bench) -> None:
     """Transfers, copies and plans with freed memory raise a LifetimeError and do not make the stream fail."""
     queue = bench.open()
     task, other = bench.task(queue), bench.task(queue)
-    bench.feed(task)
-    task.plan.run()
+    bench.start(task)
     task.x.free()
     data = np.zeros(8, np.uint8)
-    uses: dict[str, Callable[[], object]] = {
+    uses: Uses = {
         "running a plan": task.plan.run,
         "a queued upload": lambda: queue.upload(task.x, 0, data),
         "a queued download": lambda: queue.download(task.x, 0, data),
@@ -218,10 +215,9 @@ def _(bench: Bench) -> None:
         "compiling": lambda: Workload(queue, other.nbytes // other.dtype.itemsize, 1, task.x),
         "reading": task.x.read,
     }
-    for what, use in uses.items():
-        expect_raises(LifetimeError, f"{what} with a freed buffer", use)
+    _expect_refused(uses, "with a freed buffer")
     queue.synchronize()
-    _expect_right(bench, other, "a plan after uses of freed memory were refused")
+    bench.expect_right(other, "a plan after uses of freed memory were refused")
 
 
 @stream("closed")
@@ -232,12 +228,12 @@ def _(bench: Bench) -> None:
     task.plan.close()
     task.plan.close()
     expect_raises(LifetimeError, "running a closed plan", task.plan.run)
-    _expect_right(bench, other, "a plan after another one was closed")
+    bench.expect_right(other, "a plan after another one was closed")
     event = queue.record()
     queue.close()
     queue.close()
     data = np.zeros(8, np.uint8)
-    uses: dict[str, Callable[[], object]] = {
+    uses: Uses = {
         "running a plan": other.plan.run,
         "an event": queue.record,
         "waiting for an event": lambda: queue.wait(event),
@@ -246,8 +242,7 @@ def _(bench: Bench) -> None:
         "a copy": lambda: queue.copy_from(other.x, 0, other.out, 0, 8),
         "compiling": lambda: queue.compile([]),
     }
-    for what, use in uses.items():
-        expect_raises(LifetimeError, f"{what} on a closed stream", use)
+    _expect_refused(uses, "on a closed stream")
 
 
 @stream("second-thread")
@@ -271,16 +266,15 @@ def _(bench: Bench) -> None:
     threads = start_threads(lambda: task.plan.run(around))
     try:
         inside.wait()
-        uses: dict[str, Callable[[], object]] = {
+        uses: Uses = {
             "running a plan": task.plan.run,
             "an event": queue.record,
             "an upload": lambda: queue.upload(task.x, 0, values),
         }
-        for what, use in uses.items():
-            expect_raises(LifetimeError, f"{what} while another thread submits", use)
+        _expect_refused(uses, "while another thread submits")
     finally:
         go.set()
     join_threads(threads)
     queue.synchronize()
     task.expect_result(values, "a plan while another thread was refused")
-    _expect_right(bench, task, "a plan after two threads wanted to submit")
+    bench.expect_right(task, "a plan after two threads wanted to submit")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,14 +12,12 @@ from opweave.conformance.bench import chain_of
 from opweave.conformance.cases import cases_for
 from opweave.conformance.checklist import Check, Mismatch, Subject, expect, inapplicable
 from opweave.conformance.trial import Trial, step_of, the_node
-from opweave.conformance.values import make_values
-from opweave.contract.step import Arg
+from opweave.conformance.values import leaf_values
 from opweave.errors import BoundsError, OpweaveError
 from opweave.graph.opdef import OPS
 
 if TYPE_CHECKING:
     from opweave.conformance.case import Case
-    from opweave.contract.buffer import Buffer
     from opweave.contract.device import Device
     from opweave.contract.step import Step
     from opweave.contract.stream import Stream
@@ -36,18 +33,15 @@ def _ask(op: str, subject: Subject) -> None:
     if not device.raises_index_errors:
         inapplicable("an index out of range makes the device unusable (raises_index_errors = False)")
     case, tensors, node, which = _find(op, device)
-    leaves = {
-        x.memory: make_values(subject.rng, operand, x.memory.shape, x.dtype)
-        for x, operand in zip(tensors, case.operands, strict=True)
-    }
+    leaves = leaf_values(subject.rng, case.operands, tensors)
     ids, rows = tensors[which].memory, case.operands[which].high
     with device.open() as stream:
         for wrong in (rows, -1, rows + (1 << 20)):
             _expect_right(stream, node, leaves)
             spoiled = leaves[ids].copy()
             spoiled.reshape(-1)[-1] = wrong
-            with _bound(stream, node, {**leaves, ids: spoiled}) as step:
-                error = _run(stream, step)
+            with Trial(stream, node, {**leaves, ids: spoiled}) as trial:
+                error = _run(stream, trial.place()[0])
             what = f"an index of {wrong} for {rows} rows"
             if error is None:
                 raise Mismatch(f"{what} raises nothing, neither at once nor at the next wait")
@@ -81,30 +75,6 @@ def _expect_right(stream: Stream, node: Tensor, leaves: Mapping[Tensor, Array]) 
     with Trial(stream, node, leaves) as trial:
         reason = trial.apart().reason
     expect(not reason, f"with indices that exist: {reason}")
-
-
-@contextmanager
-def _bound(stream: Stream, node: Tensor, leaves: Mapping[Tensor, Array]) -> Iterator[Step]:
-    """The step with each operand in a buffer of its own."""
-    buffers: list[Buffer] = []
-
-    def alloc(size: int) -> Buffer:
-        buffers.append(stream.device.alloc(size))
-        return buffers[-1]
-
-    places: dict[Tensor, tuple[Buffer, int]] = {}
-    for memory, values in leaves.items():
-        places[memory] = alloc(values.nbytes), 0
-        places[memory][0].upload(0, values.reshape(-1).view(np.uint8))
-    assert node.op is not None
-    out = None
-    if not node.op.writes:
-        out = Arg(alloc(node.nbytes), 0, node.dtype, node.shape, node.strides, None, 0)
-    try:
-        yield step_of(node, places, out)
-    finally:
-        for buffer in buffers:
-            buffer.free()
 
 
 INDEXING: Final = [name for name, op in OPS.items() if op.indices and name != "rope"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Final
 
@@ -10,6 +12,7 @@ import numpy as np
 
 from opweave.conformance.checklist import Checklist, Subject, expect, expect_equal, expect_raises, inapplicable
 from opweave.contract.buffer import Buffer
+from opweave.contract.device import Device
 from opweave.contract.memory import BufferType
 from opweave.contract.multibuffer import MultiBuffer
 from opweave.contract.space import Usage
@@ -40,6 +43,17 @@ def _largest(subject: Subject, want: int) -> int:
     return max(min(want, limit, free // 4 if total else want), 1)
 
 
+@contextmanager
+def _buffers(device: Device, sizes: Iterable[int] = ()) -> Iterator[list[Buffer]]:
+    """Buffers of the given sizes. Those in the list, to which more may be added, are freed at the end."""
+    buffers = [device.alloc(size) for size in sizes]
+    try:
+        yield buffers
+    finally:
+        for buffer in buffers:
+            buffer.free()
+
+
 # --- allocating and freeing -----------------------------------------------------------------------------------------
 
 
@@ -47,8 +61,7 @@ def _largest(subject: Subject, want: int) -> int:
 def _(subject: Subject) -> None:
     """Buffers of 0, of 1 and of odd sizes hold what they are given, at aligned addresses, and do not overlap."""
     limit = subject.device.max_buffer_size
-    buffers = [subject.device.alloc(n) for n in SIZES if limit is None or n <= limit]
-    try:
+    with _buffers(subject.device, [n for n in SIZES if limit is None or n <= limit]) as buffers:
         values = [noise(subject, b.size) for b in buffers]
         for buffer, n, value in zip(buffers, SIZES, values, strict=False):
             expect(buffer.size == n, f"a buffer of {n} bytes says it has {buffer.size}")
@@ -57,21 +70,16 @@ def _(subject: Subject) -> None:
         for buffer, value in zip(buffers, values, strict=True):
             expect_equal(buffer.read(), value, f"a buffer of {buffer.size} bytes beside others")
         _expect_apart(buffers)
-    finally:
-        _free(buffers)
 
 
 @memory("alignment")
 def _(subject: Subject) -> None:
     """Addresses, where memory has them, are multiples of the alignment, whatever was allocated before."""
-    buffers = [subject.device.alloc(n) for n in range(1, 66)]
-    try:
+    with _buffers(subject.device, range(1, 66)) as buffers:
         if all(b.address is None for b in buffers):
             inapplicable("its memory has no addresses")
         for buffer in buffers:
             _expect_aligned(buffer)
-    finally:
-        _free(buffers)
 
 
 def _expect_aligned(buffer: Buffer) -> None:
@@ -83,11 +91,6 @@ def _expect_apart(buffers: list[Buffer]) -> None:
     ranges = sorted((b.address, b.size) for b in buffers if b.address is not None and b.size)
     for (a, size), (b, _) in pairwise(ranges):
         expect(a + size <= b, f"two buffers overlap: {size} bytes at {a}, and one at {b}")
-
-
-def _free(buffers: list[Buffer]) -> None:
-    for buffer in buffers:
-        buffer.free()
 
 
 @memory("big")
@@ -106,27 +109,24 @@ def _(subject: Subject) -> None:
 def _(subject: Subject) -> None:
     """A thousand small buffers keep their values."""
     values = noise(subject, 1000 * 16).reshape(1000, 16)
-    buffers = [subject.device.alloc(16) for _ in values]
-    try:
+    with _buffers(subject.device, [16] * len(values)) as buffers:
         for buffer, value in zip(buffers, values, strict=True):
             buffer.upload(0, value)
         for i, (buffer, value) in enumerate(zip(buffers, values, strict=True)):
             expect_equal(buffer.read(), value, f"buffer {i} of 1000")
-    finally:
-        _free(buffers)
 
 
 @memory("reuse")
 def _(subject: Subject) -> None:
     """Freed memory that is allocated again belongs to one buffer only; buffers that stayed keep their values."""
     device = subject.device
-    kept: list[Buffer] = []
     values: list[np.ndarray[Any, Any]] = []
-    try:
+    with _buffers(device) as kept:
         for _ in range(4):
             fresh = [device.alloc(256) for _ in range(8)]
-            _free(fresh[::2])
             kept += fresh[1::2]
+            for buffer in fresh[::2]:
+                buffer.free()
             again = [device.alloc(256) for _ in range(6)]
             kept += again
             for buffer in kept[len(values) :]:
@@ -134,22 +134,20 @@ def _(subject: Subject) -> None:
                 buffer.upload(0, values[-1])
         for i, (buffer, value) in enumerate(zip(kept, values, strict=True)):
             expect_equal(buffer.read(), value, f"buffer {i} after others were freed")
-    finally:
-        _free(kept)
 
 
 @memory("freed")
 def _(subject: Subject) -> None:
     """Every use of a freed buffer raises LifetimeError; freeing it twice does nothing."""
     device = subject.device
-    buffer, other = device.alloc(64), device.alloc(64)
     value = noise(subject, 64)
-    other.upload(0, value)
-    buffer.free()
-    buffer.free()
-    expect(buffer.freed, "a freed buffer does not say so")
-    again = device.alloc(64)
-    try:
+    with _buffers(device, [64, 64]) as buffers:
+        buffer, other = buffers
+        other.upload(0, value)
+        buffer.free()
+        buffer.free()
+        expect(buffer.freed, "a freed buffer does not say so")
+        buffers.append(device.alloc(64))
         for what, use in {
             "uploading to": lambda: buffer.upload(0, value),
             "downloading from": lambda: buffer.read(0, 1),
@@ -163,8 +161,6 @@ def _(subject: Subject) -> None:
             expect_raises(LifetimeError, "a queued upload to a freed buffer", lambda: stream.upload(buffer, 0, value))
         buffer.free()
         expect_equal(other.read(), value, "another buffer after one was freed twice")
-    finally:
-        _free([other, again])
 
 
 @memory("survival")

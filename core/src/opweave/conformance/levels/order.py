@@ -158,8 +158,7 @@ def _(bench: Bench) -> None:
     queue = bench.open()
     for _ in range(ROUNDS):
         task = bench.long_task(queue)
-        values = bench.feed(task)
-        task.plan.run()
+        values = bench.start(task)
         task.plan.close()
         queue.synchronize()
         task.expect_result(values, "a plan that was closed after it was submitted")
@@ -208,9 +207,8 @@ def _(bench: Bench) -> None:
     task = bench.long_task(queue)
     for _ in range(ROUNDS):
         for wait in (queue.synchronize, lambda: queue.record().synchronize()):
-            values = bench.feed(task)
             framed = np.full(task.nbytes + 128, 0xA5, np.uint8)
-            task.plan.run()
+            values = bench.start(task)
             queue.download(task.out, 0, framed[64:-64])
             wait()
             got = framed[64:-64].copy().view(task.dtype).reshape(task.shape)
@@ -229,9 +227,7 @@ def _(bench: Bench) -> None:
     for _ in range(ROUNDS):
         queue = bench.open()
         task = bench.long_task(queue)
-        values = bench.feed(task)
-        got = task.empty()
-        task.plan.run()
+        got, values = task.empty(), bench.start(task)
         queue.download(task.out, 0, got)
         queue.close()
         task.expect(got, values, "a download of a stream that was closed")
@@ -264,8 +260,7 @@ def _(bench: Bench) -> None:
     queue = bench.open()
     for _ in range(ROUNDS):
         task = bench.long_task(queue)
-        values = bench.feed(task)
-        task.plan.run()
+        values = bench.start(task)
         gone = [buffer for buffer in task.buffers if buffer is not task.out]
         for buffer in gone:
             buffer.free()

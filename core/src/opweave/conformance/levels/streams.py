@@ -16,7 +16,10 @@ from opweave.errors import Cancelled, ExecutionError
 from opweave.host.device import HostDevice
 
 if TYPE_CHECKING:
+    from opweave.conformance.workload import Workload
+    from opweave.contract.buffer import Buffer
     from opweave.contract.device import Device
+    from opweave.contract.stream import Stream
 
 __all__ = ["CHECKS"]
 
@@ -66,6 +69,13 @@ def _(bench: Bench) -> None:
 # --- copies ---------------------------------------------------------------------------------------------------------
 
 
+def _queue_copy(task: Workload, queue: Stream, target: Buffer) -> None:
+    """Queue a copy of the result of ``task`` to ``target``; skips the check where the device copies by the host."""
+    if not queue.copy_from(target, 0, task.out, 0, task.nbytes):
+        task.stream.synchronize()
+        inapplicable(BY_THE_HOST)
+
+
 @stream("copy-order")
 def _(bench: Bench) -> None:
     """A queued copy runs after the work submitted before it and before the work submitted after it."""
@@ -73,17 +83,12 @@ def _(bench: Bench) -> None:
     task = bench.long_task(queue)
     kept = bench.alloc(task.nbytes)
     for _ in range(ROUNDS):
-        values = bench.feed(task)
         kept.fill(0xA5)
-        task.plan.run()
-        if not queue.copy_from(kept, 0, task.out, 0, task.nbytes):
-            queue.synchronize()
-            inapplicable(BY_THE_HOST)
+        values = bench.start(task)
+        _queue_copy(task, queue, kept)
         queue.upload(task.out, 0, values * 0)
         queue.synchronize()
-        got = task.empty()
-        kept.download(0, got)
-        task.expect(got, values, "a copy between a plan and an upload over what it reads")
+        task.expect_result(values, "a copy between a plan and an upload over what it reads", kept)
 
 
 @stream("copy-between-streams")
@@ -93,18 +98,12 @@ def _(bench: Bench) -> None:
     task = bench.long_task(maker)
     kept = bench.alloc(task.nbytes)
     for _ in range(ROUNDS):
-        values = bench.feed(task)
-        task.poison()
         kept.fill(0xA5)
-        task.plan.run()
+        values = bench.start(task)
         copier.wait(maker.record())
-        if not copier.copy_from(kept, 0, task.out, 0, task.nbytes):
-            maker.synchronize()
-            inapplicable(BY_THE_HOST)
+        _queue_copy(task, copier, kept)
         copier.synchronize()
-        got = task.empty()
-        kept.download(0, got)
-        task.expect(got, values, "a copy of what another stream has made")
+        task.expect_result(values, "a copy of what another stream has made", kept)
         maker.synchronize()
 
 
@@ -166,18 +165,13 @@ def _(bench: Bench) -> None:
     queue = bench.open()
     task = bench.long_task(queue)
     kept = bench.alloc(task.nbytes)
-    values = bench.feed(task)
     kept.fill(0xA5)
-    task.plan.run()
-    if not queue.copy_from(kept, 0, task.out, 0, task.nbytes):
-        queue.synchronize()
-        inapplicable(BY_THE_HOST)
+    values = bench.start(task)
+    _queue_copy(task, queue, kept)
     task.out.free()
     bench.alloc(task.nbytes).fill(0xFF)
     queue.synchronize()
-    got = task.empty()
-    kept.download(0, got)
-    task.expect(got, values, "a copy whose source was freed after it was queued")
+    task.expect_result(values, "a copy whose source was freed after it was queued", kept)
 
 
 def _sources(bench: Bench) -> Iterator[Device]:
@@ -196,16 +190,12 @@ def _(bench: Bench) -> None:
     queue = bench.open()
     task = bench.task(queue)
     queue.abort()
-    values = bench.feed(task)
-    task.plan.run()
+    values = bench.start(task)
     queue.synchronize()
     queue.abort()
     queue.synchronize()
     task.expect_result(values, "after aborting a stream that was done")
-    values = bench.feed(task)
-    task.plan.run()
-    queue.synchronize()
-    task.expect_result(values, "a plan after aborting a stream that was done")
+    bench.expect_right(task, "a plan after aborting a stream that was done")
 
 
 @stream("abort-running")
@@ -231,10 +221,7 @@ def _(bench: Bench) -> None:
         _ended(bench, queue.synchronize)
         queue.recover()
         queue.synchronize()
-        values = bench.feed(task)
-        task.plan.run()
-        queue.synchronize()
-        task.expect_result(values, "a plan after abort() and recover()")
+        bench.expect_right(task, "a plan after abort() and recover()")
 
 
 def _ended(bench: Bench, work: Callable[[], None]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +18,6 @@ from opweave.conformance.checklist import (
 from opweave.conformance.levels.memory import noise
 from opweave.contract.buffer import Buffer
 from opweave.contract.memory import mapped
-from opweave.contract.multibuffer import MultiBuffer
 from opweave.errors import BoundsError, HazardError, LayoutError, UnsupportedOpError
 from opweave.host.device import HostDevice
 from opweave.host.storage import copy_bytes
@@ -208,12 +206,17 @@ def _aligned(subject: Subject, size: int) -> Bytes:
     return raw[skip : skip + size]
 
 
-def _imported(subject: Subject, data: Any, **options: Any) -> Buffer | MultiBuffer:
-    """The buffer over ``data``; skips the check if the device refuses these bytes, as drivers may."""
+def _imported(subject: Subject, array: Bytes) -> Buffer:
+    """The buffer over ``array``; skips the check if the device uses no host memory in place, or refuses these bytes, as
+    drivers may."""
+    if not subject.device.caps.import_host:
+        inapplicable("it cannot use host memory in place")
     try:
-        return subject.device.import_host(data, **options)
+        buffer = subject.device.import_host(array)
     except UnsupportedOpError as error:
         raise Inapplicable(f"it does not take these bytes: {error}") from None
+    assert isinstance(buffer, Buffer)
+    return buffer
 
 
 @transfers("import")
@@ -226,9 +229,7 @@ def _(subject: Subject) -> None:
         inapplicable(str(error).splitlines()[0])
     array = _aligned(subject, 4096)
     want = array.copy()
-    buffer = _imported(subject, array)
-    assert isinstance(buffer, Buffer)
-    with buffer:
+    with _imported(subject, array) as buffer:
         expect_equal(buffer.read(), want, "an imported array")
         array[100:200] = want[100:200] = 7
         expect_equal(buffer.read(), want, "an imported array that the host changed")
@@ -241,14 +242,10 @@ def _(subject: Subject) -> None:
 @transfers("import-readonly")
 def _(subject: Subject) -> None:
     """Read-only host memory can be read and not written, or is refused with an UnsupportedOpError."""
-    if not subject.device.caps.import_host:
-        inapplicable("it cannot use host memory in place")
     array = _aligned(subject, 4096)
     want = array.copy()
     array.flags.writeable = False
-    buffer = _imported(subject, array)
-    assert isinstance(buffer, Buffer)
-    with buffer:
+    with _imported(subject, array) as buffer:
         expect(buffer.readonly, "a buffer over a read-only array does not say so")
         expect_equal(buffer.read(), want, "a read-only array")
         expect_raises(HazardError, "an upload to a read-only buffer", lambda: buffer.upload(0, b"x"))
@@ -258,13 +255,9 @@ def _(subject: Subject) -> None:
 @transfers("import-odd")
 def _(subject: Subject) -> None:
     """Importing host memory at an odd address and of an odd size works, or raises UnsupportedOpError."""
-    if not subject.device.caps.import_host:
-        inapplicable("it cannot use host memory in place")
     array = _aligned(subject, 4096)[1:1000]
     want = array.copy()
-    buffer = _imported(subject, array)
-    assert isinstance(buffer, Buffer)
-    with buffer:
+    with _imported(subject, array) as buffer:
         expect_equal(buffer.read(), want, "an array at an odd address")
         expect_equal(buffer.read(17, 100), want[17:117], "a part of an array at an odd address")
 
@@ -274,7 +267,8 @@ def _(subject: Subject) -> None:
     """Mapped memory shows its bytes at any offset, and what is written there is there afterwards."""
     if not subject.device.caps.map:
         inapplicable("it does not map its memory")
-    for buffer, want in _two(subject):
+    for _ in range(2):
+        buffer, want = _filled(subject)
         with buffer:
             for at, size in RANGES:
                 with mapped(buffer, at, size) as view:
@@ -284,8 +278,3 @@ def _(subject: Subject) -> None:
                     view[:] = piece.data
                 want[at : at + size] = piece
                 expect_equal(buffer.read(), want, f"after writing {size} mapped bytes at {at}")
-
-
-def _two(subject: Subject) -> Iterator[tuple[Buffer, Bytes]]:
-    for _ in range(2):
-        yield _filled(subject)

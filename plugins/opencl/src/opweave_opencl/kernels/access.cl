@@ -11,10 +11,10 @@
 #define TAKE(T) GLUE(take_, T)
 #define PUT(T) GLUE(put_, T)
 
-// WHOLE_IN(T, p): VEC elements from p on; WHOLE_OUT(T, v, p): a vector as these.
+// WHOLE_IN(T, p) loads VEC elements from p on; WHOLE_OUT(T, v, p) stores a vector there.
 #if VEC == 16
-// The width for processors. PoCL calls vload16 and vstore16 as functions, and puts all registers aside for each; a vector
-// type that may lie at any element is one instruction. All processors' compilers are clang.
+// 16 is the width for processors. PoCL calls vload16 and vstore16 as functions, and saves all registers for each call; a
+// vector type with the alignment of an element takes one instruction. All compilers for processors are clang.
 #define LOOSE(type) typedef type##16 loose_##type __attribute__((aligned(sizeof(type))));
 LOOSE(float) LOOSE(long) LOOSE(int) LOOSE(short) LOOSE(char) LOOSE(uchar) LOOSE(ushort)
 #ifdef cl_khr_fp64
@@ -49,10 +49,10 @@ LOOSE(double)
 #define WHOLE_OUT(T, v, p) STOREN(T, VEC, v, p, 0)
 #endif
 
-// LANES(T): a vector that is also its elements.
+// LANES(T): a union of a vector and its elements.
 #define LANES(T) union { V(T) whole; VAL(T) each[VEC]; }
 
-// take_T: elements i .. i + count - 1 of a row as a vector; put_T: a vector as these elements.
+// take_T: elements i .. i + count - 1 of a row as a vector; put_T: stores a vector there.
 #define ACCESS(T) \
     static inline V(T) GLUE(take_, T)(__global const MEM(T) *row, const long i, const long step, const int count) \
     { \
@@ -74,7 +74,7 @@ LOOSE(double)
         for (int k = 0; k < count; k++) STORE(T, lanes.each[k], row, (i + k) * step); \
     }
 
-// What a comparison of such vectors gives, and what chooses between them.
+// The vectors of integers that comparisons of such vectors give, and that select takes.
 #define mask_f64 long
 #define mask_f32 int
 #define mask_f16 int

@@ -137,7 +137,7 @@ __kernel void attend(PARAMETERS)
             const float8 eight = fmax(most.lo, most.hi);
             const float4 four = fmax(eight.lo, eight.hi);
             const float best = fmax(top[r], fmax(fmax(four.x, four.y), fmax(four.z, four.w)));
-            // As long as a row sees nothing there is nothing to be relative to.
+            // A row that has seen no key yet has no largest score to subtract.
             const float base = best == -INFINITY ? 0.0f : best;
             const float16 low = exp(scores[r][0] - base), high = exp(scores[r][1] - base);
             const float factor = exp(top[r] - base);
@@ -237,7 +237,7 @@ __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void attend_group(PA
         {
             float best = top[r], sum = 0.0f;
             for (int j = 0; j < KEYS; j++) best = fmax(best, scores[r][j]);
-            // As long as a row sees nothing there is nothing to be relative to.
+            // A row that has seen no key yet has no largest score to subtract.
             const float base = best == -INFINITY ? 0.0f : best;
             for (int j = 0; j < KEYS; j++) sum += scores[r][j] = exp(scores[r][j] - base);
             factor[r] = exp(top[r] - base);

@@ -11,7 +11,7 @@ from opweave.contract import Arg, Call, Step
 from opweave.contract.kernels import of_other_type
 from opweave.ops.operands import optional_operands
 from opweave_opencl.kernels.table import KERNELS
-from opweave_opencl.layouts import element_offset, element_strides
+from opweave_opencl.layouts import element_offset, element_strides, optional_strides
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -56,7 +56,7 @@ def attention(
     words = [batch, heads, groups, tokens, keys, size, width, int(causal), int(masked), int(sinks is not None)]
     for arg in (out, q, k, v):
         words += element_strides(arg)
-    words += [*(element_strides(mask) if mask else (0, 0, 0, 0)), *(element_strides(sinks) if sinks else (0,))]
+    words += [*optional_strides(mask, 4), *optional_strides(sinks, 1)]
     words += map(element_offset, operands)
     rows = heads // groups * tokens
     tuning = stream.target.tuning

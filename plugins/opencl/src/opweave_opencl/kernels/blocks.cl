@@ -8,7 +8,7 @@
 
 #define PARTS (COUNT / 16)
 
-// Blocks lie at any byte.
+// Blocks may begin at any byte.
 typedef uchar16 Bytes16 __attribute__((aligned(1)));
 typedef char16 Chars16 __attribute__((aligned(1)));
 #ifdef __clang__
@@ -19,8 +19,8 @@ typedef char16 Chars16 __attribute__((aligned(1)));
 #define CHARS16(p) vload16(0, (__global const char *)(p))
 #endif
 
-// Asks for the memory of a block a page ahead. Decoding takes so many instructions for each byte that processors do not
-// see the next misses in time, and what they fetch by themselves ends with a page.
+// Prefetches a block a page ahead. Decoding takes so many instructions for each byte that processors do not see the next
+// cache misses in time, and what they prefetch by themselves ends with a page.
 #ifdef __clang__
 #define FETCH_AHEAD(block) \
     __attribute__((opencl_unroll_hint)) for (int i_ = 0; i_ < BYTES; i_ += 64) __builtin_prefetch((block) + 4096 + i_)
@@ -29,7 +29,7 @@ typedef char16 Chars16 __attribute__((aligned(1)));
 #endif
 
 // The f16 in the upper half of a word, or at ``p``: shifted to the bits of a float and given its exponent; those of
-// infinities and NaN become the largest beforehand. Without a choice, and all in integers: each block waits for this.
+// infinities and NaN become the largest beforehand. No branches and only integers, because each block waits for it.
 static inline float half_above(const int word)
 {
     const int shifted = word >> 3 & (int)0x8fffe000, largest = (0x0f7fffff - (shifted & 0x0fffffff)) >> 31 & 0x7f800000;

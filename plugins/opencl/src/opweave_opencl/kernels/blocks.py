@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from opweave.contract import Arg, Call, Step
 from opweave.graph.dtypes import DTYPES, DType
 from opweave_opencl.kernels.table import KERNELS
-from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded
+from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded, padded_strides
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -43,8 +43,7 @@ def embedding(stream: OpenCLStream, op: str, out: Arg, table: Arg, ids: Arg, *, 
     inner, (o_inner, t_inner) = coalesce(table.shape[1:-1], [o_steps[split:-1], table.strides[1:-1]])
     width = table.shape[-1]
     words = [len(shape), *padded(shape, 1), len(inner), *padded(inner, 1)]
-    for own in (o_ids, i_ids, o_inner, t_inner):
-        words += padded(own, 0)
+    words += padded_strides((o_ids, i_ids, o_inner, t_inner))
     words += [element_offset(out), table.offset, element_offset(ids), table.strides[0], table.shape[0], width]
     check = stream.indices.bind(op, table.shape[0])
     macros = {"T": "f32", "ID": ids.dtype.name, "BLOCKS": "1", f"BLOCKS_{blocks.name}": "1"}

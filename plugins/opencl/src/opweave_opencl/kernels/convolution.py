@@ -12,7 +12,7 @@ from opweave_opencl.kernels.pointwise import spread
 from opweave_opencl.kernels.products import Product, launch_product
 from opweave_opencl.kernels.table import KERNELS, MOVABLE
 from opweave_opencl.kernels.words import word
-from opweave_opencl.layouts import coalesce, element_offset, element_strides
+from opweave_opencl.layouts import coalesce, element_offset, element_strides, optional_strides
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -156,7 +156,7 @@ def _product(
 ) -> Product:
     """The product of the weights of each group with each image's windows."""
     o_steps, x_steps = element_strides(out), element_strides(x)
-    bias = element_strides(b)[0] if b else 0
+    bias = optional_strides(b, 1)[0]
     positions = prod(out.shape[2:])
     taps = prod(w.shape[2:]) * (x.shape[1] // groups)
     return Product(
@@ -190,7 +190,7 @@ def _depthwise(stream: OpenCLStream, out: Arg, x: Arg, w: Arg, b: Arg | None, wi
     steps = element_strides(out)
     operands = (out, x, w, out if b is None else b)
     words = [out.shape[1], each, *steps[:2], *_three(steps[2:], 0), element_strides(x)[0], element_strides(w)[0]]
-    words += [element_strides(b)[0] if b else 0, int(b is not None), *map(element_offset, operands), *windows]
+    words += [optional_strides(b, 1)[0], int(b is not None), *map(element_offset, operands), *windows]
     positions = _three(out.shape[2:], 1)
     shape = (positions[2], positions[0] * positions[1], out.shape[0] * out.shape[1])
     size, group = spread(shape, stream.target.tuning.group)

@@ -39,7 +39,7 @@ static inline V(f64) power_f64(const V(f64) x, const V(f64) y)
 #define power_f16 pow
 #define power_bf16 pow
 
-// By squaring. What is left of 1 / x^|y| without its fraction is something for x = 1 and -1 only.
+// By squaring. With a negative exponent 1 / x^|y| is rounded towards zero, which is 0 unless x is 1 or -1.
 #define WHOLE_POWER(T) \
     static inline V(T) GLUE(power_, T)(const V(T) x, const V(T) y) \
     { \

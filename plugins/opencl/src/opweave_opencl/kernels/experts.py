@@ -11,7 +11,7 @@ from opweave_opencl.kernels.blocks import QUANTIZED, not_in_rows
 from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.products import TYPES, Product, launch_product
 from opweave_opencl.kernels.table import KERNELS
-from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded
+from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded, padded_strides
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -80,8 +80,7 @@ def add_expert(stream: OpenCLStream, op: str, out: Arg, x: Arg, table: Arg, ids:
     o_steps, x_steps = element_strides(out), element_strides(x)
     shape, lead = coalesce(ids.shape, [o_steps[:-1], x_steps[:-1], element_strides(ids)])
     words = [len(shape), *padded(shape, 1)]
-    for own in lead:
-        words += padded(own, 0)
+    words += padded_strides(lead)
     words += [element_offset(arg) for arg in (out, x, table, ids)]
     check = stream.indices.bind(op, table.shape[0])
     words += [o_steps[-1], x_steps[-1], *element_strides(table), table.shape[0], *check.words]

@@ -1,4 +1,4 @@
-// Work-items that share a row: what each found becomes one.
+// Work-items that share a row: their results are combined to one.
 //
 // Macros: VEC, elements that a work-item handles at once; GROUP, work-items that share a row, a power of two.
 
@@ -35,7 +35,7 @@
     static inline VAL(T) name##_group(const VAL(T) value, __local VAL(T) *scratch) { return value; }
 #endif
 
-// Halves of a vector become one until one element is left: v1.
+// Combines the halves of a vector until one element is left: v1.
 #define HALVE_16(T, COMBINE, v) const VALN(T, 8) v8 = COMBINE(v.lo, v.hi); HALVE_8(T, COMBINE, v8)
 #define HALVE_8(T, COMBINE, v) const VALN(T, 4) v4 = COMBINE(v.lo, v.hi); HALVE_4(T, COMBINE, v4)
 #define HALVE_4(T, COMBINE, v) const VALN(T, 2) v2 = COMBINE(v.lo, v.hi); HALVE_2(T, COMBINE, v2)

@@ -18,7 +18,7 @@ from opweave_opencl.kernels.pointwise import bind_pointwise, walk_words
 from opweave_opencl.kernels.reduction import accumulator
 from opweave_opencl.kernels.table import KERNELS, NUMBERS, PLAIN
 from opweave_opencl.kernels.words import access
-from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded
+from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded, padded_strides
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -122,8 +122,7 @@ def _rows(stream: OpenCLStream, op: str, kernel: str, picked: Arg, table: Arg, i
     words = [len(shape), *padded(shape, 1), count, rows, len(row_shape), *padded(row_shape, 1)]
     words += [lines, columns, numbers, ranges]
     words += [element_offset(picked), element_offset(table), element_offset(ids)]
-    for own in (*strides, *row_strides):
-        words += padded(own, 0)
+    words += padded_strides((*strides, *row_strides))
     check = stream.indices.bind(op, rows)
     words += [table_strides[0], *check.words]
     macros = {"T": dtype.name, "ID": ids.dtype.name, "VEC": str(tuning.vector), **check.macros}

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from opweave.contract import Arg, Call
-from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded
+from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded, padded_strides
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -39,8 +39,7 @@ def launch_lines(
     lines = prod(shape)
     head = [lines, len(shape), *padded(shape, 1), x.shape[axis]]
     head += [element_offset(x), element_offset(out), strides[0][axis], strides[1][axis]]
-    for own in lead:
-        head += padded(own, 0)
+    head += padded_strides(lead)
     head += padded([element_offset(arg) for arg in operands if arg is not x and arg is not out], 0, 2)
     group = min(stream.target.tuning.row_group, 1 << (items - 1).bit_length())
     return stream.launch(program, kernel, (items, min(lines, 65535)), (group, 1), operands, [*head, *words])

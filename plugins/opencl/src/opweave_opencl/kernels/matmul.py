@@ -31,19 +31,6 @@ def matmul(stream: OpenCLStream, op: str, out: Arg, a: Arg, b: Arg) -> Call:
     return launch_product(stream, product)
 
 
-@KERNELS("linear", dtypes=TYPES, when=lambda step: of_other_type(step, 1))
-def linear(stream: OpenCLStream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None) -> Call:
-    o_steps, x_steps, w_steps = map(element_strides, (out, x, w))
-    product = matrix_product(
-        (out, x, w) if b is None else (out, x, w, b),
-        x.shape[:-1],
-        (o_steps[:-1], x_steps[:-1], (0,) * (len(x.shape) - 1)),
-        n=(w.shape[0], o_steps[-1], w_steps[0]),
-        k=(w.shape[1], x_steps[-1], w_steps[1]),
-    )
-    return launch_product(stream, product)
-
-
 def _blocks_why_not(step: Step) -> str | None:
     x, w = step.srcs[:2]
     if x.dtype is not step.out.dtype or not x.dtype.is_float:
@@ -54,16 +41,18 @@ def _blocks_why_not(step: Step) -> str | None:
 
 
 @KERNELS("linear", dtypes=f"f32 f16 bf16 {QUANTIZED}", when=_blocks_why_not)
-def linear_of_blocks(
-    stream: OpenCLStream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: DType
+@KERNELS("linear", dtypes=TYPES, when=lambda step: of_other_type(step, 1))
+def linear(
+    stream: OpenCLStream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: DType | None = None
 ) -> Call:
     o_steps, x_steps = element_strides(out), element_strides(x)
+    w_steps = element_strides(w) if blocks is None else (w.strides[0], 1)
     product = matrix_product(
         (out, x, w) if b is None else (out, x, w, b),
         x.shape[:-1],
         (o_steps[:-1], x_steps[:-1], (0,) * (len(x.shape) - 1)),
-        n=(w.shape[0], o_steps[-1], w.strides[0]),
-        k=(w.shape[1], 1, 1),
+        n=(w.shape[0], o_steps[-1], w_steps[0]),
+        k=(w.shape[1], x_steps[-1], w_steps[1]),
         blocks=blocks,
     )
     return launch_product(stream, product)

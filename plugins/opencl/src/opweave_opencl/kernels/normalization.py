@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from opweave.contract import Arg, Call, Step
 from opweave_opencl.kernels.table import FLOATS, KERNELS
 from opweave_opencl.kernels.words import as_word
-from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded
+from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded, padded_strides
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -17,17 +17,11 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 
-@KERNELS("softmax", dtypes=FLOATS, inplace=True)
-def softmax(stream: OpenCLStream, op: str, out: Arg, x: Arg, mask: Arg | None = None, *, scale: float) -> Call:
+@KERNELS("softmax", "log_softmax", dtypes=FLOATS, inplace=True)
+def softmax(stream: OpenCLStream, op: str, out: Arg, x: Arg, mask: Arg | None = None, *, scale: float = 1.0) -> Call:
     operands = [out, x] if mask is None else [out, x, mask]
-    macros = {"SOFTMAX": 1, "MASKED": 0 if mask is None else 2, "LOGARITHM": 0, "HEADS": 0}
+    macros = {"SOFTMAX": 1, "MASKED": 0 if mask is None else 2, "LOGARITHM": int(op == "log_softmax"), "HEADS": 0}
     return _rows(stream, "softmax", macros, operands, [element_strides(arg) for arg in operands], scale)
-
-
-@KERNELS("log_softmax", dtypes=FLOATS, inplace=True)
-def log_softmax(stream: OpenCLStream, op: str, out: Arg, x: Arg) -> Call:
-    macros = {"SOFTMAX": 1, "MASKED": 0, "LOGARITHM": 1, "HEADS": 0}
-    return _rows(stream, "softmax", macros, [out, x], [element_strides(out), element_strides(x)], 1.0)
 
 
 @KERNELS("head_softmax", dtypes=FLOATS, inplace=True)
@@ -141,8 +135,7 @@ def _rows(
     rows, dtype = prod(lengths), operands[0].dtype
     words = [rows, len(lengths), *padded(lengths, 1), lines, n, *map(element_offset, operands)]
     words += [own[-2] for own in strides] + [own[-1] for own in strides]
-    for own in lead:
-        words += padded(own, 0)
+    words += padded_strides(lead)
     words += [*heads, as_word(a, dtype), as_word(b, dtype)]
     tuning = stream.target.tuning
     group = tuning.row_group

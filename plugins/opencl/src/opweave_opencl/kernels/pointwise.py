@@ -15,7 +15,7 @@ from opweave.contract import Arg, Call, Step
 from opweave.graph.dtypes import DType
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.kernels.words import as_word
-from opweave_opencl.layouts import Axes, element_offset, element_strides, nested, padded
+from opweave_opencl.layouts import Axes, element_offset, element_strides, nested, padded, padded_strides
 from opweave_opencl.tuning import Tuning
 
 if TYPE_CHECKING:
@@ -208,8 +208,7 @@ def walk_words(tuning: Tuning, operands: Sequence[Arg], shape: Axes | None = Non
     lengths, steps = nested(operands[-1].shape if shape is None else shape, strides, tuning.vector)
     size, chunk, group = divided(lengths, steps, tuning)
     words = [len(lengths), prod(lengths[2:]), *chunk, *padded(lengths, 1), *map(element_offset, operands)]
-    for own in steps:
-        words += padded(own, 0)
+    words += padded_strides(steps)
     return words, size, group
 
 

@@ -199,7 +199,7 @@ __kernel void panel(PARAMETERS)
 #endif
 #define WIDTH 16 // the most columns of one work-item
 
-// What is not a float or an integer as it lies is made one in local memory first.
+// Elements that are not stored as floats or integers are converted to local memory first.
 #if DIRECT
 #define A_SPACE __global
 #else
@@ -353,7 +353,7 @@ __kernel __attribute__((reqd_work_group_size(16, 16, 1))) void tile(PARAMETERS)
         for (long k0 = 0; k0 < depth; k0 += DEPTH) {
             barrier(CLK_LOCAL_MEM_FENCE);
             for (int i = me; i < SIDE * DEPTH; i += 256) {
-                // Neighbours load neighbours, whichever axis has no gaps.
+                // Neighbouring work-items load neighbouring elements, along whichever axis has no gaps.
                 const int k = p.a_k == 1 ? i % DEPTH : i / SIDE, row = p.a_k == 1 ? i / DEPTH : i % SIDE;
                 as[k][row] = m0 + row < m && k0 + k < depth ? LOAD(T, a, A_ROW(m0 + row) + A_AT(k0 + k)) : 0;
             }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call
 from opweave.graph.dtypes import DType, f32
-from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded
+from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded, padded_strides
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -186,8 +186,7 @@ def _words(p: Product, block: int, width: int) -> list[int]:
     b_offset = element_offset(p.b) if p.blocks is None else p.b.offset
     words = [p.m, p.n, p.k, len(p.batch), *padded(p.batch, 1)]
     words += [element_offset(p.out), element_offset(p.a), b_offset, element_offset(p.bias) if p.bias else 0]
-    for own in (*p.steps, *[()] * (4 - len(p.steps))):
-        words += padded(own, 0)
+    words += padded_strides((*p.steps, *[()] * (4 - len(p.steps))))
     words += [p.out_m, p.out_n, p.a_m, p.a_k, p.b_k, p.b_n, p.bias_m, p.bias_n, int(p.bias is not None)]
     words += [block, width, p.used, p.out_u, p.a_u, element_offset(p.route) if p.route else 0, *p.extra]
     return words

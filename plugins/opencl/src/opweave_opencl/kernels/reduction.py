@@ -12,7 +12,7 @@ from opweave.graph.dtypes import DType, as_dtype
 from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.table import FLOATS, KERNELS, PLAIN
 from opweave_opencl.kernels.words import access, as_word
-from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded
+from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded, padded_strides
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -228,8 +228,7 @@ def _call(
     words = [len(kept), *padded(kept, 1), len(walk.shape), *padded(walk.shape, 1), prod(walk.shape[1:])]
     words += [walk.parts, walk.outer, walk.inner]
     words += padded([element_offset(arg) for arg in operands], 0, 3)
-    for own in (*kept_strides, walk.strides[0], walk.strides[-1]):
-        words += padded(own, 0)
+    words += padded_strides((*kept_strides, walk.strides[0], walk.strides[-1]))
     tuning = stream.target.tuning
     group, parts = tuning.row_group, out.size * walk.parts
     vectors, rest = -(-kept[0] // tuning.vector), prod(kept[1:]) * walk.parts

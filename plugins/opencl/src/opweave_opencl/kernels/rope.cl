@@ -1,4 +1,4 @@
-// Rotations of pairs of elements by their row's position, and waves. Macros: ROPE or WAVES; T; for ROPE the type ID of
+// Rotations of pairs of elements by their row's position, and embeddings of time steps. Macros: ROPE or WAVES; T; for ROPE the type ID of
 // positions and FACTORS, whether each pair's frequency is divided by a number of type F.
 
 #include "types.cl"

@@ -1,4 +1,4 @@
-"""Positions: as rotations of pairs of elements, and as waves."""
+"""Rotary position embedding, and sinusoidal embeddings of time steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opweave.ops.rope import rope_frequencies
 from opweave_opencl.kernels.pointwise import spread
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.kernels.tables import keep, table, turns
-from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded
+from opweave_opencl.layouts import coalesce, element_offset, element_strides, optional_strides, padded, padded_strides
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -48,11 +48,10 @@ def rope(
     section_step = p_steps[0] if sections else 0
     lengths, lead = coalesce(x.shape[:-1], [o_steps[:-1], x_steps[:-1], p_steps[1 if sections else 0 :]])
     words = [len(lengths), *padded(lengths, 1)]
-    for own in lead:
-        words += padded(own, 0)
+    words += padded_strides(lead)
     operands = [out, x, positions, frequency, factors or x]
     words += map(element_offset, operands)
-    words += [o_steps[-1], x_steps[-1], section_step, element_strides(factors)[0] if factors else 0]
+    words += [o_steps[-1], x_steps[-1], section_step, *optional_strides(factors, 1)]
     words += [dims // 2, x.shape[-1], int(pairing == "adjacent")]
     words += padded(tuple(accumulate(sections)), dims, MOST_SECTIONS)
     macros = {"ROPE": "1", "T": x.dtype.name, "ID": positions.dtype.name}

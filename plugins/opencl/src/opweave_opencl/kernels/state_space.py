@@ -9,7 +9,7 @@ from opweave.contract import Arg, Call, Step
 from opweave.ops.operands import optional_operands
 from opweave_opencl.kernels.pointwise import spread
 from opweave_opencl.kernels.table import KERNELS
-from opweave_opencl.layouts import element_offset, element_strides
+from opweave_opencl.layouts import element_offset, element_strides, optional_strides
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -30,7 +30,7 @@ def causal_conv1d(stream: OpenCLStream, op: str, out: Arg, x: Arg, w: Arg, *rest
     operands = [out, x, w, bias or x, before or x]
     words = [x.shape[1], x.shape[2], w.shape[1], int(biased), int(before is not None)]
     words += [*element_strides(out), *element_strides(x), *element_strides(w)]
-    words += [*(element_strides(bias) if bias else (0,)), *(element_strides(before) if before else (0, 0, 0))]
+    words += [*optional_strides(bias, 1), *optional_strides(before, 3)]
     words += map(element_offset, operands)
     program = stream.target.programs.get(
         "state_space", {"CONVOLUTION": "1", **_types(("T", "W", "BIAS", "BEFORE"), operands[1:])}
@@ -70,7 +70,7 @@ def selective_scan(
     words += [*y_steps, u.size * o_steps[0] if last else 0]
     for arg in (u, delta, a, b, c):
         words += element_strides(arg)
-    words += [*(element_strides(d) if d else (0,)), *(element_strides(state) if state else (0, 0, 0))]
+    words += [*optional_strides(d, 1), *optional_strides(state, 3)]
     words += map(element_offset, operands)
     lanes = 4 if states <= 4 else 16
     macros = {"SCAN": "1", "LANES": str(lanes), "VECTORS": str(-(-states // lanes))}

@@ -1,6 +1,6 @@
 // Sines and cosines of position · frequency, where the product is large and f32 is too coarse for it.
 //
-// A frequency is high + low, in turns. What is a whole number of turns does not matter, so it is taken off the exact
+// A frequency is high + low, in turns. Whole numbers of turns do not matter, so they are subtracted from the exact
 // product: fma gives what rounding the product lost.
 
 static inline float part_of_turn(const float position, const float high, const float low)

@@ -1,6 +1,6 @@
 // Blocks of 256 weights unpacked for processors: to bytes, and to floats that scale them, in local memory. One instruction
-// then moves the bit fields of 32 weights, and a scale is multiplied by from where it lies. Taken apart 16 at a time, as
-// decode does it, they keep the one unit that moves elements between lanes busy for longer than the arithmetic takes.
+// then moves the bit fields of 32 weights, and scales are read from memory. When 16 weights are unpacked at a time, as
+// decode does it, moving elements between lanes takes longer than the arithmetic.
 //
 // Macros: BLOCKS_<name>, as blocks.cl, which comes before, as does vectors.cl. UNPACKED is defined for types with such
 // blocks:
