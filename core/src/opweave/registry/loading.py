@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from opweave.registry.hooks import Hooks
 
 __all__ = [
-    "adopt", "backends_of", "check_backend", "check_device", "define_ops", "devices_of", "import_plugin", "items_of",
-    "none_usable", "note_failure", "probed", "withdraw",
+    "add_own_hooks", "adopt", "backends_of", "check_backend", "check_device", "define_ops", "devices_of",
+    "import_plugin", "items_of", "none_usable", "note_failure", "probed", "withdraw",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -47,6 +47,15 @@ def import_plugin(plugin: Plugin, hooks: Hooks) -> object:
     if isinstance(value, ModuleType) and hooks.register(value, plugin.name):
         plugin.module = value
     return value
+
+
+_OWN_HOOKS = "opweave.formats.hooks"
+"""The module of the core with hooks. It is found by name, like those of plugins: it builds on the registry."""
+
+
+def add_own_hooks(hooks: Hooks) -> None:
+    """Register the hooks of the core, once."""
+    hooks.register(importlib.import_module(_OWN_HOOKS), _OWN_HOOKS)
 
 
 def withdraw(plugin: Plugin, hooks: Hooks) -> None:
