@@ -79,7 +79,7 @@ def test_without_the_package_the_error_says_how_to_install_it(monkeypatch):
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda: ow.quantize(np.ones(256), "q4_k"), ow.DTypeError, f"it quantizes to {', '.join(ABLE)}"),
+        (lambda: ow.quantize(np.ones(256), "q4_k"), ow.DTypeError, f"not quantize to q4_k, but to {', '.join(ABLE)}"),
         (lambda: ow.quantize(np.ones(32), "f16"), ow.DTypeError, "f16 is no quantized type"),
         (lambda: ow.quantize(np.ones(32), "q9"), ow.UnknownNameError, "q9"),
         (lambda: ow.quantize(np.ones(33), "q8_0"), ow.LayoutError, "multiple of its block of 32"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +14,6 @@ from opweave.graph.layout import check_shape
 from opweave.graph.tensor import Tensor, host_array
 from opweave.ops import blocks as decoding
 from opweave.ops.blocks import Blocks, checked_blocks, fields_of
-
-if TYPE_CHECKING:
-    from gguf import GGMLQuantizationType
 
 __all__ = ["dequantize", "quantize"]
 
@@ -92,30 +90,30 @@ def _quantized(array: Array, dtype: DType) -> Array:
         import gguf
     except ImportError as error:
         raise Unavailable(f"quantize needs the package gguf: {error}", remedy='pip install "opweave[gguf]"') from None
-    kind = gguf.GGMLQuantizationType[dtype.name.upper()]
     if 0 in array.shape:
         return np.empty((*array.shape[:-1], dtype.row_bytes(array.shape[-1])), np.uint8)
     try:
         with np.errstate(all="ignore"):  # scales that overflow are refused afterwards
-            data: Array = gguf.quantize(array, kind)
-    except NotImplementedError:
-        able = [t for t in QUANTIZED if _is_able(gguf.GGMLQuantizationType[t.name.upper()], t.block)]
+            data: Array = gguf.quantize(array, gguf.GGMLQuantizationType[dtype.name.upper()])
+    except (NotImplementedError, KeyError):  # KeyError: a version that does not know the type
+        able = [t for t in QUANTIZED if _is_able(t)]
         raise DTypeError(
-            f"quantize: the gguf package decodes {dtype} only; it quantizes to {_names(able)}. "
+            f"quantize: the gguf package does not quantize to {dtype}, but to {_names(able)}. "
             f"Other programs write files of {dtype}, which ow.load_weights reads"
         ) from None
     return data
 
 
-def _is_able(kind: GGMLQuantizationType, block: int) -> bool:
+def _is_able(dtype: DType) -> bool:
+    """Whether the package ``gguf`` quantizes to a type."""
     import gguf
 
     try:
-        gguf.quantize(np.zeros((1, block), np.float32), kind)
-    except NotImplementedError:
+        gguf.quantize(np.zeros((1, dtype.block), np.float32), gguf.GGMLQuantizationType[dtype.name.upper()])
+    except (NotImplementedError, KeyError):
         return False
     return True
 
 
-def _names(dtypes: Any) -> str:
+def _names(dtypes: Iterable[DType]) -> str:
     return ", ".join(t.name for t in dtypes)
