@@ -37,7 +37,7 @@ JUNK = [
 ]
 FUNCTIONS = sorted([
     *vars(ops)["__all__"], "input", "constant", "state", "weights", "as_dtype", "read", "write", "place", "compile",
-    "define_op", "from_dlpack", "compare",
+    "define_op", "from_dlpack", "compare", "quantize", "dequantize",
 ])
 # fmt: on
 ANY = st.sampled_from([*TENSORS, *JUNK])

@@ -8,15 +8,18 @@ from typing import Any
 import numpy as np
 
 from opweave.graph.tensor import Tensor
+from opweave.host.storage import array_shape
 
 Array = np.ndarray[Any, Any]
 
 
 def window(tensor: Tensor, root: Array) -> Array:
     """A copy of what ``tensor`` shows of its root's values."""
+    shape = array_shape(tensor.shape, tensor.dtype)
+    strides = (*tensor.strides[:-1], 1) if tensor.dtype.is_quantized else tensor.strides
     if not tensor.size:
-        return np.empty(tensor.shape, root.dtype)  # wherever its offset leads
-    return np.ndarray(tensor.shape, root.dtype, np.ascontiguousarray(root), tensor.offset, tensor.strides).copy()
+        return np.empty(shape, root.dtype)  # wherever its offset leads
+    return np.ndarray(shape, root.dtype, np.ascontiguousarray(root), tensor.offset, strides).copy()
 
 
 def evaluate(tensor: Tensor, leaves: Mapping[Tensor, Array], known: dict[Tensor, Array] | None = None) -> Array:

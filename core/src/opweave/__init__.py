@@ -13,6 +13,9 @@ from opweave.ops import *
 if TYPE_CHECKING:
     from opweave.cost.store import profile as profile
     from opweave.dlpack import from_dlpack as from_dlpack
+    from opweave.formats.load import load_weights as load_weights
+    from opweave.quantization import dequantize as dequantize
+    from opweave.quantization import quantize as quantize
     from opweave.tools.compare import compare as compare
     from opweave.tools.trace import trace as trace
     from opweave.whatif.simulate import simulate as simulate
@@ -22,8 +25,11 @@ __version__ = "0.1.0"
 # What most programs never use is imported when it is first asked for.
 _LATER = {
     "compare": "opweave.tools.compare",
+    "dequantize": "opweave.quantization",
     "from_dlpack": "opweave.dlpack",
+    "load_weights": "opweave.formats.load",
     "profile": "opweave.cost.store",
+    "quantize": "opweave.quantization",
     "simulate": "opweave.whatif.simulate",
     "trace": "opweave.tools.trace",
 }

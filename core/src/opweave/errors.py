@@ -11,6 +11,7 @@
     ├── UnsupportedOpError                  no device runs a node; has the reason of every device
     ├── AllocationError (MemoryError)       a device has not enough free memory
     ├── BoundsError (IndexError)            a byte range outside its buffer
+    ├── FormatError (ValueError)            a file that is damaged, cut off, or not of its format
     ├── LifetimeError                       something freed, closed, busy or of another device was used
     ├── DeviceLostError                     a device stopped working; its buffers are lost
     ├── ExecutionError                      a run failed; has node, device, half-written states
@@ -36,6 +37,7 @@ __all__ = [
     "DTypeError",
     "DeviceLostError",
     "ExecutionError",
+    "FormatError",
     "HazardError",
     "Incompatible",
     "LayoutError",
@@ -140,6 +142,11 @@ class AllocationError(OpweaveError, MemoryError):
 
 class BoundsError(OpweaveError, IndexError):
     """A byte range outside of its buffer, or an index outside of its axis."""
+
+
+class FormatError(OpweaveError, ValueError):
+    """A file that is damaged, cut off, or not of the format that its name or its first bytes promise. The message says
+    what does not fit, and in which file."""
 
 
 class LifetimeError(OpweaveError):

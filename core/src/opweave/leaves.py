@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,38 +29,27 @@ from opweave.errors import (
 )
 from opweave.graph.dtypes import DType, DTypeLike, as_dtype, f32
 from opweave.graph.foreign import is_foreign
-from opweave.graph.layout import check_shape, nbytes
+from opweave.graph.layout import check_shape
 from opweave.graph.tensor import Leaf, Location, Placement, Spec, Tensor, host_array, new_leaf
 from opweave.host.storage import array_shape, dense_arg, read, write
+from opweave.ops.blocks import Blocks, checked_blocks
 
 __all__ = ["Blocks", "Weights", "place", "read_leaf", "state", "upload", "weights", "write_state"]
 
 Where = str | Device | None
 
 
-class Blocks(NamedTuple):
-    """A quantized array.
-
-    Attributes:
-        data: the bytes in the GGUF layout of ``dtype``, ``uint8``.
-        shape: in elements.
-        dtype: a quantized `DType` or its name.
-    """
-
-    data: np.ndarray[Any, Any]
-    shape: tuple[int, ...]
-    dtype: DTypeLike
-
-
 class Weights(Mapping[str, Tensor]):
-    """Read-only tensors by name, which share buffers. Made by `weights`.
+    """Read-only tensors by name, which share buffers. Made by `weights` and `opweave.load_weights`.
 
     Attributes:
+        metadata: what the files that they were loaded from say beside the tensors; empty for weights made of arrays.
         buffers: the memory of the placed ones; one per device, in parts if it exceeds the largest buffer.
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self._tensors = tensors
+        self.metadata: Mapping[str, Any] = {}
         self.buffers: list[Buffer | MultiBuffer] = []
 
     def __getitem__(self, name: str) -> Tensor:
@@ -183,15 +172,8 @@ def _weight(name: str, value: Any, group: object) -> Tensor:
         dtype = as_dtype(value.dtype)
         return new_leaf(Leaf("weight", name, group=group), check_shape(value.shape, dtype), dtype)
     if isinstance(value, Blocks):
-        dtype = as_dtype(value.dtype)
-        shape = check_shape(value.shape, dtype)
-        data = np.ascontiguousarray(value.data)
-        if data.dtype != np.uint8 or data.size != nbytes(shape, dtype):
-            raise ShapeError(
-                f"weight {name!r}: {dtype}{list(shape)} takes {nbytes(shape, dtype):,} bytes, "
-                f"not {data.size:,} of {data.dtype}"
-            )
-        return new_leaf(Leaf("weight", name, data.reshape(array_shape(shape, dtype)), group=group), shape, dtype)
+        data, shape, dtype = checked_blocks(value, f"weight {name!r}")
+        return new_leaf(Leaf("weight", name, data, group=group), shape, dtype)
     array = host_array(value, copy=False)
     dtype = as_dtype(array.dtype)
     return new_leaf(Leaf("weight", name, array, group=group), check_shape(array.shape, dtype), dtype)

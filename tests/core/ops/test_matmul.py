@@ -158,7 +158,14 @@ def test_matmul_by_a_transposed_quantized_matrix_is_linear(shape):
         (lambda: ow.input("a", (2, 32)) @ ow.input("w", (32, 32), "q4_0"), ow.DTypeError, "linear"),
         (lambda: ow.input("w", (2, 32), "q4_0") @ ow.input("a", (32, 2)), ow.DTypeError, "does not take q4_0"),
         (lambda: ow.linear(ow.input("a", (2, 3)), ow.input("w", (3, 2))), ow.ShapeError, r"w \(out, in\)"),
-        (lambda: ow.linear(ow.input("a", (2, 3)), ow.input("w", (4, 2, 3))), ow.ShapeError, r"w \(out, in\)"),
+        (lambda: ow.linear(ow.input("a", (2, 3)), ow.input("w", (3,))), ow.ShapeError, r"w \(out, in\)"),
+        (lambda: ow.linear(ow.input("a", (2, 3)), ow.input("w", (4, 2, 5))), ow.ShapeError, r"w \(\.\.\., out, in\)"),
+        (lambda: ow.linear(ow.input("a", (3, 2, 5)), ow.input("w", (4, 2, 5))), ow.ShapeError, "leading axes"),
+        (
+            lambda: ow.linear(ow.input("a", (2, 5)), ow.input("w", (4, 2, 5)), ow.input("b", (4, 2))),
+            ow.ShapeError,
+            r"b \(out,\)",
+        ),
         (lambda: ow.linear(ow.input("a", (2, 3)), ow.input("w", (4, 3)), ow.input("b", (3,))), ow.ShapeError, "bias"),
         (lambda: ow.linear(1.0, ow.input("w", (4, 3))), ow.ShapeError, r"x \(\.\.\., in\)"),
     ],
@@ -167,6 +174,38 @@ def test_what_does_not_multiply(make, error, message):
     with pytest.raises(error, match=message) as caught:
         make()
     assert "test_matmul.py:" in str(caught.value)
+
+
+BATCHES = [
+    ((64,), (3, 5, 64)), ((2, 64), (3, 5, 64)), ((3, 2, 64), (3, 5, 64)), ((4, 3, 2, 64), (3, 5, 64)),
+    ((2, 64), (4, 3, 5, 64)), ((4, 1, 2, 64), (1, 3, 5, 64)), ((1, 64), (1, 5, 64)), ((3, 0, 64), (3, 5, 64)),
+    ((2, 64), (0, 5, 64)), ((0, 2, 64), (1, 5, 64)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("x", "w"), BATCHES, ids=str)
+@pytest.mark.parametrize("dtype", [None, "q8_0", "q4_0"])
+def test_linear_with_a_batch_of_matrices_is_numpys_matmul(dtype, x, w, biased):
+    rows, matrices, bias = floats(*x), floats(*w), floats(w[-2])
+    blocks = None if dtype is None else ow.quantize(matrices, dtype)
+    if blocks is not None:
+        matrices = ow.dequantize(blocks)
+    (leaf,) = ow.weights({"w": matrices if blocks is None else blocks}).values()
+    got = value(ow.linear(ow.constant(rows), leaf, bias if biased else None))
+    want = np.matmul(rows, np.swapaxes(matrices, -1, -2).astype(np.float64)) + (bias if biased else 0)
+    assert got.shape == want.shape
+    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_types_of_a_linear_with_a_batch_of_quantized_matrices():
+    w = ow.input("w", (3, 5, 32), "q8_0")
+    for dtype, result in [("f64", "f64"), ("f16", "f16"), ("i32", "f32")]:
+        assert ow.linear(ow.input("x", (2, 32), dtype), w, ow.input("b", (5,))).dtype.name == result
+    with pytest.raises(ow.DTypeError, match="linear does not take q8_0"):
+        ow.linear(w, w)
+    nodes = [t for t in Graph(ow.linear(ow.input("x", (3, 2, 32)), w)).nodes if not t.is_view]
+    assert [t.name for t in nodes] == ["expert_linear"], "and no copy of rows or weights"
 
 
 def test_outer_is_torchs():

@@ -89,19 +89,23 @@ class TestFormats:
             registry.file_format(tmp_path / "nothing.acme")
 
     def test_ask_for_no_devices_and_import_no_plugin_without_hooks(self, folder, registry):
-        assert [fmt.name for fmt in registry.formats()] == ["acme", "sealed"]
+        names = [fmt.name for fmt in registry.formats()]
+        assert names[:2] == ["acme", "sealed"]
+        assert set(names[2:]) == {"safetensors", "GGUF"}, "the core's come last"
         assert folder.imported() == {"opweave_acme"}
         assert by_name(registry.plugins())["acme"].state is State.DISCOVERED
 
     def test_nonsense_is_a_warning(self, folder, registry):
         folder.add("bad", backend(extra="@hookimpl\ndef opweave_formats(): return [5]"), value="opweave_bad")
         with pytest.warns(RuntimeWarning, match="opweave_formats of plugin 'bad' failed"):
-            assert len(registry.formats()) == 2
+            assert {fmt.name for fmt in registry.formats()} == {"acme", "sealed", "safetensors", "GGUF"}
 
-    def test_without_plugins_there_are_none(self, folder, tmp_path):
+    def test_without_plugins_there_are_those_of_the_core(self, folder, tmp_path):
         (tmp_path / "x.acme").write_bytes(b"")
         with pytest.raises(UnknownNameError, match="a plugin may bring it"):
             folder.registry().file_format(tmp_path / "x.acme")
+        (tmp_path / "x.safetensors").write_bytes(b"")
+        assert folder.registry().file_format(tmp_path / "x.safetensors").name == "safetensors"
 
 
 def test_a_module_is_imported_once_for_its_hooks_and_its_devices(folder):

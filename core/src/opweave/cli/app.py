@@ -18,13 +18,14 @@ from opweave.cli.output import plain
 from opweave.cli.plugins import show_plugins
 from opweave.cli.probe import SECONDS, leave_out_deadly
 from opweave.cli.profile import show_profiles
+from opweave.cli.weights import show_weights
 from opweave.cli.what_if import show_what_if
 from opweave.errors import OpweaveError
 from opweave.registry.discovery import core_version
 
 __all__ = ["build_app", "main"]
 
-_COMMANDS = ("conformance", "devices", "doctor", "plugins", "profile", "what-if")
+_COMMANDS = ("conformance", "devices", "doctor", "plugins", "profile", "weights", "what-if")
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Isolated = Annotated[
     bool, typer.Option("--isolated", help="Load each plugin in a process of its own; default: only after a crash.")
@@ -50,6 +51,7 @@ def build_app() -> typer.Typer:
     app.command("plugins")(_plugins)
     app.command("conformance")(_conformance)
     app.command("profile")(_profile)
+    app.command("weights")(_weights)
     app.command("what-if")(_what_if)
     return app
 
@@ -180,6 +182,18 @@ def _profile(
     """Measure how long steps and transfers take on each device, once; placement by cost uses these profiles."""
     leave_out_deadly(devices or ())
     show_profiles(devices or (), refresh=refresh, as_json=as_json)
+
+
+def _weights(
+    path: Annotated[str, typer.Argument(help="A file, an index or a folder of weights.", metavar="FILE")],
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Only tensors whose name matches, e.g. 'layers.0.*'.", metavar="PATTERN")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """List the tensors of a file or folder of weights: name, dtype, shape, bytes; and its metadata."""
+    leave_out_deadly()
+    show_weights(path, names or (), as_json=as_json)
 
 
 def _what_if(

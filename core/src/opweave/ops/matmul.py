@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from opweave.errors import ShapeError
+from opweave.graph import opdef
 from opweave.graph.dtypes import DType, f32
 from opweave.graph.layout import Shape, broadcast_shapes, is_dense, reshape_strides
 from opweave.graph.opdef import OpDef, Sample
-from opweave.graph.tensor import Tensor, node
+from opweave.graph.tensor import Tensor, constant, node
 from opweave.ops.blocks import dequantize
-from opweave.ops.elementwise import mul
-from opweave.ops.movement import expand_dims, reshape, transpose
+from opweave.ops.elementwise import add, mul
+from opweave.ops.movement import expand_dims, reshape, swapaxes, transpose
 from opweave.ops.operands import (
     Array,
     broadcast_to,
@@ -169,11 +170,14 @@ def linear(x: Any, w: Any, b: Any = None) -> Tensor:
 
     Args:
         x: shape (..., in).
-        w: shape (out, in). Plain, then promoted with ``x``; or quantized, then ``x`` is a float type and stays it.
+        w: shape (out, in). Plain, then promoted with ``x``; or quantized, then ``x`` is a float type and stays it. Of
+            shape (..., out, in) it is a batch of matrices, whose leading axes broadcast with those before the last two
+            of ``x``, as in `matmul`.
         b: shape (out,), or ``None``; beside a quantized ``w`` it takes the dtype of ``x``.
 
     Nodes have an ``x`` of at least two axes. Those with a quantized ``w`` carry its type as the attribute ``blocks``;
-    the others have no attributes.
+    the others have no attributes. A batch becomes ``matmul``, a quantized one ``expert_linear``, which sends each row
+    to its matrix.
 
     Returns:
         Shape (..., out).
@@ -186,8 +190,11 @@ def linear(x: Any, w: Any, b: Any = None) -> Tensor:
     x, w = make("linear", x), make("linear", w)
     rows("linear", x, w)
     if x.ndim == 1:
-        return reshape(linear(reshape(x, (1, -1)), w, b), (-1,))
+        result = linear(reshape(x, (1, -1)), w, b)
+        return reshape(result, (*result.shape[:-2], *result.shape[-1:]))
     biases = () if b is None else (make("linear", b),)
+    if w.ndim > 2:
+        return _linear_of_batch(x, w, *biases)
     return node(LINEAR, *with_weights("linear", x, w, *biases))
 
 
@@ -207,6 +214,30 @@ def with_weights(op: str, x: Tensor, w: Tensor, *biases: Tensor) -> tuple[tuple[
     srcs = promoted(op, x, w, *biases)
     no_bools(op, *srcs)
     return srcs, {}
+
+
+def _linear_of_batch(x: Tensor, w: Tensor, *biases: Tensor) -> Tensor:
+    """`linear` of an ``x`` of at least two axes with matrices of any number."""
+    *lead, outputs, inputs = w.shape
+    if x.shape[-1] != inputs or any(b.shape != (outputs,) for b in biases):
+        given = " and ".join(t.describe() for t in (x, w, *biases))
+        raise ShapeError(f"linear: needs x (..., in), w (..., out, in) and b (out,), not {given}")
+    try:
+        batch = broadcast_shapes(x.shape[:-2], tuple(lead))
+    except ShapeError as error:
+        raise ShapeError(f"linear: leading axes: {error}; got {x.describe()} and {w.describe()}") from None
+    (x, w, *biases_alike), _ = with_weights("linear", x, w, *biases)
+    if w.dtype.is_quantized:
+        count, each = prod(lead), x.shape[-2]
+        # The number of the matrix for each row.
+        ids = np.broadcast_to(np.arange(count, dtype=np.int32).reshape(*lead, 1), (*batch, each)).reshape(-1, 1)
+        flat = reshape(broadcast_to(x, (*batch, each, inputs)), (len(ids), inputs))
+        matrices = reshape(w, (count, outputs, inputs))
+        result = opdef.build("expert_linear", flat, matrices, constant(ids, name="matrix"))
+        result = reshape(result, (*batch, each, outputs))
+    else:
+        result = matmul(x, swapaxes(w, -1, -2))
+    return add(result, biases_alike[0]) if biases_alike else result
 
 
 def outer(a: Any, b: Any) -> Tensor:

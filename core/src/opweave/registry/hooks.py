@@ -55,7 +55,7 @@ class Hooks:
         self._manager: PluginManager | None = None
 
     def register(self, module: ModuleType, plugin: str) -> bool:
-        """Register the hooks of ``module`` under the plugin's name; returns whether it has any.
+        """Register the hooks of ``module`` under the plugin's name, once; returns whether it has any.
 
         Raises:
             Broken: it implements a hook that does not exist, or takes arguments that the hook does not have.
@@ -67,6 +67,8 @@ class Hooks:
 
             self._manager = PluginManager(PROJECT)
             self._manager.add_hookspecs(hookspecs)
+        if self._manager.is_registered(module):
+            return True
         try:
             self._manager.register(module, plugin)
             self._manager.check_pending()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from opweave.registry.hooks import Hooks
 
 __all__ = [
-    "adopt", "check_backend", "check_device", "devices_of", "import_plugin", "in_use", "items_of", "load",
+    "add_own_hooks", "adopt", "check_backend", "check_device", "devices_of", "import_plugin", "in_use", "items_of", "load",
     "none_usable", "probed", "run", "withdraw",
 ]  # fmt: skip
 
@@ -104,6 +104,15 @@ def import_plugin(plugin: Plugin, hooks: Hooks) -> object:
     if isinstance(value, ModuleType) and hooks.register(value, plugin.name):
         plugin.module = value
     return value
+
+
+_OWN_HOOKS = "opweave.formats.hooks"
+"""The module of the core with hooks. It is found by name, like those of plugins: it builds on the registry."""
+
+
+def add_own_hooks(hooks: Hooks) -> None:
+    """Register the hooks of the core, once."""
+    hooks.register(importlib.import_module(_OWN_HOOKS), _OWN_HOOKS)
 
 
 def withdraw(plugin: Plugin, hooks: Hooks) -> None:

@@ -336,9 +336,11 @@ class Registry:
             return found
 
     def formats(self) -> tuple[FileFormat, ...]:
-        """The file formats of all plugins. Imports the plugins that may have hooks, without looking for devices."""
+        """The file formats of all plugins, then those of the core. Imports the plugins that may have hooks, without
+        looking for devices."""
         with self._lock:
             self.load_hook_modules()
+            loading.add_own_hooks(self.hooks)
             found: list[FileFormat] = []
             for name, module in list(self.hooks.implementers("opweave_formats")):
                 try:
@@ -351,7 +353,7 @@ class Registry:
         """The format of a file, recognized by its first bytes, else by its suffix.
 
         Raises:
-            UnknownNameError: no plugin knows the format.
+            UnknownNameError: neither the core nor a plugin knows the format.
             OSError: the file cannot be read.
         """
         return format_of(path, self.formats())

@@ -1,0 +1,141 @@
+"""`load_weights`: weights from files of any format that is known here or by a plugin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from opweave import registry
+from opweave.errors import DTypeError, FormatError, OpweaveError, UnknownNameError
+from opweave.formats.folder import INDEX, SeveralFiles, read_folder, read_index
+from opweave.formats.tensor_file import FLOAT8, StoredTensor, TensorFile
+from opweave.graph.dtypes import DTypeLike, as_dtype
+from opweave.graph.tensor import Spec, Tensor, host_array
+from opweave.leaves import Weights, Where, weights
+from opweave.ops.blocks import Blocks
+
+__all__ = ["chosen_names", "described", "load_weights", "read_tensors"]
+
+Names = str | Sequence[str]
+
+
+def load_weights(
+    path: str | os.PathLike[str],
+    device: Where | Mapping[str, Where] = None,
+    *,
+    names: Names = "*",
+    compute_dtype: DTypeLike | None = None,
+) -> Weights:
+    """Weights from a file or folder: `opweave.weights` of the arrays that are in it.
+
+    Files are mapped: devices that compute in host memory use the bytes where they lie, others get them when they are
+    uploaded, and what no program uses is never read. So a file must not be changed as long as programs use it. Shapes
+    are row-major, those of GGUF too (which lists axes the other way round). Quantized tensors stay quantized.
+
+    Args:
+        path: a file of safetensors or GGUF, or of a format that a plugin reads (the hook ``opweave_formats``); an index
+            (``*.safetensors.index.json``) or a folder with one: the tensors that it names; any other folder: those of
+            all files of weights in it.
+        device: where to keep them; a device, or glob patterns, as of `opweave.weights`.
+        names: a glob pattern, or several: only tensors whose name matches one of them.
+        compute_dtype: as of `opweave.weights`. One-byte floats need it: they are types of files only, and every value
+            of theirs is one of bf16 too.
+
+    Returns:
+        The weights in the order of the file. ``metadata`` is what the file says beside them: a dict of texts
+        (safetensors); of numbers, texts, lists of texts and NumPy arrays (GGUF).
+
+    Raises:
+        FormatError: a file that is damaged, cut off or not of its format; an index that names what is not there; two
+            files of a folder with a tensor of one name.
+        UnknownNameError: no such device, a format that nobody reads, or a pattern that matches no name.
+        DTypeError: a type that opweave does not have; the message names tensor and type.
+        ShapeError: a tensor of more than 8 axes.
+        AllocationError: a device has not enough free memory; nothing stays allocated.
+        OSError: the file is not there, or cannot be read.
+    """
+    found = read_tensors(path)
+    arrays = {name: _wide(path, name, found[name], compute_dtype) for name in chosen_names(found, names)}
+    made = weights(arrays, device, compute_dtype=compute_dtype)
+    made.metadata = getattr(found, "metadata", {})
+    return made
+
+
+def read_tensors(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """Name -> array, `Blocks` or what else `opweave.weights` takes, of a file or folder, as `load_weights` finds them.
+
+    What the core's own readers give has the attribute ``metadata``.
+
+    Raises:
+        FormatError, UnknownNameError, OSError: as `load_weights`.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise DTypeError(f"weights are loaded from a path, not from {type(path).__name__}")
+    place = Path(path)
+    if place.name.endswith(INDEX) and not place.is_dir():
+        return read_index(place, _read_file)
+    return read_folder(place, _read_file, _is_weights) if place.is_dir() else _read_file(place)
+
+
+def _read_file(path: Path) -> Mapping[str, Any]:
+    known = registry.REGISTRY.file_format(path)
+    if known.load_weights is None:
+        raise FormatError(f"{path}: files of {known.name} contain no weights")
+    try:
+        found = known.load_weights(path)
+    except (OpweaveError, OSError):
+        raise
+    except Exception as error:  # the reader of a plugin
+        raise FormatError(f"{path}: reading it as {known.name} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Mapping):
+        raise FormatError(f"{path}: the reader of {known.name} gave {type(found).__name__}, no mapping of names")
+    return found
+
+
+def _is_weights(path: Path) -> bool:
+    with suppress(UnknownNameError):
+        return registry.REGISTRY.file_format(path).load_weights is not None
+    return False
+
+
+def chosen_names(found: Collection[str], patterns: Names) -> list[str]:
+    """The names that match one of the patterns; raises `UnknownNameError` for a pattern that matches none."""
+    wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+    if not all(isinstance(pattern, str) for pattern in wanted):
+        raise DTypeError(f"names= takes a glob pattern or several, not {patterns!r:.80}")
+    for pattern in wanted:
+        if found and not any(fnmatchcase(name, pattern) for name in found):
+            raise UnknownNameError("tensor", pattern, found, "It is a pattern of names, and matches none.")
+    return [name for name in found if any(fnmatchcase(name, pattern) for pattern in wanted)]
+
+
+def described(found: Mapping[str, Any], name: str) -> StoredTensor:
+    """What a tensor is, without reading it; also of types that opweave does not have. The offset is -1 if not known."""
+    if isinstance(found, SeveralFiles):
+        return described(found.parts[name], name)
+    if isinstance(found, TensorFile):
+        return found.tensors[name]
+    value = found[name]
+    if isinstance(value, Blocks):
+        return StoredTensor(str(value.dtype), tuple(value.shape), -1, value.data.nbytes)
+    if not isinstance(value, (Tensor, Spec)):
+        value = host_array(value, copy=False)
+    dtype = as_dtype(value.dtype)
+    return StoredTensor(dtype.name, tuple(value.shape), -1, getattr(value, "nbytes", 0))
+
+
+def _wide(path: str | os.PathLike[str], name: str, value: Any, compute_dtype: DTypeLike | None) -> Any:
+    """The value, or of a one-byte float its copy in ``compute_dtype``."""
+    kind = next((known for known, dtype in FLOAT8.items() if getattr(value, "dtype", None) == dtype), None)
+    if kind is None:
+        return value
+    if compute_dtype is None:
+        raise DTypeError(
+            f"{os.fspath(path)}: tensor {name!r} is {kind}, in which nothing computes here; compute_dtype='bf16' "
+            "converts it, and every value of it is one of bf16 too"
+        )
+    return value.astype(as_dtype(compute_dtype).numpy)

@@ -1,0 +1,48 @@
+"""Installing: the extras of the core, and what pip says at the root of the repository."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def settings(folder: str) -> dict[str, Any]:
+    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_every_plugin_is_an_extra_of_the_core_in_a_version_that_fits():
+    from packaging.requirements import Requirement
+
+    extras = settings("core")["project"]["optional-dependencies"]
+    plugins = {folder.name for folder in (ROOT / "plugins").iterdir() if (folder / "pyproject.toml").exists()}
+    assert set(extras) == plugins | {"gguf", "all"}
+    for name in plugins:
+        project = settings(f"plugins/{name}")["project"]
+        (needed,) = map(Requirement, extras[name])
+        assert needed.name == project["name"]
+        assert project["version"] in needed.specifier
+    (everything,) = map(Requirement, extras["all"])
+    assert (everything.name, everything.extras) == ("opweave", plugins | {"gguf"})
+
+
+@pytest.mark.parametrize(
+    "call", ["build_wheel", "build_sdist", "build_editable", "get_requires_for_build_wheel"]
+)  # what pip calls, with and without -e
+def test_the_root_says_what_to_install_instead(call: str):
+    system = settings(".")["build-system"]
+    assert not system["requires"], "it needs no network to say so"
+    (folder,) = system["backend-path"]
+    code = f"import {system['build-backend']} as backend; backend.{call}('x', config_settings=None)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "pip install ./core ./plugins/cpu" in done.stderr
+    for plugin in (ROOT / "plugins").iterdir():
+        assert f"./plugins/{plugin.name}" in done.stderr
