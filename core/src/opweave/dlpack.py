@@ -15,7 +15,8 @@ import numpy as np
 from opweave import registry
 from opweave.contract.space import Usage
 from opweave.errors import DTypeError, Unavailable
-from opweave.graph.tensor import Leaf, Location, Tensor, constant, new_leaf
+from opweave.graph.leaf import Leaf, Location
+from opweave.graph.tensor import Tensor, constant, new_leaf
 
 __all__ = ["from_dlpack", "host_view"]
 

@@ -11,6 +11,7 @@
     ├── UnsupportedOpError                  no device runs a node; has the reason of every device
     ├── AllocationError (MemoryError)       a device has not enough free memory
     ├── BoundsError (IndexError)            a byte range outside its buffer
+    ├── FormatError (ValueError)            saved bytes that are damaged, or that contradict themselves
     ├── LifetimeError                       something freed, closed, busy or of another device was used
     ├── DeviceLostError                     a device stopped working; its buffers are lost
     ├── ExecutionError                      a run failed; has node, device, half-written states
@@ -36,6 +37,7 @@ __all__ = [
     "DTypeError",
     "DeviceLostError",
     "ExecutionError",
+    "FormatError",
     "HazardError",
     "Incompatible",
     "LayoutError",
@@ -140,6 +142,10 @@ class AllocationError(OpweaveError, MemoryError):
 
 class BoundsError(OpweaveError, IndexError):
     """A byte range outside of its buffer, or an index outside of its axis."""
+
+
+class FormatError(OpweaveError, ValueError):
+    """Saved bytes that are cut off, damaged, of another version, or that contradict themselves."""
 
 
 class LifetimeError(OpweaveError):

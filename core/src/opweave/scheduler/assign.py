@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from opweave.contract.memory import BufferType
     from opweave.contract.step import Step
     from opweave.graph.graph import Graph
-    from opweave.graph.tensor import Leaf, Location, Placement, Tensor
+    from opweave.graph.leaf import Leaf, Location, Placement
+    from opweave.graph.tensor import Tensor
 
 __all__ = ["CAUSES", "Assignment", "Capabilities", "assign", "target_at"]
 
