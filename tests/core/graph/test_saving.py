@@ -1,5 +1,7 @@
 """Graphs as bytes and back, pickled, copied and drawn."""
 
+# mypy: disable-error-code="union-attr"
+
 import copy
 import json
 import os
@@ -92,7 +94,8 @@ def test_every_operation_and_every_attribute_comes_back():
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text() | st.sampled_from(list(ow.DTYPES.values()))
+        st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text()
+        | st.sampled_from(list(ow.DTYPES.values()))
         | st.builds(slice, st.integers(0, 9), st.none(), st.integers(1, 3)),
         lambda inner: st.lists(inner, max_size=3).map(tuple),
         max_leaves=6,
