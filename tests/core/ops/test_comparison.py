@@ -1,5 +1,7 @@
 """Comparisons against NumPy, and what == and != mean."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -47,7 +49,7 @@ def test_operands_are_promoted_and_broadcast(name):
     with pytest.raises(ow.DTypeError, match=f"{name}: 300 does not fit into u8"):
         getattr(ow, name)(ow.input("u", (3,), "u8"), 300)
     with pytest.raises(ow.DTypeError, match="q8_0"):
-        getattr(ow, name)(ow.weights({"w": ow.Spec((2, 32), "q8_0")})["w"], 1.0)
+        getattr(ow, name)(ow.weights({"w": ow.Spec((2, 32), DTYPES["q8_0"])})["w"], 1.0)
 
 
 def test_operators_are_the_functions():
@@ -57,7 +59,7 @@ def test_operators_are_the_functions():
     assert (x > y) is ow.greater(x, y) is ow.less(y, x)
     assert (x >= y) is ow.greater_equal(x, y) is ow.less_equal(y, x)
     assert (x > 2.0) is ow.greater(x, 2.0)
-    array = np.ones(3, np.float32)
+    array: Any = np.ones(3, np.float32)  # whose type does not know that it hands over to tensors
     assert (array < x).op is (x > array).op is ow.less(x, y).op
     with pytest.raises(ow.DTypeError, match="no truth value"):
         assert 0 < x < 1

@@ -128,6 +128,8 @@ class _Loader:
         leaf = Leaf(kind, name, array, borrowed=row.get("borrowed") is True)
         if kind == "state":
             leaf.fill = decode_attrs({"fill": row["fill"]})["fill"]
+            if type(leaf.fill) not in (bool, int, float):
+                raise FormatError(f"the state {name!r:.40} is filled with {leaf.fill!r:.40}, which is no number")
             host_array(leaf.fill, dtype, copy=False)  # which refuses what the dtype does not hold
             leaf.data = None if array is None else array.copy()
         if "group" in row:
