@@ -12,12 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from opweave.errors import HazardError, LayoutError, SchedulerError
-from opweave.graph.dot import dot
-from opweave.graph.dtypes import DType
-from opweave.graph.layout import Shape, span
-from opweave.graph.leaf import Leaf
-from opweave.graph.loading import decode, leaf_tensor
-from opweave.graph.saving import encode, values
+from opweave.graph.layout import span
 from opweave.graph.tensor import Tensor, shows_columns_of_blocks
 
 __all__ = ["Graph"]
@@ -77,6 +72,8 @@ class Graph:
                 weights have one name, and their values are left out.
             ExecutionError: a state is half written.
         """
+        from opweave.graph.saving import encode, values  # most programs never save a graph
+
         if not weights:
             _check_names([t for t in self.leaves if t.leaf is not None and t.leaf.kind == "weight"])
         wanted = {"constant": constants, "weight": weights, "state": states}
@@ -103,10 +100,14 @@ class Graph:
             UnknownNameError: an operation that is not defined here, or a weight that is not among ``weights``.
             SchedulerError: one of ``weights`` has another shape or dtype than was saved.
         """
+        from opweave.graph.loading import decode
+
         return cls(decode(data, weights))
 
     def to_dot(self) -> str:
         """The graph in DOT, the language of Graphviz: boxes for nodes, in clusters for scopes; ovals for leaves."""
+        from opweave.graph.dot import dot
+
         return dot((*self.leaves, *self.nodes), self.outputs)
 
     def __copy__(self) -> Graph:
@@ -271,41 +272,11 @@ def _aliases(order: list[Tensor]) -> dict[Tensor, tuple[Tensor, ...]]:
     return result
 
 
-# --- pickling -------------------------------------------------------------------------------------------------------
+def _reduce(value: Tensor | Graph) -> tuple[Any, ...]:
+    from opweave.graph.pickling import reduce_graph, reduce_tensor  # most programs never pickle
+
+    return reduce_tensor(value) if isinstance(value, Tensor) else reduce_graph(value)
 
 
-def _reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:
-    """A computed tensor as the bytes of its graph beside its leaves, which pickle by themselves: what several tensors
-    share is pickled once, and shared again."""
-    leaf = tensor.leaf
-    if leaf is None:
-        return _restore_tensor, _structure(Graph(tensor))
-    facts = {"fill": leaf.fill, "group": leaf.group, "borrowed": leaf.borrowed}
-    told = (tensor._name, tensor.site)
-    return _restore_leaf, (leaf.kind, leaf.name, values(tensor), facts, tensor.shape, tensor.dtype, told)
-
-
-def _structure(graph: Graph) -> tuple[bytes, tuple[Tensor, ...]]:
-    return encode(graph.outputs, (*graph.leaves, *graph.nodes), lambda leaf: None), graph.leaves
-
-
-def _restore_leaf(
-    kind: Any, key: str, data: Any, facts: dict[str, Any], shape: Shape, dtype: DType, told: tuple[str, str]
-) -> Tensor:
-    leaf = Leaf(kind, key, data, **facts)
-    tensor = leaf_tensor(leaf, shape, dtype)
-    if tensor.leaf is leaf:  # else it lived before
-        tensor._name, tensor._site = told
-    return tensor
-
-
-def _restore_tensor(data: bytes, leaves: tuple[Tensor, ...]) -> Tensor:
-    return decode(data, {}, leaves)[0]
-
-
-def _restore_graph(data: bytes, leaves: tuple[Tensor, ...]) -> Graph:
-    return Graph(decode(data, {}, leaves))
-
-
-copyreg.pickle(Tensor, _reduce_tensor)
-copyreg.pickle(Graph, lambda graph: (_restore_graph, _structure(graph)))
+copyreg.pickle(Tensor, _reduce)
+copyreg.pickle(Graph, _reduce)
