@@ -60,7 +60,8 @@ def test_a_bool_mask_is_torchs(device, shape):
     arrays = [np.float32(a) for a in operands()]
     keep = RNG.random(shape) < 0.6
     keep[..., 2] = True
-    node = ow.attention(*arrays, ow.input("keep", shape, "bool"))
+    q, k, v = arrays
+    node = ow.attention(q, k, v, ow.input("keep", shape, "bool"))
     want = torchs(arrays, attn_mask=torch.from_numpy(keep).expand(2, 4, 5, 7))
     np.testing.assert_allclose(ow.compile(node, devices=[device])(keep), want, rtol=1e-5, atol=1e-6)
 
