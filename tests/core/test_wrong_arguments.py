@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import opweave as ow
 from opweave import ops
 from opweave.errors import OpweaveError
-from opweave.graph.tensor import Leaf, Tensor, new_leaf
+from opweave.graph.leaf import Leaf
+from opweave.graph.tensor import Tensor, new_leaf
 
 QUANTIZED = new_leaf(Leaf("weight", "w"), (4, 64), ow.as_dtype("q4_0"))
 # fmt: off

@@ -12,7 +12,8 @@ from opweave import registry
 from opweave.contract.space import Usage
 from opweave.errors import Unavailable
 from opweave.graph.foreign import detached, dlpack_device, host_view, is_on_host
-from opweave.graph.tensor import Leaf, Location, Tensor, constant, new_leaf
+from opweave.graph.leaf import Leaf, Location
+from opweave.graph.tensor import Tensor, constant, new_leaf
 
 __all__ = ["from_dlpack"]
 

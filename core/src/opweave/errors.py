@@ -11,7 +11,7 @@
     ├── UnsupportedOpError                  no device runs a node; has the reason of every device
     ├── AllocationError (MemoryError)       a device has not enough free memory
     ├── BoundsError (IndexError)            a byte range outside its buffer
-    ├── FormatError (ValueError)            a file that is damaged, cut off, or not of its format
+    ├── FormatError (ValueError)            a file or saved bytes that are damaged, cut off, or contradict themselves
     ├── LifetimeError                       something freed, closed, busy or of another device was used
     ├── DeviceLostError                     a device stopped working; its buffers are lost
     ├── ExecutionError                      a run failed; has node, device, half-written states
@@ -145,8 +145,8 @@ class BoundsError(OpweaveError, IndexError):
 
 
 class FormatError(OpweaveError, ValueError):
-    """A file that is damaged, cut off, or not of the format that its name or its first bytes promise. The message says
-    what does not fit, and in which file."""
+    """A file or saved bytes that are cut off, damaged, of another version, or not of the format that the name or the
+    first bytes promise. The message says what does not fit, and in which file."""
 
 
 class LifetimeError(OpweaveError):

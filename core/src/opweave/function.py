@@ -10,11 +10,12 @@ import numpy as np
 
 from opweave import registry
 from opweave.errors import SchedulerError, ShapeError
+from opweave.graph.arrays import host_array
 from opweave.graph.dtypes import as_dtype, f32
 from opweave.graph.foreign import host_view, is_foreign
 from opweave.graph.graph import Graph
 from opweave.graph.layout import check_shape
-from opweave.graph.tensor import Tensor, constant, host_array, input
+from opweave.graph.tensor import Tensor, constant, input
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.arguments import Where
 from opweave.scheduler.program import Outputs

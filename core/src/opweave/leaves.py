@@ -27,10 +27,12 @@ from opweave.errors import (
     UnknownNameError,
     UnsupportedOpError,
 )
+from opweave.graph.arrays import host_array
 from opweave.graph.dtypes import DType, DTypeLike, as_dtype, f32
 from opweave.graph.foreign import is_foreign
 from opweave.graph.layout import check_shape
-from opweave.graph.tensor import Leaf, Location, Placement, Spec, Tensor, host_array, new_leaf
+from opweave.graph.leaf import Leaf, Location, Placement, Spec
+from opweave.graph.tensor import Tensor, new_leaf
 from opweave.host.storage import array_shape, dense_arg, read, write
 from opweave.ops.blocks import Blocks, checked_blocks
 

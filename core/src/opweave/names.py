@@ -27,8 +27,10 @@ from opweave.errors import (
 from opweave.function import Function, compile
 from opweave.graph.dtypes import DTYPES, DType, as_dtype
 from opweave.graph.graph import Graph
+from opweave.graph.leaf import Placement, Spec
 from opweave.graph.opdef import OpDef, define_op
-from opweave.graph.tensor import Placement, Spec, Tensor, constant, input
+from opweave.graph.scope import scope
+from opweave.graph.tensor import Tensor, constant, input
 from opweave.leaves import Blocks, Weights, place, state, weights
 from opweave.leaves import read_leaf as read
 from opweave.leaves import write_state as write
@@ -121,6 +123,7 @@ __all__ = [
     "read",
     "register",
     "register_device",
+    "scope",
     "state",
     "unload",
     "weights",

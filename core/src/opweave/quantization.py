@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from opweave.dlpack import host_view
 from opweave.errors import DTypeError, Unavailable
+from opweave.graph.arrays import host_array
 from opweave.graph.dtypes import QUANTIZED, DType, DTypeLike, as_dtype, f32
+from opweave.graph.foreign import host_view
 from opweave.graph.layout import check_shape
-from opweave.graph.tensor import Tensor, host_array
+from opweave.graph.tensor import Tensor
 from opweave.ops import blocks as decoding
 from opweave.ops.blocks import Blocks, checked_blocks, fields_of
 

@@ -25,7 +25,8 @@ from opweave.errors import (
     UnknownNameError,
     UnsupportedOpError,
 )
-from opweave.graph.tensor import Spec, constant, input
+from opweave.graph.leaf import Spec
+from opweave.graph.tensor import constant, input
 from opweave.host.device import HostDevice
 from opweave.leaves import Blocks, place, read_leaf, state, upload, weights, write_state
 from tests.support.async_device import AsyncDevice

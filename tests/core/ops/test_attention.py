@@ -54,6 +54,27 @@ def test_the_mask_is_added(shape):
     np.testing.assert_allclose(attend(arrays, ow.constant(mask)), want, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.parametrize("device", ["host", "cpu", "torch:cpu", "opencl"])
+@pytest.mark.parametrize("shape", [(5, 7), (2, 1, 5, 7), (2, 4, 5, 7), (7,)])
+def test_a_bool_mask_is_torchs(device, shape):
+    arrays = [np.float32(a) for a in operands()]
+    keep = RNG.random(shape) < 0.6
+    keep[..., 2] = True
+    q, k, v = arrays
+    node = ow.attention(q, k, v, ow.input("keep", shape, "bool"))
+    want = torchs(arrays, attn_mask=torch.from_numpy(keep).expand(2, 4, 5, 7))
+    np.testing.assert_allclose(ow.compile(node, devices=[device])(keep), want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_query_whose_keys_are_all_hidden_gives_nan_and_with_sinks_0():
+    keep = np.ones((5, 7), bool)
+    keep[2] = False
+    for sinks, hidden in ((None, np.nan), (ow.constant(np.zeros(4)), 0.0)):
+        got = attend(operands(), ow.constant(keep), sinks=sinks)
+        np.testing.assert_array_equal(got[:, :, 2], np.full_like(got[:, :, 2], hidden))
+        assert np.isfinite(np.delete(got, 2, 2)).all()
+
+
 def test_causal_is_torchs_for_as_many_keys_as_queries():
     arrays = operands(keys=5)
     np.testing.assert_allclose(attend(arrays, causal=True), torchs(arrays, is_causal=True), rtol=1e-11, atol=1e-13)
@@ -125,7 +146,9 @@ def test_refusals():
     with pytest.raises(ow.ShapeError, match=r"mask input 'm' .* does not broadcast"):
         ow.attention(q, k, k, ow.input("m", (4, 5)))
     with pytest.raises(ow.DTypeError, match="0 keeps, -inf hides"):
-        ow.attention(q, k, k, ow.input("m", (3, 5), "bool"))
+        ow.attention(q, k, k, ow.input("m", (3, 5), "i32"))
+    with pytest.raises(ow.DTypeError, match="max_bias multiplies a mask that holds minus the distances"):
+        ow.attention(q, k, k, ow.input("m", (3, 5), "bool"), max_bias=8.0)
     with pytest.raises(ow.ShapeError, match=r"needs \(4,\) sinks"):
         ow.attention(q, k, k, sinks=ow.input("s", (2,)))
     with pytest.raises(ow.ShapeError, match="there is no mask"):

@@ -61,6 +61,20 @@ def test_softmax_nodes_work_along_the_last_axis():
     assert op_names(masked) == ["cast", "softmax"]
 
 
+@pytest.mark.parametrize("device", ["host", "cpu", "torch:cpu", "opencl"])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_a_bool_mask_keeps_where_it_is_true(device, sinks):
+    x, keep = np.float32(floats(2, 3, 5)), RNG.random((3, 5)) < 0.6
+    keep[:, 0], keep[1] = True, False
+    extra = ow.constant(np.zeros(2, np.float32)) if sinks else None
+    m = ow.input("m", keep.shape, "bool")
+    got = ow.compile(ow.softmax(ow.constant(x), mask=m, sinks=extra), devices=[device])(keep)
+    hidden = torch.from_numpy(x).masked_fill(~torch.from_numpy(keep), -torch.inf)
+    want = torch.softmax(torch.cat([hidden, torch.zeros(2, 3, 1)], -1) if sinks else hidden, -1)[..., :5]
+    np.testing.assert_allclose(got, want.numpy(), rtol=2e-6)  # NaN where everything is hidden, with sinks 0
+    assert np.isnan(got[:, 1]).all() != sinks
+
+
 def test_softmax_refuses():
     x = ow.input("x", (3, 4))
     with pytest.raises(ow.BoundsError, match="softmax: axis 2 is out of range for 2 axes; the operand is input 'x'"):
@@ -72,7 +86,9 @@ def test_softmax_refuses():
     with pytest.raises(ow.ShapeError, match="does not broadcast"):
         ow.softmax(x, mask=ow.input("m", (2, 3, 4)))
     with pytest.raises(ow.DTypeError, match="0 keeps, -inf hides"):
-        ow.softmax(x, mask=ow.input("m", (4,), "bool"))
+        ow.softmax(x, mask=ow.input("m", (4,), "i32"))
+    with pytest.raises(ow.DTypeError, match="max_bias multiplies a mask that holds minus the distances"):
+        ow.softmax(ow.input("h", (2, 3, 4)), mask=ow.input("m", (4,), "bool"), max_bias=8)
     with pytest.raises(ow.DTypeError, match="scale is a number"):
         opdef.build("softmax", x, scale="small")
 

@@ -17,8 +17,9 @@ from opweave.conformance.cases import CASES
 from opweave.errors import DTypeError
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.graph import Graph
+from opweave.graph.leaf import Leaf
 from opweave.graph.opdef import OPS
-from opweave.graph.tensor import Leaf, new_leaf
+from opweave.graph.tensor import new_leaf
 from tests.support.evaluate import evaluate
 from tests.support.truths import PLAIN, TABLE, Truth, cases, exact, values_of
 

@@ -159,3 +159,36 @@ def test_long_programs_have_short_pages():
         html = scheduler.partition(x).explain().html()
     assert html.count('<tr class="node">') == 5000
     assert "1000 further steps are not shown" in html
+
+
+# --- scopes ---------------------------------------------------------------------------------------------------------
+
+
+def test_scopes_are_lines_of_a_table_and_parts_of_the_page():
+    x = ow.input("x", (4,))
+    for i in range(2):
+        with ow.scope(f"layer{i}"):
+            with ow.scope("mlp"):
+                x = ow.tanh(ow.exp(x))
+            x = ow.sin(x)
+    explained = ow.Scheduler(["cpu", "host"]).partition(ow.cos(x)).explain()
+    assert [row.scope for row in explained.nodes] == [*["layer0/mlp"] * 2, "layer0", *["layer1/mlp"] * 2, "layer1", ""]
+    assert "layer1/mlp/tanh" in explained
+    assert [line.split() for line in explained.by_scope().splitlines()] == [
+        ["layer0/mlp", "2", "steps", "cpu"], ["layer0", "1", "step", "cpu"],
+        ["layer1/mlp", "2", "steps", "cpu"], ["layer1", "1", "step", "cpu"], ["-", "1", "step", "cpu"],
+    ]  # fmt: skip
+    assert [line.split()[:2] for line in explained.by_scope(1).splitlines()] == [
+        ["layer0", "3"],
+        ["layer1", "3"],
+        ["-", "1"],
+    ]
+    html = explained.html()
+    page = Page()
+    page.feed(html)
+    assert page.open == []
+    assert len(page.rows["node"]) == 7
+    titles = re.findall(
+        r'<details class="scope"><summary><span class="code">(.*?)</span> <span class="note">(.*?)</span>', html
+    )
+    assert titles == [("layer0", "3 steps"), ("mlp", "2 steps"), ("layer1", "3 steps"), ("mlp", "2 steps")]

@@ -11,7 +11,8 @@ from typing import Any, Final, Literal, NamedTuple
 from opweave import ops
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.layout import Shape
-from opweave.graph.tensor import Leaf, Tensor, input, new_leaf
+from opweave.graph.leaf import Leaf
+from opweave.graph.tensor import Tensor, input, new_leaf
 
 __all__ = [
     "FLOATS", "INTS", "LAYOUTS", "SIZES", "STRIDED", "Case", "Layout", "Operand", "Values", "case",

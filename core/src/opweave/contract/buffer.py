@@ -19,7 +19,7 @@ from opweave.contract.space import CHANGES, Handle, Usage, as_bytes, settle
 from opweave.errors import BoundsError, HazardError, LayoutError, LifetimeError
 from opweave.graph.dtypes import u8
 from opweave.graph.layout import span
-from opweave.graph.tensor import Placement
+from opweave.graph.leaf import Placement
 from opweave.lifecycle import INHERITED
 from opweave.tracing import TRACE
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from opweave.cost.predict import Prediction
     from opweave.cost.profile import Profile
     from opweave.graph.graph import Graph
-    from opweave.graph.tensor import Placement, Tensor
+    from opweave.graph.leaf import Placement
+    from opweave.graph.tensor import Tensor
     from opweave.scheduler.splits import Partition
     from opweave.scheduler.target import Target
 

@@ -13,8 +13,10 @@ from opweave import registry
 from opweave.errors import DTypeError, FormatError, OpweaveError, UnknownNameError
 from opweave.formats.folder import INDEX, SeveralFiles, read_folder, read_index
 from opweave.formats.tensor_file import FLOAT8, StoredTensor, TensorFile
+from opweave.graph.arrays import host_array
 from opweave.graph.dtypes import DTypeLike, as_dtype
-from opweave.graph.tensor import Spec, Tensor, host_array
+from opweave.graph.leaf import Spec
+from opweave.graph.tensor import Tensor
 from opweave.leaves import Weights, Where, weights
 from opweave.ops.blocks import Blocks
 

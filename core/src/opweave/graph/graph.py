@@ -6,8 +6,10 @@ writes the next version (anti-dependencies). If there is no such order, `HazardE
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+import copyreg
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
 
 from opweave.errors import HazardError, LayoutError, SchedulerError
 from opweave.graph.layout import span
@@ -47,12 +49,72 @@ class Graph:
             order = _sort(self.outputs, _anti_dependencies(order, self.outputs))
         self.nodes: Final = tuple([t for t in order if t.op is not None])
         self.leaves: Final = tuple([t for t in order if t.op is None])
-        _check_inputs(self.leaves)
+        _check_names([t for t in self.leaves if t.leaf is not None and t.leaf.kind in ("input", "state")])
         if any(t.dtype.block > 1 for t in self.leaves):
             _check_blocks(self.nodes)
 
     def __len__(self) -> int:
         return len(self.nodes)
+
+    # --- saving -----------------------------------------------------------------------------------------------------
+
+    def to_bytes(self, *, constants: bool = True, weights: bool = False, states: bool = False) -> bytes:
+        """The graph as bytes for `from_bytes`: its structure, names, scopes and sites, and the values of leaves.
+
+        Args:
+            constants: with the values of constants. Without, they only serve for planning after loading.
+            weights: with the values of weights. Without, they can be given by name when the graph is loaded.
+            states: with the present values of states, which waits for work on their devices. Without, they begin with
+                their ``fill``.
+
+        Raises:
+            SchedulerError: an operation has an attribute that cannot be saved, as the function of `opweave.custom`; two
+                weights have one name, and their values are left out.
+            ExecutionError: a state is half written.
+        """
+        from opweave.graph.saving import encode, values  # most programs never save a graph
+
+        if not weights:
+            _check_names([t for t in self.leaves if t.leaf is not None and t.leaf.kind == "weight"])
+        wanted = {"constant": constants, "weight": weights, "state": states}
+        return encode(
+            self.outputs,
+            (*self.leaves, *self.nodes),
+            lambda tensor: values(tensor) if tensor.leaf and wanted.get(tensor.leaf.kind) else None,
+        )
+
+    @classmethod
+    def from_bytes(cls, data: Any, *, weights: Mapping[str, Any] = MappingProxyType({})) -> Graph:
+        """The graph that `to_bytes` saved. The bytes are checked, and nothing in them is executed.
+
+        Inputs, and nodes that live already, are the same tensors; other leaves are new ones, without a device. Values
+        are not copied: those in a mapped file (``mmap``, ``numpy.memmap``) are read when they are used.
+
+        Args:
+            data: bytes, or something with contiguous bytes.
+            weights: name -> tensor or array, for weights that were saved without values; what `opweave.weights` gives
+                is also placed. Without it such weights only serve for planning.
+
+        Raises:
+            FormatError: the bytes are cut off, damaged, of another version, or contradict themselves.
+            UnknownNameError: an operation that is not defined here, or a weight that is not among ``weights``.
+            SchedulerError: one of ``weights`` has another shape or dtype than was saved.
+        """
+        from opweave.graph.loading import decode
+
+        return cls(decode(data, weights))
+
+    def to_dot(self) -> str:
+        """The graph in DOT, the language of Graphviz: boxes for nodes, in clusters for scopes; ovals for leaves."""
+        from opweave.graph.dot import dot
+
+        return dot((*self.leaves, *self.nodes), self.outputs)
+
+    def __copy__(self) -> Graph:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Graph:
+        return self  # immutable, as its tensors are
 
     def __repr__(self) -> str:
         return f"<Graph of {len(self.nodes)} nodes, {len(self.leaves)} leaves, {len(self.outputs)} outputs>"
@@ -116,16 +178,16 @@ def _check_blocks(nodes: Iterable[Tensor]) -> None:
             )
 
 
-def _check_inputs(leaves: Iterable[Tensor]) -> None:
+def _check_names(leaves: Iterable[Tensor]) -> None:
+    """Raise `SchedulerError` if two of the leaves have one name, by which they are to be given."""
     names: dict[str, Tensor] = {}
     for tensor in leaves:
         assert tensor.leaf is not None
-        if tensor.leaf.kind in ("input", "state"):
-            other = names.setdefault(tensor.leaf.name, tensor)
-            if other is not tensor:
-                raise SchedulerError(
-                    f"two different leaves are named {tensor.leaf.name!r}: {other.describe()} and {tensor.describe()}"
-                )
+        other = names.setdefault(tensor.leaf.name, tensor)
+        if other is not tensor:
+            raise SchedulerError(
+                f"two different leaves are named {tensor.leaf.name!r}: {other.describe()} and {tensor.describe()}"
+            )
 
 
 def _anti_dependencies(order: list[Tensor], outputs: Iterable[Tensor]) -> dict[Tensor, list[Tensor]]:
@@ -208,3 +270,13 @@ def _aliases(order: list[Tensor]) -> dict[Tensor, tuple[Tensor, ...]]:
         if len(group) > 1:
             result.update(dict.fromkeys(group, tuple(group)))
     return result
+
+
+def _reduce(value: Tensor | Graph) -> tuple[Any, ...]:
+    from opweave.graph.pickling import reduce_graph, reduce_tensor  # most programs never pickle
+
+    return reduce_tensor(value) if isinstance(value, Tensor) else reduce_graph(value)
+
+
+copyreg.pickle(Tensor, _reduce)
+copyreg.pickle(Graph, _reduce)

@@ -1,67 +1,40 @@
-"""Symbolic values: `Tensor`, and its leaves.
+"""Symbolic values: `Tensor`, and how they are made.
 
 A `Tensor` has no memory: programs allocate memory for computed tensors, and a `Leaf` refers to the bytes of a leaf.
 Building an equal node twice returns the same object (hash-consing), so ``is`` compares structure, and schedulers find
-programs that were built before.
+programs that were built before. An equal node that is built again keeps the name, the scope and the site of the first.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 from os.path import dirname, sep
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from opweave.concurrency import Lock
-from opweave.errors import BoundsError, DTypeError, HazardError, ShapeError
-from opweave.graph import opdef
+from opweave.errors import HazardError, ShapeError
+from opweave.graph.arrays import host_array
 from opweave.graph.dtypes import DType, DTypeLike, as_dtype, f32, u8
-from opweave.graph.foreign import host_view, is_foreign
-from opweave.graph.layout import Shape, Strides, check_shape, dense_strides, is_dense, nbytes, normalize_axis
+from opweave.graph.layout import Shape, Strides, check_shape, dense_strides, is_dense, nbytes
+from opweave.graph.leaf import Leaf
+from opweave.graph.operators import Operators
+from opweave.graph.scope import SCOPE
 
 if TYPE_CHECKING:
     from types import CodeType
 
-    from opweave.contract.buffer import Buffer
     from opweave.contract.memory import BufferType
     from opweave.graph.opdef import OpDef
 
-__all__ = [
-    "Leaf", "Location", "Placement", "Signature", "Spec", "Tensor", "as_tensor", "constant", "input", "node",
-    "view_node",
-]  # fmt: skip
+__all__ = ["Signature", "Tensor", "as_tensor", "constant", "input", "new_leaf", "node", "view_node"]
 
-LeafKind = Literal["input", "constant", "weight", "state"]
 Window = tuple[DType, Shape, Strides]
 _PACKAGE: Final = dirname(dirname(__file__)) + sep
-
-
-class Spec(NamedTuple):
-    """A shape and a dtype in place of an array, for graphs that are only planned."""
-
-    shape: Shape
-    dtype: DType = f32
-
-
-class Location(NamedTuple):
-    """A position in memory: byte ``offset`` of ``buffer``; ``handle`` is what the ``_init`` of its type returned."""
-
-    buffer: Buffer
-    offset: int
-    handle: Any = None
-
-
-class Placement(NamedTuple):
-    """The memory of a tensor: byte ``offset`` of ``buffer``; ``handle`` is what the ``_init`` of its type returned."""
-
-    tensor: Tensor
-    buffer: Buffer
-    offset: int
-    handle: Any = None
 
 
 class Signature:
@@ -85,48 +58,7 @@ class Signature:
         self.support: dict[Any, Any] = {}
 
 
-class Leaf:
-    """The bytes of a leaf tensor, and where they are.
-
-    Attributes:
-        kind: ``"input"`` (fed for each run), ``"constant"``, ``"weight"`` (read-only) or ``"state"`` (nodes write it).
-        data: the bytes on the host, dense; ``None`` for inputs, for states, and for weights made from a `Spec`.
-        device: name of the device that the user chose for the leaf, or ``None``.
-        placement: its memory, or ``None``: leaves that the user placed have it at once, others from the first program.
-        copies: memory space -> where this read-only leaf was uploaded to, once for all programs.
-        group: a token of the mapping that a weight belongs to; its weights share buffers.
-        borrowed: fed arrays are not copied: the caller must not change them until the run is complete.
-        damaged: why a state cannot be read (a failed run left it half written), or ``""``.
-    """
-
-    __slots__ = (
-        "__weakref__", "borrowed", "copies", "damaged", "data", "device", "fill", "group", "kind", "name", "placement",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        kind: LeafKind,
-        name: str,
-        data: np.ndarray[Any, Any] | None = None,
-        *,
-        device: str | None = None,
-        fill: float = 0,
-        group: object = None,
-        borrowed: bool = False,
-    ) -> None:
-        self.kind: Final = kind
-        self.name = name
-        self.data = data
-        self.device = device
-        self.fill = fill
-        self.group = group
-        self.borrowed = borrowed
-        self.placement: Location | None = None
-        self.copies: dict[Any, Location] = {}
-        self.damaged = ""
-
-
-class Tensor:
+class Tensor(Operators):
     """A symbolic value: the result of an operation on its sources, or a leaf.
 
     Built by the functions of `opweave` (``ow.input``, ``ow.matmul``, ...) and by operators; immutable but for its
@@ -142,11 +74,12 @@ class Tensor:
         state: for a version of a state, the state's leaf; else ``None``.
         leaf: what is known of the bytes of a leaf, else ``None``.
         signature: interned key of op, attributes and layouts, ``None`` for leaves and views.
+        scope: the scopes (`opweave.scope`) in which the node was built, ``"encoder/layer3"``; ``""`` for leaves.
     """
 
     __slots__ = (
-        "__weakref__", "_name", "_site", "attrs", "base", "dtype", "leaf", "offset", "op", "shape", "signature",
-        "srcs", "state", "strides",
+        "__weakref__", "_name", "_site", "attrs", "base", "dtype", "leaf", "offset", "op", "scope", "shape",
+        "signature", "srcs", "state", "strides",
     )  # fmt: skip
 
     op: OpDef | None
@@ -161,8 +94,10 @@ class Tensor:
     state: Tensor | None
     leaf: Leaf | None
     signature: Signature | None
+    scope: str
     _name: str
-    _site: tuple[CodeType, int]
+    # Where it was built: a text once it was saved.
+    _site: tuple[CodeType, int] | str
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Tensor:
         raise TypeError("tensors are built by ow.input, ow.constant, ow.weights, ow.state and by operations")
@@ -171,11 +106,13 @@ class Tensor:
 
     @property
     def name(self) -> str:
-        """The given name, else the name of the leaf or of the operation."""
-        return self._name or (self.leaf.name if self.leaf else self.op.name if self.op else "")
+        """The scope of the node, and its given name, else that of the operation: ``"layer3/linear"``. Of a leaf its
+        given name, else the name that it is fed or looked up by; scopes change neither."""
+        own = self._name or (self.leaf.name if self.leaf else self.op.name if self.op else "")
+        return f"{self.scope}/{own}" if self.scope else own
 
     def named(self, name: str) -> Tensor:
-        """Give this tensor a name for messages and reports; returns the tensor itself."""
+        """Give this tensor a name for messages and reports, within its scope; returns the tensor itself."""
         self._name = name
         return self
 
@@ -216,12 +153,20 @@ class Tensor:
     @property
     def site(self) -> str:
         """``file:line`` where the tensor was built."""
+        if isinstance(self._site, str):
+            return self._site
         code, at = self._site
         line = code.co_firstlineno
         for start, end, number in code.co_lines():
             if start <= at < end and number is not None:
                 line = number
         return f"{code.co_filename}:{line}"
+
+    def __copy__(self) -> Tensor:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return self  # symbolic; and a copy of a state would be another state of the same name
 
     def describe(self) -> str:
         """Op, name, type, shape and build site in one line, as error messages show it."""
@@ -234,7 +179,7 @@ class Tensor:
         label = f" {self.name!r}" if self.name != what else ""
         return f"<Tensor {what}{label} {self.dtype}{list(self.shape)}>"
 
-    # --- operators, as NumPy's --------------------------------------------------------------------------------------
+    # --- its memory, for other libraries -----------------------------------------------------------------------------
 
     def __dlpack__(self, **params: Any) -> Any:
         """The memory of a placed leaf (a state, weights), or of a view of one, for another library's ``from_dlpack``:
@@ -255,119 +200,6 @@ class Tensor:
             raise BufferError(f"{self.describe()} has no memory of its own to show; run a program and take its result")
         buffer, offset, _ = leaf.placement
         return buffer.exported(offset + self.offset, self.dtype, self.shape, self.strides)
-
-    __array_ufunc__ = None  # np.ndarray + tensor comes to us instead of broadcasting over us
-
-    def __add__(self, other: Any) -> Tensor:
-        return opdef.build("add", self, other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return opdef.build("add", other, self)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return opdef.build("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return opdef.build("sub", other, self)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return opdef.build("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return opdef.build("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return opdef.build("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return opdef.build("div", other, self)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        return opdef.build("matmul", self, other)
-
-    def __rmatmul__(self, other: Any) -> Tensor:
-        return opdef.build("matmul", other, self)
-
-    def __pow__(self, other: Any) -> Tensor:
-        return opdef.build("pow", self, other)
-
-    def __rpow__(self, other: Any) -> Tensor:
-        return opdef.build("pow", other, self)
-
-    def __neg__(self) -> Tensor:
-        return opdef.build("neg", self)
-
-    def __abs__(self) -> Tensor:
-        return opdef.build("abs", self)
-
-    def __getitem__(self, key: Any) -> Tensor:
-        return opdef.build("slice", self, key)
-
-    # --- views and the most used operations as methods --------------------------------------------------------------
-
-    @property
-    def T(self) -> Tensor:  # noqa: N802 - NumPy's name
-        """All axes reversed."""
-        return opdef.build("transpose", self)
-
-    def transpose(self, *axes: int | Sequence[int]) -> Tensor:
-        """The axes in the given order, reversed without one; NumPy's ``transpose``."""
-        order = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
-        return opdef.build("transpose", self, order or None)
-
-    def swapaxes(self, a: int, b: int) -> Tensor:
-        """Two axes exchanged; NumPy's ``swapaxes``."""
-        order = list(range(self.ndim))
-        try:
-            i, j = normalize_axis(a, self.ndim), normalize_axis(b, self.ndim)
-        except BoundsError as error:
-            raise BoundsError(f"swapaxes: {error}; the operand is {self.describe()}") from None
-        order[i], order[j] = j, i
-        return opdef.build("transpose", self, order)
-
-    def reshape(self, *shape: Any) -> Tensor:
-        """The same elements in another shape; one length may be -1."""
-        return opdef.build("reshape", self, shape[0] if len(shape) == 1 else shape)
-
-    def broadcast_to(self, shape: Any) -> Tensor:
-        return opdef.build("broadcast_to", self, shape)
-
-    def astype(self, dtype: DTypeLike) -> Tensor:
-        """The value converted to another type, as ``ow.cast``."""
-        return opdef.build("cast", self, dtype)
-
-    def contiguous(self) -> Tensor:
-        """The value packed row-major; itself if it already is."""
-        return opdef.build("contiguous", self)
-
-    def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        return opdef.build("sum", self, axis, keepdims)
-
-    def mean(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        return opdef.build("mean", self, axis, keepdims)
-
-    def max(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        return opdef.build("max", self, axis, keepdims)
-
-    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
-        return opdef.build("argmax", self, axis, keepdims)
-
-    # --- what looks like Python but would mislead -------------------------------------------------------------------
-
-    def __bool__(self) -> NoReturn:
-        raise DTypeError(f"{self!r} is symbolic and has no truth value; run a program and test its result")
-
-    def __iter__(self) -> Iterator[Tensor]:
-        raise DTypeError(f"{self!r} is symbolic and does not iterate; use t[0], t[1], ... or ow.split(t, ...)")
-
-    def __len__(self) -> NoReturn:
-        raise DTypeError(f"use {self!r}.shape[0] for the length of its first axis")
-
-    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise DTypeError(f"{self!r} is symbolic and holds no values; run a program: ow.compile(tensor)(...)")
-
-    def __float__(self) -> NoReturn:
-        raise DTypeError(f"{self!r} is symbolic and holds no number; run a program: ow.compile(tensor)(...)")
 
 
 # --- making tensors -------------------------------------------------------------------------------------------------
@@ -420,6 +252,7 @@ def _new(
     tensor.base = tensor.state = None
     tensor.leaf = None
     tensor.signature = None
+    tensor.scope = SCOPE.get() if op is not None else ""
     tensor._name = ""
     tensor._site = _call_site()
     return tensor
@@ -533,66 +366,6 @@ def input(name: str, shape: int | Sequence[int], dtype: DTypeLike = f32, *, borr
         if tensor is None:
             tensor = _NODES[key] = new_leaf(Leaf("input", name, borrowed=borrowed), shape, dtype)
     return tensor
-
-
-def host_array(value: Any, dtype: DTypeLike | None = None, *, copy: bool) -> np.ndarray[Any, Any]:
-    """``value`` as a dense row-major array. An array of another library, such as a tensor of PyTorch, keeps its dtype;
-    one that requires a gradient is detached.
-
-    With a ``dtype`` the values are converted to it as far as it holds them: a float type rounds, and what is too large
-    for it becomes infinite; an integer type and bool take whole numbers within their range.
-
-    Raises:
-        DTypeError: it is no array of numbers, or has values that ``dtype`` does not hold; an array of floats for an
-            integer ``dtype``, whatever its values; an array in the memory of another device than the host.
-    """
-    if is_foreign(value) and not isinstance(value, Tensor):
-        value = host_view(value)
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DTypeError(f"cannot make an array of {type(value).__name__}: {error}") from None
-    if dtype is None and not isinstance(value, (np.ndarray, np.generic)):
-        # Python numbers have no width; models compute in f32 and i64.
-        array = _converted(array, f32) if array.dtype == np.float64 else array
-    want = as_dtype(array.dtype if dtype is None else dtype)
-    if array.dtype != want.numpy:
-        if isinstance(value, np.ndarray) and not want.is_float and array.dtype.kind not in "biu":
-            raise DTypeError(f"an array of {array.dtype} does not become {want} silently; convert with astype(...)")
-        array = _converted(array, want)
-        copy = False
-    array = np.array(array, order="C", copy=True) if copy else np.ascontiguousarray(array).reshape(array.shape)
-    return array
-
-
-def _converted(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
-    kind = array.dtype.kind
-    # Numbers beyond 64 bits are objects.
-    if kind not in "biuf" and not (kind == "O" and all(isinstance(v, (int, float)) for v in array.flat)):
-        as_dtype(array.dtype)
-    if not dtype.is_float and kind != "b":
-        _check_range(array, dtype)
-    try:
-        with np.errstate(over="ignore"):
-            if kind == "O" and dtype.is_float:
-                array = array.astype(np.float64)  # bf16 does not convert from objects
-            return array.astype(dtype.numpy)
-    except OverflowError as error:
-        raise DTypeError(f"cannot make {dtype} of such numbers: {error}") from None
-
-
-def _check_range(array: np.ndarray[Any, Any], dtype: DType) -> None:
-    """Raises `DTypeError` naming the first value that an integer type, or bool, does not hold."""
-    limits = None if dtype.kind == "b" else np.iinfo(dtype.numpy)
-    low, high = (0, 1) if limits is None else (int(limits.min), int(limits.max))
-    values = array if array.dtype.kind in "biuO" else array.astype(np.float64)
-    # `high` may not be representable in a float type, but `high + 1`, a power of two, is.
-    wrong = (values < low) | (values >= high + 1)
-    if values.dtype.kind == "f":
-        wrong |= values != np.trunc(values)
-    if np.any(wrong):
-        value = values[wrong].reshape(-1)[0]
-        raise DTypeError(f"{value} does not fit into {dtype}, which holds {low} .. {high} without fractions")
 
 
 def constant(value: Any, dtype: DTypeLike | None = None, *, name: str = "constant") -> Tensor:

@@ -130,7 +130,9 @@ def attention(
         k: keys, shape (batch, groups, keys, size); ``heads`` is a multiple of ``groups``, and the first
             heads / groups heads read the first group.
         v: values, shape (batch, groups, keys, out).
-        mask: added to the scores; broadcasts to (batch, heads, tokens, keys), of a float type: 0 keeps, -inf hides.
+        mask: broadcasts to (batch, heads, tokens, keys). Of a float type it is added to the scores: 0 keeps, -inf
+            hides. Of bool, True means that the key takes part, as in torch's ``scaled_dot_product_attention``; a query
+            of which all keys are hidden gives NaN (with sinks 0).
         scale: multiplies the products, 1 / √size by default.
         causal: the last query sees all keys, the one before it all but the last key, and so on. (With torch's
             ``is_causal`` the first query sees the first key, and so on, which is the same for as many queries as keys.)
@@ -149,7 +151,8 @@ def attention(
 
     Raises:
         ShapeError: shapes that do not fit, ``max_bias`` without a mask.
-        DTypeError: a quantized operand, a mask that is not of a float type, options that are no numbers.
+        DTypeError: a quantized operand, a mask that is neither of a float type nor bool, a bool mask with ``max_bias``,
+            options that are no numbers.
     """
     query, key, value, *rest = floats("attention", q, k, v, sinks)
     bias, cap = as_number("attention", "max_bias", max_bias), as_number("attention", "soft_cap", soft_cap)
@@ -167,7 +170,7 @@ def attention(
         "masked": mask is not None,
     }
     if mask is not None:
-        rest = [as_mask("attention", mask, (*query.shape[:3], *key.shape[2:3]), query), *rest]
+        rest = [as_mask("attention", mask, (*query.shape[:3], *key.shape[2:3]), query, bias), *rest]
     elif bias:
         raise ShapeError("attention: max_bias multiplies a mask that holds minus the distances, and there is no mask")
     return node(ATTENTION, (query, key, value, *rest), attrs)

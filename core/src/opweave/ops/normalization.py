@@ -177,7 +177,8 @@ def softmax(
     Args:
         x: at least one axis.
         axis: along which the result sums to 1.
-        mask: added to the scaled ``x``, to whose shape it broadcasts and whose dtype it takes: 0 keeps, -inf hides.
+        mask: broadcasts to the shape of ``x``. Of a float type it is added to the scaled ``x``, in whose dtype: 0
+            keeps, -inf hides. Of bool, True keeps and False hides, as in torch's ``scaled_dot_product_attention``.
             Where everything is hidden the result is NaN.
         scale: a number.
         max_bias: if not 0, the mask of each head is multiplied by the head's slope (`alibi_slopes`, ALiBi): the mask
@@ -190,12 +191,13 @@ def softmax(
         BoundsError: no such axis.
         ShapeError: the mask does not broadcast to the shape of ``x``; heads without an axis -3, or not as many as
             sinks; heads and an ``axis`` other than the last one; ``max_bias`` without a mask.
-        DTypeError: a quantized operand, a mask or sinks that are not of a float type.
+        DTypeError: a quantized operand, sinks that are not of a float type, a mask that is neither of a float type nor
+            bool, a bool mask with ``max_bias``.
     """
     x = floating("softmax", x)
     axis = as_axis("softmax", axis, x)
     factor, bias = as_number("softmax", "scale", scale), as_number("softmax", "max_bias", max_bias)
-    masks = () if mask is None else (as_mask("softmax", mask, x.shape, x),)
+    masks = () if mask is None else (as_mask("softmax", mask, x.shape, x, bias),)
     if bias or sinks is not None:
         if axis != x.ndim - 1:
             raise ShapeError(f"softmax: with max_bias or sinks the axis is the last one; the operand is {x.describe()}")

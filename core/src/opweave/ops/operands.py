@@ -285,13 +285,19 @@ def added(op: str, what: str, value: Any, dtype: DType) -> Tensor:
     return cast(y, dtype)
 
 
-def as_mask(op: str, mask: Any, shape: Shape, x: Tensor) -> Tensor:
-    """A mask for scores of ``shape`` that are made of ``x``: in its type, and broadcast. Raises as `added`.
+def as_mask(op: str, mask: Any, shape: Shape, x: Tensor, max_bias: float) -> Tensor:
+    """A mask for scores of ``shape`` that are made of ``x``, as it is added to them: in their type, and broadcast. Of
+    bool, True becomes 0 and False -inf. Raises as `added`.
 
     Raises:
         ShapeError: it does not broadcast.
+        DTypeError: it is bool, and ``max_bias`` multiplies distances.
     """
     m = make(op, mask)
+    if m.dtype is bool_:
+        if max_bias:
+            raise DTypeError(f"{op}: max_bias multiplies a mask that holds minus the distances, not {m.describe()}")
+        m = opdef.build("where", m, constant(0.0, x.dtype), constant(-np.inf, x.dtype))
     try:
         return broadcast_to(added(op, "mask", m, x.dtype), shape)  # converted before it is repeated
     except ShapeError:

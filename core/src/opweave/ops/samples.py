@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from opweave.graph import opdef
 from opweave.graph.dtypes import as_dtype
+from opweave.graph.leaf import Leaf
 from opweave.graph.opdef import Sample
-from opweave.graph.tensor import Leaf, Tensor, input, new_leaf
+from opweave.graph.tensor import Tensor, input, new_leaf
 
 __all__ = ["ROWS", "measured", "operand", "over_rows", "weight"]
 

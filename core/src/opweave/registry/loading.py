@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from opweave.registry.hooks import Hooks
 
 __all__ = [
-    "add_own_hooks", "adopt", "check_backend", "check_device", "devices_of", "import_plugin", "in_use", "items_of", "load",
-    "none_usable", "probed", "run", "withdraw",
+    "add_own_hooks", "adopt", "check_backend", "check_device", "devices_of", "import_plugin", "in_use", "items_of",
+    "load", "none_usable", "probed", "run", "withdraw",
 ]  # fmt: skip
 
 T = TypeVar("T")

@@ -10,7 +10,8 @@ from opweave.contract.device import Device
 from opweave.contract.memory import BufferType
 from opweave.contract.stream import Stream
 from opweave.errors import HazardError, SchedulerError
-from opweave.graph.tensor import Placement, Tensor
+from opweave.graph.leaf import Placement
+from opweave.graph.tensor import Tensor
 from opweave.scheduler.program import Outputs
 
 __all__ = ["Where", "checked_options", "checked_outputs", "checked_placements"]

@@ -27,7 +27,8 @@ from opweave.scheduler.target import Target
 
 if TYPE_CHECKING:
     from opweave.graph.graph import Graph
-    from opweave.graph.tensor import Leaf, Location, Placement, Tensor
+    from opweave.graph.leaf import Leaf, Location, Placement
+    from opweave.graph.tensor import Tensor
     from opweave.scheduler.placed import PlacedMemory
 
 __all__ = ["CAUSES", "Assignment", "assign", "target_at"]

@@ -18,7 +18,8 @@ from opweave.leaves import place_state, upload, upload_plain
 if TYPE_CHECKING:
     from opweave.contract.device import Device
     from opweave.contract.space import MemorySpace
-    from opweave.graph.tensor import Location, Placement, Tensor
+    from opweave.graph.leaf import Location, Placement
+    from opweave.graph.tensor import Tensor
     from opweave.scheduler.allocate import MemoryPlan
     from opweave.scheduler.arena import Arena, Lease
     from opweave.scheduler.splits import Partition, StorageView

@@ -14,7 +14,8 @@ from opweave.scheduler.target import Support, Target, unbound_step
 if TYPE_CHECKING:
     from opweave.contract.memory import BufferType
     from opweave.contract.step import Step
-    from opweave.graph.tensor import Leaf, Tensor
+    from opweave.graph.leaf import Leaf
+    from opweave.graph.tensor import Tensor
 
 __all__ = ["Capabilities"]
 

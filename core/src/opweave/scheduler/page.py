@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opweave.scheduler.assign import CAUSES
 from opweave.scheduler.splits import COPY_CAUSES
 
 if TYPE_CHECKING:
-    from opweave.scheduler.report import Explanation, MemoryCurve
+    from collections.abc import Sequence
+
+    from opweave.scheduler.report import Explanation, MemoryCurve, NodeRow
 
 __all__ = ["page"]
 
@@ -23,6 +25,33 @@ MOST_NODES: Final = 5_000
 
 WIDTH: Final = 960
 HEIGHT: Final = 120
+
+
+class Part(NamedTuple):
+    """Consecutive steps: rows of a table, or a scope with parts of its own.
+
+    Attributes:
+        name: of the scope, within the one around it; ``""`` for rows.
+        rows: all of its steps.
+        parts: what a scope consists of.
+    """
+
+    name: str
+    rows: Sequence[NodeRow]
+    parts: Sequence[Part] = ()
+
+
+def by_scope(rows: Sequence[NodeRow], depth: int = 0) -> list[Part]:
+    """Steps of one split, in order, as parts; each stretch of steps of one scope is a part."""
+
+    def name(row: NodeRow) -> str:
+        return row.scope.split("/")[depth] if row.scope.count("/") >= depth and row.scope else ""
+
+    parts = []
+    for own, stretch in groupby(rows, key=name):
+        inside = list(stretch)
+        parts.append(Part(own, inside, by_scope(inside, depth + 1) if own else ()))
+    return parts
 
 
 def page(explanation: Explanation) -> str:
@@ -61,7 +90,7 @@ def page(explanation: Explanation) -> str:
                 "device": device,
                 "steps": steps[i],
                 "remarks": remarks,
-                "nodes": nodes.get(i, []),
+                "parts": by_scope(nodes.get(i, [])),
                 "copies": copies.get(i, []),
                 "seconds": explanation.predicted.splits[i] if explanation.predicted is not None else None,
             }

@@ -15,7 +15,8 @@ from opweave.contract.memory import BufferType
 from opweave.contract.space import HOST_SPACE, MemorySpace
 from opweave.contract.step import Arg, Step
 from opweave.graph.layout import Shape, Strides, dense_strides, is_dense, nbytes
-from opweave.graph.tensor import Leaf, new_leaf
+from opweave.graph.leaf import Leaf
+from opweave.graph.tensor import new_leaf
 from opweave.scheduler.splits import Copy, Partition, PlannedStep, Split, StorageView
 from opweave.scheduler.target import Support
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
     from opweave.graph.dtypes import DType
     from opweave.graph.graph import Graph
-    from opweave.graph.tensor import Placement, Tensor
+    from opweave.graph.leaf import Placement
+    from opweave.graph.tensor import Tensor
     from opweave.scheduler.assign import Assignment
     from opweave.scheduler.target import Target
 

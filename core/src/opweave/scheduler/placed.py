@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 from opweave.contract.space import Usage
 
 if TYPE_CHECKING:
-    from opweave.graph.tensor import Location, Placement, Tensor
+    from opweave.graph.leaf import Location, Placement
+    from opweave.graph.tensor import Tensor
     from opweave.scheduler.capabilities import Capabilities
     from opweave.scheduler.target import Target
 

@@ -10,7 +10,8 @@ from opweave.contract.space import CHANGES
 
 if TYPE_CHECKING:
     from opweave.contract.space import Usage
-    from opweave.graph.tensor import Location, Tensor
+    from opweave.graph.leaf import Location
+    from opweave.graph.tensor import Tensor
 
 __all__ = ["Placements"]
 

@@ -10,7 +10,8 @@ from opweave.errors import DTypeError
 from opweave.graph import opdef
 from opweave.graph.dtypes import DType, as_dtype, bf16, f16, f32
 from opweave.graph.graph import Graph
-from opweave.graph.tensor import Leaf, Tensor, new_leaf, node, view_node
+from opweave.graph.leaf import Leaf
+from opweave.graph.tensor import Tensor, new_leaf, node, view_node
 from opweave.leaves import weights
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ class NodeRow(NamedTuple):
     """One node of a program, for reports.
 
     ``refusals`` holds, for devices of higher priority that were passed over because they do not run the node, their
-    reasons. ``seconds`` is what it is predicted to take, ``None`` where nobody asked for a prediction.
+    reasons. ``seconds`` is what it is predicted to take, ``None`` where nobody asked for a prediction. ``scope`` is the
+    beginning of ``node``: where the node was built (`opweave.scope`), or ``""``.
     """
 
     split: int
@@ -39,6 +40,7 @@ class NodeRow(NamedTuple):
     cause: str
     refusals: dict[str, str]
     seconds: float | None = None
+    scope: str = ""
 
 
 class CopyRow(NamedTuple):
@@ -94,6 +96,24 @@ class Explanation:
 
     def __contains__(self, words: str) -> bool:
         return words in self.text
+
+    def by_scope(self, depth: int | None = None) -> str:
+        """A table with one line for each scope (`opweave.scope`) instead of one for each node: its steps, its devices
+        and, where there is a prediction, its seconds.
+
+        Args:
+            depth: scopes that are nested deeper count for the one around them; ``None``: all have lines of their own.
+        """
+        scopes: dict[str, list[NodeRow]] = {}
+        for row in self.nodes:
+            scopes.setdefault("/".join(row.scope.split("/")[:depth]), []).append(row)
+        width = max((len(scope) for scope in scopes), default=0)
+        lines = []
+        for scope, rows in scopes.items():
+            line = f"{scope or '-':<{width}}  {_count(len(rows), 'step'):>10}  {', '.join({r.device: 0 for r in rows})}"
+            seconds = [row.seconds for row in rows if row.seconds is not None]
+            lines.append(f"{line}  {human_time(sum(seconds))}" if seconds else line)
+        return "\n".join(lines)
 
     def html(self) -> str:
         """One self-contained HTML page."""
@@ -172,7 +192,7 @@ def node_rows(partition: Partition) -> list[NodeRow]:
             rows.append(
                 NodeRow(
                     split.index, split.target.name, node.name, item.op, node.dtype.name, node.shape, cause, refusals,
-                    seconds,
+                    seconds, node.scope,
                 )
             )  # fmt: skip
     return rows

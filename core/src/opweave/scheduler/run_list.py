@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from opweave.contract.step import Call
     from opweave.contract.stream import Stream
     from opweave.contract.worker import WorkerStream
-    from opweave.graph.tensor import Leaf
+    from opweave.graph.leaf import Leaf
     from opweave.scheduler.splits import Copy, Split
     from opweave.scheduler.target import Target
 

@@ -17,7 +17,8 @@ from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
 from opweave.errors import AllocationError, SchedulerError
 from opweave.graph.graph import Graph
-from opweave.graph.tensor import Placement, Tensor
+from opweave.graph.leaf import Placement
+from opweave.graph.tensor import Tensor
 from opweave.host.device import HostDevice
 from opweave.leaves import withdraw
 from opweave.lifecycle import close_at_exit, close_or_give_up, exit_timeout, keep_forever, notify_after_fork

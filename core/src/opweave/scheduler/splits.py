@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from opweave.cost.predict import Prediction
     from opweave.graph.dtypes import DType
     from opweave.graph.graph import Graph
-    from opweave.graph.tensor import Placement, Tensor
+    from opweave.graph.leaf import Placement
+    from opweave.graph.tensor import Tensor
     from opweave.scheduler.assign import Assignment
     from opweave.scheduler.target import Support, Target
 

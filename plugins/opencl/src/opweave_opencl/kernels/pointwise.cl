@@ -9,6 +9,7 @@
 #include "gated.cl"
 #include "rounding.cl"
 #include "selection.cl"
+#include "comparison.cl"
 #include "creation.cl"
 
 // Scalars lie in the block of parameters as words.

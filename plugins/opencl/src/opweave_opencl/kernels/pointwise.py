@@ -1,8 +1,8 @@
 """Kernels that compute element by element: one operation, or a chain of them, in one pass over its operands.
 
 The source of such a kernel is generated. The operations themselves are macros for vectors of any type, in
-``elementwise.cl activation.cl gated.cl rounding.cl selection.cl``. A program depends on operations and types only, not
-on shapes, layouts and numbers.
+``elementwise.cl activation.cl gated.cl rounding.cl selection.cl comparison.cl``. A program depends on operations and
+types only, not on shapes, layouts and numbers.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ class Formula(NamedTuple):
     Attributes:
         numbers: the attributes that it takes, in order.
         variant: the attribute whose value is the end of the name.
+        of_source: the type is that of the sources, not that of the result.
     """
 
     numbers: tuple[str, ...] = ()
     variant: str = ""
+    of_source: bool = False
 
 
 FORMULAS: Final[dict[str, Formula]] = {}
@@ -171,7 +173,8 @@ class Writer:
             self.helper(f"WHOLE_POWER({dtype})")
         variant = f"_{step.attrs[formula.variant]}" if formula.variant else ""
         numbers = [self.number(step.attrs[name], dtype) for name in formula.numbers]
-        return f"op_{step.op}{variant}({', '.join([dtype.name, *values, *numbers])})"
+        typed = step.srcs[0].dtype if formula.of_source else dtype
+        return f"op_{step.op}{variant}({', '.join([typed.name, *values, *numbers])})"
 
     def _value(self, arg: Arg) -> str:
         known = self._values.get(window(arg))

@@ -1,0 +1,171 @@
+"""`Operators`: Python's operators on tensors, as NumPy's, and the most used operations as methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from numbers import Number
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from opweave.errors import BoundsError, DTypeError
+from opweave.graph import opdef
+from opweave.graph.dtypes import DTypeLike
+from opweave.graph.layout import normalize_axis
+
+if TYPE_CHECKING:
+    from opweave.graph.tensor import Tensor
+
+__all__ = ["Operators"]
+
+
+class Operators:
+    """What makes `Tensor` look like an array. Each builds the node of the operation that the table has by that name, so
+    that this module need not import ``opweave.ops``."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def ndim(self) -> int: ...
+
+        def describe(self) -> str: ...
+
+    __array_ufunc__ = None  # np.ndarray + tensor comes to us instead of broadcasting over us
+
+    def __add__(self, other: Any) -> Tensor:
+        return opdef.build("add", self, other)
+
+    def __radd__(self, other: Any) -> Tensor:
+        return opdef.build("add", other, self)
+
+    def __sub__(self, other: Any) -> Tensor:
+        return opdef.build("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return opdef.build("sub", other, self)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return opdef.build("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return opdef.build("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return opdef.build("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return opdef.build("div", other, self)
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return opdef.build("matmul", self, other)
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return opdef.build("matmul", other, self)
+
+    def __pow__(self, other: Any) -> Tensor:
+        return opdef.build("pow", self, other)
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return opdef.build("pow", other, self)
+
+    def __neg__(self) -> Tensor:
+        return opdef.build("neg", self)
+
+    def __abs__(self) -> Tensor:
+        return opdef.build("abs", self)
+
+    def __getitem__(self, key: Any) -> Tensor:
+        return opdef.build("slice", self, key)
+
+    def __lt__(self, other: Any) -> Tensor:
+        return opdef.build("less", self, other)
+
+    def __le__(self, other: Any) -> Tensor:
+        return opdef.build("less_equal", self, other)
+
+    def __gt__(self, other: Any) -> Tensor:
+        return opdef.build("less", other, self)
+
+    def __ge__(self, other: Any) -> Tensor:
+        return opdef.build("less_equal", other, self)
+
+    # Tensors are keys of dictionaries: they are equal to themselves only. `!=` is the opposite, by Python's default.
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if isinstance(other, Operators):
+            return False
+        if isinstance(other, Number) or hasattr(other, "__array__"):
+            raise DTypeError(
+                f"== and != tell which tensor something is, and {type(other).__name__} is none; to compare the values "
+                f"of {self!r} use ow.equal and ow.not_equal"
+            )
+        return NotImplemented
+
+    # --- views and the most used operations as methods --------------------------------------------------------------
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802 - NumPy's name
+        """All axes reversed."""
+        return opdef.build("transpose", self)
+
+    def transpose(self, *axes: int | Sequence[int]) -> Tensor:
+        """The axes in the given order, reversed without one; NumPy's ``transpose``."""
+        order = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
+        return opdef.build("transpose", self, order or None)
+
+    def swapaxes(self, a: int, b: int) -> Tensor:
+        """Two axes exchanged; NumPy's ``swapaxes``."""
+        order = list(range(self.ndim))
+        try:
+            i, j = normalize_axis(a, self.ndim), normalize_axis(b, self.ndim)
+        except BoundsError as error:
+            raise BoundsError(f"swapaxes: {error}; the operand is {self.describe()}") from None
+        order[i], order[j] = j, i
+        return opdef.build("transpose", self, order)
+
+    def reshape(self, *shape: Any) -> Tensor:
+        """The same elements in another shape; one length may be -1."""
+        return opdef.build("reshape", self, shape[0] if len(shape) == 1 else shape)
+
+    def broadcast_to(self, shape: Any) -> Tensor:
+        return opdef.build("broadcast_to", self, shape)
+
+    def astype(self, dtype: DTypeLike) -> Tensor:
+        """The value converted to another type, as ``ow.cast``."""
+        return opdef.build("cast", self, dtype)
+
+    def contiguous(self) -> Tensor:
+        """The value packed row-major; itself if it already is."""
+        return opdef.build("contiguous", self)
+
+    def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        return opdef.build("sum", self, axis, keepdims)
+
+    def mean(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        return opdef.build("mean", self, axis, keepdims)
+
+    def max(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        return opdef.build("max", self, axis, keepdims)
+
+    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
+        return opdef.build("argmax", self, axis, keepdims)
+
+    # --- what looks like Python but would mislead -------------------------------------------------------------------
+
+    def __bool__(self) -> NoReturn:
+        raise DTypeError(f"{self!r} is symbolic and has no truth value; run a program and test its result")
+
+    def __iter__(self) -> Iterator[Tensor]:
+        raise DTypeError(f"{self!r} is symbolic and does not iterate; use t[0], t[1], ... or ow.split(t, ...)")
+
+    def __len__(self) -> NoReturn:
+        raise DTypeError(f"use {self!r}.shape[0] for the length of its first axis")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise DTypeError(f"{self!r} is symbolic and holds no values; run a program: ow.compile(tensor)(...)")
+
+    def __float__(self) -> NoReturn:
+        raise DTypeError(f"{self!r} is symbolic and holds no number; run a program: ow.compile(tensor)(...)")

@@ -1,0 +1,53 @@
+"""How tensors and graphs pickle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opweave.graph.dtypes import DType
+from opweave.graph.graph import Graph
+from opweave.graph.layout import Shape
+from opweave.graph.leaf import Leaf
+from opweave.graph.loading import decode, leaf_tensor
+from opweave.graph.saving import encode, values
+from opweave.graph.tensor import Tensor
+
+__all__ = ["reduce_graph", "reduce_tensor"]
+
+
+def reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:
+    """A computed tensor as the bytes of its graph beside its leaves, which pickle by themselves: what several tensors
+    share is pickled once, and shared again."""
+    leaf = tensor.leaf
+    if leaf is None:
+        return _restore_tensor, _structure(Graph(tensor))
+    facts = {"fill": leaf.fill, "group": leaf.group, "borrowed": leaf.borrowed}
+    told = (tensor._name, tensor.site)
+    return _restore_leaf, (leaf.kind, leaf.name, values(tensor), facts, tensor.shape, tensor.dtype, told)
+
+
+def reduce_graph(graph: Graph) -> tuple[Any, ...]:
+    """A graph in the same way."""
+    return _restore_graph, _structure(graph)
+
+
+def _structure(graph: Graph) -> tuple[bytes, tuple[Tensor, ...]]:
+    return encode(graph.outputs, (*graph.leaves, *graph.nodes), lambda leaf: None), graph.leaves
+
+
+def _restore_leaf(
+    kind: Any, key: str, data: Any, facts: dict[str, Any], shape: Shape, dtype: DType, told: tuple[str, str]
+) -> Tensor:
+    leaf = Leaf(kind, key, data, **facts)
+    tensor = leaf_tensor(leaf, shape, dtype)
+    if tensor.leaf is leaf:  # else it lived before
+        tensor._name, tensor._site = told
+    return tensor
+
+
+def _restore_tensor(data: bytes, leaves: tuple[Tensor, ...]) -> Tensor:
+    return decode(data, {}, leaves)[0]
+
+
+def _restore_graph(data: bytes, leaves: tuple[Tensor, ...]) -> Graph:
+    return Graph(decode(data, {}, leaves))
