@@ -19,16 +19,16 @@ NAMES = """
     Scheduler SchedulerError ShapeError Spec Step Stream Tensor Unavailable UnknownNameError UnsupportedOpError Usage
     Weights
     abs accumulate add add_expert add_region arange argmax argsort as_dtype assign attention avg_pool1d avg_pool2d
-    backend backends best_device broadcast_to cast causal_conv1d ceil clamp compare compile concat constant contiguous
-    conv1d conv2d conv3d conv_transpose1d conv_transpose2d copy cos count_equal cumsum custom default_devices define_op
-    device devices diag diag_embed diagonal div elu embedding exp expand_dims expert_linear expm1 flatten flip floor
-    from_dlpack full geglu gelu gelu_quick gelu_tanh group_norm hardsigmoid hardswish hookimpl im2col index_add
+    backend backends bernoulli best_device broadcast_to cast causal_conv1d ceil clamp compare compile concat constant
+    contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d copy cos count_equal cumsum custom default_devices
+    define_op device devices diag diag_embed diagonal div elu embedding exp expand_dims expert_linear expm1 flatten flip
+    floor from_dlpack full geglu gelu gelu_quick gelu_tanh group_norm hardsigmoid hardswish hookimpl im2col index_add
     index_copy input interpolate l2_norm layer_norm leaky_relu linear load load_all load_all_from_path log log1p
-    log_softmax matmul max max_pool1d max_pool2d maximum mean min minimum mul neg open_device outer pad place plugins
-    pow prod profile read reciprocal register register_device reglu relu repeat reshape rms_norm roll rope round rsqrt
-    scale selective_scan set_region sigmoid sign silu simulate sin softmax softplus split sqrt square squeeze state
-    step sub sum swapaxes swiglu swiglu_oai take_along_axis tanh tile timestep_embedding top_k trace transpose tril
-    triu trunc unload var weights where write
+    log_softmax matmul max max_pool1d max_pool2d maximum mean min minimum mul neg normal open_device outer pad place
+    plugins pow prod profile read reciprocal register register_device reglu relu repeat reshape rms_norm roll rope round
+    rsqrt scale selective_scan set_region sigmoid sign silu simulate sin softmax softplus split sqrt square squeeze
+    state step sub sum swapaxes swiglu swiglu_oai take_along_axis tanh tile timestep_embedding top_k trace transpose
+    tril triu trunc uniform unload var weights where write
 """.split()  # noqa: SIM905 - sixty lines shorter
 
 CONTRACT_NAMES = """
