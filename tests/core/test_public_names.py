@@ -14,7 +14,7 @@ import opweave.contract
 NAMES = """
     DTYPES
     AllocationError Arg Backend Blocks BoundsError Broken Buffer BufferType Cancelled DType DTypeError Device
-    DeviceLostError ExecutionError Function Graph Group HazardError Incompatible KernelTable Kind LayoutError
+    DeviceLostError ExecutionError Function Graph Group HazardError Incompatible KVCache KernelTable Kind LayoutError
     LifetimeError MemorySpace NameConflict OpDef OpweaveError Placement PluginError PluginRecord Program Registry
     Scheduler SchedulerError ShapeError Spec Step Stream Tensor Unavailable UnknownNameError UnsupportedOpError Usage
     Weights

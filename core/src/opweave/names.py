@@ -28,6 +28,7 @@ from opweave.graph.dtypes import DTYPES, DType, as_dtype
 from opweave.graph.graph import Graph
 from opweave.graph.opdef import OpDef, define_op
 from opweave.graph.tensor import Placement, Spec, Tensor, constant, input
+from opweave.kv_cache import KVCache
 from opweave.leaves import Blocks, Weights, place, state, weights
 from opweave.leaves import read_leaf as read
 from opweave.leaves import write_state as write
@@ -73,6 +74,7 @@ __all__ = [
     "Group",
     "HazardError",
     "Incompatible",
+    "KVCache",
     "KernelTable",
     "Kind",
     "LayoutError",
