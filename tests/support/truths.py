@@ -20,6 +20,7 @@ from torch.nn import functional
 
 import opweave as ow
 from opweave.graph.dtypes import DTYPES, as_dtype
+from tests.support.philox import philox_words
 
 Array = np.ndarray[Any, Any]
 
@@ -188,6 +189,40 @@ for dtype in PLAIN:
             dtypes=(dtype,), build=lambda by=by, dtype=dtype: ow.arange(1, 1 + by * 33 - by / 2, by, dtype)
             if isinstance(by, float) else ow.arange(1, 100, 3, dtype))  # fmt: skip
         TABLE[-1] = TABLE[-1]._replace(operands=())
+
+DIGITS = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
+
+
+def even(key: Array, counter: Array, dtype: str, n: int) -> Array:
+    words = philox_words(int(key), int(counter), 2 * n)
+    if dtype == "f64":
+        words = [a << 32 | b for a, b in zip(words[::2], words[1::2], strict=True)]
+    bits = 64 if dtype == "f64" else 32
+    return np.array([L(w >> bits - DIGITS[dtype]) for w in words[:n]]) * L(2) ** -DIGITS[dtype]
+
+
+def bell(key: Array, counter: Array, dtype: str, n: int) -> Array:
+    """Box and Muller's pairs as points of the plane, each turned into its eighth by reflections."""
+    words, values = philox_words(int(key), int(counter), 2 * n + 4), []
+    for at in range(0, 2 * n, 4 if dtype == "f64" else 2):
+        if dtype == "f64":
+            a, b, top, rest = words[at : at + 4]
+            u, part = L((a << 21 | b >> 11) + 1) * L(2) ** -53, L((top % 2**29) << 32 | rest) * L(2) ** -61
+        else:
+            a, top = words[at : at + 2]
+            u, part = L(np.float32(a + 1)) * L(2) ** -32, L(top % 2**29) * L(2) ** -29
+        radius, angle = np.sqrt(-2 * np.log(u)), part * np.arctan(L(1))
+        x, y = radius * np.cos(angle), radius * np.sin(angle)
+        x, y = (y, x) if top & 1 << 31 else (x, y)
+        values += [-x if top & 1 << 30 else x, -y if top & 1 << 29 else y]
+    return np.array(values[:n])
+
+
+for dtype in FLOATS:
+    for name, of_words in (("uniform", even), ("normal", bell)):
+        add(name, lambda key, counter, of_words=of_words, dtype=dtype: of_words(key, counter, dtype, 33),
+            Given((), "i64"), Given((), "i64"), dtypes=(dtype,),
+            build=lambda k, c, name=name, dtype=dtype: getattr(ow, name)((33,), k, c, dtype))  # fmt: skip
 
 add("copy", lambda x: x, dtypes=PLAIN)
 add("contiguous", lambda x: x.T, dtypes=PLAIN, build=lambda x: ow.contiguous(x.T))

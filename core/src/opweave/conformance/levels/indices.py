@@ -77,8 +77,8 @@ def _expect_right(stream: Stream, node: Tensor, leaves: Mapping[Tensor, Array]) 
     expect(not reason, f"with indices that exist: {reason}")
 
 
-INDEXING: Final = [name for name, op in OPS.items() if op.indices and name != "rope"]
-"""The operations that read or write by index; the positions of rope are no indices."""
+INDEXING: Final = [name for name, op in OPS.items() if op.indices and op.family not in ("rope", "random")]
+"""The operations that read or write by index; positions of rope and keys of random numbers are no indices."""
 
 CHECKS: Final = [
     Check(f"fault-index-{op}", 5, "An index out of range raises BoundsError, and the stream can recover.",
