@@ -39,8 +39,11 @@ def sample() -> list[Case]:
         if case.op in RUNS:
             types = () if is_f32(case) else tuple(x.dtype for x in case.operands)
             kinds.setdefault((case.op, types), []).append(case)
-    others = [cases[number % len(cases)] for number, ((_, types), cases) in enumerate(kinds.items()) if types]
-    return [case for (_, types), cases in kinds.items() if not types for case in cases[::9]] + others[::7]
+    # Random numbers have keys for operands, and none in f32.
+    chief = {op: types for (op, types) in reversed(kinds) if not types or (op, ()) not in kinds}
+    chosen = [case for (op, types), cases in kinds.items() if types == chief[op] for case in cases[::9]]
+    others = [cases[n % len(cases)] for n, ((op, types), cases) in enumerate(kinds.items()) if types != chief[op]]
+    return chosen + others[::7]
 
 
 SAMPLE = sample()

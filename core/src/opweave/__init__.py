@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from opweave.cost.store import profile as profile
     from opweave.dlpack import from_dlpack as from_dlpack
     from opweave.formats.load import load_weights as load_weights
+    from opweave.kv_cache import KVCache as KVCache
     from opweave.quantization import dequantize as dequantize
     from opweave.quantization import quantize as quantize
     from opweave.tools.compare import compare as compare
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 
 # What most programs never use is imported when it is first asked for.
 _LATER = {
+    "KVCache": "opweave.kv_cache",
     "compare": "opweave.tools.compare",
     "dequantize": "opweave.quantization",
     "from_dlpack": "opweave.dlpack",

@@ -31,7 +31,6 @@ from opweave.graph.leaf import Placement, Spec
 from opweave.graph.opdef import OpDef, define_op
 from opweave.graph.scope import scope
 from opweave.graph.tensor import Tensor, constant, input
-from opweave.kv_cache import KVCache
 from opweave.leaves import Blocks, Weights, place, state, weights
 from opweave.leaves import read_leaf as read
 from opweave.leaves import write_state as write
@@ -78,7 +77,6 @@ __all__ = [
     "Group",
     "HazardError",
     "Incompatible",
-    "KVCache",
     "KernelTable",
     "Kind",
     "LayoutError",

@@ -39,8 +39,9 @@ def make_values(rng: np.random.Generator, operand: Operand, shape: Sequence[int]
         return rng.integers(0, 2, shape).astype(np.bool_)
     if dtype.is_integer:
         # Within i8, and not negative for u8: a cast between any two integer types keeps them.
-        low = 0 if dtype.kind == "u" or operand.values == "positive" else -100
-        return rng.integers(low, 3 if operand.values == "ties" else 100, shape).astype(dtype.numpy)
+        low, high = (-1, 3) if operand.values == "ties" else (-100, 100)
+        low = 0 if dtype.kind == "u" or operand.values == "positive" else low
+        return rng.integers(low, high, shape).astype(dtype.numpy)
     values = rng.standard_normal(shape)
     if operand.values == "large":
         values += 1 << 15
