@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from opweave.host.cache import FileCache, own_cache_folder, user_cache
+from opweave_opencl.drivers import variable
 
 __all__ = ["FOLDER", "LIMIT", "BinaryCache", "keep_pyopencl_off_missing_home"]
 
@@ -62,13 +63,5 @@ def keep_pyopencl_off_missing_home() -> None:
     """
     if own_cache_folder() is not None:
         return
-    before = os.environ.get(_CACHES)
-    os.environ[_CACHES] = str(user_cache())
-    try:
+    with variable(_CACHES, str(user_cache())):
         import pyopencl.invoker  # noqa: F401  # where it opens the store
-    finally:
-        # Other libraries of the process, and programs that it starts, look for themselves.
-        if before is None:
-            del os.environ[_CACHES]
-        else:
-            os.environ[_CACHES] = before

@@ -12,6 +12,7 @@ from opweave.contract import Kind
 from opweave.errors import Unavailable, UnknownNameError
 from opweave_opencl.caching import keep_pyopencl_off_missing_home
 from opweave_opencl.drivers import VENDORS, not_loaded, packaged, visible
+from opweave_opencl.pocl import matching_library
 from opweave_opencl.properties import describe, kind_of
 
 if TYPE_CHECKING:
@@ -57,19 +58,14 @@ def find_devices() -> list[Found]:
         raise Unavailable(f"pyopencl cannot be imported: {error}", remedy="pip install pyopencl") from error
     keep_pyopencl_off_missing_home()
     try:
-        with visible(packaged()):
+        with matching_library(), visible(packaged()):
             platforms = cl.get_platforms()
+            devices = [device for platform in platforms for device in _devices_of(platform)]
     except cl.Error as error:
         reasons = [f"{library}: {why}" for library, why in not_loaded(packaged()).items()]
         if chosen := os.environ.get(VENDORS):
             reasons.append(f"drivers are looked for only in {VENDORS}={chosen}")
         raise Unavailable("; ".join([f"there is no OpenCL platform: {error}", *reasons]), remedy=_REMEDY) from error
-    devices: list[cl.Device] = []
-    for platform in platforms:
-        try:
-            devices += platform.get_devices()
-        except cl.Error:  # a platform whose hardware is not in this machine
-            continue
     if not devices:
         names = ", ".join(p.name for p in platforms) or "no OpenCL platform"
         raise Unavailable(f"there is no OpenCL device (found: {names})", remedy=_REMEDY)
@@ -78,6 +74,15 @@ def find_devices() -> list[Found]:
         versions = "; ".join(f"{describe(device)}: {device.version.strip()}" for device in devices)
         raise Unavailable(f"no device has OpenCL 1.2 or newer ({versions})", remedy=_REMEDY)
     return found
+
+
+def _devices_of(platform: cl.Platform) -> list[cl.Device]:
+    import pyopencl as cl
+
+    try:
+        return platform.get_devices()
+    except cl.Error:  # a platform whose hardware is not in this machine
+        return []
 
 
 def _recent(device: cl.Device) -> bool:

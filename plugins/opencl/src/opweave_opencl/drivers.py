@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-__all__ = ["PACKAGES", "VENDORS", "not_loaded", "packaged", "visible"]
+__all__ = ["PACKAGES", "VENDORS", "not_loaded", "packaged", "variable", "visible"]
 
 PACKAGES: Final = ("intel-opencl-rt",)
 """Distributions that bring a driver which loaders do not find."""
@@ -63,16 +63,22 @@ def visible(libraries: Sequence[Path]) -> Iterator[None]:
         for library in libraries:
             if library.name not in known:  # else the system has it already, and each device would be there twice
                 (folder / f"opweave-{library.name}.icd").write_text(f"{library}\n", encoding="utf-8")
-        before = os.environ.get(VENDORS)
-        os.environ[VENDORS] = name
-        try:
+        with variable(VENDORS, name):
             yield
-        finally:
-            # Programs that this one starts look for themselves.
-            if before is None:
-                del os.environ[VENDORS]
-            else:
-                os.environ[VENDORS] = before
+
+
+@contextmanager
+def variable(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable within the ``with`` block; programs that are started later do not inherit it."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _library(icd: Path) -> str:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from opweave.contract import Kind
 from opweave_opencl.drivers import packaged
+from opweave_opencl.pocl import matched, too_late
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["describe", "hardware_id", "identity", "kind_of", "remedy_for"]
+__all__ = ["describe", "hardware_id", "identity", "is_pocl", "kind_of", "remedy_for"]
 
 
 def describe(device: cl.Device) -> str:
@@ -29,7 +30,13 @@ def identity(device: cl.Device) -> tuple[str, ...]:
     return (
         *(platform.vendor, platform.name, platform.version),
         *(device.vendor, device.name, device.version, device.driver_version),
+        *(["matching library"] if is_pocl(device) and matched() else []),
     )
+
+
+def is_pocl(device: cl.Device) -> bool:
+    """Whether its driver is PoCL."""
+    return device.platform.name.strip() == "Portable Computing Language"
 
 
 def remedy_for(device: cl.Device) -> str:
@@ -37,9 +44,13 @@ def remedy_for(device: cl.Device) -> str:
     if kind_of(device) is not Kind.CPU:
         return f"update the driver of {device.platform.vendor.strip()}"
     other = "pocl" if "intel" in device.platform.name.lower() else "intel"
+    if is_pocl(device) and too_late():
+        update = "ask opweave for devices before pyopencl is asked for platforms, which sets PoCL up for this processor"
+    else:
+        update = "update the driver"
     if other == "intel" and packaged():
-        return "update the driver; Intel's, which is installed too, takes its place"
-    return f"update the driver, or install another one that runs on the CPU: pip install 'opweave-opencl[{other}]'"
+        return f"{update}; Intel's, which is installed too, takes its place"
+    return f"{update}, or install another one that runs on the CPU: pip install 'opweave-opencl[{other}]'"
 
 
 def kind_of(device: cl.Device) -> Kind:
