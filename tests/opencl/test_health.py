@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +15,10 @@ import pytest
 
 from opweave.errors import Unavailable
 from opweave.registry import Registry
-from opweave_opencl import OpenCLBackend, health
+from opweave_opencl import OpenCLBackend, health, probe
 from opweave_opencl.caching import BinaryCache
 from opweave_opencl.health import RETRY, why_unusable
+from opweave_opencl.probe import TIMEOUT, Verdict
 from opweave_opencl.properties import identity, remedy_for
 from tests.support.opencl import anew
 
@@ -23,15 +27,16 @@ LOG = "clBuildProgram failed: BUILD_PROGRAM_FAILURE\n\nBuild on <pyopencl.Device
 
 @pytest.fixture
 def answers(tmp_path, monkeypatch):
-    monkeypatch.setattr(health, "_WORKS", set())
+    monkeypatch.setattr(health, "_KNOWN", {})
+    monkeypatch.setenv(TIMEOUT, "0")  # in this process, where the tests stand in for the driver
     return BinaryCache(tmp_path / "cache")
 
 
 @pytest.fixture
 def tries(monkeypatch):
-    """Counts how often a kernel is built from here on; set ``error`` to have the compiler fail."""
+    """Counts how often kernels are built from here on; set ``error`` to have the compiler fail."""
     counted = SimpleNamespace(count=0, error=None)
-    real: Any = vars(health)["compiled"]
+    real: Any = vars(probe)["compiled"]
 
     def compiled(*args: Any) -> cl.Program:
         counted.count += 1
@@ -39,13 +44,17 @@ def tries(monkeypatch):
             raise counted.error
         return real(*args)
 
-    monkeypatch.setattr(health, "compiled", compiled)
+    monkeypatch.setattr(probe, "compiled", compiled)
     return counted
 
 
 def forget(monkeypatch):
     """As another process would begin."""
-    monkeypatch.setattr(health, "_WORKS", set())
+    monkeypatch.setattr(health, "_KNOWN", {})
+
+
+def entries(answers):
+    return [path for path in answers.folder.iterdir() if not path.name.startswith(".")]
 
 
 def test_a_device_that_works_is_tried_once_for_all_processes(device, answers, tries, monkeypatch):
@@ -71,6 +80,7 @@ def test_a_compiler_that_fails_slowly_is_quoted_and_tried_again_after_an_hour(de
     tries.error = cl.RuntimeError(LOG)
     for _ in range(2):
         assert why_unusable(device.cl_device, answers) == "it builds no kernel: error: unknown target CPU"
+        forget(monkeypatch)
     assert tries.count == 1
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + RETRY + 1)
@@ -97,15 +107,15 @@ def test_other_failures_may_pass_and_are_not_remembered(device, answers, tries, 
 def test_a_device_that_computes_nonsense(device, answers, monkeypatch):
     monkeypatch.setattr(cl, "enqueue_copy", lambda queue, out, mem: out.fill(0))
     why = why_unusable(device.cl_device, answers)
-    assert why == "it runs no kernel: exp(1) + 1 gives 0.0"
+    assert why == ("it computes wrong results: 1020 of 1024 of the kernel 'conversions', first 0 instead of -110")
 
 
 @pytest.mark.parametrize("answer", [b"", b"nonsense", b"[]", b'{"why": "old"}', b'{"why": 1, "time": "x"}', b"\xff"])
 def test_damaged_answers_are_as_good_as_none(device, answers, tries, answer):
     why_unusable(device.cl_device, answers)
-    (entry,) = answers.folder.iterdir()
+    (entry,) = entries(answers)
     answers.store(entry.name, answer)
-    health._WORKS.clear()
+    health._KNOWN.clear()
     assert why_unusable(device.cl_device, answers) is None
     assert tries.count == 2
 
@@ -117,7 +127,7 @@ def test_another_driver_version_or_processor_is_asked_anew(device, answers, trie
     monkeypatch.setattr(health, "_processor", lambda: ("model: another",))
     why_unusable(device.cl_device, answers)
     assert tries.count == 3
-    assert len([json.loads(answers.load(path.name) or b"") for path in answers.folder.iterdir()]) == 3
+    assert len([json.loads(answers.load(path.name) or b"") for path in entries(answers)]) == 3
 
 
 def test_remedies_name_another_driver(monkeypatch):
@@ -160,3 +170,58 @@ def test_the_context_of_the_platform_is_made_without_it(device, monkeypatch):
     with pytest.raises(Unavailable):
         bad.probe()
     assert bad.cl_device not in bad._contexts._devices
+
+
+# --- at the same time -------------------------------------------------------------------------------------------------
+
+
+def test_of_threads_that_ask_at_the_same_time_one_tries(device, answers, monkeypatch):
+    tried: list[Any] = []
+
+    def slowly(found: Any) -> Verdict:
+        tried.append(found)
+        time.sleep(0.2)
+        return Verdict("", True)
+
+    monkeypatch.setattr(health, "probe", slowly)
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(lambda _: why_unusable(device.cl_device, answers), range(8))] == [None] * 8
+    assert len(tried) == 1
+
+
+ASK = """
+import sys, time
+from pathlib import Path
+from opweave_opencl import health
+from opweave_opencl.caching import BinaryCache
+from opweave_opencl.discovery import find_devices
+from opweave_opencl.probe import Verdict
+
+def slowly(device):
+    with open(sys.argv[1] + "/tried", "a") as file:
+        file.write("x")
+    time.sleep(3)
+    return Verdict("it hangs", True)
+
+health.probe = slowly
+print(health.why_unusable(find_devices()[0].device, BinaryCache(Path(sys.argv[1]) / "cache")))
+"""
+
+
+def test_of_processes_that_ask_at_the_same_time_one_tries(tmp_path):
+    command = [sys.executable, "-c", ASK, str(tmp_path)]
+    asking = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate(timeout=60)[0].strip() for process in asking] == ["it hangs"] * 3
+    assert (tmp_path / "tried").read_text() == "x"
+
+
+def test_whoever_tries_for_too_long_is_not_waited_for(device, answers, monkeypatch):
+    monkeypatch.setenv(TIMEOUT, "0.1")
+    monkeypatch.setattr(health, "probe", lambda device: Verdict("", True))
+    with health._alone(answers.folder):
+        assert why_unusable(device.cl_device, answers) is None
+
+
+def test_a_folder_that_cannot_be_written_does_not_matter(device, answers, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert why_unusable(device.cl_device, BinaryCache(tmp_path / "file" / "cache")) is None

@@ -173,3 +173,8 @@ class TestInstalled:
         # Of Zen 5 its compiler knows nothing at all.
         assert found == "right" or found.startswith("refused: it builds no kernel: error: unknown target CPU 'generic'")
         assert not (tmp_path / "pocl").exists()
+
+    def test_where_pyopencl_was_first_it_is_refused(self, tmp_path):
+        found = tried("pyopencl first", tmp_path)
+        assert found.startswith("refused: ")
+        assert "ask opweave for devices before pyopencl" in found

@@ -1,0 +1,243 @@
+"""Trying a device: a few kernels are built and run on it, and their results compared with NumPy's.
+
+A driver may list a device for which its compiler builds nothing, crashes, does not end, or generates wrong code, as
+PoCL does on processors that came out after it. So a device is tried in a process of its own, where one can be started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from signal import Signals
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from opweave_opencl import pocl
+from opweave_opencl.kernel_objects import new_kernel
+from opweave_opencl.program import compiled, source
+from opweave_opencl.properties import identity
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+    Array = np.ndarray[Any, Any]
+
+__all__ = ["SECONDS", "SOURCE", "TIMEOUT", "Verdict", "answer", "in_process", "limit", "probe"]
+
+SOURCE: Final = "probe.cl"
+
+TIMEOUT: Final = "OPWEAVE_OPENCL_PROBE_TIMEOUT"
+"""Environment variable: seconds that trying a device may take; ``0``: it is tried in this process, without a limit."""
+
+SECONDS: Final = 45.0
+"""What it may take by default: less than the 60 s after which ``opweave devices`` gives up a plugin."""
+
+_X: Final = ((np.arange(1024) * 37 % 199 - 99) / 1.5).astype(np.float32)
+_N: Final = (np.arange(1024) * 53 % 601 - 300).astype(np.int32)
+_GROUP: Final = 16
+_WHOLE: Final = _X.astype(np.int32)
+_RIGHT: Final[Mapping[str, Any]] = {
+    "conversions": _N.astype(np.int8) + _WHOLE.astype(np.int8),
+    "comparisons": (_X > 0).astype(np.uint8),
+    "choices": np.where(_X < _N, _N, np.where(_N < -100, -_N, _WHOLE)).astype(np.int32),
+    "functions": (np.exp(_X / 8) / (1 + np.maximum(_X, 0))).astype(np.float16),
+    "sums": _X.reshape(-1, 16 * _GROUP).sum(1),
+}
+"""The kernels of `SOURCE`, and what is right."""
+
+
+class Verdict(NamedTuple):
+    """What came out.
+
+    Attributes:
+        why: why the device is unusable, ``""``: it works.
+        lasting: whether the next try would most likely come to the same.
+    """
+
+    why: str
+    lasting: bool
+
+
+WORKS: Final = Verdict("", True)
+
+
+def probe(device: cl.Device) -> Verdict:
+    """Try ``device``, in a process of its own if possible."""
+    seconds = limit()
+    found = _in_child(device, seconds) if seconds and _can_start_python() else None
+    # The other process may have failed because of this one: some cards serve one process at a time.
+    return in_process(device) if found is None or (found.why and not found.lasting) else found
+
+
+def limit() -> float:
+    """Seconds that trying a device may take, by `TIMEOUT`; 0: it is tried in this process."""
+    try:
+        seconds = float(os.environ.get(TIMEOUT) or SECONDS)
+    except ValueError:
+        return SECONDS
+    return max(seconds, 0.0) if isfinite(seconds) else SECONDS
+
+
+# --- in this process ------------------------------------------------------------------------------------------------
+
+
+def in_process(device: cl.Device, tell: Callable[[str], object] = lambda doing: None) -> Verdict:
+    """Try ``device`` in this process.
+
+    Args:
+        tell: called with what comes next, which may end the process.
+    """
+    import pyopencl as cl
+
+    failing = "it opens no context: "
+    tell("opening a context")
+    try:
+        context = cl.Context([device])
+        queue = cl.CommandQueue(context, device)
+        failing = "it builds no kernel: "
+        tell("building kernels")
+        program = compiled(context, device, source(SOURCE))
+        failing = "it runs no kernel: "
+        for name, right in _RIGHT.items():
+            tell(f"building or running the kernel {name!r}")
+            wrong = _compare(name, _run(context, queue, program, name, right), right)
+            if wrong:
+                return Verdict(wrong, True)
+        tell("reading built kernels")
+        assert program.binaries  # PoCL builds kernels once more for that, for any number of work-items
+    except cl.Error as error:
+        return Verdict(failing + _words(error), "builds" in failing)
+    return WORKS
+
+
+def _run(context: cl.Context, queue: cl.CommandQueue, program: cl.Program, name: str, right: Array) -> Array:
+    import pyopencl as cl
+
+    flags = cl.mem_flags
+    kernel = new_kernel(program, name)
+    result = np.zeros_like(right)
+    memory = [cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=array) for array in (_X, _N)]
+    memory.append(cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=result))
+    for index, buffer in enumerate(memory):
+        kernel.set_arg(index, buffer)
+    most = kernel.get_work_group_info(cl.kernel_work_group_info.WORK_GROUP_SIZE, queue.device)
+    group = 1 << (min(_GROUP, most).bit_length() - 1)
+    items = group * right.size if name == "sums" else right.size // 16
+    cl.enqueue_nd_range_kernel(queue, kernel, (items,), (group,))
+    cl.enqueue_copy(queue, result, memory[-1])
+    queue.finish()
+    return result
+
+
+def _compare(name: str, result: Array, right: Array) -> str:
+    """What is wrong with a result, ``""``: nothing."""
+    exact = right.dtype.kind in "iu"
+    good = result == right if exact else np.isclose(result, right, rtol=2e-3, atol=1e-3)
+    if good.all():
+        return ""
+    first = int(np.argmin(good))
+    return (
+        f"it computes wrong results: {np.count_nonzero(~good)} of {good.size} of the kernel {name!r}, "
+        f"first {result[first]} instead of {right[first]}"
+    )
+
+
+def _words(error: Exception) -> str:
+    """What the driver said, without what pyopencl says around it."""
+    log = str(error).partition("\nBuild on ")[2].partition(":\n")[2]
+    lines = [line.strip() for line in (log or str(error)).splitlines() if not line.startswith("(options:")]
+    return re.sub(r"\s+", " ", "; ".join(line for line in lines if line))[:600]
+
+
+# --- in a process of its own ----------------------------------------------------------------------------------------
+
+# What drivers print goes to standard error. The path comes first: the child finds the packages where this process did.
+_START = (
+    "import json, os, sys; out = os.dup(1); os.dup2(2, 1); asked = json.load(sys.stdin); sys.path[:] = asked['path']; "
+    "from opweave_opencl.probe import answer; answer(asked, out)"
+)
+
+
+def _can_start_python() -> bool:
+    """Whether `sys.executable` is an interpreter, not a program that embeds one, which would be started once more."""
+    name = Path(sys.executable or "").name.lower()
+    return name.startswith(("python", "pypy", "graalpy")) and not getattr(sys, "frozen", False)
+
+
+def answer(asked: Mapping[str, Any], out: int) -> None:
+    """In the child: find the device, say so, try it, and end at once."""
+    if not asked["matched"]:
+        pocl.leave()
+    from opweave_opencl.discovery import find_devices
+
+    def tell(**told: Any) -> None:
+        os.write(out, json.dumps(told).encode() + b"\n")
+
+    device = next((f.device for f in find_devices() if list(identity(f.device)) == asked["identity"]), None)
+    if device is not None:
+        why, lasting = in_process(device, lambda doing: tell(doing=doing))
+        tell(why=why, lasting=lasting)
+    os._exit(0)
+
+
+def _in_child(device: cl.Device, seconds: float) -> Verdict | None:
+    """Try ``device`` in a process of its own; ``None``: it cannot be started, or does not find the device."""
+    asked = {"path": sys.path, "identity": identity(device), "matched": pocl.matched()}
+    hung = False
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-I", "-c", _START], stdin=subprocess.PIPE, stdout=out, stderr=errors,
+                creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+            )  # fmt: skip
+        except OSError:
+            return None
+        try:
+            child.communicate(json.dumps(asked).encode(), timeout=seconds)
+        except subprocess.TimeoutExpired:
+            hung = True
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        told = _lines(out)
+        errors.seek(0)
+        said = errors.read()[-(1 << 14) :].decode(errors="replace").splitlines()
+    if not told:
+        return None
+    if "why" in told[-1]:
+        return Verdict(str(told[-1]["why"]), bool(told[-1]["lasting"]))
+    doing = told[-1].get("doing", "")
+    if hung:
+        return Verdict(f"it hangs: {doing} did not end within {seconds:g} s ({TIMEOUT})", True)
+    words = next((line.strip()[:200] for line in reversed(said) if "error" in line.lower()), "")
+    return Verdict(f"its driver {_how(child.returncode)} when {doing}{words and ': '}{words}", True)
+
+
+def _lines(out: Any) -> Sequence[dict[str, Any]]:
+    """What the child told."""
+    out.seek(0)
+    found = []
+    for line in out.read().splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return [line for line in found if isinstance(line, dict)]
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"ends the process with exit status {status}"
+    try:
+        return f"crashes ({Signals(-status).name})"
+    except ValueError:
+        return f"crashes (signal {-status})"
