@@ -37,7 +37,7 @@ SOURCE: Final = "probe.cl"
 TIMEOUT: Final = "OPWEAVE_OPENCL_PROBE_TIMEOUT"
 """Environment variable: seconds that trying a device may take; ``0``: it is tried in this process, without a limit."""
 
-SECONDS: Final = 45.0
+SECONDS: Final = 120.0
 """What it may take by default: less than the 60 s after which ``opweave devices`` gives up a plugin."""
 
 _X: Final = ((np.arange(1024) * 37 % 199 - 99) / 1.5).astype(np.float32)
