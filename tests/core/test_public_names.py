@@ -26,10 +26,10 @@ NAMES = """
     greater_equal group_norm hardsigmoid hardswish hookimpl im2col index_add index_copy input interpolate l2_norm
     layer_norm leaky_relu less less_equal linear load load_all load_all_from_path load_weights log log1p log_softmax
     matmul max max_pool1d max_pool2d maximum mean min minimum mul neg normal not_equal open_device outer pad place
-    plugins pow prod profile quantize read reciprocal register register_device reglu relu repeat reshape rms_norm roll
-    rope round rsqrt scale scope selective_scan set_region sigmoid sign silu simulate sin softmax softplus split sqrt
-    square squeeze state step sub sum swapaxes swiglu swiglu_oai take_along_axis tanh tile timestep_embedding top_k
-    trace transpose tril triu trunc uniform unload var weights where write
+    plugins pow prod profile profile_run quantize read reciprocal register register_device reglu relu repeat reshape
+    rms_norm roll rope round rsqrt scale scope selective_scan set_region sigmoid sign silu simulate sin softmax
+    softplus split sqrt square squeeze state step sub sum swapaxes swiglu swiglu_oai take_along_axis tanh tile
+    timestep_embedding top_k trace transpose tril triu trunc uniform unload var weights where write
 """.split()  # noqa: SIM905 - sixty lines shorter
 
 CONTRACT_NAMES = """

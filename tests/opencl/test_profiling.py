@@ -142,3 +142,18 @@ def test_a_reading_does_not_wait_for_queued_work(device, steps):
         stream.queue.flush()
         stream._profiler._clock.scale()
         gate.set_status(cl.command_execution_status.COMPLETE)
+
+
+def test_profile_run_tells_kernel_times_of_a_program_that_was_made_without(device):
+    x = ow.input("x", (256, 256))
+    heard: list[TraceEvent] = []
+    with device.open(profiling=False) as stream, ow.Scheduler([stream]) as scheduler:
+        program = scheduler.build(ow.softmax(x) @ x)
+        with TRACE.listen(heard.append):
+            profile = ow.profile_run(program, x=np.ones((256, 256), np.float32), runs=1, limits=False)
+        assert not int(stream.queue.properties)
+    rows = [row for row in profile.rows if row.kind == "step"]
+    assert [row.ops for row in rows] == [("softmax",), ("matmul",)]
+    for row in rows:
+        times = [(h.end - h.start) / 1e9 for h in kernels(heard) if h.name == row.ops[0]]
+        assert row.seconds in [sum(times[len(times) // 2 :]), times[-1]], "of the second run of two"

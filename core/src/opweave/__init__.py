@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from opweave.quantization import dequantize as dequantize
     from opweave.quantization import quantize as quantize
     from opweave.tools.compare import compare as compare
+    from opweave.tools.profile_run import profile_run as profile_run
     from opweave.tools.trace import trace as trace
     from opweave.whatif.simulate import simulate as simulate
 
@@ -31,6 +32,7 @@ _LATER = {
     "from_dlpack": "opweave.dlpack",
     "load_weights": "opweave.formats.load",
     "profile": "opweave.cost.store",
+    "profile_run": "opweave.tools.profile_run",
     "quantize": "opweave.quantization",
     "simulate": "opweave.whatif.simulate",
     "trace": "opweave.tools.trace",

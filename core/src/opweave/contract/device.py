@@ -312,6 +312,7 @@ class Device(DeviceHooks):
                 f"of stream_class = {self.stream_class.__name__}",
                 remedy=f"set stream_class = {type(stream).__name__} on the device",
             )
+        stream.opened_with = params
         self._streams.add(stream)
         if stream.is_async:
             add_queue(stream)

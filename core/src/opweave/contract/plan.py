@@ -74,6 +74,11 @@ class Plan:
             self._calls, self._ended = None, "it was closed"
 
     @property
+    def n_calls(self) -> int:
+        """How many calls a run makes: ``size``, unless the stream compiled several groups into one call."""
+        return len(self._calls or ())
+
+    @property
     def remarks(self) -> list[str]:
         """The texts that calls carry in an attribute ``remark``, for reports: "runs as one graph", for example."""
         return [remark for call in self._calls or () if (remark := getattr(call, "remark", ""))]

@@ -6,9 +6,10 @@ call, and overrides methods of `StreamHooks`. `Plan` and `Event` are not subclas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from sys import is_finalizing
+from types import MappingProxyType
 from typing import Any, Self
 
 from opweave.contract.buffer import Buffer
@@ -50,6 +51,9 @@ class Stream(Submitting):
         notify_after_fork(self)
         close_at_exit(self)
         return self
+
+    opened_with: Mapping[str, Any] = MappingProxyType({})
+    """The parameters that were given to ``device.open(...)``."""
 
     has_thread = False
     """Whether a thread of this process does its work; see `WorkerStream`."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.splits import Partition, StorageView
 
-__all__ = ["Prediction", "predict", "prediction_of", "room_of"]
+__all__ = ["Prediction", "predict", "prediction_of", "room_of", "where_lies"]
 
 
 class Prediction(NamedTuple):
@@ -75,7 +75,7 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
         busy[split.target.name] += steps
         copies = 0.0
         for copy in split.copies:
-            device, space = _where(partition, copy.src)
+            device, space = where_lies(partition, copy.src)
             size = copy.nbytes
             if copy.ids is not None:
                 rows = copy.dst.shape[0]
@@ -85,7 +85,7 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
             else:
                 copies += model.move(device, space, at, size)
         for copy in split.write_backs:
-            device, space = _where(partition, copy.dst)
+            device, space = where_lies(partition, copy.dst)
             back = next((target.index for target in targets if target.device is device), at)
             copies += model.move(split.target.device, split.target.space, back, copy.nbytes)
         splits.append(steps + copies)
@@ -94,7 +94,7 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
         moved += model.feed(partition.arenas[storage], tensor.nbytes)
     for output, tensor in zip(partition.outputs, partition.graph.outputs, strict=True):
         if output is not None:
-            moved += model.fetch(_where(partition, output)[0], tensor.nbytes)
+            moved += model.fetch(where_lies(partition, output)[0], tensor.nbytes)
     use = _memory(partition) if memory else {}
     short = {}
     for target in targets if memory else ():
@@ -126,7 +126,7 @@ def _count(ids: StorageView) -> int:
     return count
 
 
-def _where(partition: Partition, operand: StorageView) -> tuple[Device | None, MemorySpace]:
+def where_lies(partition: Partition, operand: StorageView) -> tuple[Device | None, MemorySpace]:
     """The device and the space of the memory that an operand lies in."""
     arena = partition.arenas[operand.storage]
     if arena >= 0:

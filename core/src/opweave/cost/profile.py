@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Signature, Tensor
     from opweave.scheduler.target import Target
 
-__all__ = ["ANY", "CostModel", "Curve", "OpCost", "Profile", "work"]
+__all__ = ["ANY", "CostModel", "Curve", "OpCost", "Profile", "decisive_dtype", "window_bytes", "work"]
 
 ANY: Final = "*"
 """The key of the entry for all operations, or dtypes, without an entry of their own."""
@@ -182,7 +182,7 @@ class Profile(NamedTuple):
         )  # fmt: skip
 
 
-def _window_bytes(window: tuple[DType, Shape, Strides]) -> int:
+def window_bytes(window: tuple[DType, Shape, Strides]) -> int:
     """Bytes of an operand; axes with stride 0 count once."""
     dtype, shape, strides = window
     return nbytes(tuple([1 if s == 0 else n for n, s in zip(shape, strides, strict=True)]), dtype)
@@ -195,7 +195,7 @@ def work(node: Tensor) -> tuple[int, int]:
     assert op is not None
     if 0 in node.shape:
         return 0, 0
-    sizes = [_window_bytes(window) for window in signature.srcs]
+    sizes = [window_bytes(window) for window in signature.srcs]
     if op.writes:
         return 2 * sum(sizes[1:]), op.flops(node)
     if op.selects is not None:
@@ -206,7 +206,7 @@ def work(node: Tensor) -> tuple[int, int]:
     return sum(sizes) + nbytes(node.shape, node.dtype), op.flops(node)
 
 
-def _decisive_dtype(signature: Signature) -> str:
+def decisive_dtype(signature: Signature) -> str:
     """The dtype that decides which kernel runs: for products that of the weights, else that of the first source."""
     windows = signature.srcs
     if not windows:
@@ -245,7 +245,7 @@ class CostModel:
             return 0.0
         profile = self.profiles[at]
         size, flops = work(node)
-        seconds = profile.step(signature.op.name, _decisive_dtype(signature), size, flops)
+        seconds = profile.step(signature.op.name, decisive_dtype(signature), size, flops)
         if support.packed:
             for dtype, shape, strides in signature.srcs:
                 if not is_dense(shape, strides, dtype):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from opweave.scheduler.report import Explanation, MemoryCurve, NodeRow
 
-__all__ = ["page"]
+__all__ = ["COLOURS", "MOST_NODES", "framed", "page", "render"]
 
 COLOURS: Final = ("#3b76b5", "#d9822b", "#4a9a57", "#8a63b8", "#c0504d", "#3f9ea3", "#9a7b4f", "#6b7280")
 """One for each device, in order of priority; there may be more devices than colours."""
@@ -54,16 +55,28 @@ def by_scope(rows: Sequence[NodeRow], depth: int = 0) -> list[Part]:
     return parts
 
 
-def page(explanation: Explanation) -> str:
-    """The page."""
+def render(template: str, **values: Any) -> str:
+    """A page from a template of this folder. ``base.html.j2`` is what all have in common."""
     # Local: importing opweave must not pay for it.
-    from jinja2 import Environment
+    from jinja2 import Environment, FileSystemLoader
 
     from opweave.scheduler.report import human_bytes, human_time
 
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    folder = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=folder, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["bytes"] = human_bytes
     environment.filters["time"] = human_time
+    return environment.get_template(template).render(values)
+
+
+def framed(html: str) -> str:
+    """A page for notebooks, in a frame, so that its styles stay its own."""
+    source = escape(html, quote=True)
+    return f'<iframe srcdoc="{source}" style="width: 100%; height: 40em; border: 1px solid #ccc"></iframe>'
+
+
+def page(explanation: Explanation) -> str:
+    """The page."""
     devices = list(dict.fromkeys([*explanation.memory, *(device for device, _ in explanation.splits)]))
     colours = {device: COLOURS[i % len(COLOURS)] for i, device in enumerate(devices)}
     shown = explanation.nodes[:MOST_NODES]
@@ -75,8 +88,8 @@ def page(explanation: Explanation) -> str:
     used = {*[row.cause for row in explanation.nodes], *[copy.cause for copy in explanation.copies]}
     # One axis of time for all devices.
     end = max((curve.moments[-1][0] for curve in explanation.curves), default=0) or 1
-    template = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(template).render(
+    return render(
+        "page.html.j2",
         summary=explanation.text.partition("\n")[0],
         predicted=explanation.predicted,
         devices=devices,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from opweave.scheduler.splits import Partition
 
 __all__ = [
-    "CopyRow", "Explanation", "MemoryCurve", "NodeRow", "explain", "human_bytes", "human_time", "node_rows",
+    "CopyRow", "Explanation", "MemoryCurve", "NodeRow", "explain", "human_bytes", "human_time", "node_rows", "where",
 ]  # fmt: skip
 
 
@@ -128,10 +128,9 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """What notebooks show: the page in a frame, so that its styles stay its own."""
-        from html import escape
+        from opweave.scheduler.page import framed
 
-        source = escape(self.html(), quote=True)
-        return f'<iframe srcdoc="{source}" style="width: 100%; height: 40em; border: 1px solid #ccc"></iframe>'
+        return framed(self.html())
 
 
 def copy_rows(partition: Partition) -> list[CopyRow]:
@@ -139,7 +138,7 @@ def copy_rows(partition: Partition) -> list[CopyRow]:
     rows = []
     for split in partition.splits:
         for copy in (*split.copies, *split.write_backs):
-            source, target = _where(partition, copy.src.storage), _where(partition, copy.dst.storage)
+            source, target = where(partition, copy.src.storage), where(partition, copy.dst.storage)
             after = copy.cause == "write-back"
             rows.append(CopyRow(split.index, copy.tensor.name, source, target, copy.nbytes, copy.cause, after))
     return rows
@@ -250,7 +249,7 @@ def explain(
         prediction = [f"predicted {human_time(predicted.splits[split.index])}"] if predicted is not None else []
         lines.append("; ".join([head, *prediction, *remarks.get(split.index, ())]))
         for copy in split.copies:
-            source = _where(partition, copy.src.storage)
+            source = where(partition, copy.src.storage)
             lines.append(
                 _copy_line(copy.tensor, copy.cause, copy.nbytes, source, split.target.name, copy.ids is not None)
             )
@@ -269,7 +268,7 @@ def explain(
             lines.append(line.rstrip())
             lines += [f"        not on {device}: {reason}" for device, reason in row.refusals.items()]
         for copy in split.write_backs:
-            target = _where(partition, copy.dst.storage)
+            target = where(partition, copy.dst.storage)
             lines.append(_copy_line(copy.tensor, copy.cause, copy.nbytes, split.target.name, target))
     for output in graph.outputs:
         lines.append(f"output {output.name} {output.dtype}{list(output.shape)}")
@@ -295,7 +294,8 @@ def explain(
     )
 
 
-def _where(partition: Partition, place: int) -> str:
+def where(partition: Partition, place: int) -> str:
+    """The name of the device or of the space in whose memory a storage lies."""
     arena = partition.arenas[place]
     if arena >= 0:
         return partition.assignment.targets[arena].name

@@ -6,6 +6,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -27,6 +28,7 @@ from opweave.scheduler.arena import Arena, Lease
 from opweave.scheduler.arguments import Where, checked_options, checked_outputs, checked_placements
 from opweave.scheduler.assign import assign
 from opweave.scheduler.bind import Bindings, bind
+from opweave.scheduler.capabilities import Capabilities
 from opweave.scheduler.collector import COLLECTOR
 from opweave.scheduler.executor import Executor
 from opweave.scheduler.fuse import Groups, fuse
@@ -228,6 +230,20 @@ class Scheduler:
             for arena in self._arenas:
                 arena.reclaim()
             return program
+
+    def rebuild(self, program: Program) -> Program:
+        """The same program on the streams of this scheduler, which has the same devices in the same order: each node
+        on its device, whatever placement would choose here. For tools that measure programs on streams of their own.
+
+        Raises:
+            AllocationError: a device has no room for it a second time.
+        """
+        parts = program.partition
+        nodes = [node for node in parts.graph.nodes if node.base is None]
+        capabilities = Capabilities(self._targets, parts.graph.leaves, nodes)
+        assignment = replace(parts.assignment, capabilities=capabilities)
+        with self._executor.lock:
+            return self._compile(partition(parts.graph, assignment, parts.placed), program._state.form, {})
 
     def partition(self, outputs: Outputs, pins: Mapping[Tensor, Where] | None = None) -> PlannedGraph:
         """Place and cut without taking memory; leaves need no bytes."""
