@@ -98,6 +98,7 @@ def test_plugin_errors_name_the_package_and_the_remedy():
         ExecutionError("failed", node="n", device="d", states=["s"]),
         Broken("m", remedy="r", plugin="p", distribution="d", version="v"),
         errors.ShapeError("s"),
+        errors.PathError("no folder"),
     ],
     ids=lambda e: type(e).__name__,
 )

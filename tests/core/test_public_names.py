@@ -15,9 +15,9 @@ NAMES = """
     DTYPES
     AllocationError Arg Backend Blocks BoundsError Broken Buffer BufferType Cancelled DType DTypeError Device
     DeviceLostError ExecutionError FormatError Function Graph Group HazardError Incompatible KVCache KernelTable Kind
-    LayoutError LifetimeError MemorySpace NameConflict OpDef OpweaveError Placement PluginError PluginRecord Program
-    Registry Scheduler SchedulerError ShapeError Spec Step Stream Tensor Unavailable UnknownNameError
-    UnsupportedOpError Usage Weights
+    LayoutError LifetimeError MemorySpace NameConflict OpDef OpweaveError OpweaveWarning PathError Placement
+    PluginError PluginRecord Program Registry Scheduler SchedulerError ShapeError Spec Step Stream Tensor Unavailable
+    UnknownNameError UnsupportedOpError Usage Weights
     abs accumulate add add_expert add_region arange argmax argsort as_dtype assign attention avg_pool1d avg_pool2d
     backend backends bernoulli best_device broadcast_to cast causal_conv1d ceil clamp compare compile concat constant
     contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d copy cos count_equal cumsum custom

@@ -12,6 +12,7 @@
     ├── AllocationError (MemoryError)       a device has not enough free memory
     ├── BoundsError (IndexError)            a byte range outside its buffer
     ├── FormatError (ValueError)            a file or saved bytes that are damaged, cut off, or contradict themselves
+    ├── PathError (OSError)                 a file that cannot be written where it was asked for
     ├── LifetimeError                       something freed, closed, busy or of another device was used
     ├── DeviceLostError                     a device stopped working; its buffers are lost
     ├── ExecutionError                      a run failed; has node, device, half-written states
@@ -44,6 +45,7 @@ __all__ = [
     "LifetimeError",
     "NameConflict",
     "OpweaveError",
+    "PathError",
     "PluginError",
     "SchedulerError",
     "ShapeError",
@@ -62,7 +64,8 @@ class OpweaveError(Exception):
 
 
 def _restore(cls: type[OpweaveError], args: tuple[Any, ...], attributes: dict[str, Any]) -> OpweaveError:
-    error = Exception.__new__(cls, *args)
+    # Python refuses either one for the other kind.
+    error: OpweaveError = (OSError if issubclass(cls, OSError) else Exception).__new__(cls, *args)
     vars(error).update(attributes)
     return error
 
@@ -147,6 +150,10 @@ class BoundsError(OpweaveError, IndexError):
 class FormatError(OpweaveError, ValueError):
     """A file or saved bytes that are cut off, damaged, of another version, or not of the format that the name or the
     first bytes promise. The message says what does not fit, and in which file."""
+
+
+class PathError(OpweaveError, OSError):
+    """A file that cannot be written where it was asked for: a missing folder, one that may not be written to."""
 
 
 class LifetimeError(OpweaveError):

@@ -19,6 +19,7 @@ from opweave.graph.tensor import Tensor, constant, input
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.arguments import Where
 from opweave.scheduler.program import Outputs
+from opweave.warning import warn_of_f64
 
 if TYPE_CHECKING:
     from opweave.graph.dtypes import DTypeLike
@@ -157,6 +158,9 @@ class Function:
 
     def _trace(self, bound: Any, shapes: Mapping[str, tuple[tuple[int, ...], Any]]) -> Program:
         arguments = dict(bound.arguments)
+        for name, (_, dtype) in shapes.items():
+            if dtype == np.float64:
+                warn_of_f64(f"the array for {name!r} of {self!r}")
         for name, (shape, dtype) in shapes.items():
             arguments[name] = input(name, shape, as_dtype(dtype))
         traced = type(bound)(self._signature, arguments)

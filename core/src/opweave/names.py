@@ -17,6 +17,7 @@ from opweave.errors import (
     LifetimeError,
     NameConflict,
     OpweaveError,
+    PathError,
     PluginError,
     SchedulerError,
     ShapeError,
@@ -54,6 +55,7 @@ from opweave.registry import (
     unload,
 )
 from opweave.scheduler import Program, Scheduler
+from opweave.warning import OpweaveWarning
 
 __all__ = [
     "DTYPES",
@@ -85,6 +87,8 @@ __all__ = [
     "NameConflict",
     "OpDef",
     "OpweaveError",
+    "OpweaveWarning",
+    "PathError",
     "Placement",
     "PluginError",
     "PluginRecord",

@@ -161,3 +161,11 @@ def test_refusals():
         ow.attention(q, k, k, soft_cap=float("nan"))
     with pytest.raises(ow.DTypeError, match="does not take q8_0"):
         ow.attention(ow.input("q", (1, 4, 3, 32), "q8_0"), k, k)
+
+
+@pytest.mark.parametrize("dtype", ["i32", "i64", "u8"])
+def test_masks_of_integers_are_told_of_bool(dtype):
+    mask, q, x = ow.input("m", (3, 3), dtype), ow.input("q", (1, 1, 3, 4)), ow.input("x", (3, 3))
+    for build in (lambda: ow.attention(q, q, q, mask), lambda: ow.softmax(x, mask=mask)):
+        with pytest.raises(ow.DTypeError, match=r"mask must be of bool .*float type.*astype\('bool'\)"):
+            build()

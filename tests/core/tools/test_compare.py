@@ -193,3 +193,13 @@ def test_bad_input_is_refused_before_anything_runs(graph):
 )
 def test_distance(got, want, expected):
     assert distance(got, want)[:2] == pytest.approx(expected)
+
+
+def test_a_script_that_cannot_be_written_is_said_before_anything_runs(tmp_path):
+    def never(values):
+        raise AssertionError("ran")
+
+    x = ow.input("x", (2,))
+    node = ow.custom(never, x, like=x)
+    with pytest.raises(ow.PathError, match=r"no folder .*nowhere; make it first"):
+        ow.compare(node, {"x": np.ones(2, F)}, second="host", script=tmp_path / "nowhere" / "case.py")

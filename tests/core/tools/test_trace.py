@@ -81,6 +81,14 @@ def test_what_was_recorded_is_written_also_when_the_block_fails(tmp_path):
 
 def test_a_file_that_cannot_be_written_is_said_before_anything_runs(tmp_path):
     ran = []
-    with pytest.raises(OSError, match="nowhere"), ow.trace(tmp_path / "nowhere" / "t.json"):
+    with (
+        pytest.raises(ow.PathError, match="no folder .*nowhere; make it first"),
+        ow.trace(tmp_path / "nowhere" / "t.json"),
+    ):
         ran.append(1)
+    with pytest.raises(ow.PathError, match="is a folder"), ow.trace(tmp_path):
+        ran.append(1)
+    with pytest.raises(ow.PathError, match="path of a file"), ow.trace(3):  # type: ignore[arg-type]
+        ran.append(1)
+    assert not list(tmp_path.iterdir())
     assert ran == []

@@ -53,11 +53,13 @@ class Leaf:
         copies: memory space -> where this read-only leaf was uploaded to, once for all programs.
         group: a token of the mapping that a weight belongs to; its weights share buffers.
         borrowed: fed arrays are not copied: the caller must not change them until the run is complete.
+        inferred: a constant whose dtype is that of its array and was not given.
         damaged: why a state cannot be read (a failed run left it half written), or ``""``.
     """
 
     __slots__ = (
-        "__weakref__", "borrowed", "copies", "damaged", "data", "device", "fill", "group", "kind", "name", "placement",
+        "__weakref__", "borrowed", "copies", "damaged", "data", "device", "fill", "group", "inferred", "kind", "name",
+        "placement",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +72,7 @@ class Leaf:
         fill: float = 0,
         group: object = None,
         borrowed: bool = False,
+        inferred: bool = False,
     ) -> None:
         self.kind: Final = kind
         self.name = name
@@ -78,6 +81,7 @@ class Leaf:
         self.fill = fill
         self.group = group
         self.borrowed = borrowed
+        self.inferred = inferred
         self.placement: Location | None = None
         self.copies: dict[Any, Location] = {}
         self.damaged = ""

@@ -372,7 +372,8 @@ def constant(value: Any, dtype: DTypeLike | None = None, *, name: str = "constan
     """A leaf with fixed values: an array (also of another library), a number, or nested sequences of numbers.
 
     The values are copied, except those of a read-only array (e.g. a mapped file), which is used in place. Python
-    numbers become f32 or i64 unless ``dtype`` is given. Scalar constants of equal value and dtype are one leaf.
+    numbers become f32 or i64 unless ``dtype`` is given. (An array of float64 without a ``dtype`` that meets narrower
+    floats, so that these become f64, is warned of once.) Scalar constants of equal value and dtype are one leaf.
 
     Raises:
         DTypeError: a type that opweave does not have, values that ``dtype`` does not hold, or an array in the memory of
@@ -383,11 +384,12 @@ def constant(value: Any, dtype: DTypeLike | None = None, *, name: str = "constan
     if not isinstance(name, str):
         raise ShapeError(f"the name of a constant is a text, not {name!r:.60}")
     array = host_array(value, dtype, copy=not (isinstance(value, np.ndarray) and not value.flags.writeable))
+    inferred = dtype is None
     dtype = as_dtype(array.dtype)
     shape = check_shape(array.shape, dtype)
     array.flags.writeable = False
     if shape:
-        return new_leaf(Leaf("constant", name, array), shape, dtype)
+        return new_leaf(Leaf("constant", name, array, inferred=inferred), shape, dtype)
     key = ("constant", dtype, array.tobytes())
     with _NODES_LOCK:
         tensor = _NODES.get(key)

@@ -10,10 +10,11 @@ import numpy as np
 
 from opweave.errors import BoundsError, DTypeError, LayoutError, OpweaveError, ShapeError
 from opweave.graph import opdef
-from opweave.graph.dtypes import DType, bool_, f32, i32, i64, promote
+from opweave.graph.dtypes import DType, bool_, f32, f64, i32, i64, promote
 from opweave.graph.layout import Shape, broadcast_shapes, normalize_axis
 from opweave.graph.opdef import OpDef, define_op
 from opweave.graph.tensor import Tensor, as_tensor, constant, shows_columns_of_blocks
+from opweave.warning import warn_of_f64
 
 __all__ = [
     "Array", "Number", "added", "as_axis", "as_fill", "as_flag", "as_ids", "as_integer", "as_mask", "as_number",
@@ -263,7 +264,19 @@ def promoted(op: str, *operands: Tensor) -> tuple[Tensor, ...]:
     common = operands[0].dtype
     for x in operands[1:]:
         common = promote(common, x.dtype)
+    if common is f64:
+        _warn_if_widened(operands)
     return tuple([cast(x, common) for x in operands])
+
+
+def _warn_if_widened(operands: tuple[Tensor, ...]) -> None:
+    """Warn where an array whose dtype nobody gave turns floats of other operands into f64."""
+    if all(x.dtype is f64 or not x.dtype.is_float for x in operands):
+        return
+    for x in operands:
+        leaf = x.memory.leaf
+        if x.dtype is f64 and leaf is not None and leaf.inferred:
+            warn_of_f64(x.memory.describe())
 
 
 def floats(op: str, *values: Any) -> tuple[Tensor, ...]:
@@ -298,6 +311,11 @@ def as_mask(op: str, mask: Any, shape: Shape, x: Tensor, max_bias: float) -> Ten
         if max_bias:
             raise DTypeError(f"{op}: max_bias multiplies a mask that holds minus the distances, not {m.describe()}")
         m = opdef.build("where", m, constant(0.0, x.dtype), constant(-np.inf, x.dtype))
+    elif not m.dtype.is_float and m.dtype.block == 1:
+        raise DTypeError(
+            f"{op}: the mask must be of bool (True takes part, False is hidden) or of a float type, which is added (0 "
+            f"keeps, -inf hides); it is {m.describe()}: mask.astype('bool') if it holds 1 and 0"
+        )
     try:
         return broadcast_to(added(op, "mask", m, x.dtype), shape)  # converted before it is repeated
     except ShapeError:

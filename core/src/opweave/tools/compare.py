@@ -20,6 +20,7 @@ from opweave.scheduler import Scheduler
 from opweave.scheduler.precision import check_compute_dtype, rebuilt, with_products_in
 from opweave.tools.distance import distance
 from opweave.tools.reproduce import write_script
+from opweave.tools.writable import check_writable
 
 if TYPE_CHECKING:
     from opweave.graph.dtypes import DTypeLike
@@ -140,10 +141,13 @@ def compare(
 
     Raises:
         SchedulerError, ShapeError, DTypeError, UnknownNameError: no such device, inputs that are missing or do not fit.
+        PathError: ``script`` cannot be written; raised before anything runs.
     """
     outputs = (target,) if isinstance(target, Tensor) else tuple(target)
     one, other = _device(first), _device(second)
     check_compute_dtype(compute_dtype)
+    if script is not None:
+        check_writable(script)
     bounds = {**ALLOWED, **allowed} if isinstance(allowed, Mapping) else ALLOWED
     if isinstance(allowed, (int, float)):
         bounds = dict.fromkeys(ALLOWED, float(allowed))

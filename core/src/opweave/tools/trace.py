@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from opweave.tools.writable import check_writable
 from opweave.tracing import TRACE, TraceEvent
 
 __all__ = ["Timeline", "trace"]
@@ -87,11 +88,10 @@ def trace(path: str | os.PathLike[str] | None = None, *, steps: bool = False) ->
         end of the block.
 
     Raises:
-        OSError: the file cannot be written; raised before the block runs.
+        PathError: the file cannot be written; raised before the block runs.
     """
     if path is not None:
-        with open(path, "a", encoding="utf-8"):
-            pass
+        check_writable(path)
     timeline = Timeline()
     before = TRACE.detailed
     TRACE.detailed = before or steps
