@@ -207,6 +207,14 @@ class SchedulerError(OpweaveError):
     """A scheduler, program or leaf was used in a way that is not possible."""
 
 
+def not_pickled(what: object) -> SchedulerError:
+    """The error for what is bound to memory and devices of this process, when it is pickled or copied."""
+    return SchedulerError(
+        f"{what!r} cannot be copied or pickled: it is bound to memory and devices of this process. Pickle its graph, "
+        "ow.Graph(outputs) or ow.Graph(outputs).to_bytes(), and build that where it is to run"
+    )
+
+
 class Cancelled(OpweaveError):
     """A run was ended early, by ``Scheduler.cancel`` or ``Stream.abort``."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, overload
 
 import numpy as np
 
 from opweave import registry
-from opweave.errors import SchedulerError, ShapeError
+from opweave.errors import SchedulerError, ShapeError, not_pickled
 from opweave.graph.arrays import host_array
 from opweave.graph.dtypes import as_dtype, f32
 from opweave.graph.foreign import host_view, is_foreign
@@ -18,7 +18,7 @@ from opweave.graph.layout import check_shape
 from opweave.graph.tensor import Tensor, constant, input
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.arguments import Where
-from opweave.scheduler.program import Outputs
+from opweave.scheduler.program import Array, Outputs, R_co
 from opweave.warning import warn_of_f64
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ TRACES_KEPT: Final = 64
 """A function keeps at most this many programs; beyond that it drops the least recently called one."""
 
 
-class Function:
+class Function(Generic[R_co]):
     """A compiled function. Made by `compile`. Called with arrays it returns arrays.
 
     The first call with new shapes and dtypes traces the Python function and builds a program. All programs share the
@@ -86,7 +86,10 @@ class Function:
     def __repr__(self) -> str:
         return f"<Function {self.__name__} on {', '.join(d.name for d in self.scheduler.devices)}>"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R_co:
         """Run with arrays and return arrays, in the form in which the function returns tensors.
 
         Lists and NumPy scalars are converted to arrays, arrays of other libraries are used by DLPack. Other arguments
@@ -100,7 +103,7 @@ class Function:
         program, feeds = self._prepare(args, kwargs)
         return program.run(feeds)
 
-    def program(self, *args: Any, **kwargs: Any) -> Program:
+    def program(self, *args: Any, **kwargs: Any) -> Program[R_co]:
         """The program that a call with these arguments runs; builds it if necessary."""
         return self._prepare(args, kwargs)[0]
 
@@ -116,7 +119,7 @@ class Function:
 
     # --- preparing --------------------------------------------------------------------------------------------------
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, dict[str, Any]]:
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program[R_co], dict[str, Any]]:
         if self._signature is None:
             return self._prepare_outputs(args, kwargs)
         bound = self._signature.bind(*args, **kwargs)
@@ -147,7 +150,7 @@ class Function:
                 self._programs.popitem(last=False)
         return program, {n: arrays[n] for n in program.inputs}
 
-    def _prepare_outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, dict[str, Any]]:
+    def _prepare_outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program[R_co], dict[str, Any]]:
         if len(args) > len(self._inputs):
             names = ", ".join(self._inputs)
             raise SchedulerError(f"{self!r} takes {len(self._inputs)} arrays ({names}), not {len(args)}")
@@ -201,11 +204,11 @@ def _as_array(value: Any) -> Any:
 
 def _outputs(result: Any, function: Function) -> Outputs:
     def check(value: Any) -> Tensor:
-        if isinstance(value, (int, float, np.ndarray)):
-            return constant(value)
-        if not isinstance(value, Tensor):
+        if isinstance(value, Tensor):
+            return value
+        if not isinstance(value, (int, float, np.ndarray, np.generic)) and not is_foreign(value):
             raise SchedulerError(f"{function!r} must return tensors, not {type(value).__name__}")
-        return value
+        return constant(value)
 
     if isinstance(result, Mapping):
         return {str(k): check(v) for k, v in result.items()}
@@ -214,6 +217,43 @@ def _outputs(result: Any, function: Function) -> Outputs:
     return check(result)
 
 
+class Decorator(Protocol):
+    """What `compile` returns where it is called without a function."""
+
+    @overload
+    def __call__(self, function: Callable[..., Tensor], /) -> Function[Array]: ...
+    @overload
+    def __call__(self, function: Callable[..., Mapping[str, Tensor]], /) -> Function[dict[str, Array]]: ...
+    @overload
+    def __call__(self, function: Callable[..., Sequence[Tensor]], /) -> Function[tuple[Array, ...]]: ...
+    @overload
+    def __call__(self, function: Callable[..., Any], /) -> Function: ...
+
+
+@overload
+def compile(
+    target: Tensor | Callable[..., Tensor],
+    *,
+    devices: Where | Sequence[Where] | Scheduler | None = ...,
+    max_shapes: Mapping[str, Sequence[int]] | None = ...,
+    compute_dtype: DTypeLike = ...,
+) -> Function[Array]: ...
+@overload
+def compile(
+    target: Mapping[str, Tensor] | Callable[..., Mapping[str, Tensor]],
+    *,
+    devices: Where | Sequence[Where] | Scheduler | None = ...,
+    max_shapes: Mapping[str, Sequence[int]] | None = ...,
+    compute_dtype: DTypeLike = ...,
+) -> Function[dict[str, Array]]: ...
+@overload
+def compile(
+    target: Sequence[Tensor] | Callable[..., Sequence[Tensor]],
+    *,
+    devices: Where | Sequence[Where] | Scheduler | None = ...,
+    max_shapes: Mapping[str, Sequence[int]] | None = ...,
+    compute_dtype: DTypeLike = ...,
+) -> Function[tuple[Array, ...]]: ...
 @overload
 def compile(
     target: Callable[..., Any] | Outputs,
@@ -228,7 +268,7 @@ def compile(
     devices: Where | Sequence[Where] | Scheduler | None = ...,
     max_shapes: Mapping[str, Sequence[int]] | None = ...,
     compute_dtype: DTypeLike = ...,
-) -> Callable[[Callable[..., Any]], Function]: ...
+) -> Decorator: ...
 def compile(
     target: Any = None,
     *,

@@ -54,6 +54,10 @@ class Weights(Mapping[str, Tensor]):
         self.metadata: Mapping[str, Any] = {}
         self.buffers: list[Buffer | MultiBuffer] = []
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # With values, in the memory of the host: buffers belong to this process.
+        return _restore_weights, (self._tensors, dict(self.metadata))
+
     def __getitem__(self, name: str) -> Tensor:
         try:
             return self._tensors[name]
@@ -75,6 +79,12 @@ class Weights(Mapping[str, Tensor]):
 
     def __repr__(self) -> str:
         return f"<Weights: {len(self)} tensors, {self.nbytes:,} bytes>"
+
+
+def _restore_weights(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> Weights:
+    group = Weights(tensors)
+    group.metadata = metadata
+    return group
 
 
 def weights(

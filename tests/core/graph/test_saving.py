@@ -313,3 +313,43 @@ def test_dot_has_nodes_edges_and_nested_clusters():
     assert '"cluster a/b \\"c\\" \\\\"' in tokens
     assert '"input in\\"put\\nf32[3]"' in tokens
     assert '"exp semi;colon\\nf32[3]"' in tokens
+
+
+# --- what does not pickle, and mappings of weights --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["program", "scheduler", "function"])
+def test_what_belongs_to_this_process_says_what_to_pickle_instead(what):
+    x = ow.input("x", (3,))
+    with ow.Scheduler("host") as scheduler:
+        found = {
+            "program": scheduler.build(ow.neg(x)),
+            "scheduler": scheduler,
+            "function": ow.compile(ow.neg(x), devices=scheduler),
+        }[what]
+        for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(ow.SchedulerError, match=rf"(?i){what}.*Graph\(outputs\).to_bytes\(\)"):
+                attempt(found)
+
+
+@pytest.mark.parametrize("device", [None, "host", "cpu"])
+def test_weights_pickle_with_their_values(device):
+    rng = np.random.default_rng(0)
+    arrays = {"a": rng.standard_normal((4, 32), np.float32), "b": rng.integers(0, 9, 5).astype(np.int16)}
+    weights = ow.weights({**arrays, "q": ow.quantize(arrays["a"], "q8_0")}, device=device)
+    weights.metadata = {"made by": "a test"}
+    back, node = pickle.loads(pickle.dumps((weights, ow.linear(ow.input("x", (1, 32)), weights["q"]))))
+    assert list(back) == list(weights)
+    assert back.metadata == weights.metadata
+    assert node.srcs[1] is back["q"], "what is pickled together shares its leaves"
+    for name in weights:
+        assert back[name] is not weights[name]
+        assert (back[name].name, back[name].dtype, back[name].shape) == (name, weights[name].dtype, weights[name].shape)
+        np.testing.assert_array_equal(ow.read(back[name]), ow.read(weights[name]))
+
+
+def test_weights_without_bytes_pickle_as_such():
+    back = pickle.loads(pickle.dumps(ow.weights({"w": ow.Spec((4, 32), ow.as_dtype("q8_0"))})))
+    assert (back["w"].shape, back["w"].dtype.name) == ((4, 32), "q8_0")
+    with pytest.raises(ow.SchedulerError):
+        ow.read(back["w"])

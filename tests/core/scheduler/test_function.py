@@ -82,3 +82,21 @@ def test_explain_and_program_of_a_call():
     f.close()
     with pytest.raises(ow.LifetimeError):
         f(np.ones(2, F))
+
+
+@pytest.mark.parametrize("kind", ["numpy", "scalar", "tensor", "parameter"])
+def test_constants_of_other_libraries_may_be_returned_as_arrays_are(kind):
+    torch = pytest.importorskip("torch")
+    values = np.arange(3, dtype=F)
+    constant = {
+        "numpy": values,
+        "scalar": F(7),
+        "tensor": torch.from_numpy(values),
+        "parameter": torch.nn.Parameter(torch.from_numpy(values)),
+    }[kind]
+    result = ow.compile(lambda x: {"x": x + 1.0, "c": constant}, devices="host")(values)
+    np.testing.assert_array_equal(result["c"], F(7) if kind == "scalar" else values)
+    np.testing.assert_array_equal(result["x"], values + 1)
+    assert result["c"].dtype == F
+    with pytest.raises(ow.SchedulerError, match="must return tensors, not str"):
+        ow.compile(lambda x: "text", devices="host")(values)

@@ -82,7 +82,7 @@ def test_what_was_recorded_is_written_also_when_the_block_fails(tmp_path):
 def test_a_file_that_cannot_be_written_is_said_before_anything_runs(tmp_path):
     ran = []
     with (
-        pytest.raises(ow.PathError, match="no folder .*nowhere; make it first"),
+        pytest.raises(ow.PathError, match=r"no folder .*nowhere; make it first"),
         ow.trace(tmp_path / "nowhere" / "t.json"),
     ):
         ran.append(1)

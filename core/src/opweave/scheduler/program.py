@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
 from opweave.contract.buffer import Buffer
 from opweave.contract.space import CHANGES
 from opweave.contract.step import Call
-from opweave.errors import Cancelled, SchedulerError, UnknownNameError
+from opweave.errors import Cancelled, SchedulerError, UnknownNameError, not_pickled
 from opweave.graph.tensor import Tensor
 from opweave.leaves import read_leaf, write_state
 from opweave.scheduler.allocate import MemoryUse
@@ -34,10 +34,17 @@ if TYPE_CHECKING:
     from opweave.scheduler.report import Explanation
     from opweave.scheduler.run_list import RunList
 
-__all__ = ["MemoryMap", "Outputs", "PlannedGraph", "Program", "Region"]
+__all__ = ["Array", "MemoryMap", "Outputs", "PlannedGraph", "Program", "Region"]
 
 Array = np.ndarray[Any, Any]
 Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    # What a run returns. ``Program`` alone, in annotations, is one of which that is not known.
+    R_co = TypeVarWithDefault("R_co", covariant=True, default=Any)
+else:
+    R_co = TypeVar("R_co", covariant=True)
 
 
 class Region(NamedTuple):
@@ -62,7 +69,7 @@ class MemoryMap(NamedTuple):
     groups: list[list[list[int]]]
 
 
-class Program:
+class Program(Generic[R_co]):
     """A compiled graph. Made by `Scheduler.build`; does not change. Thread-safe.
 
     Attributes:
@@ -98,9 +105,12 @@ class Program:
     def __repr__(self) -> str:
         return repr(self._state)
 
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self)
+
     # --- running ----------------------------------------------------------------------------------------------------
 
-    def run(self, feeds: Mapping[Any, Any] | None = None, /, **named: Any) -> Any:
+    def run(self, feeds: Mapping[Any, Any] | None = None, /, **named: Any) -> R_co:
         """Run once.
 
         Args:
@@ -117,9 +127,9 @@ class Program:
             Cancelled: `Scheduler.cancel` was called meanwhile.
             LifetimeError: the program or its scheduler was closed.
         """
-        return self._executor.run(self._state, feeds, named)
+        return self._executor.run(self._state, feeds, named)  # type: ignore[no-any-return]
 
-    def submit(self, feeds: Mapping[Any, Any] | None = None, /, **named: Any) -> Future[Any]:
+    def submit(self, feeds: Mapping[Any, Any] | None = None, /, **named: Any) -> Future[R_co]:
         """Run once, beside the caller; runs end in the order in which they were submitted.
 
         Fed arrays may be overwritten when this returns, except those of inputs that were made with ``borrowed=True``.

@@ -9,14 +9,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, overload
 
 from opweave import registry
 from opweave.contract.device import Device
 from opweave.contract.memory import BufferType
 from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
-from opweave.errors import AllocationError, SchedulerError
+from opweave.errors import AllocationError, SchedulerError, not_pickled
 from opweave.graph.graph import Graph
 from opweave.graph.leaf import Placement
 from opweave.graph.tensor import Tensor
@@ -34,7 +34,7 @@ from opweave.scheduler.executor import Executor
 from opweave.scheduler.fuse import Groups, fuse
 from opweave.scheduler.lower import lower
 from opweave.scheduler.partition import partition
-from opweave.scheduler.program import Outputs, PlannedGraph, Program
+from opweave.scheduler.program import Array, Outputs, PlannedGraph, Program
 from opweave.scheduler.runs import ProgramState
 from opweave.scheduler.splits import Partition
 from opweave.scheduler.target import Target, check_buffer_type
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from opweave.scheduler.lower import Show
 
 __all__ = ["Scheduler", "Stats"]
+
+Pins = Mapping[Tensor, Where] | None
 
 PROGRAMS_KEPT: Final = 64
 """How many programs a scheduler remembers, so that building the same outputs again costs nothing."""
@@ -135,6 +137,9 @@ class Scheduler:
     def __repr__(self) -> str:
         return f"<Scheduler over {', '.join(target.name for target in self._targets)}>"
 
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self)
+
     def __enter__(self) -> Scheduler:
         return self
 
@@ -179,12 +184,19 @@ class Scheduler:
             if device is not None:
                 self._pins.update(self._resolve_pins({tensor: device}))
 
+    @overload
+    def build(self, outputs: Tensor, pins: Pins = ..., placements: Iterable[Placement] = ...) -> Program[Array]: ...
+    @overload
     def build(
-        self,
-        outputs: Outputs,
-        pins: Mapping[Tensor, Where] | None = None,
-        placements: Iterable[Placement] = (),
-    ) -> Program:
+        self, outputs: Mapping[str, Tensor], pins: Pins = ..., placements: Iterable[Placement] = ...
+    ) -> Program[dict[str, Array]]: ...
+    @overload
+    def build(
+        self, outputs: Sequence[Tensor], pins: Pins = ..., placements: Iterable[Placement] = ...
+    ) -> Program[tuple[Array, ...]]: ...
+    @overload
+    def build(self, outputs: Outputs, pins: Pins = ..., placements: Iterable[Placement] = ...) -> Program: ...
+    def build(self, outputs: Outputs, pins: Pins = None, placements: Iterable[Placement] = ()) -> Program[Any]:
         """A program that computes ``outputs``: a tensor, a sequence or a mapping of tensors.
 
         Asking for the same outputs again gives the same program, unless leaves were placed elsewhere meanwhile or their
@@ -245,7 +257,7 @@ class Scheduler:
         with self._executor.lock:
             return self._compile(partition(parts.graph, assignment, parts.placed), program._state.form, {})
 
-    def partition(self, outputs: Outputs, pins: Mapping[Tensor, Where] | None = None) -> PlannedGraph:
+    def partition(self, outputs: Outputs, pins: Pins = None) -> PlannedGraph:
         """Place and cut without taking memory; leaves need no bytes."""
         with self._executor.lock:
             self._executor.check_open()
