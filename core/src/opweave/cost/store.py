@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from opweave.cost.measure import Progress
 
-__all__ = ["FOLDER", "cache", "cache_folder", "profile"]
+__all__ = ["FOLDER", "cache", "cache_folder", "known_profile", "profile"]
 
 FORMAT: Final = 1
 """Version of the file format; devices whose file has another one are measured anew."""
@@ -53,21 +53,28 @@ def profile(device: Device | str, *, refresh: bool = False, progress: Progress |
     if declared is not None:
         return declared()  # type: ignore[no-any-return]
     with _MEASURING:
-        known = None if refresh else _KNOWN.get(found)
+        known = None if refresh else known_profile(found)
         if known is None:
-            key, kept = _key(found), cache()
-            name = f"{_digest(key)}.json"
-            known = None if refresh else _read(kept.load(name), key)
-            if known is None:
-                import json
+            import json
 
-                from opweave.cost.measure import measure
+            from opweave.cost.measure import measure
 
-                known = measure(found, progress)
-                # If the file cannot be written, the next process measures again.
-                kept.store(name, json.dumps({"key": key, "profile": known.to_json()}).encode())
+            known, key = measure(found, progress), _key(found)
+            # If the file cannot be written, the next process measures again.
+            cache().store(_file_name(key), json.dumps({"key": key, "profile": known.to_json()}).encode())
             _KNOWN[found] = known
         return known
+
+
+def known_profile(device: Device) -> Profile | None:
+    """The profile of a device if it was measured before, in this process or another one."""
+    known = _KNOWN.get(device)
+    if known is None:
+        key = _key(device)
+        known = _read(cache().load(_file_name(key)), key)
+        if known is not None:
+            _KNOWN[device] = known
+    return known
 
 
 def cache() -> FileCache:
@@ -100,12 +107,12 @@ def _key(device: Device) -> dict[str, Any]:
     }
 
 
-def _digest(key: dict[str, Any]) -> str:
+def _file_name(key: dict[str, Any]) -> str:
     import json
     from hashlib import sha256
 
     name = "".join(c if c.isalnum() else "-" for c in key["device"])
-    return f"{name}-{sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
+    return f"{name}-{sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}.json"
 
 
 def _read(stored: bytes | None, key: dict[str, Any]) -> Profile | None:

@@ -92,6 +92,7 @@ def page(explanation: Explanation) -> str:
         "page.html.j2",
         summary=explanation.text.partition("\n")[0],
         predicted=explanation.predicted,
+        remarks=explanation.remarks,
         devices=devices,
         colours=colours,
         counts=counts,

@@ -78,6 +78,7 @@ class Explanation:
         memory: device -> bytes (`MemoryUse`); empty for what was planned without memory.
         curves: memory over the run, by device.
         splits: for every split its device and what its plan says about itself.
+        remarks: what could be done better, each a sentence.
         predicted: what a run is predicted to take, where it was placed by cost or somebody asked.
     """
 
@@ -88,6 +89,7 @@ class Explanation:
     curves: list[MemoryCurve]
     splits: list[tuple[str, list[str]]]
     predicted: Prediction | None
+    remarks: list[str]
 
     def __str__(self) -> str:
         return self.text
@@ -277,6 +279,11 @@ def explain(
             f"memory on {name}: {human_bytes(use.temporaries)} temporaries, {human_bytes(use.weights)} weights, "
             f"{human_bytes(use.states)} states"
         )
+    from opweave.scheduler.remarks import remarks as remarks_on  # most programs have none
+
+    whole = remarks_on(partition)
+    if whole:
+        lines += ["remarks:", *(f"    {remark}" for remark in whole)]
     copied = {copy.cause for copy in partition.copies}
     meanings = [f"[{cause}] {CAUSES[cause]}" for cause in CAUSES if cause in used]
     meanings += [f"({cause}) {COPY_CAUSES[cause]}" for cause in COPY_CAUSES if cause in copied]
@@ -291,6 +298,7 @@ def explain(
         curves=memory_curves(partition, memory),
         splits=[(split.target.name, list(remarks.get(split.index, ()))) for split in partition.splits],
         predicted=predicted,
+        remarks=whole,
     )
 
 

@@ -125,10 +125,10 @@ class _Measuring:
         self.parts: Final[list[_Part]] = []
         self._heard: Final[list[TraceEvent]] = []
         with ExitStack() as stack:
-            # While it listens: devices that can time their kernels do so on streams that are opened meanwhile.
+            # On streams that are opened while it listens, devices that can time their kernels do so.
             stack.enter_context(TRACE.listen(self._hear))
             targets = program.partition.assignment.targets
-            streams = [stack.enter_context(_open(target)) for target in targets]
+            streams = [stack.enter_context(stream) for stream in _opened(targets)]
             memory: dict[Device | str, BufferType] = {target.device: target.buffer_type for target in targets}
             scheduler = stack.enter_context(Scheduler(streams, buffer_types=memory))
             self.program: Final = scheduler.rebuild(program)
@@ -273,6 +273,14 @@ class _Measuring:
                 if item.out.storage in internal:
                     total -= nbytes(item.out.shape, item.out.dtype)
         return max(total, 0), flops, peak
+
+
+def _opened(targets: Sequence[Target]) -> list[Stream]:
+    before, TRACE.detailed = TRACE.detailed, True
+    try:
+        return [_open(target) for target in targets]
+    finally:
+        TRACE.detailed = before
 
 
 def _open(target: Target) -> Stream:

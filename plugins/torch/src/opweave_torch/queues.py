@@ -11,6 +11,7 @@ from torch import Tensor
 
 from opweave.contract import Buffer, Call, Group
 from opweave.errors import DeviceLostError
+from opweave.tracing import TRACE
 from opweave_torch.capture import CapturedPlan
 from opweave_torch.fusing import FusingStream
 from opweave_torch.memory import byte_tensor
@@ -30,7 +31,7 @@ class QueueStream(TorchStream):
     """A queue of torch's: ``torch.cuda.Stream``, ``torch.xpu.Stream``, ...
 
     Plans of several steps are captured as a CUDA graph when they run for the second time, where the device has such
-    and ``graphs`` was not switched off.
+    and ``graphs`` was not switched off. (Not on streams that are opened while somebody traces every step.)
 
     Attributes:
         queue: torch's.
@@ -43,13 +44,14 @@ class QueueStream(TorchStream):
         self.target = device.target
         self.queue = self.api.Stream() if device.target.type == "cpu" else self.api.Stream(device.target)
         self.pool: Any = None
+        self._captures = device.target.type == "cuda" and options.graphs and not (TRACE.listening and TRACE.detailed)
 
     # --- running ----------------------------------------------------------------------------------------------------
 
     def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
         with self.api.stream(self.queue):  # constants that kernels put on the device are made in order
             calls = super()._compile(groups)
-        if self.target.type == "cuda" and self.options.graphs and len(calls) > 1:
+        if self._captures and len(calls) > 1:
             return [CapturedPlan(self, calls, [group.steps[-1] for group in groups])]
         return calls
 
