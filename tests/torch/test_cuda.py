@@ -101,6 +101,15 @@ def test_without_graphs_there_is_a_call_for_each_step(card):
         assert "graph" not in scheduler.build(h).explain()
 
 
+def test_a_profile_has_a_row_for_each_step_of_a_captured_plan(card):
+    _, h = chain(3)
+    with ow.Scheduler(card) as scheduler:
+        program = scheduler.build(h)
+        profile = ow.profile_run(program, x=np.ones(256, np.float32), runs=2, limits=False)
+        assert [row.ops for row in profile.rows if row.kind == "step"] == [("add",), ("tanh",)] * 3
+        assert "runs as a CUDA graph" in program.explain(), "the program itself is measured as it is"
+
+
 def test_states_written_by_captured_plans(card):
     state, x = ow.state("sum", 4, device=card), ow.input("x", 4)
     with ow.Scheduler([card, ow.device("host")]) as scheduler:
