@@ -108,7 +108,8 @@ def allocate(
         kind = target.buffer_type
         plan = plan_chunks(blocks, kind.alignment, capacities[target.index], kind.max_size, tight=tight)
         result.arenas.append(plan)
-        result.nbytes[target.index] = _bytes_up_to_last(blocks, plan, kind.alignment)
+        fresh = not capacities[target.index]
+        result.nbytes[target.index] = plan.nbytes if fresh else _bytes_up_to_last(blocks, plan, kind.alignment)
         for storage, chunk, offset in zip(storages, plan.chunks, plan.offsets, strict=False):
             chunk_of[storage] = chunk
             offset_of[storage] = offset

@@ -6,7 +6,6 @@ have to cross somewhere in between; `fewer_bytes` finds where that costs least.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from heapq import heappop, heappush
 from math import inf
@@ -21,6 +20,7 @@ __all__ = ["fewer_bytes"]
 
 def fewer_bytes(
     nodes: Sequence[Tensor],
+    readers: Mapping[Tensor, Sequence[Tensor]],
     able: Capabilities,
     target_of: Mapping[Tensor, int],
     decided: Set[Tensor],
@@ -32,6 +32,7 @@ def fewer_bytes(
 
     Args:
         nodes: all computed nodes in order.
+        readers: the nodes that read each value, in order, once for each time that they read it.
         target_of: their targets so far; a node without one can be made anywhere.
         decided: the nodes whose device was decided on their own account.
         movable: the targets that a node may move to, none for one that stays.
@@ -39,7 +40,7 @@ def fewer_bytes(
     reach = [[a.device.reaches(b.space) for b in able.targets] for a in able.targets]  # [reader][where the value lies]
     if all(map(all, reach)):
         return {}
-    boundaries = _Boundaries(nodes, able, target_of, decided, movable, reach)
+    boundaries = _Boundaries(nodes, readers, able, target_of, decided, movable, reach)
     region: dict[Tensor, set[int]] = {}
     for start in boundaries.crossing():
         if start not in boundaries.seen:
@@ -53,6 +54,7 @@ class _Boundaries:
     def __init__(
         self,
         nodes: Sequence[Tensor],
+        readers: Mapping[Tensor, Sequence[Tensor]],
         able: Capabilities,
         target_of: Mapping[Tensor, int],
         decided: Set[Tensor],
@@ -60,12 +62,12 @@ class _Boundaries:
         reach: Sequence[Sequence[bool]],
     ) -> None:
         self.nodes: Final = nodes
+        self.readers: Final = readers
         self.able: Final = able
         self.target_of: Final = target_of
         self.decided: Final = decided
         self.movable: Final = movable
         self.reach: Final = reach
-        self.readers: defaultdict[Tensor, list[Tensor]] = defaultdict(list)
         self._wanted: dict[Tensor, dict[int, tuple[int, int]]] = {}
         self._fixed_nodes: dict[Tensor, bool] = {}
         self.brought: set[Tensor] = set()  # values that cross
@@ -97,11 +99,6 @@ class _Boundaries:
                     and movable(node)
                 ):
                     found[node] = None
-        if found:
-            readers = self.readers
-            for node in self.nodes:
-                for source in node.srcs:
-                    readers[source if source.base is None else source.base].append(node)
         return found
 
     def wanted(self, value: Tensor) -> dict[int, tuple[int, int]]:
@@ -261,8 +258,8 @@ class _Region:
         """The nodes of the region that move, and where to."""
         from opweave.cost.optimize import Problem, solve  # most graphs cross nowhere
 
-        for node in nodes:
-            if node in self.values and node in self.target_of:
+        for node in [node for node in nodes if node in self.values]:
+            if node in self.target_of:
                 self._add(node)
         self._add_readers()
         tables = {size: self._moves(size) for size in set(self.sizes)}

@@ -21,36 +21,35 @@ class PlacedMemory:
 
     Args:
         able: what the devices say of nodes.
-        nodes: all computed nodes in order.
+        leaves: of the graph.
+        readers: leaf -> the nodes that read it or views of it, in order, perhaps several times.
         op_offload: a device may bring weights from host memory for operations that it runs much faster.
 
     Attributes:
         weights: node -> the placed weights that it reads, the largest first; only nodes that read some.
     """
 
-    def __init__(self, able: Capabilities, nodes: Sequence[Tensor], op_offload: bool) -> None:
+    def __init__(
+        self,
+        able: Capabilities,
+        leaves: Sequence[Tensor],
+        readers: Mapping[Tensor, Sequence[Tensor]],
+        op_offload: bool,
+    ) -> None:
         self._able: Final = able
         self._op_offload: Final = op_offload
         self.weights: Final[dict[Tensor, list[Tensor]]] = {}
-        self._readers: Final[dict[Tensor, list[Tensor]]] = {}  # placed weight -> the nodes that read it
+        # placed weight -> the nodes that read it
+        self._readers: Final = {t: list(dict.fromkeys(readers.get(t, ()))) for t in leaves if _is_placed_weight(t)}
         self._small: Final[dict[Tensor, bool]] = {}
         self._near: Final[dict[object, list[Target]]] = {}
-        for node in nodes:
-            found: list[Tensor] = []
-            for source in node.srcs:
-                root = source if source.base is None else source.base
-                if root.leaf is not None and root not in found:
-                    readers = self._readers.get(root)
-                    if readers is None:
-                        if not _is_placed_weight(root):
-                            continue
-                        readers = self._readers[root] = []
-                    readers.append(node)
-                    found.append(root)
-            if found:
-                if len(found) > 1:
-                    found.sort(key=lambda weight: -weight.nbytes)
-                self.weights[node] = found
+        for weight, nodes in self._readers.items():
+            for node in nodes:
+                self.weights.setdefault(node, []).append(weight)
+        for node, weights in self.weights.items():
+            if len(weights) > 1:
+                roots = [source.root for source in node.srcs]
+                weights.sort(key=lambda weight: (-weight.nbytes, roots.index(weight)))
 
     def decide(self, node: Tensor, storage: Placement | Location | None) -> tuple[int, str] | None:
         """Target and cause, where placed memory decides: that of the result (``storage``), or of a weight."""
