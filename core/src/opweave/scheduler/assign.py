@@ -168,8 +168,11 @@ class _Assigning:
         from opweave.scheduler.placed import PlacedMemory  # importing opweave must not pay for it
 
         memory = self.memory = PlacedMemory(self.able, self.leaves, self.readers, op_offload)
-        target_of, causes, weights = self.target_of, self.causes, memory.weights
+        target_of, causes = self.target_of, self.causes
+        concerned = {*memory.weights, *pins, *placed}
         for node in self.nodes:
+            if node not in concerned and node.state is None:
+                continue
             pinned = pins.get(node)
             if pinned is not None:
                 target = self.targets[pinned]
@@ -179,8 +182,6 @@ class _Assigning:
                 continue
             leaf = None if node.state is None else node.state.leaf
             storage = placed.get(node) if leaf is None else leaf.placement
-            if storage is None and node not in weights:
-                continue
             found = memory.decide(node, storage)
             if found is not None:
                 target_of[node], causes[node] = found
@@ -263,7 +264,9 @@ class _Assigning:
 
         causes, memory = self.causes, self.memory
         computing = [target.index for target in self.able.computing]
-        offloading = {self.target_of[node] for node, cause in causes.items() if cause == "offload"}
+        offloading: set[int] = set()
+        if "offload" in causes.values():
+            offloading = {self.target_of[node] for node, cause in causes.items() if cause == "offload"}
 
         def movable(node: Tensor) -> Sequence[int]:
             cause = causes.get(node)
