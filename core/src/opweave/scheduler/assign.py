@@ -5,7 +5,7 @@
 2. Grow: open nodes take the device of their neighbours in the order, first of the devices that are not the last.
 3. Choose: what is still open goes where most of the bytes that it reads already are; ties and free choices by priority.
 4. Boundaries: between what was decided, values cross where that moves the fewest bytes (`fewer_bytes`).
-5. What needs nothing goes to its reader; a node moves up to a device that shares its memory and wants it.
+5. Nodes without sources go to their reader; a node moves up to a device that shares its memory and wants it.
 6. Views follow their root, open leaves their reader.
 
 A device that only runs the references (`Kind.HOST`) computes what no other one can: it neither grows nor is chosen
