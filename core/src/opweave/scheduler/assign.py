@@ -4,7 +4,7 @@
    no device there runs them, or a device brings the weights from host memory for them (offload).
 2. Grow: open nodes take the device of their neighbours in the order, first of the devices that are not the last.
 3. Choose: what is still open goes where most of the bytes that it reads already are; ties and free choices by priority.
-4. Boundaries: between what was decided, values cross where that moves the fewest bytes (`fewer_bytes`).
+4. Boundaries: between what was decided, values cross where that moves the fewest bytes (`Boundaries`).
 5. Nodes without sources go to their reader; a node moves up to a device that shares its memory and wants it.
 6. Views follow their root, open leaves their reader.
 
@@ -260,7 +260,7 @@ class _Assigning:
 
     def cross_boundaries(self) -> None:
         """Nodes between decided ones on several devices move to where the fewest bytes cross."""
-        from opweave.scheduler.boundaries import fewer_bytes  # programs of one device need none
+        from opweave.scheduler.boundaries import Boundaries  # programs of one device need none
 
         causes, memory = self.causes, self.memory
         computing = [target.index for target in self.able.computing]
@@ -274,7 +274,8 @@ class _Assigning:
                 return computing
             return memory.movable(node, offloading) if cause == "weights" and memory is not None else ()
 
-        for node, at in fewer_bytes(self.nodes, self.readers, self.able, self.target_of, self.decided, movable).items():
+        boundaries = Boundaries(self.nodes, self.readers, self.able, self.target_of, self.decided, movable)
+        for node, at in boundaries.fewer_bytes().items():
             self.target_of[node], causes[node] = at, "fewest-bytes"
 
     def join_readers(self) -> None:
