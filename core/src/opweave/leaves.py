@@ -14,6 +14,7 @@ import numpy as np
 from opweave import registry
 from opweave.contract.buffer import Buffer
 from opweave.contract.device import Device
+from opweave.contract.memory import BufferType
 from opweave.contract.multibuffer import MultiBuffer
 from opweave.contract.space import CHANGES, Usage
 from opweave.contract.step import Arg
@@ -247,8 +248,10 @@ def _import(
     locations: dict[Tensor, Location],
 ) -> None:
     """Use arrays in place, as far as the device can import them."""
+    kind = device.default_buffer_type
+    pads = type(kind).alloc_size is not BufferType.alloc_size
     for tensor, array in zip(tensors, arrays, strict=True):
-        if device.default_buffer_type.alloc_size(tensor) > array.nbytes:
+        if pads and kind.alloc_size(tensor) > array.nbytes:
             continue  # kernels may read the padding
         try:
             buffer = device.import_host(array)

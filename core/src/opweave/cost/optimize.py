@@ -69,8 +69,9 @@ def solve(problem: Problem) -> Solution:
     if not problem.own:
         return Solution([], 0.0, 0)
     solver = _Solver(problem)
-    results = [solver.refine(start) for start in (solver.towards_sinks(), solver.out_of_sources())]
-    best = min(results, key=problem.seconds)
+    starts = [solver.towards_sinks(), solver.out_of_sources()]
+    results = [solver.refine(start) for start in (starts if starts[0] != starts[1] else starts[:1])]
+    best = min(results, key=problem.seconds) if len(results) > 1 else results[0]
     return Solution(best, problem.seconds(best), solver.steps)
 
 

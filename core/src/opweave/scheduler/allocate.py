@@ -99,7 +99,7 @@ def allocate(
         if not storages and not scratch:
             result.arenas.append(None)
             continue
-        # What other queues touch has its memory to itself all the time, in every slot.
+        # What several queues touch shares its memory with nothing, in every slot.
         apart = [s for s in storages if s in shared] if shared else []
         storages = [s for s in storages if s not in shared] if shared else storages
         blocks = [tuple.__new__(Block, (sizes[s], births[s], last[s])) for s in storages]
@@ -108,7 +108,8 @@ def allocate(
         kind = target.buffer_type
         plan = plan_chunks(blocks, kind.alignment, capacities[target.index], kind.max_size, tight=tight)
         result.arenas.append(plan)
-        result.nbytes[target.index] = _bytes_up_to_last(blocks, plan, kind.alignment)
+        fresh = not capacities[target.index]
+        result.nbytes[target.index] = plan.nbytes if fresh else _bytes_up_to_last(blocks, plan, kind.alignment)
         for storage, chunk, offset in zip(storages, plan.chunks, plan.offsets, strict=False):
             chunk_of[storage] = chunk
             offset_of[storage] = offset
@@ -134,7 +135,7 @@ def _members(partition: Partition, groups: Groups, live: Lifetimes) -> tuple[lis
     members: list[list[int]] = [[] for _ in partition.assignment.targets]
     for storage, owner in enumerate(alias):
         if owner != storage:
-            # What takes over memory begins when that value ends.
+            # The owner's memory is in use until the last value that took it over ends.
             last[owner] = max(last[owner], death[storage])
         elif arenas[storage] >= 0 and birth[storage] >= 0 and storage not in internal:
             members[arenas[storage]].append(storage)

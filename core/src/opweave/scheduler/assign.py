@@ -4,8 +4,8 @@
    no device there runs them, or a device brings the weights from host memory for them (offload).
 2. Grow: open nodes take the device of their neighbours in the order, first of the devices that are not the last.
 3. Choose: what is still open goes where most of the bytes that it reads already are; ties and free choices by priority.
-4. Boundaries: between what was decided, values cross where that moves the fewest bytes (`fewer_bytes`).
-5. What needs nothing goes to its reader; a node moves up to a device that shares its memory and wants it.
+4. Boundaries: between what was decided, values cross where that moves the fewest bytes (`Boundaries`).
+5. Nodes without sources go to their reader; a node moves up to a device that shares its memory and wants it.
 6. Views follow their root, open leaves their reader.
 
 A device that only runs the references (`Kind.HOST`) computes what no other one can: it neither grows nor is chosen
@@ -15,8 +15,10 @@ other device reaches, and makes what only it reads.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -98,7 +100,7 @@ def assign(
     """
     nodes = [t for t in graph.nodes if t.base is None]
     able = Capabilities(targets, graph.leaves, nodes)
-    assigning = _Assigning(able, nodes)
+    assigning = _Assigning(able, graph.leaves, nodes)
     target_of, causes = assigning.target_of, assigning.causes
     if pins or placed or any(_has_place(t.leaf) for t in graph.leaves if t.leaf is not None):
         assigning.decide_beforehand(pins, placed, op_offload)
@@ -115,8 +117,8 @@ def assign(
         if tensor.base is not None and tensor.base.op is not None:
             target_of[tensor] = target_of[tensor.base]
             causes[tensor] = "view"
-    _place_leaves(graph.leaves, nodes, targets, target_of, causes)
-    return Assignment(assigning.able, target_of, causes, fetched)
+    assigning.place_leaves()
+    return Assignment(able, target_of, causes, fetched)
 
 
 def _has_place(leaf: Leaf) -> bool:
@@ -137,15 +139,25 @@ def target_at(targets: Sequence[Target], placement: Placement | Location) -> int
 class _Assigning:
     """The passes over the computed nodes of a graph; each one decides for nodes that are still open."""
 
-    def __init__(self, able: Capabilities, nodes: Sequence[Tensor]) -> None:
+    def __init__(self, able: Capabilities, leaves: Sequence[Tensor], nodes: Sequence[Tensor]) -> None:
         self.able: Final = able
         self.targets: Final = able.targets
+        self.leaves: Final = leaves
         self.nodes: Final = nodes
         self.target_of: dict[Tensor, int] = {}
         self.causes: dict[Tensor, str] = {}
         self.memory: PlacedMemory | None = None  # set by `decide_beforehand`
         self.decided: Set[Tensor] = frozenset()  # the nodes that it has decided
         self.made: list[Tensor] = []  # nodes without sources, which can be made wherever they are wanted
+
+    @cached_property
+    def readers(self) -> Mapping[Tensor, Sequence[Tensor]]:
+        """The nodes that read each value or a view of it, in order, once for each time that they read it."""
+        readers: defaultdict[Tensor, list[Tensor]] = defaultdict(list)
+        for node in self.nodes:
+            for source in node.srcs:
+                readers[source if source.base is None else source.base].append(node)
+        return dict(readers)
 
     # --- decided beforehand -----------------------------------------------------------------------------------------
 
@@ -155,9 +167,12 @@ class _Assigning:
         """Pins, nodes that write placed memory, nodes that read placed weights."""
         from opweave.scheduler.placed import PlacedMemory  # importing opweave must not pay for it
 
-        memory = self.memory = PlacedMemory(self.able, self.nodes, op_offload)
-        target_of, causes, weights = self.target_of, self.causes, memory.weights
+        memory = self.memory = PlacedMemory(self.able, self.leaves, self.readers, op_offload)
+        target_of, causes = self.target_of, self.causes
+        concerned = {*memory.weights, *pins, *placed}
         for node in self.nodes:
+            if node not in concerned and node.state is None:
+                continue
             pinned = pins.get(node)
             if pinned is not None:
                 target = self.targets[pinned]
@@ -167,8 +182,6 @@ class _Assigning:
                 continue
             leaf = None if node.state is None else node.state.leaf
             storage = placed.get(node) if leaf is None else leaf.placement
-            if storage is None and node not in weights:
-                continue
             found = memory.decide(node, storage)
             if found is not None:
                 target_of[node], causes[node] = found
@@ -182,7 +195,8 @@ class _Assigning:
         last = frozenset([len(self.targets) - 1])
         for skipped in (references | last, references):
             for order, cause in ((1, "expand-down"), (-1, "expand-up")):
-                self._sweep(self.nodes[::order], cause, skipped)
+                if len(self.target_of) < len(self.nodes):
+                    self._sweep(self.nodes[::order], cause, skipped)
 
     def _sweep(self, nodes: Sequence[Tensor], cause: str, skipped: Set[int]) -> None:
         targets, target_of, causes = self.targets, self.target_of, self.causes
@@ -202,9 +216,11 @@ class _Assigning:
         target_of, causes, able = self.target_of, self.causes, self.able
         nodes = [node for node in self.nodes if node not in target_of] if target_of else self.nodes
         if len(self.targets) == 1:
-            for node in nodes:
-                if not able.supports(self.targets[0], node):
-                    raise able.refusal(node, f"no device runs {node.describe()}")
+            only = self.targets[0]
+            known = {signature: only.support(signature) for signature in set(map(able.signature, nodes))}
+            if any(support.reason is not None for support in known.values()):
+                refused = next(node for node in nodes if not able.supports(only, node))
+                raise able.refusal(refused, f"no device runs {refused.describe()}")
             target_of.update(dict.fromkeys(nodes, 0))
             causes.update(dict.fromkeys(nodes, "priority"))
             return
@@ -244,11 +260,13 @@ class _Assigning:
 
     def cross_boundaries(self) -> None:
         """Nodes between decided ones on several devices move to where the fewest bytes cross."""
-        from opweave.scheduler.boundaries import fewer_bytes  # programs of one device need none
+        from opweave.scheduler.boundaries import Boundaries  # programs of one device need none
 
         causes, memory = self.causes, self.memory
         computing = [target.index for target in self.able.computing]
-        offloading = {self.target_of[node] for node, cause in causes.items() if cause == "offload"}
+        offloading: set[int] = set()
+        if "offload" in causes.values():
+            offloading = {self.target_of[node] for node, cause in causes.items() if cause == "offload"}
 
         def movable(node: Tensor) -> Sequence[int]:
             cause = causes.get(node)
@@ -256,19 +274,16 @@ class _Assigning:
                 return computing
             return memory.movable(node, offloading) if cause == "weights" and memory is not None else ()
 
-        for node, at in fewer_bytes(self.nodes, self.able, self.target_of, self.decided, movable).items():
+        boundaries = Boundaries(self.nodes, self.readers, self.able, self.target_of, self.decided, movable)
+        for node, at in boundaries.fewer_bytes().items():
             self.target_of[node], causes[node] = at, "fewest-bytes"
 
     def join_readers(self) -> None:
         """Nodes without sources go where their first reader is if that supports them, else to the first that does."""
-        wanted = dict.fromkeys(self.made, -1)
-        for node in self.nodes if wanted else ():
-            for source in node.srcs:
-                if wanted.get(source.root) == -1:
-                    wanted[source.root] = self.target_of[node]
-        for node, at in wanted.items():
-            if at >= 0 and self.able.supports(self.targets[at], node):
-                self.target_of[node], self.causes[node] = at, "reader"
+        for node in self.made:
+            reader = next(iter(self.readers.get(node, ())), None)
+            if reader is not None and self.able.supports(self.targets[self.target_of[reader]], node):
+                self.target_of[node], self.causes[node] = self.target_of[reader], "reader"
                 continue
             able = next(self.able.able(node), None)
             if able is None:
@@ -297,38 +312,27 @@ class _Assigning:
                     self.target_of[node], self.causes[node] = target.index, "upgrade"
                     break
 
+    # --- leaves -----------------------------------------------------------------------------------------------------
 
-def _place_leaves(
-    leaves: Sequence[Tensor],
-    nodes: Sequence[Tensor],
-    targets: Sequence[Target],
-    target_of: dict[Tensor, int],
-    causes: dict[Tensor, str],
-) -> None:
-    """Inputs are fed where their readers are if they agree, else on the last device; other leaves join a reader."""
-    last = len(targets) - 1
-    first: dict[Tensor, int] = {}
-    shared: set[Tensor] = set()  # read on several targets
-    writers: dict[Tensor, int] = {}
-    for node in nodes if last else ():  # on the only device everything joins it
-        at = target_of[node]
-        if node.state is not None:
-            writers.setdefault(node.state, at)
-        for source in node.srcs:
-            root = source if source.base is None else source.base
-            if root.leaf is not None and first.setdefault(root, at) != at:
-                shared.add(root)
-    for tensor in leaves:
-        leaf = tensor.leaf
-        assert leaf is not None
-        if leaf.kind == "input":
-            target_of[tensor] = last if tensor in shared else first.get(tensor, last)
-            causes[tensor] = "input"
-        elif leaf.placement is not None:
-            home = target_at(targets, leaf.placement)
-            if home is not None:
-                target_of[tensor] = home
-            causes[tensor] = "storage"
-        else:
-            target_of[tensor] = writers.get(tensor, first.get(tensor, last))
-            causes[tensor] = "leaf"
+    def place_leaves(self) -> None:
+        """Inputs are fed where their readers are if they agree, else on the last device; other leaves join a reader, or
+        the node that writes them."""
+        target_of, causes, last = self.target_of, self.causes, len(self.targets) - 1
+        readers = self.readers if last else {}  # on the only device everything joins it
+        written = {n.state: target_of[n] for n in reversed(self.nodes) if n.state is not None} if last else {}
+        for tensor in self.leaves:
+            leaf = tensor.leaf
+            assert leaf is not None
+            if leaf.placement is not None:
+                home = target_at(self.targets, leaf.placement)
+                if home is not None:
+                    target_of[tensor] = home
+                causes[tensor] = "storage"
+                continue
+            read = [target_of[node] for node in readers.get(tensor, ())] or [last]
+            if leaf.kind == "input":
+                target_of[tensor] = read[0] if read.count(read[0]) == len(read) else last
+                causes[tensor] = "input"
+            else:
+                target_of[tensor] = written.get(tensor, read[0])
+                causes[tensor] = "leaf"

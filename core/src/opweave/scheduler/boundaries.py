@@ -1,13 +1,13 @@
 """Which side of a device boundary a node belongs to: the one where fewer bytes move between memories in each run.
 
 Nodes whose device was only taken from a neighbour lie between decided ones. Where these are on several devices, values
-have to cross somewhere in between; `fewer_bytes` finds where that costs least.
+have to cross somewhere in between; `Boundaries.fewer_bytes` finds where that costs least.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Final
@@ -16,60 +16,51 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.capabilities import Capabilities
 
-__all__ = ["fewer_bytes"]
+__all__ = ["Boundaries"]
 
 
-def fewer_bytes(
-    nodes: Sequence[Tensor],
-    able: Capabilities,
-    target_of: Mapping[Tensor, int],
-    decided: Set[Tensor],
-    movable: Callable[[Tensor], Sequence[int]],
-) -> dict[Tensor, int]:
-    """The nodes that move so that each run copies fewer bytes between memories, and the targets they move to.
+@dataclass(eq=False)
+class Boundaries:
+    """What crosses between memories in an assigned graph.
 
-    A node only moves to where a decided node, or a placed leaf, is that it is connected with through movable nodes.
-
-    Args:
+    Attributes:
         nodes: all computed nodes in order.
+        readers: the nodes that read each value, in order, once for each time that they read it.
+        able: what devices say of the nodes.
         target_of: their targets so far; a node without one can be made anywhere.
         decided: the nodes whose device was decided on their own account.
         movable: the targets that a node may move to, none for one that stays.
+        reach: by the index of a reading target and that of another one, whether it reaches the other one's memory.
+        brought: values that cross.
+        seen: nodes of groups that were looked at.
     """
-    reach = [[a.device.reaches(b.space) for b in able.targets] for a in able.targets]  # [reader][where the value lies]
-    if all(map(all, reach)):
-        return {}
-    boundaries = _Boundaries(nodes, able, target_of, decided, movable, reach)
-    region: dict[Tensor, set[int]] = {}
-    for start in boundaries.crossing():
-        if start not in boundaries.seen:
-            region.update(boundaries.group(start))
-    return _Region(region, boundaries).solved(nodes) if region else {}
 
+    nodes: Sequence[Tensor]
+    readers: Mapping[Tensor, Sequence[Tensor]]
+    able: Capabilities
+    target_of: Mapping[Tensor, int]
+    decided: Set[Tensor]
+    movable: Callable[[Tensor], Sequence[int]]
 
-class _Boundaries:
-    """What crosses between memories in an assigned graph."""
-
-    def __init__(
-        self,
-        nodes: Sequence[Tensor],
-        able: Capabilities,
-        target_of: Mapping[Tensor, int],
-        decided: Set[Tensor],
-        movable: Callable[[Tensor], Sequence[int]],
-        reach: Sequence[Sequence[bool]],
-    ) -> None:
-        self.nodes: Final = nodes
-        self.able: Final = able
-        self.target_of: Final = target_of
-        self.decided: Final = decided
-        self.movable: Final = movable
-        self.reach: Final = reach
-        self.readers: defaultdict[Tensor, list[Tensor]] = defaultdict(list)
+    def __post_init__(self) -> None:
+        targets = self.able.targets
+        self.reach = [[a.device.reaches(b.space) for b in targets] for a in targets]
+        self.brought: set[Tensor] = set()
+        self.seen: set[Tensor] = set()
         self._wanted: dict[Tensor, dict[int, tuple[int, int]]] = {}
         self._fixed_nodes: dict[Tensor, bool] = {}
-        self.brought: set[Tensor] = set()  # values that cross
-        self.seen: set[Tensor] = set()
+
+    def fewer_bytes(self) -> dict[Tensor, int]:
+        """The nodes that move so that each run copies fewer bytes between memories, and the targets they move to.
+
+        A node only moves to the target of a decided node, or of a placed leaf, to which movable nodes connect it.
+        """
+        region: dict[Tensor, set[int]] = {}
+        if not all(map(all, self.reach)):
+            for start in self.crossing():
+                if start not in self.seen:
+                    region.update(self.group(start))
+        return _Region(region, self).solved(self.nodes) if region else {}
 
     def crossing(self) -> dict[Tensor, None]:
         """The movable nodes at either end of something that crosses between memories."""
@@ -97,11 +88,6 @@ class _Boundaries:
                     and movable(node)
                 ):
                     found[node] = None
-        if found:
-            readers = self.readers
-            for node in self.nodes:
-                for source in node.srcs:
-                    readers[source if source.base is None else source.base].append(node)
         return found
 
     def wanted(self, value: Tensor) -> dict[int, tuple[int, int]]:
@@ -244,7 +230,7 @@ class _Boundaries:
 class _Region:
     """Movable nodes with what they read and what reads that, as a `Problem` whose costs are bytes."""
 
-    def __init__(self, region: Mapping[Tensor, Collection[int]], boundaries: _Boundaries) -> None:
+    def __init__(self, region: Mapping[Tensor, Collection[int]], boundaries: Boundaries) -> None:
         self.region: Final = region
         self.boundaries: Final = boundaries
         self.able: Final = boundaries.able
@@ -261,8 +247,8 @@ class _Region:
         """The nodes of the region that move, and where to."""
         from opweave.cost.optimize import Problem, solve  # most graphs cross nowhere
 
-        for node in nodes:
-            if node in self.values and node in self.target_of:
+        for node in [node for node in nodes if node in self.values]:
+            if node in self.target_of:
                 self._add(node)
         self._add_readers()
         tables = {size: self._moves(size) for size in set(self.sizes)}

@@ -1,7 +1,7 @@
 """Packing: where blocks of memory that live at different times lie, in as few bytes as possible.
 
-The first plan is a best-fit that walks through time; where it wastes memory, others are tried that place the largest
-first, or what is in the way for longest. Offsets lie in chunks, because a device's buffers have a largest size and
+The first plan is a best-fit that walks through time; where it wastes memory, others are tried, which place the largest
+blocks first, or those that live longest. Offsets lie in chunks, because a device's buffers have a largest size and
 because memory that a program uses is never moved: when a later program needs more, chunks are appended.
 """
 
@@ -58,8 +58,8 @@ def plan_chunks(
         alignment: bytes; every offset is a multiple of it.
         capacities: sizes of the chunks that exist already. They are used where the blocks fit, and filled up where all
             chunks are then at most `FILLED_LIMIT` times what the blocks need; else the blocks get chunks of their own.
-        max_size: the largest chunk possible, ``None``: no limit. (A larger block gets a chunk of its own, for the
-            allocation to refuse with its own words.)
+        max_size: the largest chunk possible, ``None``: no limit. (A larger block gets a chunk of its own, and
+            allocating that raises the error.)
         tight: fill up what exists in any case.
     """
     best, bound, meetings = _best_fit(blocks, alignment, (), max_size)
@@ -181,7 +181,7 @@ def _by_size(block: Block) -> tuple[int, int]:
 
 
 def _by_area(block: Block) -> tuple[int, int]:
-    """By bytes times moments: what is in the way for longest comes first."""
+    """By bytes times moments, the largest product first."""
     return -block.size * (block.death - block.birth + 1), block.birth
 
 

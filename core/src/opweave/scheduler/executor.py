@@ -83,8 +83,8 @@ class Executor:
     ) -> Any:
         """Run a program once: feed, make the calls, fetch.
 
-        As short as can be where a program runs again with nothing in between: among kernels that fill the caches, each
-        line of code and each object that a run touches takes its time to come back.
+        Where a program runs again and nothing happened in between, this is kept short: kernels displace code and
+        objects from the processor's caches, and each that a run touches has to be loaded again.
 
         Args:
             wait: ``False``, only with overlapping runs: return the `Run` when everything is queued. Arrays that were
@@ -115,7 +115,7 @@ class Executor:
             run = feed = None
             rest, in_flight = iter(calls.calls), self._in_flight
             with ownership.lock:
-                # Of a plan that this run is a part of:
+                # Of the plan whose kernel runs this program, if there is one: it was run on a stream of this scheduler.
                 before, outer, outer_calls = ownership.thread, ownership.remaining, ownership.calls
                 try:
                     self._runner = ownership.thread = thread
@@ -157,7 +157,7 @@ class Executor:
                         return fetch.read()
                     except Exception as error:
                         raise fetch.failed(error) from error
-                return _in_form(state.form, [fetch.get() for fetch in run_list.fetches])
+                return state.in_form([fetch.get() for fetch in run_list.fetches])
             if not self._parallel:
                 return self._outputs(run)  # with the lock: the next run writes over them
         return self._outputs(run) if wait else run
@@ -198,7 +198,12 @@ class Executor:
             self._in_flight.conclude(self._in_flight[0])
         if not run_list.streams:
             self._last = state
-        return state, run_list, _traced(run_list) if TRACE.listening else run_list.calls, values
+        calls = run_list.calls
+        if TRACE.listening:
+            from opweave.scheduler.traced import traced_calls  # most runs are not traced
+
+            calls = traced_calls(run_list)
+        return state, run_list, calls, values
 
     def _queue_waits(self, state: ProgramState, run_list: RunList) -> Run:
         """A run on asynchronous streams, behind what they have to wait for."""
@@ -225,7 +230,7 @@ class Executor:
         for i, fetch in enumerate(run.run_list.fetches):
             if fetch.stream is None:
                 arrays[i] = fetch.get()
-        return _in_form(run.state.form, arrays)
+        return run.state.in_form(arrays)
 
     # --- failures and cancellation ----------------------------------------------------------------------------------
 
@@ -241,7 +246,7 @@ class Executor:
         action = None
         run.state.latest = None
         index = len(calls.calls) - 1 - sum(1 for _ in rest)
-        # A run that was cancelled does not know where: the rest of its calls was skipped.
+        # Cancelling skips the rest of the calls, so that their number does not say where the run was.
         if index >= 0 and not self._in_flight.cancel_reason:
             action, error = calls.locate(index, error)
         if feed is not None and feed.target is not None:
@@ -331,16 +336,16 @@ class Executor:
     # --- programs ---------------------------------------------------------------------------------------------------
 
     def add(self, state: ProgramState) -> None:
-        """Take a program on. It is kept by whoever runs it, and not by this."""
+        """Register a program. The executor refers to it weakly: its `Program` keeps it alive."""
         self._in_flight.programs.add(state)
 
     @property
     def states(self) -> list[ProgramState]:
-        """All programs that somebody keeps."""
+        """All registered programs that are alive."""
         return list(self._in_flight.programs)
 
     def observe(self, state: ProgramState, observed: ProgramState) -> None:
-        """From here on have runs of a program be those of ``observed``."""
+        """Let later runs of a program run ``observed`` instead."""
         with self.lock:
             state.check_open()
             if state.observed is not None:
@@ -378,7 +383,7 @@ class Executor:
             lease.release()
 
     def close(self) -> None:
-        """Take nothing on any more, and wait for what was submitted."""
+        """Refuse further runs, and wait for those that were submitted."""
         with self._handing_over:
             self.closed = True
         if self._completion_thread is not None:
@@ -418,7 +423,7 @@ class Executor:
 
     def _check_program(self, state: ProgramState) -> None:
         if state.closed:
-            self.check_open()  # which says more
+            self.check_open()  # a closed scheduler is the better message
             state.check_open()
 
     def check_caller(self) -> None:
@@ -435,25 +440,10 @@ class Executor:
                                  "the runs behind it")  # fmt: skip
 
 
-def _in_form(form: Any, arrays: list[Array]) -> Any:
-    """Outputs in the form in which they were asked for: one array, a dict or a tuple."""
-    if isinstance(form, Tensor):
-        return arrays[0]
-    if isinstance(form, Mapping):
-        return dict(zip(form, arrays, strict=True))
-    return tuple(arrays)
-
-
 def _check_states(run_list: RunList) -> None:
     for state in run_list.states:
         if state.damaged:
             raise ExecutionError(state.damaged, states=(state.name,))
-
-
-def _traced(run_list: RunList) -> CallList:
-    from opweave.scheduler.traced import traced_calls
-
-    return traced_calls(run_list)
 
 
 def _raise(error: BaseException) -> NoReturn:

@@ -46,7 +46,7 @@ def settle_failure(
         action = next((a for a in actions if a.plan is step.plan and step.plan is not None), action)
     cause = step.error if step is not None else error
     while isinstance(cause, ExecutionError) and isinstance(cause.__cause__, Exception):
-        cause = cause.__cause__  # a stream said so of its queued work: that is why
+        cause = cause.__cause__  # reported by a stream of its queued work: that is the cause
     ended = _ended_on_purpose(error)
     node = action.tensor if action is not None else None
     writers: list[Tensor] = []

@@ -44,7 +44,7 @@ class Need(NamedTuple):
 
 
 class _Point(NamedTuple):
-    """An act of one round: the how-manieth of its queue, and where it stands in the lists."""
+    """An act of one round: its number among the acts of its queue, and its position in the lists."""
 
     queue: int
     nth: int
@@ -74,7 +74,7 @@ class _Traces:
             else:
                 self.readers[i][point.queue] = point
         if access.write:
-            # One segment from here on: what was cut small becomes whole again.
+            # The segments have the same history from here on and become one.
             self._replace(first, last, [(access.start, access.end, point, {})])
         return earlier
 
@@ -110,7 +110,7 @@ class _Traces:
 
 
 def find_waits(slots: Sequence[Sequence[Act]], queues: int, overlapping: bool = True) -> list[list[list[Need]]]:
-    """For every act of every slot's list what it has to wait for, as little as will do.
+    """For every act of every slot's list what it has to wait for, and no more.
 
     Runs use the slots in turn. What is ordered already is left out: by one queue, by an earlier wait, or because the
     host had seen it done before it submitted the act. A need may name an act of an earlier run, or of a slot that has

@@ -109,7 +109,7 @@ class _Lowering:
         if self.ordered:
             for (index, _), arg in bindings.workspaces.items():
                 self.scratch.setdefault(index, []).append(arg)
-        # Read-only leaves cannot be in anybody's way, unless somebody writes into the same memory.
+        # Reads of leaves need no order, unless something writes into the same memory.
         self.leaves_matter: Final = bool(partition.placed) or bool(states)
         self._add_feeds()
         self.n_feeds: Final = len(self.entries)
@@ -235,7 +235,7 @@ class _Lowering:
     # --- the list ---------------------------------------------------------------------------------------------------
 
     def assemble(self, order: list[list[Need]], awaited: set[int], lists: Sequence[_Lowering]) -> None:
-        """Put what was made in a row, with waits before it and events behind it."""
+        """Make the list of calls: each entry behind the waits that it needs, and before the event that others await."""
         result = self.result
         queues = {entry.act.queue for entry in self.entries} - {HOST_QUEUE}
         result.streams += [self._stream(queue) for queue in sorted(queues)]
@@ -266,7 +266,7 @@ class _Lowering:
                 calls.append(self._record(queue, index))
                 actions.append(Action("event", self.targets[queue % len(self.targets)], last))
         result.actions = CallList(calls, actions)
-        # Where nothing is queued, not even an upload, whatever was called is done.
+        # Where nothing is queued, not even an upload, each call is complete when it returns.
         flat = None if result.streams else _flattened(calls, actions)
         result.calls = result.actions if flat is None else flat
         for buffer in {self.bindings.buffers[storage] for storage in self.partition.owners}:
@@ -300,7 +300,7 @@ def _compile(
         return bound_step(item, arg(item.out), tuple(map(arg, item.srcs)))
 
     if fused is None and type(stream)._compile is Stream._compile and type(stream)._bind is Stream._bind:
-        # The short way for streams that call kernels one by one: mostly no steps are made.
+        # Streams that call kernels one by one mostly need no `Step`: without them, plans are made much faster.
         calls: list[Call] = []
         for g, item in enumerate(split.items):
             op, node, out, srcs, support = item
@@ -338,8 +338,8 @@ def _flattened(calls: Sequence[Call], actions: Sequence[Action]) -> CallList | N
     """The calls with plans taken apart, where one of their streams may make the calls of all of them.
 
     What a stream sets up for its calls (`Stream._run`) mostly suits the others too, and is then set up once a run, not
-    once a split. Streams that others may submit to are not taken apart: each submission to them is checked. Nor are
-    runs that somebody observes: what others wrote is not called in the state that kernels need.
+    once a split. Plans of streams that others may submit to are not taken apart, as each submission to them is checked;
+    nor are observed runs, as an observer's callback must not run in the state that a stream sets up for kernels.
     """
     streams: dict[Stream, None] = {}
     for action in actions:

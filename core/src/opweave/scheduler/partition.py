@@ -89,7 +89,7 @@ class _Partitioner:
         self.owners: dict[int, tuple[Tensor, MemorySpace]] = {}
         self.unpacked: set[int] = set()
         self.inputs: dict[Tensor, int] = {}
-        # What is known on the way.
+        # What is needed while it is made.
         self.home: dict[Tensor, StorageView] = {}  # where values were computed, where inputs and states lie
         self.seen: list[dict[Tensor, StorageView]] = [{} for _ in self.targets]  # values as a target has read them
         self.uploaded: dict[MemorySpace, dict[Tensor, int]] = {s: {} for s in (HOST_SPACE, *self.spaces)}

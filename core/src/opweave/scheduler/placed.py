@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 from opweave.contract.space import Usage
 
 if TYPE_CHECKING:
+    from opweave.contract.buffer import Buffer
     from opweave.graph.leaf import Location, Placement
-    from opweave.graph.tensor import Tensor
+    from opweave.graph.tensor import Signature, Tensor
     from opweave.scheduler.capabilities import Capabilities
     from opweave.scheduler.target import Target
 
@@ -21,36 +22,37 @@ class PlacedMemory:
 
     Args:
         able: what the devices say of nodes.
-        nodes: all computed nodes in order.
+        leaves: of the graph.
+        readers: leaf -> the nodes that read it or views of it, in order, perhaps several times.
         op_offload: a device may bring weights from host memory for operations that it runs much faster.
 
     Attributes:
         weights: node -> the placed weights that it reads, the largest first; only nodes that read some.
     """
 
-    def __init__(self, able: Capabilities, nodes: Sequence[Tensor], op_offload: bool) -> None:
+    def __init__(
+        self,
+        able: Capabilities,
+        leaves: Sequence[Tensor],
+        readers: Mapping[Tensor, Sequence[Tensor]],
+        op_offload: bool,
+    ) -> None:
         self._able: Final = able
         self._op_offload: Final = op_offload
         self.weights: Final[dict[Tensor, list[Tensor]]] = {}
-        self._readers: Final[dict[Tensor, list[Tensor]]] = {}  # placed weight -> the nodes that read it
+        self._buffers: Final = {leaf: buffer for leaf in leaves if (buffer := _weight_buffer(leaf)) is not None}
+        # placed weight -> the nodes that read it
+        self._readers: Final = {weight: list(dict.fromkeys(readers.get(weight, ()))) for weight in self._buffers}
         self._small: Final[dict[Tensor, bool]] = {}
         self._near: Final[dict[object, list[Target]]] = {}
-        for node in nodes:
-            found: list[Tensor] = []
-            for source in node.srcs:
-                root = source if source.base is None else source.base
-                if root.leaf is not None and root not in found:
-                    readers = self._readers.get(root)
-                    if readers is None:
-                        if not _is_placed_weight(root):
-                            continue
-                        readers = self._readers[root] = []
-                    readers.append(node)
-                    found.append(root)
-            if found:
-                if len(found) > 1:
-                    found.sort(key=lambda weight: -weight.nbytes)
-                self.weights[node] = found
+        self._by_signature: Final[dict[tuple[Signature, Buffer], tuple[int, str] | None]] = {}
+        for weight, nodes in self._readers.items():
+            for node in nodes:
+                self.weights.setdefault(node, []).append(weight)
+        for node, weights in self.weights.items():
+            if len(weights) > 1:
+                roots = [source.root for source in node.srcs]
+                weights.sort(key=lambda weight: (-weight.nbytes, roots.index(weight)))
 
     def decide(self, node: Tensor, storage: Placement | Location | None) -> tuple[int, str] | None:
         """Target and cause, where placed memory decides: that of the result (``storage``), or of a weight."""
@@ -58,15 +60,19 @@ class PlacedMemory:
             at = self._where_written(node, storage)
             if at is not None:
                 return at.index, "storage"
+        signature, known = self._able.signature(node), self._by_signature
         for weight in self.weights.get(node, ()):
-            decided = self._by_weight(node, weight)
+            key = signature, self._buffers[weight]
+            try:
+                decided = known[key]
+            except KeyError:
+                decided = known[key] = self._by_weight(node, weight)
             if decided is not None:
                 return decided
         return None
 
-    def _by_reach(self, placement: Placement | Location) -> list[Target]:
+    def _by_reach(self, buffer: Buffer) -> list[Target]:
         """The targets that reach placed memory: the one that holds it first, those with references last."""
-        buffer = placement.buffer
         found = self._near.get(buffer)
         if found is None:
             found = [t for t in self._able.targets if t.device is buffer.device or t.device.reaches(buffer.space)]
@@ -76,15 +82,16 @@ class PlacedMemory:
 
     def _where_written(self, node: Tensor, storage: Placement | Location) -> Target | None:
         """The target that computes ``node`` right into its placed memory; ``None``: its result is written back."""
-        target = next((t for t in self._by_reach(storage) if self._able.supports(t, node)), None)
+        target = next((t for t in self._by_reach(storage.buffer) if self._able.supports(t, node)), None)
         if target in self._able.references and node.state is None:
             return None  # a result that the caller placed in the host's memory; a state would go there and back
         return target
 
     def _by_weight(self, node: Tensor, weight: Tensor) -> tuple[int, str] | None:
-        """Target and cause that a placed weight decides for a node that reads it, if it does."""
-        able, placement = self._able, _placement(weight)
-        near = self._by_reach(placement)
+        """Target and cause that a placed weight decides for a node that reads it, if it does: the same for all nodes of
+        one signature and weights of one buffer."""
+        able, buffer = self._able, self._buffers[weight]
+        near = self._by_reach(buffer)
         home: Target | None = None
         for target in near:
             if able.supports(target, node):
@@ -92,7 +99,7 @@ class PlacedMemory:
                 break
         if weight in able.prepared:
             home = self._reader(near, node, weight) or home
-        if self._op_offload and placement.buffer.is_host:
+        if self._op_offload and buffer.is_host:
             only_references = home is None or home in able.references
             for target in able.computing:
                 if not only_references and home is not None and target.index >= home.index:
@@ -118,9 +125,9 @@ class PlacedMemory:
         """The nodes that begin a split because weights come from host memory for them; vectors are no reason to."""
         result: set[Tensor] = set()
         for weight, readers in self._readers.items():
-            placement = _placement(weight)
-            if placement.buffer.is_host and weight.ndim > 1:
-                near = {target.index for target in self._by_reach(placement)}
+            buffer = self._buffers[weight]
+            if buffer.is_host and weight.ndim > 1:
+                near = {target.index for target in self._by_reach(buffer)}
                 result.update(node for node in readers if target_of[node] not in near and node not in pins)
         return result
 
@@ -139,7 +146,7 @@ class PlacedMemory:
             return []
         allowed = [target.index for target in self._able.computing]
         for weight in self.weights[node]:
-            buffer = _placement(weight).buffer
+            buffer = self._buffers[weight]
             if len(self._readers[weight]) == 1:
                 bring = offloading if buffer.is_host else ()
                 targets = self._able.targets
@@ -163,14 +170,10 @@ def _largest_value(node: Tensor) -> int:
     return max([node.nbytes, *read])
 
 
-def _is_placed_weight(tensor: Tensor) -> bool:
+def _weight_buffer(tensor: Tensor) -> Buffer | None:
+    """The buffer that a weight was placed in, ``None`` of other leaves."""
     leaf = tensor.leaf
     if leaf is None or leaf.kind != "weight" or leaf.placement is None:
-        return False
-    return leaf.placement.buffer.usage is Usage.WEIGHTS
-
-
-def _placement(weight: Tensor) -> Location:
-    assert weight.leaf is not None
-    assert weight.leaf.placement is not None
-    return weight.leaf.placement
+        return None
+    buffer = leaf.placement.buffer
+    return buffer if buffer.usage is Usage.WEIGHTS else None

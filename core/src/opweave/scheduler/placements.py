@@ -31,7 +31,7 @@ class Placements:
         self._known: Final = self._look()
 
     def hold(self) -> bool:
-        """Whether everything is still so. Looks at the leaves only where something changed, of whatever program."""
+        """Whether nothing has changed. Leaves are only checked after a change of the leaves of any program."""
         latest = CHANGES.latest
         if latest is not self.seen:
             if not all(map(is_, self._look(), self._known)):

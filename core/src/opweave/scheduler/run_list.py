@@ -156,7 +156,7 @@ class CallList:
 
 
 def make_calls(calls: Iterator[Call]) -> None:
-    """Make calls of several streams, each of which sees for itself to what its own need."""
+    """Make calls of several streams; each call sets up what its own stream needs."""
     for call in calls:
         call()
 
@@ -203,7 +203,7 @@ class RunList:
         self.ended = self.ended or why
 
     def forget_events(self) -> None:
-        """Nothing is under way any more, and events of the past may be failed ones."""
+        """Forget the events of earlier runs, which may have failed. Called when nothing is under way."""
         self.events[:] = [None] * len(self.events)
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
@@ -37,12 +37,12 @@ class ProgramState:
         leases: memory for temporaries, as long as the program is open.
         written: input name -> the array for runs that are not fed one.
         slot: which list the next run uses.
-        latest: the list of the last run, if that was a good one.
+        latest: the list of the last run, if that succeeded.
         observed: the same program with observers, while there are any.
         closed: whether it was closed.
     """
 
-    # One small object: among kernels that fill the caches, each place in memory that a run touches takes its time.
+    # One small object: kernels displace it from the caches, and each cache line that a run touches is loaded anew.
     __slots__ = (
         "__weakref__", "closed", "form", "latest", "leases", "lists", "observed", "partition", "single", "slot",
         "written",
@@ -68,6 +68,12 @@ class ProgramState:
         """Raise `LifetimeError` where the program was closed."""
         if self.closed:
             raise LifetimeError(f"{self!r} was closed")
+
+    def in_form(self, arrays: list[Array]) -> Any:
+        """Outputs in the form in which they were asked for: one array, a dict or a tuple."""
+        if self.single:
+            return arrays[0]
+        return dict(zip(self.form, arrays, strict=True)) if isinstance(self.form, Mapping) else tuple(arrays)
 
 
 class Run:

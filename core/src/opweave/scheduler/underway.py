@@ -1,4 +1,4 @@
-"""What an executor is doing at this moment, for who gives up waiting for it."""
+"""What an executor is doing at this moment, for the messages of those who stop waiting for it."""
 
 from __future__ import annotations
 

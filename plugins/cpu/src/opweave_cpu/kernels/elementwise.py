@@ -12,7 +12,17 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.graph.dtypes import DType
 from opweave_cpu.hardware import has_avx512
 from opweave_cpu.kernels.table import HALVES, INTEGERS, KERNELS, NUMBERS, PLAIN, WIDE
-from opweave_cpu.tiles import Array, Body, bind_tiled, compute_dtype, constant, copy_call, spread_pass, tile_scratch
+from opweave_cpu.tiles import (
+    SPREAD_PASS,
+    Array,
+    Body,
+    bind_tiled,
+    compute_dtype,
+    constant,
+    copy_call,
+    spread_pass,
+    tile_scratch,
+)
 
 _UFUNCS: Final[dict[str, Any]] = {
     "add": np.add,
@@ -62,7 +72,11 @@ def _needs_vectors_of_halves(step: Step) -> str | None:
 @KERNELS(*_FUNCTIONS, dtypes="f16", inplace=True, when=_needs_vectors_of_halves)
 @KERNELS("sqrt", "pow", *_FUNCTIONS, dtypes=HALVES, inplace=True, workspace=tile_scratch)
 def elementwise(stream: Stream, op: str, out: Arg, *srcs: Arg, tiles: Arg | None = None) -> Call:
-    return one_pass(stream, _UFUNCS[op], out, *srcs, tiles=tiles)
+    ufunc, target = _UFUNCS[op], out.view
+    if tiles is None and target.nbytes < SPREAD_PASS:
+        # As `one_pass`, in fewer calls while a program is built.
+        return partial(ufunc, *[x.view for x in srcs], target)
+    return one_pass(stream, ufunc, out, *srcs, tiles=tiles)
 
 
 def _rsqrt(out: Array, x: Array) -> None:
