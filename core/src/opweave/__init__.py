@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from opweave.quantization import quantize as quantize
     from opweave.tools.compare import compare as compare
     from opweave.tools.trace import trace as trace
+    from opweave.training.backward import gradients as gradients
     from opweave.whatif.simulate import simulate as simulate
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ _LATER = {
     "dequantize": "opweave.quantization",
     "from_dlpack": "opweave.dlpack",
     "load_weights": "opweave.formats.load",
+    "gradients": "opweave.training.backward",
     "profile": "opweave.cost.store",
     "quantize": "opweave.quantization",
     "simulate": "opweave.whatif.simulate",

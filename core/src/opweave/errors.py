@@ -16,6 +16,7 @@
     ├── DeviceLostError                     a device stopped working; its buffers are lost
     ├── ExecutionError                      a run failed; has node, device, half-written states
     ├── SchedulerError                      a scheduler or program was asked for something impossible
+    ├── GradientError                       no gradient leads from a loss to a parameter
     ├── Cancelled                           a run was ended early on request
     └── PluginError                         has plugin, distribution, version, remedy
         ├── Broken                          the code of a plugin failed or breaks the contract
@@ -38,6 +39,7 @@ __all__ = [
     "DeviceLostError",
     "ExecutionError",
     "FormatError",
+    "GradientError",
     "HazardError",
     "Incompatible",
     "LayoutError",
@@ -198,6 +200,18 @@ def raise_backend_failure(error: BaseException, device: str, doing: str, node: s
 
 class SchedulerError(OpweaveError):
     """A scheduler, program or leaf was used in a way that is not possible."""
+
+
+class GradientError(OpweaveError):
+    """A loss does not depend on a parameter, or only through an operation that has no gradient.
+
+    Attributes:
+        path: the tensors from the loss to the parameter, the operation in question among them, as messages show them.
+    """
+
+    def __init__(self, message: str, path: Iterable[str] = ()) -> None:
+        self.path = tuple(path)
+        super().__init__("\n".join([message, *(f"  {step}" for step in self.path)]))
 
 
 class Cancelled(OpweaveError):
