@@ -45,7 +45,7 @@ def gradients(loss: Tensor, params: Any, grad: Any = None) -> Any:
         ShapeError: a loss of several elements without ``grad``, or a ``grad`` that does not broadcast to its shape.
         DTypeError: a loss or a parameter that is not of a float type.
         SchedulerError: something that is no tensor.
-        HazardError: a loss that depends on ``index_copy`` with constant ids that repeat. Others raise it when they run.
+        HazardError: a loss that depends on ``index_copy`` with constant ids that repeat; other ids fail the run.
     """
     if isinstance(params, Mapping):
         return dict(zip(params, gradients(loss, tuple(params.values()), grad), strict=True))

@@ -245,7 +245,7 @@ def _distinct(ids: Tensor) -> Tensor:
     """``ids``, checked in each run: of a repeated one it is open which of its rows stays, and so which has a gradient.
 
     Raises:
-        HazardError: constant ids that repeat; others raise it when they are run.
+        HazardError: constant ids that repeat. Of others it is the cause of the `ExecutionError` of a run.
     """
     if ids.leaf is not None and ids.leaf.data is not None:
         _checked(ids.leaf.data)
