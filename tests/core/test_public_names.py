@@ -13,9 +13,9 @@ import opweave.contract
 
 NAMES = """
     DTYPES
-    AllocationError Arg Backend Blocks BoundsError Broken Buffer BufferType Cancelled DType DTypeError Device
-    DeviceLostError ExecutionError FormatError Function GradientError Graph Group HazardError Incompatible KVCache
-    KernelTable Kind LayoutError LifetimeError MemorySpace NameConflict OpDef OpweaveError Placement PluginError
+    AllocationError Arg Backend Blocks BoundsError Broken Buffer BufferType Cancelled CheckpointError DType DTypeError
+    Device DeviceLostError ExecutionError FormatError Function GradientError Graph Group HazardError Incompatible
+    KVCache KernelTable Kind LayoutError LifetimeError MemorySpace NameConflict OpDef OpweaveError Placement PluginError
     PluginRecord Program Registry Scheduler SchedulerError ShapeError Spec Step Stream Tensor Unavailable
     UnknownNameError UnsupportedOpError Usage Weights
     abs accumulate add add_expert add_region arange argmax argsort as_dtype assign attention avg_pool1d avg_pool2d

@@ -17,6 +17,7 @@
     ├── ExecutionError                      a run failed; has node, device, half-written states
     ├── SchedulerError                      a scheduler or program was asked for something impossible
     ├── GradientError                       no gradient leads from a loss to a parameter
+    ├── CheckpointError                     a damaged checkpoint, or one of another training
     ├── Cancelled                           a run was ended early on request
     └── PluginError                         has plugin, distribution, version, remedy
         ├── Broken                          the code of a plugin failed or breaks the contract
@@ -35,6 +36,7 @@ __all__ = [
     "BoundsError",
     "Broken",
     "Cancelled",
+    "CheckpointError",
     "DTypeError",
     "DeviceLostError",
     "ExecutionError",
@@ -212,6 +214,10 @@ class GradientError(OpweaveError):
     def __init__(self, message: str, path: Iterable[str] = ()) -> None:
         self.path = tuple(path)
         super().__init__("\n".join([message, *(f"  {step}" for step in self.path)]))
+
+
+class CheckpointError(OpweaveError):
+    """A checkpoint that is missing, damaged, or of another training: other parameters, options or data."""
 
 
 class Cancelled(OpweaveError):

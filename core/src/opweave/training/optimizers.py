@@ -15,7 +15,7 @@ from opweave.graph.tensor import Tensor
 from opweave.leaves import read_leaf, state, write_state
 from opweave.ops.operands import as_number
 
-__all__ = ["SGD", "AdamW", "LossScale", "Optimizer", "clip_by_norm"]
+__all__ = ["SGD", "AdamW", "LossScale", "Optimizer", "all_finite", "clip_by_norm"]
 
 Rate = float | Tensor
 
@@ -33,6 +33,7 @@ class Optimizer:
     Attributes:
         params: the parameters.
         states: name -> state of everything else that a checkpoint has to hold.
+        options: the numbers that it was made with.
 
     Raises:
         SchedulerError: a parameter that is not a state.
@@ -42,6 +43,7 @@ class Optimizer:
     def __init__(self, params: Mapping[str, Tensor]) -> None:
         self.params: Final = dict(params)
         self.states: Final[dict[str, Tensor]] = {}
+        self.options: Final[dict[str, Any]] = {}
         self._masters: dict[str, Tensor] = {}
         for name, param in self.params.items():
             if not isinstance(param, Tensor) or param.leaf is None or param.leaf.kind != "state":
@@ -128,6 +130,7 @@ class SGD(Optimizer):
         if nesterov and not self._momentum:
             raise DTypeError("SGD: nesterov needs a momentum")
         self._velocity: Final = self._beside("velocity") if self._momentum else {}
+        self.options.update(momentum=self._momentum, nesterov=nesterov, weight_decay=self._decay)
 
     def _updated(self, name: str, weight: Tensor, grad: Tensor, lr: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         if self._decay:
@@ -170,6 +173,7 @@ class AdamW(Optimizer):
         self._first: Final = self._beside("first_moment")
         self._second: Final = self._beside("second_moment")
         self._steps: Final = self._state("optimizer.steps", (), f32)
+        self.options.update(betas=self._betas, eps=self._eps, weight_decay=self._decay)
 
     def _shared(self) -> dict[str, Tensor]:
         return {"optimizer.steps": self._steps + 1.0}
@@ -234,6 +238,12 @@ def _total(grads: Mapping[str, Tensor], of: Any) -> Tensor:
     return total
 
 
+def all_finite(grads: Mapping[str, Tensor]) -> Tensor:
+    """Whether no gradient has NaN or infinities: bool of shape (). Raises as `clip_by_norm`."""
+    total = _total(grads, ops.abs)
+    return ops.cast(ops.step(total - total + 1.0), "bool")  # inf − inf is NaN, which is not above 0
+
+
 class LossScale:
     """A factor by which the loss is multiplied, so that small gradients of half types do not become 0; it adapts:
     Micikevicius et al., "Mixed Precision Training", 2018, section 3.2, as torch's ``GradScaler``.
@@ -261,9 +271,7 @@ class LossScale:
 
     def unscaled(self, grads: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """The gradients divided by the scale, in f32 at least, and whether all of them are finite (bool, shape ())."""
-        total = _total(grads, ops.abs)
-        finite = ops.cast(ops.step(total - total + 1.0), "bool")  # inf − inf is NaN, which is not above 0
-        return {name: ops.cast(g, _wide(g.dtype)) / self.scale for name, g in grads.items()}, finite
+        return {name: ops.cast(g, _wide(g.dtype)) / self.scale for name, g in grads.items()}, all_finite(grads)
 
     def update(self, finite: Tensor) -> dict[str, Tensor]:
         """The next versions of the states."""
