@@ -130,9 +130,8 @@ def _max_pool(
     lines, places = x.shape[0] * x.shape[1], out.shape[2:]
     reach = [(m - 1) * s + d * (k - 1) + 1 for m, s, d, k in zip(places, stride, dilation, kernel_size, strict=True)]
     pads = [(p, r - n - p) for p, r, n in zip(padding, reach, x.shape[2:], strict=True)]
-    framed = ops.reshape(_framed(x, pads, -np.inf), (lines, 1, *reach))
-    windows = ops.im2col(framed, kernel_size, dilation, (0,) * len(reach), stride)
-    best = ops.argmax(windows, 1)
+    windows = ops.im2col(_framed(x, pads, -np.inf), kernel_size, dilation, (0,) * len(reach), stride)
+    best = ops.argmax(ops.reshape(windows, (lines, prod(kernel_size), prod(places))), 1)
     steps = [prod(reach[a + 1 :]) for a in range(len(reach))]
     within = [sum(i * d * s for i, d, s in zip(at, dilation, steps, strict=True)) for at in _grid(kernel_size)]
     start = [sum(i * s * by for i, s, by in zip(at, stride, steps, strict=True)) for at in _grid(places)]
