@@ -13,22 +13,22 @@ import opweave.contract
 
 NAMES = """
     DTYPES
-    AllocationError Arg Backend Blocks BoundsError Broken Buffer BufferType Cancelled DType DTypeError Device
-    DeviceLostError ExecutionError FormatError Function Graph Group HazardError Incompatible KVCache KernelTable Kind
-    LayoutError LifetimeError MemorySpace NameConflict OpDef OpweaveError OpweaveWarning PathError Placement
-    PluginError PluginRecord Program Registry Scheduler SchedulerError ShapeError Spec Step Stream Tensor Unavailable
-    UnknownNameError UnsupportedOpError Usage Weights
+    AllocationError Arg Backend Blocks BoundsError Broken Buffer BufferType Cancelled CheckpointError DType DTypeError
+    Device DeviceLostError ExecutionError FormatError Function GradientError Graph Group HazardError Incompatible
+    KVCache KernelTable Kind LayoutError LifetimeError MemorySpace NameConflict OpDef OpweaveError OpweaveWarning
+    PathError Placement PluginError PluginRecord Program Registry Scheduler SchedulerError ShapeError Spec Step Stream
+    Tensor Unavailable UnknownNameError UnsupportedOpError Usage Weights
     abs accumulate add add_expert add_region arange argmax argsort as_dtype assign attention avg_pool1d avg_pool2d
     backend backends bernoulli best_device broadcast_to cast causal_conv1d ceil clamp compare compile concat constant
-    contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d copy cos count_equal cumsum custom
+    contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d copy cos count_equal cross_entropy cumsum custom
     default_devices define_op dequantize device devices diag diag_embed diagonal div elu embedding equal exp
-    expand_dims expert_linear expm1 flatten flip floor from_dlpack full geglu gelu gelu_quick gelu_tanh greater
-    greater_equal group_norm hardsigmoid hardswish hookimpl im2col index_add index_copy input interpolate l2_norm
-    layer_norm leaky_relu less less_equal linear load load_all load_all_from_path load_weights log log1p log_softmax
-    matmul max max_pool1d max_pool2d maximum mean min minimum mul neg normal not_equal open_device outer pad place
-    plugins pow prod profile profile_run quantize read reciprocal register register_device reglu relu repeat reshape
-    rms_norm roll rope round rsqrt scale scope selective_scan set_region sigmoid sign silu simulate sin softmax
-    softplus split sqrt square squeeze state step sub sum swapaxes swiglu swiglu_oai take_along_axis tanh tile
+    expand_dims expert_linear expm1 flatten flip floor from_dlpack full geglu gelu gelu_quick gelu_tanh gradients
+    greater greater_equal group_norm hardsigmoid hardswish hookimpl im2col index_add index_copy input interpolate
+    l2_norm layer_norm leaky_relu less less_equal linear load load_all load_all_from_path load_weights log log1p
+    log_softmax matmul max max_pool1d max_pool2d maximum mean min minimum mse_loss mul neg normal not_equal open_device
+    outer pad place plugins pow prod profile profile_run quantize read reciprocal register register_device reglu relu
+    repeat reshape rms_norm roll rope round rsqrt scale scope selective_scan set_region sigmoid sign silu simulate sin
+    softmax softplus split sqrt square squeeze state step sub sum swapaxes swiglu swiglu_oai take_along_axis tanh tile
     timestep_embedding top_k trace transpose tril triu trunc uniform unload var weights where write
 """.split()  # noqa: SIM905 - sixty lines shorter
 

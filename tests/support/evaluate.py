@@ -33,6 +33,8 @@ def evaluate(tensor: Tensor, leaves: Mapping[Tensor, Array], known: dict[Tensor,
         given = leaves.get(tensor, leaf.data)
         assert given is not None
         value = given
+    elif not tensor.size:
+        value = np.empty(tensor.shape, tensor.dtype.numpy)  # never computed by a device either
     elif tensor.is_view:
         value = window(tensor, evaluate(tensor.root, leaves, known))
     elif tensor.op.writes:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from opweave.tools.compare import compare as compare
     from opweave.tools.profile_run import profile_run as profile_run
     from opweave.tools.trace import trace as trace
+    from opweave.training.backward import gradients as gradients
     from opweave.whatif.simulate import simulate as simulate
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ _LATER = {
     "dequantize": "opweave.quantization",
     "from_dlpack": "opweave.dlpack",
     "load_weights": "opweave.formats.load",
+    "gradients": "opweave.training.backward",
     "profile": "opweave.cost.store",
     "profile_run": "opweave.tools.profile_run",
     "quantize": "opweave.quantization",

@@ -17,6 +17,8 @@
     ├── DeviceLostError                     a device stopped working; its buffers are lost
     ├── ExecutionError                      a run failed; has node, device, half-written states
     ├── SchedulerError                      a scheduler or program was asked for something impossible
+    ├── GradientError                       no gradient leads from a loss to a parameter
+    ├── CheckpointError                     a damaged checkpoint, or one of another training
     ├── Cancelled                           a run was ended early on request
     └── PluginError                         has plugin, distribution, version, remedy
         ├── Broken                          the code of a plugin failed or breaks the contract
@@ -35,10 +37,12 @@ __all__ = [
     "BoundsError",
     "Broken",
     "Cancelled",
+    "CheckpointError",
     "DTypeError",
     "DeviceLostError",
     "ExecutionError",
     "FormatError",
+    "GradientError",
     "HazardError",
     "Incompatible",
     "LayoutError",
@@ -213,6 +217,22 @@ def not_pickled(what: object) -> SchedulerError:
         f"{what!r} cannot be copied or pickled: it is bound to memory and devices of this process. Pickle its graph, "
         "ow.Graph(outputs) or ow.Graph(outputs).to_bytes(), and build that where it is to run"
     )
+
+
+class GradientError(OpweaveError):
+    """A loss does not depend on a parameter, or only through an operation that has no gradient.
+
+    Attributes:
+        path: the tensors from the loss to the parameter, the operation in question among them, as messages show them.
+    """
+
+    def __init__(self, message: str, path: Iterable[str] = ()) -> None:
+        self.path = tuple(path)
+        super().__init__("\n".join([message, *(f"  {step}" for step in self.path)]))
+
+
+class CheckpointError(OpweaveError):
+    """A checkpoint that is missing, damaged, or of another training: other parameters, options or data."""
 
 
 class Cancelled(OpweaveError):

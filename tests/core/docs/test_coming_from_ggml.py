@@ -25,7 +25,6 @@ interfaces and the optional procedures; the operations of August 2026."""
 
 CAPABILITIES = {
     "more operations",
-    "training",
 }
 """What rows may wait for."""
 

@@ -19,6 +19,7 @@ from opweave.contract import HOST_SPACE, AbortCallback, SplitBuffers
 from opweave.contract.kernels import KernelTable
 from opweave.host.device import HostDevice
 from opweave.host.memory import HostMemory
+from opweave.training import SGD, AdamW
 from tests.support.devices import Plain, Separate, reference_kernel
 
 F = np.float32
@@ -95,6 +96,17 @@ def turned(x: Array) -> Array:
     angle = np.arange(x.shape[-2])[:, None] * 10000.0 ** (-np.arange(0, x.shape[-1], 2) / x.shape[-1])
     pairs = (x[..., ::2] + 1j * x[..., 1::2]) * np.exp(1j * angle)
     return np.stack([pairs.real, pairs.imag], -1).reshape(x.shape)
+
+
+def repeated_back(a: ow.Tensor) -> ow.Tensor:
+    """What a tile gets from all of its copies."""
+    tile = ow.constant(np.zeros((2, 3), np.float32))
+    return ow.gradients(ow.tile(tile, (2, 2)), tile, a)
+
+
+def normed_back(x: Array, grad: Array) -> Array:
+    size = np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+    return (grad - x / size * (grad * x / size).mean(-1, keepdims=True)) / size
 
 
 def scanned(u: Array, delta: Array, decay: Array, into: Array, out_of: Array) -> Array:
@@ -274,6 +286,36 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda volume, kernel: spread_out(volume[0], kernel.swapaxes(0, 1)[:3], 2),
     ),
     "GET_ROWS_BACK": (lambda ids, a: ow.index_add(ids, a[:3], 5), lambda ids, a: np.eye(5, 4)[:, ids] @ a[:3]),
+    "REPEAT_BACK": (lambda a: repeated_back(a), lambda a: a.reshape(2, 2, 2, 3).sum((0, 2))),
+    "SILU_BACK": (
+        lambda a: ow.gradients(ow.silu(a), a, a),
+        lambda a: a * sigmoid(a) * (1 + a * (1 - sigmoid(a))),
+    ),
+    "RMS_NORM_BACK": (lambda a: ow.gradients(ow.rms_norm(a), a, ow.square(a)), lambda a: normed_back(a, a * a)),
+    "SOFT_MAX_BACK": (
+        lambda a: ow.gradients(ow.softmax(a), a, ow.square(a)),
+        lambda a: softmax(a) * (a * a - (a * a * softmax(a)).sum(-1, keepdims=True)),
+    ),
+    "ROPE_BACK": (  # turning back what was turned gives what was there
+        lambda a: ow.gradients(ow.rope(a, np.arange(4)), a, ow.rope(a, np.arange(4))),
+        lambda a: a,
+    ),
+    "CROSS_ENTROPY_LOSS": (
+        lambda a, positive: ow.cross_entropy(a, positive),
+        lambda a, positive: -(positive * np.log(softmax(a))).sum() / 4,
+    ),
+    "CROSS_ENTROPY_LOSS_BACK": (
+        lambda a, positive: ow.gradients(ow.cross_entropy(a, ow.softmax(positive)), a),
+        lambda a, positive: (softmax(a) - softmax(positive)) / 4,
+    ),
+    "OPT_STEP_SGD": (
+        lambda a, state: SGD({"w": state}).step({"w": a}, 0.1)["w"],
+        lambda a, state: state - 0.1 * a,
+    ),
+    "OPT_STEP_ADAMW": (
+        lambda a, state: AdamW({"w": state}, weight_decay=0.5).step({"w": a}, 0.1)["w"],
+        lambda a, state: state * (1 - 0.1 * 0.5) - 0.1 * np.sign(a),
+    ),
 }
 """ggml's name -> ours and NumPy's, as functions of operands in `DATA`."""
 

@@ -6,7 +6,7 @@ Operators of `Tensor` look operations up in this table by name, so that ``tensor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,10 +17,26 @@ if TYPE_CHECKING:
     from opweave.graph.layout import Shape
     from opweave.graph.tensor import Tensor
 
-__all__ = ["OPS", "SAMPLE_IDS", "Infer", "Limits", "OpDef", "Sample", "define_op", "find_op", "flops_per_element"]
+__all__ = [
+    "OPS",
+    "SAMPLE_IDS",
+    "Gradient",
+    "Infer",
+    "Limits",
+    "OpDef",
+    "Sample",
+    "define_op",
+    "find_op",
+    "flops_per_element",
+]
 
 Infer = Callable[..., "tuple[Shape, DType]"]
 """The shape rule: ``infer(*srcs, **attrs)`` returns shape and dtype of the output, or raises a typed error."""
+
+Gradient = Callable[..., "Tensor | Sequence[Tensor | None] | None"]
+"""``gradient(grad, out, *srcs, **attrs)`` builds the gradients of a loss with respect to the sources, given ``grad``,
+the one with respect to the output ``out``: a tensor of the shape of each source, ``None`` where it is zero; of one
+source not in a sequence. If the operation writes, the first one is that of the version which is overwritten, whole."""
 
 
 class Limits(NamedTuple):
@@ -73,6 +89,9 @@ class OpDef:
             ``reference(*arrays, **attrs)`` returns the result, which is then rounded to the dtype of the output. If
             ``writes`` is set, its first argument is the region to write, which it changes in place.
         build: the public function that checks arguments and makes the node.
+        gradient: builds the gradients of the sources (`Gradient`); ``None``: `opweave.gradients` refuses a path through
+            the operation. Those of opweave's own operations are in `opweave.ops.gradients`, which is imported when
+            gradients are first asked for.
         inplace: positions of sources whose memory the output may overwrite, element by element.
         writes: the node writes into the memory of its first source, a state, and is the next version of it.
         is_view: the node is another window of its source's bytes; no backend computes it.
@@ -99,8 +118,9 @@ class OpDef:
     """
 
     __slots__ = (
-        "build", "exact", "family", "flops", "formula", "index_out", "indices", "infer", "inplace", "is_view", "limits",
-        "name", "nan", "pointwise", "product", "reference", "runs_like", "samples", "selects", "slack", "writes",
+        "build", "exact", "family", "flops", "formula", "gradient", "index_out", "indices", "infer", "inplace",
+        "is_view", "limits", "name", "nan", "pointwise", "product", "reference", "runs_like", "samples", "selects",
+        "slack", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -126,6 +146,7 @@ class OpDef:
         nan: bool = True,
         runs_like: str = "add",
         samples: Callable[[], Iterable[Sample]] | None = None,
+        gradient: Gradient | None = None,
     ) -> None:
         self.name: Final = name
         self.family: Final = family
@@ -147,6 +168,7 @@ class OpDef:
         self.nan: Final = nan
         self.runs_like: Final = runs_like
         self.samples: Final = samples
+        self.gradient: Gradient | None = gradient
         self.build: Callable[..., Tensor] | None = None
 
     def __repr__(self) -> str:

@@ -1,0 +1,22 @@
+"""The gradients of the operations, by family. Importing this enters them into the definitions (`OpDef.gradient`).
+
+A gradient is a composition of operations: what it builds is an ordinary graph, which runs wherever these run. Nodes
+that nobody asks for are never part of a graph, so a gradient builds those of all sources.
+"""
+
+from opweave.ops.gradients import (
+    attention,
+    convolution,
+    elementwise,
+    matmul,
+    movement,
+    normalization,
+    reduction,
+    rope,
+    state_space,
+)
+
+__all__ = [
+    "attention", "convolution", "elementwise", "matmul", "movement", "normalization", "reduction", "rope",
+    "state_space",
+]  # fmt: skip

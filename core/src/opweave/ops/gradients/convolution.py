@@ -1,0 +1,196 @@
+"""Gradients of convolutions, pooling and resampling.
+
+A convolution's gradient of its input is a transposed convolution, that of its weights a product with the columns of the
+input (`im2col`). Pooling and columns spread their gradients in the same ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from opweave import ops
+from opweave.graph.layout import Shape
+from opweave.graph.tensor import Tensor, constant
+from opweave.ops.gradients.movement import added_in_rows, spread
+from opweave.ops.gradients.rules import gradient_of
+from opweave.ops.interpolation import axis_taps, tap_kind
+from opweave.ops.pooling import window_counts
+
+Pads = Sequence[tuple[int, int]]
+
+# --- convolutions ---------------------------------------------------------------------------------------------------
+
+
+def _framed(x: Tensor, pads: Pads, value: float = 0) -> Tensor:
+    """``x`` with its spatial axes padded, cut where a number is negative."""
+    cut = [slice(max(-a, 0), n - max(-b, 0)) for (a, b), n in zip(pads, x.shape[2:], strict=True)]
+    inner = x[(slice(None), slice(None), *cut)]
+    return ops.pad(inner, [(0, 0), (0, 0), *[(max(a, 0), max(b, 0)) for a, b in pads]], value=value)
+
+
+def _turned(w: Tensor, groups: int) -> Tensor:
+    """Weights (out, in / groups, ...) as (in, out / groups, ...), each window in reverse order."""
+    outputs, inputs, *kernel = w.shape
+    split = ops.swapaxes(ops.reshape(w, (groups, outputs // groups, inputs, *kernel)), 1, 2)
+    return ops.flip(ops.reshape(split, (groups * inputs, outputs // groups, *kernel)), tuple(range(2, w.ndim)))
+
+
+def transposed(
+    grad: Tensor, w: Tensor, lengths: Shape, *, stride: Shape, padding: Shape, dilation: Shape, groups: int = 1
+) -> Tensor:
+    """The gradient of the input, whose spatial axes have ``lengths``, of a convolution with weights ``w``.
+
+    ``padding`` is what lies before the input; how much lies behind it follows.
+    """
+    kernel = w.shape[2:]
+    reach = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(grad.shape[2:], stride, dilation, kernel, strict=True)]
+    # What is cut off on both sides.
+    cut = [max(min(p, r - p - n), 0) if n else 0 for p, r, n in zip(padding, reach, lengths, strict=True)]
+    if len(lengths) < 3:
+        operation = ops.conv_transpose1d if len(lengths) == 1 else ops.conv_transpose2d
+        full = operation(grad, w, None, stride, tuple(cut), 0, groups, dilation)
+    else:
+        for axis, step in enumerate(stride, 2):
+            grad = spread(grad, axis, step)
+        around = [(d * (k - 1) - p,) * 2 for d, k, p in zip(dilation, kernel, cut, strict=True)]
+        full = ops.conv3d(_framed(grad, around), _turned(w, groups), None, 1, 0, dilation, groups)
+    before = [c - p for c, p in zip(cut, padding, strict=True)]
+    return _framed(full, [(a, n - m - a) for a, n, m in zip(before, lengths, full.shape[2:], strict=True)])
+
+
+def _weights(
+    x: Tensor, grad: Tensor, w: Tensor, *, stride: Shape, padding: Pads, dilation: Shape, groups: int
+) -> Tensor:
+    """The gradient of the weights ``w`` of a convolution of ``x``."""
+    rank = len(stride)
+    columns = ops.im2col(_framed(x, padding), w.shape[2:], dilation, (0,) * rank, stride)
+    batch, channels = x.shape[:2]
+    inputs = channels // groups * prod(w.shape[2:])
+    places = prod(grad.shape[2:])
+    columns = ops.reshape(columns, (batch, groups, inputs, columns.shape[2]))
+    rows = ops.reshape(grad, (batch, groups, grad.shape[1] // groups, places))
+    return ops.reshape(ops.sum(ops.matmul(rows, ops.swapaxes(columns, -1, -2)), 0), w.shape)
+
+
+def _bias(grad: Tensor) -> Tensor:
+    return ops.sum(grad, (0, *range(2, grad.ndim)))
+
+
+@gradient_of("conv1d", "conv2d", "conv3d")
+def _conv(grad: Tensor, out: Tensor, x: Tensor, w: Tensor, *bias: Tensor, padding: Pads, **attrs: Any) -> Any:
+    dx = transposed(grad, w, x.shape[2:], padding=tuple([before for before, _ in padding]), **attrs)
+    return dx, _weights(x, grad, w, padding=padding, **attrs), *[_bias(grad) for _ in bias]
+
+
+@gradient_of("conv_transpose1d", "conv_transpose2d")
+def _conv_transpose(
+    grad: Tensor, out: Tensor, x: Tensor, w: Tensor, *bias: Tensor, padding: Shape, output_padding: Shape, **attrs: Any
+) -> Any:
+    # Behind its last window the result holds what output_padding added, which no element of x reaches.
+    pads = [(p, p - extra) for p, extra in zip(padding, output_padding, strict=True)]
+    framed = _framed(grad, pads)
+    convolve = ops.conv1d if len(padding) == 1 else ops.conv2d
+    dx = convolve(framed, w, None, attrs["stride"], 0, attrs["dilation"], attrs["groups"])
+    return dx, _weights(grad, x, w, padding=pads, **attrs), *[_bias(grad) for _ in bias]
+
+
+@gradient_of("im2col")
+def _im2col(
+    grad: Tensor, out: Tensor, x: Tensor, *, kernel_size: Shape, dilation: Shape, padding: Shape, stride: Shape
+) -> Tensor:
+    lengths = [n + 2 * p for n, p in zip(x.shape[2:], padding, strict=True)]
+    places = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(lengths, kernel_size, stride, dilation, strict=True)]
+    elements = prod(kernel_size)
+    each = ops.reshape(grad, (x.shape[0] * x.shape[1], elements, *places))
+    ones = constant(np.eye(elements).reshape(elements, 1, *kernel_size), grad.dtype)
+    return ops.reshape(transposed(each, ones, x.shape[2:], stride=stride, padding=padding, dilation=dilation), x.shape)
+
+
+# --- pooling --------------------------------------------------------------------------------------------------------
+
+
+@gradient_of("max_pool1d", "max_pool2d")
+def _max_pool(
+    grad: Tensor,
+    out: Tensor,
+    x: Tensor,
+    *,
+    kernel_size: Shape,
+    stride: Shape,
+    padding: Shape,
+    dilation: Shape,
+    **_: Any,
+) -> Tensor:
+    """The first of equal elements of a window gets its gradient, as in torch."""
+    lines, places = x.shape[0] * x.shape[1], out.shape[2:]
+    reach = [(m - 1) * s + d * (k - 1) + 1 for m, s, d, k in zip(places, stride, dilation, kernel_size, strict=True)]
+    pads = [(p, r - n - p) for p, r, n in zip(padding, reach, x.shape[2:], strict=True)]
+    windows = ops.im2col(_framed(x, pads, -np.inf), kernel_size, dilation, (0,) * len(reach), stride)
+    best = ops.argmax(ops.reshape(windows, (lines, prod(kernel_size), prod(places))), 1)
+    steps = [prod(reach[a + 1 :]) for a in range(len(reach))]
+    within = [sum(i * d * s for i, d, s in zip(at, dilation, steps, strict=True)) for at in _grid(kernel_size)]
+    start = [sum(i * s * by for i, s, by in zip(at, stride, steps, strict=True)) for at in _grid(places)]
+    ids = ops.embedding(constant(within, "i64"), best) + constant(start, "i64")
+    summed = added_in_rows(ops.reshape(grad, (lines, prod(places))), ids, (lines, prod(reach)))
+    return _framed(ops.reshape(summed, (*x.shape[:2], *reach)), [(-a, -b) for a, b in pads])
+
+
+def _grid(shape: Shape) -> list[tuple[int, ...]]:
+    return list(product(*map(range, shape)))
+
+
+@gradient_of("avg_pool1d", "avg_pool2d")
+def _avg_pool(
+    grad: Tensor,
+    out: Tensor,
+    x: Tensor,
+    *,
+    kernel_size: Shape,
+    stride: Shape,
+    padding: Shape,
+    dilation: Shape,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int,
+) -> Tensor:
+    if divisor:
+        share = grad * (1 / divisor)
+    else:
+        counts = np.ones(())
+        for n, m, k, s, p in zip(x.shape[2:], out.shape[2:], kernel_size, stride, padding, strict=True):
+            counts = counts[..., None] * window_counts(n, m, k, s, p, count_include_pad)
+        share = grad * constant(1 / counts, grad.dtype)
+    lines = ops.reshape(share, (x.shape[0] * x.shape[1], 1, *out.shape[2:]))
+    ones = ops.full((1, 1, *kernel_size), 1, grad.dtype)
+    return ops.reshape(transposed(lines, ones, x.shape[2:], stride=stride, padding=padding, dilation=dilation), x.shape)
+
+
+# --- resampling -----------------------------------------------------------------------------------------------------
+
+
+@gradient_of("interpolate")
+def _interpolate(
+    grad: Tensor,
+    out: Tensor,
+    x: Tensor,
+    *,
+    size: Shape,
+    scale_factor: tuple[float, ...] | None,
+    mode: str,
+    align_corners: bool,
+) -> Tensor:
+    """Each axis is a product with the matrix of its weights."""
+    for axis, n in enumerate(size, 2):
+        length = x.shape[axis]
+        places, weights = axis_taps(
+            length, n, scale_factor[axis - 2] if scale_factor else 0.0, tap_kind(mode), align_corners
+        )
+        matrix = np.zeros((n, length))
+        np.add.at(matrix, (np.arange(n)[None], places), weights)
+        grad = ops.swapaxes(ops.matmul(ops.swapaxes(grad, axis, -1), constant(matrix, grad.dtype)), axis, -1)
+    return grad

@@ -1,0 +1,58 @@
+"""Gradients of reductions and running sums."""
+
+from __future__ import annotations
+
+from math import inf, prod
+
+from opweave import ops
+from opweave.graph.layout import Shape
+from opweave.graph.tensor import Tensor
+from opweave.ops.gradients.rules import gradient_of, unreduced, vanishing
+
+vanishing("argmax", "count_equal", "argsort", "top_k")
+
+
+@gradient_of("sum")
+def _sum(grad: Tensor, out: Tensor, x: Tensor, *, axes: Shape) -> Tensor:
+    return unreduced(grad, x, axes)
+
+
+@gradient_of("mean")
+def _mean(grad: Tensor, out: Tensor, x: Tensor, *, axes: Shape) -> Tensor:
+    return unreduced(grad * (1 / max(_count(x, axes), 1)), x, axes)
+
+
+def _count(x: Tensor, axes: Shape) -> int:
+    return prod([x.shape[a] for a in axes])
+
+
+@gradient_of("prod")
+def _prod(grad: Tensor, out: Tensor, x: Tensor, *, axes: Shape) -> Tensor:
+    """The product of the others is product / x without zeros; with one zero, it is there the product of the rest, and 0
+    elsewhere; with more it is 0."""
+    others = ops.where(x, x, 1.0)
+    zeros = unreduced(ops.sum(ops.where(x, ops.full(x.shape, 0, x.dtype), 1.0), axes), x, axes)
+    rest = unreduced(grad * ops.prod(others, axes), x, axes)
+    return ops.where(x, ops.where(zeros, 0.0, rest / others), ops.where(zeros - 1.0, 0.0, rest))
+
+
+@gradient_of("var")
+def _var(grad: Tensor, out: Tensor, x: Tensor, *, axes: Shape, correction: float) -> Tensor:
+    n = _count(x, axes)
+    factor = 2 / (n - correction) if n > correction else inf
+    return unreduced(grad * factor, x, axes) * (x - unreduced(ops.mean(x, axes), x, axes))
+
+
+@gradient_of("max", "min")
+def _extreme(grad: Tensor, out: Tensor, x: Tensor, *, axes: Shape) -> Tensor:
+    """Equal extremes share the gradient evenly, as with torch's ``amax``."""
+    assert out.op is not None
+    best = unreduced(out, x, axes)
+    worse = ops.step(best - x if out.op.name == "max" else x - best)
+    chosen = 1.0 - worse
+    return ops.where(worse, 0.0, unreduced(grad / ops.sum(chosen, axes), x, axes))
+
+
+@gradient_of("cumsum")
+def _cumsum(grad: Tensor, out: Tensor, x: Tensor, *, axis: int) -> Tensor:
+    return ops.flip(ops.cumsum(ops.flip(grad, axis), axis), axis)

@@ -1,0 +1,65 @@
+"""Entering gradients into the definitions of operations, and what several of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, TypeVar
+
+from opweave import ops
+from opweave.graph.dtypes import DType, bf16, f16, f32
+from opweave.graph.layout import Shape
+from opweave.graph.opdef import find_op
+from opweave.graph.tensor import Tensor
+
+__all__ = ["at_least_f32", "gradient_of", "mean_of", "rows_of", "sum_of", "unreduced", "vanishing", "zeros"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def gradient_of(*names: str) -> Callable[[F], F]:
+    """Decorator: makes the function the gradient of the named operations."""
+
+    def register(function: F) -> F:
+        for name in names:
+            find_op(name).gradient = function
+        return function
+
+    return register
+
+
+def vanishing(*names: str) -> None:
+    """Enter the gradient of operations whose result is constant wherever it has a derivative, or is an integer."""
+    for name in names:
+        find_op(name).gradient = lambda grad, out, *srcs, **attrs: (None,) * len(srcs)
+
+
+def zeros(shape: Shape, dtype: DType) -> Tensor:
+    return ops.full(shape, 0, dtype)
+
+
+def at_least_f32(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Half types as f32, for gradients whose terms nearly cancel."""
+    return tuple([ops.cast(t, f32) if t.dtype in (f16, bf16) else t for t in tensors])
+
+
+def sum_of(x: Tensor, axis: int = -1) -> Tensor:
+    """The sum along an axis, which stays with length 1."""
+    return ops.sum(x, axis, keepdims=True)
+
+
+def mean_of(x: Tensor) -> Tensor:
+    """The mean over the last axis, which stays with length 1."""
+    return ops.mean(x, -1, keepdims=True)
+
+
+def rows_of(x: Tensor, keep: int = 1) -> Tensor:
+    """All axes but the last ``keep`` merged into one."""
+    split = x.ndim - keep
+    return ops.reshape(x, (prod(x.shape[:split]), *x.shape[split:]))
+
+
+def unreduced(grad: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
+    """The gradient of a reduction over ``axes`` of ``x``, repeated along them."""
+    kept = tuple([1 if a in axes else n for a, n in enumerate(x.shape)])
+    return ops.broadcast_to(ops.reshape(grad, kept), x.shape)

@@ -1,0 +1,112 @@
+"""Checkpoints: one safetensors file with everything that a training needs to go on as if it had never stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from opweave.errors import CheckpointError, Unavailable
+from opweave.graph.dtypes import DTYPES
+from opweave.graph.tensor import Tensor
+from opweave.leaves import read_leaf, write_state
+
+__all__ = ["restore", "write_checkpoint"]
+
+_NAMES: Final = {
+    "f64": "F64", "f32": "F32", "f16": "F16", "bf16": "BF16", "i64": "I64", "i32": "I32", "i16": "I16", "i8": "I8",
+    "u8": "U8", "bool": "BOOL",
+}  # fmt: skip
+"""dtypes as the format calls them."""
+
+
+def _library(name: str = "safetensors") -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise Unavailable(
+            f"checkpoints need the package safetensors: {error}", remedy="pip install 'opweave[training]'"
+        ) from None
+
+
+def write_checkpoint(path: str | os.PathLike[str], states: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write states and facts. Whoever reads ``path`` finds the file that was there or the new one, never a part: it is
+    written beside it, synced and renamed.
+
+    Args:
+        path: of the file.
+        states: name -> state.
+        facts: what JSON can hold.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+        Unavailable: the package safetensors is not installed.
+    """
+    library = _library("safetensors.numpy")
+    target = Path(path)
+    arrays = {name: read_leaf(tensor) for name, tensor in states.items()}
+    data = library.save(arrays, {"opweave": json.dumps(dict(facts))})
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
+        raise CheckpointError(f"the checkpoint {target} cannot be written: {error}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name of a file last, where a folder can be synced."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def restore(path: str | os.PathLike[str], states: Mapping[str, Tensor], structure: str) -> dict[str, Any]:
+    """Set states to what a checkpoint holds and return its facts. Nothing is set unless everything fits.
+
+    Args:
+        path: of the file.
+        states: name -> state.
+        structure: what the fact ``"structure"`` has to be.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or of another training.
+        Unavailable: the package safetensors is not installed.
+    """
+    library = _library()
+    try:
+        data = Path(path).read_bytes()
+        found = dict(library.deserialize(data))
+        length = int.from_bytes(data[:8], "little")
+        facts: dict[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["opweave"])
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be read: {error}") from error
+    except (library.SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is no complete checkpoint: {type(error).__name__}: {error}") from error
+    arrays = {}
+    for name, tensor in states.items():
+        entry = found.get(name)
+        if entry is None or tuple(entry["shape"]) != tensor.shape or entry["dtype"] != _NAMES[tensor.dtype.name]:
+            there = "nothing" if entry is None else f"{entry['dtype']}{list(entry['shape'])}"
+            raise CheckpointError(f"the checkpoint {path} has {there} for {name!r}, which is {tensor.describe()}")
+        arrays[name] = np.frombuffer(bytearray(entry["data"]), DTYPES[tensor.dtype.name].numpy).reshape(tensor.shape)
+    if facts.get("structure") != structure:
+        raise CheckpointError(f"the checkpoint {path} is of another training: its optimizer, options or data differ")
+    for name, tensor in states.items():
+        write_state(tensor, arrays[name])
+    return facts

@@ -1,0 +1,284 @@
+"""Optimizers: graphs that write parameters and moments, all of them states, from gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import log
+from typing import Any, Final
+
+import numpy as np
+
+from opweave import ops
+from opweave.errors import DTypeError, SchedulerError
+from opweave.graph.dtypes import DType, bf16, f16, f32, f64
+from opweave.graph.tensor import Tensor
+from opweave.leaves import read_leaf, state, write_state
+from opweave.ops.operands import as_number
+
+__all__ = ["SGD", "AdamW", "LossScale", "Optimizer", "all_finite", "clip_by_norm"]
+
+Rate = float | Tensor
+
+
+class Optimizer:
+    """What optimizers share: the parameters, the states beside them, and writing both.
+
+    Parameters of half types have a copy in f32 each, the state ``NAME.master``, which is what is optimized; the
+    parameter becomes its rounded value (Micikevicius et al., "Mixed Precision Training", 2018, section 3.1). Build
+    the optimizer after the parameters have their initial values.
+
+    Args:
+        params: name -> state of a float type.
+
+    Attributes:
+        params: the parameters.
+        states: name -> state of everything else that a checkpoint has to hold.
+        options: the numbers that it was made with.
+
+    Raises:
+        SchedulerError: a parameter that is not a state.
+        DTypeError: one that is not of a float type.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor]) -> None:
+        self.params: Final = dict(params)
+        self.states: Final[dict[str, Tensor]] = {}
+        self.options: Final[dict[str, Any]] = {}
+        self._masters: dict[str, Tensor] = {}
+        for name, param in self.params.items():
+            if not isinstance(param, Tensor) or param.leaf is None or param.leaf.kind != "state":
+                raise SchedulerError(f"optimizer: parameters are states (ow.state), and {name!r} is {param!r:.60}")
+            if not param.dtype.is_float:
+                raise DTypeError(f"optimizer: parameters are of a float type; {name!r} is {param.describe()}")
+            if param.dtype in (f16, bf16):
+                self._masters[name] = master = self._state(f"{name}.master", param.shape, f32)
+                write_state(master, read_leaf(param).astype(np.float32))
+
+    def _state(self, name: str, shape: tuple[int, ...], dtype: DType) -> Tensor:
+        """A new state of zeros beside the parameters."""
+        made = self.states[name] = state(name, shape, dtype)
+        return made
+
+    def _beside(self, what: str) -> dict[str, Tensor]:
+        """A state ``NAME.what`` of zeros for each parameter, of its shape, in f32 at least."""
+        return {name: self._state(f"{name}.{what}", p.shape, _wide(p.dtype)) for name, p in self.params.items()}
+
+    def step(self, grads: Mapping[str, Tensor], lr: Rate, when: Tensor | None = None) -> dict[str, Tensor]:
+        """One step.
+
+        Args:
+            grads: name -> gradient, for each parameter.
+            lr: the learning rate: a number, or a tensor of shape ().
+            when: bool of shape (); where it is False nothing changes. ``None``: always.
+
+        Returns:
+            Name -> next version, of parameters and states. A run that needs these makes the step.
+
+        Raises:
+            SchedulerError: gradients of other names than the parameters.
+        """
+        if set(grads) != set(self.params):
+            raise SchedulerError(f"optimizer: needs gradients for {sorted(self.params)}, not for {sorted(grads)}")
+        values: dict[str, Tensor] = self._shared()
+        for name, param in self.params.items():
+            weight = self._masters.get(name, param)
+            grad = ops.cast(grads[name], weight.dtype)
+            rate = lr if isinstance(lr, Tensor) else ops.full((), as_number("optimizer", "lr", lr), weight.dtype)
+            value, beside = self._updated(name, weight, grad, ops.cast(rate, weight.dtype))
+            values |= beside
+            if weight is not param:
+                values[weight.name] = value
+            values[name] = ops.cast(value, param.dtype)
+        return {name: self._written(name, value, when) for name, value in values.items()}
+
+    def _written(self, name: str, value: Tensor, when: Tensor | None) -> Tensor:
+        target = self.params[name] if name in self.params else self.states[name]
+        return ops.assign(target, value if when is None else ops.where(when, value, target))
+
+    def _shared(self) -> dict[str, Tensor]:
+        """New values of states that do not belong to one parameter."""
+        return {}
+
+    def _updated(self, name: str, weight: Tensor, grad: Tensor, lr: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The new value of a parameter, and those of the states beside it."""
+        raise NotImplementedError
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent, as ``torch.optim.SGD``.
+
+    Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013.
+
+    Args:
+        params: name -> state of a float type.
+        momentum: share of the velocity that is kept from step to step; 0: there is none.
+        nesterov: look ahead along the velocity; needs momentum.
+        weight_decay: this share of a parameter is added to its gradient.
+
+    Raises:
+        DTypeError: options that are no such numbers.
+        SchedulerError, DTypeError: as `Optimizer`.
+    """
+
+    def __init__(
+        self, params: Mapping[str, Tensor], momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params)
+        self._momentum: Final = as_share("SGD", "momentum", momentum)
+        self._decay: Final = as_number("SGD", "weight_decay", weight_decay)
+        self._nesterov: Final = nesterov
+        if nesterov and not self._momentum:
+            raise DTypeError("SGD: nesterov needs a momentum")
+        self._velocity: Final = self._beside("velocity") if self._momentum else {}
+        self.options.update(momentum=self._momentum, nesterov=nesterov, weight_decay=self._decay)
+
+    def _updated(self, name: str, weight: Tensor, grad: Tensor, lr: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        if self._decay:
+            grad = grad + self._decay * weight
+        if not self._momentum:
+            return weight - lr * grad, {}
+        velocity = self._momentum * self._velocity[name] + grad
+        along = grad + self._momentum * velocity if self._nesterov else velocity
+        return weight - lr * along, {f"{name}.velocity": velocity}
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay, as ``torch.optim.AdamW``: Loshchilov and Hutter, "Decoupled Weight Decay
+    Regularization", 2019, algorithm 2.
+
+    Args:
+        params: name -> state of a float type.
+        betas: share of the first and of the second moment that is kept from step to step.
+        eps: added to the root of the second moment.
+        weight_decay: a step takes this share, times the learning rate, off each parameter.
+
+    Raises:
+        DTypeError: options that are no such numbers.
+        SchedulerError, DTypeError: as `Optimizer`.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(params)
+        self._betas: Final = tuple([as_share("AdamW", "a beta", beta) for beta in betas])
+        if len(self._betas) != 2:
+            raise DTypeError(f"AdamW: betas are two numbers, not {betas!r}")
+        self._eps: Final = as_number("AdamW", "eps", eps)
+        self._decay: Final = as_number("AdamW", "weight_decay", weight_decay)
+        self._first: Final = self._beside("first_moment")
+        self._second: Final = self._beside("second_moment")
+        self._steps: Final = self._state("optimizer.steps", (), f32)
+        self.options.update(betas=self._betas, eps=self._eps, weight_decay=self._decay)
+
+    def _shared(self) -> dict[str, Tensor]:
+        return {"optimizer.steps": self._steps + 1.0}
+
+    def _updated(self, name: str, weight: Tensor, grad: Tensor, lr: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        first = self._first[name] * self._betas[0] + grad * (1 - self._betas[0])
+        second = self._second[name] * self._betas[1] + ops.square(grad) * (1 - self._betas[1])
+        steps = ops.cast(self._steps + 1.0, weight.dtype)
+        # 1 − βⁿ without cancellation.
+        whole_first, whole_second = [-ops.expm1(steps * log(b)) if b else steps * 0.0 + 1.0 for b in self._betas]
+        size = ops.sqrt(second) / ops.sqrt(whole_second) + self._eps
+        kept = weight * (1.0 - lr * self._decay) if self._decay else weight
+        value = kept - (lr / whole_first) * (first / size)
+        return value, {f"{name}.first_moment": first, f"{name}.second_moment": second}
+
+
+def _wide(dtype: DType) -> DType:
+    """f64 stays, others become f32."""
+    return f64 if dtype is f64 else f32
+
+
+def as_share(op: str, what: str, value: Any) -> float:
+    """``value`` as a number from 0 up to but without 1; raises `DTypeError`."""
+    number = as_number(op, what, value)
+    if not 0 <= number < 1:
+        raise DTypeError(f"{op}: {what} is a number from 0 up to 1, not {value!r}")
+    return number
+
+
+def clip_by_norm(grads: Mapping[str, Tensor], max_norm: float) -> tuple[dict[str, Tensor], Tensor]:
+    """Gradients scaled down together where their Euclidean norm is larger than ``max_norm``, and that norm; torch's
+    ``clip_grad_norm_``: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013.
+
+    Args:
+        grads: name -> gradient.
+        max_norm: a positive number.
+
+    Returns:
+        Name -> gradient, of the same dtypes, and the norm before, f32 (f64 where all gradients are) of shape ().
+
+    Raises:
+        DTypeError: no such number.
+        SchedulerError: no gradients.
+    """
+    limit = as_number("clip_by_norm", "max_norm", max_norm)
+    if not limit > 0:
+        raise DTypeError(f"clip_by_norm: max_norm is a positive number, not {max_norm!r}")
+    norm = ops.sqrt(_total(grads, ops.square))
+    factor = ops.minimum(limit / (norm + 1e-6), 1.0)
+    return {name: grad * ops.cast(factor, grad.dtype) for name, grad in grads.items()}, norm
+
+
+def _total(grads: Mapping[str, Tensor], of: Any) -> Tensor:
+    """The sum of a function of all elements, in f32 at least."""
+    if not grads:
+        raise SchedulerError("there are no gradients")
+    dtype = f64 if all(g.dtype is f64 for g in grads.values()) else f32
+    terms = [ops.sum(of(ops.cast(g, dtype))) for g in grads.values()]
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def all_finite(grads: Mapping[str, Tensor]) -> Tensor:
+    """Whether no gradient has NaN or infinities: bool of shape (). Raises as `clip_by_norm`."""
+    total = _total(grads, ops.abs)
+    return ops.cast(ops.step(total - total + 1.0), "bool")  # inf − inf is NaN, which is not above 0
+
+
+class LossScale:
+    """A factor by which the loss is multiplied, so that small gradients of half types do not become 0; it adapts:
+    Micikevicius et al., "Mixed Precision Training", 2018, section 3.2, as torch's ``GradScaler``.
+
+    ``ow.gradients(loss, params, scaling.scale)`` gives scaled gradients, `unscaled` undoes it, and `update` doubles the
+    scale after ``interval`` steps with finite gradients, and halves it when there are others; such a step is left out
+    by ``optimizer.step(grads, lr, finite)``.
+
+    Attributes:
+        scale: the state, f32 of shape ().
+        states: name -> state, for checkpoints.
+
+    Raises:
+        DTypeError: an initial scale or interval that is no positive number.
+    """
+
+    def __init__(self, initial: float = 65536.0, interval: int = 2000) -> None:
+        first = as_number("LossScale", "initial", initial)
+        self._interval: Final = as_number("LossScale", "interval", interval)
+        if not (first > 0 and self._interval > 0):
+            raise DTypeError(f"LossScale: takes positive numbers, not {initial!r} and {interval!r}")
+        self.scale: Final = state("loss_scale", (), f32, fill=first)
+        self._good: Final = state("loss_scale.good_steps", (), f32)
+        self.states: Final = {"loss_scale": self.scale, "loss_scale.good_steps": self._good}
+
+    def unscaled(self, grads: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """The gradients divided by the scale, in f32 at least, and whether all of them are finite (bool, shape ())."""
+        return {name: ops.cast(g, _wide(g.dtype)) / self.scale for name, g in grads.items()}, all_finite(grads)
+
+    def update(self, finite: Tensor) -> dict[str, Tensor]:
+        """The next versions of the states."""
+        good = self._good + 1.0
+        full = ops.step(good - (self._interval - 0.5))
+        grown = ops.where(full, self.scale * 2.0, self.scale)
+        return {
+            "loss_scale": ops.assign(self.scale, ops.where(finite, grown, self.scale * 0.5)),
+            "loss_scale.good_steps": ops.assign(self._good, ops.where(finite, good * (1.0 - full), 0.0)),
+        }

@@ -1,0 +1,61 @@
+"""Learning rates as functions of the number of the step, counted from 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import cos, pi
+
+from opweave.errors import DTypeError
+
+__all__ = ["Schedule", "cosine", "linear", "steps"]
+
+Schedule = Callable[[int], float]
+
+
+def cosine(rate: float, total: int, warmup: int = 0, final: float = 0.0) -> Schedule:
+    """Half a cosine from ``rate`` down to ``final`` at step ``total``, and ``final`` from there on: Loshchilov and
+    Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017. The first ``warmup`` steps go up to it.
+
+    Raises:
+        DTypeError: not 0 <= warmup < total.
+    """
+    _check(total, warmup)
+
+    def at(step: int) -> float:
+        return _warm(rate, step, warmup) or final + (rate - final) * (1 + cos(pi * _done(step, total, warmup))) / 2
+
+    return at
+
+
+def linear(rate: float, total: int, warmup: int = 0, final: float = 0.0) -> Schedule:
+    """A straight line from ``rate`` to ``final``; otherwise as `cosine`."""
+    _check(total, warmup)
+
+    def at(step: int) -> float:
+        return _warm(rate, step, warmup) or rate + (final - rate) * _done(step, total, warmup)
+
+    return at
+
+
+def steps(rate: float, every: int, factor: float = 0.1) -> Schedule:
+    """``rate``, multiplied by ``factor`` after each ``every`` steps.
+
+    Raises:
+        DTypeError: ``every`` is not positive.
+    """
+    if every < 1:
+        raise DTypeError(f"steps: every is a positive number of steps, not {every!r}")
+    return lambda step: rate * factor ** (step // every)
+
+
+def _check(total: int, warmup: int) -> None:
+    if not 0 <= warmup < total:
+        raise DTypeError(f"a schedule has more steps in all than to warm up, not {total!r} and {warmup!r}")
+
+
+def _warm(rate: float, step: int, warmup: int) -> float:
+    return rate * (step + 1) / (warmup + 1) if step < warmup else 0.0
+
+
+def _done(step: int, total: int, warmup: int) -> float:
+    return min((step - warmup) / (total - warmup), 1.0)

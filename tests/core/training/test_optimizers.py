@@ -1,0 +1,152 @@
+"""Optimizers step by step against torch's, clipping, f32 copies of half parameters, and the scale of the loss."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import opweave as ow
+from opweave.training import SGD, AdamW, LossScale, clip_by_norm
+
+RNG = np.random.default_rng(21)
+SHAPES = {"w": (4, 3), "b": (4,), "s": ()}
+STEPS = 7
+
+CASES = {
+    "sgd": (lambda p: SGD(p), lambda p: torch.optim.SGD(p, lr=0.1)),
+    "momentum": (lambda p: SGD(p, 0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+    "nesterov": (
+        lambda p: SGD(p, 0.9, True, 0.05),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.05),
+    ),
+    "adamw": (lambda p: AdamW(p), lambda p: torch.optim.AdamW(p, lr=0.1)),
+    "adamw with options": (
+        lambda p: AdamW(p, (0.5, 0.9), 1e-3, 0.2),
+        lambda p: torch.optim.AdamW(p, lr=0.1, betas=(0.5, 0.9), eps=1e-3, weight_decay=0.2),
+    ),
+    "adamw without decay": (
+        lambda p: AdamW(p, (0.0, 0.9), weight_decay=0.0),
+        lambda p: torch.optim.AdamW(p, lr=0.1, betas=(0.0, 0.9), weight_decay=0.0),
+    ),
+}
+
+
+def states(dtype="f32"):
+    made = {name: ow.state(name, shape, dtype) for name, shape in SHAPES.items()}
+    for tensor in made.values():
+        ow.write(tensor, RNG.standard_normal(tensor.shape))
+    return made
+
+
+def feeds(dtype="f32"):
+    return {
+        f"g.{name}": np.asarray(RNG.standard_normal(shape)).astype(ow.as_dtype(dtype).numpy)
+        for name, shape in SHAPES.items()
+    }
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("device", ["cpu", "torch:cpu"])
+@pytest.mark.parametrize("name", CASES)
+def test_steps_are_torchs(name, device, dtype):
+    params = states(dtype)
+    twins = [torch.tensor(ow.read(p).astype(np.float64), requires_grad=True) for p in params.values()]
+    ours, theirs = CASES[name][0](params), CASES[name][1](twins)
+    grads = {n: ow.input(f"g.{n}", s, dtype) for n, s in SHAPES.items()}
+    with ow.Scheduler([device, "host"]) as scheduler:
+        program = scheduler.build(ours.step(grads, ow.input("lr", (), "f64")))
+        for _ in range(STEPS):
+            given = feeds(dtype)
+            program.run({**given, "lr": 0.1})
+            for twin, grad in zip(twins, given.values(), strict=True):
+                twin.grad = torch.tensor(np.asarray(grad, np.float64))
+            theirs.step()
+    limit = 1e-5 if dtype == "f32" else 1e-11
+    for param, twin in zip(params.values(), twins, strict=True):
+        np.testing.assert_allclose(ow.read(param), twin.detach().numpy(), rtol=limit, atol=limit)
+
+
+def test_a_step_without_leave_changes_nothing():
+    params = states()
+    optimizer = AdamW(params)
+    grads = {n: ow.input(f"g.{n}", s) for n, s in SHAPES.items()}
+    with ow.Scheduler("cpu") as scheduler:
+        program = scheduler.build(optimizer.step(grads, 0.1, ow.input("when", (), "bool")))
+        everything = {**params, **optimizer.states}
+        program.run({**feeds(), "when": True})
+        before = {n: ow.read(s) for n, s in everything.items()}
+        program.run({**feeds(), "when": False})
+        assert all(np.array_equal(ow.read(s), before[n]) for n, s in everything.items())
+        program.run({**feeds(), "when": True})
+        assert not any(np.array_equal(ow.read(s), before[n]) for n, s in everything.items())
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_half_parameters_follow_a_copy_in_f32(dtype):
+    """Steps that each are less than the distance of neighbours at 1 add up."""
+    param = ow.state("w", (2,), dtype, fill=1)
+    optimizer = SGD({"w": param})
+    with ow.Scheduler("cpu") as scheduler:
+        program = scheduler.build(optimizer.step({"w": ow.input("g", (2,), dtype)}, 2.0**-14))
+        for _ in range(256):
+            program.run(g=[1.0, 1.0])
+    assert ow.read(optimizer.states["w.master"]).tolist() == [1 - 2.0**-6] * 2
+    assert ow.read(param).astype(np.float64).tolist() == [1 - 2.0**-6] * 2
+
+
+@pytest.mark.parametrize("limit", [0.5, 100.0])
+def test_clipping_is_torchs(limit):
+    grads = {n: ow.input(n, s) for n, s in SHAPES.items()}
+    arrays = {n: RNG.standard_normal(s).astype(np.float32) for n, s in SHAPES.items()}
+    clipped, norm = clip_by_norm(grads, limit)
+    with ow.Scheduler("cpu") as scheduler:
+        got = scheduler.build({**clipped, "norm": norm}).run(arrays)
+    twins = []
+    for array in arrays.values():
+        twins.append(torch.zeros(array.shape, requires_grad=True))
+        twins[-1].grad = torch.tensor(np.asarray(array))
+    want = torch.nn.utils.clip_grad_norm_(twins, limit)
+    assert got["norm"] == pytest.approx(want.item(), rel=1e-6)
+    for name, twin in zip(SHAPES, twins, strict=True):
+        assert twin.grad is not None
+        np.testing.assert_allclose(got[name], twin.grad.numpy(), rtol=1e-5)
+
+
+def test_the_scale_of_the_loss_saves_small_gradients_and_leaves_out_steps_that_overflow():
+    w = ow.state("w", (1,), "f16", fill=1)
+    x = ow.input("x", (1,), "f16")
+    scaling = LossScale(1024.0, interval=3)
+    optimizer = SGD({"w": w})
+    loss = ow.sum(w * x).astype("f32")
+    grads, finite = scaling.unscaled(ow.gradients(loss, {"w": w}, scaling.scale))
+    outputs = {**optimizer.step(grads, 1.0, finite), **scaling.update(finite), "finite": finite}
+    with ow.Scheduler("cpu") as scheduler:
+        program = scheduler.build(outputs)
+        seen = []
+        for value in (2.0**-14, 2.0**-14, 1e4, 2.0**-14, 2.0**-14, 2.0**-14, 2.0**-14):
+            got = program.run(x=np.array([value], np.float16))
+            seen.append((bool(got["finite"]), float(ow.read(scaling.scale))))
+    assert seen == [(True, 1024), (True, 1024), (False, 512), (True, 512), (True, 512), (True, 1024), (True, 1024)]
+    assert ow.read(optimizer.states["w.master"]).tolist() == [1 - 6 * 2.0**-14]
+
+
+def test_what_does_not_fit_is_refused():
+    w = ow.state("w", (2,))
+    for wrong in (ow.input("w", (2,)), np.zeros(2)):
+        with pytest.raises(ow.SchedulerError, match="states"):
+            SGD({"w": wrong})  # type: ignore[dict-item]
+    with pytest.raises(ow.DTypeError, match="float type"):
+        SGD({"w": ow.state("n", (2,), "i32")})
+    with pytest.raises(ow.DTypeError, match="nesterov"):
+        SGD({"w": w}, nesterov=True)
+    with pytest.raises(ow.DTypeError, match="momentum"):
+        SGD({"w": w}, momentum=1.0)
+    with pytest.raises(ow.DTypeError, match="beta"):
+        AdamW({"w": w}, betas=(0.9, -1.0))
+    with pytest.raises(ow.SchedulerError, match="gradients for"):
+        SGD({"w": w}).step({"v": ow.input("v", (2,))}, 0.1)
+    with pytest.raises(ow.DTypeError, match="positive"):
+        clip_by_norm({"w": ow.input("g", (2,))}, 0.0)
+    with pytest.raises(ow.DTypeError, match="positive"):
+        LossScale(0.0)

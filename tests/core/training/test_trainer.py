@@ -1,0 +1,380 @@
+"""The loop: data sets, schedules, loss curves against torch, accumulation, resuming from checkpoints, early stop."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import opweave as ow
+from opweave import training
+from opweave.training import SGD, AdamW, Dataset, LossScale, Trainer
+from tests.support.small_training import DATA, FIRST, X, Y, parameters, trainer
+
+RNG = np.random.default_rng(7)
+ROOT = Path(__file__).parents[3]
+
+
+def values(made):
+    return {name: ow.read(tensor) for name, tensor in made._states.items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+# --- data sets ------------------------------------------------------------------------------------------------------
+
+
+def test_batches_are_the_examples_in_the_order_of_seed_and_epoch():
+    data = Dataset(DATA)
+    order = data.order(5, 0)
+    assert sorted(order) == list(range(96))
+    assert np.array_equal(order, Dataset(DATA).order(5, 0))
+    assert not np.array_equal(order, data.order(5, 1))
+    assert not np.array_equal(order, data.order(6, 0))
+    batches = list(data.batches(10, order))
+    assert [len(b["x"]) for b in batches] == [10] * 9
+    assert np.array_equal(np.concatenate([b["x"] for b in batches]), X[order[:90]])
+    assert len(list(data.batches(10, keep_rest=True))[-1]["x"]) == 6
+    assert np.array_equal(next(iter(data.batches(10, order, 3)))["labels"], Y[order[30:40]])
+
+
+def test_shards_are_one_data_set():
+    shards = [{"x": X[:50], "labels": Y[:50]}, {"x": X[50:51], "labels": Y[50:51]}, {"x": X[51:], "labels": Y[51:]}]
+    ids = RNG.permutation(96)[:40]
+    got = Dataset(shards).take(ids)
+    assert np.array_equal(got["x"], X[ids])
+    assert np.array_equal(got["labels"], Y[ids])
+
+
+def test_mapped_files_stay_on_disk(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    data = Dataset({"x": mapped})
+    assert isinstance(data._shards[0]["x"], np.memmap)
+    assert np.array_equal(next(iter(data.batches(4)))["x"], X[:4])
+
+
+def test_a_thread_that_takes_batches_ends_with_the_caller():
+    for batch in islice(Dataset(DATA).batches(4), 2):
+        assert len(batch["x"]) == 4
+
+
+NO_DATA = [{}, [], {"x": X, "y": Y[:5]}, {"x": np.float32(1)}, {"x": X[:0]}, [{"x": X}, {"x": Y}]]
+
+
+@pytest.mark.parametrize("arrays", NO_DATA, ids=range(6))
+def test_arrays_that_are_no_data_set_are_refused(arrays):
+    with pytest.raises(ow.ShapeError):
+        Dataset(arrays)
+
+
+# --- schedules ------------------------------------------------------------------------------------------------------
+
+
+def test_schedules():
+    cosine = training.cosine(1.0, 12, warmup=2, final=0.2)
+    assert [round(cosine(i), 4) for i in (0, 1, 2, 7, 12, 99)] == [0.3333, 0.6667, 1.0, 0.6, 0.2, 0.2]
+    linear = training.linear(1.0, 10)
+    assert [linear(i) for i in (0, 5, 10, 11)] == [1.0, 0.5, 0.0, 0.0]
+    steps = training.steps(1.0, 3, 0.5)
+    assert [steps(i) for i in (0, 2, 3, 6)] == [1.0, 1.0, 0.5, 0.25]
+    with pytest.raises(ow.DTypeError):
+        training.cosine(1.0, 5, warmup=5)
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def torchs_losses():
+    """Of 200 steps of 8 examples, by torch."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    weights = [torch.tensor(a, requires_grad=True) for a in FIRST.values()]
+    optimizer = torch.optim.AdamW(weights, lr=0.02)
+    rate, data = training.cosine(0.02, 200), Dataset(DATA)
+    losses: list[float] = []
+    for epoch in range(17):
+        for batch in data.batches(8, data.order(0, epoch)):
+            w0, b0, w1, b1 = weights
+            x, labels = torch.tensor(batch["x"]), torch.tensor(batch["labels"]).long()
+            loss = functional.cross_entropy(functional.linear(torch.relu(functional.linear(x, w0, b0)), w1, b1), labels)
+            optimizer.param_groups[0]["lr"] = rate(len(losses))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    torch.set_num_threads(threads)
+    return losses[:200]
+
+
+@pytest.mark.parametrize("device", ["cpu", "torch:cpu", "opencl"])
+def test_the_losses_of_200_steps_are_torchs(device, torchs_losses):
+    losses: list[float] = []
+    with trainer(lr=training.cosine(0.02, 200), devices=[device, "host"], batch=8) as made:
+        program = made._program
+        made._program = lambda kind, batch: _Listening(program(kind, batch), losses)
+        while made.steps < 200:
+            made.run_epoch(DATA)
+    np.testing.assert_allclose(losses[:200], torchs_losses, rtol=1e-3)
+    assert torchs_losses[199] < 0.3 * torchs_losses[0]
+
+
+class _Listening:
+    """A program that notes the losses of its runs."""
+
+    def __init__(self, program, losses):
+        self._program, self._losses = program, losses
+
+    def run(self, feeds):
+        found = self._program.run(feeds)
+        self._losses.append(float(found["loss"]))
+        return found
+
+
+def test_metrics_are_those_of_all_examples():
+    with trainer(batch=20) as made:
+        got = made.evaluate(DATA)
+        assert made.steps == 0
+    w0, b0, w1, b1 = [torch.tensor(a) for a in FIRST.values()]
+    scores = functional.linear(torch.relu(functional.linear(torch.tensor(X), w0, b0)), w1, b1)
+    each = functional.cross_entropy(scores, torch.tensor(Y).long(), reduction="none").numpy()
+    share = float((scores.argmax(1).numpy() == Y).mean())
+    assert got.examples == 96
+    assert got.loss == pytest.approx(each.mean(), rel=1e-6)
+    assert got.accuracy == pytest.approx(share)
+    assert got.accuracy_uncertainty == pytest.approx((share * (1 - share) / 95) ** 0.5)
+    means = np.array([each[i : i + 20].mean() for i in range(0, 96, 20)])
+    spread = np.average((means - each.mean()) ** 2, weights=[20, 20, 20, 20, 16])
+    assert got.loss_uncertainty == pytest.approx((spread / 4) ** 0.5, rel=1e-4)
+
+
+def test_several_physical_batches_are_one_logical_batch():
+    ends = []
+    for batch, parts in ((24, 1), (8, 3), (4, 6)):
+        with trainer(batch=batch, accumulate=parts, clip_norm=0.5) as made:
+            made.run_epoch(DATA)
+            made.run_epoch(DATA)
+            assert made.steps == 8
+            ends.append({name: ow.read(p) for name, p in made._optimizer.params.items()})
+    for other in ends[1:]:
+        for name in FIRST:
+            np.testing.assert_allclose(ends[0][name], other[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_half_types_learn_with_a_scale_of_the_loss(dtype):
+    with trainer(dtype=dtype, loss_scale=LossScale(2.0**24), lr=0.02, accumulate=2) as made:
+        before = made.evaluate(DATA).loss
+        rows = made.fit(DATA, 12)
+        assert rows[-1].train.loss < 0.6 * before
+        assert made._optimizer.params["w0"].dtype.name == dtype
+        assert np.all(np.isfinite(ow.read(made._optimizer.states["w0.master"])))
+
+
+def test_nothing_is_allocated_after_the_first_step():
+    with trainer() as made:
+        batches = Dataset(DATA).batches(8)
+        made._train(next(batches), 0.0)
+        with ow.trace() as timeline:
+            for batch in batches:
+                made._train(batch, 0.0)
+    kinds = {event.kind for event in timeline.events}
+    assert "plan" in kinds
+    assert not kinds & {"alloc", "build"}
+
+
+def test_a_training_is_split_over_two_devices():
+    params = parameters()
+
+    def model(x):
+        return ow.linear(ow.relu(ow.linear(x, params["w0"], params["b0"])).named("hidden"), params["w1"], params["b1"])
+
+    for name, device in (("w0", "cpu"), ("b0", "cpu"), ("w1", "opencl"), ("b1", "opencl")):
+        params[name] = ow.state(name, FIRST[name].shape, device=device)
+        ow.write(params[name], FIRST[name])
+    with Trainer(model, SGD(params, 0.9), 0.05, batch=16, devices=["opencl", "cpu"]) as split:
+        split.run_epoch(DATA)
+        program = split._program("step", next(iter(Dataset(DATA).batches(16))))
+        assert {device.partition(":")[0] for device, _ in program.explain().splits} == {"cpu", "opencl"}
+    with trainer(lambda p: SGD(p, 0.9), 0.05, batch=16) as alone:
+        alone.run_epoch(DATA)
+    for name, param in alone._optimizer.params.items():
+        np.testing.assert_allclose(ow.read(params[name]), ow.read(param), rtol=1e-4, atol=1e-5)
+
+
+# --- fit ------------------------------------------------------------------------------------------------------------
+
+
+def test_fit_notes_epochs_and_ends_when_a_callback_says_so():
+    seen = []
+    with trainer() as made:
+        rows = made.fit(DATA, 10, DATA, callbacks=[lambda t, row: seen.append(row), lambda t, row: row.epoch == 2])
+    assert [row.epoch for row in rows] == [0, 1, 2]
+    assert seen == rows
+    assert rows[2].validation is not None
+    assert rows[2].validation.loss < rows[0].train.loss
+    page = training.curves(rows)
+    assert page.count("<polyline") == 5
+    assert "<script" not in page
+
+
+def test_fit_ends_when_the_loss_no_longer_falls():
+    with trainer(lr=lambda step: 0.01 if step < 24 else -0.01) as made:
+        rows = made.fit(DATA, 50, patience=2)
+    best = min(range(len(rows)), key=lambda i: rows[i].train.loss)
+    assert len(rows) == best + 3 < 50
+
+
+def test_a_progress_bar_goes_to_standard_error(capfd):
+    with trainer() as made:
+        made.fit(DATA, 2, progress=True)
+    out, err = capfd.readouterr()
+    assert "loss" in err
+    assert not out
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+RESUMED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulated": {"accumulate": 2},
+    "half": {"dtype": "bf16", "scaled": True},
+}
+
+
+def resumable(kind, seed):
+    options = dict(RESUMED[kind])
+    if options.pop("scaled", False):
+        options["loss_scale"] = LossScale(1024.0, interval=5)
+    return trainer(seed=seed, **options)
+
+
+@pytest.mark.parametrize("place", [11, 12, 13, 21])
+@pytest.mark.parametrize("kind", RESUMED)
+def test_resuming_equals_going_on(tmp_path, kind, place):
+    """Wherever the training stopped, at the end of an epoch or within one: bit for bit."""
+    path = tmp_path / "run.safetensors"
+
+    def keep(made):
+        if made.steps == place:
+            made.save(path, DATA)
+
+    with resumable(kind, 4) as whole:
+        while whole.epoch < 4:
+            found = whole.run_epoch(DATA, keep)
+        with resumable(kind, 9) as resumed:
+            resumed.load(path, DATA)
+            assert resumed.steps == place
+            while resumed.epoch < 4:
+                again = resumed.run_epoch(DATA)
+            assert same(values(resumed), values(whole))
+            assert resumed.steps == whole.steps
+    assert again._replace(seconds=0) == found._replace(seconds=0)
+
+
+def test_a_checkpoint_keeps_history_and_sums(tmp_path):
+    path = tmp_path / "run"
+    with trainer() as made:
+        made.fit(DATA, 2, DATA)
+        found = made.run_epoch(DATA, lambda t: t.save(path, DATA) if t.steps == 30 else None)
+        rows = made.history
+    with trainer() as made:
+        made.load(path, DATA)
+        assert made.history == rows
+        again = made.run_epoch(DATA)
+    assert again._replace(seconds=0) == found._replace(seconds=0)
+
+
+def test_checkpoints_are_read_by_safetensors(tmp_path):
+    from safetensors.numpy import load_file
+
+    with trainer() as made:
+        made.save(tmp_path / "run", DATA)
+        found = load_file(tmp_path / "run")
+        assert same(found, values(made))
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "header", "other data", "other options", "other shape"])
+def test_checkpoints_that_do_not_fit_change_nothing(tmp_path, damage):
+    path = tmp_path / "run"
+    with trainer() as made:
+        made.run_epoch(DATA)
+        if damage != "missing":
+            made.save(path, DATA)
+    data = {"x": X[:80], "labels": Y[:80]} if damage == "other data" else DATA
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-5])
+    if damage == "header":
+        path.write_bytes(b"\xff" * 64)
+    make = (lambda p: AdamW(p, eps=1e-3)) if damage == "other options" else AdamW
+    if damage == "other shape":
+        params = {**parameters(), "b1": ow.state("b1", (4,))}
+        other = Trainer(lambda x: x, AdamW(params), 0.1, devices="cpu", batch=8)
+    else:
+        other = trainer(make)
+    with other:
+        before = values(other)
+        with pytest.raises(ow.CheckpointError, match="run"):
+            other.load(path, data)
+        assert same(values(other), before)
+        assert other.steps == 0
+
+
+KILLED = """
+import sys
+from tests.support.small_training import DATA, trainer
+with trainer() as made:
+    print("started", flush=True)
+    made.fit(DATA, 10**6, checkpoint=sys.argv[1], every=1)
+"""
+
+
+def test_a_killed_process_leaves_a_whole_checkpoint(tmp_path):
+    """And resuming from it equals a training that was never stopped."""
+    path = tmp_path / "run"
+    for delay in (0.05, 0.23):
+        with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, cwd=ROOT) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            while not path.exists():
+                pass
+            try:
+                process.wait(delay)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+        with trainer() as resumed, trainer() as whole:
+            resumed.load(path, DATA)
+            while whole.epoch < resumed.epoch + 1:
+                whole.run_epoch(DATA)
+            resumed.run_epoch(DATA)
+            assert resumed.steps == whole.steps
+            assert same(values(resumed), values(whole))
+        path.unlink()
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_refused():
+    with trainer() as made:
+        with pytest.raises(ow.SchedulerError, match="no 'labels', but x"):
+            made.run_epoch({"x": X})
+        with pytest.raises(ow.SchedulerError, match="8 examples"):
+            made.run_epoch({"x": X[:5], "labels": Y[:5]})
+    with pytest.raises(ow.SchedulerError, match="batches have examples"):
+        trainer(batch=0)
+    several = trainer(loss=lambda p, t: ow.cross_entropy(p, t, reduction="none"))
+    with several, pytest.raises(ow.ShapeError, match="mean over the examples"):
+        several.run_epoch(DATA)
