@@ -278,7 +278,7 @@ def test_parameters_are_updated_in_the_run_that_reads_them():
         program = scheduler.build([step, loss])
         _, first = program.run(x=np.array([1.0, 1.0], np.float32))
         _, second = program.run(x=np.array([1.0, 1.0], np.float32))
-    assert (first, second) == (2.0, 0.5)
+    assert (float(first), float(second)) == (2.0, 0.5)
     assert ow.read(w).tolist() == [0.25, 0.25]
 
 
