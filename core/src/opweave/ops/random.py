@@ -212,7 +212,7 @@ def bernoulli(shape: Any, key: Any, counter: Any, p: Any = 0.5, dtype: DTypeLike
             limit = broadcast_to(limit, drawn.shape)
         except ShapeError as error:
             raise ShapeError(f"bernoulli: p does not broadcast to the shape: {error}") from None
-    return cast(opdef.build("step", cast(limit, drawn.dtype) - drawn), made)
+    return cast(drawn < cast(limit, drawn.dtype), made)
 
 
 def _drawn(op: OpDef, shape: Any, key: Any, counter: Any, dtype: DTypeLike) -> Tensor:
