@@ -1,6 +1,6 @@
-"""The cache's bookkeeping: places, positions and padding of ragged batches, and what is refused.
+"""The cache's bookkeeping: slots, blocks, positions and padding of ragged batches, and errors.
 
-That attention over it is right is shown by the decoder in `examples`, in ``tests/examples``.
+Attention over the cache is compared with torch in ``tests/examples``, by the decoder in `examples`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def test_blocks_are_taken_as_sequences_grow_and_given_back():
     first, second = batch.blocks[a]
     assert batch.slots[a].tolist() == [first * 8 + 7, second * 8, 32, 32]
     assert "1 of 4 blocks of 8 tokens free" in repr(kv)
-    # All is refused where one sequence of a batch finds no block.
+    # If there are too few blocks for the whole batch, nothing is fed.
     with pytest.raises(ow.BoundsError, match=r"take 2 more blocks of 8 tokens, and of the cache's 4 blocks 1 are free"):
         kv.feed({a: [1] * 8, b: [1] * 6})
     assert kv.lengths.tolist() == [9, 3, 0]
@@ -142,7 +142,7 @@ def test_lengths_and_positions_follow_what_is_fed(actions):
 
 
 @pytest.mark.parametrize("blocks", [None, 6])
-def test_what_padding_writes_is_seen_by_nobody(blocks):
+def test_padding_changes_no_sequence(blocks):
     kv = cache(layers=1, sequences=2, blocks=blocks)
     tokens = 4
 
@@ -166,7 +166,7 @@ def test_what_padding_writes_is_seen_by_nobody(blocks):
     after = ow.read(kv.keys[0])
     changed = np.flatnonzero((after != before).any((1, 2)))
     assert changed.tolist() == batch.slots[0].tolist()
-    # What is cut off and what is released becomes 0.
+    # Truncated and released tokens become 0.
     kv.truncate(a, 3)
     np.testing.assert_array_equal(ow.read(kv.keys[0])[:-1], before[:-1])
     kv.release(a)
