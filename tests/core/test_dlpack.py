@@ -100,7 +100,7 @@ def test_jax_both_ways():
 
 
 class Elsewhere:
-    """An array on the third device of a type that nobody has."""
+    """An array on the third device of a type that no backend has."""
 
     def __init__(self, array: np.ndarray[Any, Any], device: tuple[int, int] = (12, 2)) -> None:
         self.array, self.device = array, device

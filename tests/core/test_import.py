@@ -1,4 +1,4 @@
-"""What ``import opweave`` loads, which is what it costs."""
+"""Which modules ``import opweave`` and its parts load."""
 
 from __future__ import annotations
 

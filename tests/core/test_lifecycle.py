@@ -1,4 +1,4 @@
-"""What becomes of what is open when the process forks, and when it ends. Each case is a process of its own."""
+"""Open schedulers, streams and buffers when the process forks, and when it ends. Each case is a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sink of what happens: nobody listening costs nothing, everybody listening hears everything."""
+"""The sink of trace events: without listeners it costs nothing, and every listener gets every event."""
 
 # mypy: no-check-untyped-defs
 
@@ -52,7 +52,7 @@ def test_listening_ends_with_an_error():
 
 
 def test_a_listener_can_end_what_it_hears_of():
-    """It hears of things that have happened: nothing is left half done."""
+    """A listener is called after the action, which is complete even if the listener raises."""
     device = HostDevice()
     a, b = device.alloc(8), HostDevice().alloc(8)
     a.clear(1)

@@ -1,4 +1,4 @@
-"""Whatever a public function is called with, it works, or an error of ours (or a TypeError) says why not."""
+"""Called with arbitrary arguments, a public function works, or raises an `OpweaveError` or a `TypeError`."""
 
 # mypy: disable-error-code="arg-type, list-item, dict-item"
 

@@ -1,4 +1,4 @@
-"""What a compiled step is: as little as possible besides the array operation itself."""
+"""Compiled steps: they do as little as possible besides the array operation itself."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Order, marks, copies, splits over two devices, faults: what the conformance suite asks beside kernels."""
+"""What the conformance suite tests beside kernels: order, events, copies, splits over two devices, faults."""
 
 from __future__ import annotations
 

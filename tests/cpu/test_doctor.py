@@ -46,7 +46,7 @@ def test_a_variable_that_forces_it_is_named_and_to_be_unset(monkeypatch):
     assert kernel_diagnosis(blas("Haswell"), AVX512).remedy.startswith("pip install --upgrade numpy")
 
 
-def test_the_device_tells_its_blas():
+def test_the_device_reports_its_blas():
     features = hardware.cpu_features()
     if "blas" not in features:
         pytest.skip("NumPy's BLAS tells nothing about itself")

@@ -193,7 +193,7 @@ def test_big_softmax(apply: Apply, dtype: Any, transposed: bool) -> None:
 
 
 @pytest.mark.usefixtures("three_cores")
-def test_a_big_operand_that_does_not_lie_in_one_piece(apply: Apply) -> None:
+def test_a_big_operand_that_is_not_contiguous(apply: Apply) -> None:
     x = np.random.default_rng(0).standard_normal((40, 30, 7, 41)).astype(np.float32).swapaxes(2, 3)
     got = apply("sigmoid", np.zeros(x.shape, np.float32), x)
     np.testing.assert_allclose(got, sigmoid(x.astype(np.float64)), rtol=1e-6)
@@ -248,7 +248,7 @@ def test_overflow_and_undefined_results_are_silent(apply: Apply) -> None:
 
 
 def test_an_output_beside_a_tile_border_is_not_touched(device: CpuDevice) -> None:
-    """The workspace and the output are written where they lie and nowhere else."""
+    """Only the bytes of the workspace and the output are written."""
     f16 = as_dtype("f16")
     source, target = device.alloc(2 * 20_000), device.alloc(2 * 20_000 + 128)
     source.fill(0x3C)
@@ -325,7 +325,7 @@ def test_images_made_a_whole_number_of_times_as_large(mode: Any, factor: int, dt
     ids=str,
 )
 @pytest.mark.parametrize("fewest", [1, 64])  # with columns of a row of the kernel used for all of it, and without
-def test_columns_of_a_convolution_in_several_pieces(
+def test_columns_of_a_convolution_in_several_parts(
     monkeypatch: pytest.MonkeyPatch, attrs: dict[str, Any], dtype: Any, error: float, fewest: int
 ) -> None:
     monkeypatch.setattr("opweave_cpu.kernels.convolution.COLUMNS", 1 << 15)

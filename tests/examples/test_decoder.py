@@ -45,11 +45,11 @@ def truth(*tokens):
     return (norm(x[-1]) @ w["words"].T).numpy()
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize(("dtype", "blocks"), [("f32", None), ("f16", None), ("f32", 9)])
 @pytest.mark.parametrize("devices", DEVICES, ids=",".join)
-def test_logits_are_those_of_the_whole_sequence(devices, dtype):
+def test_logits_are_those_of_the_whole_sequence(devices, dtype, blocks):
     rng = np.random.default_rng(1)
-    step, kv = example.decoder(ARRAYS, devices, sequences=3, capacity=40, dtype=dtype, block=8)
+    step, kv = example.decoder(ARRAYS, devices, sequences=3, capacity=40, dtype=dtype, block=8, blocks=blocks)
     texts: dict[int, list[int]] = {}
 
     def feed(counts):
@@ -79,11 +79,45 @@ def test_logits_are_those_of_the_whole_sequence(devices, dtype):
     feed({a: 40 - 9})  # up to the capacity
     feed({b: 1, c: 1})  # beside it
     assert kv.lengths.tolist() == [40, 14, 9]
+    assert kv.free_blocks == 0  # of nine blocks of eight tokens, some of which another sequence had before
     step.close()
 
 
-def test_a_step_plans_nothing_once_its_shapes_are_known():
-    step, kv = example.decoder(ARRAYS, ["cpu"], sequences=2, capacity=64, block=16)
+@pytest.mark.parametrize("blocks", [None, 3])
+@pytest.mark.parametrize("devices", DEVICES, ids=",".join)
+def test_what_a_sequence_leaves_reaches_no_other_one(devices, blocks):
+    words = ARRAYS["words"].copy()
+    words[30] = np.nan  # a token with which all of its sequence becomes NaN
+    step, kv = example.decoder(ARRAYS | {"words": words}, devices, sequences=2, capacity=16, block=8, blocks=blocks)
+    ids = [1, 2, 3, 4, 5]
+
+    def scores(sequences, *new):
+        batch = kv.feed(dict(zip(sequences, new, strict=True)))
+        logits = step(*batch)
+        return [logits[batch.rows[sequence], :30] for sequence in sequences]
+
+    ill, well = kv.join(), kv.join()
+    broken, good = scores([ill, well], [30] * 8, ids)
+    assert np.isnan(broken).all()
+    want = truth(*ids)[:30]
+    assert np.abs(good - want).max() < 2e-4 * np.abs(want).max()
+    kv.release(ill)
+    assert kv.join() == ill
+    want = truth(*ids, 6)[:30]
+    assert np.isfinite(scores([ill], ids)).all()
+    for got in scores([ill, well], [6], [6]):
+        assert np.abs(got - want).max() < 2e-4 * np.abs(want).max()
+    # Tokens that were only tried, and cut off within a block.
+    assert np.isnan(scores([ill], [30, 30])[0]).all()
+    kv.truncate(ill, 6)
+    want = truth(*ids, 6, 7)[:30]
+    assert np.abs(scores([ill], [7])[0] - want).max() < 2e-4 * np.abs(want).max()
+    step.close()
+
+
+@pytest.mark.parametrize("blocks", [None, 8])
+def test_a_step_plans_nothing_once_its_shapes_are_known(blocks):
+    step, kv = example.decoder(ARRAYS, ["cpu"], sequences=2, capacity=64, block=16, blocks=blocks)
     sequence, other = kv.join(), kv.join()
     seen = set()
     for length in range(1, 65):
@@ -100,7 +134,7 @@ def test_a_step_plans_nothing_once_its_shapes_are_known():
 def test_every_device_writes_the_same():
     texts = []
     for devices in DEVICES:
-        step, kv = example.decoder(ARRAYS, devices)
+        step, kv = example.decoder(ARRAYS, devices, block=32)
         texts.append(sorted(example.continued(PROMPTS, 24, step, kv)))
         assert kv.lengths.tolist() == [0, 0]
         step.close()

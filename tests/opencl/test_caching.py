@@ -89,7 +89,7 @@ def test_binaries_that_the_driver_refuses_are_rebuilt(device, cache, monkeypatch
     assert len(built) == 1
 
 
-def test_keys_tell_apart_what_is_built():
+def test_keys_distinguish_what_is_built():
     keys = {BinaryCache.key(parts) for parts in (("ab", "c"), ("a", "bc"), ("abc",), ("abc", ""), ())}
     assert len(keys) == 5
     assert BinaryCache.key(("ab", "c")) in keys

@@ -44,7 +44,7 @@ def test_drivers_and_devices_are_those_of_pyopencl(cache, device):
     assert f"1 built programs and answers, 132 B of 256 MiB, in {cache.folder}" in text
 
 
-def test_without_a_driver_the_reason_is_told(cache):
+def test_without_a_driver_the_reason_is_printed(cache):
     done = subprocess.run(
         [sys.executable, "-m", "opweave", "opencl", "info", "--json"], capture_output=True, text=True, timeout=60,
         env={**os.environ, "OCL_ICD_VENDORS": "/nowhere"},

@@ -1,4 +1,4 @@
-"""Which devices there are, what they say about themselves, and what is said when there is none."""
+"""Which devices are found, their properties, and the error when there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices for which a driver builds or runs nothing are found once, with the reason in the driver's own words."""
+"""Devices on which a driver builds or runs no kernel are detected once, with the driver's message as the reason."""
 
 from __future__ import annotations
 

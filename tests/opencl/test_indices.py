@@ -1,4 +1,4 @@
-"""Indices outside of what they index: noted on the device, raised where somebody waits, the step named."""
+"""Indices out of range: recorded on the device, raised by the next wait, with the name of the step."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_waiting_for_the_stream_raises_it(picking):
     expect_wrong(caught.value, picking)
 
 
-def test_waiting_for_a_mark_raises_it_and_earlier_marks_are_sound(picking):
+def test_waiting_for_an_event_raises_it_and_earlier_events_are_reached(picking):
     picking.run(GOOD)
     before = picking.stream.record()
     before.synchronize()
@@ -82,7 +82,7 @@ def test_waiting_for_a_mark_raises_it_and_earlier_marks_are_sound(picking):
     before.synchronize()
 
 
-def test_a_mark_that_is_only_asked_is_failed_too(picking):
+def test_an_event_that_is_only_queried_has_failed_too(picking):
     picking.run(WRONG)
     event = picking.stream.record()
     picking.stream.queue.finish()
@@ -197,7 +197,7 @@ def test_programs_name_the_node(number, parallel, wrong):
         np.testing.assert_array_equal(program.run(ids=GOOD, **values), want)
 
 
-def test_submitted_runs_tell_and_the_others_are_right():
+def test_submitted_runs_raise_it_and_the_others_are_right():
     ids, table = ow.input("ids", (3,), "i64"), ow.input("table", (5, 4))
     with ow.Scheduler(["opencl:0", "host"], parallel=3) as scheduler:
         program = scheduler.build(ow.embedding(table, ids) + 1.0)

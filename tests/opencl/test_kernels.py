@@ -143,7 +143,7 @@ def test_without_double_precision_f64_is_moved_only():
 
 
 @pytest.mark.parametrize(("shape", "axes"), [((1 << 20,), (0,)), ((3, 1 << 18), (1,)), ((1 << 17, 5), (0,))])
-def test_large_reductions_are_made_in_pieces(stream, shape, axes):
+def test_large_reductions_are_made_in_parts(stream, shape, axes):
     x = floats(*shape)
     for op, want in (("sum", x.astype(np.float64).sum(axes)), ("max", x.max(axes)), ("min", x.min(axes))):
         got = run(stream, op, np.zeros(want.shape, np.float32), x, axes=axes)
@@ -181,7 +181,7 @@ def test_columns_of_wide_matrices(stream):
 @pytest.mark.parametrize(
     ("shape", "axes"), [((100, 70), (1, 0)), ((3, 37, 5, 130), (0, 3, 2, 1)), ((20, 16, 33), (2, 0, 1))]
 )
-def test_copies_that_turn_axes(stream, dtype, shape, axes):
+def test_copies_that_transpose_axes(stream, dtype, shape, axes):
     x = np.abs(floats(*shape) * 50).astype(as_dtype(dtype).numpy, casting="unsafe")
     source = bound(stream.device, x)
     want = x.transpose(axes)

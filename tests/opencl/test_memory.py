@@ -1,4 +1,4 @@
-"""Buffers: what is written is read, ranges and life times are kept, memory runs out politely."""
+"""Buffers: written values are read back, ranges and life times are checked, lack of memory raises AllocationError."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_more_than_one_buffer_can_hold(device):
 
 
 def test_memory_runs_out_at_allocation(device):
-    """Also where the driver would promise more than there is. Memory that nobody touches costs the machine nothing."""
+    """Also where the driver would allocate more than its memory. Untouched memory takes none of the machine's."""
     before, size = device.budget.used, device.max_buffer_size
     held = [device.alloc(size) for _ in range(device.mem_info()[0] // size)]
     with pytest.raises(AllocationError) as caught:

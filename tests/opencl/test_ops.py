@@ -1,6 +1,7 @@
 """Every operation in a sample of its cases: right where accepted, and accepted on f32.
 
-Building programs takes most of the time, so other types take turns here. All cases are ``opweave conformance opencl``.
+Building programs takes most of the time, so other types are tested with some operations only; ``opweave conformance
+opencl`` tests all cases.
 """
 
 from __future__ import annotations

@@ -127,11 +127,14 @@ def block():
 
 
 def placements(pair: Pair, count: int) -> list[tuple[str, ...]]:
-    """All nodes on one device, a seam after each node either way round, in turns, and at random."""
+    """All nodes on one device; a device boundary after each node, in both orders; alternating; at random."""
     first, second = pair
     found = [(first,) * count, (second,) * count, *[tuple(pair[i % 2] for i in range(k, count + k)) for k in (0, 1)]]
-    for seam in range(1, count):
-        found += [(first,) * seam + (second,) * (count - seam), (second,) * seam + (first,) * (count - seam)]
+    for boundary in range(1, count):
+        found += [
+            (first,) * boundary + (second,) * (count - boundary),
+            (second,) * boundary + (first,) * (count - boundary),
+        ]
     rng = np.random.default_rng(2)
     found += [tuple(pair[i] for i in rng.integers(0, 2, count)) for _ in range(SAMPLES)]
     return found

@@ -1,4 +1,4 @@
-"""Kernel times: one event for each kernel in the host's clock, while somebody listens."""
+"""Kernel times: while tracing is on, one trace event for each kernel, in the host's clock."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_each_kernel_emits_an_event_with_its_name_and_times(device, steps):
     heard: list[TraceEvent] = []
     with device.open(profiling=True) as stream:
         plan = stream.compile(steps)
-        plan.run()  # nobody listens yet
+        plan.run()  # tracing is off
         stream.synchronize()
         with TRACE.listen(heard.append):
             before = perf_counter_ns()
@@ -53,7 +53,7 @@ def test_each_kernel_emits_an_event_with_its_name_and_times(device, steps):
     assert events[2].start < events[2].end <= after + SLACK
 
 
-def test_streams_that_are_opened_while_somebody_listens_tell_their_kernels(device, steps):
+def test_streams_that_are_opened_during_tracing_trace_their_kernels(device, steps):
     heard: list[TraceEvent] = []
     with TRACE.listen(heard.append), device.open() as stream:
         stream.compile(steps).run()
@@ -115,7 +115,7 @@ class Clocks:
         return (self.now() if self.timer == "same" else 5), 7
 
     def marker(self, queue):
-        # Drivers tell of markers when they ended, and not always when they were queued.
+        # Drivers report when markers ended, and not always when they were queued.
         return SimpleNamespace(wait=lambda: None, profile=SimpleNamespace(queued=0, end=self.now()))
 
 

@@ -40,7 +40,7 @@ def run(threads, *command):
 @pytest.fixture(autouse=True)
 def _pocl(device):
     if "Portable Computing Language" not in device.description:
-        pytest.skip("only PoCL can be told how many threads it has")
+        pytest.skip("only PoCL has a variable for its number of threads")
 
 
 @pytest.mark.parametrize("threads", [1, 2])

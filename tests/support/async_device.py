@@ -24,7 +24,7 @@ class Boom(Exception):
 
 
 class Block:
-    """A piece of the device's memory. Freed memory is overwritten, so that late readers are found out."""
+    """A block of the device's memory. Freed memory is overwritten, so that a late read gives wrong values."""
 
     def __init__(self, size: int) -> None:
         self.data = np.zeros(size, np.uint8)
@@ -61,10 +61,10 @@ def fails_at_once(stream: ThreadStream, op: str, out: Arg, x: Arg) -> Call:
 
 
 class ThreadStream(Stream):
-    """A queue that a thread works off. After a failure it drops work, as drivers do, until told of it.
+    """A queue whose work a thread does. After a failure it drops work, as drivers do, until it recovers.
 
     Args:
-        delay: seconds that every piece of work takes, so that what does not wait is found out.
+        delay: seconds that each call takes, so that code that does not wait gives wrong results.
     """
 
     def __init__(self, device: Device, delay: float = 0.002) -> None:
@@ -80,7 +80,7 @@ class ThreadStream(Stream):
         return partial(self.enqueue, work)
 
     def enqueue(self, work: Callable[[], Any]) -> None:
-        failed, delay = self.failed, self.delay  # queued work keeps no stream alive that everybody else forgot
+        failed, delay = self.failed, self.delay  # queued work must not keep the stream alive
 
         def run() -> None:
             if not failed:
@@ -97,7 +97,7 @@ class ThreadStream(Stream):
 
     def _record(self) -> threading.Event:
         mark = threading.Event()
-        self.queue.put(mark.set)  # reached also behind a failure: nobody hangs
+        self.queue.put(mark.set)  # reached also after a failure, so that no wait hangs
         return mark
 
     def _join(self, handle: threading.Event) -> None:
@@ -137,7 +137,7 @@ def _work_off(work: queue.Queue[Callable[[], Any] | None]) -> None:
 
 
 class OtherThreadStream(ThreadStream):
-    """A class of its own: its marks mean nothing to `ThreadStream`."""
+    """A class of its own: `ThreadStream` cannot wait for its events."""
 
 
 class FusingThreadStream(ThreadStream):

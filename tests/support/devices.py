@@ -16,7 +16,7 @@ BASIC = ("add", "sub", "mul", "neg", "exp", "relu", "scale", "matmul", "linear",
 
 
 def reference_kernel(stream: Any, op: str, out: Any, *srcs: Any, **attrs: Any) -> Any:
-    """The op's reference as a kernel that writes where it is told."""
+    """The op's reference as a kernel that writes to the given operand."""
     definition, target, arrays = OPS[op], out.view, [s.view for s in srcs]
 
     def run() -> None:
@@ -38,8 +38,7 @@ def table(ops: Iterable[str] = BASIC, layout: Any = "strided", pack: bool = Fals
 
 
 class Separate(NumPyMemory):
-    """A device with a memory space of its own. ``refuse`` are ops it does not run; ``offload``, ``want`` ones it
-    asks for."""
+    """A device with a memory space of its own. For the ops in ``offload`` it asks for weights in host memory."""
 
     kind = Kind.GPU
 

@@ -1,4 +1,4 @@
-"""The sound device with streams that do nothing before somebody waits: whoever does not wait is found out, each time.
+"""The sound device with streams that work only while they are waited for: code that does not wait always fails.
 
 Where a driver would be late now and then, these streams are as late as can be, without threads and without delays.
 Every part is a method that a test can replace by a wrong one.
@@ -20,7 +20,7 @@ WORKING = RLock()
 
 
 class Mark(NamedTuple):
-    """A point of a stream: ``at`` pieces of work lie before it."""
+    """A point of a stream: ``at`` calls were submitted before it."""
 
     stream: LazyStream
     at: int
@@ -39,7 +39,7 @@ class LazyStream(SoundStream):
             self.submitted += 1
 
     def work_off(self, upto: int) -> None:
-        """Do what was submitted, up to so many pieces in all. Behind a failure work is dropped."""
+        """Make the submitted calls, up to so many in all. After a failure calls are dropped."""
         with WORKING:
             while self.done < upto:
                 job = self.work.popleft()
@@ -98,7 +98,7 @@ class LazyStream(SoundStream):
         return True
 
     def _abort(self) -> None:
-        """What it has taken is small: let it end."""
+        """Queued work is short, so it is left to end."""
 
 
 class LazyDevice(SoundDevice):

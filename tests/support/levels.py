@@ -1,4 +1,4 @@
-"""The levels of the conformance suite that are no kernels, on a backend at hand."""
+"""The levels of the conformance suite other than kernels, on a registered backend."""
 
 from __future__ import annotations
 

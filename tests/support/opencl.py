@@ -13,7 +13,7 @@ __all__ = ["DEVICES", "SKIPPED", "anew"]
 
 DEVICES: Final[list[OpenCLDevice]] = []
 SKIPPED: Final[dict[str, str]] = {}
-"""Driver, or what there is instead of one -> why the tests do not run on it."""
+"""Name of a driver, or of what replaces it -> why the tests do not run on it."""
 
 
 def _find() -> None:

@@ -16,7 +16,7 @@ CAPACITY = 1 << 30
 
 
 class Block:
-    """A piece of the device's memory."""
+    """A block of the device's memory."""
 
     def __init__(self, address: int, size: int) -> None:
         self.address = address
@@ -30,7 +30,7 @@ class SoundStream(Stream):
 
 
 class SoundDevice(Device):
-    """References on memory of its own, with addresses, reuse of what was freed, and an account of what is left."""
+    """Runs references on memory of its own, which has addresses, reuses freed ranges and counts free bytes."""
 
     kind = Kind.ACCEL
     description = "does everything right"

@@ -50,7 +50,7 @@ class Given(NamedTuple):
 
 
 class Truth(NamedTuple):
-    """An operation, what it is tried with, in which types it is to work, and its truth."""
+    """An operation, its operands and types in the tests, and the independent function that it is compared with."""
 
     op: str
     build: Callable[..., Any]

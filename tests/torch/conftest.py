@@ -1,4 +1,4 @@
-"""Needs torch; any build of it will do. What needs an accelerator asks for one."""
+"""Needs torch, in any build. Tests that need an accelerator are skipped without one."""
 
 from __future__ import annotations
 

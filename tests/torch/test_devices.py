@@ -227,7 +227,7 @@ def test_a_deterministic_run_forbids_other_algorithms_and_leaves_torch_as_it_was
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_a_deterministic_stream_of_cuda_needs_cublas_to_be_told(monkeypatch):
+def test_a_deterministic_stream_of_cuda_needs_a_setting_of_cublas(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda target: properties())
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     with pytest.raises(PluginError, match="cuBLAS") as caught:

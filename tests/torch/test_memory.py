@@ -45,7 +45,7 @@ def test_strides_offsets_and_repeated_elements(device):
         (4, (3, 2), (8, 24)),  # transposed
         (12, (4, 3), (0, 4)),  # one row, repeated
         (0, (), ()),
-        (20, (2, 1, 5), (64, 999_999, 8)),  # what an axis of one element steps is never stepped
+        (20, (2, 1, 5), (64, 999_999, 8)),  # the stride of an axis of one element is not used
     ):
         arg = Arg(buffer, offset, F32, shape, tuple(s if n > 1 else 4 for n, s in zip(shape, strides, strict=True)))
         np.testing.assert_array_equal(tensor(arg).numpy(), arg.view)
@@ -102,7 +102,7 @@ def test_nothing_is_copied_between_cpu_and_torch_cpu(device):
         program = scheduler.build([a, b, c], pins={a.srcs[0]: cpu, a: device, b: cpu, c: device})
         assert [split.target.device for split in program.splits] == [cpu, device, cpu, device]
         assert program.n_copies == 0
-        # What one writes is what the other reads: one buffer, one place in it.
+        # Both use the same bytes of one buffer.
         for split, following in zip(program.splits, program.splits[1:], strict=False):
             made = {item.out.storage for item in split.items}
             assert made & {source.storage for item in following.items for source in item.srcs}
@@ -185,7 +185,7 @@ def test_arrays_in_its_memory_become_weights_there(monkeypatch):
         dlpack_device = (2, 0)
 
     class OnCard:
-        """An array that says that it lies on the first card of CUDA."""
+        """An array whose DLPack device is the first card of CUDA."""
 
         def __init__(self, array: torch.Tensor) -> None:
             self.array = array
@@ -216,7 +216,7 @@ def test_what_lies_in_a_dense_tensor():
     assert (raw.dtype, raw.shape, dtype.name, shape) == (torch.uint8, (12,), "i16", (2, 3))
 
 
-def test_an_accelerator_of_an_unknown_type_tells_no_memory():
+def test_an_accelerator_of_an_unknown_type_reports_no_memory():
     assert TorchAccelerator(torch.device("cpu")).mem_info() == (0, 0)
 
 

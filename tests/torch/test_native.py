@@ -42,7 +42,7 @@ def test_max_pool_falls_back_on_the_public_operator(monkeypatch: pytest.MonkeyPa
     assert all(map(torch.equal, got, want))
 
 
-def test_fused_attention_is_assumed_where_torch_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_attention_is_assumed_where_torch_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.randn(1, 2, 3, 4)
 
     def fails(*args: Any, **options: Any) -> int:

@@ -32,7 +32,7 @@ def others() -> list[Device]:
 
 @pytest.fixture(params=["shared", "separate"])
 def devices(request: pytest.FixtureRequest) -> list[Device]:
-    """torch in the memory of the process, or with its own, and everybody else."""
+    """torch in the memory of the process or in its own, and all other devices."""
     mine = TorchCpuDevice() if request.param == "shared" else SeparateCpuDevice()
     mine._name = "torch:cpu"
     return [mine, *others(), ow.device("host")]
@@ -47,7 +47,7 @@ def able(scheduler: ow.Scheduler, outputs: list[ow.Tensor]) -> list[tuple[ow.Ten
     result = []
     for node in computed(outputs):
         fit = []
-        for device in scheduler.devices[:-1]:  # the host is for what nobody runs
+        for device in scheduler.devices[:-1]:  # the host runs what no other device supports
             try:
                 scheduler.build(outputs, pins={node: device}).close()
             except ow.UnsupportedOpError:

@@ -1,4 +1,4 @@
-"""Running: the mode of torch, queues, marks, transfers, and plans that are captured."""
+"""Running: the mode of torch, queues, events, transfers, and plans that are captured."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_failing_call_is_named_and_the_mode_ends(device):
 # --- queues ---------------------------------------------------------------------------------------------------------
 
 
-def test_work_transfers_and_marks_of_a_queue(separate):
+def test_work_transfers_and_events_of_a_queue(separate):
     a, out = vector(separate, 1, 2, 3), vector(separate, 0, 0, 0)
     with separate.open() as stream, separate.open() as other:
         assert isinstance(stream, QueueStream)
@@ -98,13 +98,13 @@ def test_a_queue_leaves_overlapping_and_foreign_copies_to_others(separate, devic
         assert read(a) == [1, 2, 3]
 
 
-def test_marks_of_another_family_are_not_waited_for_in_the_queue(separate):
+def test_the_queue_does_not_wait_for_events_of_other_backends(separate):
     stream = separate.open()
     assert not stream._wait(object())
     stream.close()
 
 
-def test_a_lost_device_and_one_that_is_full_are_told_from_other_failures(separate):
+def test_a_lost_device_and_a_full_one_are_distinguished_from_other_failures(separate):
     with separate.open() as stream:
         for said in ("CUDA error: an illegal memory access was encountered\nmore", "CUDA error: device-side assert"):
             told = stream._translate(RuntimeError(said))
@@ -117,7 +117,7 @@ def test_a_lost_device_and_one_that_is_full_are_told_from_other_failures(separat
         assert stream._translate(other) is other
 
 
-def test_a_device_that_is_lost_while_it_works_fails_the_marks_behind(separate, monkeypatch):
+def test_a_device_that_is_lost_while_it_works_fails_later_events(separate, monkeypatch):
     stream, a = separate.open(), vector(separate, 1, 2)
     mark = stream.record()
 
@@ -211,7 +211,7 @@ def test_what_cannot_be_captured_runs_call_by_call_and_says_why(separate, played
     )
 
 
-def test_a_call_that_fails_tells_which_step_it_was(separate):
+def test_a_call_that_fails_names_its_step(separate):
     def fail() -> None:
         raise RuntimeError("no")
 

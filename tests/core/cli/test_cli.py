@@ -255,7 +255,7 @@ class TestUnusableDevices:
         assert words("cause no kernel image for sm_30") in details
         assert words("remedy install the build for it") in details
 
-    def test_plugins_tells_each_cause_once(self, folder, run):
+    def test_plugins_prints_each_cause_once(self, folder, run):
         folder.add("acme", probed(OLD))
         _, out, _ = run("plugins", columns=120)
         assert "0 of 1 usable" in out
@@ -344,7 +344,7 @@ class TestProfile:
         assert lines[1] == ["acme", "2", "µs", "1", "µs", "4", "GB/s", "4", "GB/s", "/", "4", "GB/s", "4", "Gflop/s"]
         assert "products  f16 4 Gflop/s" in out
 
-    def test_chosen_devices_are_measured_once_unless_told_otherwise(self, folder, run):
+    def test_chosen_devices_are_measured_once_without_refresh(self, folder, run):
         folder.add("acme", backend())
         run("profile", "acme")
         run("profile", "acme")

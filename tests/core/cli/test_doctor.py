@@ -1,4 +1,4 @@
-"""``opweave doctor`` and the odd things that devices tell ``opweave devices``."""
+"""``opweave doctor``, and unusual reports of devices in ``opweave devices``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TestDoctor:
         assert run("doctor")[0] == 0
         assert run("doctor", "--strict")[0] == 1
 
-    def test_a_machine_with_nothing_but_the_host_is_told(self, run):
+    def test_a_machine_with_only_the_host_is_diagnosed(self, run):
         _, out, _ = run("doctor", "--json")
         assert diagnoses(out)["devices"]["remedy"] == "pip install opweave-cpu"
 

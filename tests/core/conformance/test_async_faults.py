@@ -1,7 +1,7 @@
-"""The proof of levels 3 to 5: a device that is right passes them, and each single fault turns its own cases red.
+"""The proof of levels 3 to 5: a device that is right passes them, and each single fault fails its own cases.
 
 The device's streams do nothing before somebody waits, so a fault shows each time and not now and then. Every fault is
-one patch; what it must turn red is listed, and nothing else may be.
+one patch; the cases that it has to fail are listed, and no others may fail.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.lazy_device import WORKING, LazyBackend, LazyDevice, LazyStre
 from tests.support.sound_device import Block, SoundDevice
 
 SPLIT = [f"*-separate-{graph}" for graph in ("pointwise", "inplace-chain", "views", "products", "outputs", "state-*")]
-"""Of level 4, what shows each fault that is planted here."""
+"""The checks of level 4 that detect the faults planted here."""
 
 right_alloc, right_copy = LazyDevice._alloc, LazyStream._copy_from
 
@@ -168,9 +168,9 @@ class Fault(NamedTuple):
     """A single fault: ``patch`` takes the place of ``attribute`` of ``target``.
 
     Attributes:
-        both: cases that turn red on the device's own streams and on those with a thread.
-        own, worker: cases that turn red on the ones, or the others, only.
-        perhaps: cases that may turn red or not, by which thread is faster.
+        both: cases that fail on the device's own streams and on those with a thread.
+        own, worker: cases that fail on the ones, or the others, only.
+        perhaps: cases that may fail or not, by which thread is faster.
     """
 
     target: Any
@@ -281,7 +281,7 @@ def names(text: str, prefix: str = "") -> set[str]:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_turns_its_cases_red(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_fault_fails_its_cases(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     fault = FAULTS[name]
     monkeypatch.setattr(fault.target, fault.attribute, fault.patch)
     wanted = names(f"{fault.both} {fault.own}") | names(f"{fault.both} {fault.worker}", "worker-")

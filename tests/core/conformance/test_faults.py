@@ -1,4 +1,4 @@
-"""The proof of the suite: a device that is right passes all of it, and each single fault turns its own cases red.
+"""The proof of the suite: a device that is right passes all of it, and each single fault fails its own cases.
 
 Every fault is one patch of the sound device. It is known by itself in which cases a fault does harm: where memory
 ends up otherwise than without it. Exactly those cases have to fail, and no case of another operation or level.
@@ -40,7 +40,7 @@ def has_mixed_types(node: Tensor) -> bool:
 
 
 def features(case: Case) -> set[str]:
-    """What makes a case worth trying: each thing is wanted once per operation."""
+    """The properties of a case for which it is chosen: one case for each property and operation."""
     node = node_of(case)
     found = {f"type {node.dtype}"}
     found |= {f"{o.layout} {o.values}" for o in case.operands if o.layout != "contiguous" or o.values == "special"}
@@ -119,7 +119,7 @@ def strides_ignored(device: SoundDevice, step: Step, right: Callable[..., None])
 
 def as_if_dense(a: Arg) -> Arg:
     strides = dense_strides(a.shape, a.dtype)
-    # What lies behind the buffer is not there to be read.
+    # Bytes after the buffer cannot be read.
     fits = a.offset + span(a.shape, strides, a.dtype) <= a.mem.size
     return Arg(a.buffer, a.offset, a.dtype, a.shape, strides) if fits else a
 
@@ -342,7 +342,7 @@ def faults() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("op", "name"), faults())
-def test_a_fault_in_a_kernel_turns_its_cases_red(op: str, name: str) -> None:
+def test_a_fault_in_a_kernel_fails_its_cases(op: str, name: str) -> None:
     fault = KERNEL_FAULTS[name]
     red, harmed = [], []
     for case in (*sample(op), *(c for c in CONTROLS if c.op != op)):
@@ -556,7 +556,7 @@ MEMORY_FAULTS: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("method", "patch", "named"), MEMORY_FAULTS)
-def test_a_fault_in_memory_or_hygiene_turns_its_checks_red(monkeypatch, method, patch, named) -> None:
+def test_a_fault_in_memory_or_hygiene_fails_its_checks(monkeypatch, method, patch, named) -> None:
     monkeypatch.setattr(SoundDevice, method, patch)
     level, names = named.split(": ")
     assert set(verdicts(levels=[0, 1])) == {f"{level}-{name}" for name in names.split()}

@@ -38,7 +38,7 @@ SELECTED = (
     "overlap-separate-functions",
     "fault-raised",
 )
-"""Something of everything: what passes, is refused, does not apply, and fails."""
+"""Patterns of cases that pass, are refused, are skipped and fail."""
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def run(suite: Suite) -> Suite:
 # --- checks ---------------------------------------------------------------------------------------------------------
 
 
-def test_ids_are_unique_and_tell_what_has_to_hold() -> None:
+def test_ids_are_unique_and_say_what_has_to_hold() -> None:
     assert len({check.id for check in CHECKS}) == len(CHECKS)
     assert {check.level for check in CHECKS} == set(range(6))
     assert [c.id for c in CHECKS if not c.op and not c.about.endswith(".")] == []

@@ -1,4 +1,4 @@
-"""Devices and backends: what they can do is what they override; nonsense is a typed error; optional procedures."""
+"""Devices and backends: overridden hooks define capabilities; wrong values are typed errors; optional procedures."""
 
 # mypy: no-check-untyped-defs
 

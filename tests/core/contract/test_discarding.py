@@ -1,4 +1,4 @@
-"""Memory that nobody refers to any more: finalisers never wait; it is freed once the work that may touch it is over."""
+"""Buffers without references: finalisers never wait; the memory is freed after the work that may use it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ kernels = KernelTable("f32", "dense")
 
 
 class GateStream(Stream):
-    """Its work begins when the device's gate is open. A mark is how many pieces of work were queued before it."""
+    """Its work begins when the device's gate is open. An event is the number of calls queued before it."""
 
     def __init__(self, device):
         super().__init__(device)

@@ -308,7 +308,7 @@ def test_freeing_does_not_raise_the_failures_of_streams(device, stream):
 
 
 def test_a_forgotten_stream_finishes_its_transfers(device):
-    """Nobody else keeps the arrays of queued transfers alive."""
+    """The stream alone keeps the arrays of queued transfers alive."""
     buffer, out = device.alloc(64), np.zeros(16, np.float32)
     buffer.upload(0, ONES)
     stream = device.open(delay=0.02)
@@ -353,8 +353,8 @@ def test_arrays_live_until_their_transfer_is_done(device):
         assert (buffer.read().view(np.float32) == 1).all()
 
 
-def test_arrays_do_not_outlive_a_mark_behind_their_transfer(device):
-    """Programs wait for marks and never for the whole stream."""
+def test_arrays_do_not_outlive_an_event_after_their_transfer(device):
+    """Programs wait for events and never for the whole stream."""
     buffer = device.alloc(64)
     with device.open() as stream:
         first, second = np.ones(16, np.float32), np.ones(16, np.float32)
@@ -404,10 +404,10 @@ def test_copies_between_streams_are_direct_where_the_device_can(device, stream):
         assert not other.copy_from(other.device.alloc(64), 0, source, 0, 64)
 
 
-# --- marks ------------------------------------------------------------------------------------------------------------
+# --- events -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_mark_is_reached_when_the_work_before_it_is_done(device):
+def test_an_event_is_reached_when_the_work_before_it_is_done(device):
     a, b, out = three(device)
     with device.open(delay=0.05) as stream:
         before = stream.record()
@@ -424,7 +424,7 @@ def test_a_mark_is_reached_when_the_work_before_it_is_done(device):
         assert before.sequence < after.sequence
 
 
-def test_marks_of_a_synchronous_stream_are_reached_at_once():
+def test_events_of_a_synchronous_stream_are_reached_at_once():
     with HostDevice().open() as stream:
         mark = stream.record()
         assert mark.done
@@ -433,7 +433,7 @@ def test_marks_of_a_synchronous_stream_are_reached_at_once():
         assert not stream.has_events
 
 
-def test_marks_without_hooks_wait_for_the_stream(device):
+def test_events_without_hooks_wait_for_the_stream(device):
     class Plain(ThreadStream):
         _record = Stream._record
         _join = Stream._join
@@ -459,7 +459,7 @@ def test_marks_without_hooks_wait_for_the_stream(device):
         assert late.done
 
 
-def test_a_stream_waits_for_a_mark_of_another_one(device):
+def test_a_stream_waits_for_an_event_of_another_one(device):
     a, b, out = three(device)
     middle = vector(device.alloc(64))
     with device.open(delay=0.05) as first, device.open(delay=0) as second:
@@ -473,7 +473,7 @@ def test_a_stream_waits_for_a_mark_of_another_one(device):
         assert (read(out) == -2).all()
         second.wait(mark)
         second.wait(second.record())
-        assert second.log == ["wait"], "a reached mark, or one's own, needs no waiting"
+        assert second.log == ["wait"], "an event that is reached, or of the stream itself, needs no waiting"
 
 
 @pytest.mark.parametrize("make", [HostDevice, ExampleDevice, OtherAsyncDevice])
@@ -485,7 +485,7 @@ def test_streams_of_different_classes_wait_on_the_host(device, make):
         assert (read(out) == 2).all()
 
 
-def test_marks_behind_a_failure_fail_and_waiting_never_hangs(device, stream):
+def test_events_after_a_failure_fail_and_waiting_never_hangs(device, stream):
     a, b, out = three(device)
     before = stream.record()
     before.synchronize()
@@ -517,8 +517,8 @@ def test_marks_behind_a_failure_fail_and_waiting_never_hangs(device, stream):
             failed.synchronize()
 
 
-def test_a_failure_found_late_concerns_every_mark_not_seen_complete(device, stream):
-    """Nobody can tell which work it was; no mark is called reached that may not be."""
+def test_a_failure_found_late_fails_every_event_not_seen_complete(device, stream):
+    """It is not known which work failed, so no event after it counts as reached."""
     a, b, out = three(device)
     sure = stream.record()
     sure.synchronize()
@@ -531,7 +531,7 @@ def test_a_failure_found_late_concerns_every_mark_not_seen_complete(device, stre
     assert unsure.failure is not None
 
 
-def test_a_call_that_fails_is_named_and_fails_later_marks(device, stream):
+def test_a_call_that_fails_is_named_and_fails_later_events(device, stream):
     a, b, out = three(device)
     plan = stream.compile([Step("add", out, (a, b), {}), Step("tanh", out, (a,), {}), Step("add", out, (a, b), {})])
     before = stream.record()
@@ -550,7 +550,7 @@ def test_a_call_that_fails_is_named_and_fails_later_marks(device, stream):
 
 
 class Tardy(Stream):
-    """Asynchronous; waiting for a mark takes until somebody says so, and fails."""
+    """Asynchronous; waiting for an event blocks until the test lets it go on, and fails."""
 
     def __init__(self, device):
         super().__init__(device)
@@ -578,7 +578,7 @@ def test_a_failure_that_somebody_hears_of_after_the_recovery_is_not_one_of_the_t
     thread = threading.Thread(target=wait)
     thread.start()
     assert stream.waiting.wait(10)
-    stream.recover()  # as another thread does, which heard of it first
+    stream.recover()  # as another thread would, to which the failure was raised first
     stream.over.set()
     thread.join()
     assert len(heard) == 1
@@ -684,7 +684,7 @@ def test_driver_failures_of_hooks_are_typed_and_noted(device):
 
 
 def test_closing_a_failed_stream(device):
-    """Closing raises what nobody was told, and not what somebody was; it closes all the same."""
+    """Closing raises a failure that was not raised before, and closes the stream in any case."""
     a, _, out = three(device)
     for told in (False, True):
         stream = device.open()
@@ -754,7 +754,7 @@ def test_one_thread_submits_to_a_stream():
         plan.run()
 
 
-def test_marks_are_waited_for_in_any_thread(device):
+def test_events_are_waited_for_in_any_thread(device):
     a, b, out = three(device)
     with device.open(delay=0.01) as stream:
         stream.compile([Step("add", out, (a, b), {})]).run()
@@ -768,7 +768,7 @@ def test_marks_are_waited_for_in_any_thread(device):
         assert seen == [True] * 4
 
 
-def test_what_a_driver_raises_is_told_as_the_author_says():
+def test_what_a_driver_raises_becomes_the_error_that_translate_gives():
     class Telling(Stream):
         def _translate(self, error):
             return ow.DeviceLostError(f"lost: {error}") if isinstance(error, Boom) else error
@@ -960,7 +960,7 @@ def test_what_is_overwritten_crosswise_ends_a_run():
     assert runs([reads, disjoint], is_pointwise=everywhere) == [2]
 
 
-def test_bound_steps_are_told_apart_by_their_memory():
+def test_bound_steps_are_distinguished_by_their_memory():
     buffer = HostDevice().alloc(256)
     a, b, c = (Arg(buffer, at, f32, (4,), (4,)) for at in (0, 16, 8))
     assert runs([Step("neg", b, (a,), {}), Step("neg", a, (b,), {})]) == [2]

@@ -109,7 +109,7 @@ def test_a_further_condition_gives_its_own_reason():
     kernels = table("softmax", when=lambda step: "only the last axis" if step.attrs["axis"] != 1 else None)
     assert kernels.why_not(step("softmax", arg(), arg(), axis=0)) == "only the last axis"
     assert kernels.why_not(step("softmax", arg(), arg(), axis=1)) is None
-    # It is asked only about steps whose types and layouts fit.
+    # It is called only for steps whose types and layouts fit.
     assert kernels.why_not(step("softmax", arg("f16"), arg(), axis=0)) == "the output is f16, not f32"
 
 

@@ -41,7 +41,7 @@ from tests.support.example_backend import ExampleDevice
 
 
 class Small(ExampleDevice):
-    """Room for 1,000 bytes, at most 256 in one buffer, and an account of what is taken."""
+    """1,000 bytes of memory, at most 256 in one buffer, with a count of the allocated bytes."""
 
     max_buffer_size = 256
 
@@ -164,7 +164,7 @@ def test_integers_that_are_no_addresses_are_found_out():
     assert Sound().alloc(8).address is None
 
 
-def test_chunks_hold_every_piece_whole():
+def test_chunks_hold_every_tensor_whole():
     device = Small()
     sizes = [100, 100, 100, 0, 256, 1, 30]
     whole, offsets = device.default_buffer_type.alloc_chunked(sizes, Usage.WEIGHTS)
@@ -189,7 +189,7 @@ def test_chunks_that_do_not_fit_leave_nothing_allocated():
 
 
 @given(st.lists(st.integers(0, 256), max_size=20))
-def test_any_pieces_are_chunked_soundly(sizes):
+def test_any_sizes_are_divided_into_valid_chunks(sizes):
     kind = BufferType(ExampleDevice(), max_size=256)
     whole, offsets = kind.alloc_chunked(sizes)
     assert sum(b.size for b in whole.buffers) <= sum(-(-s // 64) * 64 for s in sizes)
@@ -497,7 +497,7 @@ def test_a_window_that_fails_leaves_none_imported():
 # --- the ways that every memory has -----------------------------------------------------------------------------------
 
 
-def test_filling_and_copying_go_in_pieces():
+def test_filling_and_copying_go_in_parts_of_bounded_size():
     """What a device does not override works in bounded memory, also where ranges overlap."""
     largest = []
 

@@ -87,7 +87,7 @@ def test_rates_are_measured_once_for_each_type():
     assert offloading.rates(F32) is rates
     held = sum(not buffer.freed for buffer in device._buffers)
     assert held == 0
-    # So many rows that the transfer is nothing beside them.
+    # So many rows that the transfer is negligible.
     assert offloading.pays(product(1 << 24))
 
 

@@ -94,7 +94,7 @@ def test_transfers_happen_in_the_order_of_the_stream():
 
 
 @pytest.mark.parametrize("other", [HostDevice, AsyncDevice])
-def test_it_waits_for_marks_of_streams_of_any_class(other):
+def test_it_waits_for_events_of_streams_of_any_class(other):
     first, second = Gate(), other()
     second.kernels = getattr(second, "kernels", kernels)
     a, b, out = filled(first, 1, 2, 0)
@@ -111,7 +111,7 @@ def test_it_waits_for_marks_of_streams_of_any_class(other):
     assert order == ["ahead", "behind"]
 
 
-def test_a_failure_names_the_step_drops_what_follows_and_is_told_once():
+def test_a_failure_names_the_step_drops_what_follows_and_is_raised_once():
     device = AsyncDevice()
     a, b, out = filled(device, 1, 2, 0)
     fails = Step("tanh", vector(out), (vector(a),), {})
@@ -142,7 +142,7 @@ def test_a_failure_names_the_step_drops_what_follows_and_is_told_once():
         assert ran == [2]
 
 
-def test_waiting_for_a_mark_of_a_failed_stream_fails_and_never_hangs():
+def test_waiting_for_an_event_of_a_failed_stream_fails_and_never_hangs():
     device, other = AsyncDevice(), HostDevice()
     (a,) = filled(device, 1)
     with device.open(worker=True) as ahead, other.open(worker=True) as behind:
@@ -164,7 +164,7 @@ def test_aborting_ends_what_is_queued_and_the_running_plan_after_its_step():
     device = Gate()
     a, b, out = filled(device, 1, 2, 0)
     with device.open(worker=True) as stream:
-        stream.abort()  # with nothing under way it does nothing
+        stream.abort()  # without work in flight it does nothing
         stream.synchronize()
         stream.compile([add(out, a, b)] * 3).run()
         ran = []
@@ -201,7 +201,7 @@ def test_memory_that_is_collected_on_a_worker_is_freed_without_waiting_for_other
         (a,) = filled(device, 1)
         alive = [a]
         b, out = filled(device, 2, 0)
-        stream.compile([add(out, b, b)]).run()  # held: nobody on a worker may wait for it
+        stream.compile([add(out, b, b)]).run()  # blocked: nothing on the worker may wait for it
         freed = threading.Event()
         del a
         other.call(alive.clear)

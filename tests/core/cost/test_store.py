@@ -1,4 +1,4 @@
-"""The cache of profiles: whatever lies in the folder, a device gets figures that it can have."""
+"""The cache of profiles: whatever files are in the folder, a device gets only valid figures."""
 
 from __future__ import annotations
 

@@ -119,3 +119,18 @@ def test_links_to_files_lead_somewhere(page: str):
     targets = [t for t in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in t]
     missing = [t for t in targets if not ((ROOT / page).parent / t).exists()]
     assert not missing
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as the forges make them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("plugins/*/README.md"))])
+def test_links_to_sections_lead_somewhere(page: str):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = [(t, a) for t, a in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", text) if "://" not in t]
+    missing = [(t, a) for t, a in links if a not in anchors((ROOT / page).parent / t if t else ROOT / page)]
+    assert not missing

@@ -1,4 +1,4 @@
-"""``docs/operations.md`` says what the definitions say."""
+"""``docs/operations.md`` agrees with the definitions of the operations."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def mutated(content: bytes, rng: random.Random) -> bytes:
     """One to four changes: bits, whole numbers, words of headers, parts removed, repeated, moved or cut off."""
     data = bytearray(content)
     for _ in range(rng.randint(1, 4)):
-        # The headers are at the beginning, and they are what can lie.
+        # The headers are at the beginning; only they can be wrong.
         at = rng.randrange(max(1, len(data) if rng.random() < 0.3 else min(len(data), 400)))
         end = min(len(data), at + rng.randint(1, 24))
         kind = rng.randrange(9)

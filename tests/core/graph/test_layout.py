@@ -1,4 +1,4 @@
-"""The arithmetic of layouts against NumPy, which knows strides by itself."""
+"""The arithmetic of layouts, compared with NumPy's strides."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Weights and states: where they lie, who keeps them, reading, writing, damage."""
+"""Weights and states: placement, ownership, reading, writing, and states that were left half written."""
 
 # mypy: no-check-untyped-defs
 
@@ -367,7 +367,7 @@ def test_an_unplaced_state_keeps_what_was_written_when_it_is_placed():
         assert read_leaf(s).tolist() == [1, 2, 3, 4]
 
 
-# --- by hand ----------------------------------------------------------------------------------------------------------
+# --- placed by the caller ---------------------------------------------------------------------------------------------
 
 
 def test_leaves_are_placed_by_hand_over_bytes_that_are_there():

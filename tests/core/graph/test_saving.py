@@ -104,7 +104,7 @@ def test_every_operation_and_every_attribute_comes_back():
 )  # fmt: skip
 def test_attributes_come_back_exactly(value):
     encoded = json.loads(json.dumps(encode_attrs({"a": value}, "it"), allow_nan=False))
-    assert repr(decode_attrs(encoded)["a"]) == repr(value)  # which tells 1 from 1.0 and True, 0.0 from -0.0
+    assert repr(decode_attrs(encoded)["a"]) == repr(value)  # repr distinguishes 1 from 1.0 and True, 0.0 from -0.0
 
 
 def test_values_are_left_out_and_given_again():
@@ -178,7 +178,7 @@ def header_of(saved):
 
 
 def with_header(saved, header):
-    """The same values behind another header, with a checksum that fits."""
+    """The same values after another header, with a matching checksum."""
     (length,) = unpack_from("<Q", saved, 16)
     text = json.dumps(header).encode()
     head = bytearray(saved[:24])

@@ -135,7 +135,7 @@ def test_operators_are_the_functions():
     assert x / y is ow.div(x, y)
     assert x @ y is ow.matmul(x, y)
     assert -x is ow.neg(x)
-    one: Any = np.ones((3, 3), np.float32)  # whose type does not know that it hands over to tensors
+    one: Any = np.ones((3, 3), np.float32)  # Any: NumPy's annotations do not have the operators that defer to tensors
     for result, op, first in (
         (one + x, "add", False), (one - x, "sub", False), (one * x, "mul", False), (one / x, "div", False),
         (one @ x, "matmul", False), (x @ one, "matmul", True),
@@ -298,7 +298,7 @@ DIFFERENT = [
 ]  # fmt: skip
 
 
-def test_attributes_are_told_apart_by_type_and_sign():
+def test_attributes_are_distinguished_by_type_and_sign():
     x = ow.input("x", (3,))
     nodes = [node(KEYED, (x,), {"a": value}) for value in DIFFERENT]
     assert len(set(nodes)) == len(DIFFERENT)

@@ -1,4 +1,4 @@
-"""Files that can be made again: what is in the folder, and where it is, whatever the machine is like."""
+"""Cache files: the contents of the folder, and its path on machines of every kind."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_promises_that_nobody_has_used_yet_count(monkeypatch):
 
 
 def test_what_is_used_is_not_subtracted_twice(monkeypatch):
-    """The system says itself that it is not available any more."""
+    """Memory in use is already missing from what the system reports as available."""
     resident = 1 << 30
     monkeypatch.setattr(reservations, "resident_bytes", lambda: resident)
     monkeypatch.setattr(reservations, "meminfo", lambda: {"MemAvailable": available})

@@ -23,7 +23,7 @@ from tests.support.example_backend import ExampleDevice
 
 
 class MappedDevice(AsyncDevice):
-    """Memory that only this device's kernels see, but that can be shown to the host piece by piece."""
+    """Memory that only this device's kernels address, and of which parts can be mapped for the host."""
 
     def _map(self, mem, offset, size):
         return mem.data.data[offset : offset + size]
@@ -47,7 +47,7 @@ class PinnedType(BufferType):
 
 
 class SwappedType(BufferType):
-    """Keeps every byte inverted: whoever reads past it gets nonsense."""
+    """Stores every byte inverted, so that reading the memory directly gives wrong values."""
 
     def __init__(self, device):
         super().__init__(device, "swapped")
@@ -247,7 +247,7 @@ def test_ranges_of_one_buffer_may_overlap(name, to, of):
     np.testing.assert_array_equal(buffer.read(to, 40), data[of : of + 40])
 
 
-def test_large_copies_bounce_in_pieces(monkeypatch):
+def test_large_copies_go_through_the_host_in_chunks(monkeypatch):
     monkeypatch.setattr("opweave.host.storage.BOUNCE_BYTES", 10)
     src, dst = KINDS["separate"].alloc(64), KINDS["asynchronous"].alloc(64)
     data = RNG.integers(0, 256, 64, np.uint8)

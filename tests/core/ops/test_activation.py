@@ -105,7 +105,7 @@ def test_parameters_are_numbers():
         ow.elu(x, "one")  # type: ignore[arg-type]
 
 
-def test_definitions_tell_what_may_be_overwritten_and_where_they_stand():
+def test_definitions_say_what_may_be_overwritten_and_their_family():
     for name in ACTIVATIONS:
         op = OPS[name]
         assert (op.family, op.inplace, op.pointwise) == ("activation", (0,), True)

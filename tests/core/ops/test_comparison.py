@@ -59,7 +59,7 @@ def test_operators_are_the_functions():
     assert (x > y) is ow.greater(x, y) is ow.less(y, x)
     assert (x >= y) is ow.greater_equal(x, y) is ow.less_equal(y, x)
     assert (x > 2.0) is ow.greater(x, 2.0)
-    array: Any = np.ones(3, np.float32)  # whose type does not know that it hands over to tensors
+    array: Any = np.ones(3, np.float32)  # Any: NumPy's annotations do not have the operators that defer to tensors
     assert (array < x).op is (x > array).op is ow.less(x, y).op
     with pytest.raises(ow.DTypeError, match="no truth value"):
         assert 0 < x < 1

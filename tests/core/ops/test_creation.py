@@ -106,7 +106,7 @@ def test_a_value_out_of_nothing_is_made_where_it_is_read():
     y = ow.exp(x) * ramp
     with ow.Scheduler([WithoutCreation(), Last()]) as scheduler:
         plan = scheduler.partition(y)
-        # It draws nobody to the only device that makes it ...
+        # It does not place other nodes on the only device that supports it ...
         assert plan.device_of(y).name == "withoutcreation"
         assert (plan.device_of(ramp).name, plan.cause_of(ramp)) == ("last", "host")
         got = scheduler.build(y).run({"x": np.zeros(4, np.float32)})

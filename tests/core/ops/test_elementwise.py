@@ -343,7 +343,7 @@ def test_casts_to_quantized_types_are_refused():
         ow.cast(ow.input("x", (32,)), "f33")
 
 
-def test_elementwise_definitions_tell_what_may_be_overwritten():
+def test_elementwise_definitions_say_what_may_be_overwritten():
     assert OPS["add"].inplace == (0, 1)
     assert OPS["exp"].inplace == (0,)
     assert all(OPS[name].pointwise for name in (*UNARY, "add", "cast", "copy", "scale"))

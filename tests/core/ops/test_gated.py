@@ -117,7 +117,7 @@ def test_the_limit_of_clamped_units_is_not_negative():
             ow.swiglu_oai(ow.input("x", (4,)), limit=limit)
 
 
-def test_definitions_tell_what_may_be_overwritten_and_where_they_stand():
+def test_definitions_say_what_may_be_overwritten_and_their_family():
     for name in NAMES:
         assert (OPS[name].family, OPS[name].inplace, OPS[name].pointwise) == ("gated", (0, 1), True)
     x, gate = ow.input("x", (3, 5)), ow.input("gate", (3, 5))

@@ -264,13 +264,13 @@ def test_concat_is_numpys(axis):
     np.testing.assert_array_equal(value(got), np.concatenate(arrays, axis))
 
 
-def test_concat_promotes_its_pieces():
+def test_concat_promotes_its_operands():
     node = ow.concat([ow.input("a", (2,), "i32"), ow.input("b", (2,), "f16")])
     assert node.dtype.name == "f16"
     assert {s.dtype.name for s in node.srcs} == {"f16"}
 
 
-def test_concat_drops_empty_pieces():
+def test_concat_drops_empty_operands():
     a, none = ow.input("a", (2, 3)), ow.constant(np.zeros((0, 3), np.float32))
     assert ow.concat([none, a, none]) is a
     assert ow.concat([none, none]) is none
@@ -281,7 +281,7 @@ def test_concat_drops_empty_pieces():
     assert ow.concat([ow.input("p", (2, 0)), ow.input("q", (3, 0))]).shape == (5, 0)
 
 
-def test_concat_depends_on_empty_pieces_that_need_an_input():
+def test_concat_depends_on_empty_operands_that_need_an_input():
     a, none = ow.input("a", (2, 3)), ow.input("none", (0, 3))
     alone = ow.concat([none, a, none])
     assert (alone.name, alone.root, alone.shape, alone.is_dense) == ("after", a, (2, 3), True)

@@ -19,7 +19,7 @@ from opweave.ops.rope import distinct_positions
         (["mask", "sinks"], True, ("mask", "sinks")),
     ],
 )
-def test_the_flag_tells_which_optional_operand_is_there(
+def test_the_flag_says_which_optional_operand_is_given(
     rest: list[str], has_first: bool, want: tuple[str | None, str | None]
 ) -> None:
     assert optional_operands(rest, has_first) == want

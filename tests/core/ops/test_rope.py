@@ -34,7 +34,7 @@ def turned(x, angles, pairing):
 
 @pytest.mark.parametrize("pairing", ["adjacent", "half"])
 @pytest.mark.parametrize("base", [10000.0, 500.0])
-def test_pairs_turn_as_complex_numbers(pairing, base):
+def test_pairs_rotate_as_complex_numbers(pairing, base):
     x, positions = floats(2, 3, 5, 8), np.array([0, 1, 7, 100, 3])
     got = value(ow.rope(ow.constant(x), ow.constant(positions), pairing=pairing, base=base))
     angles = positions[:, None] * base ** (-np.arange(4) / 4)

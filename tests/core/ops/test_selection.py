@@ -162,7 +162,7 @@ def test_shapes_that_do_not_broadcast_name_the_operands():
         ow.where(ow.input("c", (32,), "bool"), ow.input("w", (32,), "q4_0"), 0.0)
 
 
-def test_definitions_tell_what_may_be_overwritten():
+def test_definitions_say_what_may_be_overwritten():
     assert OPS["where"].inplace == (1, 2)
     assert OPS["minimum"].inplace == OPS["maximum"].inplace == (0, 1)
     assert all(OPS[name].pointwise for name in ("minimum", "maximum", "clamp", "step", "where"))

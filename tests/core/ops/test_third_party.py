@@ -1,5 +1,5 @@
-"""An operation that somebody else defines has all facts of its own: it is costed, measured, judged and narrowed by
-them."""
+"""The facts in the definition of a third party's operation decide how it is predicted, measured, tested and computed in
+half types."""
 
 # mypy: disable-error-code="union-attr, attr-defined"
 

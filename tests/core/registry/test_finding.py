@@ -191,7 +191,7 @@ class TestOddArguments:
         with pytest.raises(Broken, match="control characters"):
             registry.load("acme")
 
-    def test_excluded_plugins_tell_why_and_are_not_run(self, folder):
+    def test_excluded_plugins_give_the_reason_and_are_not_run(self, folder):
         folder.add("acme", "raise SystemExit('imported')")
         registry = folder.registry()
         registry.exclude("acme", Broken("it crashed"))

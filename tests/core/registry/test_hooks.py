@@ -1,4 +1,4 @@
-"""What plugins bring beside devices: checks, file formats, commands; and what is imported for each."""
+"""Hooks of plugins: checks, file formats, commands; and which modules each imports."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TestDoctor:
         assert by_name(registry.plugins())["acme"].state is State.UNAVAILABLE
 
     @pytest.mark.parametrize("body", ["1 / 0", "return 5", "return ['well']"])
-    def test_a_check_that_fails_is_told_and_the_others_go_on(self, folder, body):
+    def test_a_check_that_fails_is_reported_and_the_others_go_on(self, folder, body):
         folder.add("bad", doctor(body), value="opweave_bad")
         folder.add("good", doctor(), value="opweave_good")
         found = dict(folder.registry().diagnose())

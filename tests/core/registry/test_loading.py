@@ -1,4 +1,4 @@
-"""Running plugins' code: what may go wrong there, what it is called, and that everything else goes on."""
+"""Running plugins' code: which failures there are, their state in the record, and that other plugins still load."""
 
 from __future__ import annotations
 
@@ -495,7 +495,7 @@ def test_the_marker_is_that_of_pluggy():
     assert implemented.opweave_impl["trylast"] is True  # type: ignore[attr-defined]
 
 
-def test_the_process_tells_its_plugins_of_programs(monkeypatch, folder):
+def test_plugins_are_called_for_every_built_program(monkeypatch, folder):
     folder.add("watch", hooks("def opweave_program_built(program): program.append('seen')"), value="opweave_watch")
     default = registry_module.REGISTRY
     monkeypatch.setattr(default, "hooks", folder.registry().hooks)

@@ -187,7 +187,7 @@ class TestOrder:
         assert names(registry.default_devices()) == ["open:1", "vendor:x", "plain:a", "plain:b", "host"]
         assert names(registry.devices()) == ["open:0", "open:1", "vendor:x", "plain:a", "plain:b", "host"]
 
-    def test_a_backend_that_shows_one_piece_twice_uses_it_once(self):
+    def test_hardware_that_a_backend_shows_twice_is_used_once(self):
         registry = registry_of(Family("open", Unit("0", Kind.GPU, "pci:1"), Unit("1", Kind.GPU, "pci:1")))
         assert names(registry.default_devices()) == ["open:0", "host"]
 

@@ -33,7 +33,7 @@ def test_a_device_that_does_not_work_is_listed_with_cause_and_remedy_and_left_ou
     assert not record.error
 
 
-def test_asking_for_it_tells_why(folder):
+def test_asking_for_it_raises_the_reason(folder):
     folder.add("acme", probed("Unit()", OLD))
     registry = folder.registry()
     with pytest.raises(Unavailable, match=r"acme:1 does not work: no kernel image for sm_30") as caught:

@@ -1,4 +1,4 @@
-"""Synchronous programs over devices that work asynchronously: every hand-over waits for what it depends on."""
+"""Synchronous programs over devices that work asynchronously: every transfer waits for the work that it depends on."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_fed_arrays_may_change_as_soon_as_run_returns():
 
 
 def test_a_run_waits_for_uploads_to_devices_that_run_no_step():
-    """Inputs that are outputs, or that nobody reads, enter on the last device; nothing else happens there."""
+    """Inputs that are outputs, or that no node reads, are fed on the last device, where nothing else runs."""
     x, y = ow.input("x", (16,)), ow.input("y", (16,))
     with ow.Scheduler([Separate("a"), LazyDevice()]) as s:
         program = s.build([x, ow.neg(y)])

@@ -1,4 +1,4 @@
-"""Programs that were built before: the same one as long as leaves lie where they lay, a new one after."""
+"""Building the same outputs again gives the same program until a leaf is moved, then a new one."""
 
 from __future__ import annotations
 

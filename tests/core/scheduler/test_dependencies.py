@@ -41,7 +41,7 @@ def test_a_state_is_written_if_an_output_depends_on_it_even_without_elements(way
         np.testing.assert_array_equal(ow.read(state), VALUES)
 
 
-def test_the_result_is_that_of_the_pieces_with_elements_and_devices_get_only_those():
+def test_the_result_is_that_of_operands_with_elements_and_devices_get_only_those():
     device = Separate("far", ["concat", "assign"])
     state = ow.state("s", (2, 4), device=device)
     x, z = ow.input("x", (2, 4)), ow.input("z", (3, 4))

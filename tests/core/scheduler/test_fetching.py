@@ -26,7 +26,7 @@ def test_a_device_that_is_asynchronous_itself_is_waited_for():
 
 
 class Unhurried(Separate):
-    """A device that wants products, and takes its time to give results back."""
+    """A device that asks for products, and whose downloads are slow."""
 
     def __init__(self) -> None:
         super().__init__("unhurried", offload=["linear"])

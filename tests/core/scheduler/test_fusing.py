@@ -87,7 +87,7 @@ def test_values_that_others_need_are_written_although_they_are_in_a_group(device
     np.testing.assert_allclose(got, np.maximum(got_a @ got_b, 0), rtol=1e-5)
 
 
-def test_a_seam_ends_a_group(device):
+def test_a_device_boundary_ends_a_group(device):
     x = ow.input("x", (4, 4))
     a = ow.exp(x)
     far = ow.custom(lambda m: m + 1, a, like=a)

@@ -1,4 +1,4 @@
-"""A device is lost: the others go on, with the leaves that the host still knows."""
+"""A device is lost: the others can be used, with the leaves whose values are on the host."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_rest_goes_on_and_weights_come_from_the_host(model, parallel):
     assert scheduler.parallel == parallel
     program = scheduler.build(outputs)
     with pytest.raises(ow.ExecutionError, match="total"):
-        program.run(x=x)  # the state was on the device, and nobody knows its value any more
+        program.run(x=x)  # the state was on the device, and its value is lost
     ow.write(total, np.full(4, 10, F))
     y, kept = program.run(x=x)
     assert y[0] == 5

@@ -1,4 +1,4 @@
-"""Special memory: kernels are asked with the kind of memory that each source lies in, and get what it prepared."""
+"""Special memory: support depends on the kind of memory of each source, and kernels get the handle that it prepared."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_special_memory_is_unpacked_for_a_device_that_cannot_reach_it(values):
     assert other.seen == ["ordinary"]
 
 
-# --- shared spaces: others reach the bytes, and must not read them as they lie ----------------------------------------
+# --- shared spaces: others reach the bytes, and must not read them unconverted ----------------------------------------
 
 
 class Negated(BufferType):
@@ -145,7 +145,7 @@ class Negated(BufferType):
 
 
 class Knowing(HostMemory):
-    """Shares the host's memory, and multiplies by weights that lie negated."""
+    """Shares the host's memory, and multiplies by weights that are stored negated."""
 
     kind = ow.Kind.ACCEL
     kernels = KernelTable("f32", "strided")
@@ -173,7 +173,7 @@ Knowing.kernels("add", "exp", "assign", inplace=True)(reference_kernel)
 
 
 class Careless(HostMemory):
-    """Says yes to everything, as a device of its own rules may."""
+    """Supports every step, as a device that overrides `_why_not` may."""
 
     kind = ow.Kind.ACCEL
 

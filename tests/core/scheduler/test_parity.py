@@ -1,4 +1,4 @@
-"""What ``docs/coming-from-ggml.md`` promises and no other test shows: operations beside their definition in NumPy, and
+"""The rows of ``docs/coming-from-ggml.md`` that no other test covers: operations against their definition in NumPy, and
 the less used functions of schedulers, registries and devices.
 """
 
@@ -503,7 +503,7 @@ def test_a_device_may_offer_further_kinds_of_memory(x):
 
 
 class Shards(ow.BufferType):
-    """Puts the rows of each tensor on several devices by shares; kernels find the pieces in ``Arg.handle``."""
+    """Puts the rows of each tensor on several devices by shares; kernels find the parts in ``Arg.handle``."""
 
     def __init__(self, device: ow.Device, cards: Sequence[ow.Device], shares: Sequence[float]) -> None:
         super().__init__(device, f"{device.name}.split")
@@ -562,7 +562,7 @@ def test_split_buffers_are_found_and_put_a_tensor_in_shards(x):
 
 
 class Patient(HostMemory):
-    """Asks before each step whether to go on."""
+    """Calls a function before each step, which decides whether to go on."""
 
     kind = ow.Kind.CPU
     kernels = KernelTable("f32", "strided")

@@ -206,7 +206,7 @@ class TestHost:
 
 class TestOffload:
     def test_weights_in_host_memory_are_brought_to_a_device_that_wants_them_norms_with_them(self):
-        """No norm stays behind with its vector: its values would cross twice."""
+        """No norm is left on another device with its vector: its values would be copied twice."""
         gpu, cpu = separate("gpu", offload=["linear"]), Plain("cpu", OPS)
         y, layers, _ = encoder(4, lambda i: "host")
         with ow.Scheduler([gpu, cpu]) as scheduler:
@@ -332,7 +332,7 @@ def small_table(weight: ow.Tensor, nodes: list[ow.Tensor]) -> bool:
 
 
 def check_rules(program: ow.Program, pins: dict[ow.Tensor, ow.Device], message: str) -> None:
-    """Readers of placed weights are where these are; the host's references compute only what nobody else can."""
+    """Readers of placed weights run where these lie; the host computes only what no other device supports."""
     assignment = program.partition.assignment
     nodes = [n for n in program.partition.graph.nodes if not n.is_view]
     runs = [[t.device for t in assignment.targets if assignment.capabilities.supports(t, n)] for n in nodes]

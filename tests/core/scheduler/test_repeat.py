@@ -28,7 +28,7 @@ ONES = np.ones(4, F)
 
 
 class Trouble:
-    """A custom function that adds one, and does what it is told before."""
+    """A custom function that calls ``todo`` and adds one."""
 
     def __init__(self) -> None:
         self.todo: Callable[[], Any] = lambda: None
@@ -167,7 +167,7 @@ def test_streams_that_need_something_run_their_own_calls_unless_they_say_otherwi
 
 
 class Loud(Separate):
-    """Counts the bytes that come in, in its own way."""
+    """Overrides uploads, and counts their bytes."""
 
     received = 0
 
@@ -176,7 +176,7 @@ class Loud(Separate):
         super()._upload(mem, offset, data)
 
 
-def test_a_device_that_moves_bytes_differently_is_asked_at_every_seam(x):
+def test_a_device_that_copies_differently_is_asked_at_every_boundary(x):
     loud = Loud("loud")
     y = -x
     program = ow.Scheduler([Separate("a"), loud]).build(ow.exp(y), pins={y: "a", ow.exp(y): "loud"})
@@ -403,7 +403,7 @@ def test_a_cancelled_run_leaves_no_trace_in_the_next_one(x):
         np.testing.assert_array_equal(program.run(x=ONES), want(ONES))
 
 
-# --- the turn of its streams ----------------------------------------------------------------------------------------
+# --- one thread at a time on its streams -----------------------------------------------------------------------------
 
 
 def test_cancel_ends_runs_of_its_own_scheduler_only(x):

@@ -18,7 +18,7 @@ F = np.float32
 
 
 class Page(HTMLParser):
-    """Checks that every element is closed, and collects what is said."""
+    """Checks that every element is closed, and collects the text."""
 
     VOID = frozenset(["meta", "input", "line", "polygon", "br"])
 

@@ -342,7 +342,7 @@ def test_a_program_is_not_run_from_within_itself(x):
         holder[0].run(x=array(4, 4))
 
 
-def test_threads_take_turns(x):
+def test_threads_run_one_after_the_other(x):
     s = ow.Scheduler(Plain())
     programs = [s.build(ow.scale(ow.scale(x, float(k)), 2.0)) for k in range(1, 5)]
     wrong: list[int] = []
@@ -524,7 +524,7 @@ def test_buffer_types_must_be_reachable():
 # --- saying why -------------------------------------------------------------------------------------------------------
 
 
-def test_explain_tells_splits_copies_causes_refusals_and_memory(x):
+def test_explain_lists_splits_copies_causes_refusals_and_memory(x):
     far = Separate("far", ["exp"])
     y = ow.neg(ow.exp(x).named("hidden")).named("result")
     text = ow.Scheduler([far, HostDevice()]).build(y).explain()

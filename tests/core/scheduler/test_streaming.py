@@ -37,7 +37,7 @@ def expected(values: np.ndarray, arrays: dict[str, np.ndarray]) -> np.ndarray:
 
 
 class Watched(Separate):
-    """A device that wants products."""
+    """A device that asks for products."""
 
     def __init__(self) -> None:
         super().__init__("fast", offload=["linear", "expert_linear", "embedding"])
@@ -118,7 +118,7 @@ def test_only_the_experts_in_use_are_brought(parallel):
             want = np.stack([[experts[e] @ row for e in used] for row, used in zip(values, chosen, strict=True)])
             np.testing.assert_array_equal(got, want)
             expert = 4 * 8 * 4
-            # Neighbouring experts come in one piece; of 16 only those that are named.
+            # Adjacent experts are copied in one transfer; of 16, only those that are named.
             assert sorted(n for n in fast.uploads if n % expert == 0) == sorted(p * expert for p in pieces)
             assert scheduler.stats.copied - before == sum(pieces) * expert
 

@@ -72,7 +72,7 @@ def test_fed_arrays_may_be_overwritten_when_submit_returns_unless_borrowed(paral
         fed, lent = ones(1), ones(1)
         future = program.submit(x=fed, lent=lent)
         fed[:] = 50
-        lent[:] = 7  # nobody has read it yet: what is borrowed is read when the run gets there
+        lent[:] = 7  # not read yet: a borrowed array is read when the run begins
         device.go.set()
         first.result(10)
         taken, read = future.result(10)
@@ -176,7 +176,7 @@ def test_no_more_than_twice_as_many_runs_as_slots_are_under_way():
         assert [f.result(10)[0] for f in futures] == [1, 2, 3]
 
 
-def test_programs_that_share_memory_take_turns():
+def test_programs_that_share_memory_run_one_after_the_other():
     x = ow.input("x", (256,))
     a, b = Separate("a"), Separate("b")
     with ow.Scheduler([a, b], parallel=True) as scheduler:
@@ -260,7 +260,7 @@ def test_cancelling_ends_runs_in_the_middle_of_a_plan(parallel):
     device = Gate("a")
     x, total = ow.input("x", (16,)), ow.state("total", (16,))
     with ow.Scheduler(device, parallel=parallel) as scheduler:
-        scheduler.cancel()  # nothing is under way: nothing happens
+        scheduler.cancel()  # without runs in flight it does nothing
         program = scheduler.build([ow.assign(total, total + x), ow.exp(ow.exp(x))])
         future = program.submit(x=ones())
         assert device.begun.wait(10)
@@ -480,7 +480,7 @@ def test_only_what_passes_between_queues_has_memory_in_every_slot():
         out = ow.neg(inner)
         pins: dict[ow.Tensor, Any] = {inner: "a", out: "b"}
         single, triple = one.build(out, pins=pins), three.build(out, pins=pins)
-        # In each slot the input, and the value at the seam where a writes it; the rest as it was.
+        # Each slot has its own input and its own copy of the value at the device boundary; the rest is shared.
         assert triple.memory["a"].temporaries - single.memory["a"].temporaries <= 3 * 2 * 4096
         assert triple.memory["b"].temporaries == single.memory["b"].temporaries
 

@@ -72,7 +72,7 @@ def test_the_node_that_is_wrong_is_named_and_not_the_ones_behind_it(graph, op):
     assert found.first_divergence is not None
     assert op_of(found.first_divergence) == op
     assert "first difference" in str(found)
-    assert any(row.diverges for row in found.outputs) == (op != "neg"), "what shows at the outputs is told too"
+    assert any(row.diverges for row in found.outputs) == (op != "neg"), "differences at the outputs are reported too"
 
 
 def test_states_are_as_they_were(graph):
@@ -163,7 +163,7 @@ def test_scripts_keep_layouts_attributes_types_and_states(tmp_path):
         assert "error 0.00e+00" in done.stdout, node.describe()
 
 
-def test_progress_is_told(graph):
+def test_progress_is_reported(graph):
     outputs, feeds = graph
     seen: list[tuple[int, int]] = []
     ow.compare(outputs, feeds, first=HostDevice(), second=Separate("same"), progress=lambda *a: seen.append(a))

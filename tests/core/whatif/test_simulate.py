@@ -243,7 +243,7 @@ bandwidth = 1e9
 
 
 class TestCut:
-    def test_the_longest_piece_is_as_short_as_possible(self):
+    def test_the_longest_part_is_as_short_as_possible(self):
         loads = [Load(s, 0, {}) for s in (5, 1, 1, 1, 1, 1, 5, 2)]
 
         def longest(ends: list[int]) -> float:
@@ -272,7 +272,7 @@ def _ways(n: int, count: int) -> list[tuple[int, ...]]:
 
 
 def test_a_thousand_devices_take_no_longer_than_the_nodes_make_it(tmp_path):
-    # Verdicts are asked for the devices that a node is placed on, not for all.
+    # Support is queried for the devices that a node is placed on, not for all.
     asked = []
     described = read_cluster(cluster(tmp_path, count=1000))
     plain = type(described.groups[0].device)._why_not

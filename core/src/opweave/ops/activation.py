@@ -137,7 +137,8 @@ HARDSIGMOID = elementwise(
 
 @builds(HARDSIGMOID)
 def hardsigmoid(x: Any) -> Tensor:
-    """`sigmoid` in three straight lines: 0 up to -3, 1 from 3 on; integers become f32. Raises as `sigmoid`."""
+    """`sigmoid` in three straight lines: 0 up to -3, 1 from 3 on; integers become f32. Raises `DTypeError` for a
+    quantized operand."""
     return node(HARDSIGMOID, (floating("hardsigmoid", x),), {})
 
 
@@ -168,7 +169,8 @@ GELU = elementwise(
 
 @builds(GELU)
 def gelu(x: Any) -> Tensor:
-    """Gaussian error linear unit in the exact (erf) form; integers become f32. Raises as `sigmoid`.
+    """Gaussian error linear unit in the exact (erf) form; integers become f32. Raises `DTypeError` for a quantized
+    operand.
 
     Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
     """
@@ -205,7 +207,7 @@ GELU_TANH = elementwise(
 def gelu_tanh(x: Any) -> Tensor:
     """`gelu` approximated by a hyperbolic tangent, torch's ``approximate="tanh"``; integers become f32.
 
-    The second form of Hendrycks and Gimpel. Raises as `sigmoid`.
+    The second form of Hendrycks and Gimpel. Raises `DTypeError` for a quantized operand.
     """
     return node(GELU_TANH, (floating("gelu_tanh", x),), {})
 
@@ -228,7 +230,7 @@ GELU_QUICK = elementwise(
 def gelu_quick(x: Any) -> Tensor:
     """`gelu` approximated by ``x * sigmoid(1.702 * x)``; integers become f32.
 
-    The third form of Hendrycks and Gimpel. Raises as `sigmoid`.
+    The third form of Hendrycks and Gimpel. Raises `DTypeError` for a quantized operand.
     """
     return node(GELU_QUICK, (floating("gelu_quick", x),), {})
 
@@ -238,7 +240,8 @@ SILU = elementwise("silu", silu_of, "x / (1 + e⁻ˣ)", family="activation", flo
 
 @builds(SILU)
 def silu(x: Any) -> Tensor:
-    """Sigmoid linear unit (swish): ``x * sigmoid(x)``; integers become f32. Raises as `sigmoid`."""
+    """Sigmoid linear unit (swish): ``x * sigmoid(x)``; integers become f32. Raises `DTypeError` for a quantized
+    operand."""
     return node(SILU, (floating("silu", x),), {})
 
 
@@ -254,7 +257,7 @@ HARDSWISH = elementwise(
 
 @builds(HARDSWISH)
 def hardswish(x: Any) -> Tensor:
-    """``x * hardsigmoid(x)``; integers become f32. Raises as `sigmoid`.
+    """``x * hardsigmoid(x)``; integers become f32. Raises `DTypeError` for a quantized operand.
 
     Howard et al., "Searching for MobileNetV3", 2019.
     """

@@ -111,7 +111,8 @@ SUB = elementwise("sub", lambda a, b: np.subtract(wide(a), wide(b)), "a - b", so
 
 @builds(SUB)
 def sub(a: Any, b: Any) -> Tensor:
-    """``a - b``, broadcast and promoted; integers wrap around. Raises as `add`."""
+    """``a - b``, broadcast and promoted; integers wrap around. Raises `ShapeError` for shapes that do not broadcast,
+    `DTypeError` for quantized or two bool operands."""
     if isinstance(a, Tensor) and is_number(b) and a.dtype.is_float:
         return scale(a, 1.0, -as_number("sub", "a scalar", b))
     if isinstance(b, Tensor) and is_number(a) and b.dtype.is_float:
@@ -124,7 +125,8 @@ MUL = elementwise("mul", lambda a, b: np.multiply(wide(a), wide(b)), "a · b", s
 
 @builds(MUL)
 def mul(a: Any, b: Any) -> Tensor:
-    """``a * b``, broadcast and promoted; integers wrap around. Raises as `add`."""
+    """``a * b``, broadcast and promoted; integers wrap around. Raises `ShapeError` for shapes that do not broadcast,
+    `DTypeError` for quantized or two bool operands."""
     if (met := float_and_number(a, b)) is not None:
         return scale(*met)
     return _arithmetic(MUL, a, b)
@@ -137,7 +139,8 @@ DIV = elementwise(
 
 @builds(DIV)
 def div(a: Any, b: Any) -> Tensor:
-    """``a / b``, broadcast and promoted; of integers in f32. Raises as `add`."""
+    """``a / b``, broadcast and promoted; of integers in f32. Raises `ShapeError` for shapes that do not broadcast,
+    `DTypeError` for quantized operands."""
     return node(DIV, float_pair("div", a, b), {})
 
 
@@ -159,7 +162,8 @@ ABS = elementwise("abs", lambda x: np.absolute(wide(x)), "|x|", exact=True)
 
 @builds(ABS)
 def abs(x: Any) -> Tensor:
-    """``|x|``; the smallest integer of a type stays as it is, for there is no positive one. Raises as `neg`."""
+    """``|x|``; the smallest integer of a type stays as it is, for there is no positive one. Raises `DTypeError` for a
+    quantized or bool operand."""
     return _signed(ABS, x)
 
 
@@ -168,7 +172,7 @@ SIGN = elementwise("sign", lambda x: np.sign(wide(x)), "-1, 0 or 1, as x < 0, x 
 
 @builds(SIGN)
 def sign(x: Any) -> Tensor:
-    """-1, 0 or 1 with the sign of ``x``; NaN stays NaN. Raises as `neg`."""
+    """-1, 0 or 1 with the sign of ``x``; NaN stays NaN. Raises `DTypeError` for a quantized or bool operand."""
     return _signed(SIGN, x)
 
 
@@ -177,7 +181,7 @@ SQUARE = elementwise("square", lambda x: np.square(wide(x)), "x²")
 
 @builds(SQUARE)
 def square(x: Any) -> Tensor:
-    """``x * x``; integers wrap around. Raises as `neg`."""
+    """``x * x``; integers wrap around. Raises `DTypeError` for a quantized or bool operand."""
     return _signed(SQUARE, x)
 
 
@@ -211,7 +215,8 @@ LOG = elementwise("log", lambda x: np.log(wide(x)), "ln x", runs_like="exp")
 
 @builds(LOG)
 def log(x: Any) -> Tensor:
-    """Natural logarithm: NaN below zero, -inf at zero; integers become f32. Raises as `exp`."""
+    """Natural logarithm: NaN below zero, -inf at zero; integers become f32. Raises `DTypeError` for a quantized
+    operand."""
     return node(LOG, (floating("log", x),), {})
 
 
@@ -220,7 +225,7 @@ EXPM1 = elementwise("expm1", lambda x: np.expm1(wide(x)), "eˣ - 1", runs_like="
 
 @builds(EXPM1)
 def expm1(x: Any) -> Tensor:
-    """``e**x - 1``, exact also near zero; integers become f32. Raises as `exp`."""
+    """``e**x - 1``, exact also near zero; integers become f32. Raises `DTypeError` for a quantized operand."""
     return node(EXPM1, (floating("expm1", x),), {})
 
 
@@ -229,7 +234,8 @@ LOG1P = elementwise("log1p", lambda x: np.log1p(wide(x)), "ln(1 + x)", runs_like
 
 @builds(LOG1P)
 def log1p(x: Any) -> Tensor:
-    """``log(1 + x)``, exact also near zero: NaN below -1, -inf at -1; integers become f32. Raises as `exp`."""
+    """``log(1 + x)``, exact also near zero: NaN below -1, -inf at -1; integers become f32. Raises `DTypeError` for a
+    quantized operand."""
     return node(LOG1P, (floating("log1p", x),), {})
 
 
@@ -238,7 +244,8 @@ SIN = elementwise("sin", lambda x: np.sin(wide(x)), "sin x", runs_like="exp")
 
 @builds(SIN)
 def sin(x: Any) -> Tensor:
-    """Sine of an angle in radians, NaN of infinities; integers become f32. Raises as `exp`."""
+    """Sine of an angle in radians, NaN of infinities; integers become f32. Raises `DTypeError` for a quantized
+    operand."""
     return node(SIN, (floating("sin", x),), {})
 
 
@@ -247,7 +254,8 @@ COS = elementwise("cos", lambda x: np.cos(wide(x)), "cos x", runs_like="exp")
 
 @builds(COS)
 def cos(x: Any) -> Tensor:
-    """Cosine of an angle in radians, NaN of infinities; integers become f32. Raises as `exp`."""
+    """Cosine of an angle in radians, NaN of infinities; integers become f32. Raises `DTypeError` for a quantized
+    operand."""
     return node(COS, (floating("cos", x),), {})
 
 
@@ -256,7 +264,7 @@ TANH = elementwise("tanh", lambda x: np.tanh(wide(x)), "tanh x", samples=over_ro
 
 @builds(TANH)
 def tanh(x: Any) -> Tensor:
-    """Hyperbolic tangent; integers become f32. Raises as `exp`."""
+    """Hyperbolic tangent; integers become f32. Raises `DTypeError` for a quantized operand."""
     return node(TANH, (floating("tanh", x),), {})
 
 
@@ -267,7 +275,7 @@ SQRT = elementwise("sqrt", lambda x: np.sqrt(wide(x)), "√x", samples=over_rows
 
 @builds(SQRT)
 def sqrt(x: Any) -> Tensor:
-    """Square root, NaN below zero; integers become f32. Raises as `exp`."""
+    """Square root, NaN below zero; integers become f32. Raises `DTypeError` for a quantized operand."""
     return node(SQRT, (floating("sqrt", x),), {})
 
 
@@ -276,7 +284,8 @@ RSQRT = elementwise("rsqrt", lambda x: 1 / np.sqrt(wide(x)), "1 / √x", flops=2
 
 @builds(RSQRT)
 def rsqrt(x: Any) -> Tensor:
-    """Reciprocal of the square root: NaN below zero, infinite at zero; integers become f32. Raises as `exp`."""
+    """Reciprocal of the square root: NaN below zero, infinite at zero; integers become f32. Raises `DTypeError` for a
+    quantized operand."""
     return node(RSQRT, (floating("rsqrt", x),), {})
 
 
@@ -285,7 +294,7 @@ RECIPROCAL = elementwise("reciprocal", lambda x: 1 / wide(x), "1 / x", runs_like
 
 @builds(RECIPROCAL)
 def reciprocal(x: Any) -> Tensor:
-    """``1 / x``, infinite at zero; integers become f32. Raises as `exp`."""
+    """``1 / x``, infinite at zero; integers become f32. Raises `DTypeError` for a quantized operand."""
     return node(RECIPROCAL, (floating("reciprocal", x),), {})
 
 

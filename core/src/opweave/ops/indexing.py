@@ -309,7 +309,12 @@ def set_region(x: Any, value: Any, offsets: Any) -> Tensor:
 def add_region(x: Any, value: Any, offsets: Any) -> Tensor:
     """``x`` with ``value`` added to a region; ``x`` itself stays as it is. For states there is `accumulate`.
 
-    Arguments as `set_region`; integers wrap around. Raises as that, and `DTypeError` for bools.
+    Arguments as `set_region`; integers wrap around.
+
+    Raises:
+        ShapeError: a value of more axes, or not one integer for each axis.
+        BoundsError: a region that reaches out of ``x``.
+        DTypeError: quantized or bool operands.
     """
     no_bools("add_region", make("add_region", x))
     return _with_region(ADD_REGION, x, value, offsets)

@@ -201,7 +201,8 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
 
 
 def swapaxes(x: Any, a: int, b: int) -> Tensor:
-    """``x`` with two axes exchanged; a view. Raises as `transpose`."""
+    """``x`` with two axes exchanged; a view. Raises `BoundsError` for an axis that there is not, `LayoutError` where
+    the last axis of a quantized tensor would move (a matrix may be transposed)."""
     x = make("swapaxes", x)
     i, j = as_axis("swapaxes", a, x), as_axis("swapaxes", b, x)
     order = list(range(x.ndim))

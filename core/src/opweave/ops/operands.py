@@ -220,7 +220,7 @@ def make(op: str, value: Any, like: Tensor | None = None) -> Tensor:
 
 
 def unquantized(op: str, value: Any, like: Tensor | None = None) -> Tensor:
-    """An operand that is no quantized tensor. Raises as `make` and `plain`."""
+    """An operand that is no quantized tensor. Raises `DTypeError` for one, and for what is no array of numbers."""
     x = make(op, value, like)
     plain(op, x)
     return x
@@ -249,7 +249,8 @@ def broadcast_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def floating(op: str, value: Any) -> Tensor:
-    """An operand of a function on real numbers: integers and bools become f32. Raises as `unquantized`."""
+    """An operand of a function on real numbers: integers and bools become f32. Raises `DTypeError` for a quantized
+    operand, and for what is no array of numbers."""
     x = unquantized(op, value)
     return x if x.dtype.is_float else cast(x, f32)
 
@@ -280,7 +281,8 @@ def _warn_if_widened(operands: tuple[Tensor, ...]) -> None:
 
 
 def floats(op: str, *values: Any) -> tuple[Tensor, ...]:
-    """Operands of a function on real numbers in one float type; ``None`` is left out. Raises as `promoted`."""
+    """Operands of a function on real numbers in one float type; ``None`` is left out. Raises `DTypeError` for a
+    quantized operand."""
     return tuple([floating(op, x) for x in promoted(op, *[make(op, v) for v in values if v is not None])])
 
 
@@ -300,11 +302,11 @@ def added(op: str, what: str, value: Any, dtype: DType) -> Tensor:
 
 def as_mask(op: str, mask: Any, shape: Shape, x: Tensor, max_bias: float) -> Tensor:
     """A mask for scores of ``shape`` that are made of ``x``, as it is added to them: in their type, and broadcast. Of
-    bool, True becomes 0 and False -inf. Raises as `added`.
+    bool, True becomes 0 and False -inf.
 
     Raises:
         ShapeError: it does not broadcast.
-        DTypeError: it is bool, and ``max_bias`` multiplies distances.
+        DTypeError: it is of neither a float type nor bool; it is bool, and ``max_bias`` multiplies distances.
     """
     m = make(op, mask)
     if m.dtype is bool_:
@@ -336,7 +338,8 @@ def pair(op: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
 
 
 def float_pair(op: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    """Two operands as of `pair`, in a float type: integers and bools become f32. Raises as `pair`."""
+    """Two operands as of `pair`, in a float type: integers and bools become f32. Raises `ShapeError` for shapes that do
+    not broadcast, `DTypeError` for quantized operands."""
     x, y = floats(op, *_meeting(op, a, b))
     return _of_one_shape(op, x, y)
 

@@ -182,7 +182,12 @@ def normal(shape: Any, key: Any, counter: Any, dtype: DTypeLike = f32) -> Tensor
     devices have logarithm, sine and cosine within 1 unit (`cpu`, `torch`), and within 12 where they have OpenCL's
     limits; results of half types are those of f32, rounded. The largest possible numbers are 6.7 (f32) and 8.6 (f64).
 
-    Arguments and errors are those of `uniform`, which says what key and counter do.
+    Args:
+        shape, key, counter, dtype: as for `uniform`, which says what key and counter do.
+
+    Raises:
+        ShapeError: no shape; a key or counter that is a tensor of several elements.
+        DTypeError: a key or counter that is no such integer, a dtype that is no float type.
     """
     return _drawn(NORMAL, shape, key, counter, dtype)
 
@@ -197,8 +202,9 @@ def bernoulli(shape: Any, key: Any, counter: Any, p: Any = 0.5, dtype: DTypeLike
         dtype: bool, or a number type for 1 and 0.
 
     Raises:
-        ShapeError: as for `uniform`; a ``p`` that does not broadcast to ``shape``.
-        DTypeError: as for `uniform`; a number outside of 0 .. 1, a quantized dtype.
+        ShapeError: no shape; a key or counter that is a tensor of several elements; a ``p`` that does not broadcast to
+            ``shape``.
+        DTypeError: a key or counter that is no such integer; a number ``p`` outside of 0 .. 1; a quantized dtype.
     """
     made = as_dtype(dtype)
     if made.is_quantized:
@@ -212,7 +218,7 @@ def bernoulli(shape: Any, key: Any, counter: Any, p: Any = 0.5, dtype: DTypeLike
             limit = broadcast_to(limit, drawn.shape)
         except ShapeError as error:
             raise ShapeError(f"bernoulli: p does not broadcast to the shape: {error}") from None
-    return cast(opdef.build("step", cast(limit, drawn.dtype) - drawn), made)
+    return cast(drawn < cast(limit, drawn.dtype), made)
 
 
 def _drawn(op: OpDef, shape: Any, key: Any, counter: Any, dtype: DTypeLike) -> Tensor:

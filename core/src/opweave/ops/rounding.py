@@ -37,7 +37,8 @@ CEIL = elementwise("ceil", lambda x: np.ceil(wide(x)), "⌈x⌉", family="roundi
 
 @builds(CEIL)
 def ceil(x: Any) -> Tensor:
-    """The smallest whole number that is not below ``x``, as NumPy's ``ceil``. Raises as `floor`."""
+    """The smallest whole number that is not below ``x``, as NumPy's ``ceil``. Raises `DTypeError` for a quantized
+    operand."""
     return _whole(CEIL, x)
 
 
@@ -52,7 +53,8 @@ ROUND = elementwise(
 
 @builds(ROUND)
 def round(x: Any) -> Tensor:
-    """The nearest whole number; of two equally near ones the even one, as NumPy and torch do it. Raises as `floor`."""
+    """The nearest whole number; of two equally near ones the even one, as NumPy and torch do it. Raises `DTypeError`
+    for a quantized operand."""
     return _whole(ROUND, x)
 
 
@@ -61,5 +63,6 @@ TRUNC = elementwise("trunc", lambda x: np.trunc(wide(x)), "x without its fractio
 
 @builds(TRUNC)
 def trunc(x: Any) -> Tensor:
-    """``x`` without its fraction: the nearest whole number towards zero. Raises as `floor`."""
+    """``x`` without its fraction: the nearest whole number towards zero. Raises `DTypeError` for a quantized
+    operand."""
     return _whole(TRUNC, x)
