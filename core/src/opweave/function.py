@@ -18,11 +18,12 @@ from opweave.graph.layout import check_shape
 from opweave.graph.tensor import Tensor, constant, input
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.arguments import Where
+from opweave.scheduler.precision import checked_precision
 from opweave.scheduler.program import Array, Outputs, R_co
 from opweave.warning import warn_of_f64
 
 if TYPE_CHECKING:
-    from opweave.graph.dtypes import DTypeLike
+    from opweave.graph.precision import Precision
     from opweave.scheduler import Explanation
 
 __all__ = ["Function", "compile"]
@@ -46,15 +47,13 @@ class Function(Generic[R_co]):
         target: Callable[..., Any] | Outputs,
         devices: Where | Sequence[Where] | Scheduler | None,
         max_shapes: Mapping[str, Sequence[int]] | None,
-        compute_dtype: DTypeLike = f32,
+        precision: Precision | Mapping[str, Precision] | None = None,
     ) -> None:
         if not isinstance(max_shapes, (Mapping, type(None))):
             raise SchedulerError(f"max_shapes are a mapping of parameters to shapes, not {max_shapes!r:.60}")
-        if compute_dtype is not f32:
-            from opweave.scheduler.precision import check_compute_dtype  # most programs never need it
-
-            compute_dtype = check_compute_dtype(compute_dtype)
-        self._compute_dtype: Final = compute_dtype
+        self._precision: Final = precision
+        if precision is not None:
+            checked_precision(precision)
         self._target: Final = target
         self.scheduler: Final = (
             devices
@@ -171,16 +170,7 @@ class Function(Generic[R_co]):
         return self._build(_outputs(result, self))
 
     def _build(self, outputs: Outputs) -> Program:
-        if self._compute_dtype is f32:
-            return self.scheduler.build(outputs)
-        from opweave.scheduler.precision import with_products_in
-
-        if isinstance(outputs, Tensor):
-            return self.scheduler.build(with_products_in(self._compute_dtype, (outputs,))[0])
-        if isinstance(outputs, Mapping):
-            made = with_products_in(self._compute_dtype, tuple(outputs.values()))
-            return self.scheduler.build(dict(zip(outputs, made, strict=True)))
-        return self.scheduler.build(with_products_in(self._compute_dtype, tuple(outputs)))
+        return self.scheduler.build(outputs, precision=self._precision)
 
     def _reserve(self, bound: Any, arrays: Mapping[str, Any]) -> None:
         """Build a program for the largest shapes, so that later programs fit into the memory allocated for it."""
@@ -236,7 +226,7 @@ def compile(
     *,
     devices: Where | Sequence[Where] | Scheduler | None = ...,
     max_shapes: Mapping[str, Sequence[int]] | None = ...,
-    compute_dtype: DTypeLike = ...,
+    precision: Precision | Mapping[str, Precision] | None = ...,
 ) -> Function[Array]: ...
 @overload
 def compile(
@@ -244,7 +234,7 @@ def compile(
     *,
     devices: Where | Sequence[Where] | Scheduler | None = ...,
     max_shapes: Mapping[str, Sequence[int]] | None = ...,
-    compute_dtype: DTypeLike = ...,
+    precision: Precision | Mapping[str, Precision] | None = ...,
 ) -> Function[dict[str, Array]]: ...
 @overload
 def compile(
@@ -252,7 +242,7 @@ def compile(
     *,
     devices: Where | Sequence[Where] | Scheduler | None = ...,
     max_shapes: Mapping[str, Sequence[int]] | None = ...,
-    compute_dtype: DTypeLike = ...,
+    precision: Precision | Mapping[str, Precision] | None = ...,
 ) -> Function[tuple[Array, ...]]: ...
 @overload
 def compile(
@@ -260,21 +250,21 @@ def compile(
     *,
     devices: Where | Sequence[Where] | Scheduler | None = ...,
     max_shapes: Mapping[str, Sequence[int]] | None = ...,
-    compute_dtype: DTypeLike = ...,
+    precision: Precision | Mapping[str, Precision] | None = ...,
 ) -> Function: ...
 @overload
 def compile(
     *,
     devices: Where | Sequence[Where] | Scheduler | None = ...,
     max_shapes: Mapping[str, Sequence[int]] | None = ...,
-    compute_dtype: DTypeLike = ...,
+    precision: Precision | Mapping[str, Precision] | None = ...,
 ) -> Decorator: ...
 def compile(
     target: Any = None,
     *,
     devices: Where | Sequence[Where] | Scheduler | None = None,
     max_shapes: Mapping[str, Sequence[int]] | None = None,
-    compute_dtype: DTypeLike = f32,
+    precision: Precision | Mapping[str, Precision] | None = None,
 ) -> Any:
     """Make a function over tensors, or output tensors, callable with arrays. Also a decorator.
 
@@ -284,9 +274,9 @@ def compile(
         devices: the devices to use, earlier ones preferred; or a scheduler to share. ``None``: `default_devices`.
         max_shapes: parameter -> the largest shape to expect. Memory for it is allocated at the first call; calls with
             smaller shapes then allocate nothing.
-        compute_dtype: ``"bf16"`` or ``"f16"``: products, attention and convolutions of f32 values are computed in that
-            type, everything between them in f32. Weights are converted once. `opweave.compare` measures the error. It
-            is faster on devices that multiply this type faster.
+        precision: how roughly products, attention and convolutions may be computed at most, ``"exact"``, ``"bf16"`` or
+            ``"int8"``, or a mapping of patterns of node names to these, as of `Scheduler`; ``None``: as the scheduler
+            says, ``"exact"`` if it is made here. `opweave.compare` measures the error.
 
     A function is traced once for each combination of input shapes, dtypes and other arguments.
 
@@ -294,9 +284,8 @@ def compile(
         A `Function`; without ``target`` a decorator that makes one.
 
     Raises:
-        SchedulerError, UnknownNameError: devices or parameters that do not exist.
-        DTypeError: a ``compute_dtype`` that is not a float type for products.
+        SchedulerError, UnknownNameError: devices, parameters or precisions that do not exist.
     """
     if target is None:
-        return lambda function: Function(function, devices, max_shapes, compute_dtype)
-    return Function(target, devices, max_shapes, compute_dtype)
+        return lambda function: Function(function, devices, max_shapes, precision)
+    return Function(target, devices, max_shapes, precision)

@@ -89,7 +89,7 @@ def _restore_weights(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> We
 
 
 def weights(
-    arrays: Mapping[str, Any], device: Where | Mapping[str, Where] = None, *, compute_dtype: DTypeLike | None = None
+    arrays: Mapping[str, Any], device: Where | Mapping[str, Where] = None, *, dtype: DTypeLike | None = None
 ) -> Weights:
     """Read-only leaves for a model's parameters.
 
@@ -100,8 +100,8 @@ def weights(
         device: where to keep them: a device or its name for all; or a mapping of glob patterns to devices, of which
             the first match counts. Weights without a device are uploaded once to each device where programs use them;
             devices that share host memory use them in place.
-        compute_dtype: convert floating-point arrays to this float type; ``"bf16"`` halves the memory of f32. (To
-            compute products in it with f32 inputs, see ``compute_dtype`` of `opweave.compile`.)
+        dtype: convert floating-point arrays to this float type; ``"bf16"`` halves the memory of f32. (To compute
+            products in bf16 with weights and inputs in f32, see ``precision`` of `opweave.Scheduler`.)
 
     Raises:
         UnknownNameError: no such device, or a pattern that matches no name.
@@ -113,9 +113,9 @@ def weights(
     if not isinstance(arrays, Mapping):
         raise DTypeError(f"weights are made from a mapping of names to arrays, not of {type(arrays).__name__}")
     group, token = Weights({}), object()
-    narrow = None if compute_dtype is None else as_dtype(compute_dtype)
+    narrow = None if dtype is None else as_dtype(dtype)
     if narrow is not None and not narrow.is_float:
-        raise DTypeError(f"compute_dtype is a float type, not {narrow}")
+        raise DTypeError(f"dtype is a float type, to which floating-point arrays are converted, not {narrow}")
     for name, given in arrays.items():
         value = _unwrapped(str(name), given)
         if narrow is not None and isinstance(value, Tensor) and value.dtype.is_float:

@@ -260,3 +260,40 @@ def test_a_step_that_is_taken_is_looked_up_once():
     assert len(asked) == 3
     assert kernels.why_not(s) is None
     assert len(asked) == 4
+
+
+# --- precision ------------------------------------------------------------------------------------------------------
+
+
+def test_kernels_of_the_roughest_allowed_precision_come_first():
+    kernels = KernelTable()
+    made = {}
+    for precision in ("exact", "int8", "bf16"):
+        kernels("linear", precision=precision)(factory)
+        made[precision] = kernels.candidates("linear")[-1]
+        assert made[precision].precision == precision
+    plain = step("linear", arg(), arg(), arg())
+    for allowed, kernel in made.items():
+        assert kernels.find(plain._replace(precision=allowed)) is kernel
+
+
+def test_a_kernel_that_refuses_leaves_the_step_to_a_finer_one():
+    kernels = table("linear")
+    kernels("linear", precision="int8", when=lambda s: "not this one")(factory)
+    found = kernels.find(step("linear", arg(), arg(), arg())._replace(precision="int8"))
+    assert found is not None
+    assert found.precision == "exact"
+
+
+def test_what_is_not_allowed_is_the_reason():
+    kernels = table("linear", precision="bf16")
+    plain = step("linear", arg(), arg(), arg())
+    assert kernels.why_not(plain) == "its kernel computes in bf16, and exact is asked for"
+    assert kernels.why_not(plain._replace(precision="int8")) is None
+    kernels("linear")(factory)
+    assert kernels.why_not(step("linear", arg("i32"), arg())) == "the output is i32, not f32"
+
+
+def test_a_precision_that_does_not_exist():
+    with pytest.raises(UnknownNameError, match="no precision named 'fp8'"):
+        KernelTable()("linear", precision="fp8")

@@ -73,7 +73,7 @@ def test_quantized_weights_of_a_file_multiply(tmp_path):
 def test_they_are_placed_and_converted_like_arrays(tmp_path):
     given, one, two = arrays("layers.0.w", "layers.1.w"), Separate("one"), Separate("two")
     save_file(given, tmp_path / "x.safetensors")
-    loaded = ow.load_weights(tmp_path / "x.safetensors", {"*.0.*": one, "*": two}, compute_dtype="bf16")
+    loaded = ow.load_weights(tmp_path / "x.safetensors", {"*.0.*": one, "*": two}, dtype="bf16")
     where = {name: t.leaf and t.leaf.placement and t.leaf.placement.buffer.device for name, t in loaded.items()}
     assert where == {"layers.0.w": one, "layers.1.w": two}
     same(loaded, {name: array.astype(ml_dtypes.bfloat16) for name, array in given.items()})

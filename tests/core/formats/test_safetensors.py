@@ -49,10 +49,10 @@ def test_one_byte_floats_are_converted_without_loss_or_named(tmp_path, kind, tar
     every = torch.arange(256, dtype=torch.uint8).view(getattr(torch, kind))
     save_file({"w": every, "other": torch.ones(2)}, tmp_path / "x.safetensors")
     short = f"f8_{kind.split('_')[1][:4]}"
-    with pytest.raises(ow.DTypeError, match=rf"x.safetensors: tensor 'w' is {short}, .*compute_dtype='bf16'"):
+    with pytest.raises(ow.DTypeError, match=rf"x.safetensors: tensor 'w' is {short}, .*dtype='bf16'"):
         ow.load_weights(tmp_path / "x.safetensors")
     assert ow.load_weights(tmp_path / "x.safetensors", names="other").keys() == {"other"}
-    loaded = ow.load_weights(tmp_path / "x.safetensors", compute_dtype=target)["w"]
+    loaded = ow.load_weights(tmp_path / "x.safetensors", dtype=target)["w"]
     assert loaded.dtype.name == target
     np.testing.assert_array_equal(ow.read(loaded).astype(np.float32), every.float().numpy())
 

@@ -52,7 +52,7 @@ def test_bf16_of_pytorch_stays_bf16(wrap, gradient):
 def test_they_are_converted_and_placed_like_arrays():
     tensor = torch.arange(6, dtype=torch.float32, requires_grad=True)
     device = ExampleDevice()
-    (weight,) = ow.weights({"w": tensor}, device=device, compute_dtype="bf16").values()
+    (weight,) = ow.weights({"w": tensor}, device=device, dtype="bf16").values()
     assert weight.dtype.name == "bf16"
     assert weight.leaf is not None
     assert weight.leaf.placement is not None
@@ -76,7 +76,7 @@ def test_leaves_in_the_memory_of_a_device_stay_there_or_go_where_they_are_asked(
         assert placement.buffer is expected or (expected is None and placement.buffer.device is there)
         np.testing.assert_array_equal(ow.read(group["w"]), values)
         assert not buffer.freed
-    (narrow,) = ow.weights({"w": lying}, compute_dtype="f16").values()
+    (narrow,) = ow.weights({"w": lying}, dtype="f16").values()
     assert narrow.dtype.name == "f16"
     np.testing.assert_array_equal(ow.read(narrow), values)
 

@@ -390,3 +390,10 @@ def test_leaves_are_placed_by_hand_over_bytes_that_are_there():
     buffer.free()
     with pytest.raises(LifetimeError):
         place(state("n", 4), buffer)
+
+
+def test_weights_are_converted_on_loading():
+    w = ow.weights({"w": np.ones((4, 4), np.float32), "ids": np.arange(3)}, dtype="bf16")
+    assert {name: t.dtype.name for name, t in w.items()} == {"w": "bf16", "ids": "i64"}
+    with pytest.raises(ow.DTypeError, match="dtype is a float type"):
+        ow.weights({"w": np.ones((4, 4), np.float32)}, dtype="i8")

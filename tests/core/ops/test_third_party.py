@@ -16,7 +16,7 @@ from opweave.cost.profile import Curve, OpCost, Profile
 from opweave.graph.opdef import OPS, Limits, OpDef, Sample
 from opweave.graph.tensor import input as leaf
 from opweave.graph.tensor import node
-from opweave.scheduler.precision import with_products_in
+from opweave.scheduler.precision import precisions_of
 from tests.support.devices import Plain
 
 
@@ -147,8 +147,9 @@ def test_the_suite_asks_devices_that_list_it(define):
 
 
 @pytest.mark.parametrize("product", [True, False])
-def test_a_product_is_computed_in_the_type_that_products_are(define, product: bool):
+def test_only_products_may_be_computed_less_than_exactly(define, product: bool):
     define(product=product)
-    (made,) = with_products_in("f16", [gram(leaf("narrowed", (4, 4)))])
-    names = [made.op.name, made.srcs[0].dtype.name]
-    assert names == (["cast", "f16"] if product else ["acme_gram", "f32"])
+    made = gram(leaf("narrowed", (4, 4)))
+    assert precisions_of([made], (("*", "bf16"),)) == ({made: "bf16"} if product else {})
+    own = define(rough={"int8": Limits(1e-3, 0.5)}, product=product)
+    assert own.rough == {"int8": (1e-3, 0.5)}

@@ -1,99 +1,215 @@
-"""Products in a half type: what is rounded, and what is not."""
+"""`precision`: what a program allows, which kernel then runs, what it is given, and what reports say of it."""
 
 from __future__ import annotations
+
+import copy
 
 import numpy as np
 import pytest
 
 import opweave as ow
+from opweave.graph.precision import Precision
 from opweave.host.device import HostDevice
-from opweave.scheduler.precision import converted_leaf, rebuilt, with_products_in
+from opweave.scheduler.precision import converted_leaf, rebuilt
 from tests.support.evaluate import evaluate
+from tests.support.rounding import Rounding, named, nmse, to_bf16, to_int8
 
 F = np.float32
-BF16 = ow.as_dtype("bf16").numpy
-
-
-def rounded(array: np.ndarray) -> np.ndarray:
-    return array.astype(BF16).astype(np.float64)
+Q8 = ow.as_dtype("q8_0")
 
 
 def values(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(F)
 
 
-def test_operands_and_results_of_products_are_rounded_and_the_rest_stays_in_f32():
+@pytest.fixture
+def device() -> Rounding:
+    return Rounding()
+
+
+# --- what runs ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_rounded_unless_it_is_allowed(device):
     x, w = values(4, 8), values(6, 8, seed=1)
     weight = ow.weights({"w": w})["w"]
-    f = ow.compile(lambda x: ow.exp(ow.linear(x, weight)), devices=HostDevice(), compute_dtype="bf16")
-    product = (rounded(x) @ rounded(w).T).astype(BF16).astype(F)
-    np.testing.assert_array_equal(f(x), np.exp(product.astype(np.float64)).astype(F))
-    plain = ow.compile(lambda x: ow.exp(ow.linear(x, weight)), devices=HostDevice())
-    assert not np.array_equal(plain(x), f(x))
+    f = ow.compile(lambda x: ow.linear(x, weight), devices=[device])
+    np.testing.assert_allclose(f(x), x.astype(np.float64) @ w.T, rtol=1e-5, atol=1e-6)
+    assert device.calls == []
 
 
-def test_weights_are_converted_once_for_all_programs_also_through_views():
-    weight = ow.weights({"w": values(8, 8)})["w"]
+@pytest.mark.parametrize("allowed", ["bf16", "int8"])
+def test_products_are_computed_in_bf16_where_that_or_rougher_is_allowed_and_the_rest_in_f32(device, allowed):
+    x, w = values(4, 8), values(6, 8, seed=1)
+    weight = ow.weights({"w": w})["w"]
+    f = ow.compile(lambda x: ow.exp(ow.linear(x, weight)), devices=[device], precision=allowed)
+    product = to_bf16(to_bf16(x) @ to_bf16(w).T)
+    np.testing.assert_allclose(f(x), np.exp(product), rtol=1e-6)
+
+
+def test_the_roughest_kernel_that_is_allowed_runs(device):
+    x, w = values(4, 64), ow.quantize(values(6, 64, seed=1), "q8_0")
+    weight, exact = ow.weights({"w": w})["w"], ow.dequantize(w).astype(np.float64)
+    want: dict[Precision, np.ndarray] = {"exact": x @ exact.T, "bf16": x @ exact.T, "int8": to_int8(x) @ exact.T}
+    for allowed, result in want.items():
+        f = ow.compile(lambda x: ow.linear(x, weight), devices=[device], precision=allowed)
+        np.testing.assert_allclose(f(x), result, rtol=1e-5, atol=1e-5)
+        assert device.calls[-1][0] == ("int8" if allowed == "int8" else "exact")
+    assert 1e-6 < nmse(want["int8"], want["exact"]) < 1e-4
+
+
+def test_a_device_with_rough_kernels_only_says_what_has_to_be_allowed():
+    device = Rounding(exact=False)
+    weight = ow.weights({"w": ow.quantize(values(6, 64), "q8_0")})["w"]
+    output = ow.linear(ow.input("x", (4, 64)), weight)
+    with ow.Scheduler([device]) as scheduler:
+        with pytest.raises(ow.UnsupportedOpError, match="computes in int8, and exact is asked for"):
+            scheduler.build(output)
+        with pytest.raises(ow.UnsupportedOpError, match="computes in int8, and bf16 is asked for"):
+            scheduler.build(output, precision="bf16")
+        assert scheduler.build(output, precision="int8").run(x=values(4, 64)).shape == (4, 6)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "i32"])
+def test_results_in_f64_and_integers_are_always_exact(device, dtype):
+    output = ow.matmul(ow.input("a", (4, 4), dtype), ow.input("b", (4, 4), dtype))
+    with ow.Scheduler([device, HostDevice()]) as scheduler:
+        program = scheduler.build(output, precision="int8")
+        a = np.arange(16).reshape(4, 4).astype(ow.as_dtype(dtype).numpy)
+        np.testing.assert_array_equal(program.run(a=a, b=a), a @ a)
+        assert [row.precision for row in program.explain().nodes] == ["exact"]
+
+
+# --- whose precision it is ------------------------------------------------------------------------------------------
+
+
+def layers() -> ow.Tensor:
     x = ow.input("x", (4, 8))
-    first = with_products_in("bf16", [x @ weight])[0]
-    second = with_products_in("bf16", [x @ weight.T])[0]
-    leaves = {t for out in (first, second) for t in ow.Graph((out,)).leaves if t.name == "w"}
-    assert leaves == {converted_leaf(weight, ow.as_dtype("bf16"))}
-    ops = [n.op.name for n in ow.Graph((second,)).nodes if n.op is not None]
-    assert ops.count("cast") == 2, "the input to bf16 and the result back; never the weight"
-    got = ow.Scheduler(HostDevice()).build(second).run(x=values(4, 8, seed=2))
-    want = (rounded(values(4, 8, seed=2)) @ rounded(values(8, 8)).T).astype(BF16).astype(F)
-    np.testing.assert_array_equal(got, want)
+    for i in range(3):
+        with ow.scope(f"layer{i}"):
+            x = ow.relu(ow.matmul(x, ow.input(f"w{i}", (8, 8)))).named("out")
+    return x
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
-def test_every_kind_of_product_has_its_dtype(dtype):
-    x = ow.input("x", (1, 2, 6, 6))
-    kernel = ow.weights({"k": values(4, 2, 3, 3)})["k"]
-    q = ow.input("q", (1, 2, 4, 8))
-    experts, ids = ow.weights({"e": values(3, 5, 8)})["e"], ow.input("ids", (4, 2), "i32")
-    outputs = [ow.conv2d(x, kernel), ow.attention(q, q, q), ow.expert_linear(q[0, 0], experts, ids)]
-    for made, output in zip(with_products_in(dtype, outputs), outputs, strict=True):
-        assert made.dtype is output.dtype
-        inner = [n for n in ow.Graph((made,)).nodes if n.op is output.op]
-        assert [n.dtype.name for n in inner] == [dtype]
+def test_by_pattern_of_node_names_the_first_that_matches(device):
+    with ow.Scheduler([device]) as scheduler:
+        program = scheduler.build(layers(), precision={"layer1/*": "exact", "layer[12]/*": "bf16"})
+        assert named(program.explain().nodes) == {
+            "layer0/matmul": "exact", "layer0/out": "exact", "layer1/matmul": "exact", "layer1/out": "exact",
+            "layer2/matmul": "bf16", "layer2/out": "exact",
+        }  # fmt: skip
 
 
-def test_other_types_and_quantized_weights_are_left_alone():
-    ints = ow.input("i", (4, 4), "i32")
-    doubles = ow.input("d", (4, 4), "f64")
-    outputs = [ints @ ints, doubles @ doubles]
-    assert list(with_products_in("bf16", outputs)) == outputs
-    assert list(with_products_in("f32", outputs)) == outputs
+def test_the_scheduler_has_a_default_and_builds_have_their_own(device):
+    output = layers()
+    with ow.Scheduler([device], precision="bf16") as scheduler:
+        rough, exact = scheduler.build(output), scheduler.build(output, precision="exact")
+        assert rough is not exact
+        assert scheduler.build(output, precision="bf16") is rough
+        assert scheduler.build(output, precision={"*": "bf16"}) is rough
+        assert set(named(rough.explain().nodes).values()) == {"exact", "bf16"}
+        assert set(named(exact.explain().nodes).values()) == {"exact"}
+        planned = scheduler.partition(output)
+        assert named(planned.explain().nodes) == named(rough.explain().nodes)
+        shared = ow.compile(output, devices=scheduler)
+        assert shared.program(*[values(4, 8)] * 4) is rough
 
 
-def test_states_keep_their_dtype():
-    cache, x = ow.state("cache", (4, 4)), ow.input("x", (4, 4))
-    written = ow.assign(cache, ow.linear(x, cache))
-    made = with_products_in("bf16", [written])[0]
-    assert made.dtype.name == "f32"
-    assert made.memory is cache
+def test_a_scheduler_without_a_lost_device_allows_the_same(device):
+    other = Rounding("other")
+    with ow.Scheduler([device, other], precision={"layer0/*": "bf16"}).without(device) as rest:
+        assert named(rest.build(layers()).explain().nodes)["layer0/matmul"] == "bf16"
 
 
-def test_names_of_outputs_and_forms_stay():
-    w = ow.weights({"w": values(8, 8)})["w"]
-    f = ow.compile(lambda x: {"a": x @ w, "b": x}, devices=HostDevice(), compute_dtype="bf16")
-    result = f(values(4, 8))
-    assert list(result) == ["a", "b"]
-    np.testing.assert_array_equal(result["b"], values(4, 8))
+def test_programs_placed_by_cost_allow_it_too(device):
+    with ow.Scheduler([device, HostDevice()], placement="cost", precision="bf16") as scheduler:
+        program = scheduler.build(layers(), pins=dict.fromkeys(ow.Graph(layers()).nodes, device))
+        assert "bf16" in named(program.explain().nodes).values()
 
 
-@pytest.mark.parametrize("dtype", ["i32", "f64", "q4_0"])
-def test_types_that_products_are_not_computed_in_are_refused(dtype):
-    with pytest.raises(ow.DTypeError, match="f32, f16 or bf16"):
-        ow.compile(lambda x: x, devices=HostDevice(), compute_dtype=dtype)
+def test_observing_nodes_changes_no_precision(device):
+    output, seen = layers(), {}
+    feeds = {"x": values(4, 8)} | {f"w{i}": values(8, 8, seed=i) for i in range(3)}
+    with ow.Scheduler([device], precision="bf16") as scheduler:
+        program = scheduler.build(output)
+        want = program.run(feeds)
+        with program.observe(lambda node, value: seen.update({node: copy.copy(value)})):
+            program.run(feeds)
+    np.testing.assert_array_equal(seen[output], want)
 
 
-def test_weights_are_converted_on_loading():
-    w = ow.weights({"w": values(4, 4), "ids": np.arange(3)}, compute_dtype="bf16")
-    assert {name: t.dtype.name for name, t in w.items()} == {"w": "bf16", "ids": "i64"}
-    with pytest.raises(ow.DTypeError, match="float type"):
-        ow.weights({"w": values(4, 4)}, compute_dtype="i8")
+@pytest.mark.parametrize(
+    ("precision", "error", "message"),
+    [
+        ("f16", ow.UnknownNameError, "no precision named 'f16'"),
+        ("int4", ow.UnknownNameError, "did you mean 'int8'"),
+        ({"*": "half"}, ow.UnknownNameError, "no precision named 'half'"),
+        ({"layer7/*": "bf16"}, ow.UnknownNameError, "pattern of precision=, and matches none"),
+        ({"*/out": "bf16"}, ow.UnknownNameError, "pattern of precision=, and matches none"),
+        (8, ow.SchedulerError, "precision is one of exact, bf16, int8, or a mapping"),
+        ({8: "bf16"}, ow.SchedulerError, "precision maps names of nodes"),
+    ],
+)
+def test_what_is_no_precision_is_refused(device, precision, error, message):
+    with ow.Scheduler([device]) as scheduler, pytest.raises(error, match=message):
+        scheduler.build(layers(), precision=precision)
+    with pytest.raises(error, match=message):
+        ow.compile(layers(), devices=[device], precision=precision).program(*[values(4, 8)] * 4)
+
+
+def test_explain_shows_it_in_text_rows_and_page(device):
+    with ow.Scheduler([device]) as scheduler:
+        found = scheduler.build(layers(), precision={"layer0/*": "bf16"}).explain()
+    (line,) = [line for line in str(found).splitlines() if "layer0/matmul" in line]
+    assert line.endswith("in bf16")
+    assert str(found).count("in bf16") == 1
+    assert found.html().count("in bf16") == 1
+
+
+# --- weights --------------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_rounded_once_for_all_programs_also_through_views(device):
+    weight, bias = ow.weights({"w": values(8, 8), "b": values(8)}).values()
+    x = ow.input("x", (4, 8))
+    outputs = [x @ weight, ow.linear(x, weight, bias), x @ weight[:, :4].T.T]
+    fed = values(4, 8, seed=2)
+    with ow.Scheduler([device], precision="bf16") as scheduler:
+        for output in outputs:
+            program = scheduler.build(output)
+            leaves = {leaf.name: leaf for leaf in program.partition.leaves if leaf.dtype.name == "bf16"}
+            assert leaves["w"] is converted_leaf(weight, ow.as_dtype("bf16"))
+            got = program.run(x=fed)
+            with ow.Scheduler(HostDevice()) as host:
+                assert nmse(got, host.build(output).run(x=fed)) < 3e-5
+    assert [types for _, types in device.calls] == [("f32", "bf16"), ("f32", "bf16", "bf16"), ("f32", "bf16")]
+
+
+def test_weights_of_another_device_are_rounded_there():
+    first, second = Rounding("first"), Rounding("second")
+    weight = ow.weights({"w": values(8, 8)}, device=second)["w"]
+    with ow.Scheduler([first, second], precision="bf16") as scheduler:
+        program = scheduler.build(ow.input("x", (4, 8)) @ weight)
+        program.run(x=values(4, 8))
+        assert second.calls == [("bf16", ("f32", "bf16"))]
+        (rounded,) = [leaf for leaf in program.partition.leaves if leaf.dtype.name == "bf16"]
+        assert rounded.leaf is not None
+        assert rounded.leaf.placement is not None
+        assert rounded.leaf.placement.buffer.device is second
+
+
+def test_other_operands_are_rounded_in_each_run(device):
+    state, x = ow.state("s", (8, 8)), ow.input("x", (4, 8))
+    with ow.Scheduler([device], precision="bf16") as scheduler:
+        scheduler.build(x @ state).run(x=values(4, 8))
+    assert device.calls == [("bf16", ("f32", "f32"))]
+
+
+def test_planning_needs_no_bytes(device):
+    weight = ow.weights({"w": ow.Spec((8, 8))})["w"]
+    with ow.Scheduler([device], precision="bf16") as scheduler:
+        planned = scheduler.partition(ow.input("x", (4, 8)) @ weight)
+    assert [row.precision for row in planned.explain().nodes] == ["bf16"]
 
 
 def test_rebuilding_keeps_views_and_states_apart():

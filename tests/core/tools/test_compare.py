@@ -16,6 +16,7 @@ from opweave.host.device import HostDevice
 from opweave.tools.compare import NodeError
 from opweave.tools.distance import distance
 from tests.support.devices import BASIC, Separate
+from tests.support.rounding import Rounding
 
 F = np.float32
 
@@ -94,13 +95,39 @@ def test_what_the_second_device_does_not_run_is_said_and_is_no_difference(graph)
 
 def test_what_products_in_bf16_cost(graph):
     outputs, feeds = graph
-    found = ow.compare(outputs, feeds, first=HostDevice(), second=HostDevice(), compute_dtype="bf16")
+    found = ow.compare(outputs, feeds, first=HostDevice(), second=Rounding(), precision="bf16")
     by_op = {op_of(row): row for row in found.nodes}
-    assert 1e-7 < by_op["linear"].nmse < 1e-4
+    assert 1e-7 < by_op["linear"].nmse < 3e-5
+    assert (by_op["linear"].precision, by_op["exp"].precision) == ("bf16", "exact")
     assert by_op["exp"].nmse == 0
     assert 0 < found.outputs[0].nmse < 1e-3
-    assert found, "within what the type allows"
-    assert not ow.compare(outputs, feeds, first=HostDevice(), second=HostDevice(), compute_dtype="bf16", allowed=1e-9)
+    assert found.outputs[0].precision == "bf16"
+    assert found, "within what the precision allows"
+    figures = f"{by_op['linear'].nmse:.2e}"
+    assert f"computed in bf16: 1 nodes, each with a normalised mean square error of {figures} to {figures}" in str(
+        found
+    )
+    assert not ow.compare(outputs, feeds, first=HostDevice(), second=Rounding(), precision="bf16", allowed=1e-9)
+
+
+def test_what_one_device_loses_by_it(graph):
+    outputs, feeds = graph
+    device = Rounding()
+    assert all(row.nmse == 0 for row in ow.compare(outputs, feeds, first=device, second=device).nodes)
+    found = ow.compare(outputs, feeds, first=device, second=device, precision={"linear": "bf16"})
+    assert [op_of(row) for row in found.nodes if row.nmse] == ["linear"]
+
+
+def test_what_products_in_int8_cost():
+    weights = ow.weights({"w": ow.quantize(np.random.default_rng(1).standard_normal((8, 64)), "q8_0")})
+    feeds = {"x": np.random.default_rng(2).standard_normal((4, 64)).astype(F)}
+    output = ow.linear(ow.input("x", (4, 64)), weights["w"])
+    found = ow.compare(output, feeds, first=HostDevice(), second=Rounding(exact=False), precision="int8")
+    assert found
+    assert found.nodes[0].precision == "int8"
+    assert 1e-6 < found.nodes[0].nmse < 1e-4
+    wrong = ow.compare(output, feeds, first=HostDevice(), second=Rounding(levels=5), precision="int8")
+    assert wrong.first_divergence is not None
 
 
 def test_the_script_repeats_the_difference_by_itself(graph, tmp_path):
@@ -176,8 +203,8 @@ def test_bad_input_is_refused_before_anything_runs(graph):
         ow.compare(outputs, {}, first=HostDevice(), second=HostDevice())
     with pytest.raises(ow.UnknownNameError):
         ow.compare(outputs, feeds, second="nowhere")
-    with pytest.raises(ow.DTypeError):
-        ow.compare(outputs, feeds, second=HostDevice(), compute_dtype="i8")
+    with pytest.raises(ow.UnknownNameError, match="did you mean 'int8'"):
+        ow.compare(outputs, feeds, second=HostDevice(), precision="i8")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,9 +13,14 @@ from opweave.conformance.result import Result
 from opweave.conformance.trial import Trial, overwritable, step_of, the_node
 from opweave.conformance.values import leaf_values
 from opweave.errors import OpweaveError, UnsupportedOpError
+from opweave.graph.dtypes import f32
+from opweave.graph.precision import takes_precision
+from opweave.scheduler.precision import rounded_sources
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
+    from opweave.contract.step import Step
+    from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
 
 __all__ = ["generator", "run_case"]
@@ -32,7 +38,8 @@ def run_case(device: Device, case: Case, seed: int = 0) -> Result:
     own; all of them and the workspace in one buffer, compiled before the values are there, and run again; in place
     over each source that the operation and the kernel allow. Bytes around the output, the sources and everything
     around them have to stay as they were. A refused case has to be refused by the typed error when it is compiled all
-    the same.
+    the same. Where the device has kernels of other precisions for it, each is run too, also with read-only sources that
+    were rounded beforehand, and judged by the limits of its precision.
 
     Args:
         device: the device to test; it need not be registered.
@@ -45,20 +52,60 @@ def run_case(device: Device, case: Case, seed: int = 0) -> Result:
     tensors = case.tensors()
     node = the_node(case.build(*tensors))
     why = device.why_not(step_of(node))
+    result: Result | None = None
     try:
-        if why is not None:
-            lie = _not_refused(device, node, why)
-            return Result("failed", lie, id=case.id) if lie else Result("refused", why, id=case.id)
-        rng = generator(seed, case.id)
-        leaves = leaf_values(rng, case.operands, tensors)
-        with device.open() as stream, Trial(stream, node, leaves) as trial:
-            apart = trial.apart()
-            reason = apart.reason or trial.together()
-            if not reason and device.inplace(step_of(node)):
-                reason = next(filter(None, map(trial.together, overwritable(node))), "")
+        if why is not None and (lie := _not_refused(device, node, why)):
+            return Result("failed", lie, id=case.id)
+        leaves = leaf_values(generator(seed, case.id), case.operands, tensors)
+        with device.open() as stream:
+            for precision, rounded in _ways(device, case, node):
+                with Trial(stream, node, leaves, precision, rounded) as trial:
+                    found = _tried(trial)
+                if not found and precision != "exact":
+                    found = found._replace(reason=f"in {precision}: {found.reason}")
+                if not found or result is None:
+                    result = found
+                if not found:
+                    break
     except (OpweaveError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as failure:
         return Result("failed", f"{type(failure).__name__}: {failure}", id=case.id)
-    return apart._replace(status="failed" if reason else "passed", reason=reason, id=case.id)
+    if result is None:
+        result = Result("refused", str(why))
+    return result._replace(id=case.id)
+
+
+def _ways(device: Device, case: Case, node: Tensor) -> Iterator[tuple[Precision, Collection[int]]]:
+    """The precisions in which the device computes a node, each with the positions of sources that may come rounded."""
+    if device.why_not(step_of(node)) is None:
+        yield "exact", ()
+    for precision in node.op.rough if node.op is not None and takes_precision(node) else ():
+        if precision == "int8" and any(operand.values == "special" for operand in case.operands):
+            continue
+        if not _computes(device, step_of(node, precision=precision), precision):
+            continue
+        yield precision, ()
+        leaves = [source.memory for source in node.srcs]
+        plain = {i for i, source in enumerate(node.srcs) if i and source.dtype is f32 and leaves.count(leaves[i]) == 1}
+        if precision == "bf16" and plain:
+            rounded = step_of(node, precision=precision, sources=rounded_sources(node, plain))
+            if _computes(device, rounded, precision):
+                yield precision, plain
+
+
+def _computes(device: Device, step: Step, precision: Precision) -> bool:
+    """Whether a device runs a step, and does so in just this precision."""
+    return device.why_not(step) is None and device.precision(step) == precision
+
+
+def _tried(trial: Trial) -> Result:
+    """The result of a trial in every arrangement of memory."""
+    apart = trial.apart()
+    reason = apart.reason or trial.together()
+    node = trial.node
+    inplace = trial.device.inplace(step_of(node, precision=trial.precision, sources=trial.sources))
+    if not reason and inplace:
+        reason = next(filter(None, map(trial.together, overwritable(node))), "")
+    return apart._replace(status="failed" if reason else "passed", reason=reason)
 
 
 def _not_refused(device: Device, node: Tensor, why: str) -> str:

@@ -1,4 +1,5 @@
-"""Error limits: how far a result may be from the reference, by its dtype and its operation's definition."""
+"""Error limits: how far a result may be from the reference, by its dtype, its operation's definition and the precision
+that it is computed in."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from typing import Final
 
 from opweave.graph.dtypes import bool_
 from opweave.graph.opdef import Limits
+from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
 
 __all__ = ["Limits", "limits"]
@@ -20,10 +22,13 @@ _BY_DTYPE: Final = {
 square. How many results may be is checked in `compare`."""
 
 
-def limits(node: Tensor) -> Limits:
-    """The limits for the result of ``node``, by its operation and dtype."""
+def limits(node: Tensor, precision: Precision = "exact") -> Limits:
+    """The limits for the result of ``node``, by its operation and dtype, computed in ``precision``."""
     op = node.op
     assert op is not None
+    if precision != "exact":
+        exact, rough = limits(node), op.rough[precision]
+        return Limits(max(exact.nmse, rough.nmse), max(exact.error, rough.error))
     if not node.dtype.is_float:
         return Limits(0.0, 0.0)
     own = op.limits.get(node.dtype.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,11 +14,13 @@ from opweave.conformance.result import Result
 from opweave.contract.plan import Plan
 from opweave.contract.space import round_up
 from opweave.contract.step import Arg, Group, Step
-from opweave.graph.dtypes import u8
+from opweave.graph.dtypes import bf16, u8
 from opweave.graph.graph import Graph
 from opweave.graph.layout import dense_strides
+from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
 from opweave.host.storage import array_shape
+from opweave.scheduler.precision import rounded_sources
 
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
@@ -42,9 +44,17 @@ def the_node(result: Tensor) -> Tensor:
     return nodes[0]
 
 
-def step_of(node: Tensor, buffers: Mapping[Tensor, tuple[Buffer, int]] | None = None, out: Arg | None = None) -> Step:
-    """The step that computes ``node``, unbound where ``buffers`` (leaf -> memory) is ``None``."""
+def step_of(
+    node: Tensor,
+    buffers: Mapping[Tensor, tuple[Buffer, int]] | None = None,
+    out: Arg | None = None,
+    precision: Precision = "exact",
+    sources: Sequence[Tensor] | None = None,
+) -> Step:
+    """The step that computes ``node``, unbound where ``buffers`` (leaf -> memory) is ``None``; of other ``sources``
+    than its own where these are given, the same values in another type."""
     assert node.op is not None
+    sources = node.srcs if sources is None else sources
     numbers: dict[Tensor, int] = {}
 
     def arg(x: Tensor) -> Arg:
@@ -53,10 +63,10 @@ def step_of(node: Tensor, buffers: Mapping[Tensor, tuple[Buffer, int]] | None = 
         return Arg(buffer, base + x.offset, x.dtype, x.shape, x.strides, None, number)
 
     if node.op.writes:
-        return Step(node.op.name, arg(node.srcs[0]), tuple(map(arg, node.srcs[1:])), node.attrs, True, node.name)
+        return Step(node.op.name, arg(sources[0]), tuple(map(arg, sources[1:])), node.attrs, True, node.name, precision)
     if out is None:
         out = Arg(None, 0, node.dtype, node.shape, node.strides, None, 0)
-    return Step(node.op.name, out, tuple(map(arg, node.srcs)), node.attrs, True, node.name)
+    return Step(node.op.name, out, tuple(map(arg, sources)), node.attrs, True, node.name, precision)
 
 
 def overwritable(node: Tensor) -> Iterator[int]:
@@ -114,14 +124,29 @@ class Trial:
 
     Args:
         leaves: the values; none, where the node is only compiled.
+        precision: in which the device computes it.
+        rounded: positions of sources that the kernel is given in bf16, each the only one over its leaf.
     """
 
-    def __init__(self, stream: Stream, node: Tensor, leaves: Mapping[Tensor, Array]) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        node: Tensor,
+        leaves: Mapping[Tensor, Array],
+        precision: Precision = "exact",
+        rounded: Collection[int] = (),
+    ) -> None:
         assert node.op is not None
         self.stream, self.device, self.node = stream, stream.device, node
         self.writes = node.op.writes
-        self.limits = limits(node)
+        self.precision: Final = precision
+        self.limits = limits(node, precision)
+        self.sources: Final = rounded_sources(node, rounded)
         self.leaves = dict(leaves)
+        self._wanted: Final = leaves
+        for i in rounded:
+            original = self.leaves.pop(node.srcs[i].memory)
+            self.leaves[self.sources[i].memory] = original.astype(bf16.numpy)
         self.guard = round_up(GUARD, self.device.alignment)
         self._buffers: list[Buffer] = []
         self._arena: Buffer | None = None
@@ -129,7 +154,7 @@ class Trial:
     @cached_property
     def want(self) -> Array:
         """The reference's result for the leaves' values."""
-        return expect(self.node, self.leaves)
+        return expect(self.node, self._wanted)
 
     def __enter__(self) -> Trial:
         return self
@@ -178,7 +203,7 @@ class Trial:
             buffer.fill(GUARD_BYTE)
             before[buffer] = "", self._image(self.node.nbytes)
             out = Arg(buffer, self.guard, self.node.dtype, self.node.shape, self.node.strides, None, 0)
-        return step_of(self.node, places, out), before
+        return step_of(self.node, places, out, self.precision, self.sources), before
 
     def _image(self, size: int) -> Array:
         return np.full(self.guard * 2 + size, GUARD_BYTE, np.uint8)
@@ -194,7 +219,7 @@ class Trial:
             over: number of the source that the output overwrites, or ``None``.
         """
         # A stream that fuses may want other workspace than the kernel alone.
-        (group,) = self.stream.fuse([step_of(self.node)])
+        (group,) = self.stream.fuse([step_of(self.node, None, None, self.precision, self.sources)])
         plan, step, scratch = self.compile(over, group.workspace)
         try:
             arena, image = self._arena, self._contents
@@ -226,7 +251,7 @@ class Trial:
         places = self._lay_out(workspace)
         arena, node = self._arena, self.node
         assert arena is not None
-        if self.leaves or not node.srcs:
+        if self.leaves or not self.sources:
             arena.fill(GUARD_BYTE)
         scratch = Arg(arena, self._scratch_at, u8, (workspace,), (1,)) if workspace else None
         out = None
@@ -235,14 +260,14 @@ class Trial:
             out = Arg(arena, places[x.memory][1] + x.offset, node.dtype, node.shape, node.strides, None, 1 + over)
         elif not self.writes:
             out = Arg(arena, self._out_at, node.dtype, node.shape, node.strides, None, 0)
-        step = step_of(node, places, out)
+        step = step_of(node, places, out, self.precision, self.sources)
         return self.stream.compile([Group((step,), workspace, scratch)]), step, scratch
 
     def _lay_out(self, workspace: int) -> dict[Tensor, tuple[Buffer, int]]:
         """Where each leaf lies in the one buffer; made at the first call."""
         at = self.guard
         offsets: dict[Tensor, int] = {}
-        for leaf in dict.fromkeys(s.memory for s in self.node.srcs):
+        for leaf in dict.fromkeys(s.memory for s in self.sources):
             offsets[leaf] = at
             at = round_up(at + leaf.nbytes, self.guard) + self.guard
         self._out_at = at
@@ -262,7 +287,8 @@ class Trial:
     # --- judging ----------------------------------------------------------------------------------------------------
 
     def _judge(self, after: Array, out: Arg) -> Result:
-        return compare(np.array(array_of(after, out.offset, out)), self.want, self.limits)
+        got = np.array(array_of(after, out.offset, out))
+        return compare(got, self.want, self.limits, exact=self.precision == "exact")
 
 
 def _strayed(before: Array, after: Array, out: Arg) -> str:

@@ -8,7 +8,7 @@ arguments; underscored ones may rely on that.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakSet
 
 from opweave.contract.buffer import Buffer
@@ -22,6 +22,7 @@ from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
 from opweave.errors import AllocationError, Broken, Unavailable, UnsupportedOpError, raise_backend_failure
 from opweave.graph.layout import nbytes
+from opweave.graph.precision import check_precision, is_within
 from opweave.lifecycle import keep_forever, notify_after_fork
 
 if TYPE_CHECKING:
@@ -29,8 +30,11 @@ if TYPE_CHECKING:
     from opweave.contract.step import Step
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape
+    from opweave.graph.precision import Precision
 
 __all__ = ["Device"]
+
+T = TypeVar("T")
 
 WINDOWS_PER_BUFFER: Final = 16
 """A mapping above ``max_buffer_size`` is imported as windows; each begins at least a 16th of that size after the
@@ -372,7 +376,15 @@ class Device(DeviceHooks):
         """Whether the output of ``step`` may be the same memory as one of its sources."""
         return self._asked(self._inplace, step, "saying whether a kernel works in place")
 
-    def _asked(self, hook: Callable[[Step], bool], step: Step, doing: str) -> bool:
+    def precision(self, step: Step) -> Precision:
+        """The precision in which the device computes ``step``; raises `Broken` where it is rougher than the step
+        allows."""
+        found = self._asked(self._precision, step, "saying in which precision it computes")
+        if not is_within(check_precision(found), step.precision):
+            raise Broken(f"{self.name} computes {step.op} in {found}, and {step.precision} is asked for")
+        return found
+
+    def _asked(self, hook: Callable[[Step], T], step: Step, doing: str) -> T:
         try:
             return hook(step)
         except Exception as error:

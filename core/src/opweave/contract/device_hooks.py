@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from opweave.contract.step import Call, Step
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape, Strides
+    from opweave.graph.precision import Precision
 
 __all__ = ["DeviceHooks"]
 
@@ -135,6 +136,12 @@ class DeviceHooks:
         """Whether the output may be the same memory as a source. Default: as declared by the kernel."""
         kernel = self.kernels.find(step)
         return kernel is not None and kernel.inplace
+
+    def _precision(self, step: Step) -> Precision:
+        """The precision in which the device computes ``step``, ``step.precision`` or finer. Default: as declared by the
+        kernel. Override it together with ``_why_not``."""
+        kernel = self.kernels.find(step)
+        return "exact" if kernel is None else kernel.precision
 
     def _workspace(self, step: Step) -> int:
         """Bytes of scratch memory that the kernel for ``step`` needs while it runs. Default: as declared by the

@@ -13,6 +13,7 @@ from opweave.errors import UnsupportedOpError
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.graph.layout import is_dense
 from opweave.graph.opdef import OPS
+from opweave.graph.precision import PRECISIONS, Precision, check_precision, is_within
 
 if TYPE_CHECKING:
     from opweave.contract.memory import BufferType
@@ -66,6 +67,7 @@ class Kernel(NamedTuple):
     when: Callable[[Step], str | None] | None
     workspace: Callable[[Step], Workspace] | None
     accepts: tuple[type[BufferType], ...] = ()
+    precision: Precision = "exact"
 
     def bind(self, stream: Stream, step: Step, scratch: Arg | None) -> Call:
         """The call for a bound step. ``scratch`` has `KernelTable.workspace` bytes; ``None`` if that is 0."""
@@ -117,7 +119,9 @@ class KernelTable:
             return stream.bind(f"{op}_f32", out.address, *(s.address for s in srcs), out.size)
 
     Several kernels for one operation are tried in the order of registration, those of ``parent`` last; the first that
-    supports a step runs it. View operations, and steps whose result has no elements, are never passed to a kernel.
+    supports a step runs it. Where a program allows less than ``exact``, kernels of the roughest precision that it
+    allows are tried before finer ones, because they are there for their speed. View operations, and steps whose result
+    has no elements, are never passed to a kernel.
 
     Args:
         dtypes: default for ``dtypes`` of each kernel: types of data operands, e.g. ``"f32 f16"``.
@@ -152,6 +156,7 @@ class KernelTable:
         when: Callable[[Step], str | None] | None = None,
         workspace: Callable[[Step], Workspace] | None = None,
         accepts: type[BufferType] | Iterable[type[BufferType]] = (),
+        precision: Precision = "exact",
     ) -> Callable[[F], F]:
         """Register a factory for the named operations.
 
@@ -166,11 +171,16 @@ class KernelTable:
             accepts: buffer types with their own format (subclasses that override ``_init``) in which sources may be
                 stored, besides plain memory; ``when`` can look at ``step.srcs[1].buffer_type``. For kernels that do
                 not accept a type, the core inserts a copy into plain memory.
+            precision: what the kernel computes in. Kernels at ``"bf16"`` and ``"int8"`` only get steps for which a
+                program allows that (``step.precision``), which are products; register one where it is faster than
+                the exact kernel, and let ``when`` refuse where it is not. A kernel at ``"bf16"`` that takes sources in
+                bf16 beside a result in f32 gets read-only f32 sources, weights, rounded to bf16 once for all runs.
 
         Raises:
             TypeError: no operation was named.
-            UnknownNameError: a dtype that does not exist.
+            UnknownNameError: a dtype or a precision that does not exist.
         """
+        check_precision(precision)
         if not ops:
             raise TypeError("name at least one operation")
 
@@ -186,6 +196,7 @@ class KernelTable:
                 when,
                 workspace,
                 kinds,
+                precision,
             )
             for op in ops:
                 self._kernels.setdefault(op, []).append(kernel)
@@ -221,9 +232,12 @@ class KernelTable:
         return None
 
     def _search(self, step: Step) -> tuple[Kernel | None, list[str]]:
-        """The first kernel that supports ``step``, and why those before it do not."""
+        """The kernel that runs ``step``, and why those before it do not."""
         reasons: list[str] = []
-        for kernel in self.candidates(step.op):
+        candidates = sorted(self.candidates(step.op), key=lambda kernel: -PRECISIONS[kernel.precision])
+        for kernel in candidates:
+            if not is_within(kernel.precision, step.precision):
+                continue
             why = kernel.why_not(step)
             if why is None:
                 # A caller whose step is supported asks next for the kernel, its scratch memory, and whether it works in
@@ -232,6 +246,11 @@ class KernelTable:
                     self._found = step, kernel, None
                 return kernel, reasons
             reasons.append(why)
+        reasons += [
+            f"its kernel computes in {kernel.precision}, and {step.precision} is asked for"
+            for kernel in candidates
+            if not is_within(kernel.precision, step.precision) and (not reasons or kernel.why_not(step) is None)
+        ]
         return None, reasons
 
     def workspace(self, step: Step) -> int:

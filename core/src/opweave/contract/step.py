@@ -15,6 +15,7 @@ from opweave.graph.layout import Shape, Strides, is_dense, nbytes, span
 
 if TYPE_CHECKING:
     from opweave.contract.memory import BufferType
+    from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
 
 __all__ = ["Arg", "Call", "Group", "Step"]
@@ -141,6 +142,7 @@ class Step(NamedTuple):
         attrs: the normalised attributes.
         live: whether the result is needed outside of the steps that are passed along with this one to ``_fuse``.
         label: name of the tensor, for messages.
+        precision: how rough the computation may be at most (`opweave.graph.precision.Precision`).
     """
 
     op: str
@@ -149,6 +151,7 @@ class Step(NamedTuple):
     attrs: Mapping[str, Any]
     live: bool = True
     label: str = ""
+    precision: Precision = "exact"
 
 
 class Group(NamedTuple):

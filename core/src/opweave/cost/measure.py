@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from opweave.contract.step import Arg, Group, Step
+from opweave.contract.step import Arg, Group
 from opweave.cost.profile import Curve, OpCost, Profile, work
 from opweave.errors import OpweaveError
 from opweave.graph.dtypes import u8
@@ -191,7 +191,7 @@ class _Bound:
         except BaseException:
             self.__exit__()
             raise
-        self.group: Final = Group((Step(step.op, out, tuple(srcs), step.attrs),), support.workspace, scratch)
+        self.group: Final = Group((step._replace(out=out, srcs=tuple(srcs)),), support.workspace, scratch)
 
     def _bind(self, target: Target, arg: Arg) -> Arg:
         buffer = target.buffer_type.alloc(max(arg.nbytes, 1))

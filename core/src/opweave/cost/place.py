@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from opweave.cost.optimize import Problem, solve
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from opweave.cost.profile import Profile
     from opweave.graph.graph import Graph
     from opweave.graph.leaf import Placement
+    from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.splits import Partition
     from opweave.scheduler.target import Target
@@ -45,6 +47,7 @@ def place_by_cost(
     op_offload: bool,
     placed: Mapping[Tensor, Placement],
     observed: Collection[Tensor] = (),
+    precisions: Mapping[Tensor, Precision] = MappingProxyType({}),
 ) -> Partition:
     """The partition that is predicted to take the least time, among those that fit the memory if there are any.
 
@@ -54,14 +57,14 @@ def place_by_cost(
         UnsupportedOpError: as `assign`.
     """
     model = CostModel(targets, [profile(target.device) for target in targets])
-    rules = assign(graph, targets, pins, op_offload, placed)
+    rules = assign(graph, targets, pins, op_offload, placed, precisions)
     assignments = [rules]
     fixed = {t: at for t, at in rules.target_of.items() if rules.causes[t] in ("pinned", "storage") and t.op}
 
     def assigned(choice: Mapping[Tensor, int]) -> Assignment:
         wanted = {node: choice.get(node, at) for node, at in rules.target_of.items() if node.op is not None}
         wanted = {node: fixed.get(node, at) for node, at in wanted.items() if node.base is None}
-        made = assign(graph, targets, wanted, op_offload, placed)
+        made = assign(graph, targets, wanted, op_offload, placed, precisions)
         return made.with_causes({node: rules.causes[node] if node in fixed else "cost" for node in wanted})
 
     if len(targets) > 1:

@@ -30,7 +30,7 @@ def load_weights(
     device: Where | Mapping[str, Where] = None,
     *,
     names: Names = "*",
-    compute_dtype: DTypeLike | None = None,
+    dtype: DTypeLike | None = None,
 ) -> Weights:
     """Weights from a file or folder: `opweave.weights` of the arrays that are in it.
 
@@ -44,7 +44,7 @@ def load_weights(
             all files of weights in it.
         device: where to keep them; a device, or glob patterns, as of `opweave.weights`.
         names: a glob pattern, or several: only tensors whose name matches one of them.
-        compute_dtype: as of `opweave.weights`. One-byte floats need it: they are types of files only, and every value
+        dtype: as of `opweave.weights`. One-byte floats need it: they are types of files only, and every value
             of theirs is one of bf16 too.
 
     Returns:
@@ -61,8 +61,8 @@ def load_weights(
         OSError: the file is not there, or cannot be read.
     """
     found = read_tensors(path)
-    arrays = {name: _wide(path, name, found[name], compute_dtype) for name in chosen_names(found, names)}
-    made = weights(arrays, device, compute_dtype=compute_dtype)
+    arrays = {name: _wide(path, name, found[name], dtype) for name in chosen_names(found, names)}
+    made = weights(arrays, device, dtype=dtype)
     made.metadata = getattr(found, "metadata", {})
     return made
 
@@ -130,14 +130,14 @@ def described(found: Mapping[str, Any], name: str) -> StoredTensor:
     return StoredTensor(dtype.name, tuple(value.shape), -1, getattr(value, "nbytes", 0))
 
 
-def _wide(path: str | os.PathLike[str], name: str, value: Any, compute_dtype: DTypeLike | None) -> Any:
-    """The value, or of a one-byte float its copy in ``compute_dtype``."""
-    kind = next((known for known, dtype in FLOAT8.items() if getattr(value, "dtype", None) == dtype), None)
+def _wide(path: str | os.PathLike[str], name: str, value: Any, dtype: DTypeLike | None) -> Any:
+    """The value, or of a one-byte float its copy in ``dtype``."""
+    kind = next((known for known, stored in FLOAT8.items() if getattr(value, "dtype", None) == stored), None)
     if kind is None:
         return value
-    if compute_dtype is None:
+    if dtype is None:
         raise DTypeError(
-            f"{os.fspath(path)}: tensor {name!r} is {kind}, in which nothing computes here; compute_dtype='bf16' "
+            f"{os.fspath(path)}: tensor {name!r} is {kind}, in which nothing computes here; dtype='bf16' "
             "converts it, and every value of it is one of bf16 too"
         )
-    return value.astype(as_dtype(compute_dtype).numpy)
+    return value.astype(as_dtype(dtype).numpy)

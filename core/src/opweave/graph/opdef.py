@@ -15,20 +15,13 @@ from opweave.errors import UnknownNameError
 if TYPE_CHECKING:
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape
+    from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
 
 __all__ = [
-    "OPS",
-    "SAMPLE_IDS",
-    "Gradient",
-    "Infer",
-    "Limits",
-    "OpDef",
-    "Sample",
-    "define_op",
-    "find_op",
+    "OPS", "ROUGH", "SAMPLE_IDS", "Gradient", "Infer", "Limits", "OpDef", "Sample", "define_op", "find_op",
     "flops_per_element",
-]
+]  # fmt: skip
 
 Infer = Callable[..., "tuple[Shape, DType]"]
 """The shape rule: ``infer(*srcs, **attrs)`` returns shape and dtype of the output, or raises a typed error."""
@@ -69,6 +62,11 @@ class Sample(NamedTuple):
     products: Callable[[], list[Tensor]] | None = None
 
 
+ROUGH: Final[Mapping[Precision, Limits]] = MappingProxyType({"bf16": Limits(3e-5, 4e-2), "int8": Limits(2e-4, 1e-1)})
+"""Limits of products that are computed less than exactly. Rounding two operands and the result to 8 significant bits
+adds a mean square error of 3 · 2.5e-6. Rounding an activation to 1/127 of the largest of its block of 32 adds about
+3e-5 for normally distributed values, and more where a block has one large value."""
+
 SAMPLE_IDS: Final = 8
 """Ids in samples are below this number."""
 
@@ -102,14 +100,17 @@ class OpDef:
         pointwise: each output element depends only on the source elements at the same position.
         flops: returns the number of floating-point operations for an output tensor.
         formula: the operation in one line of mathematics, for documentation.
-        product: most of its work is multiplying and adding: ``compute_dtype`` computes it in a half type, accelerators
-            are much faster, and its cost depends on floating-point operations.
+        product: most of its work is multiplying and adding: accelerators are much faster, its cost depends on
+            floating-point operations, and programs may allow it to be computed less than exactly (``rough``).
         exact: its float result consists of values of the sources, or of values that their type represents exactly;
             devices have to match the reference bit by bit. (Ignored if a source has another float type than the
             result.)
         slack: factor on the default limits of error in f32 and f64, for sums of many terms and for functions that
             devices approximate. It does not apply to half types, whose error is that of the final rounding.
         limits: name of a float type -> limits of error for results of that type, instead of the default.
+        rough: precision -> limits of error for kernels that compute in it, for results of all types but f64; empty
+            where there is only ``exact``. Default: `ROUGH` for products. What a kernel at ``int8`` makes of NaN and
+            infinities is unspecified.
         nan: whether devices have to treat NaN and infinities as the reference does. ``False``: their results are
             unspecified, and conformance tests do not use them.
         runs_like: name of an operation that takes about as long for the same bytes and operations; its measurements
@@ -119,8 +120,8 @@ class OpDef:
 
     __slots__ = (
         "build", "exact", "family", "flops", "formula", "gradient", "index_out", "indices", "infer", "inplace",
-        "is_view", "limits", "name", "nan", "pointwise", "product", "reference", "runs_like", "samples", "selects",
-        "slack", "writes",
+        "is_view", "limits", "name", "nan", "pointwise", "product", "reference", "rough", "runs_like", "samples",
+        "selects", "slack", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -143,6 +144,7 @@ class OpDef:
         exact: bool = False,
         slack: float = 1.0,
         limits: Mapping[str, Limits] = MappingProxyType({}),
+        rough: Mapping[Precision, Limits] | None = None,
         nan: bool = True,
         runs_like: str = "add",
         samples: Callable[[], Iterable[Sample]] | None = None,
@@ -165,6 +167,7 @@ class OpDef:
         self.exact: Final = exact
         self.slack: Final = slack
         self.limits: Final = limits
+        self.rough: Final = rough if rough is not None else ROUGH if product else MappingProxyType({})
         self.nan: Final = nan
         self.runs_like: Final = runs_like
         self.samples: Final = samples

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from opweave.contract.memory import BufferType
     from opweave.graph.opdef import OpDef
+    from opweave.graph.precision import Precision
 
 __all__ = ["Signature", "Tensor", "as_tensor", "constant", "input", "new_leaf", "node", "view_node"]
 
@@ -42,9 +43,13 @@ class Signature:
 
     Interned: equal signatures are one object, so each device is asked once; ``support`` keeps the answers.
     ``memories`` are the special buffer types that sources lie in, ``None`` for ordinary memory; empty if all do.
+    ``precision`` is what is allowed, and ``constant`` the positions of f32 sources that are read-only leaves, which can
+    then be rounded once for all runs.
     """
 
-    __slots__ = ("__weakref__", "attrs", "memories", "op", "out", "srcs", "support")
+    __slots__ = (
+        "__weakref__", "_variants", "attrs", "constant", "memories", "op", "out", "precision", "srcs", "support",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -53,9 +58,23 @@ class Signature:
         out: Window,
         srcs: tuple[Window, ...],
         memories: tuple[BufferType | None, ...] = (),
+        precision: Precision = "exact",
+        constant: frozenset[int] = frozenset(),
     ) -> None:
         self.op, self.attrs, self.out, self.srcs, self.memories = op, attrs, out, srcs, memories
+        self.precision: Final = precision
+        self.constant: Final = constant
         self.support: dict[Any, Any] = {}
+        self._variants: dict[tuple[Precision, frozenset[int]], Signature] = {}
+
+    def at(self, precision: Precision, constant: frozenset[int]) -> Signature:
+        """The same with another precision and other constant sources: one object for equal ones."""
+        key = precision, constant
+        known = self._variants.get(key)
+        if known is None:
+            made = Signature(self.op, self.attrs, self.out, self.srcs, self.memories, precision, constant)
+            known = self._variants.setdefault(key, made)
+        return known
 
 
 class Tensor(Operators):

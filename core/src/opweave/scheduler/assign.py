@@ -30,6 +30,7 @@ from opweave.scheduler.target import Target
 if TYPE_CHECKING:
     from opweave.graph.graph import Graph
     from opweave.graph.leaf import Leaf, Location, Placement
+    from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.placed import PlacedMemory
 
@@ -91,15 +92,17 @@ def assign(
     pins: Mapping[Tensor, int],
     op_offload: bool,
     placed: Mapping[Tensor, Placement] = MappingProxyType({}),
+    precisions: Mapping[Tensor, Precision] = MappingProxyType({}),
 ) -> Assignment:
-    """Place every node of ``graph``. ``placed`` are computed tensors whose memory the caller decided.
+    """Place every node of ``graph``. ``placed`` are computed tensors whose memory the caller decided, ``precisions``
+    nodes that may be computed less than exactly.
 
     Raises:
         UnsupportedOpError: a pinned node on a device that does not run it, or a node that no device runs; with every
             device's reason.
     """
     nodes = [t for t in graph.nodes if t.base is None]
-    able = Capabilities(targets, graph.leaves, nodes)
+    able = Capabilities(targets, graph.leaves, nodes, precisions)
     assigning = _Assigning(able, graph.leaves, nodes)
     target_of, causes = assigning.target_of, assigning.causes
     if pins or placed or any(_has_place(t.leaf) for t in graph.leaves if t.leaf is not None):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave.contract.capabilities import Kind
 from opweave.contract.space import Usage
 from opweave.errors import UnsupportedOpError
+from opweave.graph.dtypes import f32
 from opweave.graph.tensor import Signature
 from opweave.scheduler.target import Support, Target, unbound_step
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from opweave.contract.memory import BufferType
     from opweave.contract.step import Step
     from opweave.graph.leaf import Leaf
+    from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
 
 __all__ = ["Capabilities"]
@@ -26,19 +29,29 @@ class Capabilities:
     Args:
         targets: the targets by index, in order of priority.
         leaves, nodes: of the graph, views left out.
+        precisions: nodes that may be computed less than exactly -> how roughly.
 
     Attributes:
         targets: as given.
-        special: signatures of nodes that read leaves in special memory (pinned, split, repacked).
+        special: signatures of nodes that read leaves in special memory (pinned, split, repacked), or that may be
+            computed less than exactly.
+        precisions: as given.
         prepared: leaves in memory that keeps whole tensors in a form of its own -> that kind.
         computing: the targets that compute, in order: all but those that only run the references, if there are others.
         references: the others.
     """
 
-    def __init__(self, targets: Sequence[Target], leaves: Sequence[Tensor], nodes: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        leaves: Sequence[Tensor],
+        nodes: Sequence[Tensor],
+        precisions: Mapping[Tensor, Precision] = MappingProxyType({}),
+    ) -> None:
         memories = {t: kind for t in leaves if (kind := _special_memory(t.leaf)) is not None}
         self.targets: Final = targets
-        self.special: Final = _special_signatures(nodes, memories) if memories else {}
+        self.precisions: Final = precisions
+        self.special: Final = _special_signatures(nodes, memories, precisions) if memories or precisions else {}
         self.prepared: Final = {t: kind for t, kind in memories.items() if not kind.is_raw}
         computing = [target for target in targets if target.device.kind is not Kind.HOST]
         self.computing: Final = computing or list(targets)
@@ -64,7 +77,8 @@ class Capabilities:
     def step(self, target: Target, node: Tensor) -> Step:
         """``node`` as a step, the way the target's device would get it."""
         support = self.support(target, node)
-        return unbound_step(self.signature(node), target.device, packed=support.packed, unpacked=support.unpacked)
+        packed, unpacked, rounded = support.packed, support.unpacked, support.rounded
+        return unbound_step(self.signature(node), target.device, packed=packed, unpacked=unpacked, rounded=rounded)
 
     def unpacks(self, source: Tensor, support: Support) -> bool:
         """Whether a source that the device reaches has to be copied to plain memory for a node all the same: kernels
@@ -104,18 +118,30 @@ def _special_memory(leaf: Leaf | None) -> BufferType | None:
     return None if kind is kind.device.default_buffer_type else kind
 
 
-def _special_signatures(nodes: Sequence[Tensor], memories: Mapping[Tensor, BufferType]) -> dict[Tensor, Signature]:
-    """For every node that reads special memory its signature with that memory in it; equal ones are one object."""
+def _special_signatures(
+    nodes: Sequence[Tensor], memories: Mapping[Tensor, BufferType], precisions: Mapping[Tensor, Precision]
+) -> dict[Tensor, Signature]:
+    """For every node that reads special memory, or may be computed less than exactly, its signature with that in it;
+    equal ones are one object."""
     made: dict[Any, Signature] = {}
     result = {}
     for node in nodes:
         kinds = tuple([_kind_of(source, memories) for source in node.srcs])
-        plain = node.signature
-        if plain is not None and any(kind is not None for kind in kinds):
-            result[node] = made.setdefault(
-                (plain, kinds), Signature(plain.op, plain.attrs, plain.out, plain.srcs, kinds)
-            )
+        found = node.signature
+        if found is not None and any(kind is not None for kind in kinds):
+            found = made.setdefault((found, kinds), Signature(found.op, found.attrs, found.out, found.srcs, kinds))
+        if found is not None and node in precisions:
+            constant = [i for i, s in enumerate(node.srcs) if _is_constant(s) and s.memory not in memories]
+            found = found.at(precisions[node], frozenset(constant))
+        if found is not None and found is not node.signature:
+            result[node] = found
     return result
+
+
+def _is_constant(source: Tensor) -> bool:
+    """Whether a source shows a read-only leaf of f32."""
+    leaf = source.memory.leaf
+    return source.dtype is f32 and leaf is not None and leaf.kind in ("weight", "constant")
 
 
 def _kind_of(source: Tensor, memories: Mapping[Tensor, BufferType]) -> BufferType | None:

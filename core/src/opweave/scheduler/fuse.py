@@ -64,7 +64,7 @@ def bound_step(item: PlannedStep, out: Arg, srcs: tuple[Arg, ...], *, live: bool
     node = item.node
     if node is None:
         return Step(item.op, out, srcs, {}, live, "pack")
-    return Step(item.op, out, srcs, node.attrs, live, node.name)
+    return Step(item.op, out, srcs, node.attrs, live, node.name, item.support.allowed)
 
 
 def _fuses_nothing(split: Split) -> bool:

@@ -17,6 +17,7 @@ from opweave.contract.step import Arg, Step
 from opweave.graph.layout import Shape, Strides, dense_strides, is_dense, nbytes
 from opweave.graph.leaf import Leaf
 from opweave.graph.tensor import new_leaf
+from opweave.scheduler.precision import rounded_sources
 from opweave.scheduler.splits import Copy, Partition, PlannedStep, Split, StorageView
 from opweave.scheduler.target import Support
 
@@ -98,6 +99,7 @@ class _Partitioner:
         self.opened = 0  # the first storage that the current split may have made
         self.made_in: dict[int, int] = {}  # other storages -> index of the split that wrote them last, -1: none
         self.packers: dict[object, Support | None] = {}
+        self.originals: dict[Tensor, Tensor] = {}  # rounded sources -> what they were rounded from
 
     def run(self) -> Partition:
         target_of, targets, home = self.target_of, self.targets, self.home
@@ -126,7 +128,11 @@ class _Partitioner:
             support = signature.support.get(target.device) or target.support(signature)
             writes, packed = op.writes, support.packed
             operands = []
-            for source in node.srcs[1:] if writes else node.srcs:
+            sources = node.srcs[1:] if writes else node.srcs
+            if support.rounded:
+                sources = rounded_sources(node, support.rounded)
+                self.originals.update(zip(sources, node.srcs, strict=True))
+            for source in sources:
                 operand = home.get(source)
                 if operand is None or arenas[operand[0]] != at or packed:
                     # Not the common case, a value that was computed on this very target.
@@ -335,6 +341,7 @@ class _Partitioner:
     def _selected(self, source: Tensor, node: Tensor, target: Target) -> StorageView | None:
         """The ids that name the only rows of ``source`` that ``node`` reads, wherever they lie."""
         selects = node.op.selects if node.op is not None else None
+        source = self.originals.get(source, source)
         if selects is None or node.srcs[selects[0]] is not source or node.srcs.count(source) > 1:
             return None
         ids = node.srcs[selects[1]]

@@ -1,37 +1,28 @@
-"""Graphs made anew with other leaves or types: `rebuilt`, and `with_products_in`, computing products in a half type."""
+"""Which nodes a program may compute less than exactly, and weights that are rounded once for all programs.
+
+Also `rebuilt`: graphs made anew with other leaves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from opweave.errors import DTypeError
-from opweave.graph import opdef
-from opweave.graph.dtypes import DType, as_dtype, bf16, f16, f32
-from opweave.graph.graph import Graph
+from opweave.errors import SchedulerError, UnknownNameError
+from opweave.graph.dtypes import DType, bf16
 from opweave.graph.leaf import Leaf
+from opweave.graph.precision import PRECISIONS, Precision, check_precision, takes_precision
 from opweave.graph.tensor import Tensor, new_leaf, node, view_node
-from opweave.leaves import weights
+from opweave.leaves import read_leaf, weights
 
-if TYPE_CHECKING:
-    from opweave.graph.dtypes import DTypeLike
+__all__ = ["Allowed", "checked_precision", "converted_leaf", "precisions_of", "rebuilt", "rounded_sources"]
 
-__all__ = ["check_compute_dtype", "converted_leaf", "rebuilt", "with_products_in"]
+Allowed = tuple[tuple[str, Precision], ...]
+"""Patterns of node names, each with the precision that it allows; the first that matches counts. Empty: ``exact``."""
 
 _CONVERTED: Final[WeakKeyDictionary[Tensor, dict[DType, Tensor]]] = WeakKeyDictionary()
-
-
-def check_compute_dtype(dtype: DTypeLike) -> DType:
-    """The type in which products are to be computed.
-
-    Raises:
-        DTypeError: none of f32, f16, bf16.
-    """
-    found = as_dtype(dtype)
-    if found not in (f32, f16, bf16):
-        raise DTypeError(f"products are computed in f32, f16 or bf16, not in {found}")
-    return found
 
 
 def rebuilt(
@@ -88,46 +79,69 @@ def converted_leaf(leaf_tensor: Tensor, dtype: DType) -> Tensor:
     if known is None:
         leaf = leaf_tensor.leaf
         assert leaf is not None
-        if leaf.data is None:
+        if leaf.data is None and leaf.placement is None:
             # Only planned with: so is this one.
             known = new_leaf(Leaf(leaf.kind, leaf.name, device=leaf.device, group=leaf.group), leaf_tensor.shape, dtype)
         else:
-            data = {leaf.name: leaf.data.astype(dtype.numpy)}
+            values = leaf.data if leaf.data is not None else read_leaf(leaf_tensor)
+            data = {leaf.name: values.astype(dtype.numpy)}
             device = leaf.placement.buffer.device if leaf.placement is not None else None
             known = weights(data, device=device)[leaf.name]
         found[dtype] = known
     return known
 
 
-def with_products_in(dtype: DTypeLike, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """``outputs`` with products (`OpDef.product`, attention and convolutions among them) of f32 operands in ``dtype``.
+def rounded_sources(node: Tensor, positions: Collection[int]) -> tuple[Tensor, ...]:
+    """The sources of a node, those at ``positions``, which show read-only leaves, in bf16. Leaves are rounded once."""
+    return tuple([_rounded(source) if i in positions else source for i, source in enumerate(node.srcs)])
 
-    Their operands are rounded to it, weights once and for all, and their results are stored rounded and widened again.
-    Everything between them stays in f32, as in torch's autocast.
+
+def _rounded(source: Tensor) -> Tensor:
+    return rebuilt((source,), {source.root: converted_leaf(source.root, bf16)})[0]
+
+
+# --- what a program allows ------------------------------------------------------------------------------------------
+
+
+def checked_precision(given: Any) -> Allowed:
+    """What a caller gave as ``precision``: one for all products, or a mapping of patterns to precisions.
 
     Raises:
-        DTypeError: as `check_compute_dtype`.
+        UnknownNameError: no such precision.
+        SchedulerError: neither a name nor a mapping, or a pattern that is no text.
     """
-    target = check_compute_dtype(dtype)
-    if target is f32:
-        return tuple(outputs)
-    Graph(outputs)  # refuses what has no order, before anything is made
+    if not isinstance(given, (str, Mapping)):
+        raise SchedulerError(
+            f"precision is one of {', '.join(PRECISIONS)}, or a mapping of node names (glob patterns) to these, "
+            f"not {given!r:.60}"
+        )
+    if isinstance(given, str):
+        return (("*", check_precision(given)),) if given != "exact" else ()
+    for pattern in given:
+        if not isinstance(pattern, str):
+            raise SchedulerError(f"precision maps names of nodes (glob patterns) to precisions, not {pattern!r:.60}")
+    return tuple([(pattern, check_precision(precision)) for pattern, precision in given.items()])
 
-    def narrow(source: Tensor) -> Tensor:
-        if source.dtype is not f32:
-            return source
-        root = source.root
-        if root.leaf is not None and root.leaf.kind in ("weight", "constant"):
-            return rebuilt((source,), {root: converted_leaf(root, target)})[0]
-        cast: Tensor = opdef.build("cast", source, target)
-        return cast
 
-    def make(tensor: Tensor, srcs: tuple[Tensor, ...]) -> Tensor:
-        assert tensor.op is not None
-        if tensor.dtype is not f32 or not tensor.op.product:
-            return node(tensor.op, srcs, tensor.attrs)
-        result: Any = opdef.build("cast", node(tensor.op, tuple(map(narrow, srcs)), tensor.attrs), f32)
-        made: Tensor = result
-        return made
+def precisions_of(nodes: Iterable[Tensor], allowed: Allowed) -> dict[Tensor, Precision]:
+    """The nodes that may be computed less than exactly, and how roughly: by the first pattern that matches their name.
 
-    return rebuilt(outputs, {}, make)
+    Raises:
+        UnknownNameError: a pattern that matches no node which could be computed less than exactly.
+    """
+    if not allowed:
+        return {}
+    found: dict[Tensor, Precision] = {}
+    unmatched = dict(allowed)
+    unmatched.pop("*", None)
+    products = [tensor for tensor in nodes if takes_precision(tensor)]
+    for product in products:
+        matching = [(pattern, precision) for pattern, precision in allowed if fnmatchcase(product.name, pattern)]
+        for pattern, _ in matching:
+            unmatched.pop(pattern, None)
+        if matching and matching[0][1] != "exact":
+            found[product] = matching[0][1]
+    for pattern in unmatched:
+        names = [product.name for product in products]
+        raise UnknownNameError("product", pattern, names, "It is a pattern of precision=, and matches none.")
+    return found

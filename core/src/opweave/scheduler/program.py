@@ -99,7 +99,7 @@ class Program(Generic[R_co]):
         self._nbytes: Final = nbytes  # target index -> bytes of temporaries
         self._variant: Final = variant  # makes the same program with observed nodes
         self._on_close: Final = on_close
-        self._placements: Final = Placements(state.partition.graph.leaves)
+        self._placements: Final = Placements(state.partition.leaves)
         executor.add(state)
 
     def __repr__(self) -> str:

@@ -15,6 +15,7 @@ from opweave.scheduler.splits import COPY_CAUSES
 
 if TYPE_CHECKING:
     from opweave.cost.predict import Prediction
+    from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.splits import Partition
 
@@ -28,7 +29,8 @@ class NodeRow(NamedTuple):
 
     ``refusals`` holds, for devices of higher priority that were passed over because they do not run the node, their
     reasons. ``seconds`` is what it is predicted to take, ``None`` where nobody asked for a prediction. ``scope`` is the
-    beginning of ``node``: where the node was built (`opweave.scope`), or ``""``.
+    beginning of ``node``: where the node was built (`opweave.scope`), or ``""``. ``precision`` is what it is
+    computed in.
     """
 
     split: int
@@ -41,6 +43,7 @@ class NodeRow(NamedTuple):
     refusals: dict[str, str]
     seconds: float | None = None
     scope: str = ""
+    precision: Precision = "exact"
 
 
 class CopyRow(NamedTuple):
@@ -193,7 +196,7 @@ def node_rows(partition: Partition) -> list[NodeRow]:
             rows.append(
                 NodeRow(
                     split.index, split.target.name, node.name, item.op, node.dtype.name, node.shape, cause, refusals,
-                    seconds, node.scope,
+                    seconds, node.scope, item.support.precision,
                 )
             )  # fmt: skip
     return rows
@@ -265,6 +268,8 @@ def explain(
                 continue
             used.add(row.cause)
             line = f"    {row.node:<{width}}  {row.op:<12} {row.dtype}{list(row.shape)}  [{row.cause}]"
+            if row.precision != "exact":
+                line += f"  in {row.precision}"
             if row.seconds is not None:
                 line += f"  {human_time(row.seconds)}"
             lines.append(line.rstrip())

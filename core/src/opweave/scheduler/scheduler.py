@@ -19,6 +19,7 @@ from opweave.contract.worker import WorkerStream
 from opweave.errors import AllocationError, SchedulerError, not_pickled
 from opweave.graph.graph import Graph
 from opweave.graph.leaf import Placement
+from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
 from opweave.host.device import HostDevice
 from opweave.leaves import withdraw
@@ -34,6 +35,7 @@ from opweave.scheduler.executor import Executor
 from opweave.scheduler.fuse import Groups, fuse
 from opweave.scheduler.lower import lower
 from opweave.scheduler.partition import partition
+from opweave.scheduler.precision import Allowed, checked_precision, precisions_of
 from opweave.scheduler.program import Array, Outputs, PlannedGraph, Program
 from opweave.scheduler.runs import ProgramState
 from opweave.scheduler.splits import Partition
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["Scheduler", "Stats"]
 
 Pins = Mapping[Tensor, Where] | None
+Precisions = Precision | Mapping[str, Precision] | None
 
 PROGRAMS_KEPT: Final = 64
 """How many programs a scheduler remembers, so that building the same outputs again costs nothing."""
@@ -81,11 +84,16 @@ class Scheduler:
         placement: ``"priority"``: by the rules of `opweave.scheduler.assign`, earlier devices preferred. ``"cost"``: as
             a run is predicted to take least time by the devices' profiles (`opweave.profile`), which are measured at
             the first build where there are none.
+        precision: how roughly products, attention and convolutions may be computed at most, for builds that say nothing
+            else: ``"exact"``, ``"bf16"`` (operands and results rounded to bf16) or ``"int8"`` (activations quantized to
+            8 bits in blocks, beside quantized weights), each of which allows the finer ones too; or a mapping of
+            patterns of node names (`opweave.scope`) to these, of which the first match counts. What a device has
+            faster kernels for then runs so; `Program.explain` shows which nodes do, `opweave.compare` what it costs.
 
     Raises:
         SchedulerError: no devices, one named twice, a buffer type that its device cannot reach or kernels cannot write,
-            no such placement or number of slots.
-        UnknownNameError, PluginError: a name that is no device, or one of a plugin that failed.
+            no such placement or number of slots, a precision that is neither a name nor a mapping.
+        UnknownNameError, PluginError: a name that is no device or precision, or a device of a plugin that failed.
     """
 
     def __init__(
@@ -96,7 +104,9 @@ class Scheduler:
         op_offload: bool = True,
         buffer_types: Mapping[Device | str, BufferType] | None = None,
         placement: Literal["priority", "cost"] = "priority",
+        precision: Precision | Mapping[str, Precision] = "exact",
     ) -> None:
+        self._allowed: Final = checked_precision(precision)
         resolved, kinds = checked_options(devices, parallel, buffer_types, placement)
         self.placement: Final = placement
         self.parallel: Final = bool(parallel)
@@ -185,18 +195,49 @@ class Scheduler:
                 self._pins.update(self._resolve_pins({tensor: device}))
 
     @overload
-    def build(self, outputs: Tensor, pins: Pins = ..., placements: Iterable[Placement] = ...) -> Program[Array]: ...
+    def build(
+        self,
+        outputs: Tensor,
+        pins: Pins = ...,
+        placements: Iterable[Placement] = ...,
+        *,
+        precision: Precisions = ...,
+    ) -> Program[Array]: ...
     @overload
     def build(
-        self, outputs: Mapping[str, Tensor], pins: Pins = ..., placements: Iterable[Placement] = ...
+        self,
+        outputs: Mapping[str, Tensor],
+        pins: Pins = ...,
+        placements: Iterable[Placement] = ...,
+        *,
+        precision: Precisions = ...,
     ) -> Program[dict[str, Array]]: ...
     @overload
     def build(
-        self, outputs: Sequence[Tensor], pins: Pins = ..., placements: Iterable[Placement] = ...
+        self,
+        outputs: Sequence[Tensor],
+        pins: Pins = ...,
+        placements: Iterable[Placement] = ...,
+        *,
+        precision: Precisions = ...,
     ) -> Program[tuple[Array, ...]]: ...
     @overload
-    def build(self, outputs: Outputs, pins: Pins = ..., placements: Iterable[Placement] = ...) -> Program: ...
-    def build(self, outputs: Outputs, pins: Pins = None, placements: Iterable[Placement] = ()) -> Program[Any]:
+    def build(
+        self,
+        outputs: Outputs,
+        pins: Pins = ...,
+        placements: Iterable[Placement] = ...,
+        *,
+        precision: Precisions = ...,
+    ) -> Program: ...
+    def build(
+        self,
+        outputs: Outputs,
+        pins: Pins = None,
+        placements: Iterable[Placement] = (),
+        *,
+        precision: Precisions = None,
+    ) -> Program[Any]:
         """A program that computes ``outputs``: a tensor, a sequence or a mapping of tensors.
 
         Asking for the same outputs again gives the same program, unless leaves were placed elsewhere meanwhile or their
@@ -205,8 +246,10 @@ class Scheduler:
         Args:
             pins: computed tensor -> the device that must run it.
             placements: memory for computed tensors that the caller decided (`opweave.storage`).
+            precision: as of the scheduler, for this program; ``None``: that of the scheduler.
 
         Raises:
+            UnknownNameError: no such precision, or a pattern of ``precision`` that matches no product here.
             UnsupportedOpError: a node that no device runs, with every device's reason.
             HazardError: reads and writes of one state that have no order.
             AllocationError: a device has no room.
@@ -216,7 +259,8 @@ class Scheduler:
             tensors, form = checked_outputs(outputs)
             pinned = {**self._pins, **self._resolve_pins(pins)} if pins else self._pins
             placed = checked_placements(placements) if placements else {}
-            key = (form, tensors, tuple(pinned.items()), tuple(placed.values()))
+            allowed = self._allowed if precision is None else checked_precision(precision)
+            key = (form, tensors, tuple(pinned.items()), tuple(placed.values()), allowed)
             known = self._programs.get(key)
             if known is not None and known.is_current:
                 self._programs.move_to_end(key)
@@ -230,7 +274,7 @@ class Scheduler:
                     raise simulated_error(target.device)
             start = perf_counter_ns()
             with COLLECTOR.away():
-                program = self._compile(self._plan(tensors, pinned, placed), outputs, dict(pinned))
+                program = self._compile(self._plan(tensors, pinned, placed, allowed), outputs, dict(pinned), allowed)
             if TRACE.listening:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
             registry.program_built(program)
@@ -252,17 +296,19 @@ class Scheduler:
         """
         parts = program.partition
         nodes = [node for node in parts.graph.nodes if node.base is None]
-        capabilities = Capabilities(self._targets, parts.graph.leaves, nodes)
+        precisions = parts.assignment.capabilities.precisions
+        capabilities = Capabilities(self._targets, parts.graph.leaves, nodes, precisions)
         assignment = replace(parts.assignment, capabilities=capabilities)
         with self._executor.lock:
-            return self._compile(partition(parts.graph, assignment, parts.placed), program._state.form, {})
+            return self._compile(partition(parts.graph, assignment, parts.placed), program._state.form, {}, ())
 
-    def partition(self, outputs: Outputs, pins: Pins = None) -> PlannedGraph:
-        """Place and cut without taking memory; leaves need no bytes."""
+    def partition(self, outputs: Outputs, pins: Pins = None, *, precision: Precisions = None) -> PlannedGraph:
+        """Place and cut without taking memory; leaves need no bytes. Arguments and errors as of `build`."""
         with self._executor.lock:
             self._executor.check_open()
             tensors, _ = checked_outputs(outputs)
-            return PlannedGraph(self._plan(tensors, {**self._pins, **self._resolve_pins(pins or {})}, {}))
+            allowed = self._allowed if precision is None else checked_precision(precision)
+            return PlannedGraph(self._plan(tensors, {**self._pins, **self._resolve_pins(pins or {})}, {}, allowed))
 
     def reserve(self, *outputs: Outputs) -> dict[str, int]:
         """Take memory for the largest graphs that will come, so that later builds allocate nothing. Kept until `reset`.
@@ -284,32 +330,47 @@ class Scheduler:
         tensors: tuple[Tensor, ...],
         pins: Mapping[Tensor, int],
         placed: Mapping[Tensor, Placement],
+        allowed: Allowed,
         observed: Collection[Tensor] = (),
     ) -> Partition:
         graph = Graph(tensors)
+        precisions = precisions_of(graph.nodes, allowed)
         if self.placement == "cost":
             from opweave.cost.place import place_by_cost  # importing opweave must not pay for it
 
-            return place_by_cost(graph, self._targets, pins, self._op_offload, placed, observed)
-        return partition(graph, assign(graph, self._targets, pins, self._op_offload, placed), placed, observed)
+            return place_by_cost(graph, self._targets, pins, self._op_offload, placed, observed, precisions)
+        assignment = assign(graph, self._targets, pins, self._op_offload, placed, precisions)
+        return partition(graph, assignment, placed, observed)
 
     def _compile(
-        self, parts: Partition, form: Outputs, pins: Mapping[Tensor, int], show: Show | None = None
+        self,
+        parts: Partition,
+        form: Outputs,
+        pins: Mapping[Tensor, int],
+        allowed: Allowed,
+        show: Show | None = None,
     ) -> Program:
         groups = fuse(parts)
         plan, bindings, leases = self._take_memory(parts, groups, 1 if show is not None else self.n_slots)
         executor = self._executor
         lists = lower(parts, groups, bindings, overlapping=self.parallel, count=executor.count_copied, show=show)
         state = ProgramState(parts, lists, leases, form)
-        variant = partial(self._with_observed, parts, form, pins)
+        variant = partial(self._with_observed, parts, form, pins, allowed)
         return Program(executor, state, groups, bindings, plan.nbytes, variant, self._forget)
 
     def _with_observed(
-        self, parts: Partition, form: Outputs, pins: Mapping[Tensor, int], observed: Collection[Tensor], show: Show
+        self,
+        parts: Partition,
+        form: Outputs,
+        pins: Mapping[Tensor, int],
+        allowed: Allowed,
+        observed: Collection[Tensor],
+        show: Show,
     ) -> Program:
         """The program again, with calls of ``show`` behind the observed nodes."""
         with self._executor.lock:
-            return self._compile(self._plan(parts.graph.outputs, pins, parts.placed, observed), form, pins, show)
+            planned = self._plan(parts.graph.outputs, pins, parts.placed, allowed, observed)
+            return self._compile(planned, form, pins, allowed, show)
 
     def _take_memory(
         self, parts: Partition, groups: Groups, slots: int
@@ -422,10 +483,11 @@ class Scheduler:
             op_offload=self._op_offload,
             buffer_types=kinds,
             placement=self.placement,
+            precision=dict(self._allowed),
         )
 
     def _withdraw_leaves(self, device: Device) -> None:
-        leaves = {t: None for state in self._executor.states for t in state.partition.graph.leaves}
+        leaves = {t: None for state in self._executor.states for t in state.partition.leaves}
         for tensor in leaves:
             withdraw(tensor, device)
 

@@ -133,6 +133,11 @@ class Partition:
     prediction: Prediction | None = None
 
     @property
+    def leaves(self) -> list[Tensor]:
+        """The graph's leaves, and those that hold weights of them rounded."""
+        return list(dict.fromkeys((*self.graph.leaves, *[t for t, _ in self.owners.values() if t.leaf is not None])))
+
+    @property
     def copies(self) -> list[Copy]:
         """Every copy of a run, write-backs included."""
         return [c for s in self.splits for c in (*s.copies, *s.write_backs)]

@@ -12,12 +12,14 @@ from opweave.contract.space import Usage
 from opweave.contract.step import Arg, Step
 from opweave.contract.stream import Stream
 from opweave.errors import SchedulerError
+from opweave.graph.dtypes import bf16
 from opweave.graph.layout import dense_strides, is_dense
 
 if TYPE_CHECKING:
     from opweave.contract.kernels import Kernel
     from opweave.contract.workspace import ArrayLayout
-    from opweave.graph.tensor import Signature
+    from opweave.graph.precision import Precision
+    from opweave.graph.tensor import Signature, Window
 
 __all__ = ["Support", "Target", "check_buffer_type", "unbound_step"]
 
@@ -34,9 +36,15 @@ class Support:
         kernel: the kernel that takes it, where the device uses a plain table.
         arrays: where the kernel's named arrays lie in the workspace; ``None`` if it asks for bytes or for nothing.
         nbytes: bytes of the result.
+        allowed: the precision that the program allows for the node.
+        precision: the one that it is computed in.
+        rounded: positions of read-only sources that it is given in bf16, rounded once.
     """
 
-    __slots__ = ("arrays", "inplace", "kernel", "nbytes", "packed", "reason", "unpacked", "workspace")
+    __slots__ = (
+        "allowed", "arrays", "inplace", "kernel", "nbytes", "packed", "precision", "reason", "rounded", "unpacked",
+        "workspace",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -48,7 +56,13 @@ class Support:
         unpacked: frozenset[BufferType] = frozenset(),
         arrays: tuple[ArrayLayout, ...] | None = None,
         nbytes: int = 0,
+        allowed: Precision = "exact",
+        precision: Precision = "exact",
+        rounded: frozenset[int] = frozenset(),
     ) -> None:
+        self.allowed = allowed
+        self.precision = precision
+        self.rounded = rounded
         self.reason = reason
         self.packed = packed
         self.inplace = inplace
@@ -65,13 +79,16 @@ def unbound_step(
     *,
     packed: bool = False,
     unpacked: frozenset[BufferType] = frozenset(),
+    rounded: frozenset[int] = frozenset(),
 ) -> Step:
     """The step that ``device`` is asked about: no memory yet, every source as and where it would lie there.
 
     Sources in special memory that the device does not reach, or that is ``unpacked``, would come as copies in its
-    ordinary memory.
+    ordinary memory; those at the positions ``rounded`` would come in bf16.
     """
     srcs = signature.srcs[1:] if signature.op.writes else signature.srcs
+    if rounded:
+        srcs = tuple([_rounded(window) if i in rounded else window for i, window in enumerate(srcs)])
     memories = [
         m if m is not None and m not in unpacked and device.reaches(m.space) else None for m in signature.memories
     ]
@@ -81,7 +98,14 @@ def unbound_step(
         Arg(None, 0, dtype, shape, dense_strides(shape, dtype) if packed else strides, None, i + 1, memory)
         for i, ((dtype, shape, strides), memory) in enumerate(zip_longest(srcs, memories))
     ]
-    return Step(signature.op.name, Arg(None, 0, *signature.out, None, 0), tuple(args), signature.attrs)
+    out = Arg(None, 0, *signature.out, None, 0)
+    return Step(signature.op.name, out, tuple(args), signature.attrs, precision=signature.precision)
+
+
+def _rounded(window: Window) -> Window:
+    """The window of the same elements of a leaf in bf16."""
+    dtype, shape, strides = window
+    return bf16, shape, tuple([s // dtype.itemsize * bf16.itemsize for s in strides])
 
 
 def check_buffer_type(device: Device, kind: BufferType | None) -> None:
@@ -164,6 +188,10 @@ class Target:
         if any(0 in shape for _, shape, _ in signature.srcs) and self.device.kind is not Kind.HOST:
             return Support("a source has no elements; only the host runs such nodes")
         answer = self._ask_with(signature, frozenset())
+        if answer.precision == "bf16" and signature.constant:
+            rounded = self._ask_with(signature, frozenset(), signature.constant)
+            if rounded.reason is None and rounded.precision == "bf16":
+                return rounded
         reached = [m for m in signature.memories if m is not None and not m.is_raw and self.device.reaches(m.space)]
         if answer.reason is None or not reached:
             return answer
@@ -176,12 +204,14 @@ class Target:
                 return copied
         return answer
 
-    def _ask_with(self, signature: Signature, unpacked: frozenset[BufferType]) -> Support:
-        step = unbound_step(signature, self.device, unpacked=unpacked)
+    def _ask_with(
+        self, signature: Signature, unpacked: frozenset[BufferType], rounded: frozenset[int] = frozenset()
+    ) -> Support:
+        step = unbound_step(signature, self.device, unpacked=unpacked, rounded=rounded)
         reason = self.device.why_not(step)
         packed = False
         if reason is not None and not all(is_dense(s, t, d) for d, s, t in signature.srcs):
-            step = unbound_step(signature, self.device, packed=True, unpacked=unpacked)
+            step = unbound_step(signature, self.device, packed=True, unpacked=unpacked, rounded=rounded)
             packed = self.device.why_not(step) is None
         if reason is not None and not packed:
             return Support(reason)
@@ -189,6 +219,10 @@ class Target:
         try:
             workspace, kernel = device._workspace(step), device.kernels.find(step)
             arrays = device.kernels.scratch(step).arrays
+            precision = device.precision(step)
         except Exception as error:  # as a check that fails: another device may run it
-            return Support(f"its workspace failed: {type(error).__name__}: {error}")
-        return Support(None, packed, device.inplace(step), workspace, kernel, unpacked, arrays, step.out.nbytes)
+            return Support(f"its workspace or precision failed: {type(error).__name__}: {error}")
+        return Support(
+            None, packed, device.inplace(step), workspace, kernel, unpacked, arrays, step.out.nbytes,
+            signature.precision, precision, rounded,
+        )  # fmt: skip

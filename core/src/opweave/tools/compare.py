@@ -11,27 +11,28 @@ import numpy as np
 from opweave import registry
 from opweave.contract.device import Device
 from opweave.errors import OpweaveError, SchedulerError, UnsupportedOpError
-from opweave.graph.dtypes import f32
 from opweave.graph.graph import Graph
+from opweave.graph.precision import PRECISIONS, Precision
 from opweave.graph.tensor import Tensor, input
 from opweave.host.device import HostDevice
 from opweave.leaves import Blocks, read_leaf, state, weights, write_state
 from opweave.scheduler import Scheduler
-from opweave.scheduler.precision import check_compute_dtype, rebuilt, with_products_in
+from opweave.scheduler.capabilities import Capabilities
+from opweave.scheduler.precision import Allowed, checked_precision, precisions_of, rebuilt
 from opweave.tools.distance import distance
 from opweave.tools.reproduce import write_script
 from opweave.tools.writable import check_writable
 
 if TYPE_CHECKING:
-    from opweave.graph.dtypes import DTypeLike
     from opweave.scheduler import Program
 
 __all__ = ["Comparison", "NodeError", "compare"]
 
 Array = np.ndarray[Any, Any]
 
-ALLOWED: Final = {"f64": 1e-20, "f32": 1e-9, "f16": 1e-5, "bf16": 1e-3}
-"""Normalised mean square errors up to which results count as equal, by dtype; integers must be equal."""
+ALLOWED: Final = {"f64": 1e-20, "f32": 1e-9, "f16": 1e-5, "bf16": 1e-3, "int8": 1e-2}
+"""Normalised mean square errors up to which results count as equal, by dtype or by the precision that they are computed
+in, whichever is larger; integers must be equal."""
 
 
 class NodeError(NamedTuple):
@@ -44,6 +45,7 @@ class NodeError(NamedTuple):
         largest: largest error of an element, relative to the element plus the root mean square of all.
         reason: why the second device did not compute the node (no kernel, an error), or ``""``.
         diverges: whether the error is larger than allowed.
+        precision: in which the second device computed the node; of an output the roughest one of the graph.
     """
 
     node: Tensor
@@ -51,6 +53,7 @@ class NodeError(NamedTuple):
     largest: float
     reason: str
     diverges: bool
+    precision: Precision = "exact"
 
 
 class Comparison:
@@ -88,6 +91,11 @@ class Comparison:
         else:
             lines.append(f"first difference: {found.node.describe()}")
             lines.append(f"    {_figures(found)}")
+        for precision in list(PRECISIONS)[1:]:
+            rough = [row.nmse for row in self.nodes if row.precision == precision]
+            if rough:
+                lines.append(f"computed in {precision}: {len(rough)} nodes, each with a normalised mean square error "
+                             f"of {min(rough):.2e} to {max(rough):.2e}")  # fmt: skip
         if self.script:
             lines.append(f"    to repeat it: python {self.script}")
         worst = sorted((row for row in self.nodes if not row.reason), key=lambda row: -row.nmse)[:10]
@@ -110,7 +118,8 @@ class Comparison:
 
 
 def _figures(row: NodeError) -> str:
-    return row.reason or f"normalised mean square error {row.nmse:.2e}, largest error {row.largest:.2e}"
+    how = "" if row.precision == "exact" else f" ({row.precision})"
+    return row.reason or f"normalised mean square error {row.nmse:.2e}, largest error {row.largest:.2e}{how}"
 
 
 def compare(
@@ -119,7 +128,7 @@ def compare(
     *,
     first: Device | str = "host",
     second: Device | str,
-    compute_dtype: DTypeLike = f32,
+    precision: Precision | Mapping[str, Precision] = "exact",
     allowed: Mapping[str, float] | float | None = None,
     script: str | PathLike[str] | None = None,
     progress: Callable[[int, int], object] | None = None,
@@ -134,8 +143,8 @@ def compare(
         feeds: input tensor or name -> array.
         first: the device that is taken to be correct; nodes that it does not support are computed by ``host``.
         second: the device to test.
-        compute_dtype: compute products on the second device in this dtype, ``"bf16"`` or ``"f16"``, to see the error.
-        allowed: dtype -> normalised mean square error up to which results count as equal, or one for all.
+        precision: how roughly the second device may compute products, as of `opweave.Scheduler`, to see the error.
+        allowed: dtype or precision -> normalised mean square error up to which results count as equal, or one for all.
         script: where to write a script that repeats the first difference, with its data beside it (``.npz``).
         progress: called with the number of nodes compared so far, and of all.
 
@@ -145,19 +154,20 @@ def compare(
     """
     outputs = (target,) if isinstance(target, Tensor) else tuple(target)
     one, other = _device(first), _device(second)
-    check_compute_dtype(compute_dtype)
+    rounding = checked_precision(precision)
     if script is not None:
         check_writable(script)
     bounds = {**ALLOWED, **allowed} if isinstance(allowed, Mapping) else ALLOWED
     if isinstance(allowed, (int, float)):
         bounds = dict.fromkeys(ALLOWED, float(allowed))
     result = Comparison(one.name, other.name)
-    leaves = Graph(outputs).leaves
+    graph = Graph(outputs)
+    leaves, precisions = graph.leaves, precisions_of(graph.nodes, rounding)
     fed = {(k.name if isinstance(k, Tensor) else k): v for k, v in (feeds or {}).items()}
     states = {t: read_leaf(t) for t in leaves if t.leaf is not None and t.leaf.kind == "state"}
     known: dict[Tensor, Array] = dict(states)
     with _scheduler(one) as believed, Scheduler(other) as questioned:
-        program = believed.build(outputs, pins=_pins(believed, outputs))
+        program = believed.build(outputs, pins=_pins(believed, graph))
         nodes = [item.node for split in program.splits for item in split.items if item.node is not None]
         last = {source.root: node for node in nodes for source in node.srcs}
         for name, tensor in program.inputs.items():
@@ -165,7 +175,7 @@ def compare(
                 known[tensor] = np.asarray(fed[name]).astype(tensor.dtype.numpy, copy=False)
 
         def compare_node(node: Tensor, value: Array) -> None:
-            row = _judge(node, value, known, questioned, compute_dtype, bounds)
+            row = _judge(node, value, known, questioned, precisions.get(node, "exact"), bounds)
             result.nodes.append(row)
             if row.diverges and not row.reason and script is not None and not result.script:
                 result.script = write_script(script, node, known, (one.name, other.name))
@@ -179,7 +189,7 @@ def compare(
         with program.observe(compare_node):
             wanted = program.run(feeds)
     _restore(states)
-    result.outputs += _whole(outputs, wanted, feeds, other, compute_dtype, bounds)
+    result.outputs += _whole(graph, wanted, feeds, other, rounding, bounds)
     _restore(states)
     return result
 
@@ -192,14 +202,12 @@ def _scheduler(device: Device) -> Scheduler:
     return Scheduler(device if isinstance(device, HostDevice) else [device, registry.device("host")])
 
 
-def _pins(scheduler: Scheduler, outputs: tuple[Tensor, ...]) -> dict[Tensor, Device]:
+def _pins(scheduler: Scheduler, graph: Graph, allowed: Allowed = ()) -> dict[Tensor, Device]:
     """Pins every node that the first device supports to it."""
     target = scheduler._targets[0]
-    pins = {}
-    for node in Graph(outputs).nodes:
-        if node.signature is not None and not node.is_view and target.support(node.signature).reason is None:
-            pins[node] = target.device
-    return pins
+    nodes = [node for node in graph.nodes if not node.is_view]
+    able = Capabilities([target], graph.leaves, nodes, precisions_of(nodes, allowed))
+    return {node: target.device for node in nodes if able.supports(target, node)}
 
 
 def _restore(states: Mapping[Tensor, Array]) -> None:
@@ -207,12 +215,15 @@ def _restore(states: Mapping[Tensor, Array]) -> None:
         write_state(tensor, values)
 
 
-def _bound(node: Tensor, compute_dtype: DTypeLike, bounds: Mapping[str, float]) -> float:
-    """The error allowed at a node: by its own dtype, or the larger one of the dtype that products are computed in."""
-    if not node.dtype.is_float:
-        return 0.0
-    bound = bounds[node.dtype.name]
-    return max(bound, bounds[check_compute_dtype(compute_dtype).name]) if node.dtype is f32 else bound
+def _row(node: Tensor, got: Array, want: Array, program: Program, bounds: Mapping[str, float]) -> NodeError:
+    """How far a program's result is from the one that is wanted."""
+    used = {item.support.precision for split in program.splits for item in split.items}
+    precision: Precision = max(used, key=PRECISIONS.__getitem__, default="exact")
+    nmse, largest, *_ = distance(got, want)
+    bound = bounds[node.dtype.name] if node.dtype.is_float else 0.0
+    if bound and precision != "exact":
+        bound = max(bound, bounds[precision])
+    return NodeError(node, nmse, largest, "", nmse > bound, precision)
 
 
 def _judge(
@@ -220,12 +231,12 @@ def _judge(
     value: Array,
     known: Mapping[Tensor, Array],
     scheduler: Scheduler,
-    compute_dtype: DTypeLike,
+    precision: Precision,
     bounds: Mapping[str, float],
 ) -> NodeError:
     try:
         alone, given = isolated(node, known)
-        program = scheduler.build(with_products_in(compute_dtype, (alone,)))
+        program = scheduler.build((alone,), precision=precision)
         try:
             (got,) = program.run(given)
         finally:
@@ -235,31 +246,27 @@ def _judge(
         return NodeError(node, float("nan"), float("nan"), reason, False)
     except OpweaveError as error:
         return NodeError(node, float("inf"), float("inf"), f"{type(error).__name__}: {error}", True)
-    nmse, largest, *_ = distance(got, value)
-    return NodeError(node, nmse, largest, "", nmse > _bound(node, compute_dtype, bounds))
+    return _row(node, got, value, program, bounds)
 
 
 def _whole(
-    outputs: tuple[Tensor, ...],
+    graph: Graph,
     wanted: Sequence[Array],
     feeds: Mapping[Any, Any] | None,
     device: Device,
-    compute_dtype: DTypeLike,
+    rounding: Allowed,
     bounds: Mapping[str, float],
 ) -> list[NodeError]:
     try:
         with _scheduler(device) as scheduler:
-            made = with_products_in(compute_dtype, outputs)
-            program: Program = scheduler.build(made, pins=_pins(scheduler, made))
+            pins = _pins(scheduler, graph, rounding)
+            program: Program = scheduler.build(graph.outputs, pins=pins, precision=dict(rounding))
             got = program.run(feeds)
     except OpweaveError as error:
         reason = f"{type(error).__name__}: {error}"
-        return [NodeError(output, float("inf"), float("inf"), reason, True) for output in outputs]
-    rows = []
-    for output, here, there in zip(outputs, got, wanted, strict=True):
-        nmse, largest, *_ = distance(here, there)
-        rows.append(NodeError(output, nmse, largest, "", nmse > _bound(output, compute_dtype, bounds)))
-    return rows
+        return [NodeError(output, float("inf"), float("inf"), reason, True) for output in graph.outputs]
+    compared = zip(graph.outputs, got, wanted, strict=True)
+    return [_row(output, here, there, program, bounds) for output, here, there in compared]
 
 
 def isolated(node: Tensor, known: Mapping[Tensor, Array]) -> tuple[Tensor, dict[str, Array]]:

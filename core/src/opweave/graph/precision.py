@@ -1,0 +1,45 @@
+"""`Precision`: how far the operands of products may be rounded, and which limits of error follow from that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+from opweave.errors import UnknownNameError
+from opweave.graph.dtypes import f64
+
+if TYPE_CHECKING:
+    from opweave.graph.tensor import Tensor
+
+__all__ = ["PRECISIONS", "Precision", "check_precision", "is_within", "takes_precision"]
+
+Precision = Literal["exact", "bf16", "int8"]
+"""``exact``: products accumulate in f32 (f64 for f64) over the operands as they are. ``bf16``: operands and results
+are rounded to bf16. ``int8``: activations are quantized to 8-bit integers in blocks, as ggml and ONNX Runtime do for
+products with quantized weights.
+
+As what a kernel declares it is the precision that it computes in. As what a program allows it is an upper bound on how
+rough a kernel may be: ``int8`` allows kernels of ``bf16`` and ``exact`` too.
+"""
+
+PRECISIONS: Final[Mapping[Precision, int]] = MappingProxyType({"exact": 0, "bf16": 1, "int8": 2})
+"""Precision -> rank, finest first."""
+
+
+def check_precision(name: Any) -> Precision:
+    """The precision with a name; raises `UnknownNameError` if there is none."""
+    if not isinstance(name, str) or name not in PRECISIONS:
+        raise UnknownNameError("precision", str(name), PRECISIONS)
+    return cast("Precision", name)
+
+
+def is_within(precision: Precision, allowed: Precision) -> bool:
+    """Whether a kernel of one precision may run where another one is allowed: it is that one or finer."""
+    return PRECISIONS[precision] <= PRECISIONS[allowed]
+
+
+def takes_precision(node: Tensor) -> bool:
+    """Whether a node may be computed less than exactly at all: its operation has limits of error for that, and its
+    result is of a float type other than f64."""
+    return bool(node.op is not None and node.op.rough and node.dtype.is_float and node.dtype is not f64)
