@@ -17,7 +17,7 @@ from opweave.graph.layout import Shape, Strides, span
 from opweave.host.memory import host_memory_info
 from opweave.host.reservations import RESERVATIONS
 from opweave_torch.health import REMEDY, try_kernel, why_no_kernels
-from opweave_torch.kernels import KERNELS
+from opweave_torch.kernels import KERNELS, WITH_BF16, kernels_for_cpu
 from opweave_torch.memory import byte_tensor, dense_bytes, shaped
 from opweave_torch.native import inference_mode
 from opweave_torch.options import Options, check_cublas
@@ -145,6 +145,7 @@ class SeparateCpuDevice(TorchAccelerator):
     copies is tested with it where there is no accelerator."""
 
     kind = Kind.ACCEL
+    kernels = kernels_for_cpu()
     parameters = ("threads", "deterministic", "compile")
     raises_index_errors = True
 
@@ -234,6 +235,8 @@ class CudaDevice(PinningAccelerator):
         self.kind = Kind.IGPU if getattr(found, "is_integrated", False) else Kind.GPU
         self.hardware_id = _pci_address(found)
         hip = torch.version.hip
+        if hip or found.major >= 8:  # matrix units for bf16; torch emulates it on others
+            self.kernels = WITH_BF16
         self._architecture = str(found.gcnArchName).partition(":")[0] if hip else f"sm_{found.major}{found.minor}"
 
     def _probe(self) -> None:
@@ -276,6 +279,8 @@ class XpuDevice(PinningAccelerator):
         super().__init__(target)
         found = torch.xpu.get_device_properties(target)
         self.description = str(found.name)
+        if torch.xpu.is_bf16_supported():
+            self.kernels = WITH_BF16
         self.kind = Kind.GPU if getattr(found, "type", "gpu") == "gpu" else Kind.ACCEL
 
     def features(self) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from opweave.graph.opdef import OPS
 from opweave.host.memory import HostMemory
 from opweave.host.processor import cpu_name
 from opweave_torch.fusing import FusingStream
-from opweave_torch.kernels import KERNELS
+from opweave_torch.kernels import kernels_for_cpu
 from opweave_torch.options import Options
 from opweave_torch.stream import TorchStream
 
@@ -40,7 +40,7 @@ class TorchCpuDevice(HostMemory):
     id = "cpu"
     kind = Kind.ACCEL
     survives_fork = False  # torch's threads are OpenMP's, which a child would wait for
-    kernels = KERNELS
+    kernels = kernels_for_cpu()
     stream_class = TorchStream
 
     def __init__(self) -> None:

@@ -19,11 +19,19 @@ __all__ = [
     "has_fused_attention",
     "inference_mode",
     "max_pool_with_indices",
+    "multiplies_bf16",
     "out_function",
 ]
 
 _NN: Final[Any] = torch._C._nn
 _INFERENCE_MODE: Final[Any] = getattr(torch._C, "_InferenceMode", torch.inference_mode)
+
+
+def multiplies_bf16() -> bool:
+    """Whether the processor has instructions for products in bf16 that torch's libraries use."""
+    cpu: Any = torch.cpu
+    asked = [getattr(cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
+    return any(ask is not None and ask() for ask in asked)
 
 
 def out_function(name: str) -> Callable[..., Any]:
