@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from opweave.contract.step import Arg, Group
-from opweave.cost.profile import Curve, OpCost, Profile, work
+from opweave.cost.profile import Curve, OpCost, Profile, measured_type, work
 from opweave.errors import OpweaveError
 from opweave.graph.dtypes import u8
 from opweave.graph.opdef import OPS, SAMPLE_IDS, Sample
+from opweave.scheduler.capabilities import at_precision
 from opweave.scheduler.target import Target, unbound_step
 
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
     from opweave.contract.device import Device
-    from opweave.graph.tensor import Tensor
+    from opweave.graph.precision import Precision
+    from opweave.graph.tensor import Signature, Tensor
 
 __all__ = ["Progress", "measure"]
 
@@ -83,24 +85,27 @@ class _Measurement:
             switches = 0
             for op, sample in self.samples:
                 self._report(f"{op.name} {sample.dtype}")
-                key = op.name, sample.dtype
                 try:
                     nodes = sample.build()
                     if op.pointwise and sample.dtype == "f32" and switches < SWITCHES:
                         self._measure_switch(nodes[0])
                         switches += 1
-                    self._points(nodes, 0, by_bytes.setdefault(key, {}))
-                    if sample.products is not None:
-                        self._points(sample.products(), 1, by_flops.setdefault(key, {}))
+                    products = sample.products() if sample.products is not None else None
+                    for precision in ("exact", *op.rough):
+                        key = op.name, measured_type(sample.dtype, precision)
+                        self._points(nodes, precision, 0, by_bytes.setdefault(key, {}))
+                        if products is not None:
+                            self._points(products, precision, 1, by_flops.setdefault(key, {}))
                 except (OpweaveError, MemoryError, NotImplementedError):
                     continue  # not measured: predicted from `OpDef.runs_like`
         self._report("")
         costs: dict[str, dict[str, OpCost]] = {}
         for op, sample in self.samples:
-            key = op.name, sample.dtype
-            made = _cost(sample, by_bytes.get(key), by_flops.get(key))
-            if made is not None:
-                costs.setdefault(op.name, {})[sample.dtype] = made
+            for precision in ("exact", *op.rough):
+                dtype = measured_type(sample.dtype, precision)
+                made = _cost(sample, by_bytes.get((op.name, dtype)), by_flops.get((op.name, dtype)))
+                if made is not None:
+                    costs.setdefault(op.name, {})[dtype] = made
         upload = _curve(up)
         if "add" not in costs:
             costs["add"] = next(iter(costs.values()), {"f32": OpCost(upload)})
@@ -123,7 +128,7 @@ class _Measurement:
 
     def _measure_switch(self, node: Tensor) -> None:
         """Measure what running a plan takes beyond its steps: directly after another run, and after a pause."""
-        with _Bound(self.target, node) as bound:
+        with _Bound(self.target, node, "exact") as bound:
             one, many = self._timed(bound, 1), self._timed(bound, MOST_STEPS)
             step = max(many - one, 0.0) / (MOST_STEPS - 1)
             self.overhead = min(self.overhead, max(one - step, 0.0))
@@ -142,15 +147,15 @@ class _Measurement:
         finally:
             plan.close()
 
-    def _points(self, nodes: list[Tensor], unit: int, points: Points) -> None:
-        """Measure nodes by bytes (``unit`` 0) or floating-point operations (1)."""
+    def _points(self, nodes: list[Tensor], precision: Precision, unit: int, points: Points) -> None:
+        """Measure nodes by bytes (``unit`` 0) or floating-point operations (1), where the device computes them in just
+        this precision."""
         overhead = self.overhead if self.overhead < inf else 0.0
         for node in nodes:
-            signature = node.signature
-            assert signature is not None
-            if self.target.support(signature).reason is not None:
+            support = self.target.support(_signature(node, precision))
+            if support.reason is not None or support.precision != precision:
                 continue
-            with _Bound(self.target, node) as bound:
+            with _Bound(self.target, node, precision) as bound:
                 seconds = self._timed(bound, 1)
                 count = int(min(MOST_STEPS, RUN_SECONDS / max(seconds - overhead, 1e-7)))
                 if count > 1:
@@ -159,6 +164,11 @@ class _Measurement:
             _note(points, work(node)[unit], each)
             if each > SLOW:
                 break
+
+
+def _signature(node: Tensor, precision: Precision) -> Signature:
+    assert node.signature is not None
+    return node.signature if precision == "exact" else at_precision(node, node.signature, precision)
 
 
 def _note(points: Points, amount: float, seconds: float) -> None:
@@ -177,10 +187,10 @@ def _cost(sample: Sample, by_bytes: Points | None, by_flops: Points | None) -> O
 class _Bound:
     """A step with operands in memory of its own, freed at the end of a ``with`` block."""
 
-    def __init__(self, target: Target, node: Tensor) -> None:
-        assert node.signature is not None
-        support = target.support(node.signature)
-        step = unbound_step(node.signature, target.device, packed=support.packed)
+    def __init__(self, target: Target, node: Tensor, precision: Precision) -> None:
+        signature = _signature(node, precision)
+        support = target.support(signature)
+        step = unbound_step(signature, target.device, packed=support.packed, rounded=support.rounded)
         self.buffers: list[Buffer] = []
         try:
             out, *srcs = [self._bind(target, arg) for arg in (step.out, *step.srcs)]

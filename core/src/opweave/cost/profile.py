@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from opweave.contract.space import MemorySpace
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape, Strides
+    from opweave.graph.precision import Precision
     from opweave.graph.tensor import Signature, Tensor
     from opweave.scheduler.target import Target
 
-__all__ = ["ANY", "CostModel", "Curve", "OpCost", "Profile", "decisive_dtype", "window_bytes", "work"]
+__all__ = ["ANY", "CostModel", "Curve", "OpCost", "Profile", "decisive_dtype", "measured_type", "window_bytes", "work"]
 
 ANY: Final = "*"
 """The key of the entry for all operations, or dtypes, without an entry of their own."""
@@ -73,6 +74,11 @@ class OpCost(NamedTuple):
         return least if self.by_flops is None else max(least, self.by_flops(flops))
 
 
+def measured_type(dtype: str, precision: Precision) -> str:
+    """The type under which a profile keeps the cost of steps of a dtype that are computed in a precision."""
+    return dtype if precision == "exact" else f"{dtype} in {precision}"
+
+
 class Profile(NamedTuple):
     """The measured or declared speed of a device; all times in seconds.
 
@@ -80,7 +86,8 @@ class Profile(NamedTuple):
         device: the device's name.
         switch: time to start a split on the device and to wait for its end, beyond the steps.
         upload, download: time by bytes from and to the host.
-        costs: operation (`ANY`: all others) -> dtype (`ANY`: all others) -> cost of a step.
+        costs: operation (`ANY`: all others) -> dtype (`ANY`: all others) -> cost of a step; of products that are
+            computed less than exactly under `measured_type`.
         peers: name of another device, or of its group -> time by bytes of the direct link; without one, transfers go
             through the host.
         group: name of the group of identical devices that it belongs to, or ``""``.
@@ -116,12 +123,15 @@ class Profile(NamedTuple):
         curve = self._of("linear", dtype).by_flops
         return curve.rate if curve is not None else inf
 
-    def step(self, op: str, dtype: str, size: float, flops: float) -> float:
+    def step(self, op: str, dtype: str, size: float, flops: float, precision: Precision = "exact") -> float:
         """Seconds of a step that reads and writes ``size`` bytes and makes ``flops`` floating-point operations.
 
-        For a dtype that was not measured for the operation, the time of f32 is scaled by the ratio of additions.
+        For a dtype that was not measured for the operation, the time of f32 is scaled by the ratio of additions; for a
+        precision that was not measured, it is that of the exact step.
         """
         by_dtype = self._by_dtype(op)
+        if measured_type(dtype, precision) in by_dtype:
+            dtype = measured_type(dtype, precision)
         seconds = self._of(op, dtype).seconds(size, flops)
         if dtype in by_dtype or ANY in by_dtype:
             return seconds
@@ -245,7 +255,7 @@ class CostModel:
             return 0.0
         profile = self.profiles[at]
         size, flops = work(node)
-        seconds = profile.step(signature.op.name, decisive_dtype(signature), size, flops)
+        seconds = profile.step(signature.op.name, decisive_dtype(signature), size, flops, support.precision)
         if support.packed:
             for dtype, shape, strides in signature.srcs:
                 if not is_dense(shape, strides, dtype):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
 
-__all__ = ["Capabilities"]
+__all__ = ["Capabilities", "at_precision"]
 
 
 class Capabilities:
@@ -131,17 +131,24 @@ def _special_signatures(
         if found is not None and any(kind is not None for kind in kinds):
             found = made.setdefault((found, kinds), Signature(found.op, found.attrs, found.out, found.srcs, kinds))
         if found is not None and node in precisions:
-            constant = [i for i, s in enumerate(node.srcs) if _is_constant(s) and s.memory not in memories]
-            found = found.at(precisions[node], frozenset(constant))
+            found = at_precision(node, found, precisions[node], memories)
         if found is not None and found is not node.signature:
             result[node] = found
     return result
 
 
-def _is_constant(source: Tensor) -> bool:
-    """Whether a source shows a read-only leaf of f32."""
-    leaf = source.memory.leaf
-    return source.dtype is f32 and leaf is not None and leaf.kind in ("weight", "constant")
+def at_precision(
+    node: Tensor, signature: Signature, precision: Precision, special: Container[Tensor] = ()
+) -> Signature:
+    """The signature of a node that may be computed in ``precision``. Of its sources in f32 those are constant that show
+    a read-only leaf which is not in ``special`` memory."""
+    constant = []
+    for i, source in enumerate(node.srcs):
+        leaf = source.memory.leaf
+        fixed = leaf is not None and leaf.kind in ("weight", "constant") and source.memory not in special
+        if fixed and source.dtype is f32:
+            constant.append(i)
+    return signature.at(precision, frozenset(constant))
 
 
 def _kind_of(source: Tensor, memories: Mapping[Tensor, BufferType]) -> BufferType | None:
