@@ -198,6 +198,30 @@ def test_weights_of_another_device_are_rounded_there():
         assert rounded.leaf.placement.buffer.device is second
 
 
+def test_rounded_weights_of_a_lost_device_are_made_anew():
+    first, second = Rounding("first"), Rounding("second")
+    weight = ow.weights({"w": values(8, 8)}, device=first)["w"]
+    output, fed = ow.input("x", (4, 8)) @ weight, values(4, 8)
+    scheduler = ow.Scheduler([first, second], precision="bf16")
+    want = scheduler.build(output).run(x=fed)
+    with scheduler.without(first) as rest:
+        program = rest.build(output)
+        np.testing.assert_array_equal(program.run(x=fed), want)
+        assert program.device_of(output) is second
+        assert not any(leaf.leaf.placement and leaf.leaf.placement.buffer.device is first
+                       for leaf in program.partition.leaves if leaf.leaf)  # fmt: skip
+
+
+def test_rounded_weights_of_one_mapping_share_a_buffer(device):
+    weights = ow.weights({f"w{i}": values(8, 8, seed=i) for i in range(3)})
+    with ow.Scheduler([device], precision="bf16") as scheduler:
+        program = scheduler.build([ow.input("x", (4, 8)) @ w for w in weights.values()])
+        program.run(x=values(4, 8))
+    copies = [t.leaf.copies for t in program.partition.leaves if t.dtype.name == "bf16" and t.leaf is not None]
+    assert len(copies) == 3
+    assert len({id(location.buffer) for leaf in copies for location in leaf.values()}) == 1
+
+
 def test_other_operands_are_rounded_in_each_run(device):
     state, x = ow.state("s", (8, 8)), ow.input("x", (4, 8))
     with ow.Scheduler([device], precision="bf16") as scheduler:

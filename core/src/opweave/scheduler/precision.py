@@ -87,6 +87,8 @@ def converted_leaf(leaf_tensor: Tensor, dtype: DType) -> Tensor:
             data = {leaf.name: values.astype(dtype.numpy)}
             device = leaf.placement.buffer.device if leaf.placement is not None else None
             known = weights(data, device=device)[leaf.name]
+            assert known.leaf is not None
+            known.leaf.group = leaf.group  # so that what is uploaded together stays so
         found[dtype] = known
     return known
 

@@ -274,7 +274,7 @@ class Scheduler:
                     raise simulated_error(target.device)
             start = perf_counter_ns()
             with COLLECTOR.away():
-                program = self._compile(self._plan(tensors, pinned, placed, allowed), outputs, dict(pinned), allowed)
+                program = self._compile(self._plan(tensors, pinned, placed, allowed), outputs, dict(pinned))
             if TRACE.listening:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
             registry.program_built(program)
@@ -300,10 +300,11 @@ class Scheduler:
         capabilities = Capabilities(self._targets, parts.graph.leaves, nodes, precisions)
         assignment = replace(parts.assignment, capabilities=capabilities)
         with self._executor.lock:
-            return self._compile(partition(parts.graph, assignment, parts.placed), program._state.form, {}, ())
+            return self._compile(partition(parts.graph, assignment, parts.placed), program._state.form, {})
 
     def partition(self, outputs: Outputs, pins: Pins = None, *, precision: Precisions = None) -> PlannedGraph:
-        """Place and cut without taking memory; leaves need no bytes. Arguments and errors as of `build`."""
+        """Place and cut without taking memory (but for weights that are rounded); leaves need no bytes. Arguments and
+        errors as of `build`."""
         with self._executor.lock:
             self._executor.check_open()
             tensors, _ = checked_outputs(outputs)
@@ -331,10 +332,18 @@ class Scheduler:
         pins: Mapping[Tensor, int],
         placed: Mapping[Tensor, Placement],
         allowed: Allowed,
-        observed: Collection[Tensor] = (),
     ) -> Partition:
         graph = Graph(tensors)
-        precisions = precisions_of(graph.nodes, allowed)
+        return self._cut(graph, pins, placed, precisions_of(graph.nodes, allowed))
+
+    def _cut(
+        self,
+        graph: Graph,
+        pins: Mapping[Tensor, int],
+        placed: Mapping[Tensor, Placement],
+        precisions: Mapping[Tensor, Precision],
+        observed: Collection[Tensor] = (),
+    ) -> Partition:
         if self.placement == "cost":
             from opweave.cost.place import place_by_cost  # importing opweave must not pay for it
 
@@ -343,34 +352,23 @@ class Scheduler:
         return partition(graph, assignment, placed, observed)
 
     def _compile(
-        self,
-        parts: Partition,
-        form: Outputs,
-        pins: Mapping[Tensor, int],
-        allowed: Allowed,
-        show: Show | None = None,
+        self, parts: Partition, form: Outputs, pins: Mapping[Tensor, int], show: Show | None = None
     ) -> Program:
         groups = fuse(parts)
         plan, bindings, leases = self._take_memory(parts, groups, 1 if show is not None else self.n_slots)
         executor = self._executor
         lists = lower(parts, groups, bindings, overlapping=self.parallel, count=executor.count_copied, show=show)
         state = ProgramState(parts, lists, leases, form)
-        variant = partial(self._with_observed, parts, form, pins, allowed)
+        variant = partial(self._with_observed, parts, form, pins)
         return Program(executor, state, groups, bindings, plan.nbytes, variant, self._forget)
 
     def _with_observed(
-        self,
-        parts: Partition,
-        form: Outputs,
-        pins: Mapping[Tensor, int],
-        allowed: Allowed,
-        observed: Collection[Tensor],
-        show: Show,
+        self, parts: Partition, form: Outputs, pins: Mapping[Tensor, int], observed: Collection[Tensor], show: Show
     ) -> Program:
         """The program again, with calls of ``show`` behind the observed nodes."""
         with self._executor.lock:
-            planned = self._plan(parts.graph.outputs, pins, parts.placed, allowed, observed)
-            return self._compile(planned, form, pins, allowed, show)
+            planned = self._cut(parts.graph, pins, parts.placed, parts.assignment.capabilities.precisions, observed)
+            return self._compile(planned, form, pins, show)
 
     def _take_memory(
         self, parts: Partition, groups: Groups, slots: int
