@@ -101,3 +101,32 @@ def test_a_processor_takes_them_where_it_has_instructions_for_bf16() -> None:
         one = scheduler.partition(ow.linear(x[:1], w), precision="bf16").explain().nodes
     assert [row.precision for row in many] == ["bf16" if multiplies_bf16() else "exact"]
     assert [row.precision for row in one] == ["exact"], "products of one row are no faster"
+
+
+# --- quantized weights ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_0"])
+def test_quantized_weights_are_decoded_to_bf16_for_many_rows(device: TorchCpuDevice, dtype: str) -> None:
+    blocks = ow.quantize(values(40, 64, seed=1), dtype)
+    weight, bias = ow.weights({"w": blocks, "b": values(40, seed=2)}).values()
+    x = values(48, 64)
+    with ow.Scheduler([device], precision="bf16") as scheduler:
+        program = scheduler.build(ow.linear(ow.input("x", (48, 64)), weight, bias))
+        assert [row.precision for row in program.explain().nodes] == ["bf16"]
+        few = scheduler.partition(ow.linear(ow.input("x", (8, 64)), weight))
+        assert [row.precision for row in few.explain().nodes] == ["exact"]
+        got = program.run(x=x)
+    want = x.astype(np.float64) @ ow.dequantize(blocks).astype(np.float64).T + values(40, seed=2)
+    assert 1e-7 < np.mean((got - want) ** 2) / np.mean(want**2) < 3e-5
+
+
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_k"])
+def test_products_with_quantized_weights_conform(
+    device: TorchCpuDevice, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half_products, "FEW_ROWS", 0)
+    cases = [case for case in cases_for("linear") if dtype in [operand.dtype for operand in case.operands]]
+    results = [run_case(device, case) for case in cases]
+    assert [result for result in results if not result] == []
+    assert any(result.status == "passed" for result in results)

@@ -12,10 +12,11 @@ from typing import Any, Final
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.kernels import KernelTable
 from opweave.contract.workspace import Arrays
-from opweave.graph.dtypes import bf16, f32
+from opweave.graph.dtypes import DType, bf16, f32
 from opweave.graph.layout import dense_strides
 from opweave_torch.kernels.binding import in_order
-from opweave_torch.kernels.table import KERNELS
+from opweave_torch.kernels.matmul import blocks_arrays, product_with_blocks
+from opweave_torch.kernels.table import KERNELS, QUANTIZED
 from opweave_torch.memory import tensor
 from opweave_torch.native import multiplies_bf16
 
@@ -32,6 +33,9 @@ def kernels_for_cpu() -> KernelTable:
     """The kernels for this processor: without instructions for bf16, products in it take longer than those in f32."""
     return CPU_WITH_BF16 if multiplies_bf16() else KERNELS
 
+
+FEW_ROWS: Final = 32
+"""With fewer rows most of the time of a product with quantized weights is that of decoding them."""
 
 PRODUCTS: Final = (
     "matmul", "linear", "expert_linear", "attention", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
@@ -77,3 +81,25 @@ def product_in_bf16(stream: Stream, op: str, out: Arg, *srcs: Arg, **given: Any)
     before = [partial(tensor(x).copy_, tensor(arg)) for x, arg in zip(sources, srcs, strict=True) if x is not arg]
     call = kernel.factory(stream, op, target, *sources, **given)
     return in_order([*before, call, partial(tensor(out).copy_, tensor(target))])
+
+
+# --- quantized weights ----------------------------------------------------------------------------------------------
+
+
+def _blocks_why_not(step: Step) -> str | None:
+    if not step.srcs[1].dtype.is_quantized:
+        return "the weights are not quantized"
+    few = prod(step.out.shape[:-1]) < FEW_ROWS
+    return "decoding the weights takes longer than a product of few rows" if few else None
+
+
+def _blocks_in_bf16(step: Step) -> Arrays:
+    return blocks_arrays(step, bf16)
+
+
+@CPU_WITH_BF16("linear", dtypes=[f32, *QUANTIZED], precision="bf16", when=_blocks_why_not, workspace=_blocks_in_bf16)
+@WITH_BF16("linear", dtypes=[f32, *QUANTIZED], precision="bf16", when=_blocks_why_not, workspace=_blocks_in_bf16)
+def blocks_in_bf16(
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: DType, **arrays: Arg
+) -> Call:
+    return product_with_blocks(bf16, out, x, w, b, arrays)

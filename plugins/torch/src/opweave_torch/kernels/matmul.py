@@ -20,7 +20,17 @@ from opweave_torch.kernels.blocks import Decoding, decoding_arrays
 from opweave_torch.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_torch.memory import reshaped, tensor
 
-__all__ = ["DecodedRows", "as_source", "as_target", "blocks_why_not", "decoded_rows_arrays", "matrix_arrays", "product"]
+__all__ = [
+    "DecodedRows",
+    "as_source",
+    "as_target",
+    "blocks_arrays",
+    "blocks_why_not",
+    "decoded_rows_arrays",
+    "matrix_arrays",
+    "product",
+    "product_with_blocks",
+]
 
 
 CPU_TILE: Final = 1 << 18
@@ -156,9 +166,10 @@ class DecodedRows:
             self.values = wide
 
 
-def _blocks_arrays(step: Step) -> Arrays:
+def blocks_arrays(step: Step, dtype: DType | None = None) -> Arrays:
+    """Workspace of `product_with_blocks`."""
     x, w, *bias = step.srcs
-    dtype = widened(x.dtype)
+    dtype = dtype or widened(x.dtype)
     return {**decoded_rows_arrays(w, dtype), **matrix_arrays(dtype, x, step.out), **conversion_arrays(dtype, bias)}
 
 
@@ -167,11 +178,16 @@ def blocks_why_not(step: Step) -> str | None:
     return None if step.srcs[1].dtype.is_quantized else "the weights are not quantized"
 
 
-@KERNELS("linear", dtypes=[*map(as_dtype, FLOATS.split()), *QUANTIZED], when=blocks_why_not, workspace=_blocks_arrays)
+@KERNELS("linear", dtypes=[*map(as_dtype, FLOATS.split()), *QUANTIZED], when=blocks_why_not, workspace=blocks_arrays)
 def linear_of_blocks(
     stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: DType, **arrays: Arg
 ) -> Call:
-    stored, dtype = tensor(w), widened(x.dtype)
+    return product_with_blocks(widened(x.dtype), out, x, w, b, arrays)
+
+
+def product_with_blocks(dtype: DType, out: Arg, x: Arg, w: Arg, b: Arg | None, arrays: Mapping[str, Arg]) -> Call:
+    """The call of a product with quantized weights, computed in ``dtype``."""
+    stored = tensor(w)
     decoded = DecodedRows(w, dtype, arrays, stored.device)
     source, before = as_source(x, arrays)
     target, after = as_target(out, arrays)
