@@ -53,7 +53,7 @@ def test_a_device_with_an_int8_kernel_alone_is_judged(levels):
     assert bool(found) == (levels == 20)
 
 
-def test_nan_and_infinities_are_unspecified_in_int8():
+def test_nan_and_infinities_are_unspecified_less_than_exactly():
     device = Rounding(exact=False)
     for case in cases_for("linear"):
         if {"q8_0", "special"} <= {*[o.dtype for o in case.operands], *[o.values for o in case.operands]}:

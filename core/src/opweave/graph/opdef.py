@@ -109,8 +109,8 @@ class OpDef:
             devices approximate. It does not apply to half types, whose error is that of the final rounding.
         limits: name of a float type -> limits of error for results of that type, instead of the default.
         rough: precision -> limits of error for kernels that compute in it, for results of all types but f64; empty
-            where there is only ``exact``. Default: `ROUGH` for products. What a kernel at ``int8`` makes of NaN and
-            infinities is unspecified.
+            where there is only ``exact``. Default: `ROUGH` for products. What such a kernel makes of NaN, of infinities
+            and of numbers that become infinite when they are rounded is unspecified.
         nan: whether devices have to treat NaN and infinities as the reference does. ``False``: their results are
             unspecified, and conformance tests do not use them.
         runs_like: name of an operation that takes about as long for the same bytes and operations; its measurements
