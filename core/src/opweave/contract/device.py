@@ -83,6 +83,7 @@ class Device(DeviceHooks):
     _streams: WeakSet[Stream]
     _default_type: BufferType | None
     _lost_by_fork: bool
+    _artefacts: dict[Any, Any]  # what its streams have compiled, see `Stream.artefact`
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Device:
         # State lives here so that authors need not call super().__init__.
@@ -93,6 +94,7 @@ class Device(DeviceHooks):
         self._streams = WeakSet()
         self._default_type = None
         self._lost_by_fork = False
+        self._artefacts = {}
         notify_after_fork(self)
         if not hasattr(cls, "space"):
             self.space = MemorySpace(self._name)
@@ -305,6 +307,7 @@ class Device(DeviceHooks):
             raise
         if not isinstance(stream, Stream):
             raise Broken(f"{type(self).__name__}._open must return a Stream, not {stream!r}")
+        stream._params = tuple([(name, repr(value)) for name, value in sorted(params.items())])
         # Not compared: `fuse`, which may depend on a parameter; the scheduler looks at the stream itself.
         if stream_caps(type(stream))._replace(fuse=False) != stream_caps(self.stream_class)._replace(fuse=False):
             raise Broken(

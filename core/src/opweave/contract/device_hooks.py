@@ -76,6 +76,22 @@ class DeviceHooks:
         """A function that calls ``_download`` and is called many times."""
         return partial(self._download, mem, offset, out)
 
+    def _put(self, mem: Handle, offset: int, dtype: DType, shape: Shape, array: Any, borrowed: bool) -> None:
+        """Write a whole dense array, so that a device that keeps arrays need not make one of bytes. Optional, with
+        ``_get``.
+
+        Args:
+            array: a C-contiguous NumPy array of that dtype and shape (of quantized types the bytes), or an array in
+                this device's memory that ``_import_dlpack`` took.
+            borrowed: the array stays unchanged until the run for which it is written has ended, and may be used where
+                it lies. If not, it may be changed when this returns.
+        """
+        raise NotImplementedError
+
+    def _get(self, mem: Handle, offset: int, dtype: DType, shape: Shape) -> np.ndarray[Any, Any]:
+        """Read a whole dense array, which must not be written: it may show memory of the device."""
+        raise NotImplementedError
+
     def _fill(self, mem: Handle, offset: int, size: int, value: int) -> None:
         """Set ``size`` bytes from ``offset`` on to ``value`` (0 .. 255). Default: by uploads."""
         fill_by_upload(self._upload, mem, offset, size, value)

@@ -192,6 +192,8 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
     if not stream.is_async:
         if to.is_host and of.is_host:
             return partial(np.copyto, dst.view, src.view), False
+        if dense and (to.type.is_typed or of.type.is_typed):
+            return partial(_copy_array, _getter(src), _putter(dst)), False
         size = dst.nbytes
         if dense:
             to.check(dst.offset, size, write=True)
@@ -217,6 +219,28 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
 
         return direct, True
     return partial(copy, dst, src), False
+
+
+def _copy_array(get: Callable[[], np.ndarray[Any, Any]], put: Callable[..., None]) -> None:
+    put(get(), False)
+
+
+def _putter(dst: Arg) -> Callable[..., None]:
+    """A function of a dense array and whether it is borrowed (`DeviceHooks._put`), which writes it to ``dst``."""
+    buffer = _memory(dst)
+    if not buffer.type.is_typed:
+        return lambda array, borrowed: write(dst, array)
+    buffer.check(dst.offset, dst.nbytes, write=True)
+    return partial(buffer.device._put, buffer.handle, dst.offset, dst.dtype, dst.shape)
+
+
+def _getter(src: Arg) -> Callable[[], np.ndarray[Any, Any]]:
+    """A function that returns the values of ``src``, which must not be written."""
+    buffer = _memory(src)
+    if not buffer.type.is_typed:
+        return (lambda: src.view) if buffer.is_host else partial(read, src)
+    buffer.check(src.offset, src.nbytes)
+    return partial(buffer.device._get, buffer.handle, src.offset, src.dtype, src.shape)
 
 
 def bind_selected_copy(
@@ -264,6 +288,9 @@ def bind_write(dst: Arg, stream: Stream) -> tuple[np.ndarray[Any, Any] | None, A
         return None, lambda array: stream.upload(buffer, dst.offset, np.ascontiguousarray(array)), True
     if buffer.is_host:
         return dst.view, None, False
+    if dst.is_dense and buffer.type.is_typed:
+        put = _putter(dst)
+        return None, _when_idle(stream, lambda array: put(np.ascontiguousarray(array), True)), False
     return None, partial(write, dst), False
 
 
@@ -285,7 +312,12 @@ def bind_read(src: Arg, stream: Stream | None = None) -> Call:
     Args:
         stream: the stream that computes ``src``; if it is a `WorkerStream`, the call is made by its thread.
     """
-    call = src.view.copy if _memory(src).is_host and src.is_dense else partial(read, src)
+    buffer = _memory(src)
+    if buffer.type.is_typed and src.is_dense:
+        get = _getter(src)
+        call: Call = lambda: np.array(get(), order="C", copy=True)  # noqa: E731
+    else:
+        call = src.view.copy if buffer.is_host and src.is_dense else partial(read, src)
     # Work that the thread has submitted to an asynchronous inner stream may still be in flight.
     return _when_idle(stream.inner, call) if isinstance(stream, WorkerStream) else call
 

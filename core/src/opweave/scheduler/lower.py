@@ -20,6 +20,7 @@ from opweave.errors import raise_backend_failure
 from opweave.host.storage import CallSequence, array_shape, bind_copy, bind_read, bind_selected_copy, bind_write
 from opweave.scheduler.bind import operands
 from opweave.scheduler.fuse import FusedGroup, bound_step
+from opweave.scheduler.group_operands import Lister
 from opweave.scheduler.hazards import HOST_QUEUE, Access, Act, Need, find_waits
 from opweave.scheduler.run_list import Action, CallList, Feed, Fetch, RunList
 from opweave.scheduler.splits import StorageView
@@ -109,6 +110,8 @@ class _Lowering:
         if self.ordered:
             for (index, _), arg in bindings.workspaces.items():
                 self.scratch.setdefault(index, []).append(arg)
+        listing = any(target.stream.lists_operands for target in self.targets)
+        self.lister: Final = Lister(partition, groups, bindings) if listing else None
         # Reads of leaves need no order, unless something writes into the same memory.
         self.leaves_matter: Final = bool(partition.placed) or bool(states)
         self._add_feeds()
@@ -178,7 +181,7 @@ class _Lowering:
         for copy in split.copies:
             self._add_copy(copy, split, target)
         if split.items:
-            plan = _compile(split, self.partition.arenas, self.groups, self.bindings, self.arg)
+            plan = _compile(split, self.partition.arenas, self.groups, self.bindings, self.arg, self.lister)
             self.result.plans.append(plan)
             fused = self.groups.of_split[split.index]
             items = None if fused is None else tuple([group.items for group in fused])
@@ -290,7 +293,12 @@ class _Lowering:
 
 
 def _compile(
-    split: Split, arenas: Sequence[int], groups: Groups, bindings: Bindings, arg: Callable[[StorageView], Arg]
+    split: Split,
+    arenas: Sequence[int],
+    groups: Groups,
+    bindings: Bindings,
+    arg: Callable[[StorageView], Arg],
+    lister: Lister | None,
 ) -> Plan:
     """The steps of a split as a plan of its target's stream."""
     fused, workspaces = groups.of_split[split.index], bindings.workspaces
@@ -324,7 +332,8 @@ def _compile(
     for g, (indices, size) in enumerate(fused):
         items = [split.items[i] for i in indices]
         nodes = tuple([item.node for item in items if item.node is not None])
-        ready.append(Group(tuple(map(step_of, items)), size, workspaces.get((split.index, g)), nodes))
+        group = Group(tuple(map(step_of, items)), size, workspaces.get((split.index, g)), nodes)
+        ready.append(group if lister is None or not stream.lists_operands else lister.listed(group, split, g))
     return stream.compile(ready)
 
 
