@@ -12,6 +12,9 @@ from opweave.functional import ArrayDevice, ArrayLibrary, evaluate
 from opweave.graph.opdef import OPS
 from opweave.host.storage import array_shape
 
+DLPACK = (12, 7)
+"""A type of device for extensions of DLPack, whose memory the host does not read."""
+
 
 class Array:
     """An array that nothing writes. Once it was donated it cannot be read any more."""
@@ -35,7 +38,7 @@ class Array:
         return self.values.__dlpack__(**params)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self.values.__dlpack_device__()
+        return DLPACK
 
 
 class Library(ArrayLibrary):
@@ -53,7 +56,9 @@ class Library(ArrayLibrary):
         return array.values
 
     def adopt(self, array: Any) -> Array:
-        return array if isinstance(array, Array) else Array(np.from_dlpack(array))
+        if not isinstance(array, Array):
+            raise BufferError("not one of this library")
+        return array
 
     def copy(self, array: Array) -> Array:
         return Array(array.values.copy())
@@ -118,7 +123,7 @@ class FunctionalDevice(ArrayDevice):
 
     kind = Kind.ACCEL
     stream_class = ArrayStream
-    dlpack_device = (1, 77)
+    dlpack_device = DLPACK
     library: Library
 
     def __init__(self) -> None:

@@ -79,6 +79,11 @@ class Plan:
         return len(self._calls or ())
 
     @property
+    def calls(self) -> list[Call]:
+        """What `run` calls; empty once the plan was closed."""
+        return list(self._calls or ())
+
+    @property
     def remarks(self) -> list[str]:
         """The texts that calls carry in an attribute ``remark``, for reports: "runs as one graph", for example."""
         return [remark for call in self._calls or () if (remark := getattr(call, "remark", ""))]

@@ -8,10 +8,11 @@ import numpy as np
 
 from opweave.contract.device import Device
 from opweave.contract.space import Usage
+from opweave.contract.step import Arg
 from opweave.errors import UnsupportedOpError
 from opweave.functional.memory import ArrayMemory
 from opweave.graph.dtypes import as_dtype
-from opweave.graph.layout import is_dense, nbytes
+from opweave.graph.layout import is_dense, nbytes, span
 from opweave.host.memory import host_memory_info
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ class ArrayDevice(Device):
         dst.copy(dst_offset, src, src_offset, size)
 
     def _put(self, mem: ArrayMemory, offset: int, dtype: DType, shape: Shape, array: Any, borrowed: bool) -> None:
-        if isinstance(array, np.ndarray):
-            array = self.library.from_host(array, borrowed)
+        library = self.library
+        array = library.from_host(array, borrowed) if isinstance(array, np.ndarray) else library.adopt(array)
         mem.put(offset, dtype, shape, array, borrowed)
 
     def _get(self, mem: ArrayMemory, offset: int, dtype: DType, shape: Shape) -> np.ndarray[Any, Any]:
@@ -75,7 +76,8 @@ class ArrayDevice(Device):
 
     def _export_dlpack(self, mem: ArrayMemory, offset: int, dtype: DType, shape: Shape, strides: Strides) -> Any:
         if not is_dense(shape, strides, dtype):
-            raise BufferError(f"strides {strides} are not dense")
+            flat = mem.get(offset, dtype, (span(shape, strides, dtype) // dtype.itemsize,))
+            return self.library.copy(self.library.window(flat, Arg(None, 0, dtype, shape, strides)))
         cell = mem.cell(offset, dtype, shape)
         array = cell.owned()  # what was fed belongs to the caller for the time of a run only
         cell.borrowed = True

@@ -17,7 +17,15 @@ from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
 from opweave.contract.workspace import scratch_args
 from opweave.errors import raise_backend_failure
-from opweave.host.storage import CallSequence, array_shape, bind_copy, bind_read, bind_selected_copy, bind_write
+from opweave.host.storage import (
+    CallSequence,
+    array_shape,
+    bind_copy,
+    bind_keep,
+    bind_read,
+    bind_selected_copy,
+    bind_write,
+)
 from opweave.scheduler.bind import operands
 from opweave.scheduler.fuse import FusedGroup, bound_step
 from opweave.scheduler.group_operands import Lister
@@ -226,12 +234,13 @@ class _Lowering:
         for output, operand in zip(self.partition.graph.outputs, self.partition.outputs, strict=True):
             if operand is None:
                 empty = np.empty(array_shape(output.shape, output.dtype), output.dtype.numpy)
-                self.result.fetches.append(Fetch(output, empty.copy, None, None))
+                self.result.fetches.append(Fetch(output, empty.copy, None, None, empty.copy))
                 continue
             target = self._target_of(operand.storage, self.targets[-1])
             stream = target.stream
             queued = stream if isinstance(stream, WorkerStream) else None
-            self.result.fetches.append(Fetch(output, bind_read(self.arg(operand), queued), queued, target))
+            arg = self.arg(operand)
+            self.result.fetches.append(Fetch(output, bind_read(arg, queued), queued, target, bind_keep(arg, queued)))
             if queued is not None:
                 self._add(target.index, (operand.storage,), (), None, None)
 
