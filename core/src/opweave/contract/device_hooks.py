@@ -16,6 +16,8 @@ from opweave.contract.stream import Stream
 from opweave.errors import UnsupportedOpError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from opweave.contract.kernels import KernelTable
     from opweave.contract.memory import BufferType
     from opweave.contract.space import Handle, Usage
@@ -91,6 +93,14 @@ class DeviceHooks:
     def _get(self, mem: Handle, offset: int, dtype: DType, shape: Shape) -> np.ndarray[Any, Any]:
         """Read a whole dense array, which must not be written: it may show memory of the device."""
         raise NotImplementedError
+
+    def _bind_put(self, mem: Handle, offset: int, dtype: DType, shape: Shape) -> Callable[[Any, bool], None]:
+        """A function of ``array`` and ``borrowed`` that calls ``_put`` and is called many times."""
+        return partial(self._put, mem, offset, dtype, shape)
+
+    def _bind_get(self, mem: Handle, offset: int, dtype: DType, shape: Shape) -> Callable[[], np.ndarray[Any, Any]]:
+        """A function that calls ``_get`` and is called many times."""
+        return partial(self._get, mem, offset, dtype, shape)
 
     def _fill(self, mem: Handle, offset: int, size: int, value: int) -> None:
         """Set ``size`` bytes from ``offset`` on to ``value`` (0 .. 255). Default: by uploads."""

@@ -16,6 +16,8 @@ from opweave.graph.layout import is_dense, nbytes, span
 from opweave.host.memory import host_memory_info
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from opweave.functional.library import ArrayLibrary
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape, Strides
@@ -56,13 +58,30 @@ class ArrayDevice(Device):
         dst.copy(dst_offset, src, src_offset, size)
 
     def _put(self, mem: ArrayMemory, offset: int, dtype: DType, shape: Shape, array: Any, borrowed: bool) -> None:
-        library = self.library
-        array = library.from_host(array, borrowed) if isinstance(array, np.ndarray) else library.adopt(array)
-        mem.put(offset, dtype, shape, array, borrowed)
+        self._bind_put(mem, offset, dtype, shape)(array, borrowed)
 
     def _get(self, mem: ArrayMemory, offset: int, dtype: DType, shape: Shape) -> np.ndarray[Any, Any]:
-        array = mem.get(offset, dtype, shape)
-        return array if isinstance(array, np.ndarray) else self.library.to_host(array)
+        return self._bind_get(mem, offset, dtype, shape)()
+
+    def _bind_put(self, mem: ArrayMemory, offset: int, dtype: DType, shape: Shape) -> Callable[[Any, bool], None]:
+        library, cell = self.library, mem.cell(offset, dtype, shape)
+
+        def put(array: Any, borrowed: bool) -> None:
+            array = library.from_host(array, borrowed) if isinstance(array, np.ndarray) else library.adopt(array)
+            cell.put(array, borrowed)
+
+        return put
+
+    def _bind_get(
+        self, mem: ArrayMemory, offset: int, dtype: DType, shape: Shape
+    ) -> Callable[[], np.ndarray[Any, Any]]:
+        library, cell = self.library, mem.cell(offset, dtype, shape)
+
+        def get() -> np.ndarray[Any, Any]:
+            array = cell.load()
+            return array if isinstance(array, np.ndarray) else library.to_host(array)
+
+        return get
 
     def _import_dlpack(self, array: Any) -> tuple[ArrayMemory, DType, Shape]:
         try:

@@ -29,11 +29,12 @@ class Cell:
         shape: of the array.
         dtype: of the array; ``None`` for bytes that came from the host and are not an array of the library yet.
         array: what lies there; ``None``: other arrays lie there, or nothing.
+        placed: no other cell has any of these bytes.
         borrowed: somebody outside of this memory has the array too: the caller of a run, or who was given a result. It
             must not be donated.
     """
 
-    __slots__ = ("__weakref__", "array", "borrowed", "dtype", "end", "memory", "offset", "shape")
+    __slots__ = ("__weakref__", "array", "borrowed", "dtype", "end", "memory", "offset", "placed", "shape")
 
     def __init__(self, memory: ArrayMemory, offset: int, dtype: DType | None, shape: Shape) -> None:
         self.memory: Final = memory
@@ -42,7 +43,7 @@ class Cell:
         self.dtype: Final = dtype
         self.shape: Final = shape
         self.array: Any = None
-        self.borrowed = False
+        self.placed = self.borrowed = False
 
     def load(self) -> Any:
         """The array, made of whatever lies in these bytes."""
@@ -51,10 +52,10 @@ class Cell:
     def put(self, array: Any, borrowed: bool = False) -> None:
         """Let ``array`` lie there. Nothing is copied."""
         self.borrowed = borrowed
-        if self.array is None:
-            self.memory._fill(self, array)
-        else:
+        if self.placed:
             self.array = array
+        else:
+            self.memory._fill(self, array)
 
     def owned(self) -> Any:
         """The array, or a copy of it if somebody else has it."""
@@ -63,7 +64,6 @@ class Cell:
 
     def drop(self) -> None:
         """Forget the array; its bytes are undefined from here on."""
-        self.memory._filled.pop(id(self), None)
         self.array = None
 
 
@@ -76,13 +76,13 @@ class ArrayMemory:
     Threads: several may use one memory, never the same bytes of it at once.
     """
 
-    __slots__ = ("__weakref__", "_cells", "_filled", "_lock", "library", "size")
+    __slots__ = ("__weakref__", "_cells", "_lock", "_placed", "library", "size")
 
     def __init__(self, size: int, library: ArrayLibrary) -> None:
         self.size: Final = size
         self.library: Final = library
         self._lock: Final = Lock()
-        self._filled: Final[dict[int, Cell]] = {}  # what lies here; no two overlap
+        self._placed: Final[dict[int, Cell]] = {}  # what lies or lay here; no two overlap
         self._cells: Final[WeakValueDictionary[tuple[int, DType | None, Shape], Cell]] = WeakValueDictionary()
 
     # --- arrays -----------------------------------------------------------------------------------------------------
@@ -118,8 +118,7 @@ class ArrayMemory:
             else:
                 data = self._bytes(cell.offset, cell.end, there)
                 host = data.view(dtype.numpy).reshape(array_shape(cell.shape, dtype))
-                # Nobody else has these bytes, unless a caller lends them for the time of a run.
-                array = self.library.from_host(host, True)
+                array = self.library.from_host(host, False)  # on the device: mostly a weight, read by every run
             # What reaches beyond these bytes is left whole: it will be wanted again.
             if all(cell.offset <= other.offset and other.end <= cell.end for other in there):
                 cell.borrowed = any(other.borrowed for other in there)
@@ -134,8 +133,8 @@ class ArrayMemory:
 
     def _enter(self, cell: Cell, array: Any) -> None:
         if cell.end > cell.offset:
-            cell.array = array
-            self._filled[id(cell)] = cell
+            cell.array, cell.placed = array, True
+            self._placed[id(cell)] = cell
 
     # --- bytes ------------------------------------------------------------------------------------------------------
 
@@ -165,7 +164,11 @@ class ArrayMemory:
             self.put(offset, dtype, there[0].shape, array)
 
     def _overlapping(self, start: int, end: int) -> list[Cell]:
-        return [cell for cell in list(self._filled.values()) if cell.offset < end and start < cell.end]
+        """The cells with arrays that have some of these bytes."""
+        return [cell for cell in self._sharing(start, end) if cell.array is not None]
+
+    def _sharing(self, start: int, end: int) -> list[Cell]:
+        return [cell for cell in list(self._placed.values()) if cell.offset < end and start < cell.end]
 
     def _bytes(self, start: int, end: int, there: list[Cell]) -> Array:
         if len(there) == 1 and there[0].offset <= start and end <= there[0].end:
@@ -182,11 +185,12 @@ class ArrayMemory:
 
     def _clear(self, start: int, end: int) -> None:
         """Make room; what reaches beyond these bytes goes on as host bytes."""
-        for cell in self._overlapping(start, end):
+        for cell in self._sharing(start, end):
             pieces = [(at, to) for at, to in ((cell.offset, start), (end, cell.end)) if at < to]
-            if pieces:
-                data = self._bytes_of(cell)
+            data = self._bytes_of(cell) if pieces and cell.array is not None else None
+            del self._placed[id(cell)]
+            cell.array, cell.placed = None, False
+            if data is not None:
                 for at, to in pieces:
                     kept = self.cell(at, None, (to - at,))
                     self._enter(kept, np.array(data[at - cell.offset : to - cell.offset]))
-            cell.drop()

@@ -223,6 +223,10 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
     return partial(copy, dst, src), False
 
 
+def _contiguous(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
 def _copy_array(get: Callable[[], np.ndarray[Any, Any]], put: Callable[..., None]) -> None:
     put(get(), False)
 
@@ -233,7 +237,7 @@ def _putter(dst: Arg) -> Callable[..., None]:
     if not buffer.type.is_typed:
         return lambda array, borrowed: write(dst, array)
     buffer.check(dst.offset, dst.nbytes, write=True)
-    return partial(buffer.device._put, buffer.handle, dst.offset, dst.dtype, dst.shape)
+    return buffer.device._bind_put(buffer.handle, dst.offset, dst.dtype, dst.shape)
 
 
 def _getter(src: Arg) -> Callable[[], np.ndarray[Any, Any]]:
@@ -242,7 +246,7 @@ def _getter(src: Arg) -> Callable[[], np.ndarray[Any, Any]]:
     if not buffer.type.is_typed:
         return (lambda: src.view) if buffer.is_host else partial(read, src)
     buffer.check(src.offset, src.nbytes)
-    return partial(buffer.device._get, buffer.handle, src.offset, src.dtype, src.shape)
+    return buffer.device._bind_get(buffer.handle, src.offset, src.dtype, src.shape)
 
 
 def bind_selected_copy(
@@ -307,7 +311,7 @@ def _bind_write(buffer: Buffer, dst: Arg, stream: Stream) -> tuple[np.ndarray[An
         return dst.view, None, False
     if dst.is_dense and buffer.type.is_typed:
         put = _putter(dst)
-        return None, _when_idle(stream, lambda array: put(np.ascontiguousarray(array), True)), False
+        return None, _when_idle(stream, lambda array: put(_contiguous(array), True)), False
     return None, partial(write, dst), False
 
 
