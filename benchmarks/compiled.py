@@ -95,7 +95,7 @@ def compare(report: Report, job: Job, samples: int) -> None:
 
     ours = partial(program.run, {x: job.x})
     np.testing.assert_allclose(ours(), theirs(), rtol=1e-4, atol=1e-4)
-    times = interleaved({"opweave": ours, "jax": theirs}, samples, sample_seconds=5e-3)
+    times = interleaved({"opweave": ours, "jax": theirs}, samples, sample_seconds=1e-3)
     best = {name: min(seconds) * 1e6 for name, seconds in times.items()}
     before, device.library.__class__ = Counting.copied, Counting
     ours()
@@ -116,7 +116,7 @@ def main() -> None:
     ow.register(JaxBackend)
     report = Report("compiled", given)
     for job in (chain(10), mlp(1, (64, 64, 10)), mlp(32, (784, 512, 512, 10))):
-        compare(report, job, 7 if given.quick else 60)
+        compare(report, job, 20 if given.quick else 400)
     report.finish("Program.run beside jax.jit (fastest samples)")
 
 
