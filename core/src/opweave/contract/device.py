@@ -307,7 +307,6 @@ class Device(DeviceHooks):
             raise
         if not isinstance(stream, Stream):
             raise Broken(f"{type(self).__name__}._open must return a Stream, not {stream!r}")
-        stream._params = tuple([(name, repr(value)) for name, value in sorted(params.items())])
         # Not compared: `fuse`, which may depend on a parameter; the scheduler looks at the stream itself.
         if stream_caps(type(stream))._replace(fuse=False) != stream_caps(self.stream_class)._replace(fuse=False):
             raise Broken(

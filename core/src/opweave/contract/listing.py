@@ -139,7 +139,7 @@ def listed(
         if step.out.buffer is not None:
             region = regions.around(step.out)
             values.setdefault(region, set()).add(step.out.value)
-            if region not in written and (OPS[step.op].writes or not region.covered_by(step.out)):
+            if region not in written and (_writes_state(step) or not region.covered_by(step.out)):
                 reads[region] = None  # parts of it stay as they are
             written.setdefault(region, []).append(step.out)
     operands = [_as_read(region, written.get(region, ())) for region in reads]
@@ -168,6 +168,11 @@ def _as_written(region: Region, outs: Sequence[Arg], is_read: bool) -> Arg:
         values = {out.value for out in outs}
         return region.operand([w for w in region.windows if w.value in values] or region.windows)
     return region.operand(covering) if covering else _as_read(region, outs)
+
+
+def _writes_state(step: Step) -> bool:
+    op = OPS.get(step.op)
+    return op is not None and op.writes
 
 
 def structure_of(group: Group) -> Structure:

@@ -171,7 +171,7 @@ class Stream(Submitting):
             key: all that the result depends on, such as `Structure.key`.
         """
         known = self.device._artefacts
-        full = (type(self), self._params, key)
+        full = (type(self), repr(sorted(self.opened_with.items())), key)
         found = known.pop(full, None)
         if found is None:
             found = make()

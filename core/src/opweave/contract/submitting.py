@@ -40,7 +40,6 @@ class Submitting(StreamHooks):
         self._pending = {}
         self._staging_memory = memoryview(b"")
         self._inherited = False
-        self._params = ()
         return self
 
     _submission: Submission
@@ -51,7 +50,6 @@ class Submitting(StreamHooks):
     _epoch: Epoch
     _pending: dict[int, list[Any]]  # what queued transfers keep alive, by the number of the first event behind them
     _staging_memory: memoryview
-    _params: tuple[tuple[str, Any], ...]  # with which `Device.open` opened it
     _inherited: bool  # from the parent process, see `opweave.lifecycle`
 
     @property

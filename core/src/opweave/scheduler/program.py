@@ -136,7 +136,9 @@ class Program(Generic[R_co]):
         """
         return self._executor.run(self._state, feeds, named, on_device=bool(on_device))  # type: ignore[no-any-return]
 
-    def submit(self, feeds: Mapping[Any, Any] | None = None, /, *, on_device: Any = False, **named: Any) -> Future[R_co]:
+    def submit(
+        self, feeds: Mapping[Any, Any] | None = None, /, *, on_device: Any = False, **named: Any
+    ) -> Future[R_co]:
         """Run once, beside the caller; runs end in the order in which they were submitted.
 
         Fed arrays may be overwritten when this returns, except those of inputs that were made with ``borrowed=True``

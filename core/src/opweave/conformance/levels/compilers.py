@@ -159,8 +159,8 @@ def _(subject: Subject) -> None:
                 got = program.run(x=fed)
                 check_results(got, wanted, f"run {i} of values that several groups read")
                 kept.append((got, wanted))
-            for i, (got, wanted) in enumerate(kept):
-                check_results(got, wanted, f"results of run {i}, looked at after later ones")
+            for i, (array, expected) in enumerate(kept):
+                check_results(array, expected, f"results of run {i}, looked at after later ones")
 
 
 @compiler("results-on-device")
