@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from opweave.contract.functional import Function, FunctionCall, bind_functional
 from opweave.contract.step import Arg, Call, Group, Step
 from opweave.errors import raise_backend_failure
 
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
     from opweave.contract.device import Device
+    from opweave.contract.functional import Function
     from opweave.contract.plan import Plan
     from opweave.contract.stream import Stream
 
@@ -67,6 +67,8 @@ class StreamHooks:
         `opweave.contract.structure_of` and `Stream.artefact` let equal groups share what was compiled.
         """
         if self.is_functional:
+            from opweave.contract.functional import bind_functional  # most devices have kernels
+
             return bind_functional(self, group)  # type: ignore[arg-type]  # every StreamHooks is a Stream
         return self.device.kernels.bind(self, group)  # type: ignore[arg-type]  # every StreamHooks is a Stream
 
@@ -95,8 +97,11 @@ class StreamHooks:
     def _warm(self, call: Call) -> None:
         """Do what the first run of a call would have to do first, such as compiling. Called by `Program.warm`. Default:
         functions of `_compile_functional` are called once with zeros."""
-        if isinstance(call, FunctionCall):
-            call.warm()
+        if self.is_functional:
+            from opweave.contract.functional import FunctionCall
+
+            if isinstance(call, FunctionCall):
+                call.warm()
 
     @property
     def is_functional(self) -> bool:

@@ -28,7 +28,6 @@ from opweave.host.storage import (
 )
 from opweave.scheduler.bind import operands
 from opweave.scheduler.fuse import FusedGroup, bound_step
-from opweave.scheduler.group_operands import Lister
 from opweave.scheduler.hazards import HOST_QUEUE, Access, Act, Need, find_waits
 from opweave.scheduler.run_list import Action, CallList, Feed, Fetch, RunList
 from opweave.scheduler.splits import StorageView
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.bind import Bindings
     from opweave.scheduler.fuse import Groups
+    from opweave.scheduler.group_operands import Lister
     from opweave.scheduler.splits import Copy, Partition, PlannedStep, Split
     from opweave.scheduler.target import Target
 
@@ -118,8 +118,11 @@ class _Lowering:
         if self.ordered:
             for (index, _), arg in bindings.workspaces.items():
                 self.scratch.setdefault(index, []).append(arg)
-        listing = any(target.stream.lists_operands for target in self.targets)
-        self.lister: Final = Lister(partition, groups, bindings) if listing else None
+        self.lister: Lister | None = None
+        if any(target.stream.lists_operands for target in self.targets):
+            from opweave.scheduler.group_operands import Lister  # most devices compile no groups
+
+            self.lister = Lister(partition, groups, bindings)
         # Reads of leaves need no order, unless something writes into the same memory.
         self.leaves_matter: Final = bool(partition.placed) or bool(states)
         self._add_feeds()

@@ -24,7 +24,6 @@ from opweave.scheduler.executor import Executor
 from opweave.scheduler.placements import Placements
 from opweave.scheduler.runs import ProgramState
 from opweave.scheduler.splits import Copy, Partition, Split
-from opweave.scheduler.warming import warm
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
@@ -163,6 +162,8 @@ class Program(Generic[R_co]):
             ExecutionError: compiling failed.
             LifetimeError: the program was closed.
         """
+        from opweave.scheduler.warming import warm  # most programs are not warmed
+
         self._executor.when_idle(partial(warm, self._state))
 
     # --- values between runs ----------------------------------------------------------------------------------------
