@@ -42,9 +42,9 @@ def step(op="add", shape=(4,), sources=2):
 
 
 def test_what_is_overridden_is_what_it_can():
-    assert ExampleDevice().caps == Caps(*[False] * 9)
-    assert HostDevice().caps == Caps(*[False] * 9)._replace(fill=True, copy=True, import_host=True, map=True)
-    assert AsyncDevice().caps == Caps(*[False] * 9)._replace(copy=True, asynchronous=True, events=True)
+    assert ExampleDevice().caps == Caps(*[False] * 11)
+    assert HostDevice().caps == Caps(*[False] * 11)._replace(fill=True, copy=True, import_host=True, map=True)
+    assert AsyncDevice().caps == Caps(*[False] * 11)._replace(copy=True, asynchronous=True, events=True)
 
     class More(AsyncDevice):
         stream_class = FusingThreadStream

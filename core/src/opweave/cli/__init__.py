@@ -1,4 +1,4 @@
-"""The ``opweave`` command. The only place that imports typer and rich."""
+"""The ``opweave`` command. The only place that imports typer."""
 
 from opweave.cli.app import build_app, main
 

@@ -10,6 +10,7 @@ from opweave.contract.capabilities import Caps, DeviceProps, Kind
 from opweave.contract.device import Device
 from opweave.contract.event import Event
 from opweave.contract.fusing import pointwise_groups
+from opweave.contract.listing import Structure, structure_of
 from opweave.contract.memory import BufferType, mapped
 from opweave.contract.multibuffer import MultiBuffer
 from opweave.contract.offloading import Offloading
@@ -43,8 +44,10 @@ __all__ = [
     "Step",
     "StepError",
     "Stream",
+    "Structure",
     "Usage",
     "WorkerStream",
     "mapped",
     "pointwise_groups",
+    "structure_of",
 ]

@@ -58,6 +58,8 @@ class Caps(NamedTuple):
         fuse: its streams compute several steps as one (``Stream._fuse``).
         offload: chooses steps for which weights are copied to it for each run (``_offload``).
         pinned: offers host memory for fast transfers (``host_buffer_type``).
+        functional: its streams compute by functions of immutable arrays (``Stream._compile_functional``).
+        typed: whole arrays are transferred (``_put``, ``_get``).
     """
 
     fill: bool
@@ -69,6 +71,8 @@ class Caps(NamedTuple):
     fuse: bool
     offload: bool
     pinned: bool
+    functional: bool
+    typed: bool
 
 
 class DeviceProps(NamedTuple):
@@ -95,6 +99,7 @@ class StreamCaps(NamedTuple):
     asynchronous: bool
     events: bool
     fuse: bool
+    functional: bool
 
 
 _CAPS: Final[WeakKeyDictionary[type[Device], Caps]] = WeakKeyDictionary()
@@ -119,14 +124,18 @@ def caps_of(cls: type[Device], base: type[Device]) -> Caps:
             fuse=streams.fuse,
             offload=has("_offload"),
             pinned=has("host_buffer_type"),
+            functional=streams.functional,
+            typed=has("_put") and has("_get"),
         )
     return caps
 
 
 def stream_caps(cls: type[Stream]) -> StreamCaps:
     """The capabilities of a class of streams."""
+    functional = cls._compile_functional is not Stream._compile_functional
     return StreamCaps(
         asynchronous=cls._synchronize is not Stream._synchronize,
         events=cls._record is not Stream._record,
-        fuse=cls._fuse is not Stream._fuse,
+        fuse=functional or cls._fuse is not Stream._fuse,
+        functional=functional,
     )

@@ -87,6 +87,7 @@ class Device(DeviceHooks):
     _streams: WeakSet[Stream]
     _default_type: BufferType | None
     _lost_by_fork: bool
+    _artefacts: dict[Any, Any]  # what its streams have compiled, see `Stream.artefact`
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Device:
         # State lives here so that authors need not call super().__init__.
@@ -97,6 +98,7 @@ class Device(DeviceHooks):
         self._streams = WeakSet()
         self._default_type = None
         self._lost_by_fork = False
+        self._artefacts = {}
         notify_after_fork(self)
         if not hasattr(cls, "space"):
             self.space = MemorySpace(self._name)

@@ -16,6 +16,8 @@ from opweave.contract.stream import Stream
 from opweave.errors import UnsupportedOpError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from opweave.contract.kernels import KernelTable
     from opweave.contract.memory import BufferType
     from opweave.contract.space import Handle, Usage
@@ -76,6 +78,30 @@ class DeviceHooks:
     def _bind_download(self, mem: Handle, offset: int, out: memoryview) -> Call:
         """A function that calls ``_download`` and is called many times."""
         return partial(self._download, mem, offset, out)
+
+    def _put(self, mem: Handle, offset: int, dtype: DType, shape: Shape, array: Any, borrowed: bool) -> None:
+        """Write a whole dense array, so that a device that keeps arrays need not make one of bytes. Optional, with
+        ``_get``.
+
+        Args:
+            array: a C-contiguous NumPy array of that dtype and shape (of quantized types the bytes), or an array in
+                this device's memory that ``_import_dlpack`` took.
+            borrowed: the array stays unchanged until the run for which it is written has ended, and may be used where
+                it lies. If not, it may be changed when this returns.
+        """
+        raise NotImplementedError
+
+    def _get(self, mem: Handle, offset: int, dtype: DType, shape: Shape) -> np.ndarray[Any, Any]:
+        """Read a whole dense array, which must not be written: it may show memory of the device."""
+        raise NotImplementedError
+
+    def _bind_put(self, mem: Handle, offset: int, dtype: DType, shape: Shape) -> Callable[[Any, bool], None]:
+        """A function of ``array`` and ``borrowed`` that calls ``_put`` and is called many times."""
+        return partial(self._put, mem, offset, dtype, shape)
+
+    def _bind_get(self, mem: Handle, offset: int, dtype: DType, shape: Shape) -> Callable[[], np.ndarray[Any, Any]]:
+        """A function that calls ``_get`` and is called many times."""
+        return partial(self._get, mem, offset, dtype, shape)
 
     def _fill(self, mem: Handle, offset: int, size: int, value: int) -> None:
         """Set ``size`` bytes from ``offset`` on to ``value`` (0 .. 255). Default: by uploads."""

@@ -91,6 +91,13 @@ class BufferType:
         return self.space.host and self.is_raw
 
     @property
+    def is_typed(self) -> bool:
+        """Whether whole arrays are written and read by the device's ``_put`` and ``_get``."""
+        own = type(self)
+        plain = own._upload is BufferType._upload and own._download is BufferType._download and self.is_raw
+        return plain and self.device.caps.typed
+
+    @property
     def can_map(self) -> bool:
         """Whether parts of its buffers can be mapped into host memory; see `mapped`."""
         own = type(self)

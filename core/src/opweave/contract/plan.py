@@ -79,9 +79,19 @@ class Plan:
         return len(self._calls or ())
 
     @property
+    def calls(self) -> list[Call]:
+        """What `run` calls; empty once the plan was closed."""
+        return list(self._calls or ())
+
+    @property
     def remarks(self) -> list[str]:
         """The texts that calls carry in an attribute ``remark``, for reports: "runs as one graph", for example."""
         return [remark for call in self._calls or () if (remark := getattr(call, "remark", ""))]
+
+    @property
+    def library_bytes(self) -> int:
+        """Bytes that the libraries of its calls have taken for themselves (``library_bytes`` of the calls)."""
+        return sum(getattr(call, "library_bytes", 0) for call in self._calls or ())
 
     def _invalidate(self, why: str) -> None:
         """Refuse further runs with the reason ``why``: memory that the calls use is gone."""

@@ -162,12 +162,27 @@ class Group(NamedTuple):
         workspace: bytes of scratch memory that the call needs while it runs.
         scratch: that memory, a u8 operand; ``None`` until memory is planned, or if ``workspace`` is 0.
         nodes: of the graph that the steps compute, for messages; empty where there is no graph.
+
+    The rest is listed by the core for streams that fuse (`opweave.contract.listing`), once there is memory. Operands
+    are dense and do not overlap; each covers all windows of its bytes that steps use.
+
+    Attributes:
+        reads: what the steps read and do not compute themselves.
+        writes: what they leave in memory. An operand that they change is also among ``reads``.
+        constant: positions in ``reads`` of weights and constants, which no node writes.
+        dead: positions in ``reads`` of values that nobody reads after this group in a run.
+        donatable: those of ``dead`` that are temporaries: the call may overwrite their memory.
     """
 
     steps: tuple[Step, ...]
     workspace: int = 0
     scratch: Arg | None = None
     nodes: tuple[Tensor, ...] = ()
+    reads: tuple[Arg, ...] = ()
+    writes: tuple[Arg, ...] = ()
+    constant: frozenset[int] = frozenset()
+    dead: frozenset[int] = frozenset()
+    donatable: frozenset[int] = frozenset()
 
     def describe(self) -> str:
         """What it computes, as error messages show it: its nodes and where they were built, else its operations."""

@@ -6,16 +6,17 @@ call, and overrides methods of `StreamHooks`. `Plan` and `Event` are not subclas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from sys import is_finalizing
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Final, Self, TypeVar
 
 from opweave.contract.buffer import Buffer
 from opweave.contract.discarding import reclaim
 from opweave.contract.event import Epoch, Event
 from opweave.contract.fusing import check_fusion
+from opweave.contract.listing import listed
 from opweave.contract.operands import check_operands, check_reachable
 from opweave.contract.plan import Plan
 from opweave.contract.space import Usage, as_bytes
@@ -26,6 +27,11 @@ from opweave.graph.dtypes import u8
 from opweave.lifecycle import close_at_exit, notify_after_fork
 
 __all__ = ["Stream"]
+
+T = TypeVar("T")
+
+ARTEFACTS_KEPT: Final = 256
+"""How many compiled artefacts a device keeps beside those that plans use (`Stream.artefact`)."""
 
 
 class Stream(Submitting):
@@ -142,6 +148,8 @@ class Stream(Submitting):
         if self.device.has_own_rules:
             # A kernel table refuses unsupported steps itself when it binds; it does not know an overridden `_why_not`.
             self._check_supported([step for group in ready for step in group.steps])
+        if self.lists_operands:
+            ready = [group if group.reads or group.writes else listed(group) for group in ready]
         return self._submit(partial(self._plan, ready, buffers), submits=False)
 
     def _plan(self, groups: Sequence[Group], buffers: set[Buffer]) -> Plan:
@@ -153,6 +161,24 @@ class Stream(Submitting):
         plan = Plan(self, calls, len(groups), buffers)
         self._compiled(plan)
         return plan
+
+    def artefact(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` returned for ``key`` first, for compilers: called by an author's ``_compile`` and ``_bind``.
+
+        Streams of one device, class and parameters share what they made. The device keeps the latest `ARTEFACTS_KEPT`.
+
+        Args:
+            key: all that the result depends on, such as `Structure.key`.
+        """
+        known = self.device._artefacts
+        full = (type(self), repr(sorted(self.opened_with.items())), key)
+        found = known.pop(full, None)
+        if found is None:
+            found = make()
+            while len(known) >= ARTEFACTS_KEPT:
+                known.pop(next(iter(known)), None)
+        known[full] = found
+        return found  # type: ignore[no-any-return]
 
     def run(self, steps: Sequence[Step]) -> None:
         """Check, compile and run steps once. Steps whose result has no elements are skipped.

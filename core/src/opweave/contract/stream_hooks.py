@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from opweave.contract.step import Call, Group, Step
+from opweave.contract.step import Arg, Call, Group, Step
 from opweave.errors import raise_backend_failure
 
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
     from opweave.contract.device import Device
+    from opweave.contract.functional import Function
     from opweave.contract.plan import Plan
     from opweave.contract.stream import Stream
 
@@ -33,14 +34,20 @@ class StreamHooks:
         kernel.
 
         Returns the given steps in groups, in an order that keeps all reads and writes of each value (``Arg.value``) in
-        sequence; `pointwise_groups` finds elementwise ones. A value that only its own group uses gets no memory: its
-        args stay unbound.
+        sequence; a group may be all of them, and `pointwise_groups` finds elementwise ones. A value that only its own
+        group uses gets no memory: its args stay unbound. Streams with `_compile_functional` have all steps in one group
+        by default.
         """
+        if self.is_functional:
+            return [Group(tuple(steps))] if steps else []
         return [Group((step,), self.device._workspace(step)) for step in steps]
 
     def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
-        """One call for each group, or fewer where the device compiles several groups into one call. A call may have an
-        attribute ``remark``, a text that `Program.explain` shows."""
+        """One call for each group, or fewer where the device compiles several groups into one call.
+
+        A call may have the attributes ``remark``, a text that `Program.explain` shows (such as which constants it has
+        packed), and ``library_bytes``, the memory in bytes that its library has taken for itself.
+        """
         calls = []
         for group in groups:
             try:
@@ -54,8 +61,57 @@ class StreamHooks:
         then raise a `StepError` that names the plan. Keep no more than a weak reference."""
 
     def _bind(self, group: Group) -> Call:
-        """The call for one group. Default: the kernel of its only step."""
+        """The call for one group. Default: what `_compile_functional` gives, else the kernel of its only step.
+
+        For streams that override `_fuse`, the group's operands are listed (`Group.reads`, ``writes``, ...), and
+        `opweave.contract.structure_of` and `Stream.artefact` let equal groups share what was compiled.
+        """
+        if self.is_functional:
+            from opweave.contract.functional import bind_functional  # most devices have kernels
+
+            return bind_functional(self, group)  # type: ignore[arg-type]  # every StreamHooks is a Stream
         return self.device.kernels.bind(self, group)  # type: ignore[arg-type]  # every StreamHooks is a Stream
+
+    def _compile_functional(
+        self, steps: Sequence[Step], inputs: Sequence[Arg], outputs: Sequence[Arg], donated: Sequence[int]
+    ) -> Function:
+        """Compile steps into a function of arrays, for libraries whose arrays cannot be written in place. Overriding it
+        is for devices whose memory holds such arrays (`opweave.functional`), and makes kernels unnecessary.
+
+        Called once for each structure: equal steps over other leaves or in other memory get the same function. Nothing
+        has memory here: ``Arg.value`` numbers inputs, outputs and what the steps pass on, ``Arg.offset`` counts from
+        the start of that. `opweave.functional.evaluate` computes the steps, views included, from a table of functions.
+
+        Args:
+            steps: in the order in which they are computed.
+            inputs: what the function takes, dense. Steps may use any window of them.
+            outputs: what it returns, dense. Of a state that the steps write it is the new version.
+            donated: positions of inputs that nobody else uses from then on: the library may take their memory.
+
+        Returns:
+            ``f(*arrays) -> arrays``. Arrays that it returns are new: none of its arguments, none twice. The attributes
+            ``remark`` and ``library_bytes`` are as those of calls (`_compile`).
+        """
+        raise NotImplementedError
+
+    def _warm(self, call: Call) -> None:
+        """Do what the first run of a call would have to do first, such as compiling. Called by `Program.warm`. Default:
+        functions of `_compile_functional` are called once with zeros."""
+        if self.is_functional:
+            from opweave.contract.functional import FunctionCall
+
+            if isinstance(call, FunctionCall):
+                call.warm()
+
+    @property
+    def is_functional(self) -> bool:
+        """Whether it computes by functions of immutable arrays: `_compile_functional` is overridden."""
+        return type(self)._compile_functional is not StreamHooks._compile_functional
+
+    @property
+    def lists_operands(self) -> bool:
+        """Whether the core lists the operands of its groups (`Group.reads` and what follows)."""
+        return self.is_functional or type(self)._fuse is not StreamHooks._fuse
 
     # --- running ----------------------------------------------------------------------------------------------------
 

@@ -131,8 +131,15 @@ class WorkerStream(Stream):
 
     # --- hooks ------------------------------------------------------------------------------------------------------
 
+    @property
+    def lists_operands(self) -> bool:
+        return self.inner.lists_operands
+
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
         return self.inner._fuse(steps)
+
+    def _warm(self, call: Call) -> None:
+        self.inner._warm(call)
 
     def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
         return self.inner._compile(groups)

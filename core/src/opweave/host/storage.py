@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from opweave.graph.layout import Shape
 
 __all__ = [
+    "Adopted",
     "CallSequence",
     "array_shape",
     "bind_copy",
+    "bind_keep",
     "bind_read",
     "bind_selected_copy",
     "bind_write",
@@ -192,6 +194,8 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
     if not stream.is_async:
         if to.is_host and of.is_host:
             return partial(np.copyto, dst.view, src.view), False
+        if dense and (to.type.is_typed or of.type.is_typed):
+            return partial(_copy_array, _getter(src), _putter(dst)), False
         size = dst.nbytes
         if dense:
             to.check(dst.offset, size, write=True)
@@ -217,6 +221,32 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
 
         return direct, True
     return partial(copy, dst, src), False
+
+
+def _contiguous(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _copy_array(get: Callable[[], np.ndarray[Any, Any]], put: Callable[..., None]) -> None:
+    put(get(), False)
+
+
+def _putter(dst: Arg) -> Callable[..., None]:
+    """A function of a dense array and whether it is borrowed (`DeviceHooks._put`), which writes it to ``dst``."""
+    buffer = _memory(dst)
+    if not buffer.type.is_typed:
+        return lambda array, borrowed: write(dst, array)
+    buffer.check(dst.offset, dst.nbytes, write=True)
+    return buffer.device._bind_put(buffer.handle, dst.offset, dst.dtype, dst.shape)
+
+
+def _getter(src: Arg) -> Callable[[], np.ndarray[Any, Any]]:
+    """A function that returns the values of ``src``, which must not be written."""
+    buffer = _memory(src)
+    if not buffer.type.is_typed:
+        return (lambda: src.view) if buffer.is_host else partial(read, src)
+    buffer.check(src.offset, src.nbytes)
+    return buffer.device._bind_get(buffer.handle, src.offset, src.dtype, src.shape)
 
 
 def bind_selected_copy(
@@ -246,14 +276,29 @@ def bind_selected_copy(
     return copy_rows, False
 
 
+class Adopted(NamedTuple):
+    """An array of another library in a device's memory, imported to be fed. ``buffer`` lies over it and keeps it."""
+
+    buffer: Buffer
+
+
 def bind_write(dst: Arg, stream: Stream) -> tuple[np.ndarray[Any, Any] | None, Any, bool]:
     """Prepare writing fed arrays of the shape and dtype of ``dst`` to it.
 
     Returns:
-        A NumPy array over ``dst`` to copy into, or ``None``; if ``None``, a function to call with the array; and
+        A NumPy array over ``dst`` to copy into, or ``None``; if ``None``, a function to call with the array, or with an
+        `Adopted` one of a device that exchanges arrays; and
         whether that function queues the copy on ``stream``, so that it may read the array after it has returned.
     """
     buffer = _memory(dst)
+    if buffer.device.dlpack_device is not None and not buffer.is_host and not isinstance(stream, WorkerStream):
+        _, put, queued = _bind_write(buffer, dst, stream)
+        adopt = _bind_adopt(buffer, dst, stream)
+        return None, lambda array: adopt(array) if isinstance(array, Adopted) else put(array), queued
+    return _bind_write(buffer, dst, stream)
+
+
+def _bind_write(buffer: Buffer, dst: Arg, stream: Stream) -> tuple[np.ndarray[Any, Any] | None, Any, bool]:
     if isinstance(stream, WorkerStream):
         view, put, queued = bind_write(dst, stream.inner)
         job = partial(np.copyto, view) if view is not None else put
@@ -264,7 +309,49 @@ def bind_write(dst: Arg, stream: Stream) -> tuple[np.ndarray[Any, Any] | None, A
         return None, lambda array: stream.upload(buffer, dst.offset, np.ascontiguousarray(array)), True
     if buffer.is_host:
         return dst.view, None, False
+    if dst.is_dense and buffer.type.is_typed:
+        put = _putter(dst)
+        return None, _when_idle(stream, lambda array: put(_contiguous(array), True)), False
     return None, partial(write, dst), False
+
+
+def _bind_adopt(buffer: Buffer, dst: Arg, stream: Stream) -> Callable[[Adopted], None]:
+    """A function that takes an array in the device's memory over to ``dst``: as it is, or by a copy on the device."""
+    if buffer.type.is_typed and dst.is_dense:
+        put = _when_idle(stream, _putter(dst))
+        return lambda adopted: put(adopted.buffer.owner, True)
+
+    def copied(adopted: Adopted) -> None:
+        source = adopted.buffer
+        queued = dst.is_dense and stream.queues_copies(buffer, source)
+        if not (queued and stream.copy_from(buffer, dst.offset, source, 0, source.size)):
+            if stream.is_async:
+                stream.synchronize()
+            copy(dst, dense_arg(source, 0, dst.dtype, dst.shape))
+
+    return copied
+
+
+def bind_keep(src: Arg, stream: Stream | None = None) -> Call | None:
+    """As `bind_read`, but the call returns an array that stays in the device's memory: an object with ``__dlpack__``.
+
+    ``None`` where the device does not export its memory. Arrays that nothing overwrites are not copied.
+    """
+    buffer = _memory(src)
+    if buffer.is_host:
+        return bind_read(src, stream)
+    device = buffer.device
+    if device.dlpack_device is None or src.dtype.block > 1:
+        return None
+    if device.caps.functional:
+        return partial(buffer.exported, src.offset, src.dtype, src.shape, src.strides)
+
+    def call() -> Any:
+        own = buffer.type.alloc(src.span)
+        copy_bytes(own, 0, buffer, src.offset, src.span)
+        return own.exported(0, src.dtype, src.shape, src.strides)
+
+    return _when_idle(stream.inner, call) if isinstance(stream, WorkerStream) else call
 
 
 def _when_idle(stream: Stream, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -285,7 +372,12 @@ def bind_read(src: Arg, stream: Stream | None = None) -> Call:
     Args:
         stream: the stream that computes ``src``; if it is a `WorkerStream`, the call is made by its thread.
     """
-    call = src.view.copy if _memory(src).is_host and src.is_dense else partial(read, src)
+    buffer = _memory(src)
+    if buffer.type.is_typed and src.is_dense:
+        get = _getter(src)
+        call: Call = lambda: np.array(get(), order="C", copy=True)  # noqa: E731
+    else:
+        call = src.view.copy if buffer.is_host and src.is_dense else partial(read, src)
     # Work that the thread has submitted to an asynchronous inner stream may still be in flight.
     return _when_idle(stream.inner, call) if isinstance(stream, WorkerStream) else call
 

@@ -22,11 +22,12 @@ END: Final = 1 << 60
 
 
 class MemoryUse(NamedTuple):
-    """Bytes of a program on one device."""
+    """Bytes of a program on one device: what was planned, and what libraries say that they took for themselves."""
 
     temporaries: int
     weights: int
     states: int
+    library: int = 0
 
 
 class Lifetimes(NamedTuple):

@@ -79,7 +79,13 @@ class Executor:
     # --- runs -------------------------------------------------------------------------------------------------------
 
     def run(
-        self, state: ProgramState, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any], *, wait: bool = True
+        self,
+        state: ProgramState,
+        feeds: Mapping[Any, Any] | None,
+        named: Mapping[str, Any],
+        *,
+        wait: bool = True,
+        on_device: bool = False,
     ) -> Any:
         """Run a program once: feed, make the calls, fetch.
 
@@ -89,12 +95,13 @@ class Executor:
         Args:
             wait: ``False``, only with overlapping runs: return the `Run` when everything is queued. Arrays that were
                 fed may then be overwritten, unless their input is borrowed.
+            on_device: leave the outputs in the memory of their devices.
 
         Returns:
             The outputs.
         """
         if self._queued and wait and not self._on_completion_thread:
-            return self.submit(state, feeds, named).result()  # behind what was submitted before
+            return self.submit(state, feeds, named, on_device).result()  # behind what was submitted before
         with self.lock:
             if self._ready is state and not TRACE.listening:
                 run_list = state.lists[0]
@@ -105,6 +112,9 @@ class Executor:
             else:
                 state, run_list, calls, values = self._prepare(state, feeds, named, wait)
             self._ready = None
+            if on_device:
+                for fetch in run_list.fetches:
+                    fetch.call(on_device)  # refuses now what it would refuse after the run
             if run_list.states:
                 _check_states(run_list)
             if run_list.ended:
@@ -127,7 +137,7 @@ class Executor:
                         ownership.cancel_reason = ""
                     ownership.calls, ownership.remaining = calls.calls, rest
                     if run_list.streams:
-                        run = self._queue_waits(state, run_list)
+                        run = self._queue_waits(state, run_list, on_device)
                     for feed, value in values:
                         if feed.view is not None:
                             feed.view[...] = value  # half the time of np.copyto
@@ -151,6 +161,8 @@ class Executor:
             if run is None:
                 state.latest = run_list
                 self._ready = state
+                if on_device:
+                    return state.in_form([fetch.get(on_device) for fetch in run_list.fetches])
                 if state.single:
                     fetch = run_list.fetches[0]
                     try:
@@ -162,18 +174,20 @@ class Executor:
                 return self._outputs(run)  # with the lock: the next run writes over them
         return self._outputs(run) if wait else run
 
-    def submit(self, state: ProgramState, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> Future[Any]:
+    def submit(
+        self, state: ProgramState, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any], on_device: bool = False
+    ) -> Future[Any]:
         """Run a program once, beside the caller, behind what was submitted before."""
         self.check_caller()
         self._check_program(state)
         if not self._parallel:
             ready = fitted(state.lists[0], state.written, feeds, named)
             kept = {feed.tensor.name: value for feed, value in snapshot(ready, all_=True)}
-            return self._hand_over(self.run, state, kept, {})
+            return self._hand_over(partial(self.run, on_device=on_device), state, kept, {})
         with self.lock:
             self.check_open()
             try:
-                run = self.run(state, feeds, named, wait=False)
+                run = self.run(state, feeds, named, wait=False, on_device=on_device)
             except (ExecutionError, Cancelled) as error:
                 # It may be the failure of a run before this one, which came to light while this one was queued.
                 return self._hand_over(_raise, error)
@@ -205,7 +219,7 @@ class Executor:
             calls = traced_calls(run_list)
         return state, run_list, calls, values
 
-    def _queue_waits(self, state: ProgramState, run_list: RunList) -> Run:
+    def _queue_waits(self, state: ProgramState, run_list: RunList, on_device: bool) -> Run:
         """A run on asynchronous streams, behind what they have to wait for."""
         state.slot = (state.slot + 1) % len(state.lists)
         state.latest = None
@@ -218,7 +232,7 @@ class Executor:
                         stream.wait(end)
         for wait in run_list.before:
             wait()
-        return Run(state, run_list)
+        return Run(state, run_list, on_device)
 
     def _outputs(self, run: Run) -> Any:
         """The outputs of a run, in the form in which the caller wants them; waits for its end."""
@@ -229,7 +243,7 @@ class Executor:
         arrays = run.arrays
         for i, fetch in enumerate(run.run_list.fetches):
             if fetch.stream is None:
-                arrays[i] = fetch.get()
+                arrays[i] = fetch.get(run.on_device)
         return run.state.in_form(arrays)
 
     # --- failures and cancellation ----------------------------------------------------------------------------------

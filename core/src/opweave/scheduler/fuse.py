@@ -68,7 +68,7 @@ def bound_step(item: PlannedStep, out: Arg, srcs: tuple[Arg, ...], *, live: bool
 
 
 def _fuses_nothing(split: Split) -> bool:
-    return type(split.target.stream)._fuse is Stream._fuse
+    return type(split.target.stream)._fuse is Stream._fuse and not split.target.stream.is_functional
 
 
 def _groups(split: Split, partition: Partition, last_reader: dict[int, int]) -> list[FusedGroup]:

@@ -17,7 +17,15 @@ from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
 from opweave.contract.workspace import scratch_args
 from opweave.errors import raise_backend_failure
-from opweave.host.storage import CallSequence, array_shape, bind_copy, bind_read, bind_selected_copy, bind_write
+from opweave.host.storage import (
+    CallSequence,
+    array_shape,
+    bind_copy,
+    bind_keep,
+    bind_read,
+    bind_selected_copy,
+    bind_write,
+)
 from opweave.scheduler.bind import operands
 from opweave.scheduler.fuse import FusedGroup, bound_step
 from opweave.scheduler.hazards import HOST_QUEUE, Access, Act, Need, find_waits
@@ -31,6 +39,7 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.bind import Bindings
     from opweave.scheduler.fuse import Groups
+    from opweave.scheduler.group_operands import Lister
     from opweave.scheduler.splits import Copy, Partition, PlannedStep, Split
     from opweave.scheduler.target import Target
 
@@ -109,6 +118,11 @@ class _Lowering:
         if self.ordered:
             for (index, _), arg in bindings.workspaces.items():
                 self.scratch.setdefault(index, []).append(arg)
+        self.lister: Lister | None = None
+        if any(target.stream.lists_operands for target in self.targets):
+            from opweave.scheduler.group_operands import Lister  # most devices compile no groups
+
+            self.lister = Lister(partition, groups, bindings)
         # Reads of leaves need no order, unless something writes into the same memory.
         self.leaves_matter: Final = bool(partition.placed) or bool(states)
         self._add_feeds()
@@ -178,7 +192,7 @@ class _Lowering:
         for copy in split.copies:
             self._add_copy(copy, split, target)
         if split.items:
-            plan = _compile(split, self.partition.arenas, self.groups, self.bindings, self.arg)
+            plan = _compile(split, self.partition.arenas, self.groups, self.bindings, self.arg, self.lister)
             self.result.plans.append(plan)
             fused = self.groups.of_split[split.index]
             items = None if fused is None else tuple([group.items for group in fused])
@@ -223,12 +237,13 @@ class _Lowering:
         for output, operand in zip(self.partition.graph.outputs, self.partition.outputs, strict=True):
             if operand is None:
                 empty = np.empty(array_shape(output.shape, output.dtype), output.dtype.numpy)
-                self.result.fetches.append(Fetch(output, empty.copy, None, None))
+                self.result.fetches.append(Fetch(output, empty.copy, None, None, empty.copy))
                 continue
             target = self._target_of(operand.storage, self.targets[-1])
             stream = target.stream
             queued = stream if isinstance(stream, WorkerStream) else None
-            self.result.fetches.append(Fetch(output, bind_read(self.arg(operand), queued), queued, target))
+            arg = self.arg(operand)
+            self.result.fetches.append(Fetch(output, bind_read(arg, queued), queued, target, bind_keep(arg, queued)))
             if queued is not None:
                 self._add(target.index, (operand.storage,), (), None, None)
 
@@ -290,7 +305,12 @@ class _Lowering:
 
 
 def _compile(
-    split: Split, arenas: Sequence[int], groups: Groups, bindings: Bindings, arg: Callable[[StorageView], Arg]
+    split: Split,
+    arenas: Sequence[int],
+    groups: Groups,
+    bindings: Bindings,
+    arg: Callable[[StorageView], Arg],
+    lister: Lister | None,
 ) -> Plan:
     """The steps of a split as a plan of its target's stream."""
     fused, workspaces = groups.of_split[split.index], bindings.workspaces
@@ -324,7 +344,8 @@ def _compile(
     for g, (indices, size) in enumerate(fused):
         items = [split.items[i] for i in indices]
         nodes = tuple([item.node for item in items if item.node is not None])
-        ready.append(Group(tuple(map(step_of, items)), size, workspaces.get((split.index, g)), nodes))
+        group = Group(tuple(map(step_of, items)), size, workspaces.get((split.index, g)), nodes)
+        ready.append(group if lister is None or not stream.lists_operands else lister.listed(group, split, g))
     return stream.compile(ready)
 
 

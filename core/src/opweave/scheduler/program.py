@@ -17,6 +17,7 @@ from opweave.contract.space import CHANGES
 from opweave.contract.step import Call
 from opweave.errors import Cancelled, SchedulerError, UnknownNameError, not_pickled
 from opweave.graph.tensor import Tensor
+from opweave.host.storage import Adopted
 from opweave.leaves import read_leaf, write_state
 from opweave.scheduler.allocate import MemoryUse
 from opweave.scheduler.executor import Executor
@@ -110,29 +111,37 @@ class Program(Generic[R_co]):
 
     # --- running ----------------------------------------------------------------------------------------------------
 
-    def run(self, feeds: Mapping[Any, Any] | None = None, /, **named: Any) -> R_co:
+    def run(self, feeds: Mapping[Any, Any] | None = None, /, *, on_device: Any = False, **named: Any) -> R_co:
         """Run once.
 
         Args:
-            feeds: input tensor or name -> array of its shape and dtype (numbers and sequences are converted).
-            named: the same by keyword.
+            feeds: input tensor or name -> array of its shape and dtype (numbers and sequences are converted). An array
+                of another library in the memory of the device that reads it is taken there, by DLPack.
+            on_device: ``True``: leave the outputs in the memory of the devices that computed them. (Its type is `Any`,
+                so that type checkers accept ``run(**arrays)``.)
+            named: as ``feeds``, by keyword (for an input of that name use ``feeds``).
 
         Returns:
-            New arrays in the form of the outputs that the program was built for: one array, a tuple, or a dict.
+            New arrays in the form of the outputs that the program was built for: one array, a tuple, or a dict. NumPy
+            arrays, or with ``on_device`` objects with ``__dlpack__``, for ``torch.from_dlpack(...)`` and the like.
 
         Raises:
+            UnsupportedOpError: ``on_device``, and a device exports no arrays of its memory.
             ShapeError, DTypeError, UnknownNameError, SchedulerError: feeds that do not fit, before anything runs.
             ExecutionError: a node failed; names it, its device, and states that may be half written. Those refuse to
                 be read until they are written anew; everything else can be used again.
             Cancelled: `Scheduler.cancel` was called meanwhile.
             LifetimeError: the program or its scheduler was closed.
         """
-        return self._executor.run(self._state, feeds, named)  # type: ignore[no-any-return]
+        return self._executor.run(self._state, feeds, named, on_device=bool(on_device))  # type: ignore[no-any-return]
 
-    def submit(self, feeds: Mapping[Any, Any] | None = None, /, **named: Any) -> Future[R_co]:
+    def submit(
+        self, feeds: Mapping[Any, Any] | None = None, /, *, on_device: Any = False, **named: Any
+    ) -> Future[R_co]:
         """Run once, beside the caller; runs end in the order in which they were submitted.
 
-        Fed arrays may be overwritten when this returns, except those of inputs that were made with ``borrowed=True``.
+        Fed arrays may be overwritten when this returns, except those of inputs that were made with ``borrowed=True``
+        and those in the memory of a device. ``on_device`` is that of `run`.
         With ``Scheduler(parallel=True)`` successive runs overlap; at most twice as many as there are slots are under
         way, and a further one waits here.
 
@@ -142,7 +151,20 @@ class Program(Generic[R_co]):
         Raises:
             ShapeError, DTypeError, UnknownNameError, SchedulerError, LifetimeError: as `run`, at once.
         """
-        return self._executor.submit(self._state, feeds, named)
+        return self._executor.submit(self._state, feeds, named, bool(on_device))
+
+    def warm(self) -> None:
+        """Do what the first run would have to do first, above all compile. Values and states stay as they are.
+
+        Shows progress on a terminal where that takes longer than a second.
+
+        Raises:
+            ExecutionError: compiling failed.
+            LifetimeError: the program was closed.
+        """
+        from opweave.scheduler.warming import warm  # most programs are not warmed
+
+        self._executor.when_idle(partial(warm, self._state))
 
     # --- values between runs ----------------------------------------------------------------------------------------
 
@@ -158,7 +180,10 @@ class Program(Generic[R_co]):
             self._executor.when_idle(partial(write_state, leaf, values))
         else:
             feed = self.run_lists[0].feeds[leaf.name]
-            self._state.written[leaf.name] = np.array(feed.fit(values), copy=True)
+            value = feed.fit(values)
+            if isinstance(value, Adopted):
+                value = value.buffer.read().view(feed.dtype).reshape(feed.shape)
+            self._state.written[leaf.name] = np.array(value, copy=True)
 
     def read(self, tensor: Tensor | str) -> Array:
         """The present value of a state, weight or constant, or of an output after the last run, as a new array.
@@ -267,7 +292,8 @@ class Program(Generic[R_co]):
 
     @property
     def memory(self) -> dict[str, MemoryUse]:
-        """Bytes by device: planned temporaries, weights and states that the program uses there."""
+        """Bytes by device: planned temporaries, weights and states that the program uses there, and what libraries took
+        for its calls (packed constants, workspaces)."""
         targets = self.partition.assignment.targets
         result = {target.name: [self._nbytes.get(target.index, 0), 0, 0] for target in targets}
         for storage, (tensor, space) in self.partition.owners.items():
@@ -276,7 +302,10 @@ class Program(Generic[R_co]):
                     column = 2 if tensor.leaf is not None and tensor.leaf.kind == "state" else 1
                     result[target.name][column] += self.partition.sizes[storage]
                     break
-        return {name: MemoryUse(*columns) for name, columns in result.items()}
+        libraries = dict.fromkeys(result, 0)
+        for plan in self.run_lists[0].plans:
+            libraries[plan.stream.device.name] += plan.library_bytes
+        return {name: MemoryUse(a, b, c, libraries[name]) for name, (a, b, c) in result.items()}
 
     @property
     def predicted(self) -> Prediction:

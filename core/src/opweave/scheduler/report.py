@@ -282,7 +282,7 @@ def explain(
     for name, use in (memory or {}).items():
         lines.append(
             f"memory on {name}: {human_bytes(use.temporaries)} temporaries, {human_bytes(use.weights)} weights, "
-            f"{human_bytes(use.states)} states"
+            f"{human_bytes(use.states)} states" + (f", {human_bytes(use.library)} library" if use.library else "")
         )
     from opweave.scheduler.remarks import remarks as remarks_on  # most programs have none
 

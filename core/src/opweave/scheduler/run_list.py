@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from opweave.errors import Cancelled, DTypeError, ExecutionError, SchedulerError, ShapeError, UnknownNameError
-from opweave.graph.foreign import host_view, is_foreign
+from opweave.errors import (
+    Cancelled,
+    DTypeError,
+    ExecutionError,
+    SchedulerError,
+    ShapeError,
+    UnknownNameError,
+    UnsupportedOpError,
+)
+from opweave.graph.foreign import detached, dlpack_device, host_view, is_foreign, is_on_host
 from opweave.graph.tensor import Tensor
+from opweave.host.storage import Adopted
 
 if TYPE_CHECKING:
     from opweave.contract.event import Event
@@ -41,16 +50,23 @@ class Feed(NamedTuple):
     queued: bool
     target: Target | None
 
-    def fit(self, value: Any) -> Array:
-        """``value`` as an array of the input's shape. Arrays must have its dtype; Python numbers are converted.
+    def fit(self, value: Any) -> Array | Adopted:
+        """``value`` as an array of the input's shape. Arrays must have its dtype; Python numbers are converted. An
+        array in the memory of the input's device stays there.
 
         Raises:
             DTypeError, ShapeError: it does not fit.
         """
         if isinstance(value, Tensor):
             raise DTypeError(f"{self.tensor.describe()} is fed with arrays, not with tensors")
+        if isinstance(value, Adopted):
+            return value
+        foreign = is_foreign(value)
+        adopted = self._adopted(value) if foreign else None
+        if adopted is not None:
+            return adopted
         try:
-            array = host_view(value) if is_foreign(value) else np.asarray(value)
+            array = host_view(value) if foreign else np.asarray(value)
         except (TypeError, ValueError) as error:
             raise DTypeError(f"cannot feed {self.tensor.describe()} with {type(value).__name__}: {error}") from None
         if array.dtype != self.dtype:
@@ -65,22 +81,48 @@ class Feed(NamedTuple):
             raise ShapeError(f"{self.tensor.describe()} takes shape {self.shape}, not {array.shape}")
         return array
 
+    def _adopted(self, value: Any) -> Adopted | None:
+        """An array in the memory of the input's device, imported; ``None`` if it lies elsewhere."""
+        value = detached(value)
+        where = dlpack_device(value)
+        if self.put is None or self.target is None or is_on_host(where) or self.target.device.dlpack_device != where:
+            return None
+        buffer, dtype, shape = self.target.device.import_dlpack(value)
+        if dtype is not self.tensor.dtype:
+            raise DTypeError(f"{self.tensor.describe()} takes {self.tensor.dtype}, not {dtype}")
+        if shape != self.shape:
+            raise ShapeError(f"{self.tensor.describe()} takes shape {self.shape}, not {shape}")
+        return Adopted(buffer)
+
 
 class Fetch(NamedTuple):
     """How an output is brought back: a call that gives a new array, to be made in the order of ``stream`` if there is
-    one, else by the thread that wants it, after the run."""
+    one, else by the thread that wants it, after the run. ``keep`` gives one in the device's memory, where that exports
+    any."""
 
     tensor: Tensor
     read: Callable[[], Array]
     stream: WorkerStream | None
     target: Target | None
+    keep: Callable[[], Any] | None = None
 
-    def get(self) -> Array:
-        """What ``read`` gives; raises `ExecutionError`, which says what failed where."""
+    def get(self, on_device: bool = False) -> Any:
+        """What ``read`` or ``keep`` gives; raises `ExecutionError`, which says what failed where."""
         try:
-            return self.read()
+            return self.call(on_device)()
         except Exception as error:
             raise self.failed(error) from error
+
+    def call(self, on_device: bool) -> Callable[[], Any]:
+        """``keep`` or ``read``; raises `UnsupportedOpError` where the device exports no memory."""
+        if not on_device:
+            return self.read
+        if self.keep is None:
+            device = self.target.name if self.target is not None else "host"
+            why = "it does not export arrays of its memory by DLPack"
+            raise UnsupportedOpError(f"{self.tensor.describe()} cannot stay on {device}; run without on_device=True",
+                                     {device: why})  # fmt: skip
+        return self.keep
 
     def failed(self, error: Exception) -> ExecutionError:
         """What to raise where ``read`` has raised ``error``."""
@@ -225,7 +267,7 @@ class RunList:
 
 def fitted(
     run_list: RunList, written: Mapping[str, Array], feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]
-) -> list[tuple[Feed, Array]]:
+) -> list[tuple[Feed, Any]]:
     """An array for every input, checked."""
     given: dict[Any, Any] = {}
     if feeds is not None:
@@ -238,7 +280,7 @@ def fitted(
         }
     if named:
         given.update(named)
-    ready: list[tuple[Feed, Array]] = []
+    ready: list[tuple[Feed, Any]] = []
     for name, feed in run_list.feeds.items():
         value = given.pop(name, None)
         if value is None:
@@ -254,13 +296,15 @@ def fitted(
     return ready
 
 
-def snapshot(values: Sequence[tuple[Feed, Array]], *, all_: bool = False) -> list[tuple[Feed, Array]]:
+def snapshot(values: Sequence[tuple[Feed, Any]], *, all_: bool = False) -> list[tuple[Feed, Any]]:
     """``values``, with copies of those that are read after their upload was queued, or of ``all_``; arrays of borrowed
-    inputs are not copied."""
-    return [
-        (feed, np.array(value, copy=True) if (feed.queued or all_) and not _borrowed(feed) else value)
-        for feed, value in values
-    ]
+    inputs and arrays in a device's memory are not copied."""
+
+    def copied(feed: Feed, value: Any) -> bool:
+        late = all_ or feed.queued or (feed.view is None and feed.put is not None)
+        return late and not _borrowed(feed) and not isinstance(value, Adopted)
+
+    return [(feed, np.array(value, copy=True) if copied(feed, value) else value) for feed, value in values]
 
 
 def _borrowed(feed: Feed) -> bool:

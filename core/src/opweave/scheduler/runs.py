@@ -85,11 +85,13 @@ class Run:
         arrays: outputs that its streams have fetched.
         error: why it failed, once that is known.
         ended: whether it is known to have ended, well or not.
+        on_device: whether outputs stay in the memory of their devices.
     """
 
-    __slots__ = ("arrays", "ended", "ends", "error", "run_list", "state")
+    __slots__ = ("arrays", "ended", "ends", "error", "on_device", "run_list", "state")
 
-    def __init__(self, state: ProgramState, run_list: RunList) -> None:
+    def __init__(self, state: ProgramState, run_list: RunList, on_device: bool = False) -> None:
+        self.on_device: Final = on_device
         self.state: Final = state
         self.run_list: Final = run_list
         self.ends: list[Event] = []
@@ -102,7 +104,7 @@ class Run:
         run_list = self.run_list
         for i, fetch in enumerate(run_list.fetches):
             if fetch.stream is not None:
-                fetch.stream.call(partial(_store, self.arrays, i, fetch.read))
+                fetch.stream.call(partial(_store, self.arrays, i, fetch.call(self.on_device)))
         for record in run_list.after:
             record()
         self.ends = [stream.record() for stream in run_list.streams]

@@ -7,6 +7,7 @@ from typing import Final
 from opweave.conformance.checklist import Check
 from opweave.conformance.levels import (
     beside,
+    compilers,
     events,
     failures,
     faults,
@@ -37,7 +38,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     *imports.CHECKS, *hygiene.CHECKS, *memory.CHECKS, *transfers.CHECKS, *limits.CHECKS,
     *operations.CHECKS,
     *order.CHECKS, *events.CHECKS, *streams.CHECKS,
-    *beside.CHECKS,
+    *beside.CHECKS, *compilers.CHECKS,
     *faults.CHECKS, *failures.CHECKS, *indices.CHECKS,
 )  # fmt: skip
 """Every check in the order in which they are asked."""

@@ -1,0 +1,155 @@
+"""Groups as functions of immutable arrays: what a stream with ``_compile_functional`` runs.
+
+The device's memory holds arrays (`opweave.functional.ArrayMemory`). A call takes those that a group reads out of it,
+calls the function, and puts the results there: nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from opweave.contract.listing import Structure, structure_of
+from opweave.errors import Broken, LayoutError
+
+if TYPE_CHECKING:
+    from opweave.contract.step import Arg, Group
+    from opweave.contract.stream import Stream
+    from opweave.graph.dtypes import DType
+    from opweave.graph.layout import Shape
+
+__all__ = ["Cell", "Function", "FunctionCall", "bind_functional"]
+
+Function = Callable[..., Sequence[Any]]
+"""``f(*arrays) -> arrays``."""
+
+
+class Cell(Protocol):
+    """A place in the memory of a device for one array of a dtype and a shape.
+
+    Attributes:
+        array: what lies there, ``None`` if the bytes are not there as this array: then `load` makes it.
+        borrowed: somebody else has the array too.
+    """
+
+    array: Any
+    borrowed: bool
+
+    def load(self) -> Any:
+        """The array, made of the bytes that lie there."""
+
+    def put(self, array: Any) -> None:
+        """Let ``array`` lie there."""
+
+    def owned(self) -> Any:
+        """The array, or a copy of it if somebody else has it."""
+
+    def drop(self) -> None:
+        """Forget the array: nobody reads it any more."""
+
+
+class HoldsArrays(Protocol):
+    """A handle of memory that holds arrays, such as `opweave.functional.ArrayMemory`."""
+
+    def cell(self, offset: int, dtype: DType, shape: Shape) -> Cell:
+        """The place for an array at byte ``offset``."""
+
+    def zeros(self, dtype: DType, shape: Shape) -> Any:
+        """A new array of zeros, which lies nowhere."""
+
+
+class CompiledFunction:
+    """What an author's ``_compile_functional`` gave for a structure, and whether it was found to be as promised."""
+
+    __slots__ = ("checked", "device", "function", "structure")
+
+    def __init__(self, structure: Structure, stream: Stream) -> None:
+        inputs, outputs, donated = structure.inputs, structure.outputs, structure.donated
+        self.function: Final = stream._compile_functional(structure.steps, inputs, outputs, donated)
+        self.structure: Final = structure
+        self.device: Final = stream.device.name
+        self.checked = False
+
+    def check(self, arrays: Sequence[Any], results: Sequence[Any]) -> None:
+        """Raises `Broken` unless ``results`` are as many new arrays as wanted, of their shapes; one call shows it."""
+        wanted = self.structure.outputs
+        what = f"the function that _compile_functional of {self.device} returned"
+        if len(results) != len(wanted):
+            raise Broken(f"{what} gave {len(results)} arrays for {len(wanted)} outputs")
+        seen = {id(array) for array in arrays}
+        for i, (result, out) in enumerate(zip(results, wanted, strict=True)):
+            shape = getattr(result, "shape", out.shape)
+            if out.dtype.block == 1 and tuple(shape) != out.shape:
+                raise Broken(f"{what} gave an array of shape {tuple(shape)} for output {i}, which has {out.shape}")
+            if id(result) in seen:
+                raise Broken(f"{what} gave an array for output {i} that is an input or another output",
+                             remedy="return a copy: each place in memory needs an array of its own")  # fmt: skip
+            seen.add(id(result))
+        self.checked = True
+
+
+class FunctionCall:
+    """One call of a function with the arrays of a group."""
+
+    __slots__ = ("compiled", "donated", "drops", "function", "memory", "reads", "writes")
+
+    def __init__(self, compiled: CompiledFunction, group: Group) -> None:
+        written = {(id(arg.buffer), arg.offset) for arg in group.writes}
+        self.compiled: Final = compiled
+        self.function: Final = compiled.function
+        self.memory: Final[HoldsArrays] = _memory((*group.reads, *group.writes)[0])
+        self.reads: Final = [_cell(arg) for arg in group.reads]
+        self.writes: Final = [_cell(arg) for arg in group.writes]
+        self.donated: Final = [(i, self.reads[i]) for i in compiled.structure.donated]
+        gone = [i for i, arg in enumerate(group.reads) if i in group.dead or (id(arg.buffer), arg.offset) in written]
+        kept = {id(cell) for cell in self.writes}
+        self.drops: Final = [self.reads[i] for i in gone if id(self.reads[i]) not in kept]
+
+    def __call__(self) -> None:
+        arrays = [cell.load() if cell.array is None else cell.array for cell in self.reads]
+        for i, cell in self.donated:
+            if cell.borrowed:
+                arrays[i] = cell.owned()
+        results = self.function(*arrays)
+        if not self.compiled.checked:
+            self.compiled.check(arrays, results)
+        for cell in self.drops:
+            cell.drop()
+        for cell, array in zip(self.writes, results, strict=True):
+            cell.put(array)
+
+    def warm(self) -> None:
+        """Call the function with zeros, unless it has run before. It changes no memory."""
+        if not self.compiled.checked:
+            arrays = [self.memory.zeros(arg.dtype, arg.shape) for arg in self.compiled.structure.inputs]
+            self.compiled.check(arrays, self.function(*arrays))
+
+    @property
+    def remark(self) -> str:
+        return getattr(self.function, "remark", "")
+
+    @property
+    def library_bytes(self) -> int:
+        return getattr(self.function, "library_bytes", 0)
+
+
+def bind_functional(stream: Stream, group: Group) -> FunctionCall:
+    """The call for a listed group.
+
+    Raises:
+        LayoutError: an operand in memory that does not hold arrays.
+    """
+    structure = structure_of(group)
+    return FunctionCall(stream.artefact(structure.key, lambda: CompiledFunction(structure, stream)), group)
+
+
+def _memory(arg: Arg) -> HoldsArrays:
+    memory: HoldsArrays = arg.mem
+    if not hasattr(memory, "cell"):
+        raise LayoutError(f"{arg!r} does not lie in memory of arrays, which _compile_functional needs; "
+                          "let the device's _alloc return opweave.functional.ArrayMemory")  # fmt: skip
+    return memory
+
+
+def _cell(arg: Arg) -> Cell:
+    return _memory(arg).cell(arg.offset, arg.dtype, arg.shape)
