@@ -1,0 +1,297 @@
+"""A group of steps as an ONNX model: what it is made of (`Structure`), its model, its operands in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+import numpy as np
+import onnxruntime
+
+from opweave.contract import Arg, Call, Group, Step, Usage
+from opweave.errors import UnsupportedOpError
+from opweave.graph.dtypes import DType, f64
+from opweave.graph.layout import Shape, dense_strides
+from opweave_ort.kernels import KERNELS
+from opweave_ort.model import ONNX_TYPES, Model, Operand, computed
+from opweave_ort.runtime import RUNTIME
+from opweave_ort.sessions import SESSIONS, Session
+from opweave_ort.windows import Window, cover, show
+
+if TYPE_CHECKING:
+    from opweave.contract import Buffer
+    from opweave_ort.stream import OrtStream
+
+__all__ = ["Node", "Source", "Structure", "bind_group", "structure_of", "write"]
+
+
+class Source(NamedTuple):
+    """What comes in: an operand, as a dense array that begins at its first element.
+
+    Attributes:
+        dtype, shape: of the array.
+        weight: identity of the weight that the session holds, ``None`` for what is bound for each plan.
+    """
+
+    dtype: DType
+    shape: Shape
+    weight: Hashable = None
+
+
+class Node(NamedTuple):
+    """A step in a structure.
+
+    Attributes:
+        op, attrs: as those of the step.
+        dtype, shape: of its result.
+        operands: for each operand the number of its value (sources first, then the results of nodes), its window and
+            its shape.
+        live: whether the result is an output.
+    """
+
+    op: str
+    attrs: tuple[tuple[str, Any], ...]
+    dtype: DType
+    shape: Shape
+    operands: tuple[tuple[int, Window], ...]
+    live: bool
+
+
+class Structure(NamedTuple):
+    """All that a session depends on: equal structures share one."""
+
+    sources: tuple[Source, ...]
+    nodes: tuple[Node, ...]
+
+
+class Bound(NamedTuple):
+    """A structure with its memory.
+
+    Attributes:
+        sources: the operand of each source.
+        staged: for sources whose operand is not dense and in no dense array: whether they are copied before each run.
+        outputs: the operands of the live results.
+    """
+
+    structure: Structure
+    sources: list[Arg]
+    staged: list[bool]
+    outputs: list[Arg]
+
+
+# --- from steps to a structure --------------------------------------------------------------------------------------
+
+
+def structure_of(group: Group) -> Bound:
+    """What a group consists of, and its operands in memory."""
+    sources: list[Source] = []
+    args: list[Arg] = []
+    staged: list[bool] = []
+    seen: dict[Any, tuple[int, Window]] = {}
+    made: dict[int, tuple[int, Arg]] = {}
+    nodes: list[Node] = []
+    outputs: list[Arg] = []
+
+    def outside(arg: Arg) -> tuple[int, Window]:
+        key = (id(arg.buffer), arg.offset, arg.dtype, arg.shape, arg.strides)
+        if key in seen:
+            return seen[key]
+        window = _window(arg, 0)
+        shape = arg.shape if arg.dtype.is_quantized else _covered(arg, window)
+        if shape is None:
+            lead = window.lead
+            window = Window(0, window.shape, _dense(lead, window.strides))
+            shape = lead
+            staged.append(True)
+        else:
+            staged.append(False)
+        sources.append(Source(arg.dtype, shape, _identity(arg)))
+        args.append(arg)
+        seen[key] = (len(sources) - 1, window)
+        return seen[key]
+
+    # Sources first: the numbers of results begin after all of them.
+    produced = {step.out.value for step in group.steps if step.out.value >= 0}
+    for step in group.steps:
+        for arg in step.srcs:
+            if arg.value not in produced:
+                outside(arg)
+    for step in group.steps:
+        operands = []
+        for arg in step.srcs:
+            if arg.value in made:
+                number, out = made[arg.value]
+                operands.append((number, _window(arg, (arg.offset - out.offset) // out.dtype.itemsize)))
+            else:
+                operands.append(outside(arg))
+        live = step.out.buffer is not None
+        attrs = tuple(sorted(step.attrs.items()))
+        nodes.append(Node(step.op, attrs, step.out.dtype, step.out.shape, tuple(operands), live))
+        if live:
+            outputs.append(step.out)
+        if step.out.value >= 0:
+            made[step.out.value] = (len(sources) + len(nodes) - 1, step.out)
+    return Bound(Structure(tuple(sources), tuple(nodes)), args, staged, outputs)
+
+
+def _window(arg: Arg, offset: int) -> Window:
+    if arg.dtype.is_quantized:
+        return Window(0, arg.shape, arg.strides)
+    size = arg.dtype.itemsize
+    strides = tuple([0 if n == 1 else s // size for n, s in zip(arg.shape, arg.strides, strict=True)])
+    return Window(offset, arg.shape, strides)
+
+
+def _dense(shape: Shape, strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a dense array of that shape, but 0 where the given ones are."""
+    result, stride = [], 1
+    for n, s in zip(reversed(shape), reversed(strides), strict=True):
+        result.append(stride if s else 0)
+        stride *= n
+    return tuple(reversed(result))
+
+
+def _covered(arg: Arg, window: Window) -> Shape | None:
+    """The shape of the dense array in memory that the operand is cut out of, if its buffer goes as far."""
+    lead = window.lead
+    if window.strides == _dense(lead, window.strides):
+        return lead
+    shape = cover(window)
+    assert arg.buffer is not None
+    if shape is None or arg.offset + int(np.prod(shape)) * arg.dtype.itemsize > arg.buffer.size:
+        return None
+    return shape
+
+
+def _identity(arg: Arg) -> Hashable:
+    """What tells a weight from others, ``None`` for operands that may change."""
+    buffer = arg.buffer
+    assert buffer is not None
+    if buffer.usage is not Usage.WEIGHTS:
+        return None
+    return id(buffer), arg.offset, arg.strides
+
+
+# --- from a structure to a model ------------------------------------------------------------------------------------
+
+
+def write(structure: Structure) -> Model:
+    """The model of a structure: inputs ``in0``, ..., initializers ``w0``, ..., each with the number of its source among
+    its kind, and one output for each live node, in order."""
+    model = Model()
+    values: list[tuple[str, DType, Shape]] = []
+    inputs = 0
+    for number, source in enumerate(structure.sources):
+        name = f"w{number}"
+        if source.weight is None:
+            name, inputs = f"in{inputs}", inputs + 1
+            model.input(name, source.dtype, source.shape)
+        else:
+            model.weight(name, source.dtype, source.shape)
+        values.append((name, source.dtype, source.shape))
+    for node in structure.nodes:
+        operands = [_operand(model, *values[number], window) for number, window in node.operands]
+        target = computed(node.dtype)
+        out = Operand("", target, node.shape, node.shape, node.dtype)
+        kernel = _kernel(node, operands)
+        name = model.cast(kernel(model, node.op, out, *operands, **dict(node.attrs)), target, node.dtype)
+        if node.live:
+            name = model.output(name, node.dtype, node.shape)
+        values.append((name, node.dtype, node.shape))
+    return model
+
+
+def _operand(model: Model, value: str, dtype: DType, have: Shape, window: Window) -> Operand:
+    target = computed(dtype)
+    name = model.cast(value, dtype, target)
+    if have != window.lead or window.offset or window.strides != _dense(window.lead, window.strides):
+        name = show(model, name, have, window)
+    return Operand(name, target, window.shape, window.lead, dtype)
+
+
+def _kernel(node: Node, operands: list[Operand]) -> Callable[..., str]:
+    """The emitter for a node."""
+    args = [Arg(None, 0, o.stored, o.shape, (0,) * len(o.shape)) for o in operands]
+    out = Arg(None, 0, node.dtype, node.shape, (0,) * len(node.shape))
+    step = Step(node.op, out, tuple(args), dict(node.attrs))
+    kernel = KERNELS.find(step)
+    if kernel is None:
+        raise UnsupportedOpError(f"ONNX Runtime does not run {node.op}", {"ort": str(KERNELS.why_not(step))})
+    return cast("Callable[..., str]", kernel.factory)
+
+
+# --- binding --------------------------------------------------------------------------------------------------------
+
+
+def bind_group(stream: OrtStream, group: Group) -> Call:
+    """The call that runs a group: its session, found by its structure, bound to the group's memory."""
+    device = stream.device
+    for step in group.steps:
+        why = device.kernels.why_not(step)
+        if why is not None:
+            raise UnsupportedOpError(f"{device.name} does not run {step.op}", {device.name: why})
+    bound = structure_of(group)
+    key = (stream.provider, tuple(stream.provider_options.items()), stream.threads or RUNTIME.threads, bound.structure)
+    session = SESSIONS.get(key, partial(_session, stream, bound))
+    inputs, before, kept = [], [], []
+    for source, arg, staged in zip(bound.structure.sources, bound.sources, bound.staged, strict=True):
+        if source.weight is not None:
+            continue
+        address = arg.address
+        if staged:
+            stage = np.empty(source.shape, arg.dtype.numpy)
+            lead = tuple([slice(0, 1) if not s else slice(None) for s in arg.strides])
+            before.append(partial(np.copyto, stage, arg.view[lead]))
+            kept.append(stage)
+            address = stage.__array_interface__["data"][0]
+        inputs.append((source.dtype, source.shape, address))
+    outputs = [(out.dtype, out.shape, out.address) for out in bound.outputs]
+    binding = session.bind(inputs, outputs)
+    return SessionCall(session, binding, before, kept)
+
+
+def _session(stream: OrtStream, bound: Bound) -> Session:
+    weights: dict[str, Any] = {}
+    keep: list[Buffer] = []
+    for number, (source, arg) in enumerate(zip(bound.structure.sources, bound.sources, strict=True)):
+        if source.weight is not None:
+            assert arg.buffer is not None
+            keep.append(arg.buffer)
+            weights[f"w{number}"] = _value(source, arg)
+    structure = bound.structure
+    wide = any(node.dtype is f64 for node in structure.nodes)
+    model = write(structure).serialized()
+    return Session(model, weights, stream.provider, stream.provider_options, stream.threads, tuple(keep), wide)
+
+
+def _value(source: Source, arg: Arg) -> Any:
+    """The weight as ONNX Runtime's value over the same memory; a copy where it is in no dense array."""
+    assert arg.buffer is not None
+    shape = _covered(arg, _window(arg, 0))
+    if shape is None:
+        lead = tuple([slice(0, 1) if not s else slice(None) for s in arg.strides])
+        array = np.ascontiguousarray(arg.view[lead])
+    else:
+        array = arg.buffer.view(arg.offset, arg.dtype, shape, dense_strides(shape, arg.dtype))
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, ONNX_TYPES[arg.dtype])
+
+
+class SessionCall:
+    """Runs a session on bound memory."""
+
+    __slots__ = ("_before", "_binding", "_kept", "_run", "_session")
+
+    def __init__(self, session: Session, binding: Any, before: Sequence[Call], kept: Sequence[Any]) -> None:
+        self._session, self._binding, self._before, self._kept = session, binding, before, kept
+        self._run: Final = partial(session.native.run_with_iobinding, binding)
+
+    def __call__(self) -> None:
+        for call in self._before:
+            call()
+        self._run()
+
+    @property
+    def remark(self) -> str:
+        """For ``explain()``."""
+        return ""
