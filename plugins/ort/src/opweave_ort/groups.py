@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -17,10 +17,10 @@ from opweave_ort.kernels import KERNELS
 from opweave_ort.model import ONNX_TYPES, Model, Operand, computed
 from opweave_ort.runtime import RUNTIME
 from opweave_ort.sessions import SESSIONS, Session
+from opweave_ort.weights import PACKED, Form, Piece, pack, pieces
 from opweave_ort.windows import Window, cover, show
 
 if TYPE_CHECKING:
-    from opweave.contract import Buffer
     from opweave_ort.stream import OrtStream
 
 __all__ = ["Node", "Source", "Structure", "bind_group", "structure_of", "write"]
@@ -32,11 +32,20 @@ class Source(NamedTuple):
     Attributes:
         dtype, shape: of the array.
         weight: identity of the weight that the session holds, ``None`` for what is bound for each plan.
+        form: of a quantized weight.
     """
 
     dtype: DType
     shape: Shape
     weight: Hashable = None
+    form: Form = ""
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The arrays that it consists of: one, or those of a repacked weight."""
+        if self.form:
+            return pieces(self.dtype, self.shape, self.form)
+        return [Piece("", self.dtype, self.shape)]
 
 
 class Node(NamedTuple):
@@ -106,7 +115,7 @@ def structure_of(group: Group) -> Bound:
             staged.append(True)
         else:
             staged.append(False)
-        sources.append(Source(arg.dtype, shape, _identity(arg)))
+        sources.append(Source(arg.dtype, shape, _identity(arg), "halves" if arg.dtype.is_quantized else ""))
         args.append(arg)
         seen[key] = (len(sources) - 1, window)
         return seen[key]
@@ -183,13 +192,14 @@ def write(structure: Structure) -> Model:
     values: list[tuple[str, DType, Shape]] = []
     inputs = 0
     for number, source in enumerate(structure.sources):
-        name = f"w{number}"
-        if source.weight is None:
-            name, inputs = f"in{inputs}", inputs + 1
-            model.input(name, source.dtype, source.shape)
-        else:
-            model.weight(name, source.dtype, source.shape)
-        values.append((name, source.dtype, source.shape))
+        names = []
+        for piece in source.pieces:
+            if source.weight is None:
+                names.append(model.input(f"in{inputs}", piece.dtype, piece.shape))
+                inputs += 1
+            else:
+                names.append(model.weight(f"w{number}{piece.name}", piece.dtype, piece.shape))
+        values.append((" ".join(names), source.dtype, source.shape))
     for node in structure.nodes:
         operands = [_operand(model, *values[number], window) for number, window in node.operands]
         target = computed(node.dtype)
@@ -203,6 +213,8 @@ def write(structure: Structure) -> Model:
 
 
 def _operand(model: Model, value: str, dtype: DType, have: Shape, window: Window) -> Operand:
+    if dtype.is_quantized:
+        return Operand(value, dtype, have, have, dtype)
     target = computed(dtype)
     name = model.cast(value, dtype, target)
     if have != window.lead or window.offset or window.strides != _dense(window.lead, window.strides):
@@ -234,9 +246,16 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
     bound = structure_of(group)
     key = (stream.provider, tuple(stream.provider_options.items()), stream.threads or RUNTIME.threads, bound.structure)
     session = SESSIONS.get(key, partial(_session, stream, bound))
-    inputs, before, kept = [], [], []
+    inputs, before = [], []
+    kept: list[Any] = []
     for source, arg, staged in zip(bound.structure.sources, bound.sources, bound.staged, strict=True):
         if source.weight is not None:
+            continue
+        if source.form:
+            arrays = {p.name: np.empty(p.shape, p.dtype.numpy) for p in source.pieces}
+            before.append(partial(_repack, arg.view, source, arrays))
+            kept += arrays.values()
+            inputs += [(p.dtype, p.shape, arrays[p.name].ctypes.data) for p in source.pieces]
             continue
         address = arg.address
         if staged:
@@ -253,19 +272,35 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
 
 def _session(stream: OrtStream, bound: Bound) -> Session:
     weights: dict[str, Any] = {}
-    keep: list[Buffer] = []
+    keep: list[Any] = []
     for number, (source, arg) in enumerate(zip(bound.structure.sources, bound.sources, strict=True)):
         if source.weight is not None:
             assert arg.buffer is not None
             keep.append(arg.buffer)
-            weights[f"w{number}"] = _value(source, arg)
+            if source.form:
+                packed = PACKED.get(arg, source.form)
+                keep.append(packed)
+                weights |= {f"w{number}{p.name}": _shared(packed.arrays[p.name], p.dtype) for p in source.pieces}
+            else:
+                weights[f"w{number}"] = _value(arg)
     structure = bound.structure
     wide = any(node.dtype is f64 for node in structure.nodes)
     model = write(structure).serialized()
     return Session(model, weights, stream.provider, stream.provider_options, stream.threads, tuple(keep), wide)
 
 
-def _value(source: Source, arg: Arg) -> Any:
+def _repack(data: np.ndarray[Any, Any], source: Source, into: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Repack weights that are no constant ones, and may be others in each run."""
+    for name, array in pack(data, source.dtype, source.form).items():
+        np.copyto(into[name], array)
+
+
+def _shared(array: np.ndarray[Any, Any], dtype: DType) -> Any:
+    """ONNX Runtime's value over the same memory."""
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, ONNX_TYPES[dtype])
+
+
+def _value(arg: Arg) -> Any:
     """The weight as ONNX Runtime's value over the same memory; a copy where it is in no dense array."""
     assert arg.buffer is not None
     shape = _covered(arg, _window(arg, 0))
@@ -274,7 +309,7 @@ def _value(source: Source, arg: Arg) -> Any:
         array = np.ascontiguousarray(arg.view[lead])
     else:
         array = arg.buffer.view(arg.offset, arg.dtype, shape, dense_strides(shape, arg.dtype))
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, ONNX_TYPES[arg.dtype])
+    return _shared(array, arg.dtype)
 
 
 class SessionCall:

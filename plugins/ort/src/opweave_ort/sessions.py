@@ -14,7 +14,6 @@ from opweave_ort.model import ONNX_TYPES, Model
 from opweave_ort.runtime import RUNTIME
 
 if TYPE_CHECKING:
-    from opweave.contract import Buffer
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape
     from opweave_ort.providers import Provider
@@ -32,7 +31,7 @@ class Session:
         weights: name -> array of each initializer that the model only declares. The session reads them where they are.
         provider, options: what runs it. What a provider does not run, ONNX Runtime's kernels for the CPU do.
         threads: how many; ``None``: as many as the backend is set to.
-        keep: buffers that the weights lie in.
+        keep: what the weights lie in.
         wide: whether the model computes in f64.
 
     Raises:
@@ -46,7 +45,7 @@ class Session:
         provider: Provider,
         options: Mapping[str, str],
         threads: int | None,
-        keep: Sequence[Buffer] = (),
+        keep: Sequence[object] = (),
         wide: bool = False,
     ) -> None:
         settings = RUNTIME.options(threads)
