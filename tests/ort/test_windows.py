@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -25,7 +26,8 @@ def windows(draw):
     for kind in draw(st.lists(st.sampled_from(KINDS), max_size=4)):
         if kind == "slice":
             steps = [slice(draw(st.integers(0, n - 1)), None, draw(st.integers(1, 2))) for n in view.shape]
-            view = view[(*steps, ...)]
+            key: Any = (*steps, ...)
+            view = np.asarray(view)[key]
         elif kind == "transpose":
             view = view.transpose(draw(st.permutations(range(view.ndim))))
         elif kind == "index" and view.ndim > 1:

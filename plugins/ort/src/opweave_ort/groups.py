@@ -13,11 +13,12 @@ from opweave.contract import Arg, Call, Group, Step, Usage
 from opweave.errors import UnsupportedOpError
 from opweave.graph.dtypes import DType, f64
 from opweave.graph.layout import Shape, dense_strides
+from opweave.graph.precision import Precision
 from opweave_ort.kernels import KERNELS
 from opweave_ort.model import ONNX_TYPES, Model, Operand, computed
 from opweave_ort.runtime import RUNTIME
 from opweave_ort.sessions import SESSIONS, Session
-from opweave_ort.weights import PACKED, Form, Piece, pack, pieces
+from opweave_ort.weights import PACKED, Form, Piece, form_of, pack, pieces
 from opweave_ort.windows import Window, cover, show
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Node(NamedTuple):
         operands: for each operand the number of its value (sources first, then the results of nodes), its window and
             its shape.
         live: whether the result is an output.
+        precision: that its kernel computes in.
     """
 
     op: str
@@ -65,6 +67,7 @@ class Node(NamedTuple):
     shape: Shape
     operands: tuple[tuple[int, Window], ...]
     live: bool
+    precision: Precision = "exact"
 
 
 class Structure(NamedTuple):
@@ -102,8 +105,9 @@ def structure_of(group: Group) -> Bound:
     nodes: list[Node] = []
     outputs: list[Arg] = []
 
-    def outside(arg: Arg) -> tuple[int, Window]:
-        key = (id(arg.buffer), arg.offset, arg.dtype, arg.shape, arg.strides)
+    def outside(arg: Arg, precision: Precision) -> tuple[int, Window]:
+        form: Form = form_of(arg.dtype, precision) if arg.dtype.is_quantized else ""
+        key = (id(arg.buffer), arg.offset, arg.dtype, arg.shape, arg.strides, form)
         if key in seen:
             return seen[key]
         window = _window(arg, 0)
@@ -115,7 +119,7 @@ def structure_of(group: Group) -> Bound:
             staged.append(True)
         else:
             staged.append(False)
-        sources.append(Source(arg.dtype, shape, _identity(arg), "halves" if arg.dtype.is_quantized else ""))
+        sources.append(Source(arg.dtype, shape, _identity(arg), form))
         args.append(arg)
         seen[key] = (len(sources) - 1, window)
         return seen[key]
@@ -125,23 +129,30 @@ def structure_of(group: Group) -> Bound:
     for step in group.steps:
         for arg in step.srcs:
             if arg.value not in produced:
-                outside(arg)
+                outside(arg, _precision(step))
     for step in group.steps:
+        precision = _precision(step)
         operands = []
         for arg in step.srcs:
             if arg.value in made:
                 number, out = made[arg.value]
                 operands.append((number, _window(arg, (arg.offset - out.offset) // out.dtype.itemsize)))
             else:
-                operands.append(outside(arg))
+                operands.append(outside(arg, precision))
         live = step.out.buffer is not None
         attrs = tuple(sorted(step.attrs.items()))
-        nodes.append(Node(step.op, attrs, step.out.dtype, step.out.shape, tuple(operands), live))
+        nodes.append(Node(step.op, attrs, step.out.dtype, step.out.shape, tuple(operands), live, precision))
         if live:
             outputs.append(step.out)
         if step.out.value >= 0:
             made[step.out.value] = (len(sources) + len(nodes) - 1, step.out)
     return Bound(Structure(tuple(sources), tuple(nodes)), args, staged, outputs)
+
+
+def _precision(step: Step) -> Precision:
+    """The precision that the kernel of a step computes in."""
+    kernel = KERNELS.find(step)
+    return "exact" if kernel is None else kernel.precision
 
 
 def _window(arg: Arg, offset: int) -> Window:
@@ -226,7 +237,7 @@ def _kernel(node: Node, operands: list[Operand]) -> Callable[..., str]:
     """The emitter for a node."""
     args = [Arg(None, 0, o.stored, o.shape, (0,) * len(o.shape)) for o in operands]
     out = Arg(None, 0, node.dtype, node.shape, (0,) * len(node.shape))
-    step = Step(node.op, out, tuple(args), dict(node.attrs))
+    step = Step(node.op, out, tuple(args), dict(node.attrs), precision=node.precision)
     kernel = KERNELS.find(step)
     if kernel is None:
         raise UnsupportedOpError(f"ONNX Runtime does not run {node.op}", {"ort": str(KERNELS.why_not(step))})

@@ -18,9 +18,21 @@ import numpy as np
 from opweave.contract import Arg, Buffer
 from opweave.graph.dtypes import DType, f32, u8
 from opweave.graph.layout import Shape
+from opweave.graph.precision import Precision
 from opweave.ops.blocks import BlockParts, block_parts
 
-__all__ = ["FOUR_BITS", "OFFSETS", "PACKED", "Form", "PackedWeight", "Piece", "block_length", "pack", "pieces"]
+__all__ = [
+    "FOUR_BITS",
+    "OFFSETS",
+    "PACKED",
+    "Form",
+    "PackedWeight",
+    "Piece",
+    "block_length",
+    "form_of",
+    "pack",
+    "pieces",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -47,6 +59,11 @@ class Piece(NamedTuple):
 def block_length(dtype: DType) -> int:
     """How many integers share a scale."""
     return 16 if dtype.name in _PARTS_OF_16 else 32
+
+
+def form_of(dtype: DType, precision: Precision) -> Form:
+    """The form of a quantized weight for products in a precision."""
+    return "halves" if precision == "exact" or dtype.name in FOUR_BITS else "bytes"
 
 
 def pieces(dtype: DType, shape: Shape, form: Form) -> list[Piece]:

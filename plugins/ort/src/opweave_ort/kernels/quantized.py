@@ -10,7 +10,7 @@ from opweave.contract import Step
 from opweave.graph.dtypes import QUANTIZED, DType, f32, f64
 from opweave_ort.kernels.table import HALVES, emits
 from opweave_ort.model import MICROSOFT, Model, Operand
-from opweave_ort.weights import FOUR_BITS, OFFSETS, Form, block_length, pieces
+from opweave_ort.weights import FOUR_BITS, OFFSETS, Form, block_length, form_of, pieces
 
 _TYPES: Final = " ".join(["f32", HALVES, *[t.name for t in QUANTIZED]])
 
@@ -23,7 +23,15 @@ def _why_not(step: Step) -> str | None:
 
 @emits("linear", dtypes=_TYPES, when=_why_not)
 def linear(m: Model, op: str, out: Operand, x: Operand, w: Operand, b: Operand | None = None, *, blocks: DType) -> str:
-    return product(m, out, x, w, b, "halves", 0)
+    return product(m, out, x, w, b, form_of(blocks, "exact"), 0)
+
+
+@emits("linear", dtypes=_TYPES, when=_why_not, precision="int8")
+def linear_of_bytes(
+    m: Model, op: str, out: Operand, x: Operand, w: Operand, b: Operand | None = None, *, blocks: DType
+) -> str:
+    """ONNX Runtime quantizes the activations to 8 bits in blocks as long as those of the weights."""
+    return product(m, out, x, w, b, form_of(blocks, "int8"), 4)
 
 
 def product(m: Model, out: Operand, x: Operand, w: Operand, b: Operand | None, form: Form, accuracy: int) -> str:
