@@ -75,3 +75,35 @@ def test_a_repacked_weight_is_there_once_and_goes_with_its_programs(device):
     del programs, scheduler
     gc.collect()
     assert PACKED.nbytes == before
+
+
+def test_explain_counts_repacked_weights_and_they_can_be_declined(device, monkeypatch):
+    dtype = next(t for t in QUANTIZED if t.name == "q4_0")
+    w = ow.weights({"w": ow.Blocks(random_blocks(dtype, 8, 2), (8, 64), "q4_0")})
+    graph = ow.linear(ow.input("x", (1, 64)), w["w"])
+    with ow.Scheduler(device) as scheduler:
+        assert "1 step in one session with 320 bytes of repacked weights" in str(scheduler.build(graph).explain())
+    monkeypatch.setenv("OPWEAVE_ORT_PACK", "0")
+    declining = type(device)(device.provider)
+    with ow.Scheduler(declining) as scheduler, pytest.raises(ow.UnsupportedOpError, match="OPWEAVE_ORT_PACK=0"):
+        scheduler.build(graph)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q4_1", "q5_0", "q8_0", "mxfp4"])
+def test_int8_is_computed_where_it_is_allowed_and_stays_within_its_limits(device, name):
+    dtype = next(t for t in QUANTIZED if t.name == name)
+    blocks = ow.quantize(np.random.default_rng(1).standard_normal((16, 512)).astype(np.float32), name)
+    data, w = blocks.data.reshape(16, -1), ow.weights({"w": blocks})
+    graph = ow.linear(ow.input("x", (4, 512)), w["w"])
+    x = np.random.default_rng(0).standard_normal((4, 512)).astype(np.float32)
+    want = x.astype(np.float64) @ dequantize(data, dtype).astype(np.float64).T
+    with ow.Scheduler(device) as scheduler:
+        exact, rough = (scheduler.build(graph, precision=p) for p in ("exact", "int8"))
+        assert "in int8" in str(rough.explain())
+        assert "in int8" not in str(exact.explain())
+
+        def error(got):
+            return float(np.mean((got - want) ** 2) / np.mean(want**2))
+
+        assert error(exact.run(x=x)) < 1.6e-11
+        assert 1e-8 < error(rough.run(x=x)) < 2e-4

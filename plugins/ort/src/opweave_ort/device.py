@@ -16,6 +16,7 @@ from opweave.host.memory import HostMemory
 from opweave.host.processor import cpu_name
 from opweave_ort.kernels import KERNELS
 from opweave_ort.providers import Provider, features
+from opweave_ort.runtime import PACK_VARIABLE, flag
 from opweave_ort.stream import OrtStream
 
 __all__ = ["OrtDevice"]
@@ -33,6 +34,7 @@ class OrtDevice(HostMemory):
     Attributes:
         provider: the provider.
         options: what ONNX Runtime gets to choose the hardware.
+        packs: whether weights may be copied into another form.
     """
 
     survives_fork = False  # the pool's threads are not there in a child
@@ -44,6 +46,7 @@ class OrtDevice(HostMemory):
         self.id = f"{provider.id}:{number}" if provider.numbered else provider.id
         self.kind = provider.kind
         self.options: Mapping[str, str] = {"device_id": str(number)} if provider.numbered else {}
+        self.packs = flag(PACK_VARIABLE, True)
         where = cpu_name() if provider.id == "cpu" else provider.name.removesuffix("ExecutionProvider")
         self.description = f"ONNX Runtime {onnxruntime.__version__} on {where}"
 
@@ -55,6 +58,11 @@ class OrtDevice(HostMemory):
         if params:
             raise TypeError(f"unknown parameters {sorted(params)}; there is threads=")
         return OrtStream(self, None if threads is None else check_threads(threads))
+
+    def _why_not(self, step: Step) -> str | None:
+        if not self.packs and any(src.dtype.is_quantized for src in step.srcs):
+            return f"quantized weights are repacked, which {PACK_VARIABLE}=0 declines"
+        return super()._why_not(step)
 
     def _probe(self) -> None:
         from opweave_ort.sessions import probe

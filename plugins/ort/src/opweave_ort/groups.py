@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import onnxruntime
@@ -251,7 +251,7 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
     """The call that runs a group: its session, found by its structure, bound to the group's memory."""
     device = stream.device
     for step in group.steps:
-        why = device.kernels.why_not(step)
+        why = device._why_not(step)
         if why is not None:
             raise UnsupportedOpError(f"{device.name} does not run {step.op}", {device.name: why})
     bound = structure_of(group)
@@ -278,12 +278,13 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
         inputs.append((source.dtype, source.shape, address))
     outputs = [(out.dtype, out.shape, out.address) for out in bound.outputs]
     binding = session.bind(inputs, outputs)
-    return SessionCall(session, binding, before, kept)
+    return _call(session, binding, before, kept, _remark(bound, session))
 
 
 def _session(stream: OrtStream, bound: Bound) -> Session:
     weights: dict[str, Any] = {}
     keep: list[Any] = []
+    repacked = 0
     for number, (source, arg) in enumerate(zip(bound.structure.sources, bound.sources, strict=True)):
         if source.weight is not None:
             assert arg.buffer is not None
@@ -291,13 +292,14 @@ def _session(stream: OrtStream, bound: Bound) -> Session:
             if source.form:
                 packed = PACKED.get(arg, source.form)
                 keep.append(packed)
+                repacked += packed.nbytes
                 weights |= {f"w{number}{p.name}": _shared(packed.arrays[p.name], p.dtype) for p in source.pieces}
             else:
                 weights[f"w{number}"] = _value(arg)
     structure = bound.structure
     wide = any(node.dtype is f64 for node in structure.nodes)
     model = write(structure).serialized()
-    return Session(model, weights, stream.provider, stream.provider_options, stream.threads, tuple(keep), wide)
+    return Session(model, weights, stream.provider, stream.provider_options, stream.threads, keep, wide, repacked)
 
 
 def _repack(data: np.ndarray[Any, Any], source: Source, into: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -323,21 +325,27 @@ def _value(arg: Arg) -> Any:
     return _shared(array, arg.dtype)
 
 
-class SessionCall:
-    """Runs a session on bound memory."""
+def _call(session: Session, binding: Any, before: Sequence[Call], kept: Sequence[Any], remark: str) -> Call:
+    """The run of a session on bound memory, after the calls ``before``; keeps alive what is bound."""
+    run = partial(session.native.run_with_iobinding, binding)
+    call: Any = partial(_in_order, before, run) if before else run
+    call.kept, call.remark = (session, kept), remark
+    return cast("Call", call)
 
-    __slots__ = ("_before", "_binding", "_kept", "_run", "_session")
 
-    def __init__(self, session: Session, binding: Any, before: Sequence[Call], kept: Sequence[Any]) -> None:
-        self._session, self._binding, self._before, self._kept = session, binding, before, kept
-        self._run: Final = partial(session.native.run_with_iobinding, binding)
+def _in_order(before: Sequence[Call], run: Call) -> None:
+    for call in before:
+        call()
+    run()
 
-    def __call__(self) -> None:
-        for call in self._before:
-            call()
-        self._run()
 
-    @property
-    def remark(self) -> str:
-        """For ``explain()``."""
-        return ""
+def _remark(bound: Bound, session: Session) -> str:
+    """What `Program.explain` shows: the session, and the memory that it takes beside that of the program."""
+    count = len(bound.structure.nodes)
+    parts = [f"{count} {'step' if count == 1 else 'steps'} in one session"]
+    if session.repacked:
+        parts.append(f"with {session.repacked:,} bytes of repacked weights")
+    sources = zip(bound.structure.sources, bound.staged, strict=True)
+    if copied := sum([staged and source.weight is None for source, staged in sources]):
+        parts.append(f"that copies {copied} strided operands before each run")
+    return " ".join(parts)

@@ -12,7 +12,11 @@ from opweave.contract.parameters import check_threads
 from opweave.errors import Broken
 from opweave.host.cores import usable_cores
 
-__all__ = ["RUNTIME", "Runtime", "flag"]
+__all__ = ["PACK_VARIABLE", "RUNTIME", "Runtime", "flag"]
+
+
+PACK_VARIABLE: Final = "OPWEAVE_ORT_PACK"
+"""Environment variable: ``0`` declines copies of weights in another form, which products are faster with."""
 
 
 def flag(variable: str, default: bool) -> bool:
@@ -55,6 +59,8 @@ class Runtime:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.add_session_config_entry("session.use_env_allocators", "1")
+        if not flag(PACK_VARIABLE, True):
+            options.add_session_config_entry("session.disable_prepacking", "1")
         if self.shared:
             options.use_per_session_threads = False
         else:

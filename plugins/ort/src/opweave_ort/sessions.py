@@ -33,6 +33,7 @@ class Session:
         threads: how many; ``None``: as many as the backend is set to.
         keep: what the weights lie in.
         wide: whether the model computes in f64.
+        repacked: bytes of weights that were repacked for it; several sessions may share them.
 
     Raises:
         Exception: ONNX Runtime's, for models that the provider has no kernels for.
@@ -47,6 +48,7 @@ class Session:
         threads: int | None,
         keep: Sequence[object] = (),
         wide: bool = False,
+        repacked: int = 0,
     ) -> None:
         settings = RUNTIME.options(threads)
         settings.add_external_initializers(list(weights), list(weights.values()))
@@ -58,6 +60,7 @@ class Session:
         self.native: Final = onnxruntime.InferenceSession(
             model, settings, providers=chosen, disabled_optimizers=disabled, enable_fallback=False
         )
+        self.repacked: Final = repacked
         self._keep = (weights, keep)
 
     def bind(self, inputs: Sequence[tuple[DType, Shape, int]], outputs: Sequence[tuple[DType, Shape, int]]) -> Any:
