@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 
 import numpy as np
+import onnxruntime
 import pytest
 
 import opweave as ow
-from opweave.graph.dtypes import QUANTIZED
+from opweave.graph.dtypes import QUANTIZED, f32
 from opweave.ops.blocks import block_parts, dequantize
+from opweave_ort.model import Model
+from opweave_ort.sessions import Session
 from opweave_ort.weights import FOUR_BITS, PACKED, block_length, pack, pieces
 
 NAMES = [t.name for t in QUANTIZED]
@@ -107,3 +110,14 @@ def test_int8_is_computed_where_it_is_allowed_and_stays_within_its_limits(device
 
         assert error(exact.run(x=x)) < 1.6e-11
         assert 1e-8 < error(rough.run(x=x)) < 2e-4
+
+
+def test_a_session_reads_weights_where_they_lie(device, monkeypatch):
+    monkeypatch.setenv("OPWEAVE_ORT_PACK", "0")
+    model, array = Model(), np.full((64, 64), 2, np.float32)
+    weight = model.weight("w0", f32, array.shape)
+    model.output(model("MatMul", model.input("in0", f32, (1, 64)), weight), f32, (1, 64))
+    value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    session = Session(model.serialized(), {"w0": value}, device.provider, device.options, None)
+    array[:] = 3
+    assert session.native.run(None, {"in0": np.ones((1, 64), np.float32)})[0][0, 0] == 3 * 64

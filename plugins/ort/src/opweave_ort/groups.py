@@ -11,12 +11,12 @@ import onnxruntime
 
 from opweave.contract import Arg, Call, Group, Step, Usage
 from opweave.errors import UnsupportedOpError
-from opweave.graph.dtypes import DType, f64
-from opweave.graph.layout import Shape, dense_strides
+from opweave.graph.dtypes import DType, f32, f64
+from opweave.graph.layout import Shape, dense_strides, nbytes
 from opweave.graph.precision import Precision
 from opweave_ort.kernels import KERNELS
 from opweave_ort.model import ONNX_TYPES, Model, Operand, computed
-from opweave_ort.runtime import RUNTIME
+from opweave_ort.runtime import PACK_VARIABLE, RUNTIME, flag
 from opweave_ort.sessions import SESSIONS, Session
 from opweave_ort.weights import PACKED, Form, Piece, form_of, pack, pieces
 from opweave_ort.windows import Window, cover, show
@@ -284,7 +284,7 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
 def _session(stream: OrtStream, bound: Bound) -> Session:
     weights: dict[str, Any] = {}
     keep: list[Any] = []
-    repacked = 0
+    repacked = _packed_by_the_library(bound.structure) if flag(PACK_VARIABLE, True) else 0
     for number, (source, arg) in enumerate(zip(bound.structure.sources, bound.sources, strict=True)):
         if source.weight is not None:
             assert arg.buffer is not None
@@ -300,6 +300,13 @@ def _session(stream: OrtStream, bound: Bound) -> Session:
     wide = any(node.dtype is f64 for node in structure.nodes)
     model = write(structure).serialized()
     return Session(model, weights, stream.provider, stream.provider_options, stream.threads, keep, wide, repacked)
+
+
+def _packed_by_the_library(structure: Structure) -> int:
+    """Bytes of the copies that ONNX Runtime makes of the f32 weights of products, in the order of its kernels."""
+    weights = {node.operands[1][0] for node in structure.nodes if node.op in ("linear", "matmul")}
+    found = [s for i, s in enumerate(structure.sources) if i in weights and s.weight is not None and not s.form]
+    return sum([nbytes(s.shape, f32) for s in found if computed(s.dtype) is f32])
 
 
 def _repack(data: np.ndarray[Any, Any], source: Source, into: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -329,7 +336,7 @@ def _call(session: Session, binding: Any, before: Sequence[Call], kept: Sequence
     """The run of a session on bound memory, after the calls ``before``; keeps alive what is bound."""
     run = partial(session.native.run_with_iobinding, binding)
     call: Any = partial(_in_order, before, run) if before else run
-    call.kept, call.remark = (session, kept), remark
+    call.kept, call.remark, call.library_bytes = (session, kept), remark, session.repacked
     return cast("Call", call)
 
 

@@ -33,7 +33,7 @@ class Session:
         threads: how many; ``None``: as many as the backend is set to.
         keep: what the weights lie in.
         wide: whether the model computes in f64.
-        repacked: bytes of weights that were repacked for it; several sessions may share them.
+        repacked: bytes of weights in another form, by us or by ONNX Runtime; those by us several sessions may share.
 
     Raises:
         Exception: ONNX Runtime's, for models that the provider has no kernels for.
@@ -51,7 +51,10 @@ class Session:
         repacked: int = 0,
     ) -> None:
         settings = RUNTIME.options(threads)
+        # Both are needed: optimizers read what the first gives, which alone would be copied; kernels read the second.
         settings.add_external_initializers(list(weights), list(weights.values()))
+        for name, value in weights.items():
+            settings.add_initializer(name, value)
         # This one keeps factors of products in f32.
         disabled = ["MatMulScaleFusion"] if wide else None
         chosen = [(provider.name, dict(options))]
