@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from opweave.contract import Step
 from opweave.formats.onnx_operators import ONNX_OPERATORS, OnnxOperator
+from opweave.graph.dtypes import bool_
 from opweave.graph.layout import broadcast_shapes
 from opweave.graph.opdef import OPS
 from opweave_ort.kernels.table import F32, FLOATS, NUMBERS, PLAIN, emits
@@ -17,8 +18,7 @@ OPERATORS: Final[dict[str, OnnxOperator]] = {row.op: row for row in ONNX_OPERATO
 
 _TYPES: Final = {
     **dict.fromkeys(("add", "sub", "mul", "neg", "abs", "sign", "minimum", "maximum", "matmul"), NUMBERS),
-    **dict.fromkeys(("less", "less_equal", "where"), NUMBERS),
-    **dict.fromkeys(("equal", "concat"), PLAIN),
+    **dict.fromkeys(("less", "less_equal", "where", "equal", "concat"), PLAIN),
     **dict.fromkeys(("gelu", "gelu_tanh", "elu", "hardsigmoid", "hardswish", "leaky_relu", "softplus"), F32),
     "log_softmax": F32,
     "relu": f"{FLOATS} i32 i16 i8 u8",
@@ -45,7 +45,12 @@ def spread(model: Model, out: Operand, *sources: Operand) -> list[str]:
     return names
 
 
+_NOT_OF_BOOLS: Final = {"less", "less_equal", "where"}
+
+
 def _in_the_row(step: Step) -> str | None:
+    if step.op in _NOT_OF_BOOLS and step.srcs[-1].dtype is bool_:
+        return "the operator takes no bools"
     for name, value in OPERATORS[step.op].where.items():
         if step.attrs[name] != value:
             return f"{name} is not {value}"
