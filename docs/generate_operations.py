@@ -23,7 +23,7 @@ from opweave.graph.opdef import OPS, OpDef
 from opweave.graph.tensor import Tensor
 
 PAGE: Final = Path(__file__).with_name("operations.md")
-BACKENDS: Final = ("cpu", "opencl", "torch")
+BACKENDS: Final = ("cpu", "opencl", "ort", "torch")
 
 HEAD: Final = """\
 # Operations

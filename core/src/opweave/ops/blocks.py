@@ -21,7 +21,9 @@ from opweave.errors import DTypeError, LayoutError, ShapeError
 from opweave.graph.dtypes import DType, DTypeLike, as_dtype
 from opweave.graph.layout import Shape, check_shape, nbytes
 
-__all__ = ["Blocks", "Decoder", "checked_blocks", "dequantize", "fields_of", "scratch_bytes"]
+__all__ = [
+    "BlockParts", "Blocks", "Decoder", "block_parts", "checked_blocks", "dequantize", "fields_of", "scratch_bytes",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -97,6 +99,40 @@ def dequantize(data: Array, dtype: DType) -> Floats:
     return out
 
 
+class BlockParts(NamedTuple):
+    """What quantized blocks consist of: values are ``integers · scales + offsets``, rounded after each of the two.
+
+    Attributes:
+        integers: int16, shape (..., elements).
+        scales: f32, shape (..., parts); each is that of ``elements / parts`` adjacent integers.
+        offsets: f32, of the shape of ``scales``; ``None`` where the type has none.
+    """
+
+    integers: Array
+    scales: Floats
+    offsets: Floats | None
+
+
+def block_parts(data: Array, dtype: DType) -> BlockParts:
+    """Integers, scales and offsets of quantized rows, for libraries that multiply with them as they are.
+
+    Args:
+        data: ``uint8``, the last axis in bytes.
+        dtype: a quantized type.
+
+    Raises:
+        DTypeError, LayoutError: as `dequantize`.
+    """
+    blocks = fields_of(np.ascontiguousarray(data), dtype)
+    count = blocks.size
+    decoder = Decoder(dtype, (count,), np.empty(scratch_bytes(dtype, count), np.uint8))
+    integers, scales, offsets = decoder.parts(blocks.reshape(-1))
+    lead = blocks.shape[:-1]
+    return BlockParts(
+        integers.reshape(*lead, -1), scales.reshape(*lead, -1), None if offsets is None else offsets.reshape(*lead, -1)
+    )
+
+
 def fields_of(data: Array, dtype: DType) -> Array:
     """Bytes shown as blocks with named fields: a view, the last axis in blocks.
 
@@ -167,6 +203,13 @@ class Decoder:
         calls = (*self._decoding.calls, *self._decoding.values(out))
         return partial(_decode, tuple(self._loads.items()), calls)
 
+    def parts(self, blocks: Array) -> tuple[Array, Floats, Floats | None]:
+        """Copies of the integers (int16), scales and offsets of blocks, one row a block."""
+        _decode(tuple(self._loads.items()), self._decoding.calls, blocks)
+        (_, scales), *shift = self._decoding.scaling
+        offsets = [np.negative(x) if change is np.subtract else np.array(x) for change, x in shift]
+        return self._decoding.integers.astype(np.int16), np.array(scales), offsets[0] if offsets else None
+
 
 def _decode(loads: Sequence[tuple[str, Array]], calls: Sequence[Call], blocks: Array) -> None:
     for name, into in loads:
@@ -184,20 +227,22 @@ class _Decoding:
     Attributes:
         loads: where each field that is needed is copied to, one item a block.
         calls: what makes integers and scales of them.
+        integers: of the blocks, after the calls.
+        scaling: what the integers are multiplied with, and what is added to or subtracted from that.
     """
 
     def __init__(self, count: int, take: Callable[[int], Array]) -> None:
         self.count, self._take = count, take
         self.loads: Fields = {}
         self.calls: list[Call] = []
-        self._integers = np.empty(0, np.uint8)
-        self._scaling: list[tuple[np.ufunc, Array]] = []
+        self.integers = np.empty(0, np.uint8)
+        self.scaling: list[tuple[np.ufunc, Array]] = []
 
     def values(self, out: Array) -> list[Call]:
         """The calls that make the f32 values of the integers."""
         rows = out.reshape(self.count, -1)
-        calls: list[Call] = [partial(np.copyto, rows, self._integers)]
-        for ufunc, factors in self._scaling:
+        calls: list[Call] = [partial(np.copyto, rows, self.integers)]
+        for ufunc, factors in self.scaling:
             parts = rows.reshape(self.count, factors.shape[1], -1)
             calls.append(partial(ufunc, parts, factors[..., None], parts))
         return calls
@@ -291,10 +336,10 @@ class _Decoding:
         self, integers: Array, scale: Array, change: np.ufunc | None = None, offset: Array | None = None
     ) -> None:
         """The values are ``integers · scale``, and ``offset`` added or subtracted; both for equal parts of a block."""
-        self._integers = integers
-        self._scaling.append((np.multiply, scale))
+        self.integers = integers
+        self.scaling.append((np.multiply, scale))
         if change is not None and offset is not None:
-            self._scaling.append((change, offset))
+            self.scaling.append((change, offset))
 
 
 _DECODINGS: Final[dict[str, Callable[[_Decoding], None]]] = {}

@@ -1,0 +1,91 @@
+"""Products with quantized weights on ``ort:cpu`` beside the operator itself: ``MatMulNBits`` in a bare session of ONNX
+Runtime with io binding, with as many threads.
+
+1, 16 and 128 rows of weights of 4096 × 4096 and 4096 × 14336, in q4_0 and q8_0: in ``int8`` (activations quantized in
+blocks), and at full precision. The contestants take turns in one process; the figure of each is its fastest sample.
+
+Target: in ``int8`` 1.03 times the bare session.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+import opweave as ow
+from opweave.graph.dtypes import as_dtype, f32
+from opweave.host.cores import usable_cores
+from opweave_ort.model import MICROSOFT, ONNX_TYPES, Model
+from opweave_ort.weights import form_of, pack, pieces
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
+
+from benchmarks._measure import Report, interleaved, options
+
+Array = np.ndarray[Any, Any]
+SAMPLES = 15
+
+
+def blocks(name: str, rows: int, columns: int) -> Array:
+    """Random rows of a block type, with scales of about 0.01."""
+    dtype = as_dtype(name)
+    rng = np.random.default_rng(0)
+    data = rng.integers(0, 256, (rows, columns // dtype.block, dtype.itemsize), np.uint8)
+    data[..., :2] = np.array([0.01], np.float16).view(np.uint8)
+    return data.reshape(rows, -1)
+
+
+def bare(name: str, data: Array, x: Array, level: int) -> Callable[[], object]:
+    """The operator in a session of its own, which reads and writes the same arrays at each run."""
+    dtype, (outputs, inputs) = as_dtype(name), (len(data), x.shape[1])
+    form = form_of(dtype, "int8")
+    arrays = pack(data, dtype, form)
+    model = Model()
+    weights = [model.constant(arrays[piece.name]) for piece in pieces(dtype, (outputs, inputs), form)]
+    made = model("MatMulNBits", model.input("in0", f32, x.shape), *weights, domain=MICROSOFT, K=inputs, N=outputs,
+                 bits=8 if form == "bytes" else 4, block_size=32, accuracy_level=level)  # fmt: skip
+    name_out = model.output(made, f32, (len(x), outputs))
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = usable_cores().usable
+    # Threads that go on spinning would slow down the contestant whose turn is next.
+    settings.add_session_config_entry("session.force_spinning_stop", "1")
+    session = onnxruntime.InferenceSession(model.serialized(), settings, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    out = np.empty((len(x), outputs), np.float32)
+    binding.bind_input("in0", "cpu", 0, ONNX_TYPES[f32], x.shape, x.ctypes.data)
+    binding.bind_output(name_out, "cpu", 0, ONNX_TYPES[f32], out.shape, out.ctypes.data)
+    run = partial(session.run_with_iobinding, binding)
+    run.keep = (x, out)  # type: ignore[attr-defined]
+    return run
+
+
+def main() -> None:
+    report = Report("quantized", options(__doc__ or ""))
+    quick = report.options.quick
+    for outputs, inputs in [(1024, 1024)] if quick else [(4096, 4096), (14336, 4096)]:
+        for name in ("q4_0", "q8_0"):
+            data = blocks(name, outputs, inputs)
+            weights = ow.weights({"w": ow.Blocks(data, (outputs, inputs), name)})
+            for rows in (1, 16, 128):
+                x = np.random.default_rng(1).standard_normal((rows, inputs)).astype(np.float32)
+                contestants: dict[str, Callable[[], object]] = {"bare int8": bare(name, data, x, 4)}
+                graph = ow.linear(ow.input("x", x.shape), weights["w"])
+                for precision in ("int8", "exact"):
+                    program = ow.Scheduler("ort:cpu").build(graph, precision=precision)
+                    contestants[precision] = partial(program.run, x=x)
+                times = {k: min(v) for k, v in interleaved(contestants, 5 if quick else SAMPLES, 0.02).items()}
+                ratio = times["int8"] / times["bare int8"]
+                figures = {k.replace(" ", "_") + "_ms": round(v * 1e3, 3) for k, v in times.items()}
+                report.row(weights=f"{name} {outputs}x{inputs}", rows=rows, **figures, ratio=round(ratio, 3))
+                report.target(f"{name} {outputs}x{inputs}, {rows} rows, int8", ratio, 1.03, "times MatMulNBits")
+    report.finish("products with quantized weights")
+
+
+if __name__ == "__main__":
+    main()

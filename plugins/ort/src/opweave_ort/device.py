@@ -1,0 +1,79 @@
+"""`OrtDevice`: an execution provider of ONNX Runtime, in the memory of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnxruntime
+
+from opweave.contract import Step, Stream
+from opweave.contract.offloading import flops
+from opweave.contract.parameters import check_threads
+from opweave.errors import Unavailable
+from opweave.graph.opdef import OPS
+from opweave.host.memory import HostMemory
+from opweave.host.processor import cpu_name
+from opweave_ort.kernels import KERNELS
+from opweave_ort.providers import Provider, features
+from opweave_ort.runtime import PACK_VARIABLE, flag
+from opweave_ort.stream import OrtStream
+
+__all__ = ["OrtDevice"]
+
+SWITCH_FLOPS = 1 << 20
+"""Floating-point operations from which on a step saves more than a session's call costs."""
+
+
+class OrtDevice(HostMemory):
+    """An execution provider. Operands are read and written where they lie in host memory; a provider with memory of its
+    own copies what enters and leaves a group, and keeps weights.
+
+    ``device.open(threads=2)`` gives the sessions of a stream threads of their own.
+
+    Attributes:
+        provider: the provider.
+        options: what ONNX Runtime gets to choose the hardware.
+        packs: whether weights may be copied into another form.
+    """
+
+    survives_fork = False  # the pool's threads are not there in a child
+    kernels = KERNELS
+    stream_class = OrtStream
+
+    def __init__(self, provider: Provider, number: int = 0) -> None:
+        self.provider = provider
+        self.id = f"{provider.id}:{number}" if provider.numbered else provider.id
+        self.kind = provider.kind
+        self.options: Mapping[str, str] = {"device_id": str(number)} if provider.numbered else {}
+        self.packs = flag(PACK_VARIABLE, True)
+        where = cpu_name() if provider.id == "cpu" else provider.name.removesuffix("ExecutionProvider")
+        self.description = f"ONNX Runtime {onnxruntime.__version__} on {where}"
+
+    def features(self) -> Mapping[str, Any]:
+        """ONNX Runtime's version and its providers."""
+        return features()
+
+    def _open(self, threads: int | None = None, **params: Any) -> Stream:
+        if params:
+            raise TypeError(f"unknown parameters {sorted(params)}; there is threads=")
+        return OrtStream(self, None if threads is None else check_threads(threads))
+
+    def _why_not(self, step: Step) -> str | None:
+        if not self.packs and any(src.dtype.is_quantized for src in step.srcs):
+            return f"quantized weights are repacked, which {PACK_VARIABLE}=0 declines"
+        return super()._why_not(step)
+
+    def _probe(self) -> None:
+        from opweave_ort.sessions import probe
+
+        error = probe(self.provider, self.options)
+        if error is not None:
+            raise Unavailable(
+                f"{self.provider.name} makes no session: {error}",
+                remedy="install the driver and libraries that this package of ONNX Runtime was built for",
+            )
+
+    def _wants(self, step: Step) -> bool:
+        op = OPS.get(step.op)
+        return op is not None and op.product and flops(step) >= SWITCH_FLOPS

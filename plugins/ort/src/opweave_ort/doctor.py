@@ -1,0 +1,55 @@
+"""Checks for ``opweave doctor``: the version of ONNX Runtime, its providers, and its threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import onnxruntime
+from packaging.version import Version
+
+from opweave.host.cores import usable_cores
+from opweave.registry import Diagnosis
+from opweave_ort.runtime import RUNTIME
+
+__all__ = ["diagnose", "package_diagnosis", "version_diagnosis"]
+
+NEWEST_MAJOR: Final = 2
+"""The first major version that the plugin was not tried with."""
+
+_DRIVERS: Final = (
+    ("an NVIDIA driver", Path("/proc/driver/nvidia/version"), "CUDAExecutionProvider", "onnxruntime-gpu"),
+    ("an AMD driver", Path("/dev/kfd"), "MIGraphXExecutionProvider", "onnxruntime-migraphx"),
+)
+
+
+def diagnose() -> Iterator[Diagnosis]:
+    """What there is to say about ONNX Runtime."""
+    yield version_diagnosis(onnxruntime.__version__)
+    yield package_diagnosis()
+    cores = usable_cores().usable
+    threads = RUNTIME.threads or cores
+    message = f"{threads} threads on {cores} processors"
+    slow = threads != cores
+    remedy = f"set_threads({cores})" if slow else ""
+    yield Diagnosis("ONNX Runtime's threads", "slow" if slow else "ok", message, remedy)
+
+
+def version_diagnosis(version: str) -> Diagnosis:
+    """Whether the plugin was written for this version."""
+    about = "onnxruntime"
+    if Version(version).major >= NEWEST_MAJOR:
+        message = f"onnxruntime {version} is newer than what opweave-ort was tried with"
+        return Diagnosis(about, "wrong", message, f"pip install 'onnxruntime<{NEWEST_MAJOR}'")
+    return Diagnosis(about, "ok", f"onnxruntime {version}")
+
+
+def package_diagnosis() -> Diagnosis:
+    """Whether the installed package has the provider for the hardware whose driver is here."""
+    providers = onnxruntime.get_available_providers()
+    for driver, sign, provider, package in _DRIVERS:
+        if sign.exists() and provider not in providers:
+            message = f"{driver} is here, but the installed onnxruntime has no {provider}"
+            return Diagnosis("providers", "slow", message, f"pip install {package} in place of onnxruntime")
+    return Diagnosis("providers", "ok", ", ".join(providers))

@@ -1,0 +1,93 @@
+"""Convolutions, pooling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from opweave.contract import Step
+from opweave.contract.kernels import of_other_type
+from opweave.graph.dtypes import bool_, f32
+from opweave.graph.layout import Shape
+from opweave_ort.kernels.table import F32, emits
+from opweave_ort.model import Model, Operand
+
+
+def _same(step: Step) -> str | None:
+    return of_other_type(step, *range(1, len(step.srcs)))
+
+
+@emits("conv1d", "conv2d", "conv3d", dtypes=F32, when=_same)
+def conv(
+    m: Model,
+    op: str,
+    out: Operand,
+    *sources: Operand,
+    stride: Shape,
+    padding: tuple[tuple[int, int], ...],
+    dilation: Shape,
+    groups: int,
+) -> str:
+    pads = [*[before for before, _ in padding], *[after for _, after in padding]]
+    names = [m.expanded(s) for s in sources]
+    return m("Conv", *names, strides=list(stride), pads=pads, dilations=list(dilation), group=groups)
+
+
+@emits("conv_transpose1d", "conv_transpose2d", dtypes=F32, when=_same)
+def conv_transpose(
+    m: Model,
+    op: str,
+    out: Operand,
+    *sources: Operand,
+    stride: Shape,
+    padding: Shape,
+    output_padding: Shape,
+    groups: int,
+    dilation: Shape,
+) -> str:
+    return m(
+        "ConvTranspose",
+        *[m.expanded(s) for s in sources],
+        strides=list(stride),
+        pads=[*padding, *padding],
+        output_padding=list(output_padding),
+        dilations=list(dilation),
+        group=groups,
+    )
+
+
+def _pool_why_not(step: Step) -> str | None:
+    if step.attrs.get("divisor"):
+        return "AveragePool has no divisor of its own"
+    return "places that run over the end are counted in another way" if step.attrs["ceil_mode"] else None
+
+
+@emits("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", dtypes=F32, when=_pool_why_not)
+def pool(
+    m: Model,
+    op: str,
+    out: Operand,
+    x: Operand,
+    *,
+    kernel_size: Shape,
+    stride: Shape,
+    padding: Shape,
+    dilation: Shape,
+    ceil_mode: bool,
+    count_include_pad: bool = False,
+    divisor: int = 0,
+) -> str:
+    attributes: dict[str, Any] = {
+        "kernel_shape": list(kernel_size),
+        "strides": list(stride),
+        "pads": [*padding, *padding],
+    }
+    if op.startswith("max"):
+        # Comparing drops NaN, so that the places that see one are found apart.
+        value = m.expanded(x)
+        attributes["dilations"] = list(dilation)
+        wrong = m("MaxPool", m.cast(m("IsNaN", value), bool_, f32), **attributes)
+        largest = m("MaxPool", m("Where", m("IsNaN", value), m.constant(-np.inf, f32), value), **attributes)
+        return m("Where", m.cast(wrong, f32, bool_), m.constant(np.nan, f32), largest)
+    return m("AveragePool", m.expanded(x), count_include_pad=int(count_include_pad), **attributes)

@@ -1,0 +1,63 @@
+"""Operations that are one operator of ONNX, read from the table that importers of models read backwards."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from opweave.contract import Step
+from opweave.formats.onnx_operators import ONNX_OPERATORS, OnnxOperator
+from opweave.graph.dtypes import bool_
+from opweave.graph.layout import broadcast_shapes
+from opweave.graph.opdef import OPS
+from opweave_ort.kernels.table import F32, FLOATS, NUMBERS, PLAIN, emits
+from opweave_ort.model import Model, Operand
+
+__all__ = ["OPERATORS", "one_operator"]
+
+OPERATORS: Final[dict[str, OnnxOperator]] = {row.op: row for row in ONNX_OPERATORS}
+
+_TYPES: Final = {
+    **dict.fromkeys(("add", "sub", "mul", "neg", "abs", "sign", "minimum", "maximum", "matmul"), NUMBERS),
+    **dict.fromkeys(("less", "less_equal", "where", "equal", "concat"), PLAIN),
+    **dict.fromkeys(("gelu", "gelu_tanh", "elu", "hardsigmoid", "hardswish", "leaky_relu", "softplus"), F32),
+    "log_softmax": F32,
+    "relu": f"{FLOATS} i32 i16 i8 u8",
+}
+"""Types that ONNX Runtime has kernels for, where they are not all floats."""
+
+_ELSEWHERE: Final = {"embedding", "take_along_axis"}
+"""Operations whose indices are checked first (`opweave_ort.kernels.indexing`)."""
+
+
+def one_operator(model: Model, op: str, out: Operand, *sources: Operand, **attrs: Any) -> str:
+    """The operator of a row, with operands whose leading axes need not be repeated where it broadcasts."""
+    row = OPERATORS[op]
+    attributes = {theirs: attrs[ours] for ours, theirs in row.attributes.items()} | dict(row.fixed)
+    names = spread(model, out, *sources) if OPS[op].pointwise else [model.expanded(s) for s in sources]
+    return model(row.onnx, *names, **attributes)
+
+
+def spread(model: Model, out: Operand, *sources: Operand) -> list[str]:
+    """The sources, of which enough are repeated for a result of the whole shape."""
+    names = [s.name for s in sources]
+    if broadcast_shapes(*[s.lead for s in sources]) != out.shape:
+        names[0] = model.expanded(sources[0])
+    return names
+
+
+_NOT_OF_BOOLS: Final = {"less", "less_equal", "where"}
+
+
+def _in_the_row(step: Step) -> str | None:
+    if step.op in _NOT_OF_BOOLS and step.srcs[-1].dtype is bool_:
+        return "the operator takes no bools"
+    for name, value in OPERATORS[step.op].where.items():
+        if step.attrs[name] != value:
+            return f"{name} is not {value}"
+    return None
+
+
+for _row in ONNX_OPERATORS:
+    if _row.op in _ELSEWHERE:
+        continue
+    emits(_row.op, dtypes=_TYPES.get(_row.op, FLOATS), when=_in_the_row)(one_operator)

@@ -1,0 +1,131 @@
+"""Arithmetic, conversion, activations and choices that take several operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from opweave.contract import Step
+from opweave.graph.dtypes import DType, bool_
+from opweave.ops.activation import QUICK
+from opweave_ort.kernels.direct import spread
+from opweave_ort.kernels.table import F32, NUMBERS, PLAIN, emits
+from opweave_ort.model import Model, Operand
+
+
+def _number(model: Model, value: Any, out: Operand) -> str:
+    with np.errstate(over="ignore"):
+        return model.constant(value, out.dtype)
+
+
+@emits("square", dtypes=NUMBERS)
+def square(m: Model, op: str, out: Operand, x: Operand) -> str:
+    value = m.expanded(x)
+    return m("Mul", value, value)
+
+
+@emits("rsqrt")
+def rsqrt(m: Model, op: str, out: Operand, x: Operand) -> str:
+    return m("Reciprocal", m("Sqrt", m.expanded(x)))
+
+
+@emits("scale")
+def scale(m: Model, op: str, out: Operand, x: Operand, *, scale: float, bias: float) -> str:
+    value = m.expanded(x)
+    if scale != 1:
+        value = m("Mul", value, _number(m, scale, out))
+    if bias != 0 or scale == 1:
+        value = m("Add", value, _number(m, bias, out))
+    return value
+
+
+@emits("trunc")
+def trunc(m: Model, op: str, out: Operand, x: Operand) -> str:
+    value = m.expanded(x)
+    return m("Where", m("Less", value, _number(m, 0, out)), m("Ceil", value), m("Floor", value))
+
+
+def _cast_why_not(step: Step) -> str | None:
+    source, target = step.srcs[0].dtype, step.out.dtype
+    if source.is_float and target.is_integer and target.itemsize == 1:
+        return "what a float beyond the range of a byte becomes differs"
+    return None
+
+
+@emits("cast", dtypes=PLAIN)
+def cast(m: Model, op: str, out: Operand, x: Operand, *, dtype: DType) -> str:
+    value = m.expanded(x)
+    if dtype is bool_ and x.dtype is not bool_:
+        # A cast truncates fractions first.
+        return m("Not", m("Equal", value, m.constant(0, x.dtype)))
+    if x.stored is not x.dtype and x.stored.is_half and not dtype.is_float:
+        return m.cast(value, x.dtype, out.dtype)
+    return m.cast(value, x.dtype, out.dtype)
+
+
+@emits("copy", "contiguous", dtypes=PLAIN)
+def copy(m: Model, op: str, out: Operand, x: Operand) -> str:
+    return m.expanded(x)
+
+
+@emits("not_equal", dtypes=PLAIN)
+def not_equal(m: Model, op: str, out: Operand, a: Operand, b: Operand) -> str:
+    return m("Not", m("Equal", *spread(m, out._replace(shape=out.shape), a, b)))
+
+
+@emits("step", dtypes=NUMBERS)
+def step(m: Model, op: str, out: Operand, x: Operand) -> str:
+    return m.cast(m("Greater", m.expanded(x), _number(m, 0, out)), bool_, out.dtype)
+
+
+@emits("clamp", dtypes=NUMBERS)
+def clamp(m: Model, op: str, out: Operand, x: Operand, *, min: float, max: float) -> str:
+    value = m.expanded(x)
+    if min != -np.inf:
+        value = m("Max", value, _number(m, min, out))
+    if max != np.inf:
+        value = m("Min", value, _number(m, max, out))
+    return value
+
+
+# --- activations and gates ------------------------------------------------------------------------------------------
+
+
+@emits("silu")
+def silu(m: Model, op: str, out: Operand, x: Operand) -> str:
+    value = m.expanded(x)
+    return m("Mul", value, m("Sigmoid", value))
+
+
+def _quick(m: Model, value: str, slope: float, out: Operand) -> str:
+    return m("Mul", value, m("Sigmoid", m("Mul", value, _number(m, slope, out))))
+
+
+@emits("gelu_quick")
+def gelu_quick(m: Model, op: str, out: Operand, x: Operand) -> str:
+    return _quick(m, m.expanded(x), QUICK, out)
+
+
+@emits("reglu")
+def reglu(m: Model, op: str, out: Operand, x: Operand, gate: Operand) -> str:
+    return m("Mul", m.expanded(x), m("Relu", gate.name))
+
+
+@emits("geglu", dtypes=F32)
+def geglu(m: Model, op: str, out: Operand, x: Operand, gate: Operand, *, approximate: str) -> str:
+    if approximate == "quick":
+        return m("Mul", m.expanded(x), _quick(m, gate.name, QUICK, out))
+    return m("Mul", m.expanded(x), m("Gelu", gate.name, approximate=approximate))
+
+
+@emits("swiglu")
+def swiglu(m: Model, op: str, out: Operand, x: Operand, gate: Operand) -> str:
+    return m("Mul", m.expanded(x), m("Mul", gate.name, m("Sigmoid", gate.name)))
+
+
+@emits("swiglu_oai")
+def swiglu_oai(m: Model, op: str, out: Operand, x: Operand, gate: Operand, *, alpha: float, limit: float) -> str:
+    high, low = _number(m, limit, out), _number(m, -limit, out)
+    value = m("Add", m("Min", m("Max", m.expanded(x), low), high), _number(m, 1, out))
+    return m("Mul", _quick(m, m("Min", gate.name, high), alpha, out), value)

@@ -1,0 +1,58 @@
+"""Replacing regions of a tensor, and adding up by index."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from opweave_ort.kernels.table import NUMBERS, PLAIN, emits
+from opweave_ort.model import Model, Operand
+
+
+def _checked(m: Model, ids: Operand, n: int) -> str:
+    """The indices, negative ones replaced by ``n``: operators take them as counted from the end, and raise for that."""
+    value = m.expanded(ids)
+    return m("Where", m("Less", value, m.constant(0, ids.dtype)), m.constant(n, ids.dtype), value)
+
+
+@emits("embedding", dtypes=PLAIN)
+def embedding(m: Model, op: str, out: Operand, table: Operand, ids: Operand) -> str:
+    return m("Gather", m.expanded(table), _checked(m, ids, table.shape[0]), axis=0)
+
+
+@emits("take_along_axis", dtypes=PLAIN)
+def take_along_axis(m: Model, op: str, out: Operand, x: Operand, ids: Operand, *, axis: int) -> str:
+    return m("GatherElements", m.expanded(x), _checked(m, ids, x.shape[axis]), axis=axis)
+
+
+@emits("index_add", dtypes="f64 f32 f16 bf16 i64 i32")
+def index_add(m: Model, op: str, out: Operand, ids: Operand, rows: Operand, *, n: int) -> str:
+    zeros = m("Expand", m.constant(0, out.dtype), m.integers(*out.shape))
+    count, rest = prod(ids.shape), out.shape[1:]
+    at = m.reshape(_checked(m, ids, n), (count, *[1] * len(rest)))
+    values = m.reshape(m.expanded(rows), (count, *rest))
+    # ScatterND would add rows of one index at the same time from several threads.
+    return m("ScatterElements", zeros, m("Expand", at, m.integers(count, *rest)), values, axis=0, reduction="add")
+
+
+def _region(m: Model, x: Operand, value: Operand, offsets: tuple[int, ...]) -> tuple[str, str]:
+    """The tensor padded around the region by nothing: the value in the tensor's shape, and where it is."""
+    widths = [*offsets, *[n - at - k for n, at, k in zip(x.shape, offsets, value.shape, strict=True)]]
+    inside = np.zeros(x.shape, np.bool_)
+    inside[tuple([slice(at, at + k) for at, k in zip(offsets, value.shape, strict=True)])] = True
+    spread = m("Pad", m.expanded(value), m.integers(*widths), m.constant(0, x.dtype), mode="constant")
+    return spread, m.constant(inside)
+
+
+@emits("set_region", dtypes=NUMBERS)
+def set_region(m: Model, op: str, out: Operand, x: Operand, value: Operand, *, offsets: tuple[int, ...]) -> str:
+    spread, inside = _region(m, x, value, offsets)
+    return m("Where", inside, spread, m.expanded(x))
+
+
+@emits("add_region", dtypes=NUMBERS)
+def add_region(m: Model, op: str, out: Operand, x: Operand, value: Operand, *, offsets: tuple[int, ...]) -> str:
+    spread, inside = _region(m, x, value, offsets)
+    value_of = m.expanded(x)
+    return m("Where", inside, m("Add", value_of, spread), value_of)

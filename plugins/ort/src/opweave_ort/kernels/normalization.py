@@ -1,0 +1,96 @@
+"""Softmax with a mask or of heads; layer, root-mean-square, group and Euclidean normalization."""
+
+from __future__ import annotations
+
+from opweave.contract import Step
+from opweave.contract.kernels import of_other_type
+from opweave.graph.dtypes import f64
+from opweave.ops.normalization import alibi_slopes
+from opweave_ort.kernels.products import softmax_with_sinks
+from opweave_ort.kernels.table import emits
+from opweave_ort.model import Model, Operand
+
+
+def _same(step: Step) -> str | None:
+    return of_other_type(step, *range(1, len(step.srcs)))
+
+
+def _scaled(m: Model, x: Operand, scale: float) -> str:
+    value = m.expanded(x)
+    return value if scale == 1 else m("Mul", value, m.constant(scale, x.dtype))
+
+
+@emits("softmax", when=_same)
+def softmax(m: Model, op: str, out: Operand, x: Operand, mask: Operand | None = None, *, scale: float) -> str:
+    value = _scaled(m, x, scale)
+    if mask is not None:
+        value = m("Add", value, mask.name)
+    return m("Softmax", value, axis=-1)
+
+
+@emits("head_softmax", when=_same)
+def head_softmax(
+    m: Model,
+    op: str,
+    out: Operand,
+    x: Operand,
+    sinks: Operand,
+    mask: Operand | None = None,
+    *,
+    scale: float,
+    max_bias: float,
+) -> str:
+    value = _scaled(m, x, scale)
+    if mask is not None:
+        slopes = m.constant(alibi_slopes(sinks.shape[0], max_bias).reshape(-1, 1, 1), x.dtype)
+        value = m("Add", value, m("Mul", mask.name, slopes) if max_bias else mask.name)
+    return softmax_with_sinks(m, value, sinks, out.shape)
+
+
+@emits("layer_norm", when=_same)
+def layer_norm(m: Model, op: str, out: Operand, x: Operand, *parameters: Operand, eps: float) -> str:
+    if x.dtype is f64:
+        return _wide_layer_norm(m, x, parameters, eps)
+    scale = m.expanded(parameters[0]) if parameters else m.constant([1.0] * x.shape[-1], x.dtype)
+    bias = [m.expanded(parameters[1])] if len(parameters) > 1 else []
+    return m("LayerNormalization", m.expanded(x), scale, *bias, axis=-1, epsilon=eps)
+
+
+def _wide_layer_norm(m: Model, x: Operand, parameters: tuple[Operand, ...], eps: float) -> str:
+    """In two passes: ONNX Runtime's operator subtracts squares, which costs f64 digits that it promises."""
+    result = _normalized(m, m.expanded(x), eps, x)
+    for operator, parameter in zip(("Mul", "Add"), parameters, strict=False):
+        result = m(operator, result, m.expanded(parameter))
+    return result
+
+
+def _normalized(m: Model, value: str, eps: float, x: Operand) -> str:
+    centered = m("Sub", value, m("ReduceMean", value, m.integers(-1), keepdims=1))
+    variance = m("ReduceMean", m("Mul", centered, centered), m.integers(-1), keepdims=1)
+    return m("Div", centered, m("Sqrt", m("Add", variance, m.constant(eps, x.dtype))))
+
+
+@emits("rms_norm", when=_same)
+def rms_norm(m: Model, op: str, out: Operand, x: Operand, weight: Operand | None = None, *, eps: float) -> str:
+    value = m.expanded(x)
+    mean = m("ReduceMean", m("Mul", value, value), m.integers(-1), keepdims=1)
+    result = m("Div", value, m("Sqrt", m("Add", mean, m.constant(eps, x.dtype))))
+    return result if weight is None else m("Mul", result, m.expanded(weight))
+
+
+@emits("l2_norm")
+def l2_norm(m: Model, op: str, out: Operand, x: Operand, *, eps: float) -> str:
+    value = m.expanded(x)
+    length = m("Sqrt", m("ReduceSum", m("Mul", value, value), m.integers(-1), keepdims=1))
+    return m("Div", value, m("Max", length, m.constant(eps, x.dtype)))
+
+
+@emits("group_norm", when=_same)
+def group_norm(m: Model, op: str, out: Operand, x: Operand, *parameters: Operand, groups: int, eps: float) -> str:
+    n, channels, *rest = x.shape
+    grouped = m.reshape(m.expanded(x), (n, groups, -1))
+    result = m.reshape(_normalized(m, grouped, eps, x), x.shape)
+    each = (channels, *[1] * len(rest))
+    for operator, parameter in zip(("Mul", "Add"), parameters, strict=False):
+        result = m(operator, result, m.reshape(m.expanded(parameter), each))
+    return result

@@ -1,0 +1,97 @@
+"""Reductions over axes, counting, orders and running sums."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Final
+
+import numpy as np
+
+from opweave.graph.dtypes import bool_, f32, f64, i32, i64
+from opweave_ort.kernels.table import NUMBERS, PLAIN, emits
+from opweave_ort.model import Model, Operand
+
+_REDUCTIONS: Final = {
+    "sum": "ReduceSum", "prod": "ReduceProd", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin",
+}  # fmt: skip
+
+
+def _reduce(m: Model, kind: str, value: str, axes: tuple[int, ...], keep: bool = False) -> str:
+    return m(kind, value, m.integers(*axes), keepdims=int(keep), noop_with_empty_axes=1)
+
+
+@emits("mean", "prod")
+@emits("sum", dtypes=NUMBERS)
+def reduce(m: Model, op: str, out: Operand, x: Operand, *, axes: tuple[int, ...]) -> str:
+    return _reduce(m, _REDUCTIONS[op], m.expanded(x), axes)
+
+
+@emits("max", "min", dtypes=NUMBERS)
+def extreme(m: Model, op: str, out: Operand, x: Operand, *, axes: tuple[int, ...]) -> str:
+    value = m.expanded(x)
+    result = _reduce(m, _REDUCTIONS[op], value, axes)
+    if x.dtype.is_integer:
+        return result
+    wrong = _reduce(m, "ReduceMax", _is_nan(m, value), axes)
+    return m("Where", m.cast(wrong, i32, bool_), m.constant(np.nan, x.dtype), result)
+
+
+def _is_nan(m: Model, value: str) -> str:
+    """1 where an element is NaN, which comparing drops, i32."""
+    return m.cast(m("IsNaN", value), bool_, i32)
+
+
+@emits("var")
+def var(m: Model, op: str, out: Operand, x: Operand, *, axes: tuple[int, ...], correction: float) -> str:
+    value = m.expanded(x)
+    centered = m("Sub", value, _reduce(m, "ReduceMean", value, axes, True))
+    total = _reduce(m, "ReduceSum", m("Mul", centered, centered), axes)
+    count = max(prod([x.shape[a] for a in axes]) - correction, 0.0)
+    return m("Div", total, m.constant(count, x.dtype))
+
+
+@emits("argmax", dtypes=NUMBERS)
+def argmax(m: Model, op: str, out: Operand, x: Operand, *, axis: int) -> str:
+    value = m.expanded(x)
+    result = m("ArgMax", value, axis=axis, keepdims=0)
+    if x.dtype.is_integer:
+        return result
+    wrong = _is_nan(m, value)
+    first = m("ArgMax", wrong, axis=axis, keepdims=0)
+    return m("Where", m.cast(_reduce(m, "ReduceMax", wrong, (axis,)), i32, bool_), first, result)
+
+
+@emits("count_equal", dtypes=PLAIN)
+def count_equal(m: Model, op: str, out: Operand, a: Operand, b: Operand) -> str:
+    same = m.cast(m("Equal", m.expanded(a), m.expanded(b)), bool_, i64)
+    return m("ReduceSum", same, keepdims=0)
+
+
+@emits("cumsum", dtypes=NUMBERS)
+def cumsum(m: Model, op: str, out: Operand, x: Operand, *, axis: int) -> str:
+    # Errors of f32 add up along the axis.
+    wide = f64 if x.dtype is f32 else x.dtype
+    return m.cast(m("CumSum", m.cast(m.expanded(x), x.dtype, wide), m.constant(axis, i64)), wide, x.dtype)
+
+
+_ORDERED: Final = "f32 f16 bf16 i64 i32 i16 i8 u8"
+
+
+def _keys(m: Model, x: Operand) -> str:
+    """Values in the order of the elements, with NaN the largest, for an operator that leaves its place open."""
+    value = m.expanded(x)
+    if x.dtype.is_integer:
+        return value
+    wide = m("Min", m.cast(value, f32, f64), m.constant(1e300, f64))  # infinity makes room
+    return m("Where", m("IsNaN", value), m.constant(np.inf, f64), wide)
+
+
+@emits("top_k", dtypes=_ORDERED)
+def top_k(m: Model, op: str, out: Operand, x: Operand, *, k: int, axis: int) -> str:
+    return m.several(2, "TopK", _keys(m, x), m.integers(k), axis=axis, largest=1, sorted=1)[1]
+
+
+@emits("argsort", dtypes=_ORDERED)
+def argsort(m: Model, op: str, out: Operand, x: Operand, *, axis: int, descending: bool, stable: bool) -> str:
+    count = m.integers(x.shape[axis])
+    return m.several(2, "TopK", _keys(m, x), count, axis=axis, largest=int(descending), sorted=1)[1]

@@ -1,0 +1,95 @@
+"""The execution providers of the installed ONNX Runtime as devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import onnxruntime
+from packaging.version import Version
+
+from opweave.contract import Device, Kind
+from opweave.errors import Unavailable
+from opweave.host.processor import cpu_name
+
+__all__ = ["PROVIDERS", "Provider", "features", "find_devices"]
+
+OLDEST: Final = Version("1.22")
+"""The oldest ONNX Runtime that the plugin works with."""
+
+
+class Provider(NamedTuple):
+    """An execution provider.
+
+    Attributes:
+        name: ONNX Runtime's.
+        id: of its device; providers of numbered hardware get one device for each number.
+        kind: the sort of hardware.
+        numbered: whether the option ``device_id`` chooses the hardware.
+    """
+
+    name: str
+    id: str
+    kind: Kind
+    numbered: bool = False
+
+
+PROVIDERS: Final = (
+    Provider("TensorrtExecutionProvider", "tensorrt", Kind.GPU, True),
+    Provider("NvTensorRTRTXExecutionProvider", "tensorrt-rtx", Kind.GPU, True),
+    Provider("CUDAExecutionProvider", "cuda", Kind.GPU, True),
+    Provider("MIGraphXExecutionProvider", "migraphx", Kind.GPU, True),
+    Provider("ROCMExecutionProvider", "rocm", Kind.GPU, True),
+    Provider("DmlExecutionProvider", "dml", Kind.GPU, True),
+    Provider("WebGpuExecutionProvider", "webgpu", Kind.GPU),
+    Provider("OpenVINOExecutionProvider", "openvino", Kind.ACCEL),
+    Provider("QNNExecutionProvider", "qnn", Kind.ACCEL),
+    Provider("CoreMLExecutionProvider", "coreml", Kind.ACCEL),
+    Provider("VitisAIExecutionProvider", "vitisai", Kind.ACCEL),
+    Provider("CANNExecutionProvider", "cann", Kind.ACCEL, True),
+    Provider("DnnlExecutionProvider", "dnnl", Kind.ACCEL),
+    Provider("ACLExecutionProvider", "acl", Kind.ACCEL),
+    Provider("XnnpackExecutionProvider", "xnnpack", Kind.ACCEL),
+    Provider("CPUExecutionProvider", "cpu", Kind.ACCEL),
+)
+"""The providers that compute. ``ort:cpu`` is an accelerator beside the CPU as ``torch:cpu`` is: it works in host
+memory, and ``cpu`` stays where single nodes run."""
+
+
+def find_devices() -> Sequence[Device]:
+    """A device for each provider that is there, accelerators first.
+
+    Raises:
+        Unavailable: ONNX Runtime is too old.
+    """
+    from opweave_ort.device import OrtDevice
+
+    version = onnxruntime.__version__
+    if Version(version) < OLDEST:
+        raise Unavailable(
+            f"onnxruntime {version} is older than {OLDEST}, which opweave-ort needs",
+            remedy=f"pip install 'onnxruntime>={OLDEST}'",
+        )
+    here = onnxruntime.get_available_providers()
+    devices: list[Device] = []
+    for provider in PROVIDERS:
+        if provider.name in here:
+            devices += [OrtDevice(provider, number) for number in range(_count(provider))]
+    return devices
+
+
+def _count(provider: Provider) -> int:
+    """How many devices the provider has: where it tells, as many; else one, which is probed when it is used."""
+    if not provider.numbered:
+        return 1
+    listed = [d for d in getattr(onnxruntime, "get_ep_devices", list)() if d.ep_name == provider.name]
+    return max(1, len(listed))
+
+
+def features() -> Mapping[str, Any]:
+    """ONNX Runtime's version and its providers."""
+    return {
+        "onnxruntime": onnxruntime.__version__,
+        "providers": " ".join(onnxruntime.get_available_providers()),
+        "processor": cpu_name(),
+    }

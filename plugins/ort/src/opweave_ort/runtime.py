@@ -1,0 +1,85 @@
+"""What the sessions of the process share: settings, their threads, and one arena for what they need while they run."""
+
+from __future__ import annotations
+
+import os
+from threading import Lock
+from typing import Any, Final
+
+import onnxruntime
+
+from opweave.contract.parameters import check_threads
+from opweave.errors import Broken
+from opweave.host.cores import usable_cores
+
+__all__ = ["PACK_VARIABLE", "RUNTIME", "Runtime", "flag"]
+
+
+PACK_VARIABLE: Final = "OPWEAVE_ORT_PACK"
+"""Environment variable: ``0`` declines copies of weights in another form, which products are faster with."""
+
+
+def flag(variable: str, default: bool) -> bool:
+    """An environment variable that is 0 or 1; raises `Broken` for anything else."""
+    value = os.environ.get(variable) or str(int(default))
+    if value not in ("0", "1"):
+        raise Broken(f"{variable} is 0 or 1, not {value!r}")
+    return value == "1"
+
+
+class Runtime:
+    """ONNX Runtime's environment in this process.
+
+    Attributes:
+        threads: how many threads sessions get that are made from now on; ``None``: one for each usable core.
+        shared: whether all sessions share one pool of threads (``OPWEAVE_ORT_SHARED_POOL=1``). ONNX Runtime then
+            refuses to make any session of this process that wants a pool of its own, also those of other libraries,
+            which is why it is off by default.
+    """
+
+    def __init__(self) -> None:
+        self.threads: int | None = None
+        self.shared = False
+        self._started = False
+        self._lock = Lock()
+
+    def set_threads(self, n: int | None) -> None:
+        """See `OrtBackend.set_threads`."""
+        self.threads = None if n is None else check_threads(n)
+
+    def options(self, threads: int | None) -> Any:
+        """Session options, for sessions of so many threads; ``None``: as many as is set.
+
+        Threads spin between the operators of a run, which hands over work in less than a microsecond, and stop when the
+        run ends: beside another library they would take the cores that its threads need.
+        """
+        self._start()
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        if not flag(PACK_VARIABLE, True):
+            options.add_session_config_entry("session.disable_prepacking", "1")
+        if self.shared:
+            options.use_per_session_threads = False
+        else:
+            options.intra_op_num_threads = threads or self.threads or usable_cores().usable
+            options.inter_op_num_threads = 1
+        return options
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._started:
+                return
+            self.shared = flag("OPWEAVE_ORT_SHARED_POOL", False)
+            if self.shared:
+                onnxruntime.set_global_thread_pool_sizes(self.threads or usable_cores().usable, 1)
+            memory = onnxruntime.OrtMemoryInfo(
+                "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+            )
+            onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg(0, -1, -1, -1))
+            self._started = True
+
+
+RUNTIME: Final = Runtime()

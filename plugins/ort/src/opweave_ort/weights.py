@@ -1,0 +1,159 @@
+"""Quantized weights in the form of ONNX Runtime's ``MatMulNBits``: integers of 4 or 8 bits in blocks with a scale each.
+
+Every block type is repacked without rounding. Types of at most 16 levels are one product of 4 bits. Others are two at
+full precision, of the upper and of the lower halves of their integers (16 · scale, and scale): ONNX Runtime's own
+product of 8 bits is slower than both together. Types with an offset a block add the product of the offsets with the
+sums of the activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from threading import Lock
+from typing import Any, Final, Literal, NamedTuple
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from opweave.contract import Arg, Buffer
+from opweave.graph.dtypes import DType, f32, u8
+from opweave.graph.layout import Shape
+from opweave.graph.precision import Precision
+from opweave.ops.blocks import BlockParts, block_parts
+
+__all__ = [
+    "FOUR_BITS",
+    "OFFSETS",
+    "PACKED",
+    "Form",
+    "PackedWeight",
+    "Piece",
+    "block_length",
+    "form_of",
+    "pack",
+    "pieces",
+]
+
+Array = np.ndarray[Any, Any]
+
+Form = Literal["", "halves", "bytes"]
+"""``halves``: integers as one or two of 4 bits. ``bytes``: as one of 8. ``""``: no quantized weight."""
+
+FOUR_BITS: Final = frozenset({"q4_0", "q4_1", "q4_k", "q3_k", "q2_k"})
+"""Types whose integers have at most 16 levels."""
+
+OFFSETS: Final = frozenset({"q4_1", "q5_1", "q2_k", "q4_k", "q5_k"})
+"""Types with an offset a block; their integers have no sign, those of the others have one."""
+
+_PARTS_OF_16: Final = frozenset({"q2_k", "q3_k", "q6_k"})
+
+
+class Piece(NamedTuple):
+    """An array that a repacked weight consists of."""
+
+    name: str
+    dtype: DType
+    shape: Shape
+
+
+def block_length(dtype: DType) -> int:
+    """How many integers share a scale."""
+    return 16 if dtype.name in _PARTS_OF_16 else 32
+
+
+def form_of(dtype: DType, precision: Precision) -> Form:
+    """The form of a quantized weight for products in a precision."""
+    return "halves" if precision == "exact" or dtype.name in FOUR_BITS else "bytes"
+
+
+def pieces(dtype: DType, shape: Shape, form: Form) -> list[Piece]:
+    """The arrays of a repacked weight of shape (out, in)."""
+    outputs, inputs = shape
+    length = block_length(dtype)
+    blocks = inputs // length
+    if form == "bytes":
+        found = [Piece("bytes", u8, (outputs, blocks, length))]
+    else:
+        found = [Piece("low", u8, (outputs, blocks, length // 2))]
+        if dtype.name not in FOUR_BITS:
+            found += [Piece("high", u8, found[0].shape), Piece("high_scales", f32, (outputs, blocks))]
+    found.append(Piece("scales", f32, (outputs, blocks)))
+    if dtype.name in OFFSETS:
+        found.append(Piece("offsets", f32, (blocks, outputs)))
+    return found
+
+
+def pack(data: Array, dtype: DType, form: Form) -> dict[str, Array]:
+    """The arrays of `pieces`, by name.
+
+    Args:
+        data: ``uint8``, shape (out, bytes of a row), in the layout of GGUF.
+    """
+    parts: BlockParts = block_parts(data, dtype)
+    outputs, length = len(data), block_length(dtype)
+    integers = parts.integers.reshape(outputs, -1, length)
+    blocks = integers.shape[1]
+    scales = parts.scales.reshape(outputs, -1)
+    # One scale of a block of 256 may be that of several parts.
+    scales = np.repeat(scales, blocks // scales.shape[1], 1)
+    signed = dtype.name not in OFFSETS
+    result: dict[str, Array] = {"scales": scales}
+    if form == "bytes":
+        result["bytes"] = (integers + 128 * signed).astype(np.uint8)
+    elif dtype.name in FOUR_BITS:
+        result["low"] = _nibbles(integers + 8 * signed)
+    else:
+        whole = integers + 128 * signed
+        result["low"], result["high"] = _nibbles(whole & 15), _nibbles(whole >> 4)
+        result["high_scales"] = scales * np.float32(16)
+    if parts.offsets is not None:
+        offsets = parts.offsets.reshape(outputs, -1)
+        result["offsets"] = np.ascontiguousarray(np.repeat(offsets, blocks // offsets.shape[1], 1).T)
+    return result
+
+
+def _nibbles(integers: Array) -> Array:
+    """Two integers of 4 bits a byte, the first one in the lower half."""
+    values = integers.astype(np.uint8)
+    return values[..., ::2] | values[..., 1::2] << 4
+
+
+class PackedWeight:
+    """A repacked weight, which all sessions share that use it.
+
+    Attributes:
+        arrays: by name of the piece.
+        nbytes: of the arrays.
+    """
+
+    def __init__(self, arg: Arg, form: Form) -> None:
+        assert arg.buffer is not None
+        self._buffer: Buffer = arg.buffer  # its address is a part of the key
+        self.arrays = pack(arg.view, arg.dtype, form)
+        self.nbytes = sum([array.nbytes for array in self.arrays.values()])
+
+
+class PackedWeights:
+    """The repacked weights of the process. One lives as long as a session uses it."""
+
+    def __init__(self) -> None:
+        self._known: Final[WeakValueDictionary[Hashable, PackedWeight]] = WeakValueDictionary()
+        self._lock: Final = Lock()
+
+    def get(self, arg: Arg, form: Form) -> PackedWeight:
+        """The weight in a form."""
+        key = (id(arg.buffer), arg.offset, arg.dtype, arg.shape, arg.strides, form)
+        with self._lock:
+            found = self._known.get(key)
+            if found is None:
+                found = self._known[key] = PackedWeight(arg, form)
+            return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        with self._lock:
+            return sum([weight.nbytes for weight in self._known.values()])
+
+
+PACKED: Final = PackedWeights()

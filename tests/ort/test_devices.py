@@ -1,0 +1,88 @@
+"""Devices of providers, what the backend says without ONNX Runtime, and what ``opweave doctor`` says of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import onnxruntime
+import pytest
+
+import opweave as ow
+from opweave.formats.onnx_operators import ONNX_OPERATORS
+from opweave.graph.opdef import OPS
+from opweave_ort import OrtBackend, doctor, hooks, providers
+from opweave_ort.runtime import RUNTIME, flag
+
+
+def test_importing_the_package_imports_no_runtime():
+    code = "import sys, opweave_ort, opweave_ort.hooks; sys.exit('onnxruntime' in sys.modules or 'onnx' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_provider_that_is_there_is_a_device_and_the_cpu_is_last(monkeypatch):
+    here = ["CPUExecutionProvider", "CUDAExecutionProvider", "AzureExecutionProvider", "OpenVINOExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: here)
+    found = OrtBackend().devices()
+    assert [d.id for d in found] == ["cuda:0", "openvino", "cpu"]
+    assert [d.kind for d in found] == [ow.Kind.GPU, ow.Kind.ACCEL, ow.Kind.ACCEL]
+
+
+def test_a_provider_that_makes_no_session_is_unavailable(monkeypatch):
+    missing = providers.Provider("NoSuchExecutionProvider", "none", ow.Kind.GPU)
+    from opweave_ort.device import OrtDevice
+
+    with pytest.raises(ow.Unavailable, match="NoSuchExecutionProvider"):
+        OrtDevice(missing)._probe()
+
+
+def test_an_old_onnx_runtime_is_unavailable(monkeypatch):
+    monkeypatch.setattr(onnxruntime, "__version__", "1.16.0")
+    with pytest.raises(ow.Unavailable, match=r"older than 1\.22"):
+        OrtBackend().devices()
+
+
+def test_threads_are_those_of_the_stream_else_of_the_backend(device):
+    backend = OrtBackend()
+    backend.set_threads(1)
+    try:
+        assert RUNTIME.options(None).intra_op_num_threads == 1
+        assert RUNTIME.options(3).intra_op_num_threads == 3
+    finally:
+        backend.set_threads(None)
+    with pytest.raises(ow.PluginError):
+        backend.set_threads(0)
+
+
+def test_switches_are_0_or_1(monkeypatch):
+    monkeypatch.setenv("OPWEAVE_ORT_PACK", "yes")
+    with pytest.raises(ow.PluginError, match="0 or 1"):
+        flag("OPWEAVE_ORT_PACK", True)
+
+
+def test_sessions_of_other_libraries_can_be_made_beside_ours(device):
+    with ow.Scheduler(device) as scheduler:
+        scheduler.build(ow.exp(ow.input("x", (4,))))
+    from opweave.graph.dtypes import f32
+    from opweave_ort.model import Model
+
+    model = Model()
+    model.output(model("Exp", model.input("in0", f32, (4,))), f32, (4,))
+    onnxruntime.InferenceSession(model.serialized(), providers=["CPUExecutionProvider"], enable_fallback=False)
+
+
+def test_the_doctor_tells_a_package_without_the_provider_of_a_driver(monkeypatch, tmp_path):
+    (tmp_path / "version").write_text("NVRM")
+    signs = (("an NVIDIA driver", tmp_path / "version", "CUDAExecutionProvider", "onnxruntime-gpu"),)
+    monkeypatch.setattr(doctor, "_DRIVERS", signs)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    found = doctor.package_diagnosis()
+    assert (found.status, "onnxruntime-gpu" in found.remedy) == ("slow", True)
+    assert doctor.version_diagnosis("2.0.1").status == "wrong"
+    assert list(hooks.opweave_doctor(devices=[])) == []
+
+
+def test_the_table_of_operators_names_operations_and_can_be_read_backwards():
+    assert {row.op for row in ONNX_OPERATORS} <= set(OPS)
+    backwards = {(row.onnx, tuple(sorted(row.fixed.items()))) for row in ONNX_OPERATORS}
+    assert len(backwards) == len(ONNX_OPERATORS)

@@ -1,0 +1,123 @@
+"""Repacked weights: nothing is rounded, each is there once."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import opweave as ow
+from opweave.graph.dtypes import QUANTIZED, f32
+from opweave.ops.blocks import block_parts, dequantize
+from opweave_ort.model import Model
+from opweave_ort.sessions import Session
+from opweave_ort.weights import FOUR_BITS, PACKED, block_length, pack, pieces
+
+NAMES = [t.name for t in QUANTIZED]
+
+
+def random_blocks(dtype, rows, count, seed=0):
+    """Rows of blocks with any integers and finite scales."""
+    rng = np.random.default_rng(seed)
+    while True:
+        data = rng.integers(0, 256, (rows, count * dtype.itemsize), np.uint8)
+        if np.isfinite(dequantize(data, dtype)).all() and np.abs(dequantize(data, dtype)).max() < 1e30:
+            return data
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_of_blocks_make_their_values(name):
+    dtype = next(t for t in QUANTIZED if t.name == name)
+    data = random_blocks(dtype, 2, 1)
+    parts = block_parts(data, dtype)
+    n = parts.integers.shape[-1] // parts.scales.shape[-1]
+    values = parts.integers.astype(np.float32) * np.repeat(parts.scales, n, -1)
+    if parts.offsets is not None:
+        values = values + np.repeat(parts.offsets, n, -1)
+    assert np.array_equal(values, dequantize(data, dtype))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_repacked_weight_has_the_same_values(name):
+    dtype = next(t for t in QUANTIZED if t.name == name)
+    data = random_blocks(dtype, 2, 2)
+    shape = (2, 2 * dtype.block)
+    arrays = pack(data, dtype, "halves")
+    assert {n: (a.dtype, a.shape) for n, a in arrays.items()} == {
+        p.name: (p.dtype.numpy, p.shape) for p in pieces(dtype, shape, "halves")
+    }
+
+    def part(key, scales, zero):
+        q = np.stack([arrays[key] & 15, arrays[key] >> 4], -1).reshape(*arrays[key].shape[:-1], -1).astype(np.float64)
+        return (q - zero) * arrays[scales][..., None].astype(np.float64)
+
+    signed = "offsets" not in arrays
+    if name in FOUR_BITS:
+        values = part("low", "scales", 8 * signed)
+    else:
+        values = part("high", "high_scales", 8 * signed) + part("low", "scales", 0)
+    if not signed:
+        values = values + arrays["offsets"].T[..., None]
+    assert values.shape[-1] == block_length(dtype)
+    np.testing.assert_allclose(values.reshape(shape), dequantize(data, dtype), rtol=3e-7, atol=0)
+
+
+def test_a_repacked_weight_is_there_once_and_goes_with_its_programs(device):
+    dtype = next(t for t in QUANTIZED if t.name == "q4_0")
+    w = ow.weights({"w": ow.Blocks(random_blocks(dtype, 8, 2), (8, 64), "q4_0")})
+    gc.collect()
+    before = PACKED.nbytes
+    with ow.Scheduler(device) as scheduler:
+        programs = [scheduler.build(ow.linear(ow.input("x", (n, 64)), w["w"])) for n in (1, 3)]
+        assert PACKED.nbytes - before == 8 * 32 + 8 * 2 * 4
+        x = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
+        want = x @ dequantize(random_blocks(dtype, 8, 2), dtype).T
+        np.testing.assert_allclose(programs[1].run(x=x), want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+    del programs, scheduler
+    gc.collect()
+    assert PACKED.nbytes == before
+
+
+def test_explain_counts_repacked_weights_and_they_can_be_declined(device, monkeypatch):
+    dtype = next(t for t in QUANTIZED if t.name == "q4_0")
+    w = ow.weights({"w": ow.Blocks(random_blocks(dtype, 8, 2), (8, 64), "q4_0")})
+    graph = ow.linear(ow.input("x", (1, 64)), w["w"])
+    with ow.Scheduler(device) as scheduler:
+        assert "1 step in one session with 320 bytes of repacked weights" in str(scheduler.build(graph).explain())
+    monkeypatch.setenv("OPWEAVE_ORT_PACK", "0")
+    declining = type(device)(device.provider)
+    with ow.Scheduler(declining) as scheduler, pytest.raises(ow.UnsupportedOpError, match="OPWEAVE_ORT_PACK=0"):
+        scheduler.build(graph)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q4_1", "q5_0", "q8_0", "mxfp4"])
+def test_int8_is_computed_where_it_is_allowed_and_stays_within_its_limits(device, name):
+    dtype = next(t for t in QUANTIZED if t.name == name)
+    blocks = ow.quantize(np.random.default_rng(1).standard_normal((16, 512)).astype(np.float32), name)
+    data, w = blocks.data.reshape(16, -1), ow.weights({"w": blocks})
+    graph = ow.linear(ow.input("x", (4, 512)), w["w"])
+    x = np.random.default_rng(0).standard_normal((4, 512)).astype(np.float32)
+    want = x.astype(np.float64) @ dequantize(data, dtype).astype(np.float64).T
+    with ow.Scheduler(device) as scheduler:
+        exact, rough = (scheduler.build(graph, precision=p) for p in ("exact", "int8"))
+        assert "in int8" in str(rough.explain())
+        assert "in int8" not in str(exact.explain())
+
+        def error(got):
+            return float(np.mean((got - want) ** 2) / np.mean(want**2))
+
+        assert error(exact.run(x=x)) < 1.6e-11
+        assert 1e-8 < error(rough.run(x=x)) < 2e-4
+
+
+def test_a_session_reads_weights_where_they_lie(device, monkeypatch):
+    monkeypatch.setenv("OPWEAVE_ORT_PACK", "0")
+    model, array = Model(), np.full((64, 64), 2, np.float32)
+    weight = model.weight("w0", f32, array.shape)
+    model.output(model("MatMul", model.input("in0", f32, (1, 64)), weight), f32, (1, 64))
+    value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    session = Session(model.serialized(), {"w0": value}, device.provider, device.options, None)
+    array[:] = 3
+    assert session.native.run(None, {"in0": np.ones((1, 64), np.float32)})[0][0, 0] == 3 * 64
