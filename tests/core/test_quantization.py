@@ -111,3 +111,7 @@ def test_weights_take_what_it_gives():
         got = scheduler.build(y).run(x=x)
     np.testing.assert_allclose(got, x @ ow.dequantize(blocks).T, rtol=1e-4, atol=1e-5)
     assert np.abs(got - x @ w.T).max() < 0.2
+
+
+def test_blocks_show_their_type_shape_and_size():
+    assert repr(ow.Blocks(np.zeros((4, 68), np.uint8), (4, 64), "q8_0")) == "<Blocks q8_0[4, 64], 272 bytes>"

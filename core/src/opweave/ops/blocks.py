@@ -48,6 +48,9 @@ class Blocks(NamedTuple):
     shape: tuple[int, ...]
     dtype: DTypeLike
 
+    def __repr__(self) -> str:
+        return f"<Blocks {self.dtype}{list(self.shape)}, {np.asarray(self.data).nbytes:,} bytes>"
+
 
 def checked_blocks(blocks: Blocks, what: str) -> tuple[Array, Shape, DType]:
     """The bytes of a quantized array, dense and with the last axis in bytes, its shape and its dtype.
