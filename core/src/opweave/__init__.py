@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from opweave.tools.profile_run import profile_run as profile_run
     from opweave.tools.trace import trace as trace
     from opweave.training.backward import gradients as gradients
+    from opweave.warning import OpweaveWarning as OpweaveWarning
     from opweave.whatif.simulate import simulate as simulate
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 # What most programs never use is imported when it is first asked for.
 _LATER = {
     "KVCache": "opweave.kv_cache",
+    "OpweaveWarning": "opweave.warning",
     "compare": "opweave.tools.compare",
     "dequantize": "opweave.quantization",
     "from_dlpack": "opweave.dlpack",

@@ -20,7 +20,6 @@ from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.arguments import Where
 from opweave.scheduler.precision import checked_precision
 from opweave.scheduler.program import Array, Outputs, R_co
-from opweave.warning import warn_of_f64
 
 if TYPE_CHECKING:
     from opweave.graph.precision import Precision
@@ -162,6 +161,8 @@ class Function(Generic[R_co]):
         arguments = dict(bound.arguments)
         for name, (_, dtype) in shapes.items():
             if dtype == np.float64:
+                from opweave.warning import warn_of_f64
+
                 warn_of_f64(f"the array for {name!r} of {self!r}")
         for name, (shape, dtype) in shapes.items():
             arguments[name] = input(name, shape, as_dtype(dtype))

@@ -18,7 +18,6 @@ from opweave.contract.memory import BufferType
 from opweave.contract.multibuffer import MultiBuffer
 from opweave.contract.space import CHANGES, Usage
 from opweave.contract.step import Arg
-from opweave.dlpack import from_dlpack
 from opweave.errors import (
     AllocationError,
     DTypeError,
@@ -152,6 +151,8 @@ def _unwrapped(name: str, value: Any) -> Any:
     """A weight's value in a form that `_weight` accepts: converts arrays of other libraries, and leaves made of
     them."""
     if is_foreign(value) and not isinstance(value, Tensor):
+        from opweave.dlpack import from_dlpack
+
         value = from_dlpack(value, name=name)
     if not isinstance(value, Tensor):
         return value

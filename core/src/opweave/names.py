@@ -57,7 +57,6 @@ from opweave.registry import (
     unload,
 )
 from opweave.scheduler import Program, Scheduler
-from opweave.warning import OpweaveWarning
 
 __all__ = [
     "DTYPES",
@@ -91,7 +90,6 @@ __all__ = [
     "NameConflict",
     "OpDef",
     "OpweaveError",
-    "OpweaveWarning",
     "PathError",
     "Placement",
     "PluginError",

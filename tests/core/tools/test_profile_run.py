@@ -74,13 +74,13 @@ def test_every_part_of_a_run_is_a_row_in_order():
 
 
 def test_times_are_those_of_the_steps_and_tables_their_sums():
-    x = ow.input("x", (4,))
+    x = ow.input("of scopes", (4,))  # a name of its own: equal nodes keep the scope of the first
     y = x
     for layer in ("one", "two"):
         with ow.scope(layer):
             y = ow.exp(ow.neg(y))
     with ow.Scheduler(Sleeping()) as scheduler:
-        profile = ow.profile_run(scheduler.build(y), x=np.ones(4, F), runs=2, limits=False)
+        profile = ow.profile_run(scheduler.build(y), {x: np.ones(4, F)}, runs=2, limits=False)
     slow, quick = [r for r in rows_of(profile) if r.ops == ("neg",)], [r for r in rows_of(profile) if r.ops == ("exp",)]
     assert all(row.seconds > SLOW for row in slow)
     assert all(row.seconds < SLOW / 2 for row in quick)

@@ -14,7 +14,6 @@ from opweave.graph.dtypes import DType, bool_, f32, f64, i32, i64, promote
 from opweave.graph.layout import Shape, broadcast_shapes, normalize_axis
 from opweave.graph.opdef import OpDef, define_op
 from opweave.graph.tensor import Tensor, as_tensor, constant, shows_columns_of_blocks
-from opweave.warning import warn_of_f64
 
 __all__ = [
     "Array", "Number", "added", "as_axis", "as_fill", "as_flag", "as_ids", "as_integer", "as_mask", "as_number",
@@ -277,6 +276,8 @@ def _warn_if_widened(operands: tuple[Tensor, ...]) -> None:
     for x in operands:
         leaf = x.memory.leaf
         if x.dtype is f64 and leaf is not None and leaf.inferred:
+            from opweave.warning import warn_of_f64
+
             warn_of_f64(x.memory.describe())
 
 
