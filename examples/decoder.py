@@ -17,7 +17,7 @@ def decoder(arrays, devices, sequences=2, capacity=256, dtype="f32", **paging):
     w = ow.weights(arrays, {f"{i}.*": device for i, device in enumerate(shared)})
     cache = ow.KVCache(LAYERS, sequences, capacity, GROUPS, SIZE, dtype, device=shared, **paging)
 
-    @ow.compile(devices=devices)
+    @ow.compile(devices=[*devices, "host"])  # host computes only what the others do not
     def step(tokens, positions, slots, blocks, last, reach):
         x = ow.embedding(w["words"], tokens)
         for i in range(LAYERS):
@@ -56,4 +56,4 @@ if __name__ == "__main__":
     arrays = ow.compile({n: ow.normal(s, 2, i) / s[1] ** 0.5 for i, (n, s) in enumerate(SHAPES.items())})()
     for devices in options.parse_args().devices:
         for text in continued(PROMPTS, 64, *decoder(arrays, devices.split(","))):
-            print(f"{devices:16}{text}")
+            print(f"{devices:16} {text}")

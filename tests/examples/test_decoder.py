@@ -12,7 +12,7 @@ from torch.nn import functional
 from examples import decoder as example
 from examples.decoder import GROUPS, HEADS, LAYERS, LETTERS, PROMPTS, SHAPES, SIZE, WIDTH
 
-DEVICES = (["cpu"], ["opencl:0"], ["torch:cpu"], ["opencl:0", "cpu"], ["cpu", "torch:cpu"])
+DEVICES = (["cpu"], ["opencl:0"], ["torch:cpu"], ["ort:cpu"], ["opencl:0", "cpu"], ["cpu", "torch:cpu"])
 RNG = np.random.default_rng(0)
 ARRAYS = {name: (RNG.standard_normal(s) / s[1] ** 0.5).astype(np.float32) for name, s in SHAPES.items()}
 WEIGHTS = {name: torch.from_numpy(array).double() for name, array in ARRAYS.items()}

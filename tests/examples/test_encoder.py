@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from examples import encoder as example
 
-DEVICES = (["cpu"], ["opencl:0"], ["torch:cpu"], ["opencl:0", "cpu"], ["cpu", "torch:cpu"])
+DEVICES = (["cpu"], ["opencl:0"], ["torch:cpu"], ["ort:cpu"], ["opencl:0", "cpu"], ["cpu", "torch:cpu"])
 
 
 @pytest.fixture(scope="module")
