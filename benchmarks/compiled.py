@@ -6,11 +6,10 @@ Both sides take a NumPy array and give one, and both wait for the result. What i
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import pairwise
+from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,50 +21,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "backends" / "jax")]  # for `
 
 from opweave_jax import FUNCTIONS, JaxBackend, JaxLibrary  # noqa: E402
 
+from benchmarks._jobs import Array, Job, Operations, chain, mlp  # noqa: E402
 from benchmarks._measure import Report, interleaved, options  # noqa: E402
-
-Array = np.ndarray[Any, Any]
 
 TIMES, MICROSECONDS = 1.03, 5.0
 """How long ours may take: so many times the library's own time, and so much more."""
 
-
-class Job(NamedTuple):
-    """One computation, written for both sides: ``ours`` of tensors and ``theirs`` of JAX's arrays."""
-
-    name: str
-    x: Array
-    arrays: Mapping[str, Array]
-    ours: Callable[[Any, Mapping[str, Any]], Any]
-    theirs: Callable[[Any, Mapping[str, Any]], Any]
-
-
-def chain(nodes: int) -> Job:
-    def add(x: Any, w: Mapping[str, Any]) -> Any:
-        for _ in range(nodes):
-            x = x + w["w"]
-        return x
-
-    return Job(f"chain of {nodes}", np.linspace(0, 1, 1024, dtype="f4"), {"w": np.full(1024, 1e-3, "f4")}, add, add)
-
-
-def mlp(batch: int, sizes: tuple[int, ...]) -> Job:
-    rng = np.random.default_rng(0)
-    arrays: dict[str, Array] = {}
-    for i, (n, m) in enumerate(pairwise(sizes)):
-        arrays[f"w{i}"] = (rng.standard_normal((m, n)) / np.sqrt(n)).astype("f4")
-        arrays[f"b{i}"] = rng.standard_normal(m).astype("f4")
-    layers = len(sizes) - 1
-
-    def layer(linear: Any, relu: Any, x: Any, w: Mapping[str, Any]) -> Any:
-        for i in range(layers):
-            x = linear(x, w[f"w{i}"], w[f"b{i}"])
-            x = relu(x) if i < layers - 1 else x
-        return x
-
-    x = rng.standard_normal((batch, sizes[0])).astype("f4")
-    ours, theirs = partial(layer, ow.linear, ow.relu), partial(layer, FUNCTIONS["linear"], FUNCTIONS["relu"])
-    return Job(f"MLP {batch} x {'-'.join(map(str, sizes))}", x, arrays, ours, theirs)
+JAX = Operations(add, FUNCTIONS["linear"], FUNCTIONS["relu"])
 
 
 class Counting(JaxLibrary):
@@ -115,7 +77,7 @@ def main() -> None:
     given = options(__doc__.splitlines()[0])
     ow.register(JaxBackend)
     report = Report("compiled", given)
-    for job in (chain(10), mlp(1, (64, 64, 10)), mlp(32, (784, 512, 512, 10))):
+    for job in (chain(10, 1024, JAX), mlp(1, (64, 64, 10), JAX), mlp(32, (784, 512, 512, 10), JAX)):
         compare(report, job, 20 if given.quick else 400)
     report.finish("Program.run beside jax.jit (fastest samples)")
 

@@ -9,11 +9,9 @@ Target: 1.03 times the session plus 5 µs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -25,66 +23,22 @@ from opweave_ort.model import ONNX_TYPES, Model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
 
+from benchmarks._jobs import Array, Job, Operations, chain, mlp
 from benchmarks._measure import Report, interleaved, options
 
-Array = np.ndarray[Any, Any]
 SAMPLES = 60
 TIMES, MICROSECONDS = 1.03, 5.0
 
 
-class Job(NamedTuple):
-    """One computation: of tensors, and as operators of a model, from the names of its input and of its arrays."""
-
-    name: str
-    x: Array
-    arrays: Mapping[str, Array]
-    ours: Callable[[ow.Tensor, Mapping[str, ow.Tensor]], ow.Tensor]
-    theirs: Callable[[Model, str, Mapping[str, str]], str]
+def operations(model: Model) -> Operations:
+    """The operators of a model, from the names of their operands to that of the result."""
+    return Operations(partial(model, "Add"), partial(model, "Gemm", transB=1), partial(model, "Relu"))
 
 
-def chain(nodes: int) -> Job:
-    def ours(x: ow.Tensor, w: Mapping[str, ow.Tensor]) -> ow.Tensor:
-        for _ in range(nodes):
-            x = x + w["w"]
-        return x
-
-    def theirs(m: Model, x: str, w: Mapping[str, str]) -> str:
-        for _ in range(nodes):
-            x = m("Add", x, w["w"])
-        return x
-
-    return Job(f"chain of {nodes}", np.linspace(0, 1, 1024, dtype="f4"), {"w": np.full(1024, 1e-3, "f4")}, ours, theirs)
-
-
-def mlp(batch: int, sizes: tuple[int, ...]) -> Job:
-    rng = np.random.default_rng(0)
-    arrays: dict[str, Array] = {}
-    for i, (n, m) in enumerate(pairwise(sizes)):
-        arrays[f"w{i}"] = (rng.standard_normal((m, n)) / np.sqrt(n)).astype("f4")
-        arrays[f"b{i}"] = rng.standard_normal(m).astype("f4")
-    last = len(sizes) - 2
-
-    def ours(x: ow.Tensor, w: Mapping[str, ow.Tensor]) -> ow.Tensor:
-        for i in range(last + 1):
-            x = ow.linear(x, w[f"w{i}"], w[f"b{i}"])
-            x = ow.relu(x) if i < last else x
-        return x
-
-    def theirs(m: Model, x: str, w: Mapping[str, str]) -> str:
-        for i in range(last + 1):
-            x = m("Gemm", x, w[f"w{i}"], w[f"b{i}"], transB=1)
-            x = m("Relu", x) if i < last else x
-        return x
-
-    x = rng.standard_normal((batch, sizes[0])).astype("f4")
-    return Job(f"MLP {batch} x {'-'.join(map(str, sizes))}", x, arrays, ours, theirs)
-
-
-def bare(job: Job) -> tuple[Callable[[], object], Array]:
-    """A run of a session of the job, and the array that it writes."""
-    model = Model()
+def bare(job: Job, model: Model) -> tuple[Callable[[], object], Array]:
+    """A run of a session of the job, which is built into ``model``, and the array that it writes."""
     x = model.input("in0", f32, job.x.shape)
-    made = job.theirs(model, x, {name: model.constant(array) for name, array in job.arrays.items()})
+    made = job.theirs(x, {name: model.constant(array) for name, array in job.arrays.items()})
     shape = (*job.x.shape[:-1], len(list(job.arrays.values())[-1]))
     name = model.output(made, f32, shape)
     settings = onnxruntime.SessionOptions()
@@ -100,11 +54,13 @@ def bare(job: Job) -> tuple[Callable[[], object], Array]:
 
 def main() -> None:
     report = Report("compiled_ort", options(__doc__ or ""))
-    for job in (chain(10), mlp(1, (64, 64, 10)), mlp(32, (784, 512, 512, 10))):
+    for make in (partial(chain, 10, 1024), partial(mlp, 1, (64, 64, 10)), partial(mlp, 32, (784, 512, 512, 10))):
+        model = Model()
+        job = make(operations(model))
         x = ow.input("x", job.x.shape)
         program = ow.Scheduler("ort:cpu").build(job.ours(x, ow.weights(job.arrays)))
         ours = partial(program.run, {x: job.x})
-        theirs, out = bare(job)
+        theirs, out = bare(job, model)
         theirs()
         np.testing.assert_allclose(ours(), out, rtol=1e-4, atol=1e-4)
         times = interleaved({"opweave": ours, "session": theirs}, 7 if report.options.quick else SAMPLES, 5e-3)

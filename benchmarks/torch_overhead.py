@@ -17,9 +17,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import pairwise
+from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,67 +28,15 @@ import opweave as ow
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
 
+from benchmarks._jobs import Array, Job, Operations, chain, mlp
 from benchmarks._measure import Report, interleaved, options
-
-Array = np.ndarray[Any, Any]
 
 PAIRS = 30
 
 
-class Job(NamedTuple):
-    """One computation, written for both sides.
-
-    Attributes:
-        name: for the report.
-        nodes: operations in it.
-        x: what is fed.
-        arrays: the parameters.
-        ours: the graph, from the input and the parameters.
-        theirs: the same in torch.
-        limit: how long ours may take, in times of eager torch.
-    """
-
-    name: str
-    nodes: int
-    x: Array
-    arrays: Mapping[str, Array]
-    ours: Callable[[ow.Tensor, Mapping[str, ow.Tensor]], ow.Tensor]
-    theirs: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], torch.Tensor]
-    limit: float
-
+TORCH = Operations(add, F.linear, F.relu)
 
 # --- the jobs -------------------------------------------------------------------------------------------------------
-
-
-def chain(nodes: int) -> Job:
-    def add(x: Any, w: Mapping[str, Any]) -> Any:
-        for _ in range(nodes):
-            x = x + w["w"]
-        return x
-
-    return Job(f"chain of {nodes:,}", nodes, np.linspace(0, 1, 16, dtype="f4"), {"w": np.full(16, 1e-3, "f4")},
-               add, add, 0.8)  # fmt: skip
-
-
-def mlp(batch: int, sizes: tuple[int, ...]) -> Job:
-    rng = np.random.default_rng(0)
-    arrays = {}
-    for i, (n, m) in enumerate(pairwise(sizes)):
-        arrays[f"w{i}"] = (rng.standard_normal((m, n)) / np.sqrt(n)).astype("f4")
-        arrays[f"b{i}"] = rng.standard_normal(m).astype("f4")
-    layers = len(sizes) - 1
-
-    def layer(linear: Any, relu: Any, x: Any, w: Mapping[str, Any]) -> Any:
-        for i in range(layers):
-            x = linear(x, w[f"w{i}"], w[f"b{i}"])
-            if i < layers - 1:
-                x = relu(x)
-        return x
-
-    x = rng.standard_normal((batch, sizes[0])).astype("f4")
-    name = f"MLP {batch} x {'-'.join(map(str, sizes))}"
-    return Job(name, 2 * layers - 1, x, arrays, partial(layer, ow.linear, ow.relu), partial(layer, F.linear, F.relu),
-               1.02)  # fmt: skip
 
 
 def transformer_block(tokens: int, width: int, heads: int) -> Job:
@@ -128,7 +75,7 @@ def transformer_block(tokens: int, width: int, heads: int) -> Job:
         return x + F.linear(F.gelu(F.linear(h, w["up"], w["up_b"])), w["down"], w["down_b"])
 
     x = rng.standard_normal((1, tokens, width)).astype("f4")
-    return Job(f"transformer block {tokens} x {width}", 11, x, arrays, ours, theirs, 1.02)
+    return Job(f"transformer block {tokens} x {width}", 11, x, arrays, ours, theirs)
 
 
 # --- the sides ------------------------------------------------------------------------------------------------------
@@ -190,7 +137,8 @@ def alternating_run(nodes: int, every: int) -> tuple[Callable[[], Array], int]:
 # --- the comparison -------------------------------------------------------------------------------------------------
 
 
-def compare(report: Report, job: Job, device: str, target: str, samples: int) -> None:
+def compare(report: Report, job: Job, limit: float, device: str, target: str, samples: int) -> None:
+    """``limit``: how long ours may take, in times of eager torch."""
     contestants = {"opweave": opweave_run(job, device), "eager": eager_run(job, target)}
     if target != "cpu":
         contestants["graph"] = graph_run(job, target)
@@ -201,7 +149,7 @@ def compare(report: Report, job: Job, device: str, target: str, samples: int) ->
     best = {name: min(seconds) for name, seconds in times.items()}
     ratios = {f"over_{name}": best["opweave"] / t for name, t in best.items() if name != "opweave"}
     report.row(job=job.name, device=device, **{f"{n}_us": t * 1e6 for n, t in best.items()}, **ratios)
-    report.target(f"{job.name} on {device} / eager torch", ratios["over_eager"], job.limit, "times")
+    report.target(f"{job.name} on {device} / eager torch", ratios["over_eager"], limit, "times")
     if "over_graph" in ratios:
         report.target(f"{job.name} on {device} / CUDA graph", ratios["over_graph"], 1.05, "times")
 
@@ -221,13 +169,17 @@ def main() -> None:
     given = options(__doc__.splitlines()[0])
     report = Report("torch_overhead", given)
     samples = 7 if given.quick else PAIRS
-    jobs = [chain(100 if given.quick else 1000), mlp(32, (784, 512, 512, 10)), transformer_block(128, 384, 12)]
+    jobs = [
+        (chain(100 if given.quick else 1000, 16, TORCH), 0.8),
+        (mlp(32, (784, 512, 512, 10), TORCH), 1.02),
+        (transformer_block(128, 384, 12), 1.02),
+    ]
     sides = [("torch:cpu", "cpu")]
     if torch.cuda.is_available():
         sides.append(("torch:cuda:0", "cuda:0"))
     for device, target in sides:
-        for job in jobs:
-            compare(report, job, device, target, samples)
+        for job, limit in jobs:
+            compare(report, job, limit, device, target, samples)
     sharing(report, 100 if given.quick else 1000, samples)
     report.finish("Program.run beside eager torch (fastest samples)")
 
