@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.opencl import DEVICES, SKIPPED
+from tests.support.skipping import skipped_module
 
 if TYPE_CHECKING:
     from opweave_opencl import OpenCLDevice, OpenCLStream
 
 
-class Skipped(pytest.Module):
-    """A module that is not even imported."""
-
-    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        pytest.skip("; ".join(f"{driver}: {why}" for driver, why in SKIPPED.items()), allow_module_level=True)
-
-
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     if DEVICES or module_path.stem == "test_drivers":
         return None
-    return Skipped.from_parent(parent, path=module_path)
+    return skipped_module(module_path, parent, "; ".join(f"{driver}: {why}" for driver, why in SKIPPED.items()))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.skipping import missing, skipped_module
+
 if TYPE_CHECKING:
     from opweave_torch.accelerator import SeparateCpuDevice
     from opweave_torch.device import TorchCpuDevice
 
-MISSING = ""
-try:
-    import torch  # noqa: F401
-
-    import opweave_torch  # noqa: F401
-except ImportError as error:
-    MISSING = f"torch or opweave-torch is not installed: {error}"
-
-
-class Skipped(pytest.Module):
-    """A module that is not even imported."""
-
-    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        pytest.skip(MISSING, allow_module_level=True)
+MISSING = missing("torch", "opweave_torch")
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    return Skipped.from_parent(parent, path=module_path) if MISSING else None
+    return skipped_module(module_path, parent, MISSING) if MISSING else None
 
 
 @pytest.fixture(scope="session")
