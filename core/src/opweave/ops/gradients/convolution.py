@@ -20,6 +20,7 @@ from opweave.ops.gradients.movement import added_in_rows, spread
 from opweave.ops.gradients.rules import gradient_of
 from opweave.ops.interpolation import axis_taps, tap_kind
 from opweave.ops.pooling import window_counts
+from opweave.ops.windows import fitting
 
 Pads = Sequence[tuple[int, int]]
 
@@ -104,11 +105,21 @@ def _im2col(
     grad: Tensor, out: Tensor, x: Tensor, *, kernel_size: Shape, dilation: Shape, padding: Shape, stride: Shape
 ) -> Tensor:
     lengths = [n + 2 * p for n, p in zip(x.shape[2:], padding, strict=True)]
-    places = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(lengths, kernel_size, stride, dilation, strict=True)]
+    places = map(fitting, lengths, kernel_size, stride, dilation)
     elements = prod(kernel_size)
-    each = ops.reshape(grad, (x.shape[0] * x.shape[1], elements, *places))
     ones = constant(np.eye(elements).reshape(elements, 1, *kernel_size), grad.dtype)
-    return ops.reshape(transposed(each, ones, x.shape[2:], stride=stride, padding=padding, dilation=dilation), x.shape)
+    return _by_channel(ops.reshape(grad, (*x.shape[:2], elements, *places)), ones, x.shape, stride, padding, dilation)
+
+
+def _by_channel(grad: Tensor, w: Tensor, shape: Shape, stride: Shape, padding: Shape, dilation: Shape) -> Tensor:
+    """The gradient of an input of ``shape``, each channel of which is an input of its own of a convolution.
+
+    Args:
+        grad: (batch, channels, outputs of a channel, ...).
+        w: (outputs of a channel, 1, ...), the same for every channel.
+    """
+    lines = ops.reshape(grad, (prod(shape[:2]), *grad.shape[2:]))
+    return ops.reshape(transposed(lines, w, shape[2:], stride=stride, padding=padding, dilation=dilation), shape)
 
 
 # --- pooling --------------------------------------------------------------------------------------------------------
@@ -165,9 +176,8 @@ def _avg_pool(
         for n, m, k, s, p in zip(x.shape[2:], out.shape[2:], kernel_size, stride, padding, strict=True):
             counts = counts[..., None] * window_counts(n, m, k, s, p, count_include_pad)
         share = grad * constant(1 / counts, grad.dtype)
-    lines = ops.reshape(share, (x.shape[0] * x.shape[1], 1, *out.shape[2:]))
     ones = ops.full((1, 1, *kernel_size), 1, grad.dtype)
-    return ops.reshape(transposed(lines, ones, x.shape[2:], stride=stride, padding=padding, dilation=dilation), x.shape)
+    return _by_channel(ops.expand_dims(share, 2), ones, x.shape, stride, padding, dilation)
 
 
 # --- resampling -----------------------------------------------------------------------------------------------------
