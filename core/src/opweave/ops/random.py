@@ -35,6 +35,11 @@ def block_values(dtype: DType) -> int:
     return 2 if dtype is f64 else 4
 
 
+def block_count(size: int, dtype: DType) -> int:
+    """Blocks of four words that ``size`` values take."""
+    return -(-size // block_values(dtype))
+
+
 def philox(key: int, counter: int, first: int, words: Array, products: Array) -> None:
     """Blocks ``first``, ``first + 1``, ... of four random words of 32 bits, by Philox4x32-10: Salmon, Moraes, Dror and
     Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011, section 3.3.
@@ -67,7 +72,7 @@ def philox(key: int, counter: int, first: int, words: Array, products: Array) ->
 
 
 def _words(key: Array, counter: Array, shape: Shape, dtype: DType) -> Array:
-    blocks = -(-prod(shape) // block_values(dtype))
+    blocks = block_count(prod(shape), dtype)
     words = np.empty((4, blocks), np.uint64)
     philox(int(key), int(counter), 0, words, np.empty((2, blocks), np.uint64))
     return words

@@ -11,7 +11,7 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
-from opweave.ops.random import UNIFORM_BITS, block_values, philox
+from opweave.ops.random import UNIFORM_BITS, block_count, block_values, philox
 from opweave_cpu.kernels.table import KERNELS, needs_dense_output
 from opweave_cpu.tiles import Array, at_once, compute_dtype, most_workers, shares, workers_of
 
@@ -23,8 +23,8 @@ _BYTES: Final = 16
 
 
 def _workspace(step: Step) -> Arrays:
-    blocks = -(-step.out.size // block_values(step.out.dtype))
-    lead, tile = most_workers(_BYTES * step.out.size), min(blocks, BLOCKS)
+    lead = most_workers(_BYTES * step.out.size)
+    tile = min(block_count(step.out.size, step.out.dtype), BLOCKS)
     arrays: dict[str, Any] = {"words": ("i64", (lead, 6, tile))}
     if step.op == "normal":
         arrays |= {"parts": (compute_dtype(step.out.dtype), (lead, 3, tile)), "swaps": ("bool", (lead, tile))}
@@ -46,7 +46,7 @@ def random(
     swaps: Arg | None = None,
 ) -> Call:
     each, flat = block_values(dtype), out.view.reshape(-1)
-    blocks = -(-flat.size // each)
+    blocks = block_count(flat.size, dtype)
     count = min(workers_of(stream), len(words.view), -(-blocks // BLOCKS))
     jobs = []
     for worker, mine in enumerate(shares(blocks, count)):

@@ -12,7 +12,7 @@ import torch
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, bool_, i64
-from opweave.ops.random import KEY_STEPS, LOW, MULTIPLIERS, ROUNDS, UNIFORM_BITS, block_values
+from opweave.ops.random import KEY_STEPS, LOW, MULTIPLIERS, ROUNDS, UNIFORM_BITS, block_count, block_values
 from opweave_torch.kernels.binding import in_order, scalar, widened
 from opweave_torch.kernels.table import KERNELS
 from opweave_torch.memory import tensor
@@ -23,7 +23,7 @@ _BLOCKS: Final = 1 << 20
 
 
 def _workspace(step: Step) -> Arrays:
-    tile = min(-(-step.out.size // block_values(step.out.dtype)), _BLOCKS)
+    tile = min(block_count(step.out.size, step.out.dtype), _BLOCKS)
     arrays: dict[str, Any] = {"words": (i64, (6, tile)), "keys": (i64, (4,))}
     if step.op == "uniform":
         return arrays | {"parts": (widened(step.out.dtype), (1, tile))}
@@ -46,7 +46,7 @@ def random(
     swaps: Arg | None = None,
 ) -> Call:
     each, flat, whole = block_values(dtype), tensor(out).view(-1), tensor(words)
-    blocks = -(-flat.numel() // each)
+    blocks = block_count(flat.numel(), dtype)
     most = _CPU_BLOCKS if flat.device.type == "cpu" else _BLOCKS
     calls: list[Call] = []
     for first in range(0, blocks, most):
