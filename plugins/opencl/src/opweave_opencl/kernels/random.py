@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call
 from opweave.graph.dtypes import DType
-from opweave.ops.random import UNIFORM_BITS, block_values
+from opweave.ops.random import UNIFORM_BITS, block_count, block_values
 from opweave_opencl.kernels.pointwise import spread
 from opweave_opencl.kernels.table import FLOATS, KERNELS
 from opweave_opencl.layouts import element_offset
@@ -24,7 +24,7 @@ _ROW: Final = 1 << 20
 def random(
     stream: OpenCLStream, op: str, out: Arg, key: Arg, counter: Arg, *, shape: tuple[int, ...], dtype: DType
 ) -> Call:
-    blocks = -(-out.size // block_values(dtype))
+    blocks = block_count(out.size, dtype)
     macros = {
         "T": dtype.name, "WIDE": str(int(dtype.name == "f64")), "NORMAL": str(int(op == "normal")),
         "DIGITS": str(UNIFORM_BITS[dtype.name]),
