@@ -28,13 +28,13 @@ from opweave.errors import (
     UnsupportedOpError,
 )
 from opweave.graph.arrays import host_array
+from opweave.graph.blocks import Blocks, checked_blocks
 from opweave.graph.dtypes import DType, DTypeLike, as_dtype, f32
 from opweave.graph.foreign import is_foreign
 from opweave.graph.layout import check_shape
 from opweave.graph.leaf import Leaf, Location, Placement, Spec
 from opweave.graph.tensor import Tensor, new_leaf
 from opweave.host.storage import array_shape, dense_arg, read, write
-from opweave.ops.blocks import Blocks, checked_blocks
 
 __all__ = ["Blocks", "Weights", "place", "read_leaf", "state", "upload", "weights", "write_state"]
 

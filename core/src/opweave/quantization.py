@@ -9,12 +9,13 @@ import numpy as np
 
 from opweave.errors import DTypeError, Unavailable
 from opweave.graph.arrays import host_array
+from opweave.graph.blocks import Blocks, checked_blocks
 from opweave.graph.dtypes import QUANTIZED, DType, DTypeLike, as_dtype, f32
 from opweave.graph.foreign import host_view
 from opweave.graph.layout import check_shape
 from opweave.graph.tensor import Tensor
 from opweave.ops import blocks as decoding
-from opweave.ops.blocks import Blocks, checked_blocks, fields_of
+from opweave.ops.blocks import fields_of
 
 __all__ = ["dequantize", "quantize"]
 

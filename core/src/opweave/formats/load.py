@@ -14,11 +14,11 @@ from opweave.errors import DTypeError, FormatError, OpweaveError, UnknownNameErr
 from opweave.formats.folder import INDEX, SeveralFiles, read_folder, read_index
 from opweave.formats.tensor_file import FLOAT8, StoredTensor, TensorFile
 from opweave.graph.arrays import host_array
+from opweave.graph.blocks import Blocks
 from opweave.graph.dtypes import DTypeLike, as_dtype
 from opweave.graph.leaf import Spec
 from opweave.graph.tensor import Tensor
 from opweave.leaves import Weights, Where, weights
-from opweave.ops.blocks import Blocks
 
 __all__ = ["chosen_names", "described", "load_weights", "read_tensors"]
 

@@ -15,9 +15,9 @@ import ml_dtypes
 import numpy as np
 
 from opweave.errors import DTypeError, FormatError, OpweaveError, UnknownNameError
+from opweave.graph.blocks import Blocks
 from opweave.graph.dtypes import DTYPES
 from opweave.graph.layout import check_shape
-from opweave.ops.blocks import Blocks
 
 __all__ = ["FLOAT8", "StoredTensor", "TensorFile", "check_tensors", "map_file", "parse_json"]
 

@@ -1,4 +1,4 @@
-"""Quantized arrays, and their decoding in plain NumPy: what the bytes of each type mean.
+"""Decoding of quantized arrays in plain NumPy: what the bytes of each type mean.
 
 The formats are those of GGUF files, as the public description of the format and the ``gguf`` package fix them. Wherever
 there are two ways to order the arithmetic, the one of ``gguf`` is taken, so that results are equal to the bit.
@@ -17,12 +17,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from opweave.errors import DTypeError, LayoutError, ShapeError
-from opweave.graph.dtypes import DType, DTypeLike, as_dtype
-from opweave.graph.layout import Shape, check_shape, nbytes
+from opweave.errors import DTypeError, LayoutError
+from opweave.graph.dtypes import DType
 
 __all__ = [
-    "BlockParts", "Blocks", "Decoder", "block_parts", "checked_blocks", "dequantize", "fields_of", "scratch_bytes",
+    "BlockParts", "Decoder", "block_parts", "dequantize", "fields_of", "scratch_bytes",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -33,46 +32,6 @@ Fields = dict[str, Array]
 _ALIGN: Final = 64
 _AT_ONCE: Final = 1 << 16
 """Elements that `dequantize` decodes at a time: few enough to stay in a cache."""
-
-
-class Blocks(NamedTuple):
-    """A quantized array.
-
-    Attributes:
-        data: the bytes in the GGUF layout of ``dtype``, ``uint8``.
-        shape: in elements.
-        dtype: a quantized `DType` or its name.
-    """
-
-    data: np.ndarray[Any, Any]
-    shape: tuple[int, ...]
-    dtype: DTypeLike
-
-    def __repr__(self) -> str:
-        return f"<Blocks {self.dtype}{list(self.shape)}, {np.asarray(self.data).nbytes:,} bytes>"
-
-
-def checked_blocks(blocks: Blocks, what: str) -> tuple[Array, Shape, DType]:
-    """The bytes of a quantized array, dense and with the last axis in bytes, its shape and its dtype.
-
-    Args:
-        what: the array, as messages name it.
-
-    Raises:
-        DTypeError, UnknownNameError: ``dtype`` is no quantized type.
-        LayoutError: rows that do not consist of whole blocks.
-        ShapeError: a shape that is not possible, or bytes that do not fit it.
-    """
-    dtype = as_dtype(blocks.dtype)
-    if not dtype.is_quantized:
-        raise DTypeError(f"{what}: Blocks are of a quantized type, not {dtype}; pass the array itself")
-    shape = check_shape(blocks.shape, dtype)
-    data = np.ascontiguousarray(blocks.data)
-    if data.dtype != np.uint8 or data.size != nbytes(shape, dtype):
-        raise ShapeError(
-            f"{what}: {dtype}{list(shape)} takes {nbytes(shape, dtype):,} bytes, not {data.size:,} of {data.dtype}"
-        )
-    return data.reshape(*shape[:-1], dtype.row_bytes(shape[-1])), shape, dtype
 
 
 def dequantize(data: Array, dtype: DType) -> Floats:

@@ -11,11 +11,10 @@ from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import SAMPLE_IDS, OpDef, flops_per_element
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.blocks import dequantize
 from opweave.ops.indexing import check_ids
 from opweave.ops.matmul import with_weights
 from opweave.ops.movement import expand_dims
-from opweave.ops.operands import Array, as_ids, builds, make, no_bools, promoted, wide
+from opweave.ops.operands import Array, as_ids, builds, make, no_bools, promoted, wide, wide_weights
 from opweave.ops.samples import measured, operand
 
 __all__ = ["add_expert", "expert_linear"]
@@ -40,8 +39,7 @@ def _expert_linear(x: Array, w: Array, ids: Array, *, blocks: DType | None = Non
     result = np.zeros((*ids.shape, w.shape[1]), x.dtype)
     for expert in np.unique(ids):
         some = ids == expert
-        weights = wide(w[expert]) if blocks is None else dequantize(w[expert], blocks).astype(np.float64)
-        result[some] = np.matmul(x[some], weights.T)
+        result[some] = np.matmul(x[some], wide_weights(w[expert], blocks).T)
     return result
 
 

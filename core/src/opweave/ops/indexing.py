@@ -11,7 +11,6 @@ from opweave.graph.dtypes import DType, f32
 from opweave.graph.layout import Shape, broadcast_shapes
 from opweave.graph.opdef import OpDef, flops_per_element
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.blocks import dequantize
 from opweave.ops.movement import after, broadcast_to, flatten
 from opweave.ops.operands import (
     Array,
@@ -54,7 +53,11 @@ def _embedding_infer(table: Tensor, ids: Tensor, *, blocks: DType | None = None)
 def _embedding(table: Array, ids: Array, *, blocks: DType | None = None) -> Array:
     check_ids("embedding", ids, table.shape[0])
     picked: Array = table[ids]
-    return picked if blocks is None else dequantize(picked, blocks)
+    if blocks is None:
+        return picked
+    from opweave.ops.blocks import dequantize  # most programs have no quantized table
+
+    return dequantize(picked, blocks)
 
 
 def _embedding_samples() -> list[Tensor]:

@@ -15,7 +15,6 @@ from opweave.graph.dtypes import DType, f32
 from opweave.graph.layout import Shape, broadcast_shapes, is_dense, reshape_strides
 from opweave.graph.opdef import OpDef, Sample
 from opweave.graph.tensor import Tensor, constant, node
-from opweave.ops.blocks import dequantize
 from opweave.ops.elementwise import add, mul
 from opweave.ops.movement import expand_dims, reshape, swapaxes, transpose
 from opweave.ops.operands import (
@@ -30,6 +29,7 @@ from opweave.ops.operands import (
     rows,
     shows_columns_of_blocks,
     wide,
+    wide_weights,
 )
 from opweave.ops.samples import measured, operand, weight
 
@@ -129,8 +129,7 @@ def _linear_infer(x: Tensor, w: Tensor, b: Tensor | None = None, *, blocks: DTyp
 
 
 def _linear(x: Array, w: Array, b: Array | None = None, *, blocks: DType | None = None) -> Array:
-    weights = wide(w) if blocks is None else dequantize(w, blocks).astype(np.float64)
-    result: Array = np.matmul(wide(x), weights.T)
+    result: Array = np.matmul(wide(x), wide_weights(w, blocks).T)
     return result if b is None else result + wide(b)
 
 

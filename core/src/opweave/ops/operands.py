@@ -19,7 +19,7 @@ __all__ = [
     "Array", "Number", "added", "as_axis", "as_fill", "as_flag", "as_ids", "as_integer", "as_mask", "as_number",
     "broadcast_to", "builds", "cast", "explain", "float_and_number", "float_pair", "floating", "floats", "is_number",
     "make", "no_bools", "optional_operands", "pair", "plain", "promoted", "rows", "shows_columns_of_blocks",
-    "unquantized", "wide",
+    "unquantized", "wide", "wide_weights",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -42,6 +42,15 @@ def builds(op: OpDef) -> Callable[[F], F]:
 def wide(x: Array) -> Array:
     """The array as references compute with it: float64 for floats, integers as they are."""
     return x if x.dtype.kind in "iub" else np.asarray(x, np.float64)
+
+
+def wide_weights(w: Array, blocks: DType | None) -> Array:
+    """`wide`, for weights that may be quantized: then ``blocks`` is their type, and ``w`` their bytes."""
+    if blocks is None:
+        return wide(w)
+    from opweave.ops.blocks import dequantize  # most programs have no quantized weights
+
+    return dequantize(w, blocks).astype(np.float64)
 
 
 def optional_operands(rest: Sequence[T], has_first: bool) -> tuple[T | None, T | None]:
