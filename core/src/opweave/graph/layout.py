@@ -11,11 +11,14 @@ from math import prod
 from operator import index as as_index
 from typing import Any, Final
 
+import numpy as np
+
 from opweave.errors import BoundsError, LayoutError, ShapeError
 from opweave.graph.dtypes import DType
 
 __all__ = [
     "MAX_NDIM",
+    "Key",
     "Shape",
     "Strides",
     "broadcast_shapes",
@@ -26,6 +29,7 @@ __all__ = [
     "nbytes",
     "normalize_axes",
     "normalize_axis",
+    "normalize_key",
     "reshape_strides",
     "resolve_reshape",
     "slice_window",
@@ -34,6 +38,9 @@ __all__ = [
 
 Shape = tuple[int, ...]
 Strides = tuple[int, ...]
+Key = tuple[int | tuple[int, int, int] | None, ...]
+"""A normalised index: a number drops its axis, (start, stop, step) keeps it, ``None`` adds one."""
+
 MAX_NDIM: Final = 8
 """The largest number of axes of a tensor."""
 _ADDRESSES: Final = 1 << 63
@@ -226,51 +233,91 @@ def reshape_strides(shape: Shape, strides: Strides, to: Shape, dtype: DType) -> 
     return tuple(result)
 
 
-def slice_window(shape: Shape, strides: Strides, offset: int, key: Any, dtype: DType) -> tuple[Shape, Strides, int]:
-    """The window that ``key`` (ints, slices, ``None``, ``...``) selects, by NumPy's basic indexing.
+def normalize_key(key: Any, shape: Shape) -> Key:
+    """``key`` of NumPy's basic indexing (integers, slices, ``None``, ``...``) with one part for each axis.
 
     Raises:
-        BoundsError: an integer outside its axis.
-        LayoutError: a negative step, a slice that splits a block, or an index that is not int, slice, None or ``...``.
+        BoundsError: an integer outside of its axis, or more parts than axes.
+        LayoutError: a negative step, or an index that is none of the above.
     """
-    keys = list(key) if isinstance(key, tuple) else [key]
+    keys = key if isinstance(key, tuple) else (key,)
     used = sum(k is not None and k is not Ellipsis for k in keys)
-    if keys.count(Ellipsis) > 1 or used > len(shape):
+    dots = [i for i, k in enumerate(keys) if k is Ellipsis]
+    if len(dots) > 1 or used > len(shape):
         raise BoundsError(f"index {key!r} has too many parts for shape {shape}")
-    at = keys.index(Ellipsis) if Ellipsis in keys else len(keys)
-    keys[at : at + 1] = [slice(None)] * (len(shape) - used)
+    at = dots[0] if dots else len(keys)
+    filled = (*keys[:at], *[slice(None)] * (len(shape) - used), *keys[at + 1 :])
+    parts: list[int | tuple[int, int, int] | None] = []
+    axis = 0
+    for k in filled:
+        if k is None:
+            parts.append(None)
+            continue
+        length = shape[axis]
+        if isinstance(k, slice):
+            parts.append(_normalize_slice(k, length))
+        elif isinstance(k, (bool, np.bool_)):
+            raise LayoutError("a bool selects by value, which no view can; take rows with embedding()")
+        else:
+            try:
+                i = as_index(k)
+            except TypeError:
+                raise LayoutError(
+                    f"cannot index with {type(k).__name__}; take rows with embedding(), cut windows with slices"
+                ) from None
+            if not -length <= i < length:
+                raise BoundsError(f"index {i} is out of range for axis {axis} of length {length}")
+            parts.append(i % length)
+        axis += 1
+    return tuple(parts)
+
+
+def _normalize_slice(k: slice, length: int) -> tuple[int, int, int]:
+    try:
+        start, stop, step = k.indices(length)
+    except (TypeError, ValueError) as error:
+        raise LayoutError(f"{k}: {error}") from None
+    if step < 0:
+        raise LayoutError(f"{k} has a negative step, and views only run forward")
+    count = max(0, -(-(stop - start) // step))
+    if not count:
+        return 0, 0, 1
+    # Equal windows get equal keys, so that they are one node.
+    return (start, start + (count - 1) * step + 1, step) if count > 1 else (start, start + 1, 1)
+
+
+def slice_window(shape: Shape, strides: Strides, offset: int, key: Key, dtype: DType) -> tuple[Shape, Strides, int]:
+    """The window that ``key``, as `normalize_key` gives it, selects.
+
+    Raises:
+        LayoutError: a part that cuts a block.
+    """
     out_shape: list[int] = []
     out_strides: list[int] = []
     axis = 0
-    for k in keys:
-        if k is None:
+    for part in key:
+        if part is None:
             out_shape.append(1)
             out_strides.append(dtype.itemsize if axis == len(shape) else strides[axis] * shape[axis])
             continue
-        length, stride = shape[axis], strides[axis]
+        stride = strides[axis]
         block = dtype.block if axis == len(shape) - 1 else 1
         axis += 1
-        if isinstance(k, slice):
-            start, stop, step = k.indices(length)
-            if step < 0:
-                raise LayoutError(f"slice {k} of shape {shape} has a negative step, and views only run forward")
-            count = max(0, -(-(stop - start) // step))
-            if block > 1 and (start % block or count % block or (step != 1 and count)):
-                raise LayoutError(f"slice {k} of the last axis of {shape} cuts a block of {block} {dtype} elements")
-            offset += start // block * stride if count else 0
-            out_shape.append(count)
-            out_strides.append(stride * step)
+        if isinstance(part, int):
+            if block > 1:
+                raise LayoutError(f"index {part} of the last axis of {shape} cuts a block of {block} {dtype} elements")
+            offset += part * stride
             continue
-        try:
-            i = as_index(k)
-        except TypeError:
-            raise LayoutError(f"cannot index a tensor with {type(k).__name__}; gather rows with embedding()") from None
-        if block > 1:
-            raise LayoutError(f"index {i} of the last axis of {shape} cuts a block of {block} {dtype} elements")
-        if not -length <= i < length:
-            raise BoundsError(f"index {i} is out of range for axis {axis - 1} of length {length}")
-        offset += i % length * stride
-    if dtype.block > 1 and keys and keys[-1] is None:
+        start, stop, step = part
+        count = len(range(start, stop, step))
+        if block > 1 and (start % block or count % block or (step != 1 and count)):
+            raise LayoutError(
+                f"slice {slice(*part)} of the last axis of {shape} cuts a block of {block} {dtype} elements"
+            )
+        offset += start // block * stride if count else 0
+        out_shape.append(count)
+        out_strides.append(stride * step)
+    if dtype.block > 1 and key and key[-1] is None:
         raise LayoutError(f"a new last axis would cut the blocks of {dtype}")
     return tuple(out_shape), tuple(out_strides), offset
 

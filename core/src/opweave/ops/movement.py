@@ -15,15 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from opweave.errors import BoundsError, LayoutError, OpweaveError, ShapeError
+from opweave.errors import LayoutError, OpweaveError, ShapeError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import (
+    Key,
     Shape,
     Strides,
     broadcast_strides,
     check_shape,
     dense_strides,
     normalize_axis,
+    normalize_key,
     reshape_strides,
     resolve_reshape,
     slice_window,
@@ -39,8 +41,6 @@ __all__ = [
 ]  # fmt: skip
 
 Window = tuple[Shape, Strides, int]
-Key = tuple[int | tuple[int, int, int] | None, ...]
-"""A normalised index: a number drops its axis, (start, stop, step) keeps it, ``None`` adds one."""
 
 
 def _define_view(name: str, shape: Callable[..., Shape], reference: Callable[..., Array], formula: str) -> OpDef:
@@ -218,7 +218,7 @@ def _as_key(key: Key) -> tuple[Any, ...]:
 
 
 def _sliced_shape(shape: Shape, *, key: Key) -> Shape:
-    return slice_window(shape, shape, 0, _as_key(key), _ANY)[0]
+    return slice_window(shape, shape, 0, normalize_key(_as_key(key), shape), _ANY)[0]
 
 
 SLICE = _define_view("slice", _sliced_shape, lambda x, *, key: x[_as_key(key)], "x[key]")
@@ -236,60 +236,12 @@ def slice(x: Any, key: Any) -> Tensor:
     x = make("slice", x)
     rows("slice", x)
     try:
-        parts = _normalize_key(key, x.shape)
-        shape, strides, offset = slice_window(x.shape, x.strides, x.offset, _as_key(parts), x.dtype)
+        parts = normalize_key(key, x.shape)
+        shape, strides, offset = slice_window(x.shape, x.strides, x.offset, parts, x.dtype)
         check_shape(shape, x.dtype)
     except OpweaveError as error:
         raise explain(error, "slice", x) from None
     return _view(SLICE, x, {"key": parts}, shape, strides, offset)
-
-
-def _normalize_key(key: Any, shape: Shape) -> Key:
-    """The key with one entry per axis, non-negative, hashable."""
-    keys = key if isinstance(key, tuple) else (key,)
-    used = builtins.sum(k is not None and k is not Ellipsis for k in keys)
-    dots = [i for i, k in enumerate(keys) if k is Ellipsis]
-    if len(dots) > 1 or used > len(shape):
-        raise BoundsError(f"index {key!r} has too many parts for shape {shape}")
-    at = dots[0] if dots else len(keys)
-    filled = (*keys[:at], *[builtins.slice(None)] * (len(shape) - used), *keys[at + 1 :])
-    parts: list[int | tuple[int, int, int] | None] = []
-    axis = 0
-    for k in filled:
-        if k is None:
-            parts.append(None)
-            continue
-        length = shape[axis]
-        if isinstance(k, builtins.slice):
-            parts.append(_normalize_slice(k, length))
-        elif isinstance(k, (bool, np.bool_)):
-            raise LayoutError("a bool selects by value, which no view can; take rows with embedding()")
-        else:
-            try:
-                i = as_index(k)
-            except TypeError:
-                raise LayoutError(
-                    f"cannot index with {type(k).__name__}; take rows with embedding(), cut windows with slices"
-                ) from None
-            if not -length <= i < length:
-                raise BoundsError(f"index {i} is out of range for axis {axis} of length {length}")
-            parts.append(i % length)
-        axis += 1
-    return tuple(parts)
-
-
-def _normalize_slice(k: builtins.slice, length: int) -> tuple[int, int, int]:
-    try:
-        start, stop, step = k.indices(length)
-    except (TypeError, ValueError) as error:
-        raise LayoutError(f"{k}: {error}") from None
-    if step < 0:
-        raise LayoutError(f"{k} has a negative step, and views only run forward")
-    count = max(0, -(-(stop - start) // step))
-    if not count:
-        return 0, 0, 1
-    # Equal windows get equal keys, so that they are one node.
-    return (start, start + (count - 1) * step + 1, step) if count > 1 else (start, start + 1, 1)
 
 
 def split(x: Any, sizes: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
