@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from opweave.cost.store import profile as profile
     from opweave.dlpack import from_dlpack as from_dlpack
     from opweave.formats.load import load_weights as load_weights
+    from opweave.function import Function as Function
+    from opweave.function import compile as compile
     from opweave.kv_cache import KVCache as KVCache
     from opweave.quantization import dequantize as dequantize
     from opweave.quantization import quantize as quantize
@@ -28,9 +30,11 @@ __version__ = "0.1.0"
 
 # What most programs never use is imported when it is first asked for.
 _LATER = {
+    "Function": "opweave.function",
     "KVCache": "opweave.kv_cache",
     "OpweaveWarning": "opweave.warning",
     "compare": "opweave.tools.compare",
+    "compile": "opweave.function",
     "dequantize": "opweave.quantization",
     "from_dlpack": "opweave.dlpack",
     "load_weights": "opweave.formats.load",

@@ -14,7 +14,8 @@ from opweave.contract import Device
 from opweave.errors import BoundsError, DTypeError, ShapeError
 from opweave.graph.dtypes import DTypeLike, as_dtype, f32
 from opweave.graph.tensor import Tensor
-from opweave.leaves import Where, state, write_state
+from opweave.leaf_memory import write_state
+from opweave.leaves import Where, state
 
 __all__ = ["Batch", "KVCache"]
 

@@ -27,16 +27,16 @@ from opweave.errors import (
     UnknownNameError,
     UnsupportedOpError,
 )
-from opweave.function import Function, compile
 from opweave.graph.dtypes import DTYPES, DType, as_dtype
 from opweave.graph.graph import Graph
 from opweave.graph.leaf import Placement, Spec
 from opweave.graph.opdef import OpDef, define_op
 from opweave.graph.scope import scope
 from opweave.graph.tensor import Tensor, constant, input
-from opweave.leaves import Blocks, Weights, place, state, weights
-from opweave.leaves import read_leaf as read
-from opweave.leaves import write_state as write
+from opweave.leaf_memory import place
+from opweave.leaf_memory import read_leaf as read
+from opweave.leaf_memory import write_state as write
+from opweave.leaves import Blocks, Weights, state, weights
 from opweave.registry import (
     PluginRecord,
     Registry,
@@ -76,7 +76,6 @@ __all__ = [
     "DeviceLostError",
     "ExecutionError",
     "FormatError",
-    "Function",
     "GradientError",
     "Graph",
     "Group",
@@ -112,7 +111,6 @@ __all__ = [
     "backend",
     "backends",
     "best_device",
-    "compile",
     "constant",
     "default_devices",
     "define_op",

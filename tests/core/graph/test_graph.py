@@ -9,7 +9,7 @@ from opweave.graph.graph import Graph
 from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import node
 from opweave.host.device import HostDevice
-from opweave.leaves import place, upload
+from opweave.leaf_memory import place, upload
 from tests.support.async_device import AsyncDevice
 
 

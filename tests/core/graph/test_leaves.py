@@ -28,7 +28,8 @@ from opweave.errors import (
 from opweave.graph.leaf import Spec
 from opweave.graph.tensor import constant, input
 from opweave.host.device import HostDevice
-from opweave.leaves import Blocks, place, read_leaf, state, upload, weights, write_state
+from opweave.leaf_memory import place, read_leaf, upload, write_state
+from opweave.leaves import Blocks, state, weights
 from tests.support.async_device import AsyncDevice
 from tests.support.example_backend import ExampleDevice
 

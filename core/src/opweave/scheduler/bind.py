@@ -13,7 +13,7 @@ from opweave.contract.buffer import Buffer
 from opweave.contract.space import HOST_SPACE
 from opweave.contract.step import Arg
 from opweave.graph.dtypes import u8
-from opweave.leaves import place_state, upload, upload_plain
+from opweave.leaf_memory import place_state, upload, upload_plain
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device

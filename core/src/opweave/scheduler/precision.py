@@ -15,7 +15,8 @@ from opweave.graph.dtypes import DType, bf16
 from opweave.graph.leaf import Leaf
 from opweave.graph.precision import PRECISIONS, Precision, check_precision, takes_precision
 from opweave.graph.tensor import Tensor, new_leaf, node, view_node
-from opweave.leaves import read_leaf, weights
+from opweave.leaf_memory import read_leaf
+from opweave.leaves import weights
 
 __all__ = ["Allowed", "checked_precision", "converted_leaf", "precisions_of", "rebuilt", "rounded_sources"]
 

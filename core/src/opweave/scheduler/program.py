@@ -18,7 +18,7 @@ from opweave.contract.step import Call
 from opweave.errors import Cancelled, SchedulerError, UnknownNameError, not_pickled
 from opweave.graph.tensor import Tensor
 from opweave.host.storage import Adopted
-from opweave.leaves import read_leaf, write_state
+from opweave.leaf_memory import read_leaf, write_state
 from opweave.scheduler.allocate import MemoryUse
 from opweave.scheduler.executor import Executor
 from opweave.scheduler.placements import Placements

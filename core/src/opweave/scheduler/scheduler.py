@@ -22,7 +22,7 @@ from opweave.graph.leaf import Placement
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
 from opweave.host.device import HostDevice
-from opweave.leaves import withdraw
+from opweave.leaf_memory import withdraw
 from opweave.lifecycle import close_at_exit, close_or_give_up, exit_timeout, keep_forever, notify_after_fork
 from opweave.scheduler.allocate import MemoryPlan, allocate
 from opweave.scheduler.arena import Arena, Lease
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["Scheduler", "Stats"]
 
 Pins = Mapping[Tensor, Where] | None
+Placements = Iterable[Placement]
 Precisions = Precision | Mapping[str, Precision] | None
 
 PROGRAMS_KEPT: Final = 64
@@ -196,47 +197,27 @@ class Scheduler:
 
     @overload
     def build(
-        self,
-        outputs: Tensor,
-        pins: Pins = ...,
-        placements: Iterable[Placement] = ...,
-        *,
-        precision: Precisions = ...,
+        self, outputs: Tensor, pins: Pins = ..., placements: Placements = ..., *, precision: Precisions = ...
     ) -> Program[Array]: ...
     @overload
     def build(
         self,
         outputs: Mapping[str, Tensor],
         pins: Pins = ...,
-        placements: Iterable[Placement] = ...,
+        placements: Placements = ...,
         *,
         precision: Precisions = ...,
     ) -> Program[dict[str, Array]]: ...
     @overload
     def build(
-        self,
-        outputs: Sequence[Tensor],
-        pins: Pins = ...,
-        placements: Iterable[Placement] = ...,
-        *,
-        precision: Precisions = ...,
+        self, outputs: Sequence[Tensor], pins: Pins = ..., placements: Placements = ..., *, precision: Precisions = ...
     ) -> Program[tuple[Array, ...]]: ...
     @overload
     def build(
-        self,
-        outputs: Outputs,
-        pins: Pins = ...,
-        placements: Iterable[Placement] = ...,
-        *,
-        precision: Precisions = ...,
+        self, outputs: Outputs, pins: Pins = ..., placements: Placements = ..., *, precision: Precisions = ...
     ) -> Program: ...
     def build(
-        self,
-        outputs: Outputs,
-        pins: Pins = None,
-        placements: Iterable[Placement] = (),
-        *,
-        precision: Precisions = None,
+        self, outputs: Outputs, pins: Pins = None, placements: Placements = (), *, precision: Precisions = None
     ) -> Program[Any]:
         """A program that computes ``outputs``: a tensor, a sequence or a mapping of tensors.
 

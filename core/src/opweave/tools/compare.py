@@ -15,7 +15,8 @@ from opweave.graph.graph import Graph
 from opweave.graph.precision import PRECISIONS, Precision
 from opweave.graph.tensor import Tensor, input
 from opweave.host.device import HostDevice
-from opweave.leaves import Blocks, read_leaf, state, weights, write_state
+from opweave.leaf_memory import read_leaf, write_state
+from opweave.leaves import Blocks, state, weights
 from opweave.scheduler import Scheduler
 from opweave.scheduler.capabilities import Capabilities
 from opweave.scheduler.precision import Allowed, checked_precision, precisions_of, rebuilt

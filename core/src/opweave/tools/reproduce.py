@@ -11,7 +11,7 @@ import numpy as np
 from opweave.errors import SchedulerError
 from opweave.graph.dtypes import DType
 from opweave.graph.tensor import Tensor
-from opweave.leaves import read_leaf
+from opweave.leaf_memory import read_leaf
 
 __all__ = ["write_script"]
 

@@ -15,7 +15,7 @@ import numpy as np
 from opweave.errors import CheckpointError, Unavailable
 from opweave.graph.dtypes import DTYPES
 from opweave.graph.tensor import Tensor
-from opweave.leaves import read_leaf, write_state
+from opweave.leaf_memory import read_leaf, write_state
 
 __all__ = ["restore", "write_checkpoint"]
 

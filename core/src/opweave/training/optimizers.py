@@ -12,7 +12,8 @@ from opweave import ops
 from opweave.errors import DTypeError, SchedulerError
 from opweave.graph.dtypes import DType, bf16, f16, f32, f64
 from opweave.graph.tensor import Tensor
-from opweave.leaves import read_leaf, state, write_state
+from opweave.leaf_memory import read_leaf, write_state
+from opweave.leaves import state
 from opweave.ops.operands import as_number
 
 __all__ = ["SGD", "AdamW", "LossScale", "Optimizer", "all_finite", "clip_by_norm"]

@@ -24,7 +24,8 @@ from opweave.graph.tensor import Tensor
 from opweave.graph.tensor import input as leaf
 from opweave.host.device import HostDevice
 from opweave.host.memory import host_memory_info
-from opweave.leaves import read_leaf, state
+from opweave.leaf_memory import read_leaf
+from opweave.leaves import state
 from opweave.scheduler import Scheduler
 
 if TYPE_CHECKING:

@@ -1,0 +1,282 @@
+"""The memory of leaves on devices: uploading, placing, reading and writing their values, withdrawing them.
+
+Which leaves there are is decided in `opweave.leaves`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from opweave.contract.buffer import Buffer
+from opweave.contract.device import Device
+from opweave.contract.memory import BufferType
+from opweave.contract.multibuffer import MultiBuffer
+from opweave.contract.space import CHANGES, Usage
+from opweave.contract.step import Arg
+from opweave.errors import (
+    AllocationError,
+    DTypeError,
+    ExecutionError,
+    SchedulerError,
+    ShapeError,
+    UnsupportedOpError,
+)
+from opweave.graph.arrays import host_array
+from opweave.graph.dtypes import DType
+from opweave.graph.leaf import Location, Placement
+from opweave.graph.tensor import Tensor
+from opweave.host.storage import array_shape, dense_arg, read, write
+
+__all__ = ["place", "place_state", "read_leaf", "upload", "upload_plain", "values_for", "withdraw", "write_state"]
+
+
+def upload(tensors: Sequence[Tensor], device: Device, *, copies: bool = False) -> list[Buffer | MultiBuffer]:
+    """Give read-only leaves memory on ``device``, as their placement, or with ``copies`` as a further copy.
+
+    A device that shares host memory uses the arrays in place; on others the leaves share one buffer, in parts if it
+    exceeds the largest buffer.
+
+    Returns:
+        The new buffers.
+
+    Raises:
+        SchedulerError: a leaf without bytes.
+        AllocationError: the device has not enough free memory; nothing stays allocated.
+    """
+    arrays = []
+    for tensor in tensors:
+        leaf = tensor.leaf
+        assert leaf is not None
+        if leaf.data is None:
+            raise SchedulerError(f"{tensor.describe()} has no bytes; it can be used for planning, not placed or run")
+        arrays.append(leaf.data)
+    buffers: list[Buffer | MultiBuffer] = []
+    locations: dict[Tensor, Location] = {}
+    try:
+        if device.default_buffer_type.is_host and device.caps.import_host:
+            _import(tensors, arrays, device, buffers, locations)
+        left = [(t, a) for t, a in zip(tensors, arrays, strict=True) if t not in locations]
+        if left:
+            _upload(left, device, buffers, locations)
+    except BaseException:
+        for buffer in buffers:
+            buffer.free()
+        raise
+    for tensor, where in locations.items():
+        assert tensor.leaf is not None
+        if copies:
+            tensor.leaf.copies[device.space] = where
+        else:
+            tensor.leaf.placement = where
+            tensor.leaf.device = device.name
+    return buffers
+
+
+def _import(
+    tensors: Sequence[Tensor],
+    arrays: Sequence[np.ndarray[Any, Any]],
+    device: Device,
+    buffers: list[Buffer | MultiBuffer],
+    locations: dict[Tensor, Location],
+) -> None:
+    """Use arrays in place, as far as the device can import them."""
+    kind = device.default_buffer_type
+    pads = type(kind).alloc_size is not BufferType.alloc_size
+    for tensor, array in zip(tensors, arrays, strict=True):
+        if pads and kind.alloc_size(tensor) > array.nbytes:
+            continue  # kernels may read the padding
+        try:
+            buffer = device.import_host(array)
+        except (UnsupportedOpError, AllocationError):
+            continue  # not aligned, or larger than the largest buffer: `_upload` copies it
+        assert isinstance(buffer, Buffer)
+        buffer.usage = Usage.WEIGHTS
+        buffers.append(buffer)
+        locations[tensor] = Location(buffer, 0)
+
+
+def _upload(
+    pairs: Sequence[tuple[Tensor, np.ndarray[Any, Any]]],
+    device: Device,
+    buffers: list[Buffer | MultiBuffer],
+    locations: dict[Tensor, Location],
+) -> None:
+    """Copy arrays into one buffer, in parts if it exceeds the largest buffer."""
+    kind = device.default_buffer_type
+    whole, offsets = kind.alloc_chunked([kind.alloc_size(tensor) for tensor, _ in pairs], Usage.WEIGHTS)
+    buffers.append(whole)
+    for (tensor, array), offset in zip(pairs, offsets, strict=True):
+        part, local = whole.locate(offset, kind.alloc_size(tensor))
+        handle = part.init(tensor, local).handle
+        part.upload(local, array)
+        locations[tensor] = Location(part, local, handle)
+
+
+def upload_plain(tensor: Tensor, device: Device) -> Location:
+    """A copy of a placed leaf, as it is now, in the ordinary memory of ``device``; raises `AllocationError`."""
+    locations: dict[Tensor, Location] = {}
+    _upload([(tensor, read_leaf(tensor))], device, [], locations)
+    return locations[tensor]
+
+
+def place_state(tensor: Tensor, device: Device) -> None:
+    """Allocate a state on ``device`` with its present values, at first ``fill``; raises `AllocationError`."""
+    leaf = tensor.leaf
+    assert leaf is not None
+    buffer = device.alloc(device.default_buffer_type.alloc_size(tensor))
+    try:
+        handle = buffer.init(tensor, 0).handle
+        if leaf.data is not None:
+            buffer.upload(0, leaf.data)
+        elif leaf.fill == 0:
+            buffer.clear()
+        else:
+            buffer.upload(0, np.full(tensor.shape, leaf.fill, tensor.dtype.numpy))
+    except BaseException:
+        buffer.free()
+        raise
+    leaf.data = None
+    leaf.placement = Location(buffer, 0, handle)
+    leaf.device = device.name
+
+
+def withdraw(tensor: Tensor, device: Device) -> None:
+    """Remove the memory of a leaf on a device that may be lost; the next program places the leaf again.
+
+    A read-only leaf keeps its bytes on the host. A state keeps its values if the device can still be read; if not, it
+    is damaged: reading it raises until it is written.
+
+    Raises:
+        SchedulerError: the only bytes of a read-only leaf were there and cannot be read.
+    """
+    leaf = tensor.leaf
+    assert leaf is not None
+    leaf.copies.pop(device.space, None)
+    if leaf.placement is None or leaf.placement.buffer.device is not device:
+        return
+    values = leaf.data
+    if leaf.kind == "state" or values is None:
+        try:
+            values = None if leaf.damaged else read_leaf(tensor)
+        except Exception as error:  # a lost device may raise anything
+            reason = f"{tensor.describe()} was on {device.name}, which can no longer be read: {error}"
+            if leaf.kind != "state":
+                raise SchedulerError(reason) from error
+            leaf.damaged = f"{reason}; write it anew to use it"
+    # Otherwise programs of other schedulers would keep using this memory and miss what is written elsewhere.
+    leaf.placement.buffer.invalidate_dependents()
+    leaf.placement, leaf.device, leaf.data = None, None, values
+    CHANGES.note()
+
+
+def check_tensor(function: str, tensor: Tensor) -> None:
+    """Raise `SchedulerError` if ``tensor`` is not a `Tensor`."""
+    if not isinstance(tensor, Tensor):
+        raise SchedulerError(f"{function}() takes a tensor, not {tensor!r:.60}")
+
+
+def place(tensor: Tensor, buffer: Buffer, offset: int = 0) -> Placement:
+    """Place a tensor in a buffer at byte ``offset``. The bytes that are there become its values.
+
+    A weight, constant or state is placed permanently. For a computed tensor pass the result to
+    ``Scheduler.build(..., placements=[...])``.
+
+    Raises:
+        SchedulerError: a view, an input, or a leaf that has memory already.
+        UnsupportedOpError: the buffer type is not for such tensors (`BufferType.usages`).
+        BoundsError: the tensor does not fit there, or the offset is not aligned.
+        LifetimeError: the buffer was freed.
+    """
+    check_tensor("place", tensor)
+    if not isinstance(buffer, Buffer):
+        raise SchedulerError(f"place() takes a buffer, from device.alloc(...), not {buffer!r:.60}")
+    leaf = tensor.leaf
+    if tensor.is_view or tensor.memory is not tensor or (leaf is not None and leaf.kind == "input"):
+        raise SchedulerError(f"{tensor.describe()} cannot be placed; place the tensor that owns the memory")
+    if leaf is not None and leaf.placement is not None:
+        raise SchedulerError(f"{tensor.describe()} already lies in {leaf.placement.buffer!r}")
+    if leaf is None:
+        buffer.type.check_usage(Usage.COMPUTE)
+    elif leaf.kind != "state":
+        buffer.type.check_usage(Usage.WEIGHTS)
+    elif not buffer.type.holds(Usage.ANY):
+        buffer.type.check_usage(Usage.COMPUTE)
+    made = buffer.init(tensor, offset)
+    if leaf is not None:
+        leaf.placement = Location(buffer, offset, made.handle)
+        leaf.device = buffer.device.name
+        CHANGES.note()
+    return made
+
+
+def read_leaf(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """The current values of a state, weight or constant, or of a view of one, as a new array.
+
+    Its shape and dtype are those of the tensor; of quantized tensors it is ``uint8`` and the last axis counts bytes.
+    Waits for work on the device of the tensor.
+
+    Raises:
+        SchedulerError: the tensor has no values outside of a run, or no bytes.
+        ExecutionError: a failed run left the state half written, or queued work of its device failed.
+    """
+    check_tensor("read", tensor)
+    owner = tensor.memory
+    leaf = owner.leaf
+    if leaf is None or leaf.kind == "input":
+        raise SchedulerError(f"{tensor.describe()} has no values outside of a run; make it an output")
+    if leaf.damaged:
+        raise ExecutionError(leaf.damaged, states=(leaf.name,))
+    shape = array_shape(tensor.shape, tensor.dtype)
+    if 0 in shape:
+        return np.empty(shape, tensor.dtype.numpy)
+    if leaf.placement is not None:
+        buffer, offset, _ = leaf.placement
+        buffer.device.synchronize()
+        return read(Arg(buffer, offset + tensor.offset, tensor.dtype, tensor.shape, tensor.strides))
+    if leaf.data is not None:
+        values = leaf.data
+    elif leaf.kind == "state":
+        values = np.full(owner.shape, leaf.fill, owner.dtype.numpy)
+    else:
+        raise SchedulerError(f"{tensor.describe()} has no bytes; it can be used for planning, not read")
+    strides = (*tensor.strides[:-1], 1) if tensor.dtype.block > 1 else tensor.strides
+    return np.array(np.ndarray(shape, values.dtype, np.ascontiguousarray(values), tensor.offset, strides), copy=True)
+
+
+def write_state(tensor: Tensor, values: Any) -> None:
+    """Set all values of a state. A state that a failed run left half written can be read again afterwards.
+
+    Args:
+        tensor: the state itself, not a view or a later version of it.
+        values: an array or nested sequences of the shape of the state. They are rounded to a float dtype, but must be
+            representable in an integer dtype.
+
+    Raises:
+        SchedulerError: the tensor is not a state.
+        ShapeError, DTypeError: values of another shape, or that the dtype cannot represent.
+        ExecutionError: queued work of the device failed.
+    """
+    check_tensor("write", tensor)
+    leaf = tensor.leaf
+    if leaf is None or leaf.kind != "state":
+        raise SchedulerError(f"{tensor.describe()} is not a state; only states can be written")
+    array = values_for(tensor.describe(), values, tensor.dtype)
+    if array.shape != tensor.shape:
+        raise ShapeError(f"values of shape {array.shape} do not fit {tensor.describe()}")
+    if leaf.placement is None:
+        leaf.data = np.array(array, copy=True)
+    else:
+        leaf.placement.buffer.device.synchronize()
+        write(dense_arg(leaf.placement.buffer, leaf.placement.offset, tensor.dtype, tensor.shape), array)
+    leaf.damaged = ""
+
+
+def values_for(what: str, values: Any, dtype: DType) -> np.ndarray[Any, Any]:
+    """`host_array`, with ``what`` added to its errors."""
+    try:
+        return host_array(values, dtype, copy=False)
+    except DTypeError as error:
+        raise DTypeError(f"{what}: {error}") from None
