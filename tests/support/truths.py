@@ -543,6 +543,25 @@ add("selective_scan", scanned, Given((2, 4, 6)), Given((2, 4, 6)), Given((4, 3),
     scale=100)  # fmt: skip
 
 
+def recurred(q: Array, k: Array, v: Array, w: Array, a: Array, b: Array, h: Array) -> Array:
+    out, h = v.copy(), h.copy()
+    for n, head, t in np.ndindex(q.shape[:3]):
+        s = h[n, head]
+        s[...] = (
+            w[n, head, t, :, None] * s
+            + np.outer(b[n, head, t], a[n, head, t] @ s)
+            + np.outer(k[n, head, t], v[n, head, t])
+        )
+        out[n, head, t] = q[n, head, t] @ s
+    return out
+
+
+add("linear_attention", recurred, Given((2, 2, 4, 3)), Given((2, 2, 4, 3)), Given((2, 2, 4, 5)),
+    *(3 * [Given((2, 2, 4, 3), kind="unit")]), Given((2, 2, 3, 5)),
+    build=lambda q, k, v, w, a, b, h: ow.linear_attention(q, k, v, decay=w, removal=a, insertion=b, state=h),
+    scale=100)  # fmt: skip
+
+
 def backwards(x: Array) -> Array:
     return x[::-1]
 

@@ -354,8 +354,9 @@ def test_elementwise_definitions_say_what_may_be_overwritten():
 
 def test_every_public_builder_is_in_the_table_or_made_of_it():
     made_of_others = {
-        "bernoulli", "cross_entropy", "diag", "expand_dims", "flatten", "greater", "greater_equal", "mse_loss", "outer",
-        "repeat", "split", "squeeze", "swapaxes", "tile",
+        "bernoulli", "cross_entropy", "diag", "expand_dims", "flatten", "gated_delta_rule", "gated_linear_attention",
+        "greater", "greater_equal", "mse_loss", "outer", "repeat", "rwkv6", "rwkv7", "split", "squeeze", "swapaxes",
+        "tile",
     }  # fmt: skip
     second_forms = {"after", "head_softmax", "slice"}  # made by the builder of another operation, and by x[...]
     from opweave import ops

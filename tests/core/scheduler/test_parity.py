@@ -109,6 +109,20 @@ def normed_back(x: Array, grad: Array) -> Array:
     return (grad - x / size * (grad * x / size).mean(-1, keepdims=True)) / size
 
 
+def recurred(q, k, v, w, bonus=None, removal=None, insertion=None):
+    y = np.empty(v.shape, np.float32)
+    for n, h in np.ndindex(q.shape[:2]):
+        s = np.zeros((q.shape[3], v.shape[3]))
+        for t in range(q.shape[2]):
+            added = np.outer(k[n, h, t], v[n, h, t])
+            read = s if bonus is None else s + bonus[h][:, None] * added
+            if removal is not None:
+                added = added + np.outer(insertion[n, h, t], removal[n, h, t] @ s)
+            s = w[n, h, t][:, None] * s + added
+            y[n, h, t] = q[n, h, t] @ (s if bonus is None else read)
+    return y
+
+
 def scanned(u: Array, delta: Array, decay: Array, into: Array, out_of: Array) -> Array:
     """A state for each channel, token by token."""
     h, y = np.zeros((len(u), *decay.shape)), np.empty(u.shape)
@@ -217,6 +231,29 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "SSM_SCAN": (
         lambda rows, steps, decay, maps: ow.selective_scan(rows, steps, decay, maps, maps + 1),
         lambda rows, steps, decay, maps: scanned(rows, steps, decay, maps, maps + 1),
+    ),
+    "GATED_LINEAR_ATTN": (
+        lambda heads: ow.gated_linear_attention(heads, heads, heads + 1, -heads * heads, scale=1.0),
+        lambda heads: recurred(heads, heads, heads + 1, np.exp(-heads * heads)),
+    ),
+    "GATED_DELTA_NET": (
+        lambda heads: ow.gated_delta_rule(heads, heads, heads + 1, -(heads[..., 0] ** 2), heads[..., 1], scale=1.0),
+        lambda heads: recurred(
+            heads,
+            heads[..., 1:2] * heads,
+            heads + 1,
+            np.exp(-(heads[..., :1] ** 2)) + 0 * heads,
+            removal=np.exp(-(heads[..., :1] ** 2)) * heads,
+            insertion=-heads[..., 1:2] * heads,
+        ),
+    ),
+    "RWKV_WKV6": (
+        lambda heads: ow.rwkv6(heads, heads, heads + 1, -heads * heads, heads[0, :, 0]),
+        lambda heads: recurred(heads, heads, heads + 1, np.exp(-heads * heads), bonus=heads[0, :, 0]),
+    ),
+    "RWKV_WKV7": (
+        lambda heads: ow.rwkv7(heads, -heads * heads, heads, heads + 1, heads / 2, heads / 3),
+        lambda heads: recurred(heads, heads, heads + 1, np.exp(-heads * heads), removal=heads / 2, insertion=heads / 3),
     ),
     "GET_ROWS": (lambda a, ids: ow.embedding(a, ids), lambda a, ids: a[ids]),
     "SET_ROWS": (

@@ -23,11 +23,12 @@ Layout = Literal["contiguous", "offset", "rows", "sliced", "transposed", "broadc
 the leaf's first element; ``rows``, contiguous rows with gaps between them; ``sliced``, gaps along every axis;
 ``transposed``; ``broadcast``, a first axis of length 1 that is repeated with stride 0."""
 
-Values = Literal["normal", "positive", "negative", "large", "special", "ties", "halves", "ids", "mask"]
-"""What a leaf is filled with: ``normal`` values around 0; ``positive`` and ``negative`` ones; ``special``: normal ones
-with NaN, infinities and zeros among them, or quantized blocks with NaN and infinities among their scales; ``large``:
-normal ones around 2^15, where types have few digits left; ``ties``: few different values; ``halves``: multiples of 1/2;
-``ids``: distinct integers below ``high`` as far as there are enough; ``mask``: 0 and -inf, never all -inf in a row."""
+Values = Literal["normal", "positive", "negative", "fraction", "large", "special", "ties", "halves", "ids", "mask"]
+"""What a leaf is filled with: ``normal`` values around 0; ``positive`` and ``negative`` ones; ``fraction``: between 0
+and 1; ``special``: normal ones with NaN, infinities and zeros among them, or quantized blocks with NaN and infinities
+among their scales; ``large``: normal ones around 2^15, where types have few digits left; ``ties``: few different
+values; ``halves``: multiples of 1/2; ``ids``: distinct integers below ``high`` as far as there are enough; ``mask``: 0
+and -inf, never all -inf in a row."""
 
 
 class Operand(NamedTuple):

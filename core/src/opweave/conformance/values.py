@@ -53,6 +53,8 @@ def make_values(rng: np.random.Generator, operand: Operand, shape: Sequence[int]
         values = np.abs(values) + 0.125
     elif operand.values == "negative":
         values = -np.abs(values) - 0.125
+    elif operand.values == "fraction":
+        values = rng.uniform(0.125, 1, shape)
     elif operand.values == "mask":
         hidden = rng.random(shape) < 0.3
         if shape:

@@ -19,6 +19,7 @@ from opweave.conformance.cases import (
     gated,
     indexing,
     interpolation,
+    linear_attention,
     matmul,
     movement,
     normalization,
@@ -60,6 +61,7 @@ FAMILIES: Final = (
     pooling,
     rope,
     state_space,
+    linear_attention,
     custom,
     types,
 )

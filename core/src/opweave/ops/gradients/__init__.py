@@ -8,6 +8,7 @@ from opweave.ops.gradients import (
     attention,
     convolution,
     elementwise,
+    linear_attention,
     matmul,
     movement,
     normalization,
@@ -17,6 +18,6 @@ from opweave.ops.gradients import (
 )
 
 __all__ = [
-    "attention", "convolution", "elementwise", "matmul", "movement", "normalization", "reduction", "rope",
-    "state_space",
+    "attention", "convolution", "elementwise", "linear_attention", "matmul", "movement", "normalization",
+    "reduction", "rope", "state_space",
 ]  # fmt: skip
