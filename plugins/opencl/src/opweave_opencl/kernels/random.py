@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call
 from opweave.graph.dtypes import DType
-from opweave.ops.random import UNIFORM_BITS, block_count, block_values
+from opweave.ops.random import UNIFORM_BITS, block_count
 from opweave_opencl.kernels.pointwise import spread
 from opweave_opencl.kernels.table import FLOATS, KERNELS
 from opweave_opencl.layouts import element_offset
