@@ -22,7 +22,8 @@ Array = np.ndarray[Any, Any]
 
 
 class LeafDevices(NamedTuple):
-    """The devices that weights and states are placed on; ``None``: unplaced, they go where they are used."""
+    """The devices that weights and states are placed on; ``None``: unplaced, programs upload them where they are
+    used."""
 
     weights: Device | None
     states: Device | None

@@ -218,7 +218,7 @@ class Trial:
         Args:
             over: number of the source that the output overwrites, or ``None``.
         """
-        # A stream that fuses may want other workspace than the kernel alone.
+        # A stream that fuses may need another workspace than the kernel alone.
         (group,) = self.stream.fuse([step_of(self.node, None, None, self.precision, self.sources)])
         plan, step, scratch = self.compile(over, group.workspace)
         try:

@@ -1,8 +1,8 @@
 """Choosing a target for each of many nodes so that the sum of their costs and of their copies is least.
 
 A node costs what it takes on its target; its value costs one copy for every further target that reads it. Finding the
-least sum is NP-hard in general. Two dynamic programmes over the topological order, each exact on the trees that run
-its way (towards one sink, out of one source; chains both ways), share the cost of a value among its readers or
+least sum is NP-hard in general. Two dynamic programmes over the topological order, each exact for trees in its
+direction (towards one sink, or out of one source; chains are both), share the cost of a value among its readers or
 sources where there are several. Then sweeps move single nodes and connected groups of nodes of one target while that
 saves time. Everything is linear in nodes and edges; `Solution.steps` counts.
 """

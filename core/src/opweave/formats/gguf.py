@@ -49,8 +49,8 @@ def read_gguf(path: Path) -> TensorFile:
     """The tensors of a file, over its mapped bytes. Its shapes, which begin with the fastest axis, are turned round.
 
     Raises:
-        FormatError: the file is no valid one: it is cut off, of another version, has a name twice, or its table lies
-            about the tensors.
+        FormatError: the file is no valid one: it is cut off, of another version, has a name twice, or its table does
+            not fit the tensors.
         OSError: it cannot be read.
     """
     data = map_file(path)

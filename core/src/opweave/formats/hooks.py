@@ -1,4 +1,5 @@
-"""The formats of the core, by the hook that plugins bring theirs with. The registry imports this module by its name."""
+"""The formats of the core, returned by the same hook as those of plugins. The registry imports this module by its
+name."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ def opweave_formats() -> Iterable[FileFormat]:
     return [
         FileFormat("safetensors", (".safetensors",), load_weights=_safetensors),
         FileFormat("GGUF", (".gguf",), load_weights=_gguf, magic=b"GGUF"),
-        # By its name too: so that what is wrong with the first bytes of such a file is said by its reader.
+        # Also by its suffix, so that its reader reports what is wrong with the first bytes of such a file.
         FileFormat("GGUF", (".gguf",), load_weights=_gguf),
     ]
 

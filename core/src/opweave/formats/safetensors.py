@@ -27,8 +27,8 @@ def read_safetensors(path: Path) -> TensorFile:
     """The tensors of a file, over its mapped bytes.
 
     Raises:
-        FormatError: the file is no valid one: its header is cut off or lies about the tensors, tensors overlap or leave
-            gaps.
+        FormatError: the file is no valid one: its header is cut off or does not fit the tensors, tensors overlap or
+            leave gaps.
         OSError: it cannot be read.
     """
     data = map_file(path)

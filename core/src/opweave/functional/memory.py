@@ -119,7 +119,7 @@ class ArrayMemory:
                 data = self._bytes(cell.offset, cell.end, there)
                 host = data.view(dtype.numpy).reshape(array_shape(cell.shape, dtype))
                 array = self.library.from_host(host, False)  # on the device: mostly a weight, read by every run
-            # What reaches beyond these bytes is left whole: it will be wanted again.
+            # An array that reaches beyond these bytes is kept whole, because it will be read again.
             if all(cell.offset <= other.offset and other.end <= cell.end for other in there):
                 cell.borrowed = any(other.borrowed for other in there)
                 self._clear(cell.offset, cell.end)
@@ -184,7 +184,8 @@ class ArrayMemory:
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
     def _clear(self, start: int, end: int) -> None:
-        """Make room; what reaches beyond these bytes goes on as host bytes."""
+        """Remove the arrays that have some of these bytes; of those that reach beyond them, the rest stays as host
+        bytes."""
         for cell in self._sharing(start, end):
             pieces = [(at, to) for at, to in ((cell.offset, start), (end, cell.end)) if at < to]
             data = self._bytes_of(cell) if pieces and cell.array is not None else None

@@ -33,5 +33,5 @@ from opweave.ops.selection import *
 from opweave.ops.sorting import *
 from opweave.ops.state_space import *
 
-if not TYPE_CHECKING:  # type checkers take what the lines above bring, and do not follow a list that is worked out
+if not TYPE_CHECKING:  # type checkers use the imports above; they cannot evaluate a computed list
     __all__ = sorted(name for name, value in globals().items() if isinstance(value, FunctionType))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["END", "Lifetimes", "MemoryPlan", "MemoryUse", "Scratch", "allocate", "lifetimes"]
 
 END: Final = 1 << 60
-"""A moment after the last one: what holds an output lives until then."""
+"""A moment after the last one, until which the memory of outputs is in use."""
 
 
 class MemoryUse(NamedTuple):
@@ -56,7 +56,8 @@ class MemoryPlan(NamedTuple):
     """Where everything lies.
 
     Attributes:
-        arenas: for every target the chunks that its arena has to have; ``None``: the program needs none of it.
+        arenas: for every target the sizes of the chunks that its arena must have; ``None``: the program uses no memory
+            of the arena.
         chunks, offsets: for every storage id the chunk of its target's arena (-1: it lies in none) and where in it.
         slots: for every slot the storage ids that lie elsewhere in it: what more than one queue touches, so that runs
             that overlap do not meet there. In one slot alone: none.

@@ -21,11 +21,9 @@ need a little more than the one before them then fill few chunks, and not one ea
 
 
 class Arena:
-    """Chunks of a target's memory.
-
-    Programs lie over each other: a chunk is used by every program that finds room in it. It never moves or shrinks as
-    long as one of them is left, and is given back with the last one. Streams never share an arena, so none of them
-    reuses bytes that another may still be reading.
+    """Chunks of a target's memory. Programs share them: a chunk is used by every program whose temporaries fit into it.
+    It never moves or shrinks as long as one of them is left, and is given back with the last one. Streams never share
+    an arena, so none of them reuses bytes that another may still be reading.
 
     Attributes:
         target: whose memory it is.
@@ -91,7 +89,7 @@ class Arena:
                     chunk.free(wait=False)
 
     def free(self) -> None:
-        """Give back everything, whoever uses it."""
+        """Give back all chunks, also those that programs still use."""
         self._dropped.clear()
         while self._users:
             self._users.popitem()[0].free()

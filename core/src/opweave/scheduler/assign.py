@@ -1,16 +1,19 @@
-"""Which device runs which node, and why: `Graph` to `Assignment`. Every pass is linear; every decision keeps its cause.
+"""Which device runs which node, and why: `Graph` to `Assignment`. Every pass takes linear time; the cause of every
+decision is recorded.
 
 1. Decided beforehand: pins; nodes that write placed memory; nodes that read placed weights, which stay with them unless
    no device there runs them, or a device brings the weights from host memory for them (offload).
-2. Grow: open nodes take the device of their neighbours in the order, first of the devices that are not the last.
-3. Choose: what is still open goes where most of the bytes that it reads already are; ties and free choices by priority.
-4. Boundaries: between what was decided, values cross where that moves the fewest bytes (`Boundaries`).
-5. Nodes without sources go to their reader; a node moves up to a device that shares its memory and wants it.
-6. Views follow their root, open leaves their reader.
+2. Grow: undecided nodes take the device of their neighbours in the order, the last device after all others.
+3. Choose: a node that is still undecided runs on the device that reaches most of the bytes that it reads; among equals,
+   on that of the highest priority.
+4. Boundaries: between decided nodes, device boundaries are where the fewest bytes have to be copied (`Boundaries`).
+5. Nodes without sources run on the device of their reader; a node moves to a device of higher priority that shares its
+   memory and asks for it (``Device._wants``).
+6. Views are on the device of their root, leaves without a device on that of their reader.
 
-A device that only runs the references (`Kind.HOST`) computes what no other one can: it neither grows nor is chosen
-where another device runs the node, unless all devices are of that kind. It does write into memory of the host that no
-other device reaches, and makes what only it reads.
+A device that only runs the references (`Kind.HOST`) runs nodes that no other device supports, unless all devices are of
+that kind. It also runs nodes that write into host memory which no other device reaches, and nodes without sources that
+only it reads.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ CAUSES: Final[dict[str, str]] = {
 """Every cause that `Assignment.causes` holds, with its meaning."""
 
 GROWN: Final = frozenset(("expand-down", "expand-up"))
-"""The causes of what is taken from a neighbour."""
+"""The causes of decisions that were taken over from a neighbour."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +68,7 @@ class Assignment:
     """The target of every node and leaf of a graph.
 
     Attributes:
-        capabilities: what the devices said.
+        capabilities: what the devices say of the nodes.
         target_of: tensor -> index of its target, for computed nodes, leaves and views.
         causes: tensor -> key of `CAUSES`.
         fetched: nodes for which a target brings placed weights from host memory in each run.
@@ -151,7 +154,7 @@ class _Assigning:
         self.causes: dict[Tensor, str] = {}
         self.memory: PlacedMemory | None = None  # set by `decide_beforehand`
         self.decided: Set[Tensor] = frozenset()  # the nodes that it has decided
-        self.made: list[Tensor] = []  # nodes without sources, which can be made wherever they are wanted
+        self.made: list[Tensor] = []  # nodes without sources, which run on the device that reads them
 
     @cached_property
     def readers(self) -> Mapping[Tensor, Sequence[Tensor]]:
@@ -251,8 +254,8 @@ class _Assigning:
         return "host" if target.device.kind is Kind.HOST else "priority"
 
     def _reached(self, target: Target, source: Tensor) -> int:
-        """The bytes of a source if the target's device reaches them already, else 0. Inputs and unplaced leaves are
-        wherever they are wanted."""
+        """The bytes of a source if the target's device reaches them already, else 0. Inputs and unplaced leaves can be
+        placed on any device."""
         root = source.root
         home = self.target_of.get(root) if root.state is None else None  # versions lie where their state lies
         if home is not None:
@@ -262,7 +265,7 @@ class _Assigning:
         return source.nbytes if placement is not None and target.device.reaches(placement.buffer.space) else 0
 
     def cross_boundaries(self) -> None:
-        """Nodes between decided ones on several devices move to where the fewest bytes cross."""
+        """Nodes between decided ones on several devices move to the devices for which the fewest bytes are copied."""
         from opweave.scheduler.boundaries import Boundaries  # programs of one device need none
 
         causes, memory = self.causes, self.memory
@@ -282,7 +285,8 @@ class _Assigning:
             self.target_of[node], causes[node] = at, "fewest-bytes"
 
     def join_readers(self) -> None:
-        """Nodes without sources go where their first reader is if that supports them, else to the first that does."""
+        """Nodes without sources run on the device of their first reader if it supports them, else on the first that
+        does."""
         for node in self.made:
             reader = next(iter(self.readers.get(node, ())), None)
             if reader is not None and self.able.supports(self.targets[self.target_of[reader]], node):
@@ -295,7 +299,8 @@ class _Assigning:
             self.causes[node] = self._chosen(able)
 
     def upgrade(self, pins: Mapping[Tensor, int]) -> None:
-        """A node moves up to a device that shares its memory, and that of its weights and states, and wants it."""
+        """A node moves to a device of higher priority that shares its memory and that of its weights and states, and
+        asks for it."""
         if all(type(target.device)._wants is Device._wants for target in self.targets):
             return
         targets, able = self.targets, self.able
@@ -318,10 +323,10 @@ class _Assigning:
     # --- leaves -----------------------------------------------------------------------------------------------------
 
     def place_leaves(self) -> None:
-        """Inputs are fed where their readers are if they agree, else on the last device; other leaves join a reader, or
-        the node that writes them."""
+        """Inputs are fed on the device of their readers if all are on one device, else on the last device; other leaves
+        are on the device of a reader, or of the node that writes them."""
         target_of, causes, last = self.target_of, self.causes, len(self.targets) - 1
-        readers = self.readers if last else {}  # on the only device everything joins it
+        readers = self.readers if last else {}  # with one device there is nothing to choose
         written = {n.state: target_of[n] for n in reversed(self.nodes) if n.state is not None} if last else {}
         for tensor in self.leaves:
             leaf = tensor.leaf

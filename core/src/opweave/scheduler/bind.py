@@ -1,6 +1,6 @@
 """`bind`: memory for a plan, and where every operand lies in it. `MemoryPlan` to `Bindings`, one for each slot.
 
-This is the first pass that takes anything from a device: chunks of the arenas, and memory for leaves that have none.
+This is the first pass that allocates memory: chunks of the arenas, and memory for leaves that have none.
 With several slots, runs may be under way at once: what more than one queue touches then has memory of its own in each.
 """
 
@@ -50,7 +50,7 @@ def bind(
 
     Args:
         arenas: of every target; the plan was made for their present capacities.
-        host: the device whose memory holds read-only leaves that nobody else holds.
+        host: the device whose memory holds read-only leaves that no other device holds.
         tight: as the plan was made.
 
     Returns:
@@ -102,7 +102,7 @@ def bind(
 def _bind_leaves(
     partition: Partition, host: Device, buffers: list[Buffer | None], offsets: list[int], handles: dict[int, Any]
 ) -> None:
-    """Memory of leaves: placed states and weights, and read-only leaves where they are wanted."""
+    """Memory of leaves: placed states and weights, and read-only leaves in the spaces in which they are read."""
     missing: dict[tuple[Device, int], list[Tensor]] = {}
     targets = partition.assignment.targets
     for tensor, space in partition.owners.values():

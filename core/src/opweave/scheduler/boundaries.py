@@ -31,8 +31,8 @@ class Boundaries:
         decided: the nodes whose device was decided on their own account.
         movable: the targets that a node may move to, none for one that stays.
         reach: by the index of a reading target and that of another one, whether it reaches the other one's memory.
-        brought: values that cross.
-        seen: nodes of groups that were looked at.
+        brought: values that are copied between memories.
+        seen: nodes of groups that were examined.
     """
 
     nodes: Sequence[Tensor]
@@ -118,8 +118,9 @@ class Boundaries:
     def group(self, start: Tensor) -> dict[Tensor, set[int]]:
         """``start`` and the movable nodes that might move together with it, with the targets that each may move to.
 
-        To move a node costs its ties to neighbours that stay; nodes are left out where these and those of the nodes on
-        the way to them have as many bytes as cross in all. Empty, if nothing can be gained.
+        When a node moves, the values between it and neighbours that stay cross; nodes are left out for which these,
+        with those of the nodes on the path to them, have at least as many bytes as all values that cross now. Empty if
+        nothing can be gained.
         """
         found: dict[Tensor, Sequence[int]] = {}
         near: set[int] = set()
@@ -221,7 +222,7 @@ class Boundaries:
                     continue
                 if value not in group and count > counts.get(to, 0):
                     if at is not None or (value.leaf is not None and value.leaf.kind == "input"):
-                        least = 0  # others bring it there anyway
+                        least = 0  # other nodes need it there anyway
                 elif mine and at is not None:
                     now += size
         return 0 <= least < now
@@ -310,7 +311,7 @@ class _Region:
         self._new(node, own, list(read), at)
 
     def _value(self, root: Tensor, reader: int) -> int | None:
-        """The index of a value, ``None`` for what does not matter here or lies everywhere it is wanted."""
+        """The index of a value, ``None`` for one that does not matter here or needs no copy."""
         known = self.index.get(root)
         if known is None and root in self.values and root.leaf is not None and root.leaf.kind == "input":
             return self._new(root, [0.0] * len(self.able.targets), [], reader)

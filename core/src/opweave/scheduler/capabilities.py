@@ -75,7 +75,7 @@ class Capabilities:
         return self.support(target, node).reason is None
 
     def step(self, target: Target, node: Tensor) -> Step:
-        """``node`` as a step, the way the target's device would get it."""
+        """``node`` as a step, as the target's device would get it."""
         support = self.support(target, node)
         packed, unpacked, rounded = support.packed, support.unpacked, support.rounded
         return unbound_step(self.signature(node), target.device, packed=packed, unpacked=unpacked, rounded=rounded)

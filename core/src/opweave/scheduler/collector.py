@@ -1,4 +1,4 @@
-"""`COLLECTOR`: keeps Python's collector of cycles out of builds."""
+"""`COLLECTOR`: switches Python's garbage collector off during builds."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ __all__ = ["COLLECTOR"]
 
 
 class _Collector:
-    """Keeps Python's collector of cycles out of builds, which make many objects that stay and no garbage.
+    """Switches Python's garbage collector off during builds, which make many objects that stay and no garbage.
 
-    What a large build made is put where it is not walked through soon, which would cost as much as the build. The
-    collector does not count these objects, and would not come for those that were given up; so they are counted here.
+    The objects of a large build are moved to the oldest generation, because examining them in the next collections of
+    the younger ones would take as long as the build. The collector does not count objects that were moved, and would
+    not run when they become garbage, so they are counted here.
 
-    Four builds of 20,000 nodes, ms each, and ms of the 20,000 small lists made after each, on an AMD Zen 5: left alone
-    155 to 466 and 2 to 5; with the collector only disabled 141 to 203 and 11 to 317; so 104 to 109 and 1.
+    Milliseconds of each of four builds of 20,000 nodes, and of making 20,000 small lists after each, on an AMD Zen 5:
+    with the collector on 155 to 466 and 2 to 5; only disabled during builds 141 to 203 and 11 to 317; with this class
+    104 to 109 and 1.
     """
 
     LARGE: Final = 5_000
-    """Objects from which a build is large, those of some 500 nodes. To walk through what a build of 1,000 nodes made
-    takes a tenth of the build."""
+    """A build is large if it made more objects than this, as many as for some 500 nodes. Examining the objects of a
+    build of 1,000 nodes takes a tenth of the time of the build."""
 
     MANY: Final = 2_000_000
-    """Objects of large builds after which everything is walked through, before the next build."""
+    """After large builds with more objects than this, a full collection is made before the next build."""
 
     def __init__(self) -> None:
         self.parked = 0
@@ -44,7 +46,7 @@ class _Collector:
         finally:
             made = gc.get_count()[0]
             if made > self.LARGE and not gc.get_freeze_count():
-                # There and back, objects arrive in the oldest generation without having been walked through.
+                # Freezing and unfreezing moves objects to the oldest generation without examining them.
                 gc.freeze()
                 gc.unfreeze()
                 self.parked += made

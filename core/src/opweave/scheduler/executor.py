@@ -114,7 +114,7 @@ class Executor:
             self._ready = None
             if on_device:
                 for fetch in run_list.fetches:
-                    fetch.call(on_device)  # refuses now what it would refuse after the run
+                    fetch.call(on_device)  # raises now what fetching would raise after the run
             if run_list.states:
                 _check_states(run_list)
             if run_list.ended:
@@ -125,7 +125,7 @@ class Executor:
             run = feed = None
             rest, in_flight = iter(calls.calls), self._in_flight
             with ownership.lock:
-                # Of the plan whose kernel runs this program, if there is one: it was run on a stream of this scheduler.
+                # Set where a kernel of another plan runs this program: that plan was run on a stream of this scheduler.
                 before, outer, outer_calls = ownership.thread, ownership.remaining, ownership.calls
                 try:
                     self._runner = ownership.thread = thread
@@ -189,16 +189,16 @@ class Executor:
             try:
                 run = self.run(state, feeds, named, wait=False, on_device=on_device)
             except (ExecutionError, Cancelled) as error:
-                # It may be the failure of a run before this one, which came to light while this one was queued.
+                # It may be the failure of an earlier run, which was found while this one was queued.
                 return self._hand_over(_raise, error)
             return self._hand_over(self._outputs, run)
 
     def _prepare(
         self, state: ProgramState, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any], wait: bool
     ) -> tuple[ProgramState, RunList, CallList, Sequence[tuple[Feed, Array]]]:
-        """The program to run, with observers if there are any, in which slot, by which calls, and what to feed.
+        """The program to run, with observers if there are any, the run list of its slot, the calls, and what to feed.
 
-        Waits until there is room for a run, if it may begin at all.
+        Checks that a run may begin, and waits until fewer runs are in flight than may be.
         """
         state = state.observed or state
         run_list = state.lists[state.slot]
@@ -220,12 +220,12 @@ class Executor:
         return state, run_list, calls, values
 
     def _queue_waits(self, state: ProgramState, run_list: RunList, on_device: bool) -> Run:
-        """A run on asynchronous streams, behind what they have to wait for."""
+        """A run on asynchronous streams, after queueing what they have to wait for."""
         state.slot = (state.slot + 1) % len(state.lists)
         state.latest = None
         if self._last is not state:
             self._last = state
-            # The memory of programs lies over each other.
+            # Programs share the memory of their temporaries.
             for other in self._in_flight:
                 for end in other.ends:
                     for stream in run_list.streams:
@@ -251,7 +251,7 @@ class Executor:
     def _failed(
         self, run: Run, calls: CallList, rest: Iterable[object], feed: Feed | None, error: BaseException
     ) -> BaseException:
-        """Leave everything usable after ``error`` came out of submitting a run; gives what to raise.
+        """Make everything usable again after submitting a run raised ``error``; returns what to raise.
 
         Args:
             rest: the calls that were not made.
@@ -285,7 +285,7 @@ class Executor:
     # --- the thread in which submitted runs end ---------------------------------------------------------------------
 
     def _hand_over(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Have the completion thread do something; it ends in the order in which it was handed over."""
+        """Let the completion thread call ``work``, after everything that was handed over before."""
         from opweave.futures import Task  # importing opweave must not pay for it
 
         with self._handing_over:
@@ -311,9 +311,9 @@ class Executor:
     # --- between runs -----------------------------------------------------------------------------------------------
 
     def when_idle(self, work: Callable[[], T]) -> T:
-        """What ``work`` returns, called while nothing is under way, after everything that was submitted before.
+        """Call ``work`` while no run is in flight, after everything that was submitted before, and return its result.
 
-        The caller does not hold the lock, which those runs want.
+        The caller must not hold the lock, which those runs take.
         """
         if self.inherited:
             self.check_open()
@@ -402,7 +402,7 @@ class Executor:
             self.closed = True
         if self._completion_thread is not None:
             self._completion_thread.close()
-            self._completion_thread.ended.wait()  # without the lock, which the runs want
+            self._completion_thread.ended.wait()  # without the lock, which the runs take
 
     def _after_fork(self) -> None:
         self.inherited = self.closed = True
@@ -437,7 +437,7 @@ class Executor:
 
     def _check_program(self, state: ProgramState) -> None:
         if state.closed:
-            self.check_open()  # a closed scheduler is the better message
+            self.check_open()  # says more where the whole scheduler was closed
             state.check_open()
 
     def check_caller(self) -> None:

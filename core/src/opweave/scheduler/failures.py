@@ -1,4 +1,4 @@
-"""From a failing call to the node, the device and the states that it concerns."""
+"""Errors of failed runs: which node, device and states a failing call concerns."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ def settle_failure(
     *,
     anywhere: bool = False,
 ) -> BaseException:
-    """Leave everything usable after a run failed: finish all streams, mark half-written states.
+    """Make everything usable again after a run failed: wait for all streams, mark half-written states.
 
     Args:
         error: what was raised.
-        action: which call raised it, ``None``: it came to light while waiting for the end.
-        actions: everything that was to run, to find out whose work it was that failed.
+        action: which call raised it; ``None``: it was found while waiting for the end.
+        actions: all actions of the run, to find the one whose work failed.
         splits: those that may have been under way.
-        anywhere: the failure may have struck in any of them, and not only where queued work failed.
+        anywhere: the failure may concern any of them, and not only those on streams whose queued work failed.
 
     Returns:
-        What to raise: an error that names the node, its device and those states. What is no ``Exception`` (an
-        interrupt), what ended the run on purpose (`Cancelled`) and what was freed or closed before (`LifetimeError`)
-        stays what it is.
+        What to raise: an error that names the node, its device and those states. An error that is no ``Exception`` (an
+        interrupt), `Cancelled` and `LifetimeError` are returned as they are.
     """
     unfinished = _finish(targets)
     step = _failed_step(error)
@@ -109,7 +108,7 @@ def _ended_on_purpose(error: BaseException) -> BaseException | None:
 
 
 def _finish(targets: Sequence[Target]) -> list[Target]:
-    """Wait for all streams; gives those whose queued work failed."""
+    """Wait for all streams; returns those whose queued work failed."""
     failed = []
     for target in targets:
         for stream in target.streams:

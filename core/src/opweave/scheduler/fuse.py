@@ -1,6 +1,6 @@
-"""`fuse`: which steps of a split run as one, by the word of the stream that will run them. `Partition` to `Groups`.
+"""`fuse`: asks the stream of each split which of its steps run as one call. `Partition` to `Groups`.
 
-Fusing comes before memory is planned: a value that lives only inside of one group needs none.
+Steps are fused before memory is planned: a value that is used only inside of one group gets none.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Groups(NamedTuple):
 
 
 def unfused(partition: Partition) -> Groups:
-    """Every step for itself."""
+    """Each step as a group of its own."""
     return Groups([None] * len(partition.splits), frozenset())
 
 
@@ -99,7 +99,7 @@ def _source(operand: StorageView, partition: Partition) -> Arg:
 
 
 def _last_readers(partition: Partition) -> dict[int, int]:
-    """Storage id -> index of the last split that reads it; one past the last split for what the program hands out."""
+    """Storage id -> index of the last split that reads it; one past the last split for outputs."""
     last: dict[int, int] = {}
     for split in partition.splits:
         for copy in split.copies:

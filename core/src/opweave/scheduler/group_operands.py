@@ -1,4 +1,4 @@
-"""`Lister`: what the groups of a program read, write and let go, for streams that compile whole groups."""
+"""`Lister`: what the groups of a program read, write and no longer need, for streams that compile whole groups."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """Order between targets: which queue has to wait for which, found before anything runs.
 
-Steps of one queue run in order. Queues know nothing of each other, so where one touches bytes that another one has
-written (or writes what another one still reads) it has to wait for an event there. This is the only place that finds
-these pairs; it looks at bytes, whatever they are used for: transfers, shared memory, states, reused temporaries.
+Steps of one queue run in order. Different queues run independently, so a queue that accesses bytes which another one
+has written (or writes bytes that another one still reads) has to wait for an event of that one. This is the only place
+that finds these pairs; it looks at bytes, whatever they are used for: transfers, shared memory, states, reused
+temporaries.
 
 A run list is repeated, and with several slots runs overlap. The lists of all slots are therefore walked through twice:
-the first round leaves behind what earlier runs have done, the second one finds what to wait for.
+the first round collects the accesses of earlier runs, the second one finds what to wait for.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class _Traces:
         self.readers: list[dict[int, _Point]] = []
 
     def touch(self, access: Access, point: _Point) -> list[_Point]:
-        """Note an access; gives the points that it must come after (those of its own queue too)."""
+        """Record an access; returns the points that it must come after (those of its own queue too)."""
         first, last = self._cover(access.start, access.end)
         earlier: list[_Point] = []
         for i in range(first, last):
@@ -110,11 +111,11 @@ class _Traces:
 
 
 def find_waits(slots: Sequence[Sequence[Act]], queues: int, overlapping: bool = True) -> list[list[list[Need]]]:
-    """For every act of every slot's list what it has to wait for, and no more.
+    """For every act of every slot's list, what it has to wait for.
 
-    Runs use the slots in turn. What is ordered already is left out: by one queue, by an earlier wait, or because the
-    host had seen it done before it submitted the act. A need may name an act of an earlier run, or of a slot that has
-    not run yet; then there is nothing to wait for.
+    Runs use the slots in turn. Waits are left out where the order is given without them: by the queue, by an earlier
+    wait, or because the host knew the other act to be complete before it submitted this one. A need may name an act of
+    an earlier run, or of a slot that has not run yet; then there is nothing to wait for.
 
     Args:
         queues: queues are ``0 .. queues - 1`` and `HOST_QUEUE`.
@@ -122,9 +123,9 @@ def find_waits(slots: Sequence[Sequence[Act]], queues: int, overlapping: bool = 
     """
     memories: dict[object, _Traces] = {}
     size = queues + 1  # the host's clock is the last one, at index -1
-    clocks = [[0] * size for _ in range(size)]  # queue -> how far it knows every queue to be done
+    clocks = [[0] * size for _ in range(size)]  # queue -> how many acts of every queue it knows to be complete
     counts = [0] * size
-    known: dict[tuple[int, int], list[int]] = {}  # queue and count -> what it knew when it had done that
+    known: dict[tuple[int, int], list[int]] = {}  # queue and count -> what it knew after so many acts
     result: list[list[list[Need]]] = []
     rounds = 2 if overlapping else 1
     for round_ in range(rounds):
@@ -150,7 +151,7 @@ def find_waits(slots: Sequence[Sequence[Act]], queues: int, overlapping: bool = 
                             if best is None or best.nth < earlier.nth:
                                 wanted[other] = earlier
                 needs: list[Need] = []
-                # The latest knowledge first: it may cover the rest.
+                # The latest first: waiting for it may make the others unnecessary.
                 for earlier in sorted(wanted.values(), key=lambda p: -sum(known[p.queue, p.nth])):
                     if earlier.nth > clock[earlier.queue]:
                         needs.append(Need(earlier.slot, earlier.act))

@@ -62,7 +62,7 @@ def lower(
 
     Args:
         overlapping: a run may begin before the last one has ended.
-        count: called with the bytes of each copy of which that is known only when it is made.
+        count: called with the bytes of each copy whose size is known only when it is made.
         show: called with each observed node and the call that gives its value.
     """
     lists = [_Lowering(partition, groups, slot, count, show) for slot in bindings]
@@ -356,11 +356,11 @@ def _leaf_buffers(split: Split, arenas: Sequence[int], bindings: Bindings) -> se
 
 
 def _flattened(calls: Sequence[Call], actions: Sequence[Action]) -> CallList | None:
-    """The calls with plans taken apart, where one of their streams may make the calls of all of them.
+    """The calls with plans replaced by their own calls, where one of the streams may make the calls of all of them.
 
     What a stream sets up for its calls (`Stream._run`) mostly suits the others too, and is then set up once a run, not
-    once a split. Plans of streams that others may submit to are not taken apart, as each submission to them is checked;
-    nor are observed runs, as an observer's callback must not run in the state that a stream sets up for kernels.
+    once a split. Plans of streams that others may submit to are kept, as each submission to them is checked; so are
+    those of observed runs, as an observer's callback must not run in the state that a stream sets up for kernels.
     """
     streams: dict[Stream, None] = {}
     for action in actions:

@@ -43,7 +43,7 @@ def partition(
 
     Args:
         placed: computed tensors whose memory the caller decided.
-        observed: nodes whose values somebody looks at in each run.
+        observed: nodes whose values an observer gets in each run.
     """
     return _Partitioner(graph, assignment, placed, observed).run()
 
@@ -77,7 +77,7 @@ class _Partitioner:
         self.target_of: Final = assignment.target_of
         self.fetched: Final = assignment.fetched
         self.prepared: Final = assignment.capabilities.prepared
-        # Where a target wants read-only leaves that were placed nowhere.
+        # The space in which a target reads read-only leaves that were not placed.
         self.spaces: Final = [
             HOST_SPACE if target.device.reaches(HOST_SPACE) else target.device.default_buffer_type.space
             for target in self.targets
@@ -135,7 +135,7 @@ class _Partitioner:
             for source in sources:
                 operand = home.get(source)
                 if operand is None or arenas[operand[0]] != at or packed:
-                    # Not the common case, a value that was computed on this very target.
+                    # Other than in the common case of a value that was computed on this target.
                     operand = None if packed else seen.get(source)
                     if operand is None and source.base is not None and not packed:
                         whole = home.get(source.base)
@@ -178,7 +178,7 @@ class _Partitioner:
         )  # fmt: skip
 
     def _pad(self) -> None:
-        """Let temporaries be as large as the kinds of memory in which they lie say."""
+        """Set the sizes of temporaries to those that the kinds of memory in which they lie ask for."""
         kinds = {
             target.index: target.buffer_type
             for target in self.targets
@@ -242,7 +242,7 @@ class _Partitioner:
         return storage
 
     def _leaf(self, root: Tensor, leaf: Leaf, target: Target) -> int:
-        """The storage of a leaf. Read-only unplaced leaves have one in every space that wants them."""
+        """The storage of a leaf. Read-only unplaced leaves have one in every space in which they are read."""
         if leaf.kind == "input":
             storage = self._temporary(root, root.nbytes, self.target_of[root])
             self.inputs[root] = storage

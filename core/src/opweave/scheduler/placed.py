@@ -84,7 +84,7 @@ class PlacedMemory:
         """The target that computes ``node`` right into its placed memory; ``None``: its result is written back."""
         target = next((t for t in self._by_reach(storage.buffer) if self._able.supports(t, node)), None)
         if target in self._able.references and node.state is None:
-            return None  # a result that the caller placed in the host's memory; a state would go there and back
+            return None  # a result that the caller placed in the host's memory; a state would be copied there and back
         return target
 
     def _by_weight(self, node: Tensor, weight: Tensor) -> tuple[int, str] | None:
@@ -122,7 +122,8 @@ class PlacedMemory:
         return None
 
     def fetched(self, target_of: Mapping[Tensor, int], pins: Mapping[Tensor, int]) -> set[Tensor]:
-        """The nodes that begin a split because weights come from host memory for them; vectors are no reason to."""
+        """The nodes that begin a split because weights are copied from host memory for them; vectors alone are too
+        small for that."""
         result: set[Tensor] = set()
         for weight, readers in self._readers.items():
             buffer = self._buffers[weight]
@@ -132,11 +133,12 @@ class PlacedMemory:
         return result
 
     def movable(self, node: Tensor, offloading: Collection[int]) -> list[int]:
-        """The targets to which small weights let their reader ``node`` go for the sake of fewer bytes; else none.
+        """The targets to which ``node`` may move, so that fewer bytes are copied, although weights that it reads lie
+        elsewhere; else none.
 
-        A weight is small where it has fewer bytes than the values that it is combined with, other than in products, and
-        its place says little about the node: a table (of frequencies, say) that several nodes read, which no device but
-        one can hold; or a weight in host memory, for targets that bring weights from there for other nodes.
+        The weights must be small: with fewer bytes than the values that they are combined with, other than in products.
+        Each must also be a table that several nodes read (of frequencies, say), which only one device can hold; or lie
+        in host memory, for targets that bring weights from there for other nodes.
 
         Args:
             offloading: the targets that bring weights from host memory for some node.

@@ -17,7 +17,7 @@ __all__ = ["Placements"]
 
 
 class Placements:
-    """The memory of leaves, and what it is for, as it is when this is made.
+    """The memory of leaves, and its usage, at the time when this object is made.
 
     Attributes:
         seen: the change after which this was last known to hold (`CHANGES`).

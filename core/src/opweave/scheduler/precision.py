@@ -74,14 +74,14 @@ def view_again(view: Tensor, source: Tensor, after: tuple[Tensor, ...] = ()) -> 
 
 
 def converted_leaf(leaf_tensor: Tensor, dtype: DType) -> Tensor:
-    """A read-only leaf in another type, converted once; it lies where the original was asked to lie."""
+    """A read-only leaf in another type, converted once; it is placed on the device that was given for the original."""
     found = _CONVERTED.setdefault(leaf_tensor, {})
     known = found.get(dtype)
     if known is None:
         leaf = leaf_tensor.leaf
         assert leaf is not None
         if leaf.data is None and leaf.placement is None:
-            # Only planned with: so is this one.
+            # It has no bytes and only serves for planning: so does this one.
             known = new_leaf(Leaf(leaf.kind, leaf.name, device=leaf.device, group=leaf.group), leaf_tensor.shape, dtype)
         else:
             values = leaf.data if leaf.data is not None else read_leaf(leaf_tensor)
@@ -89,7 +89,7 @@ def converted_leaf(leaf_tensor: Tensor, dtype: DType) -> Tensor:
             device = leaf.placement.buffer.device if leaf.placement is not None else None
             known = weights(data, device=device)[leaf.name]
             assert known.leaf is not None
-            known.leaf.group = leaf.group  # so that what is uploaded together stays so
+            known.leaf.group = leaf.group  # leaves that share buffers share them when rounded, too
         found[dtype] = known
     return known
 

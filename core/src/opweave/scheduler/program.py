@@ -74,7 +74,7 @@ class Program(Generic[R_co]):
     """A compiled graph. Made by `Scheduler.build`; does not change. Thread-safe.
 
     Attributes:
-        partition: the graph as it was cut.
+        partition: the graph divided into splits.
     """
 
     __slots__ = (
@@ -154,7 +154,7 @@ class Program(Generic[R_co]):
         return self._executor.submit(self._state, feeds, named, bool(on_device))
 
     def warm(self) -> None:
-        """Do what the first run would have to do first, above all compile. Values and states stay as they are.
+        """Make the preparations of the first run now, above all compiling. Values and states stay as they are.
 
         Shows progress on a terminal where that takes longer than a second.
 
@@ -210,7 +210,8 @@ class Program(Generic[R_co]):
         callback: Callable[[Tensor, Array], object],
         nodes: Iterable[Tensor] | Callable[[Tensor], bool] | None = None,
     ) -> Iterator[None]:
-        """A ``with`` block in which runs of this program show computed values, in the order in which they are made.
+        """A ``with`` block in which runs of this program pass computed values to ``callback``, in the order in which
+        they are computed.
 
         Between two observed nodes everything runs as usual, fused too. Observing does not change placement: the values
         are bit for bit those of a run that nobody observes, but for devices that round differently when they fuse.
@@ -349,7 +350,7 @@ class Program(Generic[R_co]):
         return explain(self.partition, self.memory, remarks=remarks)
 
     def close(self) -> None:
-        """Give up the compiled plans, and the memory that no other program uses. Closing twice does nothing.
+        """Drop the compiled plans, and free the memory that no other program uses. Closing twice does nothing.
 
         Raises:
             SchedulerError: called from within a run.
@@ -362,7 +363,7 @@ class Program(Generic[R_co]):
 
 
 class PlannedGraph:
-    """A graph that was placed and cut, without memory. Made by `Scheduler.partition`."""
+    """A graph that was placed and divided into splits, without memory. Made by `Scheduler.partition`."""
 
     def __init__(self, parts: Partition) -> None:
         self.partition: Final = parts

@@ -96,9 +96,9 @@ class Feed(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """How an output is brought back: a call that gives a new array, to be made in the order of ``stream`` if there is
-    one, else by the thread that wants it, after the run. ``keep`` gives one in the device's memory, where that exports
-    any."""
+    """How an output is fetched: ``read`` returns a new array; it is called in the order of ``stream`` if there is one,
+    else after the run by the thread that asks for the output. ``keep`` returns an array in the device's memory, where
+    the device exports it."""
 
     tensor: Tensor
     read: Callable[[], Array]
@@ -107,7 +107,7 @@ class Fetch(NamedTuple):
     keep: Callable[[], Any] | None = None
 
     def get(self, on_device: bool = False) -> Any:
-        """What ``read`` or ``keep`` gives; raises `ExecutionError`, which says what failed where."""
+        """What ``read`` or ``keep`` returns; raises `ExecutionError`, which says what failed where."""
         try:
             return self.call(on_device)()
         except Exception as error:
@@ -210,10 +210,10 @@ class RunList:
         states: the states that it reads or writes, which must not be half written.
         before: waits, before inputs are fed.
         feeds: how each input gets its values.
-        calls: what then happens. Where all streams are synchronous and one may make the calls of the others, the plans
-            are flattened to their calls, which avoids overhead for every split.
+        calls: what is called then. Where all streams are synchronous and one may make the calls of the others, the
+            plans are flattened to their calls, which avoids overhead for every split.
         actions: the same with one call for each action, for traces and tools.
-        fetches: how each output is brought back. Without a stream: once everything is done.
+        fetches: how each output is fetched; without a stream, when everything is complete.
         after: events to be recorded behind fetches that are queued.
         streams: the asynchronous ones that a run uses. Empty: everything is done when its calls have been made.
         plans: the compiled plans among the calls.
@@ -249,7 +249,7 @@ class RunList:
         self.events[:] = [None] * len(self.events)
 
     def close(self) -> None:
-        """Give up the plans and the calls, and with them all views of memory."""
+        """Drop the plans and the calls, and with them all views of memory."""
         self.ended = self.ended or "it was closed"
         for plan in self.plans:
             plan.close()

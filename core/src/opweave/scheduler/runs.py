@@ -30,9 +30,9 @@ class ProgramState:
     """What an executor keeps of a program: what it runs, and what changes from run to run.
 
     Attributes:
-        partition: the graph as it was cut.
+        partition: the graph divided into splits.
         lists: the run list of every slot.
-        form: the outputs as the caller gave them, and wants them back.
+        form: the outputs as the caller gave them, which is the form of results.
         single: whether that is one tensor.
         leases: memory for temporaries, as long as the program is open.
         written: input name -> the array for runs that are not fed one.
@@ -84,7 +84,7 @@ class Run:
         ends: events of all its streams, behind everything.
         arrays: outputs that its streams have fetched.
         error: why it failed, once that is known.
-        ended: whether it is known to have ended, well or not.
+        ended: whether it is known to have ended, successfully or not.
         on_device: whether outputs stay in the memory of their devices.
     """
 
@@ -170,7 +170,7 @@ class RunsInFlight(deque[Run]):
                 return
 
     def settle(self, run: Run, error: BaseException, action: Action | None) -> BaseException:
-        """Leave everything usable after a run failed, and those that were under way with it; gives what to raise."""
+        """Make everything usable again after a run failed, and with it those in flight; returns what to raise."""
         from opweave.scheduler.failures import settle_failure  # most programs never fail
 
         failed = []

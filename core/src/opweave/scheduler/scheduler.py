@@ -59,7 +59,7 @@ class Stats(NamedTuple):
     """What a scheduler has done since it was made.
 
     Attributes:
-        built, reused: programs that were built, and builds that gave one that was there.
+        built, reused: programs that were built, and builds that returned an existing one.
         runs: runs that began.
         copied: bytes that they copied between memories.
         allocated: bytes taken for temporaries.
@@ -88,8 +88,9 @@ class Scheduler:
         precision: how roughly products, attention and convolutions may be computed at most, for builds that say nothing
             else: ``"exact"``, ``"bf16"`` (operands and results rounded to bf16) or ``"int8"`` (activations quantized to
             8 bits in blocks, beside quantized weights), each of which allows the finer ones too; or a mapping of
-            patterns of node names (`opweave.scope`) to these, of which the first match counts. What a device has
-            faster kernels for then runs so; `Program.explain` shows which nodes do, `opweave.compare` what it costs.
+            patterns of node names (`opweave.scope`) to these, of which the first match counts. Nodes for which their
+            device has faster kernels of such a precision then run in it; `Program.explain` shows which nodes do,
+            `opweave.compare` what it costs.
 
     Raises:
         SchedulerError: no devices, one named twice, a buffer type that its device cannot reach or kernels cannot write,
@@ -284,8 +285,8 @@ class Scheduler:
             return self._compile(partition(parts.graph, assignment, parts.placed), program._state.form, {})
 
     def partition(self, outputs: Outputs, pins: Pins = None, *, precision: Precisions = None) -> PlannedGraph:
-        """Place and cut without taking memory (but for weights that are rounded); leaves need no bytes. Arguments and
-        errors as of `build`."""
+        """Place nodes and divide the graph into splits without allocating memory (but for weights that are rounded);
+        leaves need no bytes. Arguments and errors as of `build`."""
         with self._executor.lock:
             self._executor.check_open()
             tensors, _ = checked_outputs(outputs)
@@ -436,8 +437,8 @@ class Scheduler:
     def without(self, device: Where) -> Scheduler:
         """A scheduler over the other devices, for going on when one is lost. This one is closed.
 
-        Leaves that lie on the device are taken from it: weights go back to the host arrays that they were made of, and
-        from there to wherever new programs want them. States keep their values where the device can still be read; if
+        Leaves are withdrawn from the device: of weights the host arrays that they were made of remain, which new
+        programs upload where they read them. States keep their values where the device can still be read; if
         not, they refuse reads until they are written anew. Graphs stay as they are: build their outputs again.
 
         Args:

@@ -1,4 +1,4 @@
-"""A graph cut for its devices, as data: splits with their steps and copies, over numbered storages without addresses.
+"""A graph divided into splits, as data: their steps and copies, over numbered storages without addresses.
 
 A *storage* is a block of memory that is not allocated yet, and is named by its number, the storage id. `allocate`
 decides where storages lie, `bind` gives them buffers. `partition` makes all this.
@@ -58,7 +58,7 @@ class PlannedStep(NamedTuple):
 class Copy(NamedTuple):
     """Bytes that move before a split starts, or after it (write-back). ``cause`` is a key of `COPY_CAUSES`.
 
-    ``ids`` names the rows along the first axis that are wanted at all; ``None``: everything.
+    ``ids`` names the rows along the first axis that are needed; ``None``: everything.
     """
 
     tensor: Tensor
@@ -81,7 +81,7 @@ class Split:
         index: its number, in the order in which splits run.
         copies, write_backs: made before the steps, and after them.
         items: the steps.
-        observed: the node whose value somebody looks at after all that, with the view where it lies.
+        observed: the node whose value an observer gets after the steps, with the view where it lies.
     """
 
     index: int
@@ -102,16 +102,16 @@ class Split:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition:
-    """A graph cut into splits.
+    """A graph divided into splits.
 
     Attributes:
-        graph, assignment: what was cut.
+        graph, assignment: what was divided.
         placed: computed tensors whose memory the caller decided.
         splits: in the order they run.
         sizes: bytes, by storage id.
         arenas: by storage id the index of the target whose temporaries hold it, -1 for one with memory of its own.
         names: by storage id the tensor whose value it holds (the first one).
-        owners: storages with memory of their own -> the leaf tensor, and the space its bytes are wanted in.
+        owners: storages with memory of their own -> the leaf tensor, and the space in which its bytes are read.
         unpacked: those of them that are copies in plain memory of placed leaves, made once with the program.
         inputs: input leaf -> its storage id.
         outputs: for every output of the graph its view, ``None`` where it has no elements.

@@ -220,7 +220,7 @@ class Target:
             workspace, kernel = device._workspace(step), device.kernels.find(step)
             arrays = device.kernels.scratch(step).arrays
             precision = device.precision(step)
-        except Exception as error:  # as a check that fails: another device may run it
+        except Exception as error:  # counts as a refusal: another device may run it
             return Support(f"its workspace or precision failed: {type(error).__name__}: {error}")
         return Support(
             None, packed, device.inplace(step), workspace, kernel, unpacked, arrays, step.out.nbytes,

@@ -51,7 +51,7 @@ def _emit(call: Call, kind: str, name: str, data: dict[str, Any]) -> None:
 
 
 def _emit_from(stream: WorkerStream, call: Call, kind: str, name: str, data: dict[str, Any]) -> None:
-    """The call only queues work: the worker notes when it begins and ends."""
+    """The call only queues work: the worker records when it begins and ends."""
     begun: list[int] = []
     stream.call(lambda: begun.append(perf_counter_ns()))
     call()

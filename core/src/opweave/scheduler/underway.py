@@ -1,4 +1,4 @@
-"""What an executor is doing at this moment, for the messages of those who stop waiting for it."""
+"""Which node an executor is computing, for the messages of those who stop waiting for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ __all__ = ["step_under_way"]
 def step_under_way(targets: Sequence[Target], ownership: Submission, programs: Iterable[ProgramState]) -> str:
     """The node that is being computed and its device, ``""`` where that is not known.
 
-    Programs note no node while they run; the position in the calls that are being made tells it.
+    Programs do not record the current node while they run; it follows from the position in the calls that are being
+    made.
     """
     streams = [s.inner if isinstance(s, WorkerStream) else s for target in targets for s in target.streams]
     lists = [run_list for program in programs for run_list in program.lists]

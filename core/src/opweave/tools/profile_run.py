@@ -155,7 +155,7 @@ class _Measuring:
                 run_list.feeds[name] = self._timed_feed(feed, feed.target)
         calls, actions = run_list.actions.calls, run_list.actions.actions
         timed = [self._timed_action(call, action) for call, action in zip(calls, actions, strict=True)]
-        # Without their plans, traces of others leave the calls as they are.
+        # Without their plans, traces that others record do not wrap the calls.
         run_list.calls = run_list.actions = CallList(timed, [action._replace(plan=None) for action in actions])
         run_list.fetches[:] = [self._timed_fetch(fetch) for fetch in run_list.fetches]
 

@@ -67,7 +67,7 @@ def write_checkpoint(path: str | os.PathLike[str], states: Mapping[str, Tensor],
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the new name of a file last, where a folder can be synced."""
+    """Sync a folder, so that the new name of a file in it survives a crash, where the system can do that."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -27,8 +27,8 @@ MANY_ROWS: Final = (1 << 16) + 65
 
 
 def derived(cases: Iterable[Case]) -> Iterator[Case]:
-    """Further cases of the operations in ``cases``. Cases of one operation stand in the order that its family wants:
-    the first one that fits is the one that others are made from."""
+    """Further cases of the operations in ``cases``. The first case of an operation that fits, in the order of its
+    family, is the one that others are made from."""
     by_op: dict[str, list[Case]] = {}
     for known in cases:
         by_op.setdefault(known.op, []).append(known)
@@ -148,7 +148,7 @@ def _mixed_in(template: Case, i: int) -> Iterator[Case]:
         try:
             mixed.build(*mixed.tensors())
         except (OpweaveError, ValueError):
-            continue  # the operation wants one type, or a view of the operand
+            continue  # the operation requires one type, or a view of the operand
         yield mixed
 
 

@@ -69,7 +69,7 @@ class TwoDevices:
                     return False
                 return True
 
-            # Nodes that write a state go where the state is.
+            # Nodes that write a state run where the state is.
             movable = [i for i, node in enumerate(nodes) if node.op is not None and not node.op.writes]
             self.here = [i for i in movable if able(nodes[i], self.device)]
             self.there = {i for i in movable if able(nodes[i], self.second)}
