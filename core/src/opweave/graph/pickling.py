@@ -22,8 +22,8 @@ def reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:
     if leaf is None:
         return _restore_tensor, _structure(Graph(tensor))
     facts = {"fill": leaf.fill, "group": leaf.group, "borrowed": leaf.borrowed}
-    told = (tensor._name, tensor.site)
-    return _restore_leaf, (leaf.kind, leaf.name, values(tensor), facts, tensor.shape, tensor.dtype, told)
+    label = (tensor._name, tensor.site)
+    return _restore_leaf, (leaf.kind, leaf.name, values(tensor), facts, tensor.shape, tensor.dtype, label)
 
 
 def reduce_graph(graph: Graph) -> tuple[Any, ...]:
@@ -36,12 +36,12 @@ def _structure(graph: Graph) -> tuple[bytes, tuple[Tensor, ...]]:
 
 
 def _restore_leaf(
-    kind: Any, key: str, data: Any, facts: dict[str, Any], shape: Shape, dtype: DType, told: tuple[str, str]
+    kind: Any, key: str, data: Any, facts: dict[str, Any], shape: Shape, dtype: DType, label: tuple[str, str]
 ) -> Tensor:
     leaf = Leaf(kind, key, data, **facts)
     tensor = leaf_tensor(leaf, shape, dtype)
     if tensor.leaf is leaf:  # else it lived before
-        tensor._name, tensor._site = told
+        tensor._name, tensor._site = label
     return tensor
 
 

@@ -178,13 +178,13 @@ def answer(asked: Mapping[str, Any], out: int) -> None:
         pocl.leave()
     from opweave_opencl.discovery import find_devices
 
-    def tell(**told: Any) -> None:
-        os.write(out, json.dumps(told).encode() + b"\n")
+    def report(**facts: Any) -> None:
+        os.write(out, json.dumps(facts).encode() + b"\n")
 
     device = next((f.device for f in find_devices() if list(identity(f.device)) == asked["identity"]), None)
     if device is not None:
-        why, lasting = in_process(device, lambda doing: tell(doing=doing))
-        tell(why=why, lasting=lasting)
+        why, lasting = in_process(device, lambda doing: report(doing=doing))
+        report(why=why, lasting=lasting)
     os._exit(0)
 
 
@@ -208,14 +208,14 @@ def _in_child(device: cl.Device, seconds: float) -> Verdict | None:
             if child.poll() is None:
                 child.kill()
                 child.wait()
-        told = _lines(out)
+        reports = _lines(out)
         errors.seek(0)
         said = errors.read()[-(1 << 14) :].decode(errors="replace").splitlines()
-    if not told:
+    if not reports:
         return None
-    if "why" in told[-1]:
-        return Verdict(str(told[-1]["why"]), bool(told[-1]["lasting"]))
-    doing = told[-1].get("doing", "")
+    if "why" in reports[-1]:
+        return Verdict(str(reports[-1]["why"]), bool(reports[-1]["lasting"]))
+    doing = reports[-1].get("doing", "")
     if hung:
         return Verdict(f"it hangs: {doing} did not end within {seconds:g} s ({TIMEOUT})", True)
     words = next((line.strip()[:200] for line in reversed(said) if "error" in line.lower()), "")
@@ -223,7 +223,7 @@ def _in_child(device: cl.Device, seconds: float) -> Verdict | None:
 
 
 def _lines(out: Any) -> Sequence[dict[str, Any]]:
-    """What the child told."""
+    """What the child has reported."""
     out.seek(0)
     found = []
     for line in out.read().splitlines():

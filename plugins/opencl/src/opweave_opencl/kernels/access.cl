@@ -49,8 +49,8 @@ LOOSE(double)
 #define WHOLE_OUT(T, v, p) STOREN(T, VEC, v, p, 0)
 #endif
 
-// LANES(T): a union of a vector and its elements.
-#define LANES(T) union { V(T) whole; VAL(T) each[VEC]; }
+// ELEMENTS(T): a union of a vector and its elements.
+#define ELEMENTS(T) union { V(T) whole; VAL(T) each[VEC]; }
 
 // take_T: elements i .. i + count - 1 of a row as a vector; put_T: stores a vector there.
 #define ACCESS(T) \
@@ -58,9 +58,9 @@ LOOSE(double)
     { \
         if (step == 1 && count == VEC) return WHOLE_IN(T, row + i); \
         if (step == 0) return (V(T))(LOAD(T, row, 0)); \
-        LANES(T) lanes; \
-        for (int k = 0; k < VEC; k++) lanes.each[k] = LOAD(T, row, (k < count ? i + k : i) * step); \
-        return lanes.whole; \
+        ELEMENTS(T) elements; \
+        for (int k = 0; k < VEC; k++) elements.each[k] = LOAD(T, row, (k < count ? i + k : i) * step); \
+        return elements.whole; \
     } \
     static inline void GLUE(put_, T)( \
         const V(T) v, __global MEM(T) *row, const long i, const long step, const int count) \
@@ -69,9 +69,9 @@ LOOSE(double)
             WHOLE_OUT(T, v, row + i); \
             return; \
         } \
-        LANES(T) lanes; \
-        lanes.whole = v; \
-        for (int k = 0; k < count; k++) STORE(T, lanes.each[k], row, (i + k) * step); \
+        ELEMENTS(T) elements; \
+        elements.whole = v; \
+        for (int k = 0; k < count; k++) STORE(T, elements.each[k], row, (i + k) * step); \
     }
 
 // The vectors of integers that comparisons of such vectors give, and that select takes.

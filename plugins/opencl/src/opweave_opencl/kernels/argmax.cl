@@ -55,10 +55,12 @@ __kernel void rows(__global MEM(OUT) *out, __global const MEM(A) *x, const Param
         long index = LONG_MAX;
         if (is_nan ? best != best : best == most) {
             for (long i = found; i < FEWER(found + SPAN, p.n) && index == LONG_MAX; i += GROUP * VEC) {
-                LANES(A) lanes;
-                lanes.whole = TAKE(A)(source, i, p.step, COUNT(i, p.n));
-                for (int k = VEC - 1; k >= 0; k--)
-                    if (i + k < p.n && (is_nan ? lanes.each[k] != lanes.each[k] : lanes.each[k] == most)) index = i + k;
+                ELEMENTS(A) elements;
+                elements.whole = TAKE(A)(source, i, p.step, COUNT(i, p.n));
+                for (int k = VEC - 1; k >= 0; k--) {
+                    const VAL(A) one = elements.each[k];
+                    if (i + k < p.n && (is_nan ? one != one : one == most)) index = i + k;
+                }
             }
         }
         index = first_group(index, indices);
