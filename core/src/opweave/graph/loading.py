@@ -28,7 +28,7 @@ __all__ = ["decode", "leaf_tensor"]
 
 Array = np.ndarray[Any, Any]
 _NEW: Final = "(being loaded)"
-"""The scope of nodes that are made here, until they get their own: it distinguishes them from nodes that lived before."""
+"""The scope of nodes that are made here, until they get their own; it tells them apart from nodes that lived before."""
 
 
 def decode(data: Any, weights: Mapping[str, Any], leaves: Sequence[Tensor] | None = None) -> list[Tensor]:
