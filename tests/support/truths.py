@@ -121,6 +121,9 @@ for source in PLAIN:
 add("relu", lambda x: np.where(x > 0, x, 0 * x), dtypes=NUMBERS)
 add("leaky_relu", lambda x: np.where(x > 0, x, L(0.07) * x), build=given("leaky_relu", negative_slope=0.07))
 add("elu", lambda x: np.where(x > 0, x, L(1.3) * np.expm1(np.minimum(x, 0))), build=given("elu", alpha=1.3))
+add("xielu", lambda x: np.where(x > 0, L(0.7) * x * x + L(0.25) * x,
+                                L(1.25) * (np.expm1(np.minimum(x, L(-1e-6))) - x) + L(0.25) * x),
+    build=given("xielu", alpha_p=0.7, alpha_n=1.25, beta=0.25))  # fmt: skip
 add("softplus", lambda x: np.log1p(np.exp(x)))
 
 
@@ -541,6 +544,30 @@ add("selective_scan", scanned, Given((2, 4, 6)), Given((2, 4, 6)), Given((4, 3),
     Given((2, 3, 6)), Given((4,)), Given((2, 4, 3)),
     build=lambda u, dt, a, b, c, d, h: ow.selective_scan(u, dt, a, b, c, d, delta_softplus=True, state=h),
     scale=100)  # fmt: skip
+
+
+add("hadamard_transform", lambda x: np.array([[(-1) ** (i & j).bit_count() for j in range(8)] for i in range(8)]) @ x,
+    Given((8,)), build=ow.hadamard_transform, scale=10)  # fmt: skip
+
+
+def solved(a: Array, b: Array) -> Array:
+    x = b.copy()
+    for i in range(len(a)):
+        x[i] = (b[i] - a[i, :i] @ x[:i]) / a[i, i]
+    return x
+
+
+add("solve_triangular", solved, Given((4, 4), kind="positive"), Given((4, 3)), build=ow.solve_triangular, scale=1000)
+
+
+def balanced(x: Array) -> Array:
+    m = np.exp(x) / np.exp(x).sum(-1, keepdims=True) + L(1e-6)
+    m = m / (m.sum(0) + L(1e-6))
+    m = m / (m.sum(1, keepdims=True) + L(1e-6))
+    return m / (m.sum(0) + L(1e-6))
+
+
+add("sinkhorn", balanced, Given((4, 4)), build=lambda x: ow.sinkhorn(x, 2), scale=10)
 
 
 def recurred(q: Array, k: Array, v: Array, w: Array, a: Array, b: Array, h: Array) -> Array:

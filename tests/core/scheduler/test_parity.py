@@ -145,6 +145,10 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "TRUNC": (lambda a: ow.trunc(a), lambda a: np.trunc(a)),
     "CLAMP": (lambda a: ow.clamp(a, -0.5, 1), lambda a: np.clip(a, -0.5, 1)),
     "LEAKY_RELU": (lambda a: ow.leaky_relu(a, 0.1), lambda a: np.where(a > 0, a, 0.1 * a)),
+    "XIELU": (
+        lambda a: ow.xielu(a, 0.7, 1.25, 0.25),
+        lambda a: np.where(a > 0, 0.7 * a * a + 0.25 * a, 1.25 * (np.expm1(np.minimum(a, -1e-6)) - a) + 0.25 * a),
+    ),
     "ELU": (lambda a: ow.elu(a), lambda a: np.where(a > 0, a, np.expm1(a))),
     "SOFTPLUS": (lambda a: ow.softplus(a), lambda a: np.log1p(np.exp(a))),
     "SIGMOID": (lambda a: ow.sigmoid(a), lambda a: sigmoid(a)),
@@ -231,6 +235,14 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "SSM_SCAN": (
         lambda rows, steps, decay, maps: ow.selective_scan(rows, steps, decay, maps, maps + 1),
         lambda rows, steps, decay, maps: scanned(rows, steps, decay, maps, maps + 1),
+    ),
+    "MUL_MAT_HADAMARD": (
+        lambda a: ow.matmul(ow.hadamard_transform(a[:, :4], 0.5), a),
+        lambda a: a[:, :4] @ np.kron([[1, 1], [1, -1]], [[1, 1], [1, -1]]) / 2 @ a,
+    ),
+    "SOLVE_TRI": (
+        lambda positive, a: ow.solve_triangular(positive[:, :4], a),
+        lambda positive, a: np.linalg.solve(np.tril(positive[:, :4]), a),
     ),
     "GATED_LINEAR_ATTN": (
         lambda heads: ow.gated_linear_attention(heads, heads, heads + 1, -heads * heads, scale=1.0),

@@ -18,7 +18,7 @@ from opweave.graph.graph import Graph
 from opweave.graph.opdef import OPS
 from tests.support.evaluate import evaluate
 
-PLAIN = ("normal", "positive", "negative", "ids", "mask")
+PLAIN = ("normal", "positive", "negative", "fraction", "ids", "mask")
 LARGEST = 700
 """Elements of all operands of a case that is tried."""
 

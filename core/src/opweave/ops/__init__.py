@@ -19,6 +19,7 @@ from opweave.ops.experts import *
 from opweave.ops.gated import *
 from opweave.ops.indexing import *
 from opweave.ops.interpolation import *
+from opweave.ops.linalg import *
 from opweave.ops.linear_attention import *
 from opweave.ops.loss import *
 from opweave.ops.matmul import *

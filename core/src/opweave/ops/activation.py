@@ -15,7 +15,7 @@ from opweave.ops.samples import over_rows
 
 __all__ = [
     "elu", "gelu", "gelu_quick", "gelu_tanh", "hardsigmoid", "hardswish", "leaky_relu", "relu", "sigmoid", "silu",
-    "softplus",
+    "softplus", "xielu",
 ]  # fmt: skip
 
 # --- ramps ----------------------------------------------------------------------------------------------------------
@@ -104,6 +104,36 @@ def softplus(x: Any) -> Tensor:
         DTypeError: a quantized operand.
     """
     return node(SOFTPLUS, (floating("softplus", x),), {})
+
+
+def _xielu(x: Array, *, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Array:
+    x = wide(x)
+    below = alpha_n * np.expm1(np.minimum(x, eps)) + (beta - alpha_n) * x
+    return np.where(x > 0, (alpha_p * x + beta) * x, below)
+
+
+XIELU = elementwise(
+    "xielu",
+    _xielu,
+    "αₚ x² + β x if x > 0, else αₙ (exp(min(x, ε)) − 1 − x) + β x",
+    family="activation",
+    flops=8,
+    runs_like="exp",
+)
+
+
+@builds(XIELU)
+def xielu(x: Any, alpha_p: float = 0.8, alpha_n: float = 0.8, beta: float = 0.5, eps: float = -1e-6) -> Tensor:
+    """Expanded integral of the exponential linear unit: a parabola above zero, bent below; integers become f32.
+
+    Huang and Schlag, "Deriving Activation Functions Using Integration", 2025, section 3. Its trainable parameters are
+    mapped to ``alpha_p`` and ``alpha_n`` by softplus (plus ``beta`` for the latter) before.
+
+    Raises:
+        DTypeError: a quantized operand, or a parameter that is no number.
+    """
+    given = {"alpha_p": alpha_p, "alpha_n": alpha_n, "beta": beta, "eps": eps}
+    return node(XIELU, (floating("xielu", x),), {k: as_number("xielu", k, v) for k, v in given.items()})
 
 
 # --- sigmoids -------------------------------------------------------------------------------------------------------

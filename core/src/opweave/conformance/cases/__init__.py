@@ -19,6 +19,7 @@ from opweave.conformance.cases import (
     gated,
     indexing,
     interpolation,
+    linalg,
     linear_attention,
     matmul,
     movement,
@@ -62,6 +63,7 @@ FAMILIES: Final = (
     rope,
     state_space,
     linear_attention,
+    linalg,
     custom,
     types,
 )

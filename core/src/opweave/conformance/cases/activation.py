@@ -16,3 +16,4 @@ def cases() -> Iterator[Case]:
         yield from elementwise("leaky_relu", 1, FLOATS, tag=f"slope{slope}", negative_slope=slope)
     for alpha in (1.0, 0.3):
         yield from elementwise("elu", 1, FLOATS, tag=f"alpha{alpha}", alpha=alpha)
+    yield from elementwise("xielu", 1, FLOATS, alpha_p=0.7, alpha_n=1.25, beta=0.25)

@@ -8,6 +8,7 @@ from opweave.ops.gradients import (
     attention,
     convolution,
     elementwise,
+    linalg,
     linear_attention,
     matmul,
     movement,
@@ -18,6 +19,6 @@ from opweave.ops.gradients import (
 )
 
 __all__ = [
-    "attention", "convolution", "elementwise", "linear_attention", "matmul", "movement", "normalization",
+    "attention", "convolution", "elementwise", "linalg", "linear_attention", "matmul", "movement", "normalization",
     "reduction", "rope", "state_space",
 ]  # fmt: skip

@@ -145,6 +145,12 @@ def _elu(grad: Tensor, out: Tensor, x: Tensor, *, alpha: float) -> Tensor:
     return ops.where(ops.step(x), grad, grad * (alpha * ops.exp(ops.minimum(x, 0.0))))
 
 
+@gradient_of("xielu")
+def _xielu(grad: Tensor, out: Tensor, x: Tensor, *, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Tensor:
+    slope = alpha_n * ops.where(ops.step(eps - x), ops.exp(ops.minimum(x, 0.0)), 0.0) + (beta - alpha_n)
+    return grad * ops.where(ops.step(x), (2 * alpha_p) * x + beta, slope)
+
+
 @gradient_of("softplus")
 def _softplus(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
     return grad * ops.sigmoid(x)

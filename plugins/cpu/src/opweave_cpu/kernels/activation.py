@@ -81,6 +81,30 @@ def _elu_body(dtype: DType, alpha: float) -> Body:
 
 
 @cache
+def _xielu_body(dtype: DType, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Body:
+    """Both branches, of which the one for x below 0 is multiplied by 0 or 1, and the other one sees max(x, 0)."""
+    zero, least = constant(0, dtype), constant(eps, dtype)
+    curve, slope, bend, rest = (constant(c, dtype) for c in (alpha_p, beta, alpha_n, beta - alpha_n))
+
+    def body(out: Array, x: Array, t: Array, q: Array, below: Array) -> None:
+        np.less_equal(x, zero, below)
+        np.minimum(x, zero, out=q)
+        np.minimum(q, least, out=t)
+        np.expm1(t, t)
+        np.multiply(t, bend, t)
+        np.multiply(t, below, t)
+        np.multiply(q, rest, q)
+        np.add(t, q, t)
+        np.maximum(x, zero, out=q)
+        np.multiply(q, curve, out)
+        np.add(out, slope, out)
+        np.multiply(out, q, out)
+        np.add(out, t, out)
+
+    return body
+
+
+@cache
 def _softplus_body(dtype: DType) -> Body:
     """max(x, 0) + log1p(exp(-|x|)), which never overflows."""
     power, base = exponential(dtype)
@@ -245,6 +269,7 @@ class _Form(NamedTuple):
 _FORMS: Final = {
     "leaky_relu": _Form(_leaky_relu_body, 1, True),
     "elu": _Form(_elu_body, 1, False),
+    "xielu": _Form(_xielu_body, 3, False),
     "softplus": _Form(_softplus_body, 1, False),
     "sigmoid": _Form(_sigmoid_body, 0, False),
     "hardsigmoid": _Form(_hardsigmoid_body, 0, False),

@@ -3,6 +3,8 @@
 #define op_relu(T, x) (x < (V(T))(0) ? (V(T))(0) : x)
 #define op_leaky_relu(T, x, slope) (x > (V(T))(0) ? x : x * slope)
 #define op_elu(T, x, alpha) (x > (V(T))(0) ? x : op_expm1(T, x) * alpha)
+#define op_xielu(T, x, alpha_p, alpha_n, beta, eps) \
+    (x > (V(T))(0) ? x * (x * alpha_p + beta) : op_expm1(T, (x < eps ? x : eps)) * alpha_n + x * (beta - alpha_n))
 #define op_softplus(T, x) (op_relu(T, x) + FUNCTION(log1p_unit, T)(op_exp(T, x < (V(T))(0) ? x : -x)))
 
 #define op_sigmoid(T, x) ((V(T))(1) / ((V(T))(1) + op_exp(T, -x)))

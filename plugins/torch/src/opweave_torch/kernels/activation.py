@@ -10,7 +10,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from opweave.contract import Arg, Call, Stream
+from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
 from opweave.ops.activation import QUICK
 from opweave_torch.kernels.binding import in_order, rounded, scalar, widened, widening, widening_arrays
 from opweave_torch.kernels.table import HALVES, KERNELS, NUMBERS, WIDE
@@ -84,6 +85,47 @@ def with_parameter(stream: Stream, op: str, out: Arg, x: Arg, **attrs: float) ->
     """``negative_slope`` or ``alpha``, rounded to the type to compute in."""
     (value,) = attrs.values()
     return partial(out_function(op), tensor(x), float(rounded(value, widened(out.dtype))), out=tensor(out))
+
+
+def _xielu_arrays(step: Step) -> Arrays:
+    shape, dtype = step.out.shape, widened(step.out.dtype)
+    names = ("below", "above", *(("wide",) if step.out.dtype is not dtype else ()))
+    return {"positive": ("bool", shape), **dict.fromkeys(names, (dtype, shape))}
+
+
+@KERNELS("xielu", inplace=True, workspace=_xielu_arrays)
+def xielu(
+    stream: Stream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    *,
+    positive: Arg,
+    below: Arg,
+    above: Arg,
+    wide: Arg | None = None,
+    alpha_p: float,
+    alpha_n: float,
+    beta: float,
+    eps: float,
+) -> Call:
+    source, target, mask, low, high = (tensor(arg) for arg in (wide or x, out, positive, below, above))
+    calls: list[Call] = [] if wide is None else [partial(source.copy_, tensor(x))]
+    numbers = [scalar(value, low) for value in (0, eps, alpha_n, beta - alpha_n, alpha_p, beta)]
+    zero, least, bend, rest, curve, slope = numbers
+    calls += [
+        partial(torch.gt, source, zero, out=mask),
+        partial(torch.clamp_max, source, least, out=low),
+        partial(torch.expm1, low, out=low),
+        partial(torch.mul, low, bend, out=low),
+        partial(torch.addcmul, low, source, rest, out=low),
+        partial(torch.addcmul, slope, source, curve, out=high),
+        partial(torch.mul, high, source, out=high),
+        partial(torch.where, mask, high, low, out=low if wide is not None else target),
+    ]
+    if wide is not None:
+        calls.append(partial(target.copy_, low))
+    return in_order(calls)
 
 
 def gelu_quick_calls(source: Tensor, work: Tensor, target: Tensor) -> list[Call]:
