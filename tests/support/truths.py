@@ -550,6 +550,10 @@ add("hadamard_transform", lambda x: np.array([[(-1) ** (i & j).bit_count() for j
     Given((8,)), build=ow.hadamard_transform, scale=10)  # fmt: skip
 
 
+add("indexer_scores", lambda q, k, w: (np.maximum(q @ k[:, None].swapaxes(2, 3), 0) * w[..., None]).sum(1),
+    Given((2, 3, 4, 5)), Given((2, 6, 5)), Given((2, 3, 4)), build=ow.indexer_scores, scale=10)  # fmt: skip
+
+
 def solved(a: Array, b: Array) -> Array:
     x = b.copy()
     for i in range(len(a)):

@@ -236,6 +236,10 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda rows, steps, decay, maps: ow.selective_scan(rows, steps, decay, maps, maps + 1),
         lambda rows, steps, decay, maps: scanned(rows, steps, decay, maps, maps + 1),
     ),
+    "LIGHTNING_INDEXER": (
+        lambda heads: ow.indexer_scores(heads, heads[:, 1], heads[..., 0]),
+        lambda heads: np.einsum("bhts,bht->bts", np.maximum(heads @ heads[:, 1:2].swapaxes(2, 3), 0), heads[..., 0]),
+    ),
     "MUL_MAT_HADAMARD": (
         lambda a: ow.matmul(ow.hadamard_transform(a[:, :4], 0.5), a),
         lambda a: a[:, :4] @ np.kron([[1, 1], [1, -1]], [[1, 1], [1, -1]]) / 2 @ a,

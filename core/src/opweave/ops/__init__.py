@@ -32,6 +32,7 @@ from opweave.ops.rope import *
 from opweave.ops.rounding import *
 from opweave.ops.selection import *
 from opweave.ops.sorting import *
+from opweave.ops.sparse_attention import *
 from opweave.ops.state_space import *
 
 if not TYPE_CHECKING:  # type checkers use the imports above; they cannot evaluate a computed list

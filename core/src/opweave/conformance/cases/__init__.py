@@ -31,6 +31,7 @@ from opweave.conformance.cases import (
     rounding,
     selection,
     sorting,
+    sparse_attention,
     state_space,
     types,
 )
@@ -64,6 +65,7 @@ FAMILIES: Final = (
     state_space,
     linear_attention,
     linalg,
+    sparse_attention,
     custom,
     types,
 )

@@ -15,10 +15,11 @@ from opweave.ops.gradients import (
     normalization,
     reduction,
     rope,
+    sparse_attention,
     state_space,
 )
 
 __all__ = [
     "attention", "convolution", "elementwise", "linalg", "linear_attention", "matmul", "movement", "normalization",
-    "reduction", "rope", "state_space",
+    "reduction", "rope", "sparse_attention", "state_space",
 ]  # fmt: skip
