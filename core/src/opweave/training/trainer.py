@@ -36,7 +36,8 @@ class Metrics(NamedTuple):
     Attributes:
         examples: their number.
         loss, loss_uncertainty: the mean, and its standard error from the means of the batches, NaN of one batch.
-        accuracy, accuracy_uncertainty: the share of right labels, and its standard error; NaN without labels.
+        accuracy, accuracy_uncertainty: the share of right labels, and its standard error as if those of one example
+            were right or wrong together; NaN without labels.
         seconds: what it took.
     """
 
@@ -269,7 +270,7 @@ class Trainer:
             if self._accumulate > 1:
                 self._program("apply", {}).run(learning_rate=rate)
             self.steps += 1
-        self._tally.add(self._batch, float(found["loss"]), float(found.get("right", nan)), perf_counter() - start)
+        self._note(self._tally, batch, found, start)
 
     def evaluate(self, data: Dataset | Mapping[str, Any]) -> Metrics:
         """The metrics of all examples, without training. Raises as `run_epoch`."""
@@ -277,10 +278,14 @@ class Trainer:
         start = perf_counter()
         for batch in _dataset(data).batches(self._batch, keep_rest=True):
             found = self._program("evaluation", batch).run(batch)
-            count = len(next(iter(batch.values())))
-            tally.add(count, float(found["loss"]), float(found.get("right", nan)), perf_counter() - start)
+            self._note(tally, batch, found, start)
             start = perf_counter()
         return tally.metrics()
+
+    def _note(self, tally: _Tally, batch: Batch, found: Mapping[str, Any], start: float) -> None:
+        wanted = batch[self._target]
+        right = found.get("right", nan) * (len(wanted) / wanted.size)  # in examples, of which each may have many labels
+        tally.add(len(wanted), float(found["loss"]), float(right), perf_counter() - start)
 
     def fit(
         self,
