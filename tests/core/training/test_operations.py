@@ -91,7 +91,7 @@ def test_every_operation_but_custom_has_one():
     assert [name for name, op in OPS.items() if op.gradient is None and op.family != "third-party"] == ["custom"]
 
 
-VIEWS = {"reshape", "transpose", "slice", "broadcast_to", "diagonal", "after"}
+VIEWS = {"reshape", "transpose", "slice", "broadcast_to", "diagonal", "after", "recompute"}
 
 
 def test_every_operation_of_floats_is_tried():

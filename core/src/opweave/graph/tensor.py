@@ -349,6 +349,25 @@ def view_node(
         return tensor
 
 
+def with_sources(tensor: Tensor, srcs: tuple[Tensor, ...]) -> Tensor:
+    """The node of the same operation, attributes, scope and name on other sources, whose windows are those of its own
+    sources. Itself on its own sources."""
+    op = tensor.op
+    assert op is not None
+    if srcs == tensor.srcs:
+        return tensor
+    token = SCOPE.set(tensor.scope)
+    try:
+        if op.is_view:
+            made = view_node(op, srcs[0], tensor.attrs, tensor.shape, tensor.strides, tensor.offset, srcs[1:])
+        else:
+            made = node(op, srcs, tensor.attrs)
+    finally:
+        SCOPE.reset(token)
+    made._name = tensor._name
+    return made
+
+
 def shows_columns_of_blocks(x: Tensor) -> bool:
     """Whether ``x`` is the transpose of a quantized matrix, which only matmul takes, on its right side."""
     return x.dtype.block > 1 and x.op is not None and x.op.name == "transpose" and x.attrs["axes"][-1] != x.ndim - 1

@@ -1,4 +1,4 @@
-"""A Python function as a node."""
+"""Python functions in graphs: as a node, and as a part that gradients compute again."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from opweave.errors import DTypeError, ShapeError
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.graph.layout import Shape, check_shape
 from opweave.graph.opdef import OpDef
-from opweave.graph.tensor import Tensor, node
+from opweave.graph.tensor import Tensor, node, view_node
 from opweave.ops.operands import Array, builds, make, plain
 
-__all__ = ["custom"]
+__all__ = ["custom", "recompute"]
 
 
 def call_custom(fn: Callable[..., Any], arrays: Sequence[Array], shape: Shape, dtype: DType) -> Array:
@@ -84,3 +84,38 @@ def custom(fn: Callable[..., Any], *srcs: Any, like: Any) -> Tensor:
     if dtype.is_quantized:
         raise DTypeError(f"custom: a node cannot produce {dtype}; like= takes a plain dtype")
     return node(CUSTOM, tensors, {"fn": fn, "shape": shape, "dtype": dtype})
+
+
+RECOMPUTE = OpDef(
+    "recompute",
+    family="custom",
+    infer=lambda x, *args: (x.shape, x.dtype),
+    reference=lambda x, *args: x,
+    is_view=True,
+    formula="x; its gradient computes the nodes between args and x again",
+)
+
+
+@builds(RECOMPUTE)
+def recompute(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
+    """What ``function(*args)`` builds, as a part of the graph whose values gradients do not keep: the backward graph
+    computes them again, from ``args``, when it gets there. It needs less memory and takes longer; gradients are the
+    same. torch's ``utils.checkpoint``: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
+
+    Nodes that do not depend on ``args``, and those that write states, are not computed again. A scheduler with
+    ``memory_limit=`` chooses such parts by itself.
+
+    Args:
+        function: builds one tensor from ``args``; it may use parameters and other tensors besides.
+        args: tensors.
+
+    Raises:
+        DTypeError: ``function`` is not callable, or returns no tensor.
+    """
+    if not callable(function):
+        raise DTypeError(f"recompute: the function comes first, and {type(function).__name__} is not callable")
+    tensors = tuple([make("recompute", a) for a in args])
+    out = function(*tensors)
+    if not isinstance(out, Tensor):
+        raise DTypeError(f"recompute: {_name(function)} returned {type(out).__name__}, not a tensor")
+    return view_node(RECOMPUTE, out, {}, out.shape, out.strides, out.offset, tensors)

@@ -91,6 +91,10 @@ class Scheduler:
             patterns of node names (`opweave.scope`) to these, of which the first match counts. Nodes for which their
             device has faster kernels of such a precision then run in it; `Program.explain` shows which nodes do,
             `opweave.compare` what it costs.
+        memory_limit: bytes that the temporaries of a program may take, on all devices together. Where they would take
+            more, values that are needed again much later, as the backward graph needs activations, are computed again
+            instead of being kept: as few as are necessary, those first that cost least for what they save. Results stay
+            the same. ``None``: nothing is computed again.
 
     Raises:
         SchedulerError: no devices, one named twice, a buffer type that its device cannot reach or kernels cannot write,
@@ -107,7 +111,11 @@ class Scheduler:
         buffer_types: Mapping[Device | str, BufferType] | None = None,
         placement: Literal["priority", "cost"] = "priority",
         precision: Precision | Mapping[str, Precision] = "exact",
+        memory_limit: int | None = None,
     ) -> None:
+        if memory_limit is not None and (not isinstance(memory_limit, int) or memory_limit < 0):
+            raise SchedulerError(f"memory_limit is a number of bytes, not {memory_limit!r}")
+        self._memory_limit: Final = memory_limit
         self._allowed: Final = checked_precision(precision)
         resolved, kinds = checked_options(devices, parallel, buffer_types, placement)
         self.placement: Final = placement
@@ -316,7 +324,31 @@ class Scheduler:
         allowed: Allowed,
     ) -> Partition:
         graph = Graph(tensors)
+        if self._memory_limit is not None and not placed:  # what was placed by hand stays as it is
+            graph, pins = self._within_limit(graph, pins, allowed, self._memory_limit)
         return self._cut(graph, pins, placed, precisions_of(graph.nodes, allowed))
+
+    def _within_limit(
+        self, graph: Graph, pins: Mapping[Tensor, int], allowed: Allowed, limit: int
+    ) -> tuple[Graph, Mapping[Tensor, int]]:
+        """The graph with as much computed again as the limit of memory asks for, and the pins of its nodes."""
+        from opweave.scheduler.recompute import less_memory  # most schedulers have no limit
+
+        def planned(tried: Graph) -> int:
+            parts = self._cut(tried, pins, {}, precisions_of(tried.nodes, allowed))
+            plan = allocate(parts, fuse(parts), [[] for _ in self._targets], self.n_slots)
+            return sum(plan.nbytes.values())
+
+        graph, changed = less_memory(graph, limit, planned)
+        least = planned(graph)
+        if least > limit:
+            raise AllocationError(
+                f"a plan within memory_limit={limit:,}",
+                least,
+                limit,
+                "computing again saves no more; take smaller batches",
+            )
+        return graph, {changed.get(tensor, tensor): index for tensor, index in pins.items()}
 
     def _cut(
         self,
@@ -464,6 +496,7 @@ class Scheduler:
             buffer_types=kinds,
             placement=self.placement,
             precision=dict(self._allowed),
+            memory_limit=self._memory_limit,
         )
 
     def _withdraw_leaves(self, device: Device) -> None:

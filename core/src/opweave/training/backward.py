@@ -9,7 +9,8 @@ import opweave.ops.gradients  # noqa: F401 - enters the gradients of opweave's o
 from opweave import ops
 from opweave.errors import DTypeError, GradientError, SchedulerError, ShapeError
 from opweave.graph.graph import Graph
-from opweave.graph.tensor import Tensor
+from opweave.graph.tensor import Tensor, with_sources
+from opweave.ops.movement import after
 
 __all__ = ["gradients"]
 
@@ -27,6 +28,7 @@ def gradients(loss: Tensor, params: Any, grad: Any = None) -> Any:
     Integers, and leaves that are not among the parameters, states too, have no gradient; nothing is computed for them.
     A write passes gradients to the values that it writes, and none to what it overwrites. A version of a state that is
     overwritten in the graph of the loss and that a gradient reads is copied before; `Program.explain` shows the copy.
+    Values of parts that `opweave.recompute` built are computed again.
     At kinks and ties gradients are those of torch.
 
     Args:
@@ -106,6 +108,7 @@ class _Backward:
         self._overwritten = {t.srcs[0].root for t in self._order if t.op is not None and t.op.writes}
         self._readers: dict[Tensor, Tensor] = {}  # tensor -> the one through which the first gradient came
         self._leading: set[Tensor] = set()  # tensors that depend on a parameter
+        self._again: dict[Tensor, Tensor] = {}  # tensors of parts to recompute -> what is computed again
         for tensor in self._order:
             leads = tensor in self._wanted or any(s in self._leading for s in _sources(tensor))
             if leads and tensor.dtype.is_float:
@@ -139,9 +142,11 @@ class _Backward:
                 "one (OpDef.gradient), or ask for gradients with respect to what it computes:",
                 [t.describe() for t in self._path(tensor)],
             )
+        if op.name == "recompute":
+            self._recompute(tensor, grad)
         # Of the region that is written only its place matters.
         srcs = [s if op.writes and i == 0 else self._kept(s) for i, s in enumerate(tensor.srcs)]
-        made = op.gradient(grad, tensor, *srcs, **tensor.attrs)
+        made = op.gradient(grad, self._again.get(tensor, tensor), *srcs, **tensor.attrs)
         parts = [made] if made is None or isinstance(made, Tensor) else list(made)
         sources = _sources(tensor)
         if len(parts) != len(sources):
@@ -153,9 +158,32 @@ class _Backward:
     def _kept(self, source: Tensor) -> Tensor:
         """The source, or a copy of it if it shows a version of a state that another node overwrites: the backward graph
         reads it later."""
+        if source in self._again:
+            return self._again[source]
         if source.root not in self._overwritten:
             return source
         return ops.copy(source).named(f"{source.name} before it is overwritten")
+
+    def _recompute(self, part: Tensor, grad: Tensor) -> None:
+        """Make the nodes between the sources and the result of a part anew, to be computed once ``grad`` is there."""
+        out, *args = part.srcs
+        again = {arg: after(self._unchanged(arg), [grad]) for arg in args}
+        for tensor in _order(out):
+            op = tensor.op
+            if op is not None and tensor not in again and not op.writes and any(s in again for s in tensor.srcs):
+                srcs = [again[s] if s in again else self._unchanged(s) for s in tensor.srcs]
+                again[tensor] = with_sources(tensor, tuple(srcs))
+        self._again |= again
+
+    def _unchanged(self, source: Tensor) -> Tensor:
+        """As `_kept`, in the window of the source: what is copied is all that it is a view of."""
+        if source in self._again:
+            return self._again[source]
+        if source.root not in self._overwritten:
+            return source
+        if source is source.root:
+            return ops.copy(source).named(f"{source.name} before it is overwritten")
+        return with_sources(source, (self._unchanged(source.srcs[0]), *source.srcs[1:]))
 
     def _checked(self, part: Tensor, source: Tensor, tensor: Tensor) -> Tensor:
         if part.shape != source.shape:

@@ -68,7 +68,7 @@ class Optimizer:
         """One step.
 
         Args:
-            grads: name -> gradient, for each parameter.
+            grads: name -> gradient, for each parameter; in this order they are used, and their memory is free again.
             lr: the learning rate: a number, or a tensor of shape ().
             when: bool of shape (); where it is False nothing changes. ``None``: always.
 
@@ -81,9 +81,10 @@ class Optimizer:
         if set(grads) != set(self.params):
             raise SchedulerError(f"optimizer: needs gradients for {sorted(self.params)}, not for {sorted(grads)}")
         values: dict[str, Tensor] = self._shared()
-        for name, param in self.params.items():
+        for name, found in grads.items():
+            param = self.params[name]
             weight = self._masters.get(name, param)
-            grad = ops.cast(grads[name], weight.dtype)
+            grad = ops.cast(found, weight.dtype)
             rate = lr if isinstance(lr, Tensor) else ops.full((), as_number("optimizer", "lr", lr), weight.dtype)
             value, beside = self._updated(name, weight, grad, ops.cast(rate, weight.dtype))
             values |= beside

@@ -15,6 +15,7 @@ import numpy as np
 from opweave import ops, registry
 from opweave.errors import SchedulerError, ShapeError
 from opweave.graph.dtypes import DType, as_dtype, f32, i64
+from opweave.graph.graph import Graph
 from opweave.graph.tensor import Tensor, input
 from opweave.leaves import state
 from opweave.ops.movement import after
@@ -197,10 +198,13 @@ class Trainer:
     _evaluation_outputs = _forward
 
     def _grads(self, loss: Tensor) -> dict[str, Tensor]:
-        """The gradients, not scaled."""
+        """The gradients, not scaled, in the order in which the backward graph finds them."""
+        params = self._optimizer.params
+        read = {leaf: i for i, leaf in enumerate(Graph(loss).leaves)}
+        backwards = dict(sorted(params.items(), key=lambda item: -read.get(item[1], 0)))
         if self._scaling is None:
-            return gradients(loss, self._optimizer.params)
-        return self._scaling.unscaled(gradients(loss, self._optimizer.params, self._scaling.scale))[0]
+            return gradients(loss, backwards)
+        return self._scaling.unscaled(gradients(loss, backwards, self._scaling.scale))[0]
 
     def _updates(self, grads: Mapping[str, Tensor]) -> list[Tensor]:
         """What makes the step: the next versions of all states."""

@@ -73,7 +73,7 @@ def _diagonal(grad: Tensor, out: Tensor, x: Tensor, *, offset: int) -> Tensor:
     return ops.pad(part, missing)
 
 
-@gradient_of("after")
+@gradient_of("after", "recompute")
 def _after(grad: Tensor, out: Tensor, x: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
     return grad, *[None] * len(others)
 
@@ -196,6 +196,7 @@ _SEEN: Final[dict[str, Callable[..., Tensor]]] = {
     "slice": lambda x, key: x[tuple([slice(*k) if isinstance(k, tuple) else k for k in key])],
     "diagonal": lambda x, offset: ops.diagonal(x, offset, -2, -1),
     "after": lambda x: x,
+    "recompute": lambda x: x,
 }
 """The views that a region of a state can be."""
 
