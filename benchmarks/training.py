@@ -14,7 +14,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from math import sqrt
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -100,7 +99,8 @@ def tasks() -> dict[str, Task]:
     return {
         "perceptron": Task(first(digits.PERCEPTRON), lambda images, w: digits.logits(images, w, 3), torch_perceptron,
                            images),
-        "conv net": Task(first(digits.CONVOLUTIONAL), lambda images, w: digits.convolutional(images, w), torch_convolutional, images),
+        "conv net": Task(first(digits.CONVOLUTIONAL), lambda images, w: digits.convolutional(images, w),
+                         torch_convolutional, images),
         "transformer": Task(text.parameters(len(words.letters)), lambda ids, w: text.transformer(ids, w),
                             torch_transformer, {name: np.array(a[:32]) for name, a in pieces.items()}),
     }  # fmt: skip
@@ -109,16 +109,16 @@ def tasks() -> dict[str, Task]:
 # --- the contestants ------------------------------------------------------------------------------------------------
 
 
-def ours(task: Task, device: str) -> tuple[training.Trainer, Callable[[], object]]:
+def ours(task: Task, device: str) -> tuple[training.Trainer, Callable[[], Any]]:
     """A trainer, and a step of it."""
     params = text.states(task.arrays)
     made = training.Trainer(
         lambda **inputs: task.ours(**inputs, w=params), training.AdamW(params), RATE, batch=32, devices=[device, "host"]
     )  # fmt: skip
-    return made, partial(made._train, task.batch, 0.0)
+    return made, lambda: made._train([task.batch], 0.0)()
 
 
-def torchs(task: Task) -> Callable[[], object]:
+def torchs(task: Task) -> Callable[[], Any]:
     params = {name: torch.tensor(array, requires_grad=True) for name, array in task.arrays.items()}
     optimizer = torch.optim.AdamW(params.values(), lr=RATE)
     values = {name: torch.from_numpy(a).long() if a.dtype == np.int32 else torch.from_numpy(a)
@@ -131,12 +131,12 @@ def torchs(task: Task) -> Callable[[], object]:
         loss = F.cross_entropy(scores.flatten(0, -2), labels)
         loss.backward()
         optimizer.step()
-        return loss.item()
+        return float(loss.item())
 
     return step
 
 
-def by_hand(task: Task) -> Callable[[], object]:
+def by_hand(task: Task) -> Callable[[], Any]:
     """The perceptron in NumPy, with arrays that are kept from step to step where that is easy."""
     w = {name: array.copy() for name, array in task.arrays.items()}
     moments = {name: (np.zeros_like(a), np.zeros_like(a)) for name, a in w.items()}

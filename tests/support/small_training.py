@@ -25,12 +25,16 @@ def parameters(dtype="f32"):
     return params
 
 
+def network(x, params):
+    h = ow.relu(ow.linear(x, params["w0"], params["b0"]))
+    return ow.linear(h, params["w1"], params["b1"])
+
+
 def trainer(make=AdamW, lr=0.01, dtype="f32", **options):
     params = parameters(dtype)
 
     def model(x):
-        h = ow.relu(ow.linear(x.astype(dtype), params["w0"], params["b0"]))
-        return ow.linear(h, params["w1"], params["b1"])
+        return network(x.astype(dtype), params)
 
     options = {"batch": 8, "devices": "cpu", **options}
     return Trainer(model, make(params), lr, **options)

@@ -414,6 +414,14 @@ class Scheduler:
             resolved[tensor.root] = self._index(where)
         return resolved
 
+    def find(self, where: Where) -> Device:
+        """The device of this scheduler that is meant; raises `SchedulerError` if there is none."""
+        return self._targets[self._index(where)].device
+
+    def supports(self, device: Where, tensor: Tensor) -> bool:
+        """Whether a device of this scheduler runs a node; raises `SchedulerError` as `find`."""
+        return Capabilities(self._targets, (), (tensor,)).supports(self._targets[self._index(device)], tensor)
+
     def _index(self, where: Where) -> int:
         if not isinstance(where, (str, Device, Stream)):
             raise SchedulerError(f"a device, a stream or the name of a device, not {where!r:.60}")

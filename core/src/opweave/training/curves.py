@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from opweave.errors import SchedulerError
-from opweave.training.trainer import Epoch, Metrics
+from opweave.training.metrics import Epoch, Metrics
 
 __all__ = ["curves"]
 

@@ -6,87 +6,30 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import nan, sqrt
+from itertools import islice
+from math import nan
 from time import perf_counter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
 from opweave import ops, registry
-from opweave.errors import SchedulerError, ShapeError
-from opweave.graph.dtypes import DType, as_dtype, f32, i64
+from opweave.errors import CheckpointError, SchedulerError
 from opweave.graph.graph import Graph
-from opweave.graph.tensor import Tensor, input
-from opweave.leaves import state
-from opweave.ops.movement import after
+from opweave.graph.tensor import Tensor
+from opweave.leaf_memory import read_leaf, write_state
 from opweave.scheduler import Program, Scheduler
-from opweave.training.backward import gradients
 from opweave.training.checkpoint import restore, write_checkpoint
 from opweave.training.data import Batch, Dataset
-from opweave.training.optimizers import LossScale, Optimizer, all_finite, clip_by_norm
+from opweave.training.metrics import Epoch, Metrics, Tally
+from opweave.training.optimizers import LossScale, Optimizer
 from opweave.training.schedules import Schedule
+from opweave.training.step import Loss, StepGraphs
 
-__all__ = ["Epoch", "Metrics", "Trainer"]
+__all__ = ["Trainer"]
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-class Metrics(NamedTuple):
-    """What a pass over examples found.
-
-    Attributes:
-        examples: their number.
-        loss, loss_uncertainty: the mean, and its standard error from the means of the batches, NaN of one batch.
-        accuracy, accuracy_uncertainty: the share of right labels, and its standard error as if those of one example
-            were right or wrong together; NaN without labels.
-        seconds: what it took.
-    """
-
-    examples: int
-    loss: float
-    loss_uncertainty: float
-    accuracy: float
-    accuracy_uncertainty: float
-    seconds: float
-
-
-class Epoch(NamedTuple):
-    """An epoch of `Trainer.fit`: its number from 0, the metrics, and the learning rate of its last step."""
-
-    epoch: int
-    train: Metrics
-    validation: Metrics | None
-    rate: float
-
-
+Array = np.ndarray[Any, Any]
 Callback = Callable[["Trainer", Epoch], Any]
-
-
-class _Tally:
-    """Sums over batches, from which `Metrics` follow. Kept in checkpoints, exactly."""
-
-    def __init__(self, sums: Sequence[float] = (0, 0, 0, 0, 0, 0)) -> None:
-        self.batches, self.examples, self.loss, self.square, self.right, self.seconds = sums
-
-    def add(self, examples: int, loss: float, right: float, seconds: float) -> None:
-        self.batches += 1
-        self.examples += examples
-        self.loss += loss * examples
-        self.square += loss * loss * examples
-        self.right += right
-        self.seconds += seconds
-
-    def sums(self) -> list[float]:
-        return [self.batches, self.examples, self.loss, self.square, self.right, self.seconds]
-
-    def metrics(self) -> Metrics:
-        n, batches = self.examples, self.batches
-        if not n:
-            return Metrics(0, nan, nan, nan, nan, self.seconds)
-        loss, accuracy = self.loss / n, self.right / n
-        error = sqrt(max(self.square / n - loss * loss, 0.0) / (batches - 1)) if batches > 1 else nan
-        share = sqrt(accuracy * (1 - accuracy) / (n - 1)) if n > 1 else nan
-        return Metrics(int(n), loss, error, accuracy, share, self.seconds)
 
 
 class Trainer:
@@ -94,7 +37,8 @@ class Trainer:
 
     Args:
         model: called with the inputs by name, as tensors with a first axis of examples; returns predictions. It reads
-            the optimizer's parameters.
+            the optimizer's parameters. If it has a parameter ``step``, that is the number of the physical batch, i64 of
+            shape (), to be a counter of random numbers, and ``None`` in evaluation.
         optimizer: with the parameters.
         lr: the learning rate: a number, or a function of the number of the step.
         loss: called with predictions and target; returns the mean over the examples, of shape (). By default
@@ -106,7 +50,12 @@ class Trainer:
         clip_norm: the largest Euclidean norm of all gradients together (`clip_by_norm`); ``None``: any.
         loss_scale: for parameters or values of half types; steps with infinite gradients are left out.
         seed: of the order of the examples, which differs from epoch to epoch.
-        devices: a device, its name, several, or a scheduler; by default `opweave.default_devices`.
+        devices: a device, its name, several, or a scheduler; by default `opweave.default_devices`. With one that is
+            ``parallel``, the next batch is brought to the device while a step runs.
+        replicas: some of the devices, each of which works on a physical batch of its own, beside the others
+            (data-parallel); a logical batch has that many more physical ones. Their gradients are added in this
+            order, so that on devices of one kind the result is, bit for bit, that of accumulating on one of them.
+        snapshot_every: after so many steps all states are copied to the host, for `without`; ``None``: never.
 
     Attributes:
         steps: how many there have been.
@@ -115,7 +64,8 @@ class Trainer:
         scheduler: what runs the programs.
 
     Raises:
-        SchedulerError: ``batch`` or ``accumulate`` is not positive.
+        SchedulerError: ``batch``, ``accumulate`` or ``snapshot_every`` is not positive; a replica that is not among the
+            devices.
     """
 
     def __init__(
@@ -132,17 +82,22 @@ class Trainer:
         loss_scale: LossScale | None = None,
         seed: int = 0,
         devices: Any = None,
+        replicas: Sequence[Any] = (),
+        snapshot_every: int | None = None,
     ) -> None:
+        if snapshot_every is not None and snapshot_every < 1:
+            raise SchedulerError(f"snapshot_every is a positive number of steps, not {snapshot_every}")
         if batch < 1 or accumulate < 1:
             raise SchedulerError(f"batches have examples, and steps have batches: not {batch} and {accumulate}")
-        self._model, self._loss, self._target = model, loss, target
+        self._target: Final = target
         self._optimizer: Final = optimizer
         self._lr: Final[Schedule] = lr if callable(lr) else lambda step: float(lr)
-        self._batch, self._accumulate, self._clip = batch, accumulate, clip_norm
+        self._batch, self._runs, self._replicas = batch, accumulate, max(len(replicas), 1)
+        self._options: Final = (batch, accumulate * self._replicas, clip_norm)
         self._scaling = loss_scale
         self._seed = seed
-        self._owned: Final = not isinstance(devices, Scheduler)
-        self.scheduler: Final[Scheduler] = (
+        self._owned = not isinstance(devices, Scheduler)
+        self.scheduler: Scheduler = (
             devices
             if isinstance(devices, Scheduler)
             else Scheduler(list(registry.default_devices()) if devices is None else devices)
@@ -151,13 +106,15 @@ class Trainer:
         self.epoch = 0
         self.history: list[Epoch] = []
         self._place = 0  # physical batches of the present epoch that are done
-        self._tally = _Tally()
+        self._tally = Tally()
         self._programs: dict[Any, Program] = {}
-        self._sums: Final = (
-            {name: state(f"{name}.accumulated", p.shape, _wide(p.dtype)) for name, p in optimizer.params.items()}
-            if accumulate > 1
-            else {}
+        self._snapshot_every: Final = snapshot_every
+        self._snapshot: tuple[dict[str, Array], dict[str, Any]] | None = None
+        self._graphs: Final = StepGraphs(
+            model, optimizer, loss, target, accumulate, clip_norm, loss_scale, self._replicas
         )
+        self._written: dict[str, Tensor] = {}  # states that the model writes
+        self._places = [self.scheduler.find(replica) for replica in replicas]
 
     def close(self) -> None:
         """Close the scheduler, unless it was given."""
@@ -178,61 +135,24 @@ class Trainer:
         key = (kind, *[(name, a.shape, a.dtype.str) for name, a in batch.items()])
         known = self._programs.get(key)
         if known is None:
-            known = self._programs[key] = self.scheduler.build(getattr(self, f"_{kind}_outputs")(batch))
+            outputs, replicas = getattr(self._graphs, kind)(batch)
+            pins = self._pins(replicas)
+            known = self._programs[key] = self.scheduler.build(outputs, pins)
+            own = self._states
+            for node in known.partition.graph.nodes:
+                if node.op is not None and node.op.writes and node.memory.name not in own:
+                    self._written[node.memory.name] = node.memory
         return known
 
-    def _forward(self, batch: Batch) -> dict[str, Tensor]:
-        inputs = {name: input(name, a.shape, as_dtype(a.dtype)) for name, a in batch.items()}
-        if self._target not in inputs:
-            raise SchedulerError(f"the data set has no {self._target!r}, but {', '.join(inputs)}")
-        wanted = inputs.pop(self._target)
-        predicted = self._model(**inputs)
-        loss = self._loss(predicted, wanted)
-        if loss.shape:
-            raise ShapeError(f"the loss is the mean over the examples, of shape (), not {loss.describe()}")
-        result = {"loss": loss}
-        if wanted.dtype.is_integer and predicted.ndim and wanted.shape == predicted.shape[:-1]:
-            result["right"] = ops.count_equal(ops.argmax(predicted, -1), ops.cast(wanted, i64))
-        return result
-
-    _evaluation_outputs = _forward
-
-    def _grads(self, loss: Tensor) -> dict[str, Tensor]:
-        """The gradients, not scaled, in the order in which the backward graph finds them."""
-        params = self._optimizer.params
-        read = {leaf: i for i, leaf in enumerate(Graph(loss).leaves)}
-        backwards = dict(sorted(params.items(), key=lambda item: -read.get(item[1], 0)))
-        if self._scaling is None:
-            return gradients(loss, backwards)
-        return self._scaling.unscaled(gradients(loss, backwards, self._scaling.scale))[0]
-
-    def _updates(self, grads: Mapping[str, Tensor]) -> list[Tensor]:
-        """What makes the step: the next versions of all states."""
-        written: list[Tensor] = []
-        finite = None
-        if self._scaling is not None:
-            finite = all_finite(grads)
-            written += self._scaling.update(finite).values()
-        if self._clip is not None:
-            grads, _ = clip_by_norm(grads, self._clip)
-        return [*written, *self._optimizer.step(grads, input("learning_rate", (), f32), finite).values()]
-
-    def _step_outputs(self, batch: Batch) -> dict[str, Tensor]:
-        outputs = self._forward(batch)
-        return outputs | {"loss": after(outputs["loss"], self._updates(self._grads(outputs["loss"])))}
-
-    def _part_outputs(self, batch: Batch) -> dict[str, Tensor]:
-        """A physical batch of several: its gradients are added up."""
-        outputs = self._forward(batch)
-        grads = self._grads(outputs["loss"])
-        added = [ops.accumulate(total, grads[name] * (1 / self._accumulate)) for name, total in self._sums.items()]
-        return outputs | {"loss": after(outputs["loss"], added)}
-
-    def _apply_outputs(self, batch: Batch) -> Tensor:
-        """The step with the gradients that were added up."""
-        written = self._updates(self._sums)
-        written += [ops.assign(total, 0.0) for total in self._sums.values()]
-        return after(ops.copy(input("learning_rate", (), f32)), written)
+    def _pins(self, replicas: Sequence[Sequence[Tensor]]) -> dict[Tensor, Any]:
+        """Node -> the device of its replica, where that supports it. What replicas share belongs to the first one."""
+        pins: dict[Tensor, Any] = {}
+        for i, tensors in enumerate(replicas if self._places else ()):
+            place = self._places[i % len(self._places)]
+            for node in Graph(tensors).nodes:
+                if not node.is_view and node not in pins and self.scheduler.supports(place, node):
+                    pins[node] = place
+        return pins
 
     # --- running ----------------------------------------------------------------------------------------------------
 
@@ -250,46 +170,70 @@ class Trainer:
         """
         examples = _dataset(data)
         order = examples.order(self._seed, self.epoch)
-        logical = self._batch * self._accumulate
+        logical = self._batch * self._runs * self._replicas
         if len(order) < logical:
             raise SchedulerError(f"a step takes {logical} examples, and there are {len(order)}")
+        if self._snapshot_every is not None and self._snapshot is None:
+            self._snapshot = self._values(), self._facts()
+        batches = examples.batches(self._batch, order[: len(order) // logical * logical], self._place)
+        under_way: list[Callable[[], None]] = []
         start = perf_counter()
-        for batch in examples.batches(self._batch, order[: len(order) // logical * logical], self._place):
-            self._train(batch, start)
-            if self._place % self._accumulate == 0 and on_step is not None:
-                on_step(self)
+        while together := list(islice(batches, self._replicas)):
+            under_way.append(self._train(together, start))
             start = perf_counter()
+            stepped = self._place % (self._runs * self._replicas) == 0
+            keep = stepped and self._snapshot_every is not None and self.steps % self._snapshot_every == 0
+            # The next batch is brought to the device meanwhile, unless somebody looks at this step.
+            while len(under_way) > (1 if self.scheduler.parallel and not keep and on_step is None else 0):
+                under_way.pop(0)()
+            if keep:
+                self._snapshot = self._values(), self._facts()
+            if stepped and on_step is not None:
+                on_step(self)
+        for finish in under_way:
+            finish()
         metrics = self._tally.metrics()
-        self.epoch, self._place, self._tally = self.epoch + 1, 0, _Tally()
+        self.epoch, self._place, self._tally = self.epoch + 1, 0, Tally()
         return metrics
 
-    def _train(self, batch: Batch, start: float) -> None:
-        rate = np.float32(self._lr(self.steps))
-        if self._accumulate == 1:
-            found = self._program("step", batch).run({**batch, "learning_rate": rate})
-        else:
-            found = self._program("part", batch).run(batch)
-        self._place += 1
-        if self._place % self._accumulate == 0:
-            if self._accumulate > 1:
-                self._program("apply", {}).run(learning_rate=rate)
+    def _train(self, batches: Sequence[Batch], start: float) -> Callable[[], None]:
+        """Begin a program with a batch for each replica; what is returned waits for it and notes what it found."""
+        feeds: dict[str, Any] = {}
+        number = self.steps * self._runs * self._replicas + self._place % (self._runs * self._replicas)
+        for i, batch in enumerate(batches):
+            counted = {"step": np.int64(number + i)} if self._graphs.counts else {}
+            feeds |= {f"{name}.{i}" if i else name: a for name, a in {**batch, **counted}.items()}
+        rate = {"learning_rate": np.float32(self._lr(self.steps))}
+        program = self._program("step" if self._runs == 1 else "part", batches[0])
+        if self._runs == 1:
+            feeds |= rate
+        under_way = program.submit(feeds) if self.scheduler.parallel else None
+        result = {} if under_way is not None else program.run(feeds)
+        self._place += len(batches)
+        if self._place % (self._runs * self._replicas) == 0:
+            if self._runs > 1:
+                self._program("apply", {}).run(rate)
             self.steps += 1
-        self._note(self._tally, batch, found, start)
+        tally = self._tally
+        return lambda: self._note(tally, batches, result if under_way is None else under_way.result(), start)
 
     def evaluate(self, data: Dataset | Mapping[str, Any]) -> Metrics:
         """The metrics of all examples, without training. Raises as `run_epoch`."""
-        tally = _Tally()
+        tally = Tally()
         start = perf_counter()
         for batch in _dataset(data).batches(self._batch, keep_rest=True):
             found = self._program("evaluation", batch).run(batch)
-            self._note(tally, batch, found, start)
+            self._note(tally, [batch], found, start)
             start = perf_counter()
         return tally.metrics()
 
-    def _note(self, tally: _Tally, batch: Batch, found: Mapping[str, Any], start: float) -> None:
-        wanted = batch[self._target]
-        right = found.get("right", nan) * (len(wanted) / wanted.size)  # in examples, of which each may have many labels
-        tally.add(len(wanted), float(found["loss"]), float(right), perf_counter() - start)
+    def _note(self, tally: Tally, batches: Sequence[Batch], found: Mapping[str, Any], start: float) -> None:
+        for i, batch in enumerate(batches):
+            loss, right = (found.get(f"{name}.{i}" if i else name, nan) for name in ("loss", "right"))
+            wanted = batch[self._target]
+            share = len(wanted) / wanted.size  # of an example, which may have many labels
+            seconds = (perf_counter() - start) / len(batches)
+            tally.add(len(wanted), float(loss), float(right) * share, seconds)
 
     def fit(
         self,
@@ -328,7 +272,7 @@ class Trainer:
                 self.save(checkpoint, train)
 
         for _ in self._shown(epochs, progress):
-            found = self.run_epoch(train, save)
+            found = self.run_epoch(train, None if every is None else save)
             rate = float(self._lr(max(self.steps - 1, 0)))
             row = Epoch(self.epoch - 1, found, None if held is None else self.evaluate(held), rate)
             self.history.append(row)
@@ -366,18 +310,72 @@ class Trainer:
     @property
     def _states(self) -> dict[str, Tensor]:
         scaling = {} if self._scaling is None else self._scaling.states
-        sums = {tensor.name: tensor for tensor in self._sums.values()}
-        return {**self._optimizer.params, **self._optimizer.states, **scaling, **sums}
+        sums = {tensor.name: tensor for tensor in self._graphs.sums.values()}
+        return {**self._optimizer.params, **self._optimizer.states, **scaling, **sums, **self._written}
+
+    def _values(self) -> dict[str, Array]:
+        return {name: np.array(read_leaf(tensor)) for name, tensor in self._states.items()}
 
     def _structure(self, data: Dataset) -> str:
         """A hash of what has to be equal for a training to go on as if it had never stopped."""
+        # States that the model writes are known when the program is built.
+        self._program("step" if self._runs == 1 else "part", data.take(np.arange(self._batch) % len(data)))
         facts = {
             "states": {name: (t.dtype.name, t.shape) for name, t in self._states.items()},
             "optimizer": (type(self._optimizer).__name__, self._optimizer.options),
-            "batches": (self._batch, self._accumulate, self._clip),
+            "batches": self._options,
+            "rates": [float(self._lr(step)) for step in (0, 1, 2, 5, 10, 100, 1000, 10_000)],
             "data": repr(data),
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "epoch": self.epoch,
+            "place": self._place,
+            "seed": self._seed,
+            "tally": self._tally.sums(),
+            "history": list(self.history),
+        }
+
+    def _go_on(self, facts: Mapping[str, Any]) -> None:
+        self.steps, self.epoch, self._place = facts["steps"], facts["epoch"], facts["place"]
+        self._seed, self._tally = facts["seed"], Tally(facts["tally"])
+        self.history = [
+            Epoch(epoch, Metrics(*train), None if held is None else Metrics(*held), rate)
+            for epoch, train, held, rate in facts["history"]
+        ]
+
+    def without(self, device: Any, checkpoint: str | os.PathLike[str] | None = None, data: Any = None) -> None:
+        """Go on without a device, which was lost: from the last snapshot (``snapshot_every``), or from a checkpoint.
+
+        What was on the device goes to the others; its replicas, as many as before, are shared among those that are
+        left. Call `fit` or `run_epoch` again.
+
+        Args:
+            device: one of the scheduler's, e.g. ``error.device`` of an `ExecutionError`.
+            checkpoint: a file to go on from instead of the snapshot.
+            data: the examples, needed with a checkpoint.
+
+        Raises:
+            SchedulerError: not a device of the scheduler, or its only one.
+            CheckpointError: neither a snapshot nor a checkpoint; or as `load`.
+        """
+        if self._snapshot is None and checkpoint is None:
+            raise CheckpointError("there is no snapshot to go on from: use snapshot_every=, or pass a checkpoint")
+        lost = self.scheduler.find(device)
+        self.scheduler, self._owned = self.scheduler.without(lost), True
+        self._places = [place for place in self._places if place is not lost]
+        self._programs.clear()
+        if checkpoint is not None:
+            self.load(checkpoint, data)
+            return
+        assert self._snapshot is not None
+        arrays, facts = self._snapshot
+        for name, tensor in self._states.items():
+            write_state(tensor, arrays[name])
+        self._go_on(facts)
 
     def save(self, path: str | os.PathLike[str], data: Dataset | Mapping[str, Any]) -> None:
         """Write a checkpoint: a safetensors file with parameters, moments and the scale of the loss, and with step,
@@ -392,16 +390,8 @@ class Trainer:
             ExecutionError: a failed run left a state half written.
             Unavailable: the package safetensors is not installed.
         """
-        facts = {
-            "structure": self._structure(_dataset(data)),
-            "steps": self.steps,
-            "epoch": self.epoch,
-            "place": self._place,
-            "seed": self._seed,
-            "tally": self._tally.sums(),
-            "history": self.history,
-        }
-        write_checkpoint(path, self._states, facts)
+        structure = self._structure(_dataset(data))
+        write_checkpoint(path, self._states, {**self._facts(), "structure": structure})
 
     def load(self, path: str | os.PathLike[str], data: Dataset | Mapping[str, Any]) -> None:
         """Go on from a checkpoint: what follows is equal, bit for bit, to what would have followed it.
@@ -414,18 +404,9 @@ class Trainer:
             CheckpointError: a file that is missing, damaged or of another training; nothing is changed.
             Unavailable: the package safetensors is not installed.
         """
-        facts = restore(path, self._states, self._structure(_dataset(data)))
-        self.steps, self.epoch, self._place = facts["steps"], facts["epoch"], facts["place"]
-        self._seed, self._tally = facts["seed"], _Tally(facts["tally"])
-        self.history = [
-            Epoch(epoch, Metrics(*train), None if held is None else Metrics(*held), rate)
-            for epoch, train, held, rate in facts["history"]
-        ]
+        structure = self._structure(_dataset(data))
+        self._go_on(restore(path, self._states, structure))
 
 
 def _dataset(data: Dataset | Mapping[str, Any]) -> Dataset:
     return data if isinstance(data, Dataset) else Dataset(data)
-
-
-def _wide(dtype: DType) -> DType:
-    return dtype if dtype.itemsize >= f32.itemsize else f32

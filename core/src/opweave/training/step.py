@@ -1,0 +1,161 @@
+"""The graphs of a training: what a physical batch computes, and the step that follows from it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from opweave import ops
+from opweave.errors import SchedulerError, ShapeError
+from opweave.graph.dtypes import DType, as_dtype, f32, i64
+from opweave.graph.graph import Graph
+from opweave.graph.tensor import Tensor, input
+from opweave.leaves import state
+from opweave.ops.movement import after
+from opweave.training.backward import gradients
+from opweave.training.data import Batch
+from opweave.training.optimizers import LossScale, Optimizer, all_finite, clip_by_norm
+
+__all__ = ["Built", "Loss", "StepGraphs"]
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Built(NamedTuple):
+    """Outputs of a program, and the tensors that belong to each replica."""
+
+    outputs: dict[str, Tensor]
+    replicas: list[list[Tensor]]
+
+
+class StepGraphs:
+    """Builds the graphs of a training.
+
+    A program works on one physical batch for each replica; their inputs, and their losses and numbers of right labels
+    among the outputs, have the replica's number behind their names, but for the first one.
+
+    Args:
+        model, optimizer, loss, target, accumulate, clip_norm, loss_scale: as of `Trainer`.
+        replicas: physical batches of a program.
+
+    Attributes:
+        sums: name -> state in which gradients add up, if several programs make a step.
+        counts: whether the model wants the number of the physical batch.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Tensor],
+        optimizer: Optimizer,
+        loss: Loss,
+        target: str,
+        accumulate: int,
+        clip_norm: float | None,
+        loss_scale: LossScale | None,
+        replicas: int,
+    ) -> None:
+        self._model, self._optimizer, self._loss, self._target = model, optimizer, loss, target
+        self._clip, self._scaling, self._replicas = clip_norm, loss_scale, replicas
+        self._parts: Final = accumulate * replicas
+        self._order: list[str] = []  # of the gradients, as the backward graph finds them
+        self.sums: Final = (
+            {name: state(f"{name}.accumulated", p.shape, _wide(p.dtype)) for name, p in optimizer.params.items()}
+            if accumulate > 1
+            else {}
+        )
+        self.counts: Final = "step" in inspect.signature(model).parameters
+
+    def evaluation(self, batch: Batch) -> Built:
+        return Built(self._forward(batch, 0, training=False), [])
+
+    def step(self, batch: Batch) -> Built:
+        """One program makes the step."""
+        outputs, found = self._all(batch)
+        totals = found[0]
+        for grads in found[1:]:
+            totals = {name: totals[name] + grad for name, grad in grads.items()}
+        return Built(
+            outputs | {"loss": after(outputs["loss"], self._updates(totals))}, self._of_replicas(outputs, found)
+        )
+
+    def part(self, batch: Batch) -> Built:
+        """One of several programs that make a step: its gradients are added up."""
+        outputs, found = self._all(batch)
+        self._order = list(found[0])
+        added = dict(self.sums)
+        for grads in found:
+            added = {name: ops.accumulate(added[name], grad) for name, grad in grads.items()}
+        outputs |= {"loss": after(outputs["loss"], added.values())}
+        return Built(outputs, self._of_replicas(outputs, found))
+
+    def apply(self, batch: Batch) -> Built:
+        """The step with the gradients that were added up."""
+        # In the order of a step of one program, so that the norm of all gradients adds up in the same order.
+        written = self._updates({name: self.sums[name] for name in self._order})
+        written += [ops.assign(total, 0.0) for total in self.sums.values()]
+        return Built({"rate": after(ops.copy(input("learning_rate", (), f32)), written)}, [])
+
+    def _all(self, batch: Batch) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+        """Outputs and gradients of each replica. The gradients are this part of those of a logical batch."""
+        outputs: dict[str, Tensor] = {}
+        found = []
+        for i in range(self._replicas):
+            made = self._forward(batch, i, training=True)
+            grads = self._grads(made[_named("loss", i)])
+            if self._parts > 1:
+                grads = {name: ops.cast(g * (1 / self._parts), _wide(g.dtype)) for name, g in grads.items()}
+            outputs |= made
+            found.append(grads)
+        return outputs, found
+
+    def _of_replicas(self, outputs: Mapping[str, Tensor], found: Sequence[Mapping[str, Tensor]]) -> list[list[Tensor]]:
+        return [[*grads.values()] for grads in found] if self._replicas > 1 else []
+
+    def _forward(self, batch: Batch, replica: int, *, training: bool) -> dict[str, Tensor]:
+        inputs: dict[str, Any] = {
+            name: input(_named(name, replica), a.shape, as_dtype(a.dtype)) for name, a in batch.items()
+        }
+        if self._target not in inputs:
+            raise SchedulerError(f"the data set has no {self._target!r}, but {', '.join(inputs)}")
+        wanted = inputs.pop(self._target)
+        if self.counts:
+            inputs["step"] = input(_named("step", replica), (), i64) if training else None
+        predicted = self._model(**inputs)
+        loss = self._loss(predicted, wanted)
+        if loss.shape:
+            raise ShapeError(f"the loss is the mean over the examples, of shape (), not {loss.describe()}")
+        result = {_named("loss", replica): loss}
+        if wanted.dtype.is_integer and predicted.ndim and wanted.shape == predicted.shape[:-1]:
+            right = ops.count_equal(ops.argmax(predicted, -1), ops.cast(wanted, i64))
+            result[_named("right", replica)] = right
+        return result
+
+    def _grads(self, loss: Tensor) -> dict[str, Tensor]:
+        """The gradients, not scaled, in the order in which the backward graph finds them, so that each can be used and
+        its memory be free before the next one is there."""
+        params = self._optimizer.params
+        read = {leaf: i for i, leaf in enumerate(Graph(loss).leaves)}
+        backwards = dict(sorted(params.items(), key=lambda item: -read.get(item[1], 0)))
+        if self._scaling is None:
+            return gradients(loss, backwards)
+        return self._scaling.unscaled(gradients(loss, backwards, self._scaling.scale))[0]
+
+    def _updates(self, grads: Mapping[str, Tensor]) -> list[Tensor]:
+        """What makes the step: the next versions of all states."""
+        written: list[Tensor] = []
+        finite = None
+        if self._scaling is not None:
+            finite = all_finite(grads)
+            written += self._scaling.update(finite).values()
+        if self._clip is not None:
+            grads, _ = clip_by_norm(grads, self._clip)
+        return [*written, *self._optimizer.step(grads, input("learning_rate", (), f32), finite).values()]
+
+
+def _named(name: str, replica: int) -> str:
+    return f"{name}.{replica}" if replica else name
+
+
+def _wide(dtype: DType) -> DType:
+    return dtype if dtype.itemsize >= f32.itemsize else f32
