@@ -86,3 +86,10 @@ def test_the_table_of_operators_names_operations_and_can_be_read_backwards():
     assert {row.op for row in ONNX_OPERATORS} <= set(OPS)
     backwards = {(row.onnx, tuple(sorted(row.fixed.items()))) for row in ONNX_OPERATORS}
     assert len(backwards) == len(ONNX_OPERATORS)
+
+
+def test_what_is_not_run_is_little(device):
+    """Views are no steps, `custom` is Python."""
+    views = {name for name, op in OPS.items() if op.is_view}
+    ours = {name for name, op in OPS.items() if op.family != "third-party"}
+    assert ours - views - device.kernels.ops() == {"custom"}

@@ -54,6 +54,47 @@ def test_the_same_structure_over_the_same_weights_makes_no_session(scheduler):
     assert np.array_equal(program.run(x=x), again.run(y=x))
 
 
+def test_other_sizes_share_a_session_with_symbolic_lengths(scheduler):
+    """The first size has a session of its own; the second makes one for all others, with one copy of the weights."""
+    rng = np.random.default_rng(7)
+    w = weights(rng)
+    table = ow.weights({"places": rng.standard_normal((20, 8)).astype(np.float32)})
+    before, programs = SESSIONS.made, {}
+
+    def graph(n):
+        y = layers(w, n) + table["places"][:n]
+        q = ow.reshape(y, (1, n, 2, 4)).transpose(0, 2, 1, 3)
+        return ow.attention(q, q, q, causal=True)
+
+    for n in (3, 5, 7, 12, 16):
+        programs[n] = scheduler.build(graph(n))
+    assert SESSIONS.made == before + 2
+    assert "for all values of 1 length" in str(programs[16].explain())
+    assert "length" not in str(programs[3].explain())
+    for n, program in programs.items():
+        x = rng.standard_normal((n, 8)).astype(np.float32)
+        for _ in range(2):
+            np.testing.assert_allclose(program.run(x=x), reference(graph(n), x=x), rtol=1e-3, atol=1e-4)
+
+
+def test_constants_that_differ_in_value_become_inputs_of_a_shared_session(scheduler):
+    x = ow.input("x", (2, 6))
+    before = SESSIONS.made
+    graphs = [ow.sum(x[:, n : n + 2] * 3.0, axis=1) for n in (0, 1, 2, 3, 4)]
+    values = np.arange(12, dtype=np.float32).reshape(2, 6)
+    programs = [scheduler.build(graph) for graph in graphs]
+    assert SESSIONS.made <= before + 2
+    for n, program in enumerate(programs):
+        assert np.array_equal(program.run(x=values), 3 * values[:, n : n + 2].sum(1))
+
+
+def test_a_constant_of_nan_finds_its_session_again(scheduler):
+    before = SESSIONS.made
+    for name in "ab":
+        scheduler.build(ow.max_pool1d(ow.input(name, (1, 1, 6)), 2))
+    assert SESSIONS.made == before + 1
+
+
 def test_values_that_are_used_inside_and_handed_out(scheduler):
     x = ow.input("x", (4, 6))
     y = ow.exp(x)

@@ -1,197 +1,32 @@
-"""A group of steps as an ONNX model: what it is made of (`Structure`), its model, its operands in memory."""
+"""A group of steps as an ONNX model in a session, bound to its operands in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import onnxruntime
 
-from opweave.contract import Arg, Call, Group, Step, Usage
+from opweave.contract import Arg, Call, Group, Step
 from opweave.errors import UnsupportedOpError
 from opweave.graph.dtypes import DType, f32, f64
 from opweave.graph.layout import Shape, dense_strides, nbytes
-from opweave.graph.precision import Precision
-from opweave_ort.kernels import KERNELS
+from opweave_ort.kernels import KERNELS, MOVERS
+from opweave_ort.kernels.indexing import WRITES_OVER
 from opweave_ort.model import ONNX_TYPES, Model, Operand, computed
+from opweave_ort.patterns import Pattern
 from opweave_ort.runtime import PACK_VARIABLE, RUNTIME, flag
 from opweave_ort.sessions import SESSIONS, Session
-from opweave_ort.weights import PACKED, Form, Piece, form_of, pack, pieces
-from opweave_ort.windows import Window, cover, show
+from opweave_ort.structure import PRODUCTS, Bound, Node, Source, Structure, dense_window, structure_of, whole_of
+from opweave_ort.weights import PACKED, pack
+from opweave_ort.windows import Window, show
 
 if TYPE_CHECKING:
     from opweave_ort.stream import OrtStream
 
-__all__ = ["Node", "Source", "Structure", "bind_group", "structure_of", "write"]
-
-
-class Source(NamedTuple):
-    """What comes in: an operand, as a dense array that begins at its first element.
-
-    Attributes:
-        dtype, shape: of the array.
-        weight: identity of the weight that the session holds, ``None`` for what is bound for each plan.
-        form: of a quantized weight.
-    """
-
-    dtype: DType
-    shape: Shape
-    weight: Hashable = None
-    form: Form = ""
-
-    @property
-    def pieces(self) -> list[Piece]:
-        """The arrays that it consists of: one, or those of a repacked weight."""
-        if self.form:
-            return pieces(self.dtype, self.shape, self.form)
-        return [Piece("", self.dtype, self.shape)]
-
-
-class Node(NamedTuple):
-    """A step in a structure.
-
-    Attributes:
-        op, attrs: as those of the step.
-        dtype, shape: of its result.
-        operands: for each operand the number of its value (sources first, then the results of nodes), its window and
-            its shape.
-        live: whether the result is an output.
-        precision: that its kernel computes in.
-    """
-
-    op: str
-    attrs: tuple[tuple[str, Any], ...]
-    dtype: DType
-    shape: Shape
-    operands: tuple[tuple[int, Window], ...]
-    live: bool
-    precision: Precision = "exact"
-
-
-class Structure(NamedTuple):
-    """All that a session depends on: equal structures share one."""
-
-    sources: tuple[Source, ...]
-    nodes: tuple[Node, ...]
-
-
-class Bound(NamedTuple):
-    """A structure with its memory.
-
-    Attributes:
-        sources: the operand of each source.
-        staged: for sources whose operand is not dense and in no dense array: whether they are copied before each run.
-        outputs: the operands of the live results.
-    """
-
-    structure: Structure
-    sources: list[Arg]
-    staged: list[bool]
-    outputs: list[Arg]
-
-
-# --- from steps to a structure --------------------------------------------------------------------------------------
-
-
-def structure_of(group: Group) -> Bound:
-    """What a group consists of, and its operands in memory."""
-    sources: list[Source] = []
-    args: list[Arg] = []
-    staged: list[bool] = []
-    seen: dict[Any, tuple[int, Window]] = {}
-    made: dict[int, tuple[int, Arg]] = {}
-    nodes: list[Node] = []
-    outputs: list[Arg] = []
-
-    def outside(arg: Arg, precision: Precision) -> tuple[int, Window]:
-        form: Form = form_of(arg.dtype, precision) if arg.dtype.is_quantized else ""
-        key = (id(arg.buffer), arg.offset, arg.dtype, arg.shape, arg.strides, form)
-        if key in seen:
-            return seen[key]
-        window = _window(arg, 0)
-        shape = arg.shape if arg.dtype.is_quantized else _covered(arg, window)
-        if shape is None:
-            lead = window.lead
-            window = Window(0, window.shape, _dense(lead, window.strides))
-            shape = lead
-            staged.append(True)
-        else:
-            staged.append(False)
-        sources.append(Source(arg.dtype, shape, _identity(arg), form))
-        args.append(arg)
-        seen[key] = (len(sources) - 1, window)
-        return seen[key]
-
-    # Sources first: the numbers of results begin after all of them.
-    produced = {step.out.value for step in group.steps if step.out.value >= 0}
-    for step in group.steps:
-        for arg in step.srcs:
-            if arg.value not in produced:
-                outside(arg, _precision(step))
-    for step in group.steps:
-        precision = _precision(step)
-        operands = []
-        for arg in step.srcs:
-            if arg.value in made:
-                number, out = made[arg.value]
-                operands.append((number, _window(arg, (arg.offset - out.offset) // out.dtype.itemsize)))
-            else:
-                operands.append(outside(arg, precision))
-        live = step.out.buffer is not None
-        attrs = tuple(sorted(step.attrs.items()))
-        nodes.append(Node(step.op, attrs, step.out.dtype, step.out.shape, tuple(operands), live, precision))
-        if live:
-            outputs.append(step.out)
-        if step.out.value >= 0:
-            made[step.out.value] = (len(sources) + len(nodes) - 1, step.out)
-    return Bound(Structure(tuple(sources), tuple(nodes)), args, staged, outputs)
-
-
-def _precision(step: Step) -> Precision:
-    """The precision that the kernel of a step computes in."""
-    kernel = KERNELS.find(step)
-    return "exact" if kernel is None else kernel.precision
-
-
-def _window(arg: Arg, offset: int) -> Window:
-    if arg.dtype.is_quantized:
-        return Window(0, arg.shape, arg.strides)
-    size = arg.dtype.itemsize
-    strides = tuple([0 if n == 1 else s // size for n, s in zip(arg.shape, arg.strides, strict=True)])
-    return Window(offset, arg.shape, strides)
-
-
-def _dense(shape: Shape, strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a dense array of that shape, but 0 where the given ones are."""
-    result, stride = [], 1
-    for n, s in zip(reversed(shape), reversed(strides), strict=True):
-        result.append(stride if s else 0)
-        stride *= n
-    return tuple(reversed(result))
-
-
-def _covered(arg: Arg, window: Window) -> Shape | None:
-    """The shape of the dense array in memory that the operand is cut out of, if its buffer goes as far."""
-    lead = window.lead
-    if window.strides == _dense(lead, window.strides):
-        return lead
-    shape = cover(window)
-    assert arg.buffer is not None
-    if shape is None or arg.offset + int(np.prod(shape)) * arg.dtype.itemsize > arg.buffer.size:
-        return None
-    return shape
-
-
-def _identity(arg: Arg) -> Hashable:
-    """What tells a weight from others, ``None`` for operands that may change."""
-    buffer = arg.buffer
-    assert buffer is not None
-    if buffer.usage is not Usage.WEIGHTS:
-        return None
-    return id(buffer), arg.offset, arg.strides
-
+__all__ = ["bind_group", "write"]
 
 # --- from a structure to a model ------------------------------------------------------------------------------------
 
@@ -212,8 +47,9 @@ def write(structure: Structure) -> Model:
                 names.append(model.weight(f"w{number}{piece.name}", piece.dtype, piece.shape))
         values.append((" ".join(names), source.dtype, source.shape))
     for node in structure.nodes:
-        operands = [_operand(model, *values[number], window) for number, window in node.operands]
-        target = computed(node.dtype)
+        moves = node.op in MOVERS
+        operands = [_operand(model, *values[number], window, moves) for number, window in node.operands]
+        target = node.dtype if moves else computed(node.dtype)
         out = Operand("", target, node.shape, node.shape, node.dtype)
         kernel = _kernel(node, operands)
         name = model.cast(kernel(model, node.op, out, *operands, **dict(node.attrs)), target, node.dtype)
@@ -223,19 +59,20 @@ def write(structure: Structure) -> Model:
     return model
 
 
-def _operand(model: Model, value: str, dtype: DType, have: Shape, window: Window) -> Operand:
+def _operand(model: Model, value: str, dtype: DType, have: Shape, window: Window, moves: bool) -> Operand:
     if dtype.is_quantized:
         return Operand(value, dtype, have, have, dtype)
-    target = computed(dtype)
+    target = dtype if moves else computed(dtype)
     name = model.cast(value, dtype, target)
-    if have != window.lead or window.offset or window.strides != _dense(window.lead, window.strides):
+    if have != window.lead or window.offset or window.strides != dense_window(window.lead, window.strides):
         name = show(model, name, have, window)
     return Operand(name, target, window.shape, window.lead, dtype)
 
 
 def _kernel(node: Node, operands: list[Operand]) -> Callable[..., str]:
     """The emitter for a node."""
-    args = [Arg(None, 0, o.stored, o.shape, (0,) * len(o.shape)) for o in operands]
+    sources = operands[1:] if node.op in WRITES_OVER else operands
+    args = [Arg(None, 0, o.stored, o.shape, (0,) * len(o.shape)) for o in sources]
     out = Arg(None, 0, node.dtype, node.shape, (0,) * len(node.shape))
     step = Step(node.op, out, tuple(args), dict(node.attrs), precision=node.precision)
     kernel = KERNELS.find(step)
@@ -255,10 +92,14 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
         if why is not None:
             raise UnsupportedOpError(f"{device.name} does not run {step.op}", {device.name: why})
     bound = structure_of(group)
-    key = (stream.provider, tuple(stream.provider_options.items()), stream.threads or RUNTIME.threads, bound.structure)
-    session = SESSIONS.get(key, partial(_session, stream, bound))
+    model = write(bound.structure)
+    weights = tuple([source.weight for source in bound.structure.sources])
+    key = (stream.provider, tuple(stream.provider_options.items()), stream.threads or RUNTIME.threads, weights)
+    session = SESSIONS.get(key, model, partial(_session, stream, bound, model))
+    assert session.pattern is not None
+    constants = {n: np.ascontiguousarray(a) for n, a in model.constants.items() if n not in session.pattern.constants}
     inputs, before = [], []
-    kept: list[Any] = []
+    kept: list[Any] = [constants]
     for source, arg, staged in zip(bound.structure.sources, bound.sources, bound.staged, strict=True):
         if source.weight is not None:
             continue
@@ -277,11 +118,11 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
             address = stage.__array_interface__["data"][0]
         inputs.append((source.dtype, source.shape, address))
     outputs = [(out.dtype, out.shape, out.address) for out in bound.outputs]
-    binding = session.bind(inputs, outputs)
+    binding = session.bind(inputs, outputs, constants)
     return _call(session, binding, before, kept, _remark(bound, session))
 
 
-def _session(stream: OrtStream, bound: Bound) -> Session:
+def _session(stream: OrtStream, bound: Bound, model: Model, pattern: Pattern) -> Session:
     weights: dict[str, Any] = {}
     keep: list[Any] = []
     repacked = _packed_by_the_library(bound.structure) if flag(PACK_VARIABLE, True) else 0
@@ -298,13 +139,15 @@ def _session(stream: OrtStream, bound: Bound) -> Session:
                 weights[f"w{number}"] = _value(arg)
     structure = bound.structure
     wide = any(node.dtype is f64 for node in structure.nodes)
-    model = write(structure).serialized()
-    return Session(model, weights, stream.provider, stream.provider_options, stream.threads, keep, wide, repacked)
+    return Session(
+        model.serialized(pattern), weights, stream.provider, stream.provider_options, stream.threads, keep, wide,
+        repacked, pattern,
+    )  # fmt: skip
 
 
 def _packed_by_the_library(structure: Structure) -> int:
     """Bytes of the copies that ONNX Runtime makes of the f32 weights of products, in the order of its kernels."""
-    weights = {node.operands[1][0] for node in structure.nodes if node.op in ("linear", "matmul")}
+    weights = {node.operands[1][0] for node in structure.nodes if node.op in PRODUCTS}
     found = [s for i, s in enumerate(structure.sources) if i in weights and s.weight is not None and not s.form]
     return sum([nbytes(s.shape, f32) for s in found if computed(s.dtype) is f32])
 
@@ -323,7 +166,7 @@ def _shared(array: np.ndarray[Any, Any], dtype: DType) -> Any:
 def _value(arg: Arg) -> Any:
     """The weight as ONNX Runtime's value over the same memory; a copy where it is in no dense array."""
     assert arg.buffer is not None
-    shape = _covered(arg, _window(arg, 0))
+    shape = whole_of(arg)
     if shape is None:
         lead = tuple([slice(0, 1) if not s else slice(None) for s in arg.strides])
         array = np.ascontiguousarray(arg.view[lead])
@@ -350,6 +193,8 @@ def _remark(bound: Bound, session: Session) -> str:
     """What `Program.explain` shows: the session, and the memory that it takes beside that of the program."""
     count = len(bound.structure.nodes)
     parts = [f"{count} {'step' if count == 1 else 'steps'} in one session"]
+    if session.pattern is not None and (symbols := session.pattern.symbols):
+        parts.append(f"for all values of {len(symbols)} {'length' if len(symbols) == 1 else 'lengths'}")
     if session.repacked:
         parts.append(f"with {session.repacked:,} bytes of repacked weights")
     sources = zip(bound.structure.sources, bound.staged, strict=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from opweave.graph.dtypes import DTYPES, DType, f32, i32
 from opweave.graph.layout import Shape
+from opweave_ort.patterns import Pattern
 
-__all__ = ["IR_VERSION", "MICROSOFT", "ONNX_TYPES", "OPSET", "WEIGHTS_FILE", "Model", "Operand", "computed"]
+__all__ = ["IR_VERSION", "MICROSOFT", "ONNX_TYPES", "OPSET", "WEIGHTS_FILE", "Model", "ModelNode", "Operand", "Value",
+           "computed"]  # fmt: skip
 
 OPSET: Final = 21
 """The version of ONNX's operators that models are written in. Every ONNX Runtime that the plugin accepts knows it."""
@@ -73,14 +76,45 @@ class Operand(NamedTuple):
     stored: DType
 
 
+class Value(NamedTuple):
+    """An input, output or weight of a model."""
+
+    name: str
+    dtype: DType
+    shape: Shape
+
+
+class ModelNode(NamedTuple):
+    """An operator in a model: its type, the names of what it takes and gives, and its attributes."""
+
+    kind: str
+    sources: tuple[str, ...]
+    results: tuple[str, ...]
+    domain: str
+    attributes: dict[str, Any]
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for equal nodes."""
+        return (*self[:4], tuple(sorted((k, _hashable(v)) for k, v in self.attributes.items())))
+
+
 class Model:
-    """An ONNX model while it is being written. Equal constants, and equal nodes, are written once."""
+    """An ONNX model while it is being written. Equal constants, and equal nodes, are written once.
+
+    Attributes:
+        inputs, outputs: in order.
+        weights: initializers whose bytes a session gets beside the model.
+        constants: the arrays of the others, by name.
+        nodes: in the order in which they can be computed.
+    """
 
     def __init__(self) -> None:
-        self.inputs: Final[list[onnx.ValueInfoProto]] = []
-        self.outputs: Final[list[onnx.ValueInfoProto]] = []
-        self.nodes: Final[list[onnx.NodeProto]] = []
-        self.initializers: Final[list[onnx.TensorProto]] = []
+        self.inputs: Final[list[Value]] = []
+        self.outputs: Final[list[Value]] = []
+        self.weights: Final[list[Value]] = []
+        self.constants: Final[dict[str, np.ndarray[Any, Any]]] = {}
+        self.nodes: Final[list[ModelNode]] = []
         self._names = 0
         self._out: Final[set[str]] = set()
         self._known: Final[dict[Any, str]] = {}
@@ -94,14 +128,12 @@ class Model:
 
     def input(self, name: str, dtype: DType, shape: Shape) -> str:
         """Declare an input."""
-        self.inputs.append(helper.make_tensor_value_info(name, ONNX_TYPES[dtype], shape))
+        self.inputs.append(Value(name, dtype, shape))
         return name
 
     def weight(self, name: str, dtype: DType, shape: Shape) -> str:
         """Declare an initializer whose bytes the session gets beside the model."""
-        declared = TensorProto(name=name, data_type=ONNX_TYPES[dtype], dims=shape, data_location=TensorProto.EXTERNAL)
-        declared.external_data.add(key="location", value=WEIGHTS_FILE)
-        self.initializers.append(declared)
+        self.weights.append(Value(name, dtype, shape))
         return name
 
     def output(self, value: str, dtype: DType, shape: Shape) -> str:
@@ -109,9 +141,9 @@ class Model:
         name = value
         if not value.startswith("v") or value in self._out:
             name = self.name("out")
-            self.nodes.append(helper.make_node("Identity", [value], [name]))
+            self.nodes.append(ModelNode("Identity", (value,), (name,), "", {}))
         self._out.add(name)
-        self.outputs.append(helper.make_tensor_value_info(name, ONNX_TYPES[dtype], shape))
+        self.outputs.append(Value(name, dtype, shape))
         return name
 
     def constant(self, array: Any, dtype: DType | None = None) -> str:
@@ -121,7 +153,7 @@ class Model:
         name = self._known.get(key)
         if name is None:
             name = self._known[key] = self.name("c")
-            self.initializers.append(onnx.numpy_helper.from_array(values, name))
+            self.constants[name] = values
         return name
 
     def integers(self, *values: int) -> str:
@@ -136,12 +168,12 @@ class Model:
 
     def several(self, count: int, kind: str, *sources: str, domain: str = "", **attributes: Any) -> tuple[str, ...]:
         """``count`` results of a node."""
-        key = ("node", count, kind, sources, domain, tuple(sorted((k, _hashable(v)) for k, v in attributes.items())))
+        key = ModelNode(kind, sources, (str(count),), domain, attributes).key
         first = self._known.get(key)
         if first is None:
             first = self._known[key] = self.name()
-            results = [first, *[f"{first}.{i}" for i in range(1, count)]]
-            self.nodes.append(helper.make_node(kind, list(sources), results, domain=domain, **attributes))
+            results = (first, *[f"{first}.{i}" for i in range(1, count)])
+            self.nodes.append(ModelNode(kind, sources, results, domain, attributes))
         return (first, *[f"{first}.{i}" for i in range(1, count)])
 
     def cast(self, value: str, source: DType, target: DType) -> str:
@@ -156,17 +188,44 @@ class Model:
         """The value in the operand's whole shape, repeated where it is broadcast."""
         if operand.lead == operand.shape:
             return operand.name
-        return self("Expand", operand.name, self.integers(*operand.shape))
+        target = computed(operand.dtype)  # there is no kernel for bf16
+        whole = self("Expand", self.cast(operand.name, operand.dtype, target), self.integers(*operand.shape))
+        return self.cast(whole, target, operand.dtype)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def serialized(self) -> bytes:
-        """The finished model."""
-        graph = helper.make_graph(self.nodes, "group", self.inputs, self.outputs, self.initializers)
+    def serialized(self, pattern: Pattern | None = None) -> bytes:
+        """The finished model, for all that fit a pattern: by default for this one only."""
+        pattern = pattern or Pattern.of(self)
+        lengths = pattern.lengths
+        fixed = [numpy_helper.from_array(array, name) for name, array in pattern.constants.items()]
+        varying = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), lengths[name])
+            for name, array in self.constants.items()
+            if name not in pattern.constants
+        ]
+
+        def declared(values: list[Value]) -> list[onnx.ValueInfoProto]:
+            return [helper.make_tensor_value_info(v.name, ONNX_TYPES[v.dtype], lengths[v.name]) for v in values]
+
+        nodes = [helper.make_node(n.kind, n.sources, n.results, domain=n.domain, **n.attributes) for n in self.nodes]
+        weights = [_external(weight) for weight in self.weights]
+        graph = helper.make_graph(
+            nodes, "group", [*declared(self.inputs), *varying], declared(self.outputs), [*weights, *fixed]
+        )
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="opweave")
         return bytes(model.SerializeToString())
 
 
+def _external(weight: Value) -> TensorProto:
+    declared = TensorProto(name=weight.name, data_type=ONNX_TYPES[weight.dtype], dims=weight.shape)
+    declared.data_location = TensorProto.EXTERNAL
+    declared.external_data.add(key="location", value=WEIGHTS_FILE)
+    return declared
+
+
 def _hashable(value: Any) -> Any:
+    if isinstance(value, onnx.GraphProto):
+        return value.SerializeToString()
     return tuple(value) if isinstance(value, list) else value

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from threading import Lock
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakValueDictionary
+from weakref import ReferenceType, ref
 
 import numpy as np
 import onnxruntime
 
 from opweave_ort.model import ONNX_TYPES, Model
+from opweave_ort.patterns import Pattern, skeleton_of
 from opweave_ort.runtime import RUNTIME
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class Session:
         keep: what the weights lie in.
         wide: whether the model computes in f64.
         repacked: bytes of weights in another form, by us or by ONNX Runtime; those by us several sessions may share.
+        pattern: the models that it serves; ``None``: only the given one.
 
     Raises:
         Exception: ONNX Runtime's, for models that the provider has no kernels for.
@@ -49,6 +52,7 @@ class Session:
         keep: Sequence[object] = (),
         wide: bool = False,
         repacked: int = 0,
+        pattern: Pattern | None = None,
     ) -> None:
         settings = RUNTIME.options(threads)
         # Both are needed: optimizers read what the first gives, which alone would be copied; kernels read the second.
@@ -64,34 +68,58 @@ class Session:
             model, settings, providers=chosen, disabled_optimizers=disabled, enable_fallback=False
         )
         self.repacked: Final = repacked
+        self.pattern: Final = pattern
         self._keep = (weights, keep)
 
-    def bind(self, inputs: Sequence[tuple[DType, Shape, int]], outputs: Sequence[tuple[DType, Shape, int]]) -> Any:
-        """An io binding on memory: type, shape and address of each input ``in0``, ... and of each output."""
+    def bind(
+        self,
+        inputs: Sequence[tuple[DType, Shape, int]],
+        outputs: Sequence[tuple[DType, Shape, int]],
+        constants: Mapping[str, Array] = MappingProxyType({}),
+    ) -> Any:
+        """An io binding on memory: type, shape and address of each input ``in0``, ... and of each output, and the
+        constants that are inputs of this session. Whoever binds keeps all of it alive."""
         binding = self.native.io_binding()
         for i, (dtype, shape, address) in enumerate(inputs):
             binding.bind_input(f"in{i}", "cpu", 0, ONNX_TYPES[dtype], shape, address)
+        for name, array in constants.items():
+            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         for value, (dtype, shape, address) in zip(self.native.get_outputs(), outputs, strict=True):
             binding.bind_output(value.name, "cpu", 0, ONNX_TYPES[dtype], shape, address)
         return binding
 
 
 class Sessions:
-    """The sessions of the process, by what they compute. One lives as long as a plan uses it."""
+    """The sessions of the process, by what they compute. One lives as long as a plan uses it.
+
+    Attributes:
+        made: how many were made so far.
+    """
 
     def __init__(self) -> None:
-        self._known: Final[WeakValueDictionary[Hashable, Session]] = WeakValueDictionary()
+        self._known: Final[dict[Hashable, list[ReferenceType[Session]]]] = {}
         self._lock: Final = Lock()
         self.made = 0
 
-    def get(self, key: Hashable, make: Callable[[], Session]) -> Session:
-        """The session for ``key``, made if there is none."""
+    def get(self, key: Hashable, model: Model, make: Callable[[Pattern], Session]) -> Session:
+        """A session that serves the model; made if there is none.
+
+        Args:
+            key: what sessions depend on beside their models.
+        """
         with self._lock:
-            found = self._known.get(key)
-            if found is None:
-                found = self._known[key] = make()
-                self.made += 1
-            return found
+            for other in [k for k, refs in self._known.items() if not any(r() for r in refs)]:
+                del self._known[other]
+            known = self._known.setdefault((key, skeleton_of(model)), [])
+            alive = [session for known_ref in known if (session := known_ref()) is not None]
+            for session in alive:
+                if session.pattern is not None and session.pattern.fits(model):
+                    return session
+            widest = alive[-1].pattern if alive else None
+            made = make(Pattern.of(model) if widest is None else widest.widened(model))
+            known.append(ref(made))
+            self.made += 1
+            return made
 
 
 SESSIONS: Final = Sessions()

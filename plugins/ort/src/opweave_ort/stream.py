@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from opweave.contract import Call, Group, Step, Stream
+from opweave.contract import Arg, Call, Group, Step, Stream
 from opweave.errors import AllocationError, BoundsError, DeviceLostError
 from opweave_ort.groups import bind_group
+from opweave_ort.structure import is_within, writes
 
 if TYPE_CHECKING:
     from opweave_ort.device import OrtDevice
@@ -29,10 +30,21 @@ class OrtStream(Stream):
 
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
         """One group of all steps. Operands that are no numbered values may overlap in ways that an ONNX graph cannot
-        show; their steps stay alone."""
-        if all(arg.value >= 0 for step in steps for arg in (step.out, *step.srcs)):
-            return [Group(tuple(steps))] if steps else []
-        return [Group((step,)) for step in steps]
+        show; their steps stay alone. A group writes a state once, and what it then reads of it lies in that region or
+        beside it."""
+        if not all(arg.value >= 0 for step in steps for arg in (step.out, *step.srcs)):
+            return [Group((step,)) for step in steps]
+        groups: list[list[Step]] = []
+        written: dict[int, Arg] = {}
+        for step in steps:
+            torn = any(_crosses(arg, written[arg.value]) for arg in step.srcs if arg.value in written)
+            if not groups or torn or (writes(step) and step.out.value in written):
+                groups.append([])
+                written.clear()
+            groups[-1].append(step)
+            if writes(step):
+                written[step.out.value] = step.out
+        return [Group(tuple(group)) for group in groups]
 
     def _bind(self, group: Group) -> Call:
         return bind_group(self, group)
@@ -44,13 +56,19 @@ class OrtStream(Stream):
         return translated(error, self.device.name)
 
 
+def _crosses(arg: Arg, written: Arg) -> bool:
+    """Whether a window has bytes of a region, and others."""
+    beside = arg.offset + arg.span <= written.offset or written.offset + written.span <= arg.offset
+    return not beside and not is_within(arg, written)
+
+
 def translated(error: Exception, device: str) -> Exception:
     """The error of opweave for one of ONNX Runtime, which tells causes by text only."""
     text = str(error)
     if re.search(r"bad_alloc|[Oo]ut of memory|Failed to allocate memory|BFCArena", text):
         size = re.search(r"(?:requested|size)[^0-9]{0,20}([0-9]+)", text)
         return AllocationError(device, int(size[1]) if size else 0, None, text)
-    if re.search(r"out of (data )?bounds|[Oo]ut of range|indices? .*(must be|within)", text):
+    if re.search(r"out of (data )?bounds|[Oo]ut of range|indices? .*(must be|within)|invalid indice", text):
         return BoundsError(text)
     if re.search(r"device.*(removed|lost|reset)|CUDA failure (700|719)", text, re.IGNORECASE):
         return DeviceLostError(f"{device}: {text}")

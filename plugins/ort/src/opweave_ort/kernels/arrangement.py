@@ -13,14 +13,14 @@ from opweave_ort.model import Model, Operand
 _LAST = np.iinfo(np.int64).min
 
 
-@emits("flip", dtypes=PLAIN)
+@emits("flip", dtypes=PLAIN, moves=True)
 def flip(m: Model, op: str, out: Operand, x: Operand, *, axes: tuple[int, ...]) -> str:
     count = len(axes)
     return m("Slice", m.expanded(x), m.integers(*[-1] * count), m.integers(*[_LAST] * count), m.integers(*axes),
              m.integers(*[-1] * count))  # fmt: skip
 
 
-@emits("roll", dtypes=PLAIN)
+@emits("roll", dtypes=PLAIN, moves=True)
 def roll(m: Model, op: str, out: Operand, x: Operand, *, shifts: tuple[int, ...]) -> str:
     value = m.expanded(x)
     for axis, (shift, n) in enumerate(zip(shifts, x.shape, strict=True)):

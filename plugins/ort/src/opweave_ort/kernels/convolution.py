@@ -1,4 +1,4 @@
-"""Convolutions, pooling."""
+"""Convolutions, windows as columns, pooling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from opweave.contract import Step
 from opweave.contract.kernels import of_other_type
 from opweave.graph.dtypes import bool_, f32
 from opweave.graph.layout import Shape
-from opweave_ort.kernels.table import F32, emits
+from opweave_ort.kernels.table import F32, PLAIN, emits
 from opweave_ort.model import Model, Operand
 
 
@@ -55,6 +55,31 @@ def conv_transpose(
         dilations=list(dilation),
         group=groups,
     )
+
+
+@emits("im2col", dtypes=PLAIN)
+def im2col(
+    m: Model,
+    op: str,
+    out: Operand,
+    x: Operand,
+    *,
+    kernel_size: Shape,
+    dilation: Shape,
+    padding: Shape,
+    stride: Shape,
+) -> str:
+    rank = len(kernel_size)
+    value = m.expanded(x)
+    if any(padding):
+        pads = [0, 0, *padding, 0, 0, *padding]
+        value = m("Pad", value, m.integers(*pads), m.constant(0, x.dtype), mode="constant")
+    for i, (k, step, apart) in enumerate(zip(kernel_size, stride, dilation, strict=True)):
+        count = (x.shape[2 + i] + 2 * padding[i] - apart * (k - 1) - 1) // step + 1
+        at = np.arange(k)[:, None] * apart + np.arange(count) * step
+        value = m("Gather", value, m.constant(at), axis=2 + 2 * i)  # (..., k, count, ...)
+    order = [0, 1, *range(2, 2 + 2 * rank, 2), *range(3, 3 + 2 * rank, 2)]
+    return m.reshape(m("Transpose", value, perm=order), out.shape)
 
 
 def _pool_why_not(step: Step) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from opweave.contract import Step
-from opweave.graph.dtypes import DType, bool_
+from opweave.graph.dtypes import DType, bool_, f64
 from opweave.ops.activation import QUICK
 from opweave_ort.kernels.direct import spread
 from opweave_ort.kernels.table import F32, NUMBERS, PLAIN, emits
@@ -40,6 +40,31 @@ def scale(m: Model, op: str, out: Operand, x: Operand, *, scale: float, bias: fl
     return value
 
 
+@emits("expm1")
+def expm1(m: Model, op: str, out: Operand, x: Operand) -> str:
+    """(u − 1) · x / ln u with u = eˣ, whose rounding error cancels: Kahan, in Higham, "Accuracy and Stability of
+    Numerical Algorithms", 2002, section 1.14.1. In f64."""
+    value = m.cast(m.expanded(x), x.dtype, f64)
+    one = m.constant(1.0, f64)
+    u = m("Exp", value)
+    less = m("Sub", u, one)
+    result = m("Div", m("Mul", less, value), m("Log", u))
+    # ln u is 0 and ∞ where u is 1, 0 and ∞; far from 1 there is nothing to cancel.
+    result = m("Where", m("Less", m("Abs", value), one), result, less)
+    return m.cast(m("Where", m("Equal", u, one), value, result), f64, x.dtype)
+
+
+@emits("log1p")
+def log1p(m: Model, op: str, out: Operand, x: Operand) -> str:
+    """ln u · x / (u − 1) with u = 1 + x, as `expm1`."""
+    value = m.cast(m.expanded(x), x.dtype, f64)
+    one = m.constant(1.0, f64)
+    u = m("Add", value, one)
+    near = m("Mul", m("Log", u), m("Div", value, m("Sub", u, one)))
+    result = m("Where", m("Less", m("Abs", value), one), near, m("Log", u))
+    return m.cast(m("Where", m("Equal", u, one), value, result), f64, x.dtype)
+
+
 @emits("trunc")
 def trunc(m: Model, op: str, out: Operand, x: Operand) -> str:
     value = m.expanded(x)
@@ -64,7 +89,7 @@ def cast(m: Model, op: str, out: Operand, x: Operand, *, dtype: DType) -> str:
     return m.cast(value, x.dtype, out.dtype)
 
 
-@emits("copy", "contiguous", dtypes=PLAIN)
+@emits("copy", "contiguous", dtypes=PLAIN, moves=True)
 def copy(m: Model, op: str, out: Operand, x: Operand) -> str:
     return m.expanded(x)
 

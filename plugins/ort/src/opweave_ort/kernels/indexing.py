@@ -1,36 +1,48 @@
-"""Replacing regions of a tensor, and adding up by index."""
+"""Reading, writing and adding up by index, replacing regions of a tensor, and writing into states.
+
+Emitters of operations that write get the present content of the region first (`WRITES_OVER`); their result is bound to
+the same memory. ONNX Runtime's scatter operators then write rows where they are, and copy nothing else.
+"""
 
 from __future__ import annotations
 
 from math import prod
+from typing import Final
 
 import numpy as np
 
+from opweave.graph.dtypes import i64
+from opweave_ort.kernels.direct import spread
 from opweave_ort.kernels.table import NUMBERS, PLAIN, emits
 from opweave_ort.model import Model, Operand
 
+__all__ = ["WRITES_OVER", "checked"]
 
-def _checked(m: Model, ids: Operand, n: int) -> str:
+WRITES_OVER: Final = frozenset({"index_copy", "accumulate"})
+"""Operations whose result contains elements of the region that they write into."""
+
+
+def checked(m: Model, ids: Operand, n: int) -> str:
     """The indices, negative ones replaced by ``n``: operators take them as counted from the end, and raise for that."""
     value = m.expanded(ids)
     return m("Where", m("Less", value, m.constant(0, ids.dtype)), m.constant(n, ids.dtype), value)
 
 
-@emits("embedding", dtypes=PLAIN)
+@emits("embedding", dtypes=PLAIN, moves=True)
 def embedding(m: Model, op: str, out: Operand, table: Operand, ids: Operand) -> str:
-    return m("Gather", m.expanded(table), _checked(m, ids, table.shape[0]), axis=0)
+    return m("Gather", m.expanded(table), checked(m, ids, table.shape[0]), axis=0)
 
 
-@emits("take_along_axis", dtypes=PLAIN)
+@emits("take_along_axis", dtypes=PLAIN, moves=True)
 def take_along_axis(m: Model, op: str, out: Operand, x: Operand, ids: Operand, *, axis: int) -> str:
-    return m("GatherElements", m.expanded(x), _checked(m, ids, x.shape[axis]), axis=axis)
+    return m("GatherElements", m.expanded(x), checked(m, ids, x.shape[axis]), axis=axis)
 
 
 @emits("index_add", dtypes="f64 f32 f16 bf16 i64 i32")
 def index_add(m: Model, op: str, out: Operand, ids: Operand, rows: Operand, *, n: int) -> str:
     zeros = m("Expand", m.constant(0, out.dtype), m.integers(*out.shape))
     count, rest = prod(ids.shape), out.shape[1:]
-    at = m.reshape(_checked(m, ids, n), (count, *[1] * len(rest)))
+    at = m.reshape(checked(m, ids, n), (count, *[1] * len(rest)))
     values = m.reshape(m.expanded(rows), (count, *rest))
     # ScatterND would add rows of one index at the same time from several threads.
     return m("ScatterElements", zeros, m("Expand", at, m.integers(count, *rest)), values, axis=0, reduction="add")
@@ -56,3 +68,29 @@ def add_region(m: Model, op: str, out: Operand, x: Operand, value: Operand, *, o
     spread, inside = _region(m, x, value, offsets)
     value_of = m.expanded(x)
     return m("Where", inside, m("Add", value_of, spread), value_of)
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+@emits("index_copy", dtypes=PLAIN, moves=True)
+def index_copy(m: Model, op: str, out: Operand, state: Operand, ids: Operand, rows: Operand) -> str:
+    n, count = state.shape[0], ids.shape[0]
+    at, values = checked(m, ids, n), m.expanded(rows)
+    where = m.reshape(m.cast(at, ids.dtype, i64), (count, 1))
+    if count > 1:
+        # Threads that write rows of one index at the same time write equal ones.
+        numbers = m.constant(np.arange(count))
+        winner = m("ScatterND", m.constant(np.zeros(n, np.int64)), where, numbers)
+        values = m("Gather", values, m("Gather", winner, at, axis=0), axis=0)
+    return m("ScatterND", state.name, where, values)
+
+
+@emits("assign", dtypes=PLAIN, moves=True)
+def assign(m: Model, op: str, out: Operand, value: Operand) -> str:
+    return m.expanded(value)
+
+
+@emits("accumulate", dtypes=NUMBERS)
+def accumulate(m: Model, op: str, out: Operand, state: Operand, value: Operand) -> str:
+    return m("Add", *spread(m, out, state, value))
