@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Protocol, overload
 
 import numpy as np
 
@@ -12,10 +12,11 @@ from opweave import registry
 from opweave.errors import SchedulerError, ShapeError, not_pickled
 from opweave.graph.arrays import host_array
 from opweave.graph.dtypes import as_dtype, f32
-from opweave.graph.foreign import host_view, is_foreign
+from opweave.graph.foreign import detached, dlpack_device, host_view, is_foreign, is_on_host
 from opweave.graph.graph import Graph
 from opweave.graph.layout import check_shape
 from opweave.graph.tensor import Tensor, constant, input
+from opweave.host.storage import Adopted
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.arguments import Where
 from opweave.scheduler.precision import checked_precision
@@ -47,10 +48,12 @@ class Function(Generic[R_co]):
         devices: Where | Sequence[Where] | Scheduler | None,
         max_shapes: Mapping[str, Sequence[int]] | None,
         precision: Precision | Mapping[str, Precision] | None = None,
+        on_device: bool = False,
     ) -> None:
         if not isinstance(max_shapes, (Mapping, type(None))):
             raise SchedulerError(f"max_shapes are a mapping of parameters to shapes, not {max_shapes!r:.60}")
         self._precision: Final = precision
+        self._on_device: Final = bool(on_device)
         if precision is not None:
             checked_precision(precision)
         self._target: Final = target
@@ -90,16 +93,18 @@ class Function(Generic[R_co]):
     def __call__(self, *args: Any, **kwargs: Any) -> R_co:
         """Run with arrays and return arrays, in the form in which the function returns tensors.
 
-        Lists and NumPy scalars are converted to arrays, arrays of other libraries are used by DLPack. Other arguments
-        are passed to the Python function when it is traced, and must be hashable.
+        Lists and NumPy scalars are converted to arrays, arrays of other libraries are used by DLPack, where they lie
+        in host memory or in that of a device of the scheduler. Other arguments are passed to the Python function when
+        it is traced, and must be hashable.
 
         Raises:
             SchedulerError: arguments that cannot be hashed, or too many arrays.
-            ShapeError, DTypeError: an array that does not fit its input.
+            ShapeError, DTypeError: an array that does not fit its input, or lies in the memory of another device.
+            UnsupportedOpError: made with ``on_device``, and a device exports no arrays of its memory.
             ExecutionError: the run failed.
         """
         program, feeds = self._prepare(args, kwargs)
-        return program.run(feeds)
+        return program.run(feeds, on_device=self._on_device)
 
     def program(self, *args: Any, **kwargs: Any) -> Program[R_co]:
         """The program that a call with these arguments runs; builds it if necessary."""
@@ -125,7 +130,7 @@ class Function(Generic[R_co]):
         arrays: dict[str, Any] = {}
         key = []
         for name, value in bound.arguments.items():
-            array = _as_array(value)
+            array = self._as_array(value)
             if array is None:
                 key.append((name, value))
             else:
@@ -146,7 +151,7 @@ class Function(Generic[R_co]):
             self._programs.move_to_end(signature)
             while len(self._programs) > TRACES_KEPT:
                 self._programs.popitem(last=False)
-        return program, {n: arrays[n] for n in program.inputs}
+        return program, {n: a.adopted if type(a := arrays[n]) is DeviceArray else a for n in program.inputs}
 
     def _prepare_outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program[R_co], dict[str, Any]]:
         if len(args) > len(self._inputs):
@@ -173,6 +178,23 @@ class Function(Generic[R_co]):
     def _build(self, outputs: Outputs) -> Program:
         return self.scheduler.build(outputs, precision=self._precision)
 
+    def _as_array(self, value: Any) -> Any:
+        """The array for an argument, or ``None`` if it is none: arrays of any library, lists and NumPy scalars have
+        one."""
+        if isinstance(value, np.ndarray):
+            return value
+        if isinstance(value, (list, np.generic)):
+            return host_array(value, copy=False)
+        if not is_foreign(value) or isinstance(value, Tensor):
+            return None
+        value = detached(value)
+        where = dlpack_device(value)
+        for device in () if is_on_host(where) else self.scheduler.devices:
+            if device.dlpack_device == where:
+                buffer, dtype, shape = device.import_dlpack(value)
+                return DeviceArray(Adopted(buffer), shape, dtype.numpy)
+        return host_view(value)
+
     def _reserve(self, bound: Any, arrays: Mapping[str, Any]) -> None:
         """Build a program for the largest shapes, so that later programs fit into the memory allocated for it."""
         shapes = {}
@@ -184,13 +206,16 @@ class Function(Generic[R_co]):
         self._reserved = self._trace(bound, shapes)
 
 
-def _as_array(value: Any) -> Any:
-    """The array for an argument, or ``None`` if it is none: arrays of any library, lists and NumPy scalars have one."""
-    if isinstance(value, np.ndarray):
-        return value
-    if isinstance(value, (list, np.generic)):
-        return host_array(value, copy=False)
-    return host_view(value) if is_foreign(value) and not isinstance(value, Tensor) else None
+class DeviceArray(NamedTuple):
+    """An array of another library in a device's memory, imported to be fed, with what a trace needs to know of it."""
+
+    adopted: Adopted
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
 
 
 def _outputs(result: Any, function: Function) -> Outputs:
@@ -228,6 +253,7 @@ def compile(
     devices: Where | Sequence[Where] | Scheduler | None = ...,
     max_shapes: Mapping[str, Sequence[int]] | None = ...,
     precision: Precision | Mapping[str, Precision] | None = ...,
+    on_device: bool = ...,
 ) -> Function[Array]: ...
 @overload
 def compile(
@@ -236,6 +262,7 @@ def compile(
     devices: Where | Sequence[Where] | Scheduler | None = ...,
     max_shapes: Mapping[str, Sequence[int]] | None = ...,
     precision: Precision | Mapping[str, Precision] | None = ...,
+    on_device: bool = ...,
 ) -> Function[dict[str, Array]]: ...
 @overload
 def compile(
@@ -244,6 +271,7 @@ def compile(
     devices: Where | Sequence[Where] | Scheduler | None = ...,
     max_shapes: Mapping[str, Sequence[int]] | None = ...,
     precision: Precision | Mapping[str, Precision] | None = ...,
+    on_device: bool = ...,
 ) -> Function[tuple[Array, ...]]: ...
 @overload
 def compile(
@@ -252,6 +280,7 @@ def compile(
     devices: Where | Sequence[Where] | Scheduler | None = ...,
     max_shapes: Mapping[str, Sequence[int]] | None = ...,
     precision: Precision | Mapping[str, Precision] | None = ...,
+    on_device: bool = ...,
 ) -> Function: ...
 @overload
 def compile(
@@ -259,6 +288,7 @@ def compile(
     devices: Where | Sequence[Where] | Scheduler | None = ...,
     max_shapes: Mapping[str, Sequence[int]] | None = ...,
     precision: Precision | Mapping[str, Precision] | None = ...,
+    on_device: bool = ...,
 ) -> Decorator: ...
 def compile(
     target: Any = None,
@@ -266,6 +296,7 @@ def compile(
     devices: Where | Sequence[Where] | Scheduler | None = None,
     max_shapes: Mapping[str, Sequence[int]] | None = None,
     precision: Precision | Mapping[str, Precision] | None = None,
+    on_device: bool = False,
 ) -> Any:
     """Make a function over tensors, or output tensors, callable with arrays. Also a decorator.
 
@@ -278,6 +309,8 @@ def compile(
         precision: how roughly products, attention and convolutions may be computed at most, ``"exact"``, ``"bf16"`` or
             ``"int8"``, or a mapping of patterns of node names to these, as of `Scheduler`; ``None``: as the scheduler
             says, ``"exact"`` if it is made here. `opweave.compare` measures the error.
+        on_device: leave results in the memory of the devices that computed them, as ``Program.run(on_device=True)``:
+            objects with ``__dlpack__``, for ``torch.from_dlpack(...)`` and the like, and to call the function with.
 
     A function is traced once for each combination of input shapes, dtypes and other arguments.
 
@@ -288,5 +321,5 @@ def compile(
         SchedulerError, UnknownNameError: devices, parameters or precisions that do not exist.
     """
     if target is None:
-        return lambda function: Function(function, devices, max_shapes, precision)
-    return Function(target, devices, max_shapes, precision)
+        return lambda function: Function(function, devices, max_shapes, precision, on_device)
+    return Function(target, devices, max_shapes, precision, on_device)

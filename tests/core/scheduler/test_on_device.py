@@ -175,3 +175,56 @@ def test_warming_that_takes_long_shows_progress(monkeypatch: pytest.MonkeyPatch,
         program.warm()
         assert "compiling" in capsys.readouterr().err
         assert program.run(x=np.ones(3, "f4")).tolist() == [-1] * 3
+
+
+@DEVICES
+def test_compiled_functions_take_and_leave_arrays_on_the_device(make: Any):
+    card = make()
+    traces = []
+
+    @ow.compile(devices=card, on_device=True)
+    def double(x, factor=2.0):
+        traces.append(x.shape)
+        return {"y": x * factor, "sum": ow.sum(x)}
+
+    moved = 0
+    result: Any = {"y": given(card, [1, 2, 3])}
+    for i in range(1, 5):
+        result = double(result["y"])
+        assert values_of(result["y"]).tolist() == [2**i, 2 * 2**i, 3 * 2**i]
+        assert values_of(result["sum"]).tolist() == 6 * 2 ** (i - 1)
+    now = card.library.moved if isinstance(card, FunctionalDevice) else card.through_host
+    assert now - moved <= 8  # the constant, once
+    assert traces == [(3,)]
+    assert values_of(double(np.ones(3, "f4"))["y"]).tolist() == [2, 2, 2]
+    assert traces == [(3,)]
+    assert values_of(double(given(card, np.ones((2, 2))))["y"]).tolist() == [[2, 2], [2, 2]]
+    assert traces == [(3,), (2, 2)]
+    double.close()
+
+
+@DEVICES
+def test_a_compiled_function_of_outputs_takes_arrays_on_the_device(make: Any):
+    card, x = make(), ow.input("x", 3)
+    function = ow.compile(ow.neg(x), devices=card, on_device=True)
+    assert values_of(function(given(card, [1, 2, 3]))).tolist() == [-1, -2, -3]
+    function.close()
+
+
+def test_arrays_of_a_device_that_does_not_read_them_are_refused():
+    class Elsewhere(ReferenceKernels):
+        kind = Kind.GPU
+
+    class Full(Card):
+        def _why_not(self, step: Any) -> str | None:
+            return "nothing"
+
+    card = Full()
+    negated = ow.compile(ow.neg, devices=["host"])
+    with pytest.raises(ow.DTypeError, match="in the memory of another device"):
+        negated(given(card, [1]))
+    negated.close()
+    negated = ow.compile(ow.neg, devices=[card, Elsewhere()])
+    with pytest.raises(ow.DTypeError, match=r"is read on elsewhere.*, and this array is in the memory of full"):
+        negated(given(card, [1]))
+    negated.close()

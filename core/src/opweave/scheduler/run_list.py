@@ -60,6 +60,7 @@ class Feed(NamedTuple):
         if isinstance(value, Tensor):
             raise DTypeError(f"{self.tensor.describe()} is fed with arrays, not with tensors")
         if isinstance(value, Adopted):
+            self._check_memory(value)
             return value
         foreign = is_foreign(value)
         adopted = self._adopted(value) if foreign else None
@@ -80,6 +81,15 @@ class Feed(NamedTuple):
         if array.shape != self.shape:
             raise ShapeError(f"{self.tensor.describe()} takes shape {self.shape}, not {array.shape}")
         return array
+
+    def _check_memory(self, value: Adopted) -> None:
+        """Raise `DTypeError` where an imported array is not in the memory of the input's device."""
+        device = value.buffer.device
+        if self.target is not None and (self.put is None or self.target.device.dlpack_device != device.dlpack_device):
+            raise DTypeError(
+                f"{self.tensor.describe()} is read on {self.target.name}, and this array is in the memory of "
+                f"{device.name}; copy it to the host first"
+            )
 
     def _adopted(self, value: Any) -> Adopted | None:
         """An array in the memory of the input's device, imported; ``None`` if it lies elsewhere."""
