@@ -30,14 +30,26 @@ from opweave.graph.leaf import Location, Placement
 from opweave.graph.tensor import Tensor
 from opweave.host.storage import array_shape, dense_arg, read, write
 
-__all__ = ["place", "place_state", "read_leaf", "upload", "upload_plain", "values_for", "withdraw", "write_state"]
+__all__ = [
+    "place",
+    "place_state",
+    "read_leaf",
+    "repack",
+    "upload",
+    "upload_plain",
+    "values_for",
+    "withdraw",
+    "write_state",
+]
 
 
-def upload(tensors: Sequence[Tensor], device: Device, *, copies: bool = False) -> list[Buffer | MultiBuffer]:
+def upload(
+    tensors: Sequence[Tensor], device: Device, kind: BufferType | None = None, *, copies: bool = False
+) -> list[Buffer | MultiBuffer]:
     """Give read-only leaves memory on ``device``, as their placement, or with ``copies`` as a further copy.
 
-    A device that shares host memory uses the arrays in place; on others the leaves share one buffer, in parts if it
-    exceeds the largest buffer.
+    A device that shares host memory uses the arrays in place; on others, and in special memory (``kind``), the leaves
+    share one buffer, in parts if it exceeds the largest buffer.
 
     Returns:
         The new buffers.
@@ -56,11 +68,12 @@ def upload(tensors: Sequence[Tensor], device: Device, *, copies: bool = False) -
     buffers: list[Buffer | MultiBuffer] = []
     locations: dict[Tensor, Location] = {}
     try:
-        if device.default_buffer_type.is_host and device.caps.import_host:
+        ordinary = device.default_buffer_type
+        if kind in (None, ordinary) and ordinary.is_host and device.caps.import_host:
             _import(tensors, arrays, device, buffers, locations)
         left = [(t, a) for t, a in zip(tensors, arrays, strict=True) if t not in locations]
         if left:
-            _upload(left, device, buffers, locations)
+            _upload(left, kind or ordinary, buffers, locations)
     except BaseException:
         for buffer in buffers:
             buffer.free()
@@ -100,12 +113,11 @@ def _import(
 
 def _upload(
     pairs: Sequence[tuple[Tensor, np.ndarray[Any, Any]]],
-    device: Device,
+    kind: BufferType,
     buffers: list[Buffer | MultiBuffer],
     locations: dict[Tensor, Location],
 ) -> None:
     """Copy arrays into one buffer, in parts if it exceeds the largest buffer."""
-    kind = device.default_buffer_type
     whole, offsets = kind.alloc_chunked([kind.alloc_size(tensor) for tensor, _ in pairs], Usage.WEIGHTS)
     buffers.append(whole)
     for (tensor, array), offset in zip(pairs, offsets, strict=True):
@@ -118,15 +130,32 @@ def _upload(
 def upload_plain(tensor: Tensor, device: Device) -> Location:
     """A copy of a placed leaf, as it is now, in the ordinary memory of ``device``; raises `AllocationError`."""
     locations: dict[Tensor, Location] = {}
-    _upload([(tensor, read_leaf(tensor))], device, [], locations)
+    _upload([(tensor, read_leaf(tensor))], device.default_buffer_type, [], locations)
     return locations[tensor]
 
 
-def place_state(tensor: Tensor, device: Device) -> None:
-    """Allocate a state on ``device`` with its present values, at first ``fill``; raises `AllocationError`."""
+def repack(tensor: Tensor, kind: BufferType) -> None:
+    """Give a read-only leaf a copy in special memory, once for all programs; raises what `upload` raises."""
     leaf = tensor.leaf
     assert leaf is not None
-    buffer = device.alloc(device.default_buffer_type.alloc_size(tensor))
+    if kind not in leaf.copies:
+        locations: dict[Tensor, Location] = {}
+        values = leaf.data if leaf.data is not None else read_leaf(tensor)
+        _upload([(tensor, values)], kind, [], locations)
+        leaf.copies[kind] = locations[tensor]
+
+
+def place_state(tensor: Tensor, device: Device, kind: BufferType | None = None) -> None:
+    """Allocate a state on ``device`` with its present values, at first ``fill``; raises `AllocationError`.
+
+    Args:
+        kind: the memory, where not the ordinary one; raises `UnsupportedOpError` if it is not for states.
+    """
+    leaf = tensor.leaf
+    assert leaf is not None
+    kind = kind or device.default_buffer_type
+    usage = Usage.ANY if kind.holds(Usage.ANY) else Usage.COMPUTE
+    buffer = kind.alloc(kind.alloc_size(tensor), usage)
     try:
         handle = buffer.init(tensor, 0).handle
         if leaf.data is not None:
@@ -155,6 +184,8 @@ def withdraw(tensor: Tensor, device: Device) -> None:
     leaf = tensor.leaf
     assert leaf is not None
     leaf.copies.pop(device.space, None)
+    for key in [key for key in leaf.copies if isinstance(key, BufferType) and key.device is device]:
+        del leaf.copies[key]
     if leaf.placement is None or leaf.placement.buffer.device is not device:
         return
     values = leaf.data

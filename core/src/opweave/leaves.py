@@ -5,16 +5,18 @@ Both may be placed on a device by name. If they are not, the first program that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from opweave import registry
 from opweave.contract.buffer import Buffer
 from opweave.contract.device import Device
+from opweave.contract.memory import BufferType
 from opweave.contract.multibuffer import MultiBuffer
+from opweave.contract.space import Usage
 from opweave.errors import DTypeError, SchedulerError, ShapeError, UnknownNameError
 from opweave.graph.arrays import host_array
 from opweave.graph.blocks import Blocks, checked_blocks
@@ -28,6 +30,7 @@ from opweave.leaf_memory import place_state, read_leaf, upload, values_for
 __all__ = ["Blocks", "Weights", "Where", "state", "weights"]
 
 Where = str | Device | None
+T = TypeVar("T")
 
 
 class Weights(Mapping[str, Tensor]):
@@ -77,7 +80,11 @@ def _restore_weights(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> We
 
 
 def weights(
-    arrays: Mapping[str, Any], device: Where | Mapping[str, Where] = None, *, dtype: DTypeLike | None = None
+    arrays: Mapping[str, Any],
+    device: Where | Mapping[str, Where] = None,
+    *,
+    dtype: DTypeLike | None = None,
+    buffer_type: registry.Memory | Mapping[str, registry.Memory] = None,
 ) -> Weights:
     """Read-only leaves for a model's parameters.
 
@@ -90,9 +97,16 @@ def weights(
             devices that share host memory use them in place.
         dtype: convert floating-point arrays to this float type; ``"bf16"`` halves the memory of f32. (To compute
             products in bf16 with weights and inputs in f32, see ``precision`` of `opweave.Scheduler`.)
+        buffer_type: the kind of memory to keep them in, where not the ordinary one of the device: a `BufferType` of
+            the device or its name (``"cpu.decoded"``, or ``"decoded"`` where ``device`` says whose) for all; or a
+            mapping of glob patterns to these, of which the first match counts, ``None`` for ordinary memory. It places
+            weights for which ``device`` is ``None``. `opweave.read` gives their bytes as they were, and devices that do
+            not read this memory get a copy.
 
     Raises:
-        UnknownNameError: no such device, or a pattern that matches no name.
+        UnknownNameError: no such device or kind of memory, or a pattern that matches no name.
+        SchedulerError: memory of another device than ``device`` says.
+        UnsupportedOpError: memory that is not for weights, or does not keep one of them.
         DTypeError: a dtype that opweave does not have, or values that are not arrays.
         LayoutError: rows that do not consist of whole blocks.
         ShapeError: `Blocks` whose number of bytes does not fit their shape.
@@ -111,29 +125,36 @@ def weights(
         if narrow is not None and isinstance(value, np.ndarray) and as_dtype(value.dtype).is_float:
             value = value.astype(narrow.numpy, copy=False)
         group._tensors[str(name)] = _weight(str(name), value, token)
-    placement = device if isinstance(device, Mapping) else {"*": device}
-    by_device: dict[Device, list[Tensor]] = {}
-    matched: set[str] = set()
-    targets = {pattern: _resolve(where) for pattern, where in placement.items()}
+    devices = _matched(group, device, "device", _resolve)
+    memories = _matched(group, buffer_type, "buffer_type", lambda memory: memory)
+    by_memory: dict[tuple[Device, BufferType | None], list[Tensor]] = {}
     for name, tensor in group._tensors.items():
-        for pattern, target in targets.items():
-            if fnmatchcase(name, pattern):
-                matched.add(pattern)
-                if target is not None:
-                    by_device.setdefault(target, []).append(tensor)
-                break
-    if isinstance(device, Mapping):
-        for pattern in targets:
-            if pattern not in matched and not any(fnmatchcase(name, pattern) for name in group):
-                raise UnknownNameError("weight", pattern, group, "It is a pattern of device=, and matches none.")
+        target, kind = devices.get(name), registry.buffer_type(memories.get(name), devices.get(name))
+        if kind is not None:
+            kind.check_usage(Usage.WEIGHTS)
+            kind.check_tensor(tensor)
+        if kind is not None or target is not None:
+            by_memory.setdefault((target or kind.device, kind), []).append(tensor)  # type: ignore[union-attr]
     try:
-        for target, tensors in by_device.items():
-            group.buffers += upload([t for t in tensors if _needs_upload(t, target)], target)
+        for (target, kind), tensors in by_memory.items():
+            group.buffers += upload([t for t in tensors if _needs_upload(t, target, kind)], target, kind)
     except BaseException:
         for buffer in group.buffers:
             buffer.free()
         raise
     return group
+
+
+def _matched(group: Weights, given: Any, argument: str, checked: Callable[[Any], T]) -> dict[str, T]:
+    """For each weight what an argument says of it, one value for all or by patterns, each checked once."""
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(group, checked(given))
+    patterns = {pattern: checked(value) for pattern, value in given.items()}
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in group):
+            raise UnknownNameError("weight", pattern, group, f"It is a pattern of {argument}=, and matches none.")
+    first = {name: next((p for p in patterns if fnmatchcase(name, p)), None) for name in group}
+    return {name: patterns[pattern] for name, pattern in first.items() if pattern is not None}
 
 
 def _unwrapped(name: str, value: Any) -> Any:
@@ -153,13 +174,13 @@ def _unwrapped(name: str, value: Any) -> Any:
     return leaf.data if value.dtype.block == 1 else Blocks(leaf.data, value.shape, value.dtype)
 
 
-def _needs_upload(tensor: Tensor, device: Device) -> bool:
-    """Whether a weight has to be uploaded to ``device``. One on another device is first downloaded to the host."""
+def _needs_upload(tensor: Tensor, device: Device, kind: BufferType | None) -> bool:
+    """Whether a weight has to be uploaded to ``device``. One in other memory is first downloaded to the host."""
     leaf = tensor.leaf
     assert leaf is not None
     if leaf.placement is None:
         return True
-    if leaf.placement.buffer.device is device:
+    if leaf.placement.buffer.device is device and kind in (None, leaf.placement.buffer.type):
         return False
     leaf.data, leaf.placement = read_leaf(tensor), None
     return True
@@ -189,7 +210,13 @@ def _resolve(where: Where) -> Device | None:
 
 
 def state(
-    name: str, shape: int | Sequence[int], dtype: DTypeLike = f32, *, device: Where = None, fill: float = 0
+    name: str,
+    shape: int | Sequence[int],
+    dtype: DTypeLike = f32,
+    *,
+    device: Where = None,
+    fill: float = 0,
+    buffer_type: registry.Memory = None,
 ) -> Tensor:
     """A leaf that nodes may write: a cache, an accumulator. It keeps its values from run to run.
 
@@ -199,9 +226,12 @@ def state(
         dtype: a plain `DType` or its name.
         device: a device or its name; ``None``: the first program that uses the state places it.
         fill: initial value of every element.
+        buffer_type: the kind of memory to keep it in, where not the ordinary one: as for `weights`.
 
     Raises:
-        UnknownNameError: no such device.
+        UnknownNameError: no such device or kind of memory.
+        UnsupportedOpError: memory that is not for values that nodes write, or does not keep the state.
+        SchedulerError: memory of another device than ``device`` says.
         DTypeError: a quantized dtype, or a ``fill`` that the dtype does not hold.
         AllocationError: the device has not enough free memory.
         ShapeError: a missing name, or a shape that is not possible.
@@ -213,8 +243,12 @@ def state(
         raise DTypeError(f"state {name!r}: nodes cannot write {dtype}; use a plain type")
     shape = check_shape(shape if isinstance(shape, int) else tuple(shape), dtype)
     target = _resolve(device)
+    kind = registry.buffer_type(buffer_type, target)
     values_for(f"the fill of state {name!r}", fill, dtype)
     tensor = new_leaf(Leaf("state", name, fill=fill), shape, dtype)
-    if target is not None:
+    if kind is not None:
+        kind.check_tensor(tensor)
+        place_state(tensor, kind.device, kind)
+    elif target is not None:
         place_state(tensor, target)
     return tensor

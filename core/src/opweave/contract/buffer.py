@@ -181,8 +181,8 @@ class Buffer:
     def download(self, offset: int, out: Any) -> None:
         """Read bytes from byte ``offset`` into a contiguous writable array or buffer. Complete when it returns.
 
-        In memory that stores whole tensors, reading a part of a tensor reads all of it. Raises what `upload` raises,
-        except `HazardError`.
+        In memory that stores whole tensors, reading a part of a tensor reads all of it, unless its author knows better.
+        Raises what `upload` raises, except `HazardError`.
         """
         view = as_bytes(out, writable=True)
         self.check(offset, len(view))
@@ -192,7 +192,7 @@ class Buffer:
         if size == len(view):
             self.type._download(self.handle, start, view)
         else:
-            view[:] = self.read(start, size).data[offset - start : offset - start + len(view)]
+            self.type._read_part(self.handle, start, size, offset - start, view)
 
     def _tensor_around(self, offset: int, size: int) -> tuple[int, int]:
         """Offset and bytes of the prepared tensor that contains a range; the range itself if none was prepared."""
@@ -324,7 +324,9 @@ class Buffer:
         Raises:
             BoundsError: the tensor does not fit there, or ``offset`` is not a multiple of the alignment.
             LifetimeError: the buffer was freed.
+            UnsupportedOpError: the memory does not keep such tensors.
         """
+        self.type.check_tensor(tensor)
         self.check(offset, self.type.alloc_size(tensor))
         if offset % self.type.alignment:
             raise BoundsError(f"offset {offset} is not a multiple of the alignment {self.type.alignment} of {self!r}")

@@ -7,7 +7,7 @@ arguments; underscored ones may rely on that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakSet
 
@@ -20,7 +20,14 @@ from opweave.contract.multibuffer import MultiBuffer
 from opweave.contract.space import MemorySpace, Usage, add_queue, as_bytes
 from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
-from opweave.errors import AllocationError, Broken, Unavailable, UnsupportedOpError, raise_backend_failure
+from opweave.errors import (
+    AllocationError,
+    Broken,
+    Unavailable,
+    UnknownNameError,
+    UnsupportedOpError,
+    raise_backend_failure,
+)
 from opweave.graph.layout import nbytes
 from opweave.graph.precision import check_precision, is_within
 from opweave.lifecycle import keep_forever, notify_after_fork
@@ -156,6 +163,38 @@ class Device(DeviceHooks):
         """Whether kernels of this device accept operands in memory of this kind: the device reaches its space, and
         stores tensors there as plain bytes or in a format that some kernel accepts."""
         return self.reaches(kind.space) and (kind.is_raw or self._reads(kind))
+
+    @property
+    def has_repacked(self) -> bool:
+        """Whether the device offers memory that stores tensors in a format of its own."""
+        if type(self).buffer_types is Device.buffer_types:
+            return False
+        return not all(kind.is_raw for kind in self.buffer_types)
+
+    def repacks(self, step: Step, whole: Collection[int]) -> dict[int, BufferType]:
+        """In which special memory the device would rather read sources of an unbound ``step``: position -> buffer type.
+
+        Args:
+            whole: positions of the sources that are read-only and come whole, so that a copy can be made once.
+        """
+        kinds = [kind for kind in self.buffer_types if not kind.is_raw]
+        found = {}
+        for i in whole if kinds else ():
+            best = next((kind for kind in kinds if kind.pays(step, i)), None)
+            if best is not None:
+                found[i] = best
+        return found
+
+    def buffer_type(self, name: str) -> BufferType:
+        """The kind of memory with a name: ``"cpu.decoded"``, or only what follows the device's, ``"decoded"``.
+
+        Raises:
+            UnknownNameError: the device offers no such memory.
+        """
+        for kind in self.buffer_types:
+            if name.lower() in (kind.name.lower(), kind.name.lower().removeprefix(f"{self.name.lower()}.")):
+                return kind
+        raise UnknownNameError(f"kind of memory of {self.name}", name, [kind.name for kind in self.buffer_types])
 
     def __repr__(self) -> str:
         return f"<Device {self.name}{': ' + self.description if self.description else ''}>"

@@ -23,7 +23,9 @@ from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
-    from opweave.contract.step import Call
+    from opweave.contract.step import Call, Step
+    from opweave.graph.dtypes import DType
+    from opweave.graph.layout import Shape
     from opweave.graph.tensor import Tensor
 
 __all__ = ["BOUNCE_BYTES", "BufferType", "check_sizes", "copy_by_host", "fill_by_upload", "mapped"]
@@ -37,7 +39,8 @@ class BufferType:
 
     - Pinned host memory: pass ``space=HOST_SPACE``, override ``_alloc`` and ``_free``; handles are arrays,
       buffer-protocol objects or addresses.
-    - Repacked or split memory: override ``_init``, ``_upload`` and ``_download`` for whole tensors, and ``alloc_size``.
+    - Repacked or split memory: override ``_init``, ``_upload`` and ``_download`` for whole tensors, and ``alloc_size``;
+      or subclass `opweave.host.repacked.RepackedType`, which asks for less.
       Overriding ``_init`` declares that the memory stores tensors in its own format: they are then read and written
       by ``_upload`` and ``_download`` only, and by kernels that accept the type (``kernels("linear", accepts=...)``).
       All other kernels read a copy.
@@ -109,6 +112,22 @@ class BufferType:
     def alloc_size(self, tensor: Tensor) -> int:
         """Bytes that ``tensor`` needs in this memory, including padding; not less than its packed size, the default."""
         return tensor.nbytes
+
+    def why_not(self, tensor: Tensor) -> str | None:
+        """Why the memory does not keep ``tensor``, or ``None`` if it does; by its author's ``_why_not``."""
+        return self._why_not(tensor.dtype, tensor.shape)
+
+    def check_tensor(self, tensor: Tensor) -> None:
+        """Raise `UnsupportedOpError` unless the memory keeps ``tensor``."""
+        why = self.why_not(tensor)
+        if why is not None:
+            raise UnsupportedOpError(f"{self.name} does not keep {tensor.describe()}: {why}")
+
+    def pays(self, step: Step, source: int) -> bool:
+        """Whether the scheduler should keep a read-only tensor here by itself, as a further copy, for ``step`` to read
+        it as its source of that number; by its author's ``_pays``."""
+        arg = step.srcs[source]
+        return self._why_not(arg.dtype, arg.shape) is None and self._pays(step, source)
 
     def holds(self, usage: Usage) -> bool:
         """Whether the memory is for this usage."""
@@ -271,6 +290,24 @@ class BufferType:
         then called with the offset and the packed bytes of a tensor that was prepared.
         """
         return None
+
+    def _why_not(self, dtype: DType, shape: Shape) -> str | None:
+        """Why the memory does not keep tensors of that dtype and shape, or ``None`` if it does. Optional; default: it
+        keeps all."""
+        return None
+
+    def _pays(self, step: Step, source: int) -> bool:
+        """Whether ``step``, which is unbound, is so much faster with its source ``source`` in this memory that a second
+        copy of a read-only tensor pays off. Optional; default: no. Called for tensors that the memory keeps."""
+        return False
+
+    def _read_part(self, mem: Handle, offset: int, size: int, at: int, out: memoryview) -> None:
+        """Read bytes from byte ``at`` on of the tensor of ``size`` bytes that was prepared at ``offset``. Optional, for
+        memory that stores whole tensors; default: all of the tensor is read, and a part of it returned. A memory that
+        cannot be read in parts, nor as a whole for it, raises `LayoutError`."""
+        whole = memoryview(bytearray(size))
+        self._download(mem, offset, whole)
+        out[:] = whole[at : at + len(out)]
 
     def _reset(self, mem: Handle) -> None:
         """Undo all preparations of ``_init``. Optional."""

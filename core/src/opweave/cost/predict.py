@@ -148,12 +148,8 @@ def _memory(partition: Partition) -> dict[str, MemoryUse]:
     for target, chunks in zip(targets, plan.arenas, strict=True):
         planned = 0 if chunks is None else chunks.nbytes
         columns[target.name] = [round_up(planned, target.buffer_type.alignment), 0, 0]
-    first: dict[MemorySpace, str] = {}
-    for index, (tensor, space) in partition.owners.items():
-        if tensor.leaf is None:
-            continue
-        if space not in first:
-            first[space] = next((target.name for target in targets if target.device.reaches(space)), "")
-        if first[space]:
-            columns[first[space]][2 if tensor.leaf.kind == "state" else 1] += partition.sizes[index]
+    for index, (tensor, _) in partition.owners.items():
+        holder = partition.holder(index) if tensor.leaf is not None else None
+        if tensor.leaf is not None and holder is not None:
+            columns[holder.name][2 if tensor.leaf.kind == "state" else 1] += partition.sizes[index]
     return {name: MemoryUse(*column) for name, column in columns.items()}

@@ -50,7 +50,8 @@ class Leaf:
         data: the bytes on the host, dense; ``None`` for inputs, for states, and for weights made from a `Spec`.
         device: name of the device that the user chose for the leaf, or ``None``.
         placement: its memory, or ``None``: leaves that the user placed have it at once, others from the first program.
-        copies: memory space -> where this read-only leaf was uploaded to, once for all programs.
+        copies: memory space -> where this read-only leaf was uploaded to, once for all programs; buffer type -> where
+            its copy in that special memory is.
         group: a token of the mapping that a weight belongs to; its weights share buffers.
         borrowed: fed arrays are not copied: the caller must not change them until the run is complete.
         inferred: a constant whose dtype is that of its array and was not given.

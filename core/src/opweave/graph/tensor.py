@@ -44,11 +44,13 @@ class Signature:
     Interned: equal signatures are one object, so each device is asked once; ``support`` keeps the answers.
     ``memories`` are the special buffer types that sources lie in, ``None`` for ordinary memory; empty if all do.
     ``precision`` is what is allowed, and ``constant`` the positions of f32 sources that are read-only leaves, which can
-    then be rounded once for all runs.
+    then be rounded once for all runs. ``whole`` are positions of sources that are read-only leaves, no parts of them,
+    which can be repacked once for all runs.
     """
 
     __slots__ = (
         "__weakref__", "_variants", "attrs", "constant", "memories", "op", "out", "precision", "srcs", "support",
+        "whole",
     )  # fmt: skip
 
     def __init__(
@@ -60,19 +62,21 @@ class Signature:
         memories: tuple[BufferType | None, ...] = (),
         precision: Precision = "exact",
         constant: frozenset[int] = frozenset(),
+        whole: frozenset[int] = frozenset(),
     ) -> None:
         self.op, self.attrs, self.out, self.srcs, self.memories = op, attrs, out, srcs, memories
         self.precision: Final = precision
         self.constant: Final = constant
+        self.whole: Final = whole
         self.support: dict[Any, Any] = {}
-        self._variants: dict[tuple[Precision, frozenset[int]], Signature] = {}
+        self._variants: dict[tuple[Precision, frozenset[int], frozenset[int]], Signature] = {}
 
-    def at(self, precision: Precision, constant: frozenset[int]) -> Signature:
-        """The same with another precision and other constant sources: one object for equal ones."""
-        key = precision, constant
+    def at(self, precision: Precision, constant: frozenset[int], whole: frozenset[int] = frozenset()) -> Signature:
+        """The same with another precision and other read-only sources: one object for equal ones."""
+        key = precision, constant, whole
         known = self._variants.get(key)
         if known is None:
-            made = Signature(self.op, self.attrs, self.out, self.srcs, self.memories, precision, constant)
+            made = Signature(self.op, self.attrs, self.out, self.srcs, self.memories, precision, constant, whole)
             known = self._variants.setdefault(key, made)
         return known
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import Any, Final
 
 from opweave import registry
@@ -14,7 +16,7 @@ from opweave.graph.leaf import Placement
 from opweave.graph.tensor import Tensor
 from opweave.scheduler.program import Outputs
 
-__all__ = ["Where", "checked_options", "checked_outputs", "checked_placements"]
+__all__ = ["Where", "checked_options", "checked_outputs", "checked_placements", "repack_limit"]
 
 Where = Device | Stream | str
 
@@ -51,6 +53,22 @@ def checked_options(
     if len(set(names)) != len(names):
         raise SchedulerError(f"a device is named twice: {', '.join(names)}; give two streams of it instead")
     return resolved, kinds
+
+
+def repack_limit(given: bool | int | None) -> float:
+    """Bytes that copies of weights in special memory may take, of what a caller gave as ``repack``.
+
+    Raises:
+        SchedulerError: no truth value and no number of bytes, here or in ``OPWEAVE_REPACK_BYTES``.
+    """
+    what: str = "repack"
+    value: object = given
+    if value is None:
+        what, text = "OPWEAVE_REPACK_BYTES", os.environ.get("OPWEAVE_REPACK_BYTES", "")
+        value = int(text) if text.isascii() and text.isdigit() else text or True
+    if not isinstance(value, int) or value < 0:
+        raise SchedulerError(f"{what} is True, False or a number of bytes, not {value!r:.60}")
+    return inf if value is True else value
 
 
 def checked_placements(placements: Iterable[Placement]) -> dict[Tensor, Placement]:

@@ -13,7 +13,7 @@ from opweave.contract.buffer import Buffer
 from opweave.contract.space import HOST_SPACE
 from opweave.contract.step import Arg
 from opweave.graph.dtypes import u8
-from opweave.leaf_memory import place_state, upload, upload_plain
+from opweave.leaf_memory import place_state, repack, upload, upload_plain
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
@@ -105,9 +105,14 @@ def _bind_leaves(
     """Memory of leaves: placed states and weights, and read-only leaves in the spaces in which they are read."""
     missing: dict[tuple[Device, int], list[Tensor]] = {}
     targets = partition.assignment.targets
-    for tensor, space in partition.owners.values():
+    for storage, (tensor, space) in partition.owners.items():
         leaf = tensor.leaf
-        if 0 in tensor.shape or leaf is None or leaf.placement is not None or space in leaf.copies:
+        if 0 in tensor.shape or leaf is None:
+            continue
+        if storage in partition.repacked:
+            repack(tensor, partition.repacked[storage])
+            continue
+        if leaf.placement is not None or space in leaf.copies:
             continue
         if leaf.kind == "state":
             place_state(tensor, targets[partition.assignment.target_of[tensor]].device)
@@ -122,7 +127,10 @@ def _bind_leaves(
             buffers[storage] = host.alloc(1)
             continue
         made: Placement | Location | None = partition.placed.get(tensor)
-        if storage in partition.unpacked:
+        if storage in partition.repacked:
+            assert tensor.leaf is not None
+            made = tensor.leaf.copies[partition.repacked[storage]]
+        elif storage in partition.unpacked:
             made = upload_plain(tensor, _device_for(space, targets, host))
         elif made is None:
             assert tensor.leaf is not None

@@ -33,10 +33,11 @@ class Capabilities:
 
     Attributes:
         targets: as given.
-        special: signatures of nodes that read leaves in special memory (pinned, split, repacked), or that may be
-            computed less than exactly.
+        special: signatures of nodes that read leaves in special memory (pinned, split, repacked) or copies of weights
+            there, or that may be computed less than exactly.
         precisions: as given.
         prepared: leaves in memory that keeps whole tensors in a form of its own -> that kind.
+        repacked: bytes that copies of weights in special memory take, as far as they are not there yet, by device name.
         computing: the targets that compute, in order: all but those that only run the references, if there are others.
         references: the others.
     """
@@ -51,8 +52,11 @@ class Capabilities:
         memories = {t: kind for t in leaves if (kind := _special_memory(t.leaf)) is not None}
         self.targets: Final = targets
         self.precisions: Final = precisions
-        self.special: Final = _special_signatures(nodes, memories, precisions) if memories or precisions else {}
+        self.special: Final[dict[Tensor, Signature]] = (
+            _special_signatures(nodes, memories, precisions) if memories or precisions else {}
+        )
         self.prepared: Final = {t: kind for t, kind in memories.items() if not kind.is_raw}
+        self.repacked: Final = _mark_whole(targets, nodes, memories, self.special)
         computing = [target for target in targets if target.device.kind is not Kind.HOST]
         self.computing: Final = computing or list(targets)
         self.references: Final = [target for target in targets if target not in self.computing]
@@ -77,8 +81,10 @@ class Capabilities:
     def step(self, target: Target, node: Tensor) -> Step:
         """``node`` as a step, as the target's device would get it."""
         support = self.support(target, node)
-        packed, unpacked, rounded = support.packed, support.unpacked, support.rounded
-        return unbound_step(self.signature(node), target.device, packed=packed, unpacked=unpacked, rounded=rounded)
+        return unbound_step(
+            self.signature(node), target.device, packed=support.packed, unpacked=support.unpacked,
+            rounded=support.rounded, repacked=support.repacked,
+        )  # fmt: skip
 
     def unpacks(self, source: Tensor, support: Support) -> bool:
         """Whether a source that the device reaches has to be copied to plain memory for a node all the same: kernels
@@ -135,6 +141,56 @@ def _special_signatures(
         if found is not None and found is not node.signature:
             result[node] = found
     return result
+
+
+def _mark_whole(
+    targets: Sequence[Target],
+    nodes: Sequence[Tensor],
+    special: Container[Tensor],
+    signatures: dict[Tensor, Signature],
+) -> dict[str, int]:
+    """Enter for products the signatures that name their read-only sources, where a device would rather read those in
+    special memory and has room for the copies. Returns the bytes of copies that have to be made, by device."""
+    repacking = [target for target in targets if target.repack and target.device.has_repacked]
+    spent = {target.name: 0 for target in repacking}
+    room: dict[str, float] = {}
+    seen: set[tuple[Tensor, BufferType]] = set()
+    for node in nodes if repacking else ():
+        if node.op is None or not node.op.product or node.signature is None:
+            continue
+        whole = frozenset([i for i, source in enumerate(node.srcs) if _is_whole(source, special)])
+        if not whole:
+            continue
+        known = signatures.get(node, node.signature)
+        found = known.at(known.precision, known.constant, whole)
+        wanted = []
+        for target in repacking:
+            for i, kind in target.support(found).repacked.items():
+                wanted.append((target, node.srcs[i], kind))
+        new = [(t, w, kind) for t, w, kind in wanted if (w, kind) not in seen and not _has_copy(w, kind)]
+        sizes = [(target, kind.alloc_size(weight)) for target, weight, kind in new]
+        for target, _ in sizes:
+            if target.name not in room:
+                room[target.name] = min(target.repack, target.device.mem_info()[0] // 2)
+        if not wanted or any(spent[target.name] + size > room[target.name] for target, size in sizes):
+            continue
+        for target, size in sizes:
+            spent[target.name] += size
+        seen.update((weight, kind) for _, weight, kind in new)
+        signatures[node] = found
+    return spent
+
+
+def _is_whole(source: Tensor, special: Container[Tensor]) -> bool:
+    """Whether a source is a read-only matrix, no part of one, that lies in ordinary memory or nowhere yet."""
+    leaf = source.leaf
+    if leaf is None or leaf.kind not in ("weight", "constant") or source.ndim < 2 or source in special:
+        return False
+    return leaf.placement is None or leaf.placement.buffer.usage is Usage.WEIGHTS
+
+
+def _has_copy(weight: Tensor, kind: BufferType) -> bool:
+    return weight.leaf is not None and kind in weight.leaf.copies
 
 
 def at_precision(

@@ -93,7 +93,9 @@ def _source(operand: StorageView, partition: Partition) -> Arg:
     """An operand before memory is planned, with the kind of memory that it is read in where that is special."""
     arg = _unbound(operand)
     prepared = partition.assignment.capabilities.prepared
-    if prepared and operand.storage in partition.owners and operand.storage not in partition.unpacked:
+    if operand.storage in partition.repacked:
+        arg._type = partition.repacked[operand.storage]
+    elif prepared and operand.storage in partition.owners and operand.storage not in partition.unpacked:
         arg._type = prepared.get(partition.owners[operand.storage][0])
     return arg
 

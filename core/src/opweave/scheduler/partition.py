@@ -89,6 +89,7 @@ class _Partitioner:
         self.names: list[Tensor] = []
         self.owners: dict[int, tuple[Tensor, MemorySpace]] = {}
         self.unpacked: set[int] = set()
+        self.repacked: dict[int, BufferType] = {}
         self.inputs: dict[Tensor, int] = {}
         # What is needed while it is made.
         self.home: dict[Tensor, StorageView] = {}  # where values were computed, where inputs and states lie
@@ -98,6 +99,7 @@ class _Partitioner:
         self.fetched_here: list[object] = []  # keys in `copied` that end with the current split
         self.opened = 0  # the first storage that the current split may have made
         self.made_in: dict[int, int] = {}  # other storages -> index of the split that wrote them last, -1: none
+        self.copies_in: dict[tuple[Tensor, BufferType], int] = {}  # storages of repacked leaves
         self.packers: dict[object, Support | None] = {}
         self.originals: dict[Tensor, Tensor] = {}  # rounded sources -> what they were rounded from
 
@@ -127,12 +129,16 @@ class _Partitioner:
                 signature = special.get(node, signature)
             support = signature.support.get(target.device) or target.support(signature)
             writes, packed = op.writes, support.packed
-            operands = []
+            operands: list[StorageView] = []
             sources = node.srcs[1:] if writes else node.srcs
             if support.rounded:
                 sources = rounded_sources(node, support.rounded)
                 self.originals.update(zip(sources, node.srcs, strict=True))
+            repacked = support.repacked
             for source in sources:
+                if repacked and len(operands) in repacked:
+                    operands.append(self._repacked(source, repacked[len(operands)]))
+                    continue
                 operand = home.get(source)
                 if operand is None or arenas[operand[0]] != at or packed:
                     # Other than in the common case of a value that was computed on this target.
@@ -174,7 +180,7 @@ class _Partitioner:
         self._pad()
         return Partition(
             self.graph, self.assignment, self.placed, [split.closed() for split in self.splits], sizes, arenas, names,
-            self.owners, self.unpacked, self.inputs, outputs,
+            self.owners, self.unpacked, self.repacked, self.inputs, outputs,
         )  # fmt: skip
 
     def _pad(self) -> None:
@@ -262,6 +268,15 @@ class _Partitioner:
         if known is None:
             known = self.uploaded[space][root] = self._own(root, space)
         return known
+
+    def _repacked(self, source: Tensor, kind: BufferType) -> StorageView:
+        """The copy of a read-only leaf in special memory."""
+        storage = self.copies_in.get((source, kind))
+        if storage is None:
+            storage = self.copies_in[source, kind] = self._own(source, kind.space)
+            self.sizes[storage] = kind.alloc_size(source)
+            self.repacked[storage] = kind
+        return StorageView(storage, 0, source.dtype, source.shape, source.strides)
 
     def _space(self, storage: int) -> MemorySpace:
         arena = self.arenas[storage]

@@ -297,12 +297,11 @@ class Program(Generic[R_co]):
         for its calls (packed constants, workspaces)."""
         targets = self.partition.assignment.targets
         result = {target.name: [self._nbytes.get(target.index, 0), 0, 0] for target in targets}
-        for storage, (tensor, space) in self.partition.owners.items():
-            for target in targets if tensor.leaf is not None else ():
-                if target.device.reaches(space):
-                    column = 2 if tensor.leaf is not None and tensor.leaf.kind == "state" else 1
-                    result[target.name][column] += self.partition.sizes[storage]
-                    break
+        for storage, (tensor, _) in self.partition.owners.items():
+            holder = self.partition.holder(storage) if tensor.leaf is not None else None
+            if holder is not None:
+                column = 2 if tensor.leaf is not None and tensor.leaf.kind == "state" else 1
+                result[holder.name][column] += self.partition.sizes[storage]
         libraries = dict.fromkeys(result, 0)
         for plan in self.run_lists[0].plans:
             libraries[plan.stream.device.name] += plan.library_bytes

@@ -30,7 +30,7 @@ class NodeRow(NamedTuple):
     ``refusals`` holds, for devices of higher priority that were passed over because they do not run the node, their
     reasons. ``seconds`` is what it is predicted to take, ``None`` where nobody asked for a prediction. ``scope`` is the
     beginning of ``node``: where the node was built (`opweave.scope`), or ``""``. ``precision`` is what it is
-    computed in.
+    computed in. ``repacked`` names the special memory in which it is given copies of its weights, or is ``""``.
     """
 
     split: int
@@ -44,6 +44,7 @@ class NodeRow(NamedTuple):
     seconds: float | None = None
     scope: str = ""
     precision: Precision = "exact"
+    repacked: str = ""
 
 
 class CopyRow(NamedTuple):
@@ -197,6 +198,7 @@ def node_rows(partition: Partition) -> list[NodeRow]:
                 NodeRow(
                     split.index, split.target.name, node.name, item.op, node.dtype.name, node.shape, cause, refusals,
                     seconds, node.scope, item.support.precision,
+                    ", ".join(dict.fromkeys(kind.name for kind in item.support.repacked.values())),
                 )
             )  # fmt: skip
     return rows
@@ -270,6 +272,8 @@ def explain(
             line = f"    {row.node:<{width}}  {row.op:<12} {row.dtype}{list(row.shape)}  [{row.cause}]"
             if row.precision != "exact":
                 line += f"  in {row.precision}"
+            if row.repacked:
+                line += f"  weights in {row.repacked}"
             if row.seconds is not None:
                 line += f"  {human_time(row.seconds)}"
             lines.append(line.rstrip())

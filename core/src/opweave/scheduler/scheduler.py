@@ -26,7 +26,7 @@ from opweave.leaf_memory import withdraw
 from opweave.lifecycle import close_at_exit, close_or_give_up, exit_timeout, keep_forever, notify_after_fork
 from opweave.scheduler.allocate import MemoryPlan, allocate
 from opweave.scheduler.arena import Arena, Lease
-from opweave.scheduler.arguments import Where, checked_options, checked_outputs, checked_placements
+from opweave.scheduler.arguments import Where, checked_options, checked_outputs, checked_placements, repack_limit
 from opweave.scheduler.assign import assign
 from opweave.scheduler.bind import Bindings, bind
 from opweave.scheduler.capabilities import Capabilities
@@ -95,6 +95,10 @@ class Scheduler:
             more, values that are needed again much later, as the backward graph needs activations, are computed again
             instead of being kept: as few as are necessary, those first that cost least for what they save. Results stay
             the same. ``None``: nothing is computed again.
+        repack: whether devices may keep copies of weights in special memory that their kernels are faster with; a
+            number: bytes that those may take, for each device and program. They take at most half of what a device has
+            free, count as weights in `Program.memory`, and all programs share them. ``None``: as the environment
+            variable ``OPWEAVE_REPACK_BYTES`` says (0: no copies), else yes.
 
     Raises:
         SchedulerError: no devices, one named twice, a buffer type that its device cannot reach or kernels cannot write,
@@ -112,10 +116,12 @@ class Scheduler:
         placement: Literal["priority", "cost"] = "priority",
         precision: Precision | Mapping[str, Precision] = "exact",
         memory_limit: int | None = None,
+        repack: bool | int | None = None,
     ) -> None:
         if memory_limit is not None and (not isinstance(memory_limit, int) or memory_limit < 0):
             raise SchedulerError(f"memory_limit is a number of bytes, not {memory_limit!r}")
         self._memory_limit: Final = memory_limit
+        self._repack: Final = repack_limit(repack)
         self._allowed: Final = checked_precision(precision)
         resolved, kinds = checked_options(devices, parallel, buffer_types, placement)
         self.placement: Final = placement
@@ -140,7 +146,7 @@ class Scheduler:
                 if parallel and not isinstance(stream, WorkerStream):
                     raise SchedulerError(f"{stream!r} has no thread of its own, which parallel=True needs: "
                                          "give the device, or device.open(worker=True)")  # fmt: skip
-                target = Target(index, stream, kind, owned=stream is not item)
+                target = Target(index, stream, kind, owned=stream is not item, repack=self._repack)
                 if target.owned and not stream.is_async:
                     stream._submission = self._executor.ownership
                 self._targets.append(target)
@@ -505,6 +511,7 @@ class Scheduler:
             placement=self.placement,
             precision=dict(self._allowed),
             memory_limit=self._memory_limit,
+            repack=int(min(self._repack, 1 << 62)),
         )
 
     def _withdraw_leaves(self, device: Device) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from opweave.graph.layout import Shape, Strides, nbytes
 
 if TYPE_CHECKING:
+    from opweave.contract.memory import BufferType
     from opweave.contract.space import MemorySpace
     from opweave.cost.predict import Prediction
     from opweave.graph.dtypes import DType
@@ -113,6 +114,7 @@ class Partition:
         names: by storage id the tensor whose value it holds (the first one).
         owners: storages with memory of their own -> the leaf tensor, and the space in which its bytes are read.
         unpacked: those of them that are copies in plain memory of placed leaves, made once with the program.
+        repacked: those of them that are copies in special memory, made once for all programs -> its kind.
         inputs: input leaf -> its storage id.
         outputs: for every output of the graph its view, ``None`` where it has no elements.
         prediction: what a run is predicted to take, where the placement was chosen by that, or once it was asked for
@@ -128,6 +130,7 @@ class Partition:
     names: Sequence[Tensor]
     owners: Mapping[int, tuple[Tensor, MemorySpace]]
     unpacked: Set[int]
+    repacked: Mapping[int, BufferType]
     inputs: Mapping[Tensor, int]
     outputs: Sequence[StorageView | None]
     prediction: Prediction | None = None
@@ -136,6 +139,16 @@ class Partition:
     def leaves(self) -> list[Tensor]:
         """The graph's leaves, and those that hold weights of them rounded."""
         return list(dict.fromkeys((*self.graph.leaves, *[t for t, _ in self.owners.values() if t.leaf is not None])))
+
+    def holder(self, storage: int) -> Target | None:
+        """The target to whose memory a storage with memory of its own counts: that of its special memory, else the
+        first that reaches it; ``None``: none of them."""
+        kind = self.repacked.get(storage)
+        space = self.owners[storage][1]
+        for target in self.assignment.targets:
+            if target.device is kind.device if kind is not None else target.device.reaches(space):
+                return target
+        return None
 
     @property
     def copies(self) -> list[Copy]:

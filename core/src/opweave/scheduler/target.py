@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from opweave.contract.capabilities import Kind
 from opweave.contract.device import Device
@@ -16,12 +17,16 @@ from opweave.graph.dtypes import bf16
 from opweave.graph.layout import dense_strides, is_dense
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from opweave.contract.kernels import Kernel
     from opweave.contract.workspace import ArrayLayout
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Signature, Window
 
 __all__ = ["Support", "Target", "check_buffer_type", "unbound_step"]
+
+NONE: Final[Mapping[int, Any]] = MappingProxyType({})
 
 
 class Support:
@@ -39,11 +44,12 @@ class Support:
         allowed: the precision that the program allows for the node.
         precision: the one that it is computed in.
         rounded: positions of read-only sources that it is given in bf16, rounded once.
+        repacked: positions of read-only sources of which it is given a copy in special memory, made once -> that kind.
     """
 
     __slots__ = (
-        "allowed", "arrays", "inplace", "kernel", "nbytes", "packed", "precision", "reason", "rounded", "unpacked",
-        "workspace",
+        "allowed", "arrays", "inplace", "kernel", "nbytes", "packed", "precision", "reason", "repacked", "rounded",
+        "unpacked", "workspace",
     )  # fmt: skip
 
     def __init__(
@@ -59,7 +65,9 @@ class Support:
         allowed: Precision = "exact",
         precision: Precision = "exact",
         rounded: frozenset[int] = frozenset(),
+        repacked: Mapping[int, BufferType] = NONE,
     ) -> None:
+        self.repacked = repacked
         self.allowed = allowed
         self.precision = precision
         self.rounded = rounded
@@ -80,11 +88,12 @@ def unbound_step(
     packed: bool = False,
     unpacked: frozenset[BufferType] = frozenset(),
     rounded: frozenset[int] = frozenset(),
+    repacked: Mapping[int, BufferType] = NONE,
 ) -> Step:
     """The step that ``device`` is asked about: no memory yet, every source as and where it would lie there.
 
     Sources in special memory that the device does not reach, or that is ``unpacked``, would come as copies in its
-    ordinary memory; those at the positions ``rounded`` would come in bf16.
+    ordinary memory; those at the positions ``rounded`` would come in bf16, those in ``repacked`` in that memory.
     """
     srcs = signature.srcs[1:] if signature.op.writes else signature.srcs
     if rounded:
@@ -94,6 +103,8 @@ def unbound_step(
     ]
     if signature.op.writes:
         memories = memories[1:]
+    if repacked:
+        memories = [repacked.get(i, m) for i, (_, m) in enumerate(zip_longest(srcs, memories))]
     args = [
         Arg(None, 0, dtype, shape, dense_strides(shape, dtype) if packed else strides, None, i + 1, memory)
         for i, ((dtype, shape, strides), memory) in enumerate(zip_longest(srcs, memories))
@@ -136,11 +147,15 @@ class Target:
         buffer_type: what its temporaries lie in.
         owned: the scheduler opened the stream and closes it.
         copier: a second stream of an asynchronous device, for copies beside its steps (`open_copier`).
+        repack: bytes that copies of weights in special memory may take for one program (`Capabilities`).
     """
 
-    __slots__ = ("buffer_type", "copier", "device", "index", "name", "owned", "space", "stream")
+    __slots__ = ("buffer_type", "copier", "device", "index", "name", "owned", "repack", "space", "stream")
 
-    def __init__(self, index: int, stream: Stream, buffer_type: BufferType | None, owned: bool) -> None:
+    def __init__(
+        self, index: int, stream: Stream, buffer_type: BufferType | None, owned: bool, repack: float = 0
+    ) -> None:
+        self.repack: Final = repack
         self.index: Final = index
         self.stream: Final = stream
         self.device: Final = stream.device
@@ -191,7 +206,9 @@ class Target:
         if answer.precision == "bf16" and signature.constant:
             rounded = self._ask_with(signature, frozenset(), signature.constant)
             if rounded.reason is None and rounded.precision == "bf16":
-                return rounded
+                answer = rounded
+        if answer.reason is None and signature.whole:
+            return self._repacked(signature, answer)
         reached = [m for m in signature.memories if m is not None and not m.is_raw and self.device.reaches(m.space)]
         if answer.reason is None or not reached:
             return answer
@@ -204,14 +221,32 @@ class Target:
                 return copied
         return answer
 
+    def _repacked(self, signature: Signature, answer: Support) -> Support:
+        """The answer with read-only sources in the special memory that the device would rather read, if it has some:
+        rounded to bf16 where that is allowed and the kernel then computes in it, else as they are."""
+        rough = signature.precision != "exact" and bool(signature.constant)
+        for rounded in dict.fromkeys((signature.constant if rough else answer.rounded, answer.rounded)):
+            step = unbound_step(signature, self.device, packed=answer.packed, rounded=rounded)
+            kinds = self.device.repacks(step, signature.whole)
+            found = self._ask_with(signature, frozenset(), rounded, kinds) if kinds else answer
+            if kinds and found.reason is None and (not rounded or found.precision == "bf16"):
+                return found
+        return answer
+
     def _ask_with(
-        self, signature: Signature, unpacked: frozenset[BufferType], rounded: frozenset[int] = frozenset()
+        self,
+        signature: Signature,
+        unpacked: frozenset[BufferType],
+        rounded: frozenset[int] = frozenset(),
+        repacked: Mapping[int, BufferType] = NONE,
     ) -> Support:
-        step = unbound_step(signature, self.device, unpacked=unpacked, rounded=rounded)
+        step = unbound_step(signature, self.device, unpacked=unpacked, rounded=rounded, repacked=repacked)
         reason = self.device.why_not(step)
         packed = False
         if reason is not None and not all(is_dense(s, t, d) for d, s, t in signature.srcs):
-            step = unbound_step(signature, self.device, packed=True, unpacked=unpacked, rounded=rounded)
+            step = unbound_step(
+                signature, self.device, packed=True, unpacked=unpacked, rounded=rounded, repacked=repacked
+            )
             packed = self.device.why_not(step) is None
         if reason is not None and not packed:
             return Support(reason)
@@ -224,5 +259,5 @@ class Target:
             return Support(f"its workspace or precision failed: {type(error).__name__}: {error}")
         return Support(
             None, packed, device.inplace(step), workspace, kernel, unpacked, arrays, step.out.nbytes,
-            signature.precision, precision, rounded,
+            signature.precision, precision, rounded, repacked,
         )  # fmt: skip

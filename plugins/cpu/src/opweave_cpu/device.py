@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opweave.contract import Kind, MemorySpace, Stream
+from opweave.contract import BufferType, Kind, MemorySpace, Stream
 from opweave.contract.parameters import check_threads
 from opweave.host.memory import HostMemory, NumPyMemory
 from opweave.host.processor import cpu_name
+from opweave_cpu.decoded import DecodedType
 from opweave_cpu.hardware import cpu_features
 from opweave_cpu.kernels import KERNELS
 from opweave_cpu.stream import CpuStream
@@ -24,6 +25,12 @@ class _Processor(NumPyMemory):
 
     def __init__(self) -> None:
         self.description = cpu_name()
+        self._decoded = DecodedType(self)
+
+    @property
+    def buffer_types(self) -> Sequence[BufferType]:
+        """Ordinary memory, and weights kept decoded."""
+        return self.default_buffer_type, self._decoded
 
     def features(self) -> Mapping[str, Any]:
         return cpu_features()

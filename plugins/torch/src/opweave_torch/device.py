@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
-from opweave.contract import Kind, Step, Stream
+from opweave.contract import BufferType, Kind, Step, Stream
 from opweave.contract.offloading import flops
 from opweave.graph.opdef import OPS
 from opweave.host.memory import HostMemory
@@ -15,6 +15,7 @@ from opweave.host.processor import cpu_name
 from opweave_torch.fusing import FusingStream
 from opweave_torch.kernels import kernels_for_cpu
 from opweave_torch.options import Options
+from opweave_torch.packed import packed_types
 from opweave_torch.stream import TorchStream
 
 __all__ = ["TorchCpuDevice", "cpu_features", "is_worth_a_switch"]
@@ -45,6 +46,12 @@ class TorchCpuDevice(HostMemory):
 
     def __init__(self) -> None:
         self.description = f"PyTorch on {cpu_name()}"
+        self._packed = tuple([kind(self) for kind in packed_types()])
+
+    @property
+    def buffer_types(self) -> Sequence[BufferType]:
+        """The memory of the process, and weights packed for torch's products."""
+        return (self.default_buffer_type, *self._packed)
 
     def features(self) -> Mapping[str, Any]:
         """torch's version, the capability level and threads of its kernels, and its libraries."""
