@@ -16,7 +16,7 @@ import opweave as ow
 from opweave.graph.dtypes import QUANTIZED
 
 RNG = np.random.default_rng(17)
-ABLE = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4"]
+ABLE = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "tq2_0", "tq1_0", "mxfp4"]
 F = np.float32
 
 
@@ -25,7 +25,7 @@ def kind(name):
 
 
 @pytest.mark.parametrize("name", ABLE)
-@pytest.mark.parametrize("shape", [(64,), (3, 32), (2, 3, 96), (0, 32), (2, 0)])
+@pytest.mark.parametrize("shape", [(256,), (3, 512), (2, 3, 256), (0, 256), (2, 0)])
 def test_the_bytes_and_values_are_those_of_gguf(name, shape):
     values = (RNG.standard_normal(shape) * 10.0 ** RNG.integers(-3, 3, shape)).astype(F)
     blocks = ow.quantize(values, name)

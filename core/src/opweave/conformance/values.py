@@ -68,9 +68,10 @@ def make_values(rng: np.random.Generator, operand: Operand, shape: Sequence[int]
 
 SCALES: Final = {
     "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "iq4_nl": (0,),
-    "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
+    "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_xs": (0,), "iq3_s": (0,),
+    "iq3_xxs": (0,), "iq2_s": (0,), "iq2_xs": (0,), "iq2_xxs": (0,), "iq1_s": (0,), "tq2_0": (64,), "tq1_0": (52,),
 }  # fmt: skip
-"""Byte offsets of the f16 scales in a block, by dtype."""
+"""Byte offsets of the f16 scales in a block, by dtype. (That of iq1_m is spread over four words.)"""
 
 
 def _make_blocks(rng: np.random.Generator, shape: Sequence[int], dtype: DType, *, special: bool = False) -> Array:
@@ -82,6 +83,11 @@ def _make_blocks(rng: np.random.Generator, shape: Sequence[int], dtype: DType, *
         raw[:, at : at + 2] = (rng.standard_normal((count, 1)) * 0.01).astype(np.float16).view(np.uint8)
     if dtype.name == "mxfp4":
         raw[:, 0] = rng.integers(120, 128, count)
+    if dtype.name == "nvfp4":
+        raw[:, :4] = rng.integers(1, 64, (count, 4))
+    if dtype.name == "iq1_m":
+        raw[:, 53] &= 15
+        raw[:, 55] = raw[:, 55] & 15 | 32  # the upper bits of the scale: from 2^-7 on
     scales = SCALES.get(dtype.name, ())
     for block in range(count if special and scales else 0):
         at = scales[block % len(scales)]

@@ -27,11 +27,7 @@ _TYPES: Final = {
 }  # fmt: skip
 """Types of tensors by their numbers."""
 
-_OTHER_BLOCKS: Final = {
-    "q8_1": (32, 40), "q8_k": (256, 292), "iq2_xxs": (256, 66), "iq2_xs": (256, 74), "iq3_xxs": (256, 98),
-    "iq1_s": (256, 50), "iq3_s": (256, 110), "iq2_s": (256, 82), "iq4_xs": (256, 136), "iq1_m": (256, 56),
-    "tq1_0": (256, 54), "tq2_0": (256, 66), "nvfp4": (64, 36), "q1_0": (128, 18),
-}  # fmt: skip
+_OTHER_BLOCKS: Final = {"q8_1": (32, 40), "q8_k": (256, 292), "q1_0": (128, 18)}
 """Elements and bytes of a block of the types that are not decoded here: their tensors are listed, not loaded."""
 
 _NUMBERS: Final = {

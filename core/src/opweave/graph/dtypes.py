@@ -99,10 +99,24 @@ q4_k = _quantized("q4_k", 256, 144)
 q5_k = _quantized("q5_k", 256, 176)
 q6_k = _quantized("q6_k", 256, 210)
 iq4_nl = _quantized("iq4_nl", 32, 18)
+iq4_xs = _quantized("iq4_xs", 256, 136)
+iq3_s = _quantized("iq3_s", 256, 110)
+iq3_xxs = _quantized("iq3_xxs", 256, 98)
+iq2_s = _quantized("iq2_s", 256, 82)
+iq2_xs = _quantized("iq2_xs", 256, 74)
+iq2_xxs = _quantized("iq2_xxs", 256, 66)
+iq1_m = _quantized("iq1_m", 256, 56)
+iq1_s = _quantized("iq1_s", 256, 50)
+tq2_0 = _quantized("tq2_0", 256, 66)
+tq1_0 = _quantized("tq1_0", 256, 54)
 mxfp4 = _quantized("mxfp4", 32, 17)
+nvfp4 = _quantized("nvfp4", 64, 36)
 
 _PLAIN = (f64, f32, f16, bf16, i64, i32, i16, i8, u8, bool_)
-_BLOCKS = (q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, mxfp4)
+_BLOCKS = (
+    q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, iq3_s, iq3_xxs, iq2_s, iq2_xs, iq2_xxs,
+    iq1_m, iq1_s, tq2_0, tq1_0, mxfp4, nvfp4,
+)  # fmt: skip
 
 DTYPES: Final[dict[str, DType]] = {t.name: t for t in (*_PLAIN, *_BLOCKS)}
 """Every type by its short name."""
@@ -149,10 +163,7 @@ def as_dtype(like: DTypeLike) -> DType:
     return plain
 
 
-_UNSUPPORTED_BLOCKS: Final = frozenset({
-    "q8_1", "q8_k", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs", "tq1_0", "tq2_0",
-    "nvfp4",
-})  # fmt: skip
+_UNSUPPORTED_BLOCKS: Final = frozenset({"q8_1", "q8_k", "q1_0"})
 """Block types of GGUF that are not decoded here."""
 
 

@@ -21,7 +21,8 @@ from opweave.errors import DTypeError, LayoutError
 from opweave.graph.dtypes import DType
 
 __all__ = [
-    "BlockParts", "Decoder", "block_parts", "dequantize", "fields_of", "scratch_bytes",
+    "E2M1", "IQ4_LEVELS", "Array", "BlockParts", "Decoder", "Decoding", "block_parts", "decodes", "dequantize",
+    "fields_of", "scratch_bytes",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -108,6 +109,7 @@ def fields_of(data: Array, dtype: DType) -> Array:
         raise DTypeError(f"dequantize takes uint8 bytes of a quantized type, not {data.dtype} as {dtype}")
     if not data.ndim or data.shape[-1] % dtype.itemsize:
         raise LayoutError(f"the last axis of {data.shape} holds no whole blocks of {dtype.itemsize} bytes ({dtype})")
+    _decoding_of(dtype)
     return data.view(_FORMATS[dtype.name])
 
 
@@ -125,7 +127,7 @@ def _pieces(dtype: DType) -> tuple[int, ...]:
         sizes.append(size)
         return np.empty(size, np.uint8)
 
-    _DECODINGS[dtype.name](_Decoding(1, note))
+    _decoding_of(dtype)(Decoding(1, note))
     return tuple(sizes)
 
 
@@ -152,8 +154,8 @@ class Decoder:
             at += _padded(size * count)
             return piece
 
-        self._decoding = _Decoding(count, take)
-        _DECODINGS[dtype.name](self._decoding)
+        self._decoding = Decoding(count, take)
+        _decoding_of(dtype)(self._decoding)
         self._loads = {name: into.reshape(self.shape) for name, into in self._decoding.loads.items()}
 
     def into(self, out: Array) -> Callable[[Array], None]:
@@ -183,7 +185,7 @@ def _decode(loads: Sequence[tuple[str, Array]], calls: Sequence[Call], blocks: A
 # --- the steps of a decoding ----------------------------------------------------------------------------------------
 
 
-class _Decoding:
+class Decoding:
     """Notes the calls that decode ``count`` blocks. Arrays have one row a block, integers are bytes.
 
     Attributes:
@@ -274,15 +276,16 @@ class _Decoding:
         self.call(np.subtract, x, np.array(n, np.uint8), x)
         return x.view(np.int8)
 
-    def lookup(self, x: Array, levels: Array) -> Array:
-        """A level for each half byte: those of all low halves, then those of all high ones."""
+    def lookup(self, x: Array, levels: Array, group: int = 0) -> Array:
+        """A level for each half byte: of each ``group`` of bytes (0: of all) the low halves, then the high ones."""
         places, part, result = self.room(x.shape[1], np.intp), self.room(x.shape[1]), self.room(2 * x.shape[1])
         self.call(np.copyto, places, x)
-        halves = result.view(f"V{x.shape[1]}")
+        whole = np.dtype(f"V{group or x.shape[1]}")
+        halves = result.view(whole).reshape(self.count, -1, 2)
         for k, table in enumerate((np.tile(levels, 16), np.repeat(levels, 16))):
             # In any mode but "raise" NumPy writes straight into the output.
             self.call(table.take, places, 0, part.view(np.int8), "clip")
-            self.call(np.copyto, halves[:, k : k + 1], part.view(halves.dtype))
+            self.call(np.copyto, halves[..., k], part.view(whole))
         return result.view(np.int8)
 
     # --- values -----------------------------------------------------------------------------------------------------
@@ -304,15 +307,21 @@ class _Decoding:
             self.scaling.append((change, offset))
 
 
-_DECODINGS: Final[dict[str, Callable[[_Decoding], None]]] = {}
+_DECODINGS: Final[dict[str, Callable[[Decoding], None]]] = {}
 _FORMATS: Final[dict[str, np.dtype[Any]]] = {}
 """The fields of a block of each type, in the order in which they lie."""
 
 
-def _decodes(name: str, **fields: str) -> Callable[[Callable[[_Decoding], None]], None]:
+def _decoding_of(dtype: DType) -> Callable[[Decoding], None]:
+    if dtype.name not in _DECODINGS:
+        import opweave.ops.codebook_blocks  # noqa: F401  # most programs have none of these types
+    return _DECODINGS[dtype.name]
+
+
+def decodes(name: str, **fields: str) -> Callable[[Callable[[Decoding], None]], None]:
     """Decorator: the function decodes the type ``name``, whose blocks have these fields of these NumPy types."""
 
-    def register(function: Callable[[_Decoding], None]) -> None:
+    def register(function: Callable[[Decoding], None]) -> None:
         _DECODINGS[name], _FORMATS[name] = function, np.dtype(list(fields.items()))
 
     return register
@@ -321,65 +330,65 @@ def _decodes(name: str, **fields: str) -> Callable[[Callable[[_Decoding], None]]
 # --- 32 elements, one scale (and offset) ----------------------------------------------------------------------------
 
 
-@_decodes("q4_0", d="<f2", q="V16")
-def _q4_0(t: _Decoding) -> None:
+@decodes("q4_0", d="<f2", q="V16")
+def _q4_0(t: Decoding) -> None:
     t.finish(t.less(t.planes(t.field("q", 16), 4, 16), 8), t.half("d"))
 
 
-@_decodes("q4_1", d="<f2", m="<f2", q="V16")
-def _q4_1(t: _Decoding) -> None:
+@decodes("q4_1", d="<f2", m="<f2", q="V16")
+def _q4_1(t: Decoding) -> None:
     t.finish(t.planes(t.field("q", 16), 4, 16), t.half("d"), np.add, t.half("m"))
 
 
-def _five_bits(t: _Decoding) -> Array:
+def _five_bits(t: Decoding) -> Array:
     q = t.planes(t.field("q", 16), 4, 16)
     t.join(q, t.spread(t.field("fifth", 4), 4))
     return q
 
 
-@_decodes("q5_0", d="<f2", fifth="V4", q="V16")
-def _q5_0(t: _Decoding) -> None:
+@decodes("q5_0", d="<f2", fifth="V4", q="V16")
+def _q5_0(t: Decoding) -> None:
     t.finish(t.less(_five_bits(t), 16), t.half("d"))
 
 
-@_decodes("q5_1", d="<f2", m="<f2", fifth="V4", q="V16")
-def _q5_1(t: _Decoding) -> None:
+@decodes("q5_1", d="<f2", m="<f2", fifth="V4", q="V16")
+def _q5_1(t: Decoding) -> None:
     t.finish(_five_bits(t), t.half("d"), np.add, t.half("m"))
 
 
-@_decodes("q8_0", d="<f2", q="V32")
-def _q8_0(t: _Decoding) -> None:
+@decodes("q8_0", d="<f2", q="V32")
+def _q8_0(t: Decoding) -> None:
     t.finish(t.field("q", 32).view(np.int8), t.half("d"))
 
 
-_IQ4_LEVELS: Final = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+IQ4_LEVELS: Final = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 """The 16 levels of iq4_nl, spaced like the quantiles of weights."""
 
 
-@_decodes("iq4_nl", d="<f2", q="V16")
-def _iq4_nl(t: _Decoding) -> None:
-    t.finish(t.lookup(t.field("q", 16), _IQ4_LEVELS), t.half("d"))
+@decodes("iq4_nl", d="<f2", q="V16")
+def _iq4_nl(t: Decoding) -> None:
+    t.finish(t.lookup(t.field("q", 16), IQ4_LEVELS), t.half("d"))
 
 
-_E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 """Twice the values of the 4-bit float with 2 exponent bits and 1 mantissa bit (OCP Microscaling Formats, 2023)."""
 _E8M0: Final = np.ldexp(np.float32(1), np.arange(256) - 128)
 """The values of a byte that is an exponent, where 127 means 1; half of them, since the others are doubled."""
 
 
-@_decodes("mxfp4", e="u1", q="V16")
-def _mxfp4(t: _Decoding) -> None:
+@decodes("mxfp4", e="u1", q="V16")
+def _mxfp4(t: Decoding) -> None:
     t.loads["e"] = exponent = t.room(1, np.intp)
     scale = t.room(1, np.float32)
     t.call(_E8M0.take, exponent, 0, scale, "clip")
-    t.finish(t.lookup(t.field("q", 16), _E2M1), scale)
+    t.finish(t.lookup(t.field("q", 16), E2M1), scale)
 
 
 # --- 256 elements: scales of parts of 16 or 32, themselves scaled by an f16 -----------------------------------------
 
 
-@_decodes("q2_k", scales="V16", q="V64", d="<f2", m="<f2")
-def _q2_k(t: _Decoding) -> None:
+@decodes("q2_k", scales="V16", q="V64", d="<f2", m="<f2")
+def _q2_k(t: Decoding) -> None:
     both = t.field("scales", 16)  # low half: scale, high half: offset
     scale, offset = t.room(16), t.room(16)
     t.take_bits(both, 0, 15, scale)
@@ -388,8 +397,8 @@ def _q2_k(t: _Decoding) -> None:
     t.finish(q, t.floats(scale, t.half("d")), np.subtract, t.floats(offset, t.half("m")))
 
 
-@_decodes("q3_k", third="V32", q="V64", low="V8", high="V4", d="<f2")
-def _q3_k(t: _Decoding) -> None:
+@decodes("q3_k", third="V32", q="V64", low="V8", high="V4", d="<f2")
+def _q3_k(t: Decoding) -> None:
     six = t.planes(t.field("low", 8), 4, 8)
     t.join(six, t.planes(t.field("high", 4), 2, 4, at=4))
     q = t.planes(t.field("q", 64), 2, 32)
@@ -397,7 +406,7 @@ def _q3_k(t: _Decoding) -> None:
     t.finish(t.less(q, 4), t.floats(t.less(six, 32), t.half("d")))
 
 
-def _scales_of_8(t: _Decoding) -> tuple[Array, Array]:
+def _scales_of_8(t: Decoding) -> tuple[Array, Array]:
     """Eight 6-bit scales and eight 6-bit offsets packed into 12 bytes (q4_k, q5_k), as f32."""
     rest, top, low = t.field("rest", 4), t.room(4), t.room(4)
     result = []
@@ -414,22 +423,22 @@ def _scales_of_8(t: _Decoding) -> tuple[Array, Array]:
     return result[0], result[1]
 
 
-@_decodes("q4_k", d="<f2", m="<f2", scales="V4", offsets="V4", rest="V4", q="V128")
-def _q4_k(t: _Decoding) -> None:
+@decodes("q4_k", d="<f2", m="<f2", scales="V4", offsets="V4", rest="V4", q="V128")
+def _q4_k(t: Decoding) -> None:
     scale, offset = _scales_of_8(t)
     t.finish(t.planes(t.field("q", 128), 4, 32), scale, np.subtract, offset)
 
 
-@_decodes("q5_k", d="<f2", m="<f2", scales="V4", offsets="V4", rest="V4", fifth="V32", q="V128")
-def _q5_k(t: _Decoding) -> None:
+@decodes("q5_k", d="<f2", m="<f2", scales="V4", offsets="V4", rest="V4", fifth="V32", q="V128")
+def _q5_k(t: Decoding) -> None:
     scale, offset = _scales_of_8(t)
     q = t.planes(t.field("q", 128), 4, 32)
     t.join(q, t.planes(t.field("fifth", 32), 1, 32, at=4))
     t.finish(q, scale, np.subtract, offset)
 
 
-@_decodes("q6_k", low="V128", high="V64", scales="V16", d="<f2")
-def _q6_k(t: _Decoding) -> None:
+@decodes("q6_k", low="V128", high="V64", scales="V16", d="<f2")
+def _q6_k(t: Decoding) -> None:
     q = t.planes(t.field("low", 128), 4, 64)
     t.join(q, t.planes(t.field("high", 64), 2, 32, at=4))
     t.finish(t.less(q, 32), t.floats(t.field("scales", 16).view(np.int8), t.half("d")))

@@ -39,13 +39,13 @@ Array = np.ndarray[Any, Any]
 Form = Literal["", "halves", "bytes"]
 """``halves``: integers as one or two of 4 bits. ``bytes``: as one of 8. ``""``: no quantized weight."""
 
-FOUR_BITS: Final = frozenset({"q4_0", "q4_1", "q4_k", "q3_k", "q2_k"})
+FOUR_BITS: Final = frozenset({"q4_0", "q4_1", "q4_k", "q3_k", "q2_k", "tq1_0", "tq2_0"})
 """Types whose integers have at most 16 levels."""
 
 OFFSETS: Final = frozenset({"q4_1", "q5_1", "q2_k", "q4_k", "q5_k"})
 """Types with an offset a block; their integers have no sign, those of the others have one."""
 
-_PARTS_OF_16: Final = frozenset({"q2_k", "q3_k", "q6_k"})
+_PARTS_OF_16: Final = frozenset({"q2_k", "q3_k", "q6_k", "iq2_s", "iq2_xs", "iq1_m", "nvfp4"})
 
 
 class Piece(NamedTuple):

@@ -1,6 +1,6 @@
 // Quantized blocks in the public GGUF layout: BYTES bytes hold COUNT consecutive elements of a row.
 //
-// Macros: BLOCKS_<name>, the type.
+// Macros: BLOCKS_<name>, the type; CODEBOOK, the numbers of the levels of its codebook, if it has one.
 //   decode(block, part)        elements 16 * part .. 16 * part + 15 of a block; fastest where ``part`` is a constant
 //   decode_row(block, to, n)   the first n elements of a row of blocks, into local memory
 //
@@ -82,6 +82,28 @@ static inline int16 sixteen_bits(__global const uchar *p)
     return ((int16)bits >> (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)) & 16;
 }
 
+#if defined(BLOCKS_iq4_nl) || defined(BLOCKS_iq4_xs)
+__constant float levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static inline float16 levelled(const float scale, const int16 q)
+{
+#ifdef PICK
+    return PICK(scale * vload16(0, levels), q);
+#else
+    return scale * (float16)(
+        levels[q.s0], levels[q.s1], levels[q.s2], levels[q.s3], levels[q.s4], levels[q.s5], levels[q.s6], levels[q.s7],
+        levels[q.s8], levels[q.s9], levels[q.sa], levels[q.sb], levels[q.sc], levels[q.sd], levels[q.se], levels[q.sf]);
+#endif
+}
+#endif
+
+// Twice the values of E2M1: 0 1 2 3, then 4 6, then 8 12, and the sign above.
+static inline float16 doubled_e2m1(const int16 q)
+{
+    const int16 size = q & 7, step = q & 1;
+    const int16 doubled = size < 4 ? size : size < 6 ? 4 + 2 * step : 8 + 4 * step;
+    return as_float16(as_int16(convert_float16(doubled)) | (q & 8) << 28);
+}
+
 #if defined(BLOCKS_q4_0)
 #define BYTES 18
 #define COUNT 32
@@ -127,17 +149,9 @@ static inline float16 decode(__global const uchar *b, const int part)
 #elif defined(BLOCKS_iq4_nl)
 #define BYTES 18
 #define COUNT 32
-__constant float levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 static inline float16 decode(__global const uchar *b, const int part)
 {
-    const int16 q = nibbles(BYTES16(b + 2), part);
-#ifdef PICK
-    return PICK(half_at(b) * vload16(0, levels), q);
-#else
-    return half_at(b) * (float16)(
-        levels[q.s0], levels[q.s1], levels[q.s2], levels[q.s3], levels[q.s4], levels[q.s5], levels[q.s6], levels[q.s7],
-        levels[q.s8], levels[q.s9], levels[q.sa], levels[q.sb], levels[q.sc], levels[q.sd], levels[q.se], levels[q.sf]);
-#endif
+    return levelled(half_at(b), nibbles(BYTES16(b + 2), part));
 }
 
 #elif defined(BLOCKS_mxfp4)
@@ -145,12 +159,21 @@ static inline float16 decode(__global const uchar *b, const int part)
 #define COUNT 32
 static inline float16 decode(__global const uchar *b, const int part)
 {
-    // Twice the values of E2M1: 0 1 2 3, then 4 6, then 8 12, and the sign above. The scale is an exponent, 127 is 1.
-    const int16 q = nibbles(BYTES16(b + 1), part);
-    const int16 size = q & 7, step = q & 1;
-    const int16 doubled = size < 4 ? size : size < 6 ? 4 + 2 * step : 8 + 4 * step;
+    // The scale is an exponent, 127 is 1.
     const float scale = b[0] < 2 ? as_float(0x00200000u << b[0]) : as_float((uint)(b[0] - 1) << 23);
-    return scale * as_float16(as_int16(convert_float16(doubled)) | (q & 8) << 28);
+    return scale * doubled_e2m1(nibbles(BYTES16(b + 1), part));
+}
+
+#elif defined(BLOCKS_nvfp4)
+#define BYTES 36
+#define COUNT 64
+static inline float16 decode(__global const uchar *b, const int part)
+{
+    // Four scales of 4 exponent and 3 mantissa bits, of which all set are 0; then 8 bytes for each.
+    const int code = b[part], exponent = code >> 3 & 15;
+    const float scale = exponent ? as_float((exponent + 119) << 23 | (code & 7) << 20) : 0x1p-10f * (code & 7);
+    const uchar8 bytes = vload8(0, b + 4 + 8 * part);
+    return (code == 127 ? 0.0f : scale) * doubled_e2m1(convert_int16((uchar16)(bytes & (uchar8)15, bytes >> (uchar8)4)));
 }
 
 #elif defined(BLOCKS_q2_k)
@@ -211,6 +234,48 @@ static inline float16 decode(__global const uchar *b, const int part)
     const int16 high = convert_int16(BYTES16(b + 128 + part / 8 * 32 + part % 2 * 16)) >> part % 8 / 2 * 2 & 3;
     return half_at(b + 208) * (char)b[192 + part] * convert_float16((low | high << 4) - 32);
 }
+
+#elif defined(BLOCKS_iq4_xs)
+#define BYTES 136
+#define COUNT 256
+static inline float16 decode(__global const uchar *b, const int part)
+{
+    // f16 scale; eight scales of 6 bits, two bits each in a word, four in the halves of four bytes
+    const int eighth = part / 2, high = (b[2] | b[3] << 8) >> 2 * eighth & 3, low = b[4 + part / 4] >> eighth % 2 * 4;
+    return levelled(half_at(b) * (((low & 15) | high << 4) - 32), nibbles(BYTES16(b + 8 + 16 * eighth), part % 2));
+}
+
+#elif defined(BLOCKS_tq1_0)
+#define BYTES 54
+#define COUNT 256
+static inline float16 decode(__global const uchar *b, const int part)
+{
+    // A byte is a fraction of 256 with five digits in base 3, of which the last four bytes have four: first those of 32
+    // bytes, all first digits, all second ones, ...; then those of 16; then those of 4.
+    uchar16 fraction;
+    if (part == 15) {
+        const uchar4 last = vload4(0, b + 48);
+        fraction = (uchar16)(last, last * (uchar4)3, last * (uchar4)9, last * (uchar4)27);
+    }
+    else {
+        const int digit = part < 10 ? part / 2 : part - 10;
+        const uchar power = digit == 0 ? 1 : digit == 1 ? 3 : digit == 2 ? 9 : digit == 3 ? 27 : 81;
+        fraction = BYTES16(b + (part < 10 ? part % 2 * 16 : 32)) * (uchar16)power;
+    }
+    return half_at(b + 52) * convert_float16((convert_int16(fraction) * 3 >> 8) - 1);
+}
+
+#elif defined(BLOCKS_tq2_0)
+#define BYTES 66
+#define COUNT 256
+static inline float16 decode(__global const uchar *b, const int part)
+{
+    const int16 q = convert_int16(BYTES16(b + part / 8 * 32 + part % 2 * 16)) >> part % 8 / 2 * 2 & 3;
+    return half_at(b + 64) * convert_float16(q - 1);
+}
+
+#elif defined(CODEBOOK)
+#include "codebook_blocks.cl"
 #endif
 
 static inline void decode_row(__global const uchar *b, __local float *to, const int n)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
 from opweave.graph.dtypes import DTYPES, DType
+from opweave.ops.codebooks import packed_codebook
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded, padded_strides
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
-__all__ = ["QUANTIZED", "not_in_rows"]
+__all__ = ["QUANTIZED", "block_macros", "not_in_rows"]
 
 QUANTIZED: Final = " ".join(name for name, t in DTYPES.items() if t.is_quantized)
 """The types that ``blocks.cl`` decodes: all that opweave has."""
+
+
+@cache
+def block_macros(dtype: DType) -> Mapping[str, str]:
+    """The macros by which ``blocks.cl`` decodes a type."""
+    macros = {"BLOCKS": "1", f"BLOCKS_{dtype.name}": "1"}
+    if dtype.name.startswith(("iq1", "iq2", "iq3")):
+        name = "iq1" if dtype.name.startswith("iq1") else dtype.name
+        macros["CODEBOOK"] = ",".join(map(str, packed_codebook(name).tolist()))
+    return macros
 
 
 def not_in_rows(what: str, x: Arg) -> str | None:
@@ -46,8 +59,8 @@ def embedding(stream: OpenCLStream, op: str, out: Arg, table: Arg, ids: Arg, *, 
     words += padded_strides((o_ids, i_ids, o_inner, t_inner))
     words += [element_offset(out), table.offset, element_offset(ids), table.strides[0], table.shape[0], width]
     check = stream.indices.bind(op, table.shape[0])
-    macros = {"T": "f32", "ID": ids.dtype.name, "BLOCKS": "1", f"BLOCKS_{blocks.name}": "1"}
-    program = stream.target.programs.get("embedding", macros | check.macros)
+    macros = {"T": "f32", "ID": ids.dtype.name, **block_macros(blocks), **check.macros}
+    program = stream.target.programs.get("embedding", macros)
     operands = (out, table, ids, *check.operands)
     size = width // 16, prod(inner), ids.size
     return stream.launch(program, "take_blocks", size, (1, 1, 1), operands, [*words, *check.words])

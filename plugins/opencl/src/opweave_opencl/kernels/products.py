@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call
 from opweave.graph.dtypes import DType, f32
+from opweave_opencl.kernels.blocks import block_macros
 from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded, padded_strides
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def launch_product(stream: OpenCLStream, product: Product) -> Call:
         **p.macros,
     }
     if p.blocks is not None:
-        macros |= {"BLOCKS": "1", f"BLOCKS_{p.blocks.name}": "1"}
+        macros |= block_macros(p.blocks)
     block = width = 0
     size: tuple[int, int, int]
     if tuning.tiled:

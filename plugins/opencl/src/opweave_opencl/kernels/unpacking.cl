@@ -1,4 +1,4 @@
-// Blocks of 256 weights unpacked for processors: to bytes, and to floats that scale them, in local memory. One instruction
+// Blocks of the types q2_k to q6_k unpacked for processors: to bytes, and to floats that scale them, in local memory. One instruction
 // then moves the bit fields of 32 weights, and scales are read from memory. When 16 weights are unpacked at a time, as
 // decode does it, moving elements between lanes takes longer than the arithmetic.
 //
@@ -10,7 +10,7 @@
 //
 // Where fields lie, and the order of the arithmetic, are those of decode.
 
-#if COUNT == 256
+#if defined(BLOCKS_q2_k) || defined(BLOCKS_q3_k) || defined(BLOCKS_q4_k) || defined(BLOCKS_q5_k) || defined(BLOCKS_q6_k)
 #define UNPACKED
 
 // Elements are scale · q for signed q, or scale · q - offset; SHARING parts have one scale. Offsets lie behind the scales.

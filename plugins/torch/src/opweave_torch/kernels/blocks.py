@@ -19,7 +19,7 @@ from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, f32, i16, i32, u8
 from opweave_torch.memory import tensor, torch_dtype
 
-__all__ = ["Decoding", "decoding_arrays"]
+__all__ = ["DECODERS", "Decoding", "decoding_arrays", "fields"]
 
 
 class Decoding:
@@ -43,7 +43,7 @@ class Decoding:
         self._used = 0
         self._fields: list[tuple[int, int, Tensor]] = []
         self.values = self.new(f32, dtype.block)
-        _DECODERS[dtype.name](self)
+        DECODERS[dtype.name](self)
 
     def load(self, blocks: Tensor) -> list[Call]:
         """The calls that copy blocks into the workspace.
@@ -127,6 +127,11 @@ class Decoding:
         if offset is not None:
             self.do(torch.add, parts, offset.unsqueeze(-1), out=parts)
 
+    def centred(self, scale: Tensor, centre: int) -> None:
+        """``values = scale · (values - centre)``, in this order: infinite scales have no difference of products."""
+        self.do(torch.sub, self.values, centre, out=self.values)
+        self.scaled(scale)
+
 
 _EACH: Final = 0x01010101
 """One in each byte of a word."""
@@ -174,19 +179,13 @@ def _nibbles(d: Decoding, words: Tensor, high: Tensor | None = None) -> None:
         d.do(d.values[:, columns].copy_, part.view(torch.uint8))
 
 
-def _centred(d: Decoding, scale: Tensor, centre: int) -> None:
-    """``values = scale · (values − centre)``, in this order: infinite scales have no difference of products."""
-    d.do(torch.sub, d.values, centre, out=d.values)
-    d.scaled(scale)
-
-
 def _of_nibbles(d: Decoding, *, centre: int = 0, fifth: bool = False) -> None:
     """Scale f16, without a centre an offset f16, with ``fifth`` bits u8[4], then quants u8[16]."""
     at = 2 if centre else 4
     higher = d.bits(d.words_at(at, 4), 4) if fifth else None
     _nibbles(d, d.words_at(at + 4 * fifth, 16), higher)
     if centre:
-        _centred(d, d.half_at(0), centre)
+        d.centred(d.half_at(0), centre)
     else:
         d.scaled(d.half_at(0), d.half_at(2))
 
@@ -237,9 +236,7 @@ def _factors(d: Decoding, words: Tensor, half: Tensor, sign: int = 1) -> Tensor:
     return result
 
 
-def _fields(
-    d: Decoding, words: Tensor, width: int, higher: Tensor | None = None, bits: int = 1, apart: int = 1
-) -> None:
+def fields(d: Decoding, words: Tensor, width: int, higher: Tensor | None = None, bits: int = 1, apart: int = 1) -> None:
     """Values from fields of ``width`` bits: of each group of bytes all lowest fields, then the next ones.
 
     Args:
@@ -273,7 +270,7 @@ def _q2_k(d: Decoding) -> None:
     low, high = d.new(i32, 4), d.new(i32, 4)
     d.field(both, 0, 15, low)
     d.field(both, 4, 15, high)
-    _fields(d, d.words_at(16, 64).view(d.count, 2, 8), 2)
+    fields(d, d.words_at(16, 64).view(d.count, 2, 8), 2)
     d.scaled(_factors(d, low, d.half_at(80)), _factors(d, high, d.half_at(82), -1))
 
 
@@ -290,8 +287,8 @@ def _q3_k(d: Decoding) -> None:
     d.do(scale.copy_, six.view(torch.uint8))
     d.do(torch.sub, scale, 32, out=scale)
     d.do(torch.mul, scale, d.half_at(108), out=scale)
-    _fields(d, d.words_at(32, 64).view(d.count, 2, 8), 2, _shifted(d, d.words_at(0, 32), range(0, 8, 4)))
-    _centred(d, scale, 4)
+    fields(d, d.words_at(32, 64).view(d.count, 2, 8), 2, _shifted(d, d.words_at(0, 32), range(0, 8, 4)))
+    d.centred(scale, 4)
 
 
 def _scales_of_8(d: Decoding) -> tuple[Tensor, Tensor]:
@@ -311,28 +308,28 @@ def _scales_of_8(d: Decoding) -> tuple[Tensor, Tensor]:
 
 def _q4_k(d: Decoding) -> None:
     # d f16, dmin f16, scales u8[12], quants u8[128]
-    _fields(d, d.words_at(16, 128).view(d.count, 4, 8), 4)
+    fields(d, d.words_at(16, 128).view(d.count, 4, 8), 4)
     d.scaled(*_scales_of_8(d))
 
 
 def _q5_k(d: Decoding) -> None:
     # d f16, dmin f16, scales u8[12], fifth bits u8[32], quants u8[128]
     fifth = _shifted(d, d.words_at(16, 32), range(0, 8, 2))
-    _fields(d, d.words_at(48, 128).view(d.count, 4, 8), 4, fifth)
+    fields(d, d.words_at(48, 128).view(d.count, 4, 8), 4, fifth)
     d.scaled(*_scales_of_8(d))
 
 
 def _q6_k(d: Decoding) -> None:
     # low halves u8[128], high pairs u8[64], scales i8[16], d f16
     pairs = _shifted(d, d.words_at(128, 64).view(d.count, 2, 8), range(0, 4, 2))
-    _fields(d, d.words_at(0, 128).view(d.count, 2, 16), 4, pairs.view(d.count, 2, 16), 2, 4)
+    fields(d, d.words_at(0, 128).view(d.count, 2, 16), 4, pairs.view(d.count, 2, 16), 2, 4)
     scale = d.new(f32, 16)
     d.do(scale.copy_, d.bytes_at(192, 16).view(torch.int8))
     d.do(torch.mul, scale, d.half_at(208), out=scale)
-    _centred(d, scale, 32)
+    d.centred(scale, 32)
 
 
-_DECODERS: Final[dict[str, Callable[[Decoding], None]]] = {
+DECODERS: Final[dict[str, Callable[[Decoding], None]]] = {
     "q4_0": partial(_of_nibbles, centre=8),
     "q4_1": _of_nibbles,
     "q5_0": partial(_of_nibbles, centre=16, fifth=True),
