@@ -36,10 +36,10 @@ NAMES = """
 
 CONTRACT_NAMES = """
     HOST_SPACE
-    AbortCallback Arg Backend Buffer BufferType Call Caps Device DeviceProps Event Features Group Kind MemorySpace
-    MultiBuffer Offloading Plan SetThreads SplitBuffers Step StepError Stream Structure Usage
+    Arg Backend Buffer BufferType Call Caps Device DeviceProps Event Features Group Kind MemorySpace
+    MultiBuffer Offloading Plan Rows SetThreads SplitBuffers Step StepError Stream Structure Usage
     WorkerStream
-    mapped pointwise_groups structure_of
+    flat_rows mapped pointwise_groups structure_of
 """.split()  # noqa: SIM905
 
 MODULES = [(opweave, NAMES), (opweave.contract, CONTRACT_NAMES)]

@@ -16,10 +16,12 @@ from opweave.contract.memory import BufferType
 from opweave.contract.multibuffer import MultiBuffer
 from opweave.contract.space import CHANGES, Usage
 from opweave.contract.step import Arg
+from opweave.contract.stream import Stream
 from opweave.errors import (
     AllocationError,
     DTypeError,
     ExecutionError,
+    LayoutError,
     SchedulerError,
     ShapeError,
     UnsupportedOpError,
@@ -28,7 +30,8 @@ from opweave.graph.arrays import host_array
 from opweave.graph.dtypes import DType
 from opweave.graph.leaf import Location, Placement
 from opweave.graph.tensor import Tensor
-from opweave.host.storage import array_shape, dense_arg, read, write
+from opweave.host import regions
+from opweave.host.storage import array_shape, read, write
 
 __all__ = [
     "place",
@@ -243,15 +246,19 @@ def place(tensor: Tensor, buffer: Buffer, offset: int = 0) -> Placement:
     return made
 
 
-def read_leaf(tensor: Tensor) -> np.ndarray[Any, Any]:
+def read_leaf(tensor: Tensor, *, stream: Stream | None = None) -> np.ndarray[Any, Any]:
     """The current values of a state, weight or constant, or of a view of one, as a new array.
 
     Its shape and dtype are those of the tensor; of quantized tensors it is ``uint8`` and the last axis counts bytes.
-    Waits for work on the device of the tensor.
+
+    Args:
+        stream: read in the order of this stream, whose device reaches the memory; the array has the values after
+            ``stream.synchronize()``. ``None``: wait for work on the device of the tensor, and read.
 
     Raises:
         SchedulerError: the tensor has no values outside of a run, or no bytes.
         ExecutionError: a failed run left the state half written, or queued work of its device failed.
+        LifetimeError: ``stream`` is closed or busy, or its device does not reach the memory.
     """
     check_tensor("read", tensor)
     owner = tensor.memory
@@ -264,45 +271,78 @@ def read_leaf(tensor: Tensor) -> np.ndarray[Any, Any]:
     if 0 in shape:
         return np.empty(shape, tensor.dtype.numpy)
     if leaf.placement is not None:
-        buffer, offset, _ = leaf.placement
-        buffer.device.synchronize()
-        return read(Arg(buffer, offset + tensor.offset, tensor.dtype, tensor.shape, tensor.strides))
+        arg = _placed_arg(tensor, leaf.placement)
+        if stream is not None:
+            return regions.download(stream, arg, shape)
+        leaf.placement.buffer.device.synchronize()
+        return read(arg)
     if leaf.data is not None:
         values = leaf.data
     elif leaf.kind == "state":
         values = np.full(owner.shape, leaf.fill, owner.dtype.numpy)
     else:
         raise SchedulerError(f"{tensor.describe()} has no bytes; it can be used for planning, not read")
-    strides = (*tensor.strides[:-1], 1) if tensor.dtype.block > 1 else tensor.strides
-    return np.array(np.ndarray(shape, values.dtype, np.ascontiguousarray(values), tensor.offset, strides), copy=True)
+    return np.array(_shown(tensor, np.ascontiguousarray(values)), copy=True)
 
 
-def write_state(tensor: Tensor, values: Any) -> None:
-    """Set all values of a state. A state that a failed run left half written can be read again afterwards.
+def write_state(tensor: Tensor, values: Any, *, stream: Stream | None = None) -> None:
+    """Set the values of a state, or those that a view of it shows (``state[3:5]``).
+
+    A state that a failed run left half written can be read again once all of it was written.
 
     Args:
-        tensor: the state itself, not a view or a later version of it.
-        values: an array or nested sequences of the shape of the state. They are rounded to a float dtype, but must be
+        tensor: the state or a view of it, not of a later version.
+        values: an array or nested sequences of the shape of ``tensor``. They are rounded to a float dtype, but must be
             representable in an integer dtype.
+        stream: write in the order of this stream, whose device reaches the memory. An array of the dtype of the state
+            must not be changed before ``stream.synchronize()``. ``None``: wait for work on the device, and write.
 
     Raises:
-        SchedulerError: the tensor is not a state.
+        SchedulerError: neither a state nor a view of one, or ``stream`` is given and the state lies nowhere yet.
         ShapeError, DTypeError: values of another shape, or that the dtype cannot represent.
-        ExecutionError: queued work of the device failed.
+        LayoutError: a view that shows elements repeatedly.
+        ExecutionError: queued work of the device failed, or a part of a half written state.
+        LifetimeError: ``stream`` is closed or busy, or its device does not reach the memory.
     """
     check_tensor("write", tensor)
-    leaf = tensor.leaf
-    if leaf is None or leaf.kind != "state":
-        raise SchedulerError(f"{tensor.describe()} is not a state; only states can be written")
+    owner = tensor.memory
+    leaf = owner.leaf
+    if leaf is None or leaf.kind != "state" or tensor.root is not owner:
+        raise SchedulerError(f"{tensor.describe()} is not a state or a view of one; only states can be written")
     array = values_for(tensor.describe(), values, tensor.dtype)
-    if array.shape != tensor.shape:
+    shape = array_shape(tensor.shape, tensor.dtype)
+    if array.shape != shape:
         raise ShapeError(f"values of shape {array.shape} do not fit {tensor.describe()}")
+    if any(stride == 0 and n > 1 for n, stride in zip(tensor.shape, tensor.strides, strict=True)):
+        raise LayoutError(f"{tensor.describe()} shows elements repeatedly; write to the state itself")
+    whole = tensor.size == owner.size
+    if leaf.damaged and not whole:
+        raise ExecutionError(f"{leaf.damaged}; a part of it does not make it whole", states=(leaf.name,))
     if leaf.placement is None:
-        leaf.data = np.array(array, copy=True)
-    else:
-        leaf.placement.buffer.device.synchronize()
-        write(dense_arg(leaf.placement.buffer, leaf.placement.offset, tensor.dtype, tensor.shape), array)
+        if stream is not None:
+            raise SchedulerError(f"{owner.describe()} lies nowhere yet, so that no stream writes it; give it a device")
+        if leaf.data is None:
+            leaf.data = np.full(array_shape(owner.shape, owner.dtype), leaf.fill, owner.dtype.numpy)
+        _shown(tensor, leaf.data)[...] = array
+    elif array.size:
+        arg = _placed_arg(tensor, leaf.placement)
+        if stream is not None:
+            regions.upload(stream, arg, array)
+        else:
+            leaf.placement.buffer.device.synchronize()
+            write(arg, array)
     leaf.damaged = ""
+
+
+def _placed_arg(tensor: Tensor, placement: Location) -> Arg:
+    """A leaf, or a view of one, where it lies."""
+    return Arg(placement.buffer, placement.offset + tensor.offset, tensor.dtype, tensor.shape, tensor.strides)
+
+
+def _shown(tensor: Tensor, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What a leaf, or a view of one, shows of the leaf's dense values, not a copy."""
+    strides = (*tensor.strides[:-1], 1) if tensor.dtype.block > 1 else tensor.strides
+    return np.ndarray(array_shape(tensor.shape, tensor.dtype), values.dtype, values, tensor.offset, strides)
 
 
 def values_for(what: str, values: Any, dtype: DType) -> np.ndarray[Any, Any]:

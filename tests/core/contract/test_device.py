@@ -11,7 +11,6 @@ import pytest
 
 from opweave.contract import (
     HOST_SPACE,
-    AbortCallback,
     Arg,
     Backend,
     BufferType,
@@ -258,9 +257,7 @@ def test_optional_procedures_are_found_by_protocol_and_by_name():
     assert backend.extension(Features).features() == {"driver": "1.0"}
     assert backend.extension(Tune).tune(1) == backend.extension("tune")(1) == "tuned for 1 s"
     for missing in (
-        AbortCallback,
         SplitBuffers,
-        "set_abort_callback",
         "split_buffer_type",
         "nonsense",
         "_private",

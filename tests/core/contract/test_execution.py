@@ -394,14 +394,47 @@ def test_transfers_are_checked(make):
 
 
 def test_copies_between_streams_are_direct_where_the_device_can(device, stream):
-    source, target, host = device.alloc(64), device.alloc(64), HostDevice().alloc(64)
+    source, target = device.alloc(64), device.alloc(64)
     source.upload(0, ONES)
     assert stream.copy_from(target, 0, source, 0, 64)
-    assert not stream.copy_from(target, 0, host, 0, 64)
     stream.synchronize()
     assert (target.read().view(np.float32) == 1).all()
-    with ExampleDevice().open() as other:
-        assert not other.copy_from(other.device.alloc(64), 0, source, 0, 64)
+
+
+def test_copies_between_other_devices_go_by_way_of_the_host(device, stream):
+    """Both ways: the copy is complete when it returns, behind the work before it."""
+    host, example = HostDevice().alloc(64), ExampleDevice()
+    host.upload(0, ONES * 2)
+    target = device.alloc(64)
+    stream.upload(target, 0, ONES)
+    assert not stream.copy_from(target, 0, host, 0, 64)
+    assert (target.read().view(np.float32) == 2).all()
+    with example.open() as other:
+        far = example.alloc(64)
+        assert not other.copy_from(far, 0, target, 0, 64)
+        assert (far.read().view(np.float32) == 2).all()
+
+
+def test_copies_see_what_the_stream_of_the_source_was_given_before(device, stream):
+    source = device.alloc(64)
+    for other in (OtherAsyncDevice(), ExampleDevice(), HostDevice()):
+        target = other.alloc(64)
+        for value in (1.0, 3.0):
+            stream.upload(source, 0, ONES * value)  # slow
+            with other.open() as reader:
+                reader.copy_from(target, 0, source, 0, 64, source=stream)
+                reader.synchronize()
+                assert (target.read().view(np.float32) == value).all()
+
+
+def test_a_copy_behind_failed_work_of_the_source_is_refused(device, stream):
+    source, out, target = vector(device.alloc(64)), vector(device.alloc(64)), HostDevice().alloc(64)
+    stream.compile([Step("exp", out, (source,), {})]).run()
+    with HostDevice().open() as reader, pytest.raises(ExecutionError):
+        reader.copy_from(target, 0, source.buffer, 0, 64, source=stream)
+    with pytest.raises(ExecutionError):
+        stream.synchronize()
+    stream.recover()
 
 
 # --- events -----------------------------------------------------------------------------------------------------------

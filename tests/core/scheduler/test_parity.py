@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.contract import HOST_SPACE, AbortCallback, SplitBuffers
+from opweave.contract import SplitBuffers
 from opweave.contract.kernels import KernelTable
 from opweave.host.device import HostDevice
-from opweave.host.memory import HostMemory
 from opweave.training import SGD, AdamW
-from tests.support.devices import Plain, Separate, reference_kernel
+from tests.support.devices import Plain, Separate
 
 F = np.float32
 Array = np.ndarray[Any, Any]
@@ -612,45 +611,6 @@ def test_split_buffers_are_found_and_put_a_tensor_in_shards(x):
     assert [s.target.name for s in program.splits] == ["cards:0"]
     v = array(4, 6, seed=1)
     np.testing.assert_allclose(program.run(x=v), v @ array(8, 6).T, rtol=1e-5)
-
-
-class Patient(HostMemory):
-    """Calls a function before each step, which decides whether to go on."""
-
-    kind = ow.Kind.CPU
-    kernels = KernelTable("f32", "strided")
-    stop: Callable[[], bool] = staticmethod(lambda: False)
-
-
-@Patient.kernels("neg")
-def patient_neg(stream: ow.Stream, op: str, out: ow.Arg, *srcs: ow.Arg, **attrs: Any) -> Callable[[], Any]:
-    call = reference_kernel(stream, op, out, *srcs, **attrs)
-
-    def ask_first() -> None:
-        if stream.device.stop():  # type: ignore[attr-defined]
-            raise ow.Cancelled("the callback said so")
-        call()
-
-    return ask_first
-
-
-class Abortable(Family):
-    def set_abort_callback(self, callback: Callable[[], bool]) -> None:
-        for device in self._devices:
-            device.stop = callback  # type: ignore[attr-defined]
-
-
-def test_an_abort_callback_is_asked_while_work_runs(x):
-    device = Patient()
-    assert device.space is HOST_SPACE
-    backend = registry_of(Abortable("patient", device)).backend("patient")
-    program = ow.Scheduler(device).build(ow.neg(x))
-    program.run(x=array(4, 6))
-    answers = [True, False]
-    backend.extension(AbortCallback).set_abort_callback(answers.pop)
-    program.run(x=array(4, 6))
-    with pytest.raises(ow.Cancelled, match="the callback said so"):
-        program.run(x=array(4, 6))
 
 
 def test_an_event_is_freed_with_its_last_reference():

@@ -4,7 +4,7 @@
 used as they are.
 """
 
-from opweave.contract.backend import AbortCallback, Backend, Features, SetThreads, SplitBuffers
+from opweave.contract.backend import Backend, Features, SetThreads, SplitBuffers
 from opweave.contract.buffer import Buffer
 from opweave.contract.capabilities import Caps, DeviceProps, Kind
 from opweave.contract.device import Device
@@ -15,6 +15,7 @@ from opweave.contract.memory import BufferType, mapped
 from opweave.contract.multibuffer import MultiBuffer
 from opweave.contract.offloading import Offloading
 from opweave.contract.plan import Plan, StepError
+from opweave.contract.rows import Rows, flat_rows
 from opweave.contract.space import HOST_SPACE, MemorySpace, Usage
 from opweave.contract.step import Arg, Call, Group, Step
 from opweave.contract.stream import Stream
@@ -22,7 +23,6 @@ from opweave.contract.worker import WorkerStream
 
 __all__ = [
     "HOST_SPACE",
-    "AbortCallback",
     "Arg",
     "Backend",
     "Buffer",
@@ -39,6 +39,7 @@ __all__ = [
     "MultiBuffer",
     "Offloading",
     "Plan",
+    "Rows",
     "SetThreads",
     "SplitBuffers",
     "Step",
@@ -47,6 +48,7 @@ __all__ = [
     "Structure",
     "Usage",
     "WorkerStream",
+    "flat_rows",
     "mapped",
     "pointwise_groups",
     "structure_of",

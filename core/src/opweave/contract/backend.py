@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from opweave.contract.device import Device
     from opweave.contract.memory import BufferType
 
-__all__ = ["AbortCallback", "Backend", "Features", "SetThreads", "SplitBuffers"]
+__all__ = ["Backend", "Features", "SetThreads", "SplitBuffers"]
 
 P = TypeVar("P")
 
@@ -68,14 +68,6 @@ class SetThreads(Protocol):
 
     def set_threads(self, n: int) -> None:
         """Use ``n`` threads, at least 1, from the next kernel on."""
-
-
-@runtime_checkable
-class AbortCallback(Protocol):
-    """Running work can be ended early by a function of the caller."""
-
-    def set_abort_callback(self, callback: Any) -> None:
-        """``callback()`` is called repeatedly while work runs; ``True`` ends that work. ``None`` removes it."""
 
 
 @runtime_checkable

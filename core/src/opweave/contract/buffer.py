@@ -15,6 +15,7 @@ from weakref import ref
 import numpy as np
 
 from opweave.contract.discarding import discard, reclaim
+from opweave.contract.rows import as_rows, rows_in
 from opweave.contract.space import CHANGES, Handle, Usage, as_bytes, settle
 from opweave.errors import BoundsError, HazardError, LayoutError, LifetimeError
 from opweave.graph.dtypes import u8
@@ -193,6 +194,58 @@ class Buffer:
             self.type._download(self.handle, start, view)
         else:
             self.type._read_part(self.handle, start, size, offset - start, view)
+
+    def upload_2d(self, offset: int, pitch: int, rows: Any) -> None:
+        """Write rows at equal distances: row ``i`` goes to byte ``offset + i * pitch``. Complete when it returns. The
+        bytes between the rows keep their values.
+
+        Args:
+            pitch: bytes from the beginning of one row to that of the next.
+            rows: an array of two axes and any dtype. Each row is contiguous; rows need not follow each other.
+
+        Raises:
+            LifetimeError, BoundsError, HazardError: see `check`.
+            LayoutError: not such an array, rows that overlap, or a range as `upload` refuses it.
+        """
+        given = as_rows(rows, pitch)
+        size = self._check_rows(offset, pitch, given.shape, write=True)
+        if not given.size:
+            return
+        if size == given.size:
+            self.upload(offset, np.ascontiguousarray(given))
+        elif self.is_host:
+            np.copyto(self.view(offset, u8, given.shape, (pitch, 1)), given)
+        elif self._prepared:
+            start, whole = self._tensor_around(offset, size)
+            data = self.read(start, whole)
+            rows_in(data, offset - start, pitch, given.shape)[...] = given
+            self.type._upload(self.handle, start, data.data)
+        else:
+            self.type._upload_2d(self.handle, offset, pitch, given)
+
+    def download_2d(self, offset: int, pitch: int, out: Any) -> None:
+        """Read rows at equal distances: row ``i`` of a writable array comes from byte ``offset + i * pitch``.
+
+        The counterpart of `upload_2d`, which has the same arguments. Raises what `download` raises, and `LayoutError`
+        for arrays as `upload_2d`.
+        """
+        given = as_rows(out, pitch, writable=True)
+        size = self._check_rows(offset, pitch, given.shape)
+        if not given.size:
+            return
+        if self.is_host:
+            np.copyto(given, self.view(offset, u8, given.shape, (pitch, 1)))
+        elif self._prepared or (size == given.size and given.flags.c_contiguous):
+            given[...] = rows_in(self.read(offset, size), 0, pitch, given.shape)
+        else:
+            self.type._download_2d(self.handle, offset, pitch, given)
+
+    def _check_rows(self, offset: int, pitch: int, shape: tuple[int, int], *, write: bool = False) -> int:
+        """Check the range of rows of bytes; gives its size."""
+        count, width = shape
+        size = (count - 1) * pitch + width if count else 0
+        self.check(offset, size, write=write)
+        return size
 
     def _tensor_around(self, offset: int, size: int) -> tuple[int, int]:
         """Offset and bytes of the prepared tensor that contains a range; the range itself if none was prepared."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from opweave.contract.memory import copy_by_host, fill_by_upload
+from opweave.contract.rows import Rows, download_rows, upload_rows
 from opweave.contract.stream import Stream
 from opweave.errors import UnsupportedOpError
 
@@ -78,6 +79,20 @@ class DeviceHooks:
     def _bind_download(self, mem: Handle, offset: int, out: memoryview) -> Call:
         """A function that calls ``_download`` and is called many times."""
         return partial(self._download, mem, offset, out)
+
+    def _upload_2d(self, mem: Handle, offset: int, pitch: int, rows: Rows) -> None:
+        """Write rows of bytes, row ``i`` at byte ``offset + i * pitch``. Default: by ``_download`` and ``_upload`` of
+        the range, or row by row where that is large.
+
+        Args:
+            rows: ``uint8`` array of two axes with at least one element. Each row is contiguous; ``rows.strides[0]`` is
+                the distance between them in host memory (`flat_rows` gives the bytes from the first to the last one).
+        """
+        upload_rows(self._upload, self._download, mem, offset, pitch, rows)
+
+    def _download_2d(self, mem: Handle, offset: int, pitch: int, out: Rows) -> None:
+        """Read rows of bytes: the counterpart of ``_upload_2d``. Default: by ``_download``."""
+        download_rows(self._download, mem, offset, pitch, out)
 
     def _put(self, mem: Handle, offset: int, dtype: DType, shape: Shape, array: Any, borrowed: bool) -> None:
         """Write a whole dense array, so that a device that keeps arrays need not make one of bytes. Optional, with

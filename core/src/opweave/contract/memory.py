@@ -17,6 +17,7 @@ import numpy as np
 from opweave.contract.buffer import Buffer
 from opweave.contract.discarding import reclaim, reclaim_all
 from opweave.contract.multibuffer import MultiBuffer
+from opweave.contract.rows import Rows, download_rows, upload_rows
 from opweave.contract.space import Handle, MemorySpace, Usage, round_up
 from opweave.errors import AllocationError, BoundsError, Broken, UnsupportedOpError
 from opweave.tracing import TRACE
@@ -243,6 +244,18 @@ class BufferType:
 
     def _download(self, mem: Handle, offset: int, out: memoryview) -> None:
         self.device._download(mem, offset, out)
+
+    def _upload_2d(self, mem: Handle, offset: int, pitch: int, rows: Rows) -> None:
+        if type(self)._upload is BufferType._upload:
+            self.device._upload_2d(mem, offset, pitch, rows)
+        else:
+            upload_rows(self._upload, self._download, mem, offset, pitch, rows)
+
+    def _download_2d(self, mem: Handle, offset: int, pitch: int, out: Rows) -> None:
+        if type(self)._download is BufferType._download:
+            self.device._download_2d(mem, offset, pitch, out)
+        else:
+            download_rows(self._download, mem, offset, pitch, out)
 
     # The hooks of the device for filling, copying, mapping and binding work with its ordinary memory only. If a
     # subclass moves bytes differently, its `_upload` and `_download` are used instead.

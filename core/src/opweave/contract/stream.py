@@ -13,12 +13,14 @@ from types import MappingProxyType
 from typing import Any, Final, Self, TypeVar
 
 from opweave.contract.buffer import Buffer
+from opweave.contract.copying import copy_bytes
 from opweave.contract.discarding import reclaim
 from opweave.contract.event import Epoch, Event
 from opweave.contract.fusing import check_fusion
 from opweave.contract.listing import listed
 from opweave.contract.operands import check_operands, check_reachable
 from opweave.contract.plan import Plan
+from opweave.contract.rows import as_rows
 from opweave.contract.space import Usage, as_bytes
 from opweave.contract.step import Arg, Group, Step
 from opweave.contract.submitting import Submitting
@@ -81,7 +83,7 @@ class Stream(Submitting):
         return type(self)._upload is not Stream._upload and self._owns(buffer)
 
     def queues_copies(self, dst: Buffer, src: Buffer) -> bool:
-        """Whether `copy_from` may be able to copy from ``src`` to ``dst`` without the host."""
+        """Whether `copy_from` may be able to queue a copy from ``src`` to ``dst``, without the host."""
         return type(self)._copy_from is not Stream._copy_from and self._owns(dst) and src.type.is_raw
 
     @property
@@ -303,29 +305,81 @@ class Stream(Submitting):
         self.settle()
         buffer.download(offset, view)
 
-    def copy_from(self, dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size: int) -> bool:
-        """Copy ``size`` bytes into a buffer that this stream's device reaches, in stream order, without the host.
+    def upload_2d(self, buffer: Buffer, offset: int, pitch: int, rows: Any) -> None:
+        """Write rows at equal distances, as `Buffer.upload_2d`, in stream order.
 
-        The caller makes sure that the source is written: its producer is complete, or this stream waits for it. The
-        stream keeps both buffers alive until the copy is complete.
+        The stream keeps the array alive until the transfer is complete; do not change it before `synchronize`. Raises
+        what `upload` and `Buffer.upload_2d` raise.
+        """
+        given = as_rows(rows, pitch)
+        size = buffer._check_rows(offset, pitch, given.shape, write=True)
+        if not self._queues_rows(buffer, given.size, "_upload", "_upload_2d"):
+            buffer.upload_2d(offset, pitch, rows)
+        elif size == given.size and given.flags.c_contiguous:
+            self.upload(buffer, offset, given)
+        else:
+            self._submit(partial(self._upload_2d, buffer, offset, pitch, given), given, buffer)
+
+    def download_2d(self, buffer: Buffer, offset: int, pitch: int, out: Any) -> None:
+        """Read rows at equal distances, as `Buffer.download_2d`, in stream order.
+
+        ``out`` is filled after `synchronize`. Raises what `download` and `Buffer.download_2d` raise.
+        """
+        given = as_rows(out, pitch, writable=True)
+        size = buffer._check_rows(offset, pitch, given.shape)
+        if not self._queues_rows(buffer, given.size, "_download", "_download_2d"):
+            buffer.download_2d(offset, pitch, out)
+        elif size == given.size and given.flags.c_contiguous:
+            self.download(buffer, offset, given)
+        else:
+            self._submit(partial(self._download_2d, buffer, offset, pitch, given), given, buffer)
+
+    def _queues_rows(self, buffer: Buffer, size: int, *hooks: str) -> bool:
+        """Whether a transfer of rows is queued; if not, this has waited for the work before it."""
+        check_reachable(self.device, buffer)
+        if size and self._owns(buffer) and any(getattr(type(self), h) is not getattr(Stream, h) for h in hooks):
+            return True
+        self._check_can_submit()
+        self.settle()
+        return False
+
+    def copy_from(
+        self, dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size: int, *, source: Stream | None = None
+    ) -> bool:
+        """Copy ``size`` bytes from any buffer into one that this stream's device reaches, in stream order: by the
+        device where it can, else by way of the host.
+
+        The copy sees what was submitted to ``source`` before. Work that is submitted to ``source`` afterwards may run
+        before the copy, unless it waits for an event of this stream. The stream keeps both buffers alive until the copy
+        is complete.
+
+        Args:
+            source: the stream that writes ``src``. Without it the caller makes sure that the source is written: its
+                producer is complete, or this stream waits for it.
 
         Returns:
-            Whether the copy was queued; ``False`` where the device cannot copy between these two buffers.
+            Whether the copy was queued. ``False``: it went by way of the host and is complete.
 
         Raises:
             BoundsError, HazardError: a range is outside of its buffer, or ``dst`` is read-only.
-            LifetimeError: a buffer was freed, ``dst`` is not reachable, or the stream is closed or busy.
+            LifetimeError: a buffer was freed, ``dst`` is not reachable, or a stream is closed or busy.
+            ExecutionError: work of ``source`` has failed.
+            LayoutError: a buffer stores whole tensors, and the range is not inside of one.
         """
         dst.check(dst_offset, size, write=True)
         src.check(src_offset, size)
         check_reachable(self.device, dst)
-        if not self.queues_copies(dst, src):
-            self._check_open()
-            return False
+        self._check_can_submit()
         if not size:
-            self._check_can_submit()
+            return self.queues_copies(dst, src)
+        if source is not None and source is not self:
+            self.wait(source.record())
+        work = partial(self._copy_from, dst, dst_offset, src, src_offset, size)
+        if self.queues_copies(dst, src) and self._submit(work, dst, src):
             return True
-        return bool(self._submit(partial(self._copy_from, dst, dst_offset, src, src_offset, size), dst, src))
+        self.settle()
+        copy_bytes(dst, dst_offset, src, src_offset, size)
+        return False
 
     def abort(self) -> None:
         """End running work early. May be called from any thread.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from opweave.contract.device import Device
     from opweave.contract.functional import Function
     from opweave.contract.plan import Plan
+    from opweave.contract.rows import Rows
     from opweave.contract.stream import Stream
 
 __all__ = ["StreamHooks"]
@@ -173,6 +174,17 @@ class StreamHooks:
     def _download(self, buffer: Buffer, offset: int, out: memoryview) -> None:
         """Queue reading ``len(out)`` bytes from byte ``offset`` into ``out``, which stays alive until complete."""
         raise NotImplementedError
+
+    def _upload_2d(self, buffer: Buffer, offset: int, pitch: int, rows: Rows) -> None:
+        """Queue writing rows of bytes, row ``i`` at byte ``offset + i * pitch``; ``rows`` as for
+        ``Device._upload_2d``. Default: an ``_upload`` for each row."""
+        for i, row in enumerate(rows):
+            self._upload(buffer, offset + i * pitch, row.data)
+
+    def _download_2d(self, buffer: Buffer, offset: int, pitch: int, out: Rows) -> None:
+        """Queue reading rows of bytes: the counterpart of ``_upload_2d``. Default: a ``_download`` for each row."""
+        for i, row in enumerate(out):
+            self._download(buffer, offset + i * pitch, row.data)
 
     def _copy_from(self, dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size: int) -> bool:
         """Queue a copy of ``size`` bytes from any buffer into memory of this device; ``False`` where the source cannot

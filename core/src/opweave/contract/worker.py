@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
     from opweave.contract.event import Event
     from opweave.contract.plan import Plan
+    from opweave.contract.rows import Rows
     from opweave.contract.step import Call, Group, Step
 
 __all__ = ["WorkerStream"]
@@ -152,6 +153,16 @@ class WorkerStream(Stream):
 
     def _download(self, buffer: Buffer, offset: int, out: memoryview) -> None:
         self._put(partial(self.inner.download, buffer, offset, out))
+
+    def _upload_2d(self, buffer: Buffer, offset: int, pitch: int, rows: Rows) -> None:
+        self._put(partial(self.inner.upload_2d, buffer, offset, pitch, rows))
+
+    def _download_2d(self, buffer: Buffer, offset: int, pitch: int, out: Rows) -> None:
+        self._put(partial(self.inner.download_2d, buffer, offset, pitch, out))
+
+    def _copy_from(self, dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size: int) -> bool:
+        self._put(partial(self.inner.copy_from, dst, dst_offset, src, src_offset, size))
+        return True
 
     def _record(self) -> QueuedEvent:
         event = QueuedEvent(self._sequence)

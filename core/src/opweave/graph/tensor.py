@@ -21,7 +21,7 @@ from opweave.errors import HazardError, ShapeError
 from opweave.graph.arrays import host_array
 from opweave.graph.dtypes import DType, DTypeLike, as_dtype, f32, u8
 from opweave.graph.layout import Shape, Strides, check_shape, dense_strides, is_dense, nbytes
-from opweave.graph.leaf import Leaf
+from opweave.graph.leaf import Leaf, Placement
 from opweave.graph.operators import Operators
 from opweave.graph.scope import SCOPE
 
@@ -167,6 +167,16 @@ class Tensor(Operators):
         """The tensor that owns the bytes: the root, or for a version of a state the state's leaf."""
         root = self if self.base is None else self.base
         return root if root.state is None else root.state
+
+    @property
+    def placement(self) -> Placement | None:
+        """Where a placed leaf, or a view of one, begins: its buffer and the byte there, for transfers on streams
+        (`Stream.upload_2d`). ``None``: it has no memory of its own, or not yet."""
+        leaf = self.memory.leaf
+        if leaf is None or leaf.placement is None:
+            return None
+        buffer, offset, handle = leaf.placement
+        return Placement(self, buffer, offset + self.offset, handle)
 
     @property
     def is_dense(self) -> bool:

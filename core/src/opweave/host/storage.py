@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from opweave.contract.buffer import Buffer
+from opweave.contract.copying import copy_bytes
 from opweave.contract.memory import BOUNCE_BYTES, mapped
 from opweave.contract.step import Arg
 from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
-from opweave.errors import DTypeError, LifetimeError, ShapeError
+from opweave.errors import DTypeError, LayoutError, LifetimeError, ShapeError
 from opweave.graph.layout import dense_strides
-from opweave.tracing import TRACE
+from opweave.host.regions import Rectangles, rectangles
 
 if TYPE_CHECKING:
     from opweave.contract.step import Call
@@ -42,50 +42,13 @@ __all__ = [
     "write",
 ]
 
+MOST_GROUPS: Final = 64
+"""Operands of more groups of rows are transferred with all bytes between them."""
+
 
 def array_shape(shape: Shape, dtype: DType) -> Shape:
     """The shape of the host array for a tensor. Of quantized tensors its last axis counts bytes (``uint8``)."""
     return (*shape[:-1], dtype.row_bytes(shape[-1])) if dtype.block > 1 else shape
-
-
-def copy_bytes(dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size: int) -> None:
-    """Copy ``size`` bytes between any two buffers.
-
-    Within one buffer type the device copies. If the host can address one side (host memory or mapped), the bytes are
-    copied once. Otherwise they go through a host array in chunks of `BOUNCE_BYTES`. Ranges of one buffer may overlap.
-    In memory that stores whole tensors (repacked, split), a range must lie within one prepared tensor.
-
-    Raises:
-        BoundsError, LifetimeError: a range is outside of its buffer, or a buffer was freed.
-        HazardError: the target is read-only.
-        LayoutError: a range is not within one prepared tensor.
-    """
-    dst.check(dst_offset, size, write=True)
-    src.check(src_offset, size)
-    if not size:
-        return
-    start = perf_counter_ns() if TRACE.listening else 0
-    if dst.type is src.type and dst.type.is_raw:
-        dst.type._copy(dst.handle, dst_offset, src.handle, src_offset, size)
-    elif src.is_host:
-        dst.upload(dst_offset, src.host_bytes(src_offset, size))
-    elif dst.is_host:
-        src.download(src_offset, dst.host_bytes(dst_offset, size))
-    elif dst.type.can_map:
-        with mapped(dst, dst_offset, size, write=True) as view:
-            src.download(src_offset, view)
-    elif src.type.can_map:
-        with mapped(src, src_offset, size) as view:
-            dst.upload(dst_offset, view)
-    else:
-        step = min(size, BOUNCE_BYTES) if dst.type.is_raw and src.type.is_raw else size
-        chunk = np.empty(step, np.uint8)
-        for at in range(0, size, step):
-            part = chunk[: size - at]
-            src.download(src_offset + at, part)
-            dst.upload(dst_offset + at, part)
-    if TRACE.listening:
-        TRACE.emit("copy", f"{src.name} -> {dst.name}", start, perf_counter_ns(), bytes=size)
 
 
 def read(arg: Arg) -> np.ndarray[Any, Any]:
@@ -105,6 +68,11 @@ def read(arg: Arg) -> np.ndarray[Any, Any]:
     if arg.is_dense:
         out = np.empty(shape, arg.dtype.numpy)
         buffer.download(arg.offset, out)
+        return out
+    if arg.nbytes * 2 < arg.span and (found := _few_rectangles(arg)) is not None:
+        out = np.empty(shape, arg.dtype.numpy)
+        for offset, rows in found.of(out):
+            buffer.download_2d(offset, found.pitch, rows)
         return out
     raw = buffer.read(arg.offset, arg.span)
     strides = (*arg.strides[:-1], 1) if arg.dtype.block > 1 else arg.strides
@@ -131,10 +99,22 @@ def write(arg: Arg, array: np.ndarray[Any, Any]) -> None:
         np.copyto(arg.view, array)
     elif arg.is_dense:
         buffer.upload(arg.offset, np.ascontiguousarray(array))
+    elif (found := _few_rectangles(arg)) is not None:
+        for offset, rows in found.of(np.ascontiguousarray(array)):
+            buffer.upload_2d(offset, found.pitch, rows)
     else:
         with mapped(buffer, arg.offset, arg.span, write=True) as raw:
             strides = (*arg.strides[:-1], 1) if arg.dtype.block > 1 else arg.strides
             np.copyto(np.ndarray(array.shape, arg.dtype.numpy, raw, 0, strides), array)
+
+
+def _few_rectangles(arg: Arg) -> Rectangles | None:
+    """The operand as groups of rows, ``None`` where it is none or transferring all bytes between them costs less."""
+    try:
+        found = rectangles(arg)
+    except LayoutError:
+        return None
+    return found if found.pitch >= found.width and len(found.offsets) <= MOST_GROUPS else None
 
 
 def copy(dst: Arg, src: Arg) -> None:
@@ -212,14 +192,7 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
     if dense and of.is_host and stream.queues_uploads(to):
         return partial(stream.upload, to, dst.offset, of.host_bytes(src.offset, src.nbytes)), True
     if dense and stream.queues_copies(to, of):
-
-        def direct() -> None:
-            if not stream.copy_from(to, dst.offset, of, src.offset, src.nbytes):
-                # When synchronized, the stream has also waited for the source.
-                stream.synchronize()
-                copy(dst, src)
-
-        return direct, True
+        return partial(stream.copy_from, to, dst.offset, of, src.offset, src.nbytes), True
     return partial(copy, dst, src), False
 
 
@@ -323,11 +296,12 @@ def _bind_adopt(buffer: Buffer, dst: Arg, stream: Stream) -> Callable[[Adopted],
 
     def copied(adopted: Adopted) -> None:
         source = adopted.buffer
-        queued = dst.is_dense and stream.queues_copies(buffer, source)
-        if not (queued and stream.copy_from(buffer, dst.offset, source, 0, source.size)):
-            if stream.is_async:
-                stream.synchronize()
-            copy(dst, dense_arg(source, 0, dst.dtype, dst.shape))
+        if dst.is_dense:
+            stream.copy_from(buffer, dst.offset, source, 0, source.size)
+            return
+        if stream.is_async:
+            stream.synchronize()
+        copy(dst, dense_arg(source, 0, dst.dtype, dst.shape))
 
     return copied
 

@@ -169,15 +169,16 @@ class Program(Generic[R_co]):
     # --- values between runs ----------------------------------------------------------------------------------------
 
     def write(self, tensor: Tensor | str, values: Any) -> None:
-        """Set a state, or an input for all later runs that do not feed it.
+        """Set a state or a view of one, or an input for all later runs that do not feed it.
 
         Raises:
             ShapeError, DTypeError: values that do not fit.
             SchedulerError: neither an input nor a state of this program.
         """
-        leaf = self._leaf(tensor)
+        shown = tensor if isinstance(tensor, Tensor) else None
+        leaf = self._leaf(tensor if shown is None or not shown.is_view else shown.root)
         if leaf.leaf is not None and leaf.leaf.kind == "state":
-            self._executor.when_idle(partial(write_state, leaf, values))
+            self._executor.when_idle(partial(write_state, leaf if shown is None else shown, values))
         else:
             feed = self.run_lists[0].feeds[leaf.name]
             value = feed.fit(values)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from opweave.contract import BufferType, Device, Kind, Offloading, Step, Usage
+from opweave.contract import BufferType, Device, Kind, Offloading, Rows, Step, Usage, flat_rows
 from opweave.contract.kernels import KernelTable
 from opweave.errors import Unavailable
 from opweave.host.memory import host_memory_info
@@ -17,6 +17,7 @@ from opweave_opencl.budget import MemoryBudget
 from opweave_opencl.errors import translated
 from opweave_opencl.health import why_unusable
 from opweave_opencl.kernels import KERNELS
+from opweave_opencl.mapping import rectangle
 from opweave_opencl.pinned import OpenCLPinnedMemory
 from opweave_opencl.program import Programs
 from opweave_opencl.properties import describe, hardware_id, kind_of, remedy_for
@@ -176,6 +177,18 @@ class OpenCLDevice(Device):
 
         with self.errors(f"downloading {len(out):,} bytes"):
             cl.enqueue_copy(self.queue, out, mem, src_offset=offset)
+
+    def _upload_2d(self, mem: cl.Buffer, offset: int, pitch: int, rows: Rows) -> None:
+        import pyopencl as cl
+
+        with self.errors(f"uploading {rows.size:,} bytes"):
+            cl.enqueue_copy(self.queue, mem, flat_rows(rows), **rectangle(offset, pitch, rows))
+
+    def _download_2d(self, mem: cl.Buffer, offset: int, pitch: int, out: Rows) -> None:
+        import pyopencl as cl
+
+        with self.errors(f"downloading {out.size:,} bytes"):
+            cl.enqueue_copy(self.queue, flat_rows(out), mem, **rectangle(offset, pitch, out))
 
     def _fill(self, mem: cl.Buffer, offset: int, size: int, value: int) -> None:
         import pyopencl as cl

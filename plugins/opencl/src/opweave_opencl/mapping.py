@@ -1,4 +1,4 @@
-"""A buffer's bytes as an array of the host, for as long as they are mapped."""
+"""A buffer's bytes as an array of the host, for as long as they are mapped; rows of bytes as a rectangle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["map_bytes", "unmap_bytes"]
+__all__ = ["map_bytes", "rectangle", "unmap_bytes"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -29,3 +29,15 @@ def unmap_bytes(queue: cl.CommandQueue, array: Bytes) -> None:
     mapping: Any = array.base
     mapping.release(queue)
     queue.finish()
+
+
+def rectangle(offset: int, pitch: int, rows: Bytes) -> dict[str, Any]:
+    """The arguments of ``enqueue_copy`` that say which bytes of a buffer and of the host are the rows (`flat_rows`)."""
+    count, width = rows.shape
+    return {
+        "buffer_origin": (offset, 0),
+        "host_origin": (0, 0),
+        "region": (width, count),
+        "buffer_pitches": (pitch,),
+        "host_pitches": (rows.strides[0],),
+    }

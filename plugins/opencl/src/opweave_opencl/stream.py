@@ -7,7 +7,7 @@ from functools import partial
 from struct import pack
 from typing import TYPE_CHECKING, Any, Final
 
-from opweave.contract import Arg, Buffer, Call, Group, Plan, Step, Stream
+from opweave.contract import Arg, Buffer, Call, Group, Plan, Rows, Step, Stream, flat_rows
 from opweave.errors import ExecutionError, LifetimeError
 from opweave.tracing import TRACE
 from opweave_opencl.clock import DeviceClock
@@ -17,6 +17,7 @@ from opweave_opencl.fusing import fuse
 from opweave_opencl.indices import IndexChecks
 from opweave_opencl.kernel_objects import new_kernel, set_bytes
 from opweave_opencl.kernels.pointwise import bind_pointwise
+from opweave_opencl.mapping import rectangle
 from opweave_opencl.profiling import Profiler
 
 if TYPE_CHECKING:
@@ -199,6 +200,14 @@ class OpenCLStream(Stream):
 
     def _download(self, buffer: Buffer, offset: int, out: memoryview) -> None:
         self._transfer("downloading", len(out), out, buffer.handle, src_offset=offset, is_blocking=False)
+
+    def _upload_2d(self, buffer: Buffer, offset: int, pitch: int, rows: Rows) -> None:
+        where = rectangle(offset, pitch, rows)
+        self._transfer("uploading", rows.size, buffer.handle, flat_rows(rows), is_blocking=False, **where)
+
+    def _download_2d(self, buffer: Buffer, offset: int, pitch: int, out: Rows) -> None:
+        where = rectangle(offset, pitch, out)
+        self._transfer("downloading", out.size, flat_rows(out), buffer.handle, is_blocking=False, **where)
 
     def _copy_from(self, dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size: int) -> bool:
         import pyopencl as cl

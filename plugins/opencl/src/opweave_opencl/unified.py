@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from opweave.contract import Kind
+from opweave.contract import Kind, Rows
 from opweave.errors import UnsupportedOpError
 from opweave_opencl.device import OpenCLDevice
 from opweave_opencl.mapping import map_bytes, unmap_bytes
@@ -48,6 +48,10 @@ class UnifiedDevice(OpenCLDevice):
     def _upload(self, mem: cl.Buffer, offset: int, data: memoryview) -> None:
         super()._upload(mem, offset, data)
         self._write_through(mem, offset, len(data))
+
+    def _upload_2d(self, mem: cl.Buffer, offset: int, pitch: int, rows: Rows) -> None:
+        super()._upload_2d(mem, offset, pitch, rows)
+        self._write_through(mem, offset, (len(rows) - 1) * pitch + rows.shape[1])
 
     def _fill(self, mem: cl.Buffer, offset: int, size: int, value: int) -> None:
         super()._fill(mem, offset, size, value)

@@ -10,7 +10,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from opweave.contract import HOST_SPACE, BufferType, Device, Kind, Offloading, Step, Stream, Usage
+from opweave.contract import HOST_SPACE, BufferType, Device, Kind, Offloading, Rows, Step, Stream, Usage
 from opweave.errors import Unavailable, UnsupportedOpError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape, Strides, span
@@ -18,7 +18,7 @@ from opweave.host.memory import host_memory_info
 from opweave.host.reservations import RESERVATIONS
 from opweave_torch.health import REMEDY, try_kernel, why_no_kernels
 from opweave_torch.kernels import KERNELS, WITH_BF16, kernels_for_cpu
-from opweave_torch.memory import byte_tensor, dense_bytes, shaped
+from opweave_torch.memory import byte_tensor, dense_bytes, row_tensor, shaped
 from opweave_torch.native import inference_mode
 from opweave_torch.options import Options, check_cublas
 from opweave_torch.queues import FusingQueueStream, MpsStream, QueueStream
@@ -96,6 +96,16 @@ class TorchAccelerator(Device):
     def _download(self, mem: Tensor, offset: int, out: memoryview) -> None:
         with inference_mode():
             byte_tensor(out).copy_(mem[offset : offset + len(out)])
+        self._finish()
+
+    def _upload_2d(self, mem: Tensor, offset: int, pitch: int, rows: Rows) -> None:
+        with inference_mode():
+            mem.as_strided(rows.shape, (pitch, 1), offset).copy_(row_tensor(rows))
+        self._finish()
+
+    def _download_2d(self, mem: Tensor, offset: int, pitch: int, out: Rows) -> None:
+        with inference_mode():
+            row_tensor(out).copy_(mem.as_strided(out.shape, (pitch, 1), offset))
         self._finish()
 
     def _fill(self, mem: Tensor, offset: int, size: int, value: int) -> None:

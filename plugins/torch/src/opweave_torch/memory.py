@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opweave.contract import Arg
+from opweave.contract import Arg, Rows, flat_rows
 from opweave.errors import DTypeError, UnsupportedOpError
 from opweave.graph.dtypes import DTYPES, DType
 from opweave.graph.layout import Shape, Strides, reshape_strides
 
 __all__ = [
-    "TORCH_DTYPES", "byte_tensor", "dense_bytes", "one_tensor_a_window", "reshaped", "shaped", "tensor", "torch_dtype",
+    "TORCH_DTYPES", "byte_tensor", "dense_bytes", "one_tensor_a_window", "reshaped", "row_tensor", "shaped", "tensor",
+    "torch_dtype",
 ]  # fmt: skip
 
 TORCH_DTYPES: Final[dict[DType, torch.dtype]] = {
@@ -133,3 +134,8 @@ def byte_tensor(data: np.ndarray[Any, Any] | memoryview) -> Tensor:
     window = (c_ubyte * array.nbytes).from_address(array.__array_interface__["data"][0])
     window.owner = array  # type: ignore[attr-defined]
     return torch.frombuffer(window, dtype=torch.uint8)
+
+
+def row_tensor(rows: Rows) -> Tensor:
+    """Rows of bytes of the host as a tensor over the same memory."""
+    return byte_tensor(flat_rows(rows)).as_strided(rows.shape, rows.strides)

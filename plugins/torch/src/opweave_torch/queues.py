@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from opweave.contract import Buffer, Call, Group
+from opweave.contract import Buffer, Call, Group, Rows
 from opweave.errors import DeviceLostError
 from opweave.tracing import TRACE
 from opweave_torch.capture import CapturedPlan
 from opweave_torch.fusing import FusingStream
-from opweave_torch.memory import byte_tensor
+from opweave_torch.memory import byte_tensor, row_tensor
 from opweave_torch.native import inference_mode
 from opweave_torch.options import Options
 from opweave_torch.stream import TorchStream
@@ -114,6 +114,12 @@ class QueueStream(TorchStream):
     def _download(self, buffer: Buffer, offset: int, out: memoryview) -> None:
         if len(out):
             self._copy(byte_tensor(out), buffer.handle[offset : offset + len(out)])
+
+    def _upload_2d(self, buffer: Buffer, offset: int, pitch: int, rows: Rows) -> None:
+        self._copy(buffer.handle.as_strided(rows.shape, (pitch, 1), offset), row_tensor(rows))
+
+    def _download_2d(self, buffer: Buffer, offset: int, pitch: int, out: Rows) -> None:
+        self._copy(row_tensor(out), buffer.handle.as_strided(out.shape, (pitch, 1), offset))
 
     def _copy_from(self, dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size: int) -> bool:
         source = src.handle
