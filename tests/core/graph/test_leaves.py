@@ -315,7 +315,7 @@ def test_values_that_do_not_fit_a_state():
         (state("b", 1, "u8"), [-1], DTypeError),
         (input("x", 4), [0] * 4, SchedulerError),
         (constant([1.0]), [0], SchedulerError),
-        (s[0], [0, 0], SchedulerError),
+        (s[0], [0, 0, 0], ShapeError),
     ):
         with pytest.raises(error):
             write_state(tensor, values)
