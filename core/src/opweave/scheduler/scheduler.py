@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, overload
 
@@ -16,34 +15,24 @@ from opweave.contract.device import Device
 from opweave.contract.memory import BufferType
 from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
-from opweave.errors import AllocationError, SchedulerError, not_pickled
-from opweave.graph.graph import Graph
+from opweave.errors import SchedulerError, not_pickled
 from opweave.graph.leaf import Placement
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
 from opweave.host.device import HostDevice
 from opweave.leaf_memory import withdraw
 from opweave.lifecycle import close_at_exit, close_or_give_up, exit_timeout, keep_forever, notify_after_fork
-from opweave.scheduler.allocate import MemoryPlan, allocate
 from opweave.scheduler.arena import Arena, Lease
 from opweave.scheduler.arguments import Where, checked_options, checked_outputs, checked_placements, repack_limit
-from opweave.scheduler.assign import assign
-from opweave.scheduler.bind import Bindings, bind
-from opweave.scheduler.capabilities import Capabilities
 from opweave.scheduler.collector import COLLECTOR
 from opweave.scheduler.executor import Executor
-from opweave.scheduler.fuse import Groups, fuse
-from opweave.scheduler.lower import lower
-from opweave.scheduler.partition import partition
-from opweave.scheduler.precision import Allowed, checked_precision, precisions_of
+from opweave.scheduler.precision import checked_precision
 from opweave.scheduler.program import Array, Outputs, PlannedGraph, Program
-from opweave.scheduler.runs import ProgramState
-from opweave.scheduler.splits import Partition
 from opweave.scheduler.target import Target, check_buffer_type
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
-    from opweave.scheduler.lower import Show
+    from opweave.scheduler.build import Builder
 
 __all__ = ["Scheduler", "Stats"]
 
@@ -134,7 +123,6 @@ class Scheduler:
         self._built = self._reused = 0
         self._pins: dict[Tensor, int] = {}
         self._programs: OrderedDict[Any, Program] = OrderedDict()
-        self._host: Final = HostDevice()
         self._targets: Final[list[Target]] = []
         self._executor: Final = Executor(self._targets, self.n_slots, parallel=self.parallel)
         try:
@@ -269,8 +257,9 @@ class Scheduler:
 
                     raise simulated_error(target.device)
             start = perf_counter_ns()
+            builder = self._builder
             with COLLECTOR.away():
-                program = self._compile(self._plan(tensors, pinned, placed, allowed), outputs, dict(pinned))
+                program = builder.compile(builder.plan(tensors, pinned, placed, allowed), outputs, dict(pinned))
             if TRACE.listening:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
             registry.program_built(program)
@@ -290,13 +279,8 @@ class Scheduler:
         Raises:
             AllocationError: a device has no room for it a second time.
         """
-        parts = program.partition
-        nodes = [node for node in parts.graph.nodes if node.base is None]
-        precisions = parts.assignment.capabilities.precisions
-        capabilities = Capabilities(self._targets, parts.graph.leaves, nodes, precisions)
-        assignment = replace(parts.assignment, capabilities=capabilities)
         with self._executor.lock:
-            return self._compile(partition(parts.graph, assignment, parts.placed), program._state.form, {})
+            return self._builder.again(program)
 
     def partition(self, outputs: Outputs, pins: Pins = None, *, precision: Precisions = None) -> PlannedGraph:
         """Place nodes and divide the graph into splits without allocating memory (but for weights that are rounded);
@@ -305,7 +289,8 @@ class Scheduler:
             self._executor.check_open()
             tensors, _ = checked_outputs(outputs)
             allowed = self._allowed if precision is None else checked_precision(precision)
-            return PlannedGraph(self._plan(tensors, {**self._pins, **self._resolve_pins(pins or {})}, {}, allowed))
+            pinned = {**self._pins, **self._resolve_pins(pins or {})}
+            return PlannedGraph(self._builder.plan(tensors, pinned, {}, allowed))
 
     def reserve(self, *outputs: Outputs) -> dict[str, int]:
         """Take memory for the largest graphs that will come, so that later builds allocate nothing. Kept until `reset`.
@@ -320,95 +305,13 @@ class Scheduler:
             self._reserved.extend(lease.again() for lease in self.build(output)._state.leases)
         return {target.name: arena.nbytes for target, arena in zip(self._targets, self._arenas, strict=True)}
 
-    # The way of a graph: Graph -> Assignment -> Partition -> Groups -> MemoryPlan -> Bindings -> RunList -> Executor.
+    @cached_property
+    def _builder(self) -> Builder:
+        from opweave.scheduler.build import Builder  # importing opweave must not pay for it
 
-    def _plan(
-        self,
-        tensors: tuple[Tensor, ...],
-        pins: Mapping[Tensor, int],
-        placed: Mapping[Tensor, Placement],
-        allowed: Allowed,
-    ) -> Partition:
-        graph = Graph(tensors)
-        if self._memory_limit is not None and not placed:  # what was placed by hand stays as it is
-            graph, pins = self._within_limit(graph, pins, allowed, self._memory_limit)
-        return self._cut(graph, pins, placed, precisions_of(graph.nodes, allowed))
-
-    def _within_limit(
-        self, graph: Graph, pins: Mapping[Tensor, int], allowed: Allowed, limit: int
-    ) -> tuple[Graph, Mapping[Tensor, int]]:
-        """The graph with as much computed again as the limit of memory asks for, and the pins of its nodes."""
-        from opweave.scheduler.recompute import less_memory  # most schedulers have no limit
-
-        def planned(tried: Graph) -> int:
-            parts = self._cut(tried, pins, {}, precisions_of(tried.nodes, allowed))
-            plan = allocate(parts, fuse(parts), [[] for _ in self._targets], self.n_slots)
-            return sum(plan.nbytes.values())
-
-        graph, changed = less_memory(graph, limit, planned)
-        least = planned(graph)
-        if least > limit:
-            raise AllocationError(
-                f"a plan within memory_limit={limit:,}",
-                least,
-                limit,
-                "computing again saves no more; take smaller batches",
-            )
-        return graph, {changed.get(tensor, tensor): index for tensor, index in pins.items()}
-
-    def _cut(
-        self,
-        graph: Graph,
-        pins: Mapping[Tensor, int],
-        placed: Mapping[Tensor, Placement],
-        precisions: Mapping[Tensor, Precision],
-        observed: Collection[Tensor] = (),
-    ) -> Partition:
-        if self.placement == "cost":
-            from opweave.cost.place import place_by_cost  # importing opweave must not pay for it
-
-            return place_by_cost(graph, self._targets, pins, self._op_offload, placed, observed, precisions)
-        assignment = assign(graph, self._targets, pins, self._op_offload, placed, precisions)
-        return partition(graph, assignment, placed, observed)
-
-    def _compile(
-        self, parts: Partition, form: Outputs, pins: Mapping[Tensor, int], show: Show | None = None
-    ) -> Program:
-        groups = fuse(parts)
-        plan, bindings, leases = self._take_memory(parts, groups, 1 if show is not None else self.n_slots)
-        executor = self._executor
-        lists = lower(parts, groups, bindings, overlapping=self.parallel, count=executor.count_copied, show=show)
-        state = ProgramState(parts, lists, leases, form)
-        variant = partial(self._with_observed, parts, form, pins)
-        return Program(executor, state, groups, bindings, plan.nbytes, variant, self._forget)
-
-    def _with_observed(
-        self, parts: Partition, form: Outputs, pins: Mapping[Tensor, int], observed: Collection[Tensor], show: Show
-    ) -> Program:
-        """The program again, with calls of ``show`` behind the observed nodes."""
-        with self._executor.lock:
-            planned = self._cut(parts.graph, pins, parts.placed, parts.assignment.capabilities.precisions, observed)
-            return self._compile(planned, form, pins, show)
-
-    def _take_memory(
-        self, parts: Partition, groups: Groups, slots: int
-    ) -> tuple[MemoryPlan, list[Bindings], list[Lease]]:
-        """Memory for as many slots as are wanted, or for one where there is too little."""
-        tight = False
-        while True:
-            capacities = [arena.capacities() for arena in self._arenas]
-            plan = allocate(parts, groups, capacities, slots, tight=tight)
-            try:
-                return plan, *bind(parts, plan, self._arenas, self._host, tight=tight)
-            except AllocationError as error:
-                if not tight and any(capacities):
-                    tight = True
-                    continue
-                if slots == 1:
-                    raise
-                warnings.warn(f"too little memory for {slots} slots, so that runs will not overlap: {error}",
-                              RuntimeWarning, stacklevel=4)  # fmt: skip
-                slots, tight = 1, False
+        by_cost, forget = self.placement == "cost", partial(_forget, self._programs)
+        return Builder(self._targets, self._arenas, self._executor, by_cost, self._op_offload, self.parallel,
+                       self.n_slots, self._memory_limit, forget, HostDevice())  # fmt: skip
 
     def _resolve_pins(self, pins: Mapping[Tensor, Where]) -> dict[Tensor, int]:
         if not isinstance(pins, Mapping):
@@ -426,6 +329,8 @@ class Scheduler:
 
     def supports(self, device: Where, tensor: Tensor) -> bool:
         """Whether a device of this scheduler runs a node; raises `SchedulerError` as `find`."""
+        from opweave.scheduler.capabilities import Capabilities  # importing opweave must not pay for it
+
         return Capabilities(self._targets, (), (tensor,)).supports(self._targets[self._index(device)], tensor)
 
     def _index(self, where: Where) -> int:
@@ -549,7 +454,9 @@ class Scheduler:
             for target in reversed(self._targets):
                 stack.callback(target.close)
 
-    def _forget(self, program: Program) -> None:
-        for key, known in list(self._programs.items()):
-            if known is program:
-                del self._programs[key]
+
+def _forget(programs: dict[Any, Program], program: Program) -> None:
+    """Remove a program that is closed from a scheduler's cache."""
+    for key, known in list(programs.items()):
+        if known is program:
+            del programs[key]

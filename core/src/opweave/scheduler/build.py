@@ -1,0 +1,160 @@
+"""`Builder`: makes programs of one scheduler, pass by pass.
+
+A graph goes through Graph -> Assignment -> Partition -> Groups -> MemoryPlan -> Bindings -> RunList -> Program.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from opweave.errors import AllocationError
+from opweave.graph.graph import Graph
+from opweave.graph.leaf import Placement
+from opweave.graph.precision import Precision
+from opweave.graph.tensor import Tensor
+from opweave.host.device import HostDevice
+from opweave.scheduler.allocate import MemoryPlan, allocate
+from opweave.scheduler.arena import Arena, Lease
+from opweave.scheduler.assign import assign
+from opweave.scheduler.bind import Bindings, bind
+from opweave.scheduler.capabilities import Capabilities
+from opweave.scheduler.executor import Executor
+from opweave.scheduler.fuse import Groups, fuse
+from opweave.scheduler.lower import lower
+from opweave.scheduler.partition import partition
+from opweave.scheduler.precision import Allowed, precisions_of
+from opweave.scheduler.program import Outputs, Program
+from opweave.scheduler.runs import ProgramState
+from opweave.scheduler.splits import Partition
+from opweave.scheduler.target import Target
+
+if TYPE_CHECKING:
+    from opweave.scheduler.lower import Show
+
+__all__ = ["Builder"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Builder:
+    """Makes programs. The caller holds the executor's lock.
+
+    Attributes:
+        targets: the scheduler's devices, in order of priority.
+        arenas: the memory for temporaries of each target.
+        executor: runs the programs.
+        by_cost: place nodes by predicted cost, not by priority.
+        op_offload, parallel, n_slots, memory_limit: as of `opweave.Scheduler`.
+        forget: called with a program that is closed.
+        host: the device whose memory holds read-only leaves that no other device holds.
+    """
+
+    targets: Sequence[Target]
+    arenas: Sequence[Arena]
+    executor: Executor
+    by_cost: bool
+    op_offload: bool
+    parallel: bool
+    n_slots: int
+    memory_limit: int | None
+    forget: Callable[[Program], None]
+    host: HostDevice
+
+    def plan(
+        self,
+        tensors: tuple[Tensor, ...],
+        pins: Mapping[Tensor, int],
+        placed: Mapping[Tensor, Placement],
+        allowed: Allowed,
+    ) -> Partition:
+        """The graph of ``tensors``, placed and divided into splits."""
+        graph = Graph(tensors)
+        if self.memory_limit is not None and not placed:  # what was placed by hand stays as it is
+            graph, pins = self._within_limit(graph, pins, allowed, self.memory_limit)
+        return self._divide(graph, pins, placed, precisions_of(graph.nodes, allowed))
+
+    def _within_limit(
+        self, graph: Graph, pins: Mapping[Tensor, int], allowed: Allowed, limit: int
+    ) -> tuple[Graph, Mapping[Tensor, int]]:
+        """The graph with as much computed again as the limit of memory asks for, and the pins of its nodes."""
+        from opweave.scheduler.recompute import less_memory  # most schedulers have no limit
+
+        def planned(tried: Graph) -> int:
+            parts = self._divide(tried, pins, {}, precisions_of(tried.nodes, allowed))
+            plan = allocate(parts, fuse(parts), [[] for _ in self.targets], self.n_slots)
+            return sum(plan.nbytes.values())
+
+        graph, changed = less_memory(graph, limit, planned)
+        least = planned(graph)
+        if least > limit:
+            what, remedy = (
+                f"a plan within memory_limit={limit:,}",
+                "computing again saves no more; take smaller batches",
+            )
+            raise AllocationError(what, least, limit, remedy)
+        return graph, {changed.get(tensor, tensor): index for tensor, index in pins.items()}
+
+    def _divide(
+        self,
+        graph: Graph,
+        pins: Mapping[Tensor, int],
+        placed: Mapping[Tensor, Placement],
+        precisions: Mapping[Tensor, Precision],
+        observed: Collection[Tensor] = (),
+    ) -> Partition:
+        if self.by_cost:
+            from opweave.cost.place import place_by_cost  # most schedulers do not place by cost
+
+            return place_by_cost(graph, self.targets, pins, self.op_offload, placed, observed, precisions)
+        assignment = assign(graph, self.targets, pins, self.op_offload, placed, precisions)
+        return partition(graph, assignment, placed, observed)
+
+    def compile(self, parts: Partition, form: Outputs, pins: Mapping[Tensor, int], show: Show | None = None) -> Program:
+        """The program of a partition, with memory; ``show`` is called with the values of observed nodes."""
+        groups = fuse(parts)
+        plan, bindings, leases = self._take_memory(parts, groups, 1 if show is not None else self.n_slots)
+        executor = self.executor
+        lists = lower(parts, groups, bindings, overlapping=self.parallel, count=executor.count_copied, show=show)
+        state = ProgramState(parts, lists, leases, form)
+        variant = partial(self._with_observed, parts, form, pins)
+        return Program(executor, state, groups, bindings, plan.nbytes, variant, self.forget)
+
+    def again(self, program: Program) -> Program:
+        """The program of another scheduler over the same devices, each node on its device."""
+        parts = program.partition
+        nodes = [node for node in parts.graph.nodes if node.base is None]
+        precisions = parts.assignment.capabilities.precisions
+        capabilities = Capabilities(self.targets, parts.graph.leaves, nodes, precisions)
+        assignment = replace(parts.assignment, capabilities=capabilities)
+        return self.compile(partition(parts.graph, assignment, parts.placed), program._state.form, {})
+
+    def _with_observed(
+        self, parts: Partition, form: Outputs, pins: Mapping[Tensor, int], observed: Collection[Tensor], show: Show
+    ) -> Program:
+        """The program again, with calls of ``show`` behind the observed nodes."""
+        with self.executor.lock:
+            planned = self._divide(parts.graph, pins, parts.placed, parts.assignment.capabilities.precisions, observed)
+            return self.compile(planned, form, pins, show)
+
+    def _take_memory(
+        self, parts: Partition, groups: Groups, slots: int
+    ) -> tuple[MemoryPlan, list[Bindings], list[Lease]]:
+        """Memory for as many slots as are wanted, or for one where there is too little."""
+        tight = False
+        while True:
+            capacities = [arena.capacities() for arena in self.arenas]
+            plan = allocate(parts, groups, capacities, slots, tight=tight)
+            try:
+                return plan, *bind(parts, plan, self.arenas, self.host, tight=tight)
+            except AllocationError as error:
+                if not tight and any(capacities):
+                    tight = True
+                    continue
+                if slots == 1:
+                    raise
+                warnings.warn(f"too little memory for {slots} slots, so that runs will not overlap: {error}",
+                              RuntimeWarning, stacklevel=4)  # fmt: skip
+                slots, tight = 1, False
