@@ -81,7 +81,7 @@ class OpDef:
 
     Attributes:
         name: the op's name, as kernels are registered for it.
-        family: the module of ``opweave.ops`` that defines it, ``"third-party"`` for others.
+        family: the module of ``opweave.ops`` that ``reference`` is from, ``"third-party"`` for others.
         infer: the shape rule, called with the source tensors and the attributes.
         reference: the definition of the operation in plain NumPy, with which every device is compared:
             ``reference(*arrays, **attrs)`` returns the result, which is then rounded to the dtype of the output. If
@@ -130,7 +130,6 @@ class OpDef:
         *,
         infer: Infer,
         reference: Callable[..., Any],
-        family: str = "third-party",
         inplace: tuple[int, ...] = (),
         writes: bool = False,
         is_view: bool = False,
@@ -151,7 +150,8 @@ class OpDef:
         gradient: Gradient | None = None,
     ) -> None:
         self.name: Final = name
-        self.family: Final = family
+        defined_in = getattr(reference, "__module__", None) or ""
+        self.family: Final = defined_in.rpartition(".")[2] if defined_in.startswith("opweave.ops.") else "third-party"
         self.infer: Final = infer
         self.reference: Final = reference
         self.inplace: Final = inplace

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Number
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
 
 __all__ = ["Operators"]
+
+
+Operator = Callable[[Any, Any], "Tensor"]
+
+
+def _both_ways(op: str) -> tuple[Operator, Operator]:
+    """An operator that builds the operation ``op``, and the one with its operands exchanged."""
+    return lambda self, other: opdef.build(op, self, other), lambda self, other: opdef.build(op, other, self)
 
 
 class Operators:
@@ -32,41 +40,14 @@ class Operators:
 
     __array_ufunc__ = None  # np.ndarray + tensor comes to us instead of broadcasting over us
 
-    def __add__(self, other: Any) -> Tensor:
-        return opdef.build("add", self, other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return opdef.build("add", other, self)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return opdef.build("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return opdef.build("sub", other, self)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return opdef.build("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return opdef.build("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return opdef.build("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return opdef.build("div", other, self)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        return opdef.build("matmul", self, other)
-
-    def __rmatmul__(self, other: Any) -> Tensor:
-        return opdef.build("matmul", other, self)
-
-    def __pow__(self, other: Any) -> Tensor:
-        return opdef.build("pow", self, other)
-
-    def __rpow__(self, other: Any) -> Tensor:
-        return opdef.build("pow", other, self)
+    __add__, __radd__ = _both_ways("add")
+    __sub__, __rsub__ = _both_ways("sub")
+    __mul__, __rmul__ = _both_ways("mul")
+    __truediv__, __rtruediv__ = _both_ways("div")
+    __matmul__, __rmatmul__ = _both_ways("matmul")
+    __pow__, __rpow__ = _both_ways("pow")
+    __lt__, __gt__ = _both_ways("less")
+    __le__, __ge__ = _both_ways("less_equal")
 
     def __neg__(self) -> Tensor:
         return opdef.build("neg", self)
@@ -76,18 +57,6 @@ class Operators:
 
     def __getitem__(self, key: Any) -> Tensor:
         return opdef.build("slice", self, key)
-
-    def __lt__(self, other: Any) -> Tensor:
-        return opdef.build("less", self, other)
-
-    def __le__(self, other: Any) -> Tensor:
-        return opdef.build("less_equal", self, other)
-
-    def __gt__(self, other: Any) -> Tensor:
-        return opdef.build("less", other, self)
-
-    def __ge__(self, other: Any) -> Tensor:
-        return opdef.build("less_equal", other, self)
 
     # Tensors are keys of dictionaries: they are equal to themselves only. `!=` is the opposite, by Python's default.
     __hash__ = object.__hash__

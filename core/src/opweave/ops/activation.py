@@ -24,7 +24,6 @@ RELU = elementwise(
     "relu",
     lambda x: np.maximum(wide(x), 0),
     "max(x, 0)",
-    family="activation",
     exact=True,
     runs_like="silu",
     samples=over_rows("relu"),
@@ -46,7 +45,6 @@ LEAKY_RELU = elementwise(
     "leaky_relu",
     lambda x, *, negative_slope: np.where(x > 0, wide(x), negative_slope * wide(x)),
     "x if x > 0, else negative_slope · x",
-    family="activation",
     flops=2,
     runs_like="silu",
 )
@@ -68,7 +66,6 @@ ELU = elementwise(
     "elu",
     lambda x, *, alpha: np.where(x > 0, wide(x), alpha * np.expm1(np.minimum(wide(x), 0))),
     "x if x > 0, else α · (eˣ - 1)",
-    family="activation",
     flops=4,
     runs_like="exp",
 )
@@ -90,7 +87,6 @@ SOFTPLUS = elementwise(
     "softplus",
     lambda x: np.logaddexp(wide(x), 0),
     "ln(1 + eˣ)",
-    family="activation",
     flops=4,
     runs_like="exp",
 )
@@ -116,7 +112,6 @@ XIELU = elementwise(
     "xielu",
     _xielu,
     "αₚ x² + β x if x > 0, else αₙ (exp(min(x, ε)) − 1 − x) + β x",
-    family="activation",
     flops=8,
     runs_like="exp",
 )
@@ -143,7 +138,6 @@ SIGMOID = elementwise(
     "sigmoid",
     lambda x: 1 / (1 + np.exp(-wide(x))),
     "1 / (1 + e⁻ˣ)",
-    family="activation",
     flops=4,
     runs_like="silu",
     samples=over_rows("sigmoid"),
@@ -160,9 +154,7 @@ def _hardsigmoid(x: Array) -> Array:
     return np.asarray(np.clip(wide(x) + 3, 0, 6) / 6)
 
 
-HARDSIGMOID = elementwise(
-    "hardsigmoid", _hardsigmoid, "min(max(x + 3, 0), 6) / 6", family="activation", flops=4, runs_like="relu"
-)
+HARDSIGMOID = elementwise("hardsigmoid", _hardsigmoid, "min(max(x + 3, 0), 6) / 6", flops=4, runs_like="relu")
 
 
 @builds(HARDSIGMOID)
@@ -189,7 +181,6 @@ GELU = elementwise(
     "gelu",
     gelu_of,
     "x · (1 + erf(x / √2)) / 2",
-    family="activation",
     flops=5,
     slack=2.0,
     runs_like="silu",
@@ -226,7 +217,6 @@ GELU_TANH = elementwise(
     "gelu_tanh",
     gelu_tanh_of,
     "x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2",
-    family="activation",
     flops=9,
     runs_like="silu",
     samples=over_rows("gelu_tanh"),
@@ -251,9 +241,7 @@ def gelu_quick_of(x: Array) -> Array:
     return silu_of(x, QUICK)
 
 
-GELU_QUICK = elementwise(
-    "gelu_quick", gelu_quick_of, "x / (1 + e^(-1.702 x))", family="activation", flops=5, runs_like="silu"
-)
+GELU_QUICK = elementwise("gelu_quick", gelu_quick_of, "x / (1 + e^(-1.702 x))", flops=5, runs_like="silu")
 
 
 @builds(GELU_QUICK)
@@ -265,7 +253,7 @@ def gelu_quick(x: Any) -> Tensor:
     return node(GELU_QUICK, (floating("gelu_quick", x),), {})
 
 
-SILU = elementwise("silu", silu_of, "x / (1 + e⁻ˣ)", family="activation", flops=4, samples=over_rows("silu"))
+SILU = elementwise("silu", silu_of, "x / (1 + e⁻ˣ)", flops=4, samples=over_rows("silu"))
 
 
 @builds(SILU)
@@ -279,7 +267,6 @@ HARDSWISH = elementwise(
     "hardswish",
     lambda x: wide(x) * _hardsigmoid(x),
     "x · min(max(x + 3, 0), 6) / 6",
-    family="activation",
     flops=5,
     runs_like="relu",
 )

@@ -107,7 +107,6 @@ def _kept(x: Tensor, **attrs: Any) -> tuple[Shape, DType]:
 
 FLIP = OpDef(
     "flip",
-    family="arrangement",
     infer=_kept,
     reference=lambda x, *, axes: np.flip(x, axes),
     formula="y[..., i, ...] = x[..., n - 1 - i, ...] along each of axes",
@@ -136,7 +135,6 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
 
 ROLL = OpDef(
     "roll",
-    family="arrangement",
     infer=_kept,
     reference=lambda x, *, shifts: np.roll(x, shifts, tuple(range(x.ndim))),
     formula="y[..., (i + shift) mod n, ...] = x[..., i, ...] along each axis",
@@ -212,7 +210,6 @@ def _pad(x: Array, *, widths: Widths, mode: PadMode, value: float) -> Array:
 
 PAD = OpDef(
     "pad",
-    family="arrangement",
     infer=lambda x, *, widths, **fill: (tuple([sum(w) + n for n, w in zip(x.shape, widths, strict=True)]), x.dtype),
     reference=_pad,
     formula="y[b : b + n] = x along each axis; value, the edge, the mirrored or the opposite elements around it",
@@ -304,7 +301,7 @@ def _origin(mode: str, start: int, end: int, side: slice) -> slice:
 
 def _define_triangle(name: str, reference: Callable[..., Array], formula: str) -> OpDef:
     return OpDef(
-        name, family="arrangement", infer=_kept, reference=lambda x, *, k: reference(x, k), inplace=(0,),
+        name, infer=_kept, reference=lambda x, *, k: reference(x, k), inplace=(0,),
         formula=formula, exact=True, runs_like="copy",
     )  # fmt: skip
 
@@ -360,7 +357,6 @@ def _diag_embed(x: Array, *, offset: int) -> Array:
 
 DIAG_EMBED = OpDef(
     "diag_embed",
-    family="arrangement",
     infer=_diag_infer,
     reference=_diag_embed,
     formula="y[..., i, i + offset] = x[..., i], else 0",

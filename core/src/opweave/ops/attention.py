@@ -96,7 +96,6 @@ def _samples() -> list[Tensor]:
 
 ATTENTION: Final = OpDef(
     "attention",
-    family="attention",
     infer=_attention_infer,
     reference=_attention,
     flops=lambda out: 2 * (out.srcs[0].size + out.size) * out.srcs[1].shape[2],

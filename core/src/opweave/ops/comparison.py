@@ -29,7 +29,6 @@ def _infer(a: Tensor, b: Tensor) -> tuple[Shape, DType]:
 def _define(name: str, reference: Callable[[Array, Array], Array], formula: str, **facts: Any) -> OpDef:
     return OpDef(
         name,
-        family="comparison",
         infer=_infer,
         reference=reference,
         pointwise=True,

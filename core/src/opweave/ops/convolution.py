@@ -15,7 +15,7 @@ import numpy as np
 from opweave.errors import ShapeError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
-from opweave.graph.opdef import Infer, OpDef, flops_per_element
+from opweave.graph.opdef import Infer, OpDef
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, builds, floats, make, unquantized, wide
 from opweave.ops.samples import measured, operand
@@ -86,7 +86,6 @@ def _conv2d_samples() -> list[Tensor]:
 def _define_conv(op: str, rank: int) -> OpDef:
     return OpDef(
         op,
-        family="convolution",
         infer=_conv_infer(op, rank),
         reference=_conv,
         flops=lambda out: 2 * out.size * prod(out.srcs[1].shape[1:]),
@@ -244,7 +243,6 @@ def _transposed(
 def _define_transposed(op: str, rank: int) -> OpDef:
     return OpDef(
         op,
-        family="convolution",
         infer=_transpose_infer(op, rank),
         reference=_transposed,
         flops=lambda out: 2 * out.srcs[0].size * prod(out.srcs[1].shape[1:]),
@@ -359,10 +357,8 @@ def _im2col(x: Array, *, kernel_size: Shape, dilation: Shape, padding: Shape, st
 
 IM2COL: Final = OpDef(
     "im2col",
-    family="convolution",
     infer=_im2col_infer,
     reference=_im2col,
-    flops=flops_per_element(0),
     formula="y[n, (c, k), i] = x[n, c, stride · i + dilation · k − padding]",
     exact=True,
     runs_like="copy",

@@ -26,10 +26,8 @@ def _plain_dtype(op: str, dtype: DTypeLike) -> DType:
 
 FULL = OpDef(
     "full",
-    family="creation",
     infer=lambda *, shape, value, dtype: (shape, dtype),
     reference=lambda *, shape, value, dtype: np.full(shape, value, dtype.numpy),
-    flops=flops_per_element(0),
     formula="value",
     exact=True,
 )
@@ -68,7 +66,6 @@ def _arange(*, start: Number, step: Number, count: int, dtype: DType) -> Array:
 
 ARANGE = OpDef(
     "arange",
-    family="creation",
     infer=lambda *, start, step, count, dtype: ((count,), dtype),
     reference=_arange,
     flops=flops_per_element(2),

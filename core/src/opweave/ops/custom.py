@@ -42,7 +42,6 @@ def _name(fn: Callable[..., Any]) -> str:
 
 CUSTOM = OpDef(
     "custom",
-    family="custom",
     infer=lambda *srcs, fn, shape, dtype: (shape, dtype),
     reference=lambda *arrays, fn, shape, dtype: call_custom(fn, arrays, shape, dtype),
     formula="fn(*srcs)",
@@ -88,7 +87,6 @@ def custom(fn: Callable[..., Any], *srcs: Any, like: Any) -> Tensor:
 
 RECOMPUTE = OpDef(
     "recompute",
-    family="custom",
     infer=lambda x, *args: (x.shape, x.dtype),
     reference=lambda x, *args: x,
     is_view=True,

@@ -48,9 +48,8 @@ def same(x: Tensor, *others: Tensor, **attrs: Any) -> tuple[Shape, DType]:
 
 
 def elementwise(
-    name: str, reference: Callable[..., Array], formula: str, *, family: str = "elementwise", sources: int = 1,
-    flops: int = 1, **facts: Any,
-) -> OpDef:  # fmt: skip
+    name: str, reference: Callable[..., Array], formula: str, *, sources: int = 1, flops: int = 1, **facts: Any
+) -> OpDef:
     """Define an operation on elements of one shape and dtype, any source of which its output may overwrite.
 
     Args:
@@ -58,7 +57,6 @@ def elementwise(
     """
     return OpDef(
         name,
-        family=family,
         infer=same,
         reference=reference,
         inplace=tuple(range(sources)),
@@ -348,7 +346,6 @@ def _cast_infer(x: Tensor, *, dtype: DType) -> tuple[Shape, DType]:
 
 CAST = OpDef(
     "cast",
-    family="elementwise",
     infer=_cast_infer,
     reference=lambda x, *, dtype: x.astype(dtype.numpy),
     inplace=(0,),

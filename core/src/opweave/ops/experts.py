@@ -60,7 +60,6 @@ def _many_rows() -> list[Tensor]:
 
 EXPERT_LINEAR = OpDef(
     "expert_linear",
-    family="experts",
     infer=_expert_linear_infer,
     reference=_expert_linear,
     indices=(2,),
@@ -119,7 +118,6 @@ def _add_expert(x: Array, table: Array, ids: Array) -> Array:
 
 ADD_EXPERT = OpDef(
     "add_expert",
-    family="experts",
     infer=_add_expert_infer,
     reference=_add_expert,
     inplace=(0,),

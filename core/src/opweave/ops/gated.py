@@ -44,7 +44,6 @@ REGLU = elementwise(
     "reglu",
     lambda x, gate: wide(x) * np.maximum(wide(gate), 0),
     "x · max(gate, 0)",
-    family="gated",
     sources=2,
     flops=2,
     runs_like="swiglu",
@@ -74,7 +73,7 @@ def _geglu(x: Array, gate: Array, *, approximate: Approximate) -> Array:
     return result
 
 
-GEGLU = elementwise("geglu", _geglu, "x · gelu(gate)", family="gated", sources=2, flops=10, runs_like="swiglu")
+GEGLU = elementwise("geglu", _geglu, "x · gelu(gate)", sources=2, flops=10, runs_like="swiglu")
 
 
 @builds(GEGLU)
@@ -98,7 +97,6 @@ SWIGLU = elementwise(
     "swiglu",
     lambda x, gate: wide(x) * silu_of(gate),
     "x · gate / (1 + e^(-gate))",
-    family="gated",
     sources=2,
     flops=5,
     samples=over_rows("swiglu", operands=2),
@@ -121,7 +119,6 @@ SWIGLU_OAI = elementwise(
     "swiglu_oai",
     _swiglu_oai,
     "g / (1 + e^(-α g)) · (v + 1), g = min(gate, limit), v = min(max(x, -limit), limit)",
-    family="gated",
     sources=2,
     flops=9,
     runs_like="swiglu",

@@ -9,7 +9,7 @@ import numpy as np
 from opweave.errors import BoundsError, DTypeError, LayoutError, ShapeError
 from opweave.graph.dtypes import DType, f32
 from opweave.graph.layout import Shape, broadcast_shapes
-from opweave.graph.opdef import OpDef, flops_per_element
+from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.movement import after, broadcast_to, flatten
 from opweave.ops.operands import (
@@ -66,12 +66,10 @@ def _embedding_samples() -> list[Tensor]:
 
 EMBEDDING = OpDef(
     "embedding",
-    family="indexing",
     infer=_embedding_infer,
     reference=_embedding,
     indices=(1,),
     selects=(0, 1),
-    flops=flops_per_element(0),
     formula="y[i, ...] = table[ids[i], ...]",
     exact=True,
     samples=measured(_embedding_samples),
@@ -118,11 +116,9 @@ def _take_along_axis(x: Array, ids: Array, *, axis: int) -> Array:
 
 TAKE_ALONG_AXIS = OpDef(
     "take_along_axis",
-    family="indexing",
     infer=_take_infer,
     reference=_take_along_axis,
     indices=(1,),
-    flops=flops_per_element(0),
     formula="y[..., i, ...] = x[..., ids[..., i, ...], ...] along axis",
     exact=True,
     runs_like="embedding",
@@ -182,7 +178,6 @@ def _index_add(ids: Array, rows: Array, *, n: int) -> Array:
 
 INDEX_ADD = OpDef(
     "index_add",
-    family="indexing",
     infer=_index_add_infer,
     reference=_index_add,
     indices=(0,),
@@ -253,11 +248,9 @@ def _add_region(x: Array, value: Array, *, offsets: tuple[int, ...]) -> Array:
 
 SET_REGION = OpDef(
     "set_region",
-    family="indexing",
     infer=_region_infer,
     reference=_set_region,
     inplace=(0,),
-    flops=flops_per_element(0),
     formula="y = x, but y[offsets : offsets + value.shape] = value",
     exact=True,
     runs_like="copy",
@@ -265,7 +258,6 @@ SET_REGION = OpDef(
 
 ADD_REGION = OpDef(
     "add_region",
-    family="indexing",
     infer=_region_infer,
     reference=_add_region,
     inplace=(0,),
@@ -364,12 +356,10 @@ def _index_copy(state: Array, ids: Array, rows: Array) -> Array:
 
 INDEX_COPY = OpDef(
     "index_copy",
-    family="indexing",
     infer=_index_copy_infer,
     reference=_index_copy,
     writes=True,
     indices=(1,),
-    flops=flops_per_element(0),
     formula="state[ids[i], ...] = rows[i, ...]",
     exact=True,
     runs_like="copy",
@@ -416,11 +406,9 @@ def _assign(region: Array, value: Array) -> Array:
 
 ASSIGN = OpDef(
     "assign",
-    family="indexing",
     infer=_assign_infer,
     reference=_assign,
     writes=True,
-    flops=flops_per_element(0),
     formula="region = value",
     exact=True,
     runs_like="copy",
@@ -452,7 +440,6 @@ def _accumulate(region: Array, value: Array) -> Array:
 
 ACCUMULATE = OpDef(
     "accumulate",
-    family="indexing",
     infer=_assign_infer,
     reference=_accumulate,
     writes=True,

@@ -100,7 +100,6 @@ def _interpolate(x: Array, *, size: Shape, scale_factor: Factors, mode: str, ali
 
 INTERPOLATE: Final = OpDef(
     "interpolate",
-    family="interpolation",
     infer=_interpolate_infer,
     reference=_interpolate,
     flops=lambda out: out.size * (0 if out.attrs["mode"] == "nearest" else 4 * (out.ndim - 2)),

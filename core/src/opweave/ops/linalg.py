@@ -56,7 +56,6 @@ def _hadamard(x: Array, *, scale: float) -> Array:
 
 HADAMARD_TRANSFORM: Final = OpDef(
     "hadamard_transform",
-    family="linalg",
     infer=_hadamard_infer,
     reference=_hadamard,
     flops=lambda out: out.size * max(1, out.shape[-1].bit_length() - 1),
@@ -104,7 +103,6 @@ def _solve(a: Array, b: Array, *, upper: bool, unitriangular: bool) -> Array:
 
 SOLVE_TRIANGULAR: Final = OpDef(
     "solve_triangular",
-    family="linalg",
     infer=_solve_infer,
     reference=_solve,
     inplace=(1,),
@@ -168,7 +166,6 @@ def _sinkhorn(x: Array, *, iterations: int, eps: float) -> Array:
 
 SINKHORN: Final = OpDef(
     "sinkhorn",
-    family="linalg",
     infer=_sinkhorn_infer,
     reference=_sinkhorn,
     flops=flops_per_element(40),

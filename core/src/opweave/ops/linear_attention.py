@@ -77,7 +77,6 @@ def _reference(
 
 LINEAR_ATTENTION: Final = OpDef(
     "linear_attention",
-    family="linear_attention",
     infer=_infer,
     reference=_reference,
     flops=lambda out: 8 * out.srcs[0].size * out.srcs[2].shape[3],

@@ -55,7 +55,6 @@ def _matmul_squares() -> list[Tensor]:
 
 MATMUL = OpDef(
     "matmul",
-    family="matmul",
     infer=_matmul_infer,
     reference=lambda a, b: np.matmul(wide(a), wide(b)),
     flops=lambda out: 2 * out.size * out.srcs[0].shape[-1],
@@ -152,7 +151,6 @@ def _linear_samples() -> Iterator[Sample]:
 
 LINEAR = OpDef(
     "linear",
-    family="matmul",
     infer=_linear_infer,
     reference=_linear,
     flops=lambda out: 2 * out.size * out.srcs[0].shape[-1],

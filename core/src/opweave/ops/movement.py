@@ -46,7 +46,6 @@ Window = tuple[Shape, Strides, int]
 def _define_view(name: str, shape: Callable[..., Shape], reference: Callable[..., Array], formula: str) -> OpDef:
     return OpDef(
         name,
-        family="movement",
         infer=lambda x, **attrs: (shape(x.shape, **attrs), x.dtype),
         reference=reference,
         is_view=True,
@@ -364,7 +363,6 @@ def _same(x: Tensor) -> tuple[Shape, DType]:
 
 COPY = OpDef(
     "copy",
-    family="movement",
     infer=_same,
     reference=lambda x: x,
     inplace=(0,),
@@ -388,7 +386,6 @@ def copy(x: Any) -> Tensor:
 
 CONTIGUOUS = OpDef(
     "contiguous",
-    family="movement",
     infer=_same,
     reference=lambda x: x,
     pointwise=True,
@@ -431,7 +428,6 @@ def _concat_samples() -> list[Tensor]:
 
 CONCAT = OpDef(
     "concat",
-    family="movement",
     infer=_concat_infer,
     reference=lambda *pieces, axis: np.concatenate(pieces, axis),
     formula="the pieces one after the other along axis",
@@ -444,7 +440,6 @@ CONCAT = OpDef(
 AFTER = define_op(
     OpDef(
         "after",
-        family="movement",
         infer=lambda x, *others: (x.shape, x.dtype),
         reference=lambda x, *others: x,
         is_view=True,

@@ -67,7 +67,6 @@ def _define(name: str, infer: Infer, reference: Callable[..., Array], flops: int
     """The definition of a normalization. ``flops`` are those of an element, ``facts`` as `OpDef` has them."""
     return OpDef(
         name,
-        family="normalization",
         infer=infer,
         reference=reference,
         inplace=(0,),

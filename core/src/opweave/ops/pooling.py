@@ -74,7 +74,6 @@ def _define(op: str, rank: int, reference: Callable[..., Array], more_flops: int
     """The definition of a pooling, with one operation for each element of a window and ``more_flops`` for a result."""
     return OpDef(
         op,
-        family="pooling",
         infer=_pool_infer(op, rank),
         reference=reference,
         flops=lambda out: out.size * (prod(out.attrs["kernel_size"]) + more_flops),

@@ -126,7 +126,6 @@ def _samples(op: str) -> list[Tensor]:
 UNIFORM: Final = define_op(
     OpDef(
         "uniform",
-        family="random",
         infer=_infer,
         reference=_uniform,
         indices=(0, 1),
@@ -165,7 +164,6 @@ def uniform(shape: Any, key: Any, counter: Any, dtype: DTypeLike = f32) -> Tenso
 NORMAL: Final = define_op(
     OpDef(
         "normal",
-        family="random",
         infer=_infer,
         reference=_normal,
         indices=(0, 1),

@@ -47,7 +47,6 @@ def _reduction(name: str, reference: Callable[..., Any], formula: str, *, flops:
     """
     return OpDef(
         name,
-        family="reduction",
         infer=_reduced,
         reference=reference,
         flops=lambda out: flops * out.srcs[0].size,
@@ -199,7 +198,6 @@ def min(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 ARGMAX = OpDef(
     "argmax",
-    family="reduction",
     infer=lambda x, *, axis: ((*x.shape[:axis], *x.shape[axis + 1 :]), i64),
     reference=lambda x, *, axis: np.argmax(wide(x), axis),
     index_out=True,
@@ -240,7 +238,6 @@ def _count_equal_infer(a: Tensor, b: Tensor) -> tuple[Shape, DType]:
 
 COUNT_EQUAL = OpDef(
     "count_equal",
-    family="reduction",
     infer=_count_equal_infer,
     reference=lambda a, b: np.count_nonzero(wide(a) == wide(b)),
     index_out=True,

@@ -154,7 +154,6 @@ def _rope_samples() -> list[Tensor]:
 
 ROPE: Final = OpDef(
     "rope",
-    family="rope",
     infer=_rope_infer,
     reference=_rope,
     inplace=(0,),
@@ -277,7 +276,6 @@ def _timestep_embedding(t: Array, *, dim: int, max_period: float) -> Array:
 
 TIMESTEP_EMBEDDING: Final = OpDef(
     "timestep_embedding",
-    family="rope",
     infer=_timestep_infer,
     reference=_timestep_embedding,
     flops=flops_per_element(2),

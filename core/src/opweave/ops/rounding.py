@@ -19,7 +19,7 @@ def _whole(op: OpDef, value: Any) -> Tensor:
     return node(op, (x,), {}) if x.dtype.is_float else x
 
 
-FLOOR = elementwise("floor", lambda x: np.floor(wide(x)), "⌊x⌋", family="rounding", exact=True)
+FLOOR = elementwise("floor", lambda x: np.floor(wide(x)), "⌊x⌋", exact=True)
 
 
 @builds(FLOOR)
@@ -32,7 +32,7 @@ def floor(x: Any) -> Tensor:
     return _whole(FLOOR, x)
 
 
-CEIL = elementwise("ceil", lambda x: np.ceil(wide(x)), "⌈x⌉", family="rounding", exact=True)
+CEIL = elementwise("ceil", lambda x: np.ceil(wide(x)), "⌈x⌉", exact=True)
 
 
 @builds(CEIL)
@@ -46,7 +46,6 @@ ROUND = elementwise(
     "round",
     lambda x: np.rint(wide(x)),
     "the nearest whole number, the even one of two",
-    family="rounding",
     exact=True,
 )
 
@@ -58,7 +57,7 @@ def round(x: Any) -> Tensor:
     return _whole(ROUND, x)
 
 
-TRUNC = elementwise("trunc", lambda x: np.trunc(wide(x)), "x without its fraction", family="rounding", exact=True)
+TRUNC = elementwise("trunc", lambda x: np.trunc(wide(x)), "x without its fraction", exact=True)
 
 
 @builds(TRUNC)

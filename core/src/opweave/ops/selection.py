@@ -37,7 +37,6 @@ MINIMUM = elementwise(
     "minimum",
     lambda a, b: np.minimum(wide(a), wide(b)),
     "min(a, b)",
-    family="selection",
     sources=2,
     exact=True,
 )
@@ -62,7 +61,6 @@ MAXIMUM = elementwise(
     "maximum",
     lambda a, b: np.maximum(wide(a), wide(b)),
     "max(a, b)",
-    family="selection",
     sources=2,
     exact=True,
 )
@@ -80,7 +78,7 @@ def _clamp(x: Array, *, min: Number, max: Number) -> Array:
     return np.asarray(np.minimum(np.maximum(wide(x), min), max))
 
 
-CLAMP = elementwise("clamp", _clamp, "min(max(x, least), largest)", family="selection", flops=2, exact=True)
+CLAMP = elementwise("clamp", _clamp, "min(max(x, least), largest)", flops=2, exact=True)
 
 
 @builds(CLAMP)
@@ -120,7 +118,7 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> Tensor:
     return node(CLAMP, (y,), {"min": least, "max": largest})
 
 
-STEP = elementwise("step", lambda x: np.greater(wide(x), 0), "1 if x > 0, else 0", family="selection", exact=True)
+STEP = elementwise("step", lambda x: np.greater(wide(x), 0), "1 if x > 0, else 0", exact=True)
 
 
 @builds(STEP)
@@ -149,7 +147,6 @@ def _where_samples() -> list[Tensor]:
 
 WHERE = OpDef(
     "where",
-    family="selection",
     infer=_where_infer,
     reference=lambda condition, a, b: np.where(condition, a, b),
     inplace=(1, 2),

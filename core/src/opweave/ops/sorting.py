@@ -26,7 +26,6 @@ def _on_axis(op: str, value: Any, axis: Any) -> tuple[Tensor, int]:
 
 CUMSUM = OpDef(
     "cumsum",
-    family="sorting",
     infer=lambda x, *, axis: (x.shape, x.dtype),
     reference=lambda x, *, axis: np.cumsum(wide(x), axis),
     flops=flops_per_element(1),
@@ -65,7 +64,6 @@ def _order(x: Array, axis: int, descending: bool) -> Array:
 
 ARGSORT = OpDef(
     "argsort",
-    family="sorting",
     infer=lambda x, *, axis, descending, stable: (x.shape, i64),
     reference=lambda x, *, axis, descending, stable: _order(x, axis, descending),
     index_out=True,
@@ -103,7 +101,6 @@ def _top_k_samples() -> list[Tensor]:
 
 TOP_K = OpDef(
     "top_k",
-    family="sorting",
     infer=lambda x, *, k, axis: ((*x.shape[:axis], k, *x.shape[axis + 1 :]), i64),
     reference=lambda x, *, k, axis: np.take(_order(x, axis, True), range(k), axis),
     index_out=True,

@@ -40,7 +40,6 @@ def _reference(q: Array, k: Array, weights: Array) -> Array:
 
 INDEXER_SCORES: Final = OpDef(
     "indexer_scores",
-    family="sparse_attention",
     infer=_infer,
     reference=_reference,
     flops=lambda out: out.size * out.srcs[0].shape[1] * (2 * out.srcs[0].shape[3] + 3),

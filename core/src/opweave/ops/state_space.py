@@ -55,7 +55,6 @@ def _causal_conv1d(x: Array, w: Array, *rest: Array, biased: bool) -> Array:
 
 CAUSAL_CONV1D: Final = OpDef(
     "causal_conv1d",
-    family="state_space",
     infer=_conv_infer,
     reference=_causal_conv1d,
     flops=lambda out: 2 * out.size * out.srcs[1].shape[1],
@@ -151,7 +150,6 @@ def _selective_scan(
 
 SELECTIVE_SCAN: Final = OpDef(
     "selective_scan",
-    family="state_space",
     infer=_scan_infer,
     reference=_selective_scan,
     flops=lambda out: 8 * out.srcs[0].size * out.srcs[2].shape[1],
