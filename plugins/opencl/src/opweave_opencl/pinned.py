@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from opweave.contract import HOST_SPACE, BufferType, Usage
+from opweave.contract import Usage
+from opweave.host.pinned import PinnedMemory
 from opweave_opencl.mapping import map_bytes
 
 if TYPE_CHECKING:
@@ -15,14 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["OpenCLPinnedMemory"]
 
 
-class OpenCLPinnedMemory(BufferType):
+class OpenCLPinnedMemory(PinnedMemory):
     """Host memory of a driver, which stays mapped: drivers transfer from and to it without a copy in between.
 
-    Handles are NumPy arrays over the mapping. Kernels never use it, so host and device need no order between them.
+    Handles show the mapping. Kernels never use it, so host and device need no order between them.
     """
 
     def __init__(self, device: OpenCLDevice) -> None:
-        super().__init__(device, f"{device.name}.pinned", space=HOST_SPACE, alignment=64)
+        super().__init__(device, alignment=64)
         self._target = device
 
     def _alloc(self, size: int, usage: Usage) -> np.ndarray[Any, Any]:
@@ -39,15 +40,3 @@ class OpenCLPinnedMemory(BufferType):
             mapping: Any = mem.base
             mapping.release(self._target.queue)  # queued; the driver frees the memory once it is unmapped
             self._target.queue.flush()
-
-    def _upload(self, mem: np.ndarray[Any, Any], offset: int, data: memoryview) -> None:
-        mem[offset : offset + len(data)] = data
-
-    def _download(self, mem: np.ndarray[Any, Any], offset: int, out: memoryview) -> None:
-        out[:] = mem.data[offset : offset + len(out)]
-
-    def _map(self, mem: np.ndarray[Any, Any], offset: int, size: int) -> memoryview:
-        return mem.data[offset : offset + size]
-
-    def _unmap(self, mem: np.ndarray[Any, Any], view: memoryview) -> None:
-        view.release()

@@ -10,11 +10,12 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from opweave.contract import HOST_SPACE, BufferType, Device, Kind, Offloading, Rows, Step, Stream, Usage
+from opweave.contract import BufferType, Device, Kind, Offloading, Rows, Step, Stream, Usage
 from opweave.errors import Unavailable, UnsupportedOpError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape, Strides, span
 from opweave.host.memory import host_memory_info
+from opweave.host.pinned import PinnedMemory
 from opweave.host.reservations import RESERVATIONS
 from opweave_torch.health import REMEDY, try_kernel, why_no_kernels
 from opweave_torch.kernels import KERNELS, WITH_BF16, kernels_for_cpu
@@ -180,11 +181,8 @@ class SeparateCpuDevice(TorchAccelerator):
         pass
 
 
-class PageLockedMemory(BufferType):
+class PageLockedMemory(PinnedMemory):
     """Page-locked memory of the process, from which and to which a device's transfers need no further copy."""
-
-    def __init__(self, device: PinningAccelerator) -> None:
-        super().__init__(device, f"{device.name}.pinned", space=HOST_SPACE)
 
     def _alloc(self, size: int, usage: Usage) -> Any:
         try:
@@ -195,21 +193,6 @@ class PageLockedMemory(BufferType):
 
     def _free(self, mem: Any) -> None:
         pass
-
-    def _upload(self, mem: Any, offset: int, data: memoryview) -> None:
-        mem[offset : offset + len(data)] = data
-
-    def _download(self, mem: Any, offset: int, out: memoryview) -> None:
-        out[:] = mem.data[offset : offset + len(out)]
-
-    def _map(self, mem: Any, offset: int, size: int) -> memoryview:
-        return mem.data[offset : offset + size]  # type: ignore[no-any-return]
-
-    def _unmap(self, mem: Any, view: memoryview) -> None:
-        view.release()
-
-    def _address(self, mem: Any) -> int:
-        return int(mem.__array_interface__["data"][0])
 
 
 class PinningAccelerator(TorchAccelerator):
