@@ -51,7 +51,7 @@ def test_importing_loads_no_part_that_most_programs_never_use(modules):
     assert len(own - families) < 85
 
 
-FRAMEWORKS = {"torch", "pyopencl"}
+FRAMEWORKS = {"onnx", "onnxruntime", "pyopencl", "torch"}
 
 RUN_ON_CPU = """
 import numpy, opweave as ow

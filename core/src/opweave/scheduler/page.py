@@ -1,4 +1,4 @@
-"""The page of an `Explanation`: one HTML file that needs nothing else."""
+"""`Report`: a text that is also a page, one HTML file that needs nothing else; and the page of an `Explanation`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from opweave.scheduler.splits import COPY_CAUSES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from os import PathLike
 
     from opweave.scheduler.report import Explanation, MemoryCurve, NodeRow
 
-__all__ = ["COLOURS", "MOST_NODES", "framed", "page", "render"]
+__all__ = ["COLOURS", "MOST_NODES", "Report", "page", "render"]
 
 COLOURS: Final = ("#3b76b5", "#d9822b", "#4a9a57", "#8a63b8", "#c0504d", "#3f9ea3", "#9a7b4f", "#6b7280")
 """One for each device, in order of priority; there may be more devices than colours."""
@@ -69,10 +70,38 @@ def render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(values)
 
 
-def framed(html: str) -> str:
-    """A page for notebooks, in a frame, so that its styles stay its own."""
-    source = escape(html, quote=True)
-    return f'<iframe srcdoc="{source}" style="width: 100%; height: 40em; border: 1px solid #ccc"></iframe>'
+class Report:
+    """What a report has: a text, which printing shows and in which ``in`` looks for words, and a page."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # a data class would take the property for the default of its field
+
+        @property
+        def text(self) -> str:
+            """The whole, for people."""
+
+    def html(self) -> str:
+        """One self-contained HTML page."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+    def __contains__(self, words: str) -> bool:
+        return words in self.text
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the page to a file."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.html())
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the page in a frame, so that its styles stay its own."""
+        source = escape(self.html(), quote=True)
+        return f'<iframe srcdoc="{source}" style="width: 100%; height: 40em; border: 1px solid #ccc"></iframe>'
 
 
 def page(explanation: Explanation) -> str:

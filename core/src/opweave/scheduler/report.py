@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from opweave.scheduler.allocate import MemoryUse, lifetimes
 from opweave.scheduler.assign import CAUSES
 from opweave.scheduler.fuse import unfused
+from opweave.scheduler.page import Report, page
 from opweave.scheduler.splits import COPY_CAUSES
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class MemoryCurve(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Explanation:
+class Explanation(Report):
     """What `Program.explain` gives: a text, rows and a page. Printing shows the text; ``in`` looks for words in it.
 
     Attributes:
@@ -95,14 +95,6 @@ class Explanation:
     predicted: Prediction | None
     remarks: list[str]
 
-    def __str__(self) -> str:
-        return self.text
-
-    __repr__ = __str__
-
-    def __contains__(self, words: str) -> bool:
-        return words in self.text
-
     def by_scope(self, depth: int | None = None) -> str:
         """A table with one line for each scope (`opweave.scope`) instead of one for each node: its steps, its devices
         and, where there is a prediction, its seconds.
@@ -123,20 +115,7 @@ class Explanation:
 
     def html(self) -> str:
         """One self-contained HTML page."""
-        from opweave.scheduler.page import page
-
         return page(self)
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the page to a file."""
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self.html())
-
-    def _repr_html_(self) -> str:
-        """What notebooks show: the page in a frame, so that its styles stay its own."""
-        from opweave.scheduler.page import framed
-
-        return framed(self.html())
 
 
 def copy_rows(partition: Partition) -> list[CopyRow]:

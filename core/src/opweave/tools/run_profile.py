@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from os import PathLike
 from statistics import median
 from typing import Any
 
-from opweave.scheduler.page import COLOURS, MOST_NODES, render
+from opweave.scheduler.page import COLOURS, MOST_NODES, Report, render
 from opweave.scheduler.report import human_bytes, human_time
 
 __all__ = ["Figures", "RunProfile", "RunRow", "Total"]
@@ -84,7 +83,7 @@ class Total(Figures):
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class RunProfile:
+class RunProfile(Report):
     """What `opweave.profile_run` gives. Printing shows the tables; ``in`` looks for words in them.
 
     Attributes:
@@ -141,14 +140,6 @@ class RunProfile:
             f"{', '.join(self.devices)}; its {len(self.rows)} parts one after another {human_time(parts)}"
         )
 
-    def __str__(self) -> str:
-        return self.text
-
-    __repr__ = __str__
-
-    def __contains__(self, words: str) -> bool:
-        return words in self.text
-
     def html(self) -> str:
         """One self-contained HTML page."""
         return render(
@@ -162,16 +153,6 @@ class RunProfile:
             hidden=max(len(self.rows) - MOST_NODES, 0),
             colours={device: COLOURS[i % len(COLOURS)] for i, device in enumerate(self.devices)},
         )
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the page to a file."""
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self.html())
-
-    def _repr_html_(self) -> str:
-        from opweave.scheduler.page import framed
-
-        return framed(self.html())
 
 
 def _what(row: RunRow) -> str:
