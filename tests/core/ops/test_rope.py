@@ -193,3 +193,58 @@ def test_timestep_embedding_refuses():
         ow.timestep_embedding(ow.input("t", (2,)), 1)
     with pytest.raises(ow.DTypeError, match="max_period is a number of at least 1"):
         ow.timestep_embedding(ow.input("t", (2,)), 8, 0.5)
+
+
+# --- sections in turn, sections of their own frequencies, an offset ---------------------------------------------------
+
+
+def angles_of(y, x):
+    """By which angle each pair of halves was turned, modulo a turn."""
+    half = x.shape[-1] // 2
+    turned, before = y[..., :half] + 1j * y[..., half:], x[..., :half] + 1j * x[..., half:]
+    return np.angle(turned / before)
+
+
+def qwen3_frequencies(rows, sections, dims, base):
+    """In the words of transformers' ``apply_interleaved_mrope``: (tokens, pairs)."""
+    freqs = rows[:, :, None] * base ** (-np.arange(0, dims, 2) / dims)
+    result = freqs[0].copy()
+    for row, offset in enumerate((1, 2), start=1):
+        part = slice(offset, sections[row] * 3, 3)
+        result[:, part] = freqs[row][:, part]
+    return result
+
+
+@pytest.mark.parametrize("sections", [(24, 20, 20), (11, 11, 10), (4, 2, 2)])
+def test_interleaved_sections_are_qwen3s(sections):
+    dims = 2 * sum(sections)
+    x, rows = RNG.standard_normal((5, dims)), RNG.integers(0, 3, (3, 5))
+    y = ow.rope(ow.constant(x), ow.constant(rows), pairing="half", sections=sections, interleaved=True)
+    want = qwen3_frequencies(rows, sections, dims, 10000.0)
+    np.testing.assert_allclose(np.exp(1j * angles_of(evaluate(y, {}), x)), np.exp(1j * want), atol=1e-9)
+
+
+def test_sections_may_restart_their_frequencies_as_vision_encoders_have_it():
+    x, rows = RNG.standard_normal((5, 16)), RNG.integers(0, 3, (2, 5))
+    y = ow.rope(ow.constant(x), ow.constant(rows), pairing="half", sections=(4, 4), restart=True)
+    own = 10000.0 ** (-np.arange(0, 8, 2) / 8)  # Qwen2-VL's VisionRotaryEmbedding(head_dim // 2)
+    want = np.concatenate([rows[0][:, None] * own, rows[1][:, None] * own], -1)
+    np.testing.assert_allclose(np.exp(1j * angles_of(evaluate(y, {}), x)), np.exp(1j * want), atol=1e-9)
+
+
+def test_what_lies_before_the_offset_stays():
+    x, at = RNG.standard_normal((3, 12)), ow.arange(3)
+    y = evaluate(ow.rope(ow.constant(x), at, offset=4, dims=6), {})
+    np.testing.assert_array_equal(y[:, :4], x[:, :4])
+    np.testing.assert_array_equal(y[:, 10:], x[:, 10:])
+    np.testing.assert_array_equal(y[:, 4:10], evaluate(ow.rope(ow.constant(x[:, 4:10]), at), {}))
+
+
+def test_layouts_of_sections_that_do_not_fit_are_refused():
+    x = ow.input("x", (3, 12))
+    with pytest.raises(ow.ShapeError, match="two ways to lay out sections"):
+        ow.rope(x, ow.arange(3), interleaved=True)
+    with pytest.raises(ow.ShapeError, match="two ways to lay out sections"):
+        ow.rope(x, ow.input("p", (2, 3), "i32"), sections=(3, 3), interleaved=True, restart=True)
+    with pytest.raises(ow.ShapeError, match="offset 13 does not lie"):
+        ow.rope(x, ow.arange(3), offset=13)

@@ -135,3 +135,32 @@ def test_refusals():
         ow.selective_scan(x, x, a, b, b, z=ow.input("z", (3, 8)))
     with pytest.raises(ow.DTypeError, match="does not take q8_0"):
         ow.selective_scan(x, x, ow.input("A", (3, 32), "q8_0"), b, b)
+
+
+def test_sequences_begin_with_the_states_that_they_name():
+    u, delta, a, b, c = constants(operands())
+    states, ids = floats(5, 6, 4), np.array([3, 0])
+    got = ow.selective_scan(u, delta, a, b, c, state=ow.constant(states), state_ids=ow.constant(ids))
+    want = ow.selective_scan(u, delta, a, b, c, state=ow.constant(states[ids]))
+    np.testing.assert_array_equal(value(got), value(want))
+    with pytest.raises(ow.ShapeError, match="state_ids choose rows of a state"):
+        ow.selective_scan(u, delta, a, b, c, state_ids=ow.constant(ids))
+
+
+@pytest.mark.parametrize("at", [[1], [2, 5], [1, 2, 3, 4, 5]])
+def test_snapshots_are_the_last_states_of_shorter_lines(at):
+    arrays = operands()
+    y, states = ow.selective_scan(*constants(arrays), snapshots=at)
+    np.testing.assert_allclose(value(y), value(ow.selective_scan(*constants(arrays))), rtol=1e-12, atol=1e-13)
+    assert states.shape == (len(at), 2, 6, 4)
+    for i, n in enumerate(at):
+        u, delta, a, b, c = arrays
+        shorter = constants([u[..., :n], delta[..., :n], a, b[..., :n], c[..., :n]])
+        _, last = ow.selective_scan(*shorter, return_last_state=True)
+        np.testing.assert_allclose(value(states)[i], value(last), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("at", [[], [0], [2, 2], [6], [3, 1]])
+def test_snapshots_ascend_within_the_line(at):
+    with pytest.raises(ow.ShapeError, match="snapshots ascend"):
+        ow.selective_scan(*constants(operands()), snapshots=at)

@@ -235,6 +235,22 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda rows, steps, decay, maps: ow.selective_scan(rows, steps, decay, maps, maps + 1),
         lambda rows, steps, decay, maps: scanned(rows, steps, decay, maps, maps + 1),
     ),
+    "DSV4_HC_COMB": (
+        lambda positive: ow.sinkhorn(positive[:, :4], 1, 0.0),
+        lambda positive: softmax(positive[:, :4]) / softmax(positive[:, :4]).sum(0),
+    ),
+    "DSV4_HC_PRE": (
+        lambda heads: ow.hyper_connection_pre(heads, heads[..., 0]),
+        lambda heads: np.einsum("bhte,bht->bhe", heads, heads[..., 0]),
+    ),
+    "DSV4_HC_POST": (
+        lambda heads: ow.hyper_connection_post(heads[:, :, 0], heads, heads[..., 0], heads[..., :3]),
+        lambda heads: heads[:, :, :1] * heads[..., :1] + np.einsum("bhse,bhsd->bhde", heads, heads[..., :3]),
+    ),
+    "COL2IM_1D": (
+        lambda rows: ow.col2im1d(rows, 2),
+        lambda rows: np.pad(rows[:, ::2], ((0, 0), (0, 0), (0, 1))) + np.pad(rows[:, 1::2], ((0, 0), (0, 0), (1, 0))),
+    ),
     "LIGHTNING_INDEXER": (
         lambda heads: ow.indexer_scores(heads, heads[:, 1], heads[..., 0]),
         lambda heads: np.einsum("bhts,bht->bts", np.maximum(heads @ heads[:, 1:2].swapaxes(2, 3), 0), heads[..., 0]),

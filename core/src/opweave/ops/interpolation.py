@@ -11,7 +11,8 @@ from opweave.errors import DTypeError, ShapeError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import OpDef
-from opweave.graph.tensor import Tensor, node
+from opweave.graph.tensor import Tensor, constant, node
+from opweave.ops.matmul import matmul
 from opweave.ops.operands import Array, as_flag, as_number, builds, floating, unquantized, wide
 from opweave.ops.windows import as_lengths
 
@@ -60,8 +61,29 @@ def axis_taps(length: int, size: int, factor: float, kind: str, align_corners: b
     return np.clip(places, 0, length - 1).astype(np.int64), weights
 
 
-def _cubic(d: Array) -> Array:
-    a = -0.75
+def smoothing_matrix(length: int, size: int, factor: float, kind: str, align_corners: bool) -> Array:
+    """The weights of all elements of an axis in each of ``size`` samples, with the kernel stretched to one sample's
+    width where the axis becomes shorter: f64 of shape (size, length), rows that sum to 1.
+
+    As Pillow and torch's ``antialias`` have it: linear, or cubic with a = −½; arguments as of `axis_taps`.
+    """
+    if align_corners:
+        step = (length - 1) / (size - 1) if size > 1 else 0.0
+    else:
+        step = 1 / factor if factor else length / size
+    width = max(step, 1.0)
+    reach = (2.0 if kind == "cubic" else 1.0) * width
+    weights = np.zeros((size, length))
+    for j in range(size):
+        center = step * (j + 0.5)
+        first, end = max(int(center - reach + 0.5), 0), min(int(center + reach + 0.5), length)
+        distance = np.abs((np.arange(first, end) - center + 0.5) / width)
+        row = _cubic(distance, -0.5) * (distance < 2) if kind == "cubic" else np.maximum(1 - distance, 0)
+        weights[j, first:end] = row / row.sum()
+    return weights
+
+
+def _cubic(d: Array, a: float = -0.75) -> Array:
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((d - 5) * d + 8) * d * a - 4 * a
     return np.where(d <= 1, near, far)
@@ -110,9 +132,14 @@ INTERPOLATE: Final = OpDef(
 
 @builds(INTERPOLATE)
 def interpolate(
-    x: Any, size: Any = None, scale_factor: Any = None, mode: Mode = "nearest", align_corners: bool | None = None
+    x: Any,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: Mode = "nearest",
+    align_corners: bool | None = None,
+    antialias: bool = False,
 ) -> Tensor:
-    """``x`` resampled to another size, as ``torch.nn.functional.interpolate`` (without its smoothing ``antialias``).
+    """``x`` resampled to another size, as ``torch.nn.functional.interpolate``.
 
     Args:
         x: shape (batch, channels, *spatial): one to three spatial axes for ``nearest``, one for ``linear``, two for
@@ -124,6 +151,8 @@ def interpolate(
         mode: how a sample is computed: the nearest element, or linear or cubic interpolation along each axis.
         align_corners: the centers of the first and last elements of both grids coincide; otherwise the outer borders
             of these elements do. Not for ``nearest``.
+        antialias: smooth while an axis becomes shorter: each sample is made of all elements that it covers. For
+            ``bilinear`` and ``bicubic``; made of a product by a constant matrix for each axis.
 
     Nodes carry ``size`` in any case, and ``scale_factor`` or ``None``.
 
@@ -147,13 +176,29 @@ def interpolate(
         lengths = tuple([floor(n * f) for n, f in zip(y.shape[2:], factors, strict=True)])
     else:
         lengths = as_lengths("interpolate", "size", size, rank)
+    aligned = as_flag("interpolate", "align_corners", align_corners)
+    if as_flag("interpolate", "antialias", antialias):
+        if mode not in ("bilinear", "bicubic"):
+            raise ShapeError(f"interpolate: antialias is an option of the modes bilinear and bicubic, not of {mode}")
+        y = floating("interpolate", y)
+        _interpolate_infer(y, size=lengths, scale_factor=factors, mode=mode, align_corners=aligned)
+        return _smoothed(y, lengths, factors, tap_kind(mode), aligned)
     attrs = {
         "size": lengths,
         "scale_factor": factors,
         "mode": mode,
-        "align_corners": as_flag("interpolate", "align_corners", align_corners),
+        "align_corners": aligned,
     }
     return node(INTERPOLATE, (y if mode == "nearest" else floating("interpolate", y),), attrs)
+
+
+def _smoothed(x: Tensor, size: Shape, factors: Factors, kind: str, align_corners: bool) -> Tensor:
+    """Rows and columns multiplied by their smoothing matrices, the shorter result first."""
+    down, across = (
+        constant(smoothing_matrix(n, m, factors[i] if factors else 0.0, kind, align_corners), x.dtype)
+        for i, (n, m) in enumerate(zip(x.shape[2:], size, strict=True))
+    )
+    return matmul(down, matmul(x, across.T))
 
 
 def _factors(value: Any, lengths: Shape) -> tuple[float, ...]:

@@ -11,10 +11,14 @@ from opweave.errors import DTypeError, ShapeError
 from opweave.graph.dtypes import DType, f32, f64
 from opweave.graph.layout import Shape, Strides
 from opweave.graph.opdef import OpDef, flops_per_element
-from opweave.graph.tensor import Tensor, node
+from opweave.graph.tensor import Tensor, constant, node
+from opweave.ops.elementwise import mul
+from opweave.ops.movement import concat
 from opweave.ops.operands import (
     Array,
+    as_flag,
     as_ids,
+    as_integer,
     as_number,
     broadcast_to,
     builds,
@@ -84,11 +88,48 @@ def pair_slices(pairing: str, dims: int) -> tuple[slice, slice]:
     return slice(0, dims // 2), slice(dims // 2, dims)
 
 
-def pair_positions(positions: Array, sections: tuple[int, ...]) -> Array:
+def section_parts(sections: tuple[int, ...], interleaved: bool, pairs: int) -> list[tuple[int, slice]]:
+    """Which pairs take their angle from which row of positions: pairs of a row and a slice, each pair in one of them.
+
+    Interleaved, pairs go to the first three rows in turn as long as these have pairs left, the others to rows that
+    still have some, in order.
+    """
+    if not sections:
+        return [(0, slice(0, pairs))]
+    ends = np.cumsum(sections).tolist()
+    if not interleaved:
+        return [(row, slice(end - n, end)) for row, (n, end) in enumerate(zip(sections, ends, strict=True)) if n]
+    turns, left, parts = min(3, len(sections)), list(sections), []
+    free = np.ones(pairs, bool)
+    for row in range(turns):
+        count = min(left[row], len(range(row, pairs, turns)))
+        if count:
+            parts.append((row, slice(row, row + turns * (count - 1) + 1, turns)))
+            free[parts[-1][1]] = False
+            left[row] -= count
+    rest = np.flatnonzero(free).tolist()
+    for row, count in enumerate(left):
+        mine, rest = rest[:count], rest[count:]
+        while mine:
+            run = next((i for i, pair in enumerate(mine) if pair != mine[0] + i), len(mine))
+            parts.append((row, slice(mine[0], mine[0] + run)))
+            mine = mine[run:]
+    return parts
+
+
+def pair_rows(sections: tuple[int, ...], interleaved: bool, pairs: int) -> Array:
+    """The row of positions of each pair, i64 of shape (pairs,)."""
+    rows = np.zeros(pairs, np.int64)
+    for row, part in section_parts(sections, interleaved, pairs):
+        rows[part] = row
+    return rows
+
+
+def pair_positions(positions: Array, sections: tuple[int, ...], interleaved: bool) -> Array:
     """The position of each pair, or, without sections, one for all of them: (..., tokens, pairs or 1)."""
     if not sections:
         return positions[..., None]
-    return np.moveaxis(np.repeat(positions, sections, 0), 0, -1)
+    return np.moveaxis(positions[pair_rows(sections, interleaved, sum(sections))], 0, -1)
 
 
 def distinct_positions(shape: Shape, strides: Strides, sections: tuple[int, ...]) -> Shape:
@@ -135,10 +176,11 @@ def _rope(
     pairing: str,
     dims: int,
     sections: tuple[int, ...],
+    interleaved: bool,
     **frequencies: Any,
 ) -> Array:
     per_position, magnitude = rope_frequencies(dims, factors=factors, **frequencies)
-    angles = pair_positions(positions, sections) * per_position
+    angles = pair_positions(positions, sections, interleaved) * per_position
     cos, sin = np.cos(angles) * magnitude, np.sin(angles) * magnitude
     first, second = pair_slices(pairing, dims)
     y = np.array(wide(x))
@@ -173,7 +215,10 @@ def rope(
     pairing: Pairing = "adjacent",
     base: float = 10000.0,
     dims: int | None = None,
+    offset: int = 0,
     sections: Any = (),
+    interleaved: bool = False,
+    restart: bool = False,
     scale: float = 1.0,
     ext_factor: float = 0.0,
     attn_factor: float = 1.0,
@@ -197,8 +242,13 @@ def rope(
         pairing: which elements make a pair: ``"adjacent"`` ones, 2i and 2i + 1; or those of the first and the second
             ``"half"``, i and i + dims / 2.
         base: pair i turns by base^(−2i / dims) a position.
-        dims: even number of elements that turn, all by default; the others stay.
+        dims: even number of elements that turn, all behind ``offset`` by default; the others stay.
+        offset: elements of each token in front of those that turn, which stay too.
         sections: number of pairs that take their angle from the first, second, ... row of positions; together dims / 2.
+        interleaved: pairs belong to the first three rows in turn, as long as these have pairs left, instead of section
+            by section (Qwen3-VL).
+        restart: the frequencies of each section begin anew, at those of a whole operand of twice its pairs, as vision
+            encoders have it: (h, w) sections of equal length, each over its own axis.
         scale: multiplies all angles: the length of the context seen in training divided by the one now.
         ext_factor: how far YaRN's choice by frequency replaces that, 0 .. 1.
         attn_factor: multiplies the result, besides YaRN's own 1 + 0.1 · ln(1 / scale).
@@ -214,7 +264,11 @@ def rope(
     at = as_ids("rope", "positions", positions)
     if not isinstance(pairing, str) or pairing not in ("adjacent", "half"):
         raise ShapeError(f"rope: there is no pairing {pairing!r}; there are: adjacent, half")
-    (turned,) = as_lengths("rope", "dims", (y.shape[-1] if y.ndim else 0) if dims is None else dims, 1, 2)
+    before = as_integer("rope", "offset", offset)
+    size = y.shape[-1] if y.ndim else 0
+    if not 0 <= before <= size:
+        raise ShapeError(f"rope: offset {before} does not lie within the last axis of {y.describe()}")
+    (turned,) = as_lengths("rope", "dims", size - before if dims is None else dims, 1, 2)
     if turned % 2:
         raise ShapeError(f"rope: dims is even, two a pair, not {turned}; the operand is {y.describe()}")
     if not isinstance(sections, (tuple, list)):
@@ -222,7 +276,10 @@ def rope(
     parts = as_lengths("rope", "sections", sections, len(sections), 0) if sections else ()
     if parts and sum(parts) != turned // 2:
         raise ShapeError(f"rope: sections {parts} do not add up to {turned // 2} pairs; the operand is {y.describe()}")
-    attrs: dict[str, Any] = {"pairing": pairing, "dims": turned, "sections": parts}
+    turns, anew = as_flag("rope", "interleaved", interleaved), as_flag("rope", "restart", restart)
+    if (turns and anew) or ((turns or anew) and not parts):
+        raise ShapeError("rope: interleaved and restart are two ways to lay out sections: give one, and sections")
+    attrs: dict[str, Any] = {"pairing": pairing, "dims": turned, "sections": parts, "interleaved": turns}
     numbers = {"base": base, "scale": scale, "ext_factor": ext_factor, "attn_factor": attn_factor}
     numbers |= {"beta_fast": beta_fast, "beta_slow": beta_slow}
     for name, value in numbers.items():
@@ -239,11 +296,23 @@ def rope(
         raise DTypeError("rope: with a base of 1 all pairs turn alike, and ext_factor has nothing to choose by")
     if y.ndim < 2:
         raise ShapeError(f"rope: needs x (..., tokens, size), not {y.describe()}")
-    srcs = (y, _spread_positions(at, y, parts))
-    if factors is None:
-        return node(ROPE, srcs, attrs)
-    f = unquantized("rope", factors)
-    return node(ROPE, (*srcs, cast(f, _factor_dtype(y.dtype))), attrs)
+    divisors = None if factors is None else cast(unquantized("rope", factors), _factor_dtype(y.dtype))
+    if anew:
+        own = constant(_restarting(parts, attrs["base"]), _factor_dtype(y.dtype))
+        divisors = own if divisors is None else mul(own, divisors)
+    moved = y[..., before:] if before else y
+    srcs = (moved, _spread_positions(at, moved, parts))
+    result = node(ROPE, srcs if divisors is None else (*srcs, divisors), attrs)
+    return concat([y[..., :before], result], -1) if before else result
+
+
+def _restarting(sections: tuple[int, ...], base: float) -> Array:
+    """What the frequencies base^(−2i / dims) of all pairs are divided by, so that those of each section are
+    base^(−2j / (2 · pairs of the section)), j counted within it."""
+    dims = 2 * sum(sections)
+    wanted: Array = np.concatenate([base ** (-np.arange(n) / n) for n in sections])
+    divisors: Array = base ** (np.arange(dims // 2) * (-2.0 / dims)) / wanted
+    return divisors
 
 
 def _spread_positions(at: Tensor, x: Tensor, sections: tuple[int, ...]) -> Tensor:

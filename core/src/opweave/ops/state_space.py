@@ -6,6 +6,8 @@ code: channels before tokens.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -17,8 +19,9 @@ from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.activation import silu
 from opweave.ops.elementwise import add, mul
-from opweave.ops.movement import concat, reshape
-from opweave.ops.operands import Array, as_flag, broadcast_to, builds, floats, make, optional_operands, wide
+from opweave.ops.indexing import embedding
+from opweave.ops.movement import concat, expand_dims, reshape
+from opweave.ops.operands import Array, as_flag, as_integer, broadcast_to, builds, floats, make, optional_operands, wide
 
 __all__ = ["causal_conv1d", "selective_scan"]
 
@@ -171,7 +174,9 @@ def selective_scan(
     delta_softplus: bool = False,
     *,
     state: Any = None,
+    state_ids: Any = None,
     return_last_state: bool = False,
+    snapshots: Sequence[int] | None = None,
 ) -> Any:
     """The recurrence of a selective state-space model over the tokens, section 3 of the Mamba paper.
 
@@ -188,18 +193,36 @@ def selective_scan(
         delta_bias: shape (channels,), added to ``delta``.
         delta_softplus: the step size is softplus(delta + delta_bias), log(1 + eˣ).
         state: h before the first token, shape (batch, channels, n); ``None``: zeros.
+        state_ids: i32 or i64, shape (batch,): the row of ``state``, which then has any number of rows, that each batch
+            begins with.
         return_last_state: also return h after the last token.
+        snapshots: numbers of tokens, ascending: also return h after the first so many, one behind the other, to go back
+            to when drafted tokens are rejected. The recurrence then runs in as many parts.
 
     Nodes have B and C of four axes, tell by the attribute ``skip`` whether the sixth source is D, and by ``last``
     whether the output is y alone, or y and then the last state in one row of numbers. A state is the last source.
 
     Returns:
-        y, the shape of ``u``; or a tuple of y and the last state, (batch, channels, n).
+        y, the shape of ``u``; or a tuple of y and the last state, (batch, channels, n), or of y and the snapshots,
+        (snapshots, batch, channels, n).
 
     Raises:
         ShapeError: shapes that do not fit.
         DTypeError: a quantized operand.
     """
+    if state_ids is not None:
+        if state is None:
+            raise ShapeError("selective_scan: state_ids choose rows of a state, and there is none")
+        kept = make("selective_scan", state)
+        rows = embedding(reshape(kept, (kept.shape[0], -1)), state_ids)
+        state = reshape(rows, (rows.shape[0], *kept.shape[1:]))
+    if snapshots is not None:
+        if return_last_state:
+            raise ShapeError("selective_scan: return_last_state and snapshots are two forms of one result; give one")
+        by_token: dict[str, Any] = {"u": u, "delta": delta, "B": B, "C": C, "z": z}
+        lines = {name: make("selective_scan", x) for name, x in by_token.items() if x is not None}
+        rest = {"A": A, "D": D, "delta_bias": delta_bias, "delta_softplus": delta_softplus}
+        return _with_snapshots(lines, rest, state, snapshots)
     steps = make("selective_scan", delta)
     if delta_bias is not None:
         bias = make("selective_scan", delta_bias)
@@ -221,6 +244,23 @@ def selective_scan(
             raise ShapeError(f"selective_scan: z must have the shape of u: {x.describe()} and {gate.describe()}")
         y = mul(y, silu(gate))
     return y if h is None else (y, h)
+
+
+def _with_snapshots(
+    lines: Mapping[str, Tensor], rest: Mapping[str, Any], state: Any, snapshots: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """The scan in parts, each of which goes on from the last state of the one before; ``lines`` are cut by tokens."""
+    tokens = lines["u"].shape[-1] if lines["u"].ndim else 0
+    ends = [as_integer("selective_scan", "a snapshot", n) for n in snapshots]
+    if not ends or ends != sorted(set(ends)) or ends[0] < 1 or ends[-1] > tokens:
+        raise ShapeError(f"selective_scan: snapshots ascend from 1 to at most {tokens} tokens, not {list(snapshots)}")
+    outputs, states = [], []
+    for start, end in pairwise([0, *ends, *([tokens] if ends[-1] < tokens else [])]):
+        part: dict[str, Any] = {name: x[..., start:end] for name, x in lines.items()}
+        y, state = selective_scan(**part, **rest, state=state, return_last_state=True)
+        outputs.append(y)
+        states.append(expand_dims(state, 0))
+    return concat(outputs, -1), concat(states[: len(ends)], 0)
 
 
 def _grouped(x: Tensor) -> Tensor:

@@ -33,6 +33,8 @@ def cases() -> Iterator[Case]:
             sections = Operand((3, 7), "i32", values="ids", high=100)
             for several in (sections, Operand((3, 2, 1, 7), "i64", values="ids", high=100)):
                 yield case("rope", x, several, pairing=pairing, sections=(2, 3, 3), tag=f"{pairing}-sections")
+            turns: dict[str, Any] = {"sections": (5, 2, 1), "interleaved": True}
+            yield case("rope", x, sections, pairing=pairing, **turns, tag=f"{pairing}-interleaved")
         # Factors keep their precision beside a half type: angles of late positions show every lost bit.
         factors = Operand((8,), "f64" if dtype == "f64" else "f32", values="positive")
         for pairing in ("adjacent", "half"):

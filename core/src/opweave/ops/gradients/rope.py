@@ -7,7 +7,7 @@ from typing import Any
 from opweave import ops
 from opweave.graph.tensor import Tensor, constant
 from opweave.ops.gradients.rules import at_least_f32, gradient_of, rows_of
-from opweave.ops.rope import pair_slices, rope_frequencies
+from opweave.ops.rope import pair_rows, pair_slices, rope_frequencies
 
 
 @gradient_of("rope")
@@ -28,6 +28,7 @@ def _factors(
     pairing: str,
     dims: int,
     sections: tuple[int, ...],
+    interleaved: bool,
     **frequencies: Any,
 ) -> Tensor:
     """An angle φ = position · ω / f changes by −φ / f with f, and (a, b) by (−b, a) with φ."""
@@ -35,11 +36,8 @@ def _factors(
     first, second = pair_slices(pairing, dims)
     by_angle = g[..., second] * y[..., first] - g[..., first] * y[..., second]
     if sections:
-        rows = [
-            ops.broadcast_to(ops.expand_dims(positions[i], -1), (*positions.shape[1:], n))
-            for i, n in enumerate(sections)
-        ]
-        places = ops.concat(rows, -1)
+        rows = pair_rows(sections, interleaved, dims // 2)
+        places = ops.concat([ops.expand_dims(positions[int(row)], -1) for row in rows], -1)
     else:
         places = ops.expand_dims(positions, -1)
     turned, _ = rope_frequencies(dims, **frequencies)

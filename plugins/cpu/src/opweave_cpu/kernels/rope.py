@@ -3,7 +3,7 @@ depend on their remainder of 2π alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from math import prod
 from typing import Any, Final
@@ -13,7 +13,7 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import as_dtype
-from opweave.ops.rope import distinct_positions, pair_slices, rope_frequencies
+from opweave.ops.rope import distinct_positions, pair_slices, rope_frequencies, section_parts
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import TILE, Array, aligned, compute_dtype, in_turn, window
 from opweave_cpu.workers import Cut, bind_workers, full_cuts, worker_count
@@ -50,14 +50,14 @@ def _workspace(step: Step) -> Arrays:
 
 @KERNELS("rope", inplace=True, workspace=_workspace)
 def rope(stream: Stream, op: str, out: Arg, x: Arg, positions: Arg, factors: Arg | None = None, **given: Any) -> Call:
-    pairing, dims, sections = [given.pop(name) for name in ("pairing", "dims", "sections")]
+    pairing, dims, sections, turns = [given.pop(name) for name in ("pairing", "dims", "sections", "interleaved")]
     half = dims // 2
     plan = _RotationTiling(x, positions, half, sections)
     cos, sin, angles, wide_positions, tiles = [given.pop(name) for name in plan.scratch]
     frequencies = given
     stored = positions.view[tuple([slice(n) for n in plan.lead])]
     rows = wide_positions.view.reshape(len(sections) or 1, -1)
-    parts = _columns(sections or (half,))
+    parts = section_parts(sections, turns, half)
     lead = plan.lead[1:] if sections else plan.lead
     cosines, sines = [np.broadcast_to(t.view.reshape(*lead, half), (*x.shape[:-1], half)) for t in (cos, sin)]
     first, second = pair_slices(pairing, dims)
@@ -69,8 +69,8 @@ def rope(stream: Stream, op: str, out: Arg, x: Arg, positions: Arg, factors: Arg
         for start in range(0, plan.count, plan.chunk):
             some = slice(start, min(start + plan.chunk, plan.count))
             angle = angles.view[: some.stop - start]
-            for row, part in zip(rows, parts, strict=True):
-                yield partial(np.multiply, row[some, None], steps[part], angle[:, part])
+            for row, part in parts:
+                yield partial(np.multiply, rows[row, some, None], steps[part], angle[:, part])
             yield partial(np.cos, angle, cos.view[some])
             yield partial(np.sin, angle, sin.view[some])
         if magnitude != 1:
@@ -113,12 +113,6 @@ def rope(stream: Stream, op: str, out: Arg, x: Arg, positions: Arg, factors: Arg
         rotate()
 
     return run
-
-
-def _columns(sections: Sequence[int]) -> list[slice]:
-    """Where the pairs of each section lie."""
-    ends = np.cumsum(sections).tolist()
-    return [slice(end - n, end) for n, end in zip(sections, ends, strict=True)]
 
 
 # --- timestep embedding -----------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ typedef struct {
     long out_step, x_step, section_step, factor_step;
     long pairs, size;     // pairs; elements of a row
     long adjacent;        // whether pairs are neighbours, else halves
-    long ends[8];         // after which pairs sections end
+    long row[8], start[8], stop[8], step[8]; // rows of positions, and the pairs that take their angle from them
+    long parts;           // how many of these there are
     float magnitude;
 } Params;
 
@@ -34,9 +35,10 @@ __kernel void rope(__global MEM(T) *out, __global const MEM(T) *x, __global cons
         STORE(T, LOAD(T, x, (i + p.pairs) * p.x_step), out, (i + p.pairs) * p.out_step);
         return;
     }
-    int section = 0;
-    while (section < 7 && i >= p.ends[section]) section++;
-    const long exact = LOAD(ID, positions, section * p.section_step);
+    long row = 0;
+    for (int k = 0; k < p.parts; k++)
+        if (i >= p.start[k] && i < p.stop[k] && (i - p.start[k]) % p.step[k] == 0) row = p.row[k];
+    const long exact = LOAD(ID, positions, row * p.section_step);
     const float position = exact, missing = exact - (long)position;
     float high = frequency[p.offset[3] + i], low = frequency[p.offset[3] + p.pairs + i];
 #if FACTORS

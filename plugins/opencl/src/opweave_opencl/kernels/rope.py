@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from math import log
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from opweave.contract import Arg, Call, Step
-from opweave.ops.rope import rope_frequencies
+from opweave.ops.rope import rope_frequencies, section_parts
 from opweave_opencl.kernels.pointwise import spread
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.kernels.tables import keep, table, turns
@@ -20,12 +19,12 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-MOST_SECTIONS: Final = 8
+MOST_PARTS: Final = 8
 
 
 def _why_not(step: Step) -> str | None:
-    sections = step.attrs["sections"]
-    return f"{len(sections)} sections, not at most {MOST_SECTIONS}" if len(sections) > MOST_SECTIONS else None
+    parts = section_parts(step.attrs["sections"], step.attrs["interleaved"], step.attrs["dims"] // 2)
+    return f"{len(parts)} parts of sections, not at most {MOST_PARTS}" if len(parts) > MOST_PARTS else None
 
 
 @KERNELS("rope", dtypes="f32 f16 bf16", inplace=True, when=_why_not)
@@ -40,6 +39,7 @@ def rope(
     pairing: str,
     dims: int,
     sections: tuple[int, ...],
+    interleaved: bool,
     **frequencies: Any,
 ) -> Call:
     angles, magnitude = rope_frequencies(dims, **frequencies)
@@ -53,7 +53,10 @@ def rope(
     words += map(element_offset, operands)
     words += [o_steps[-1], x_steps[-1], section_step, *optional_strides(factors, 1)]
     words += [dims // 2, x.shape[-1], int(pairing == "adjacent")]
-    words += padded(tuple(accumulate(sections)), dims, MOST_SECTIONS)
+    parts = section_parts(sections, interleaved, dims // 2)
+    for values in zip(*[(row, part.start, part.stop, part.step or 1) for row, part in parts], strict=True):
+        words += padded(values, 1, MOST_PARTS)
+    words.append(len(parts))
     macros = {"ROPE": "1", "T": x.dtype.name, "ID": positions.dtype.name}
     macros |= {"FACTORS": str(int(factors is not None)), "F": (factors or x).dtype.name}
     rows = x.size // x.shape[-1]

@@ -8,7 +8,7 @@ import numpy as np
 
 from opweave.graph.dtypes import f32, f64
 from opweave.graph.layout import Shape
-from opweave.ops.rope import rope_frequencies
+from opweave.ops.rope import pair_rows, rope_frequencies
 from opweave_ort.kernels.table import emits
 from opweave_ort.model import MICROSOFT, Model, Operand
 
@@ -25,9 +25,10 @@ def rope(
     pairing: str,
     dims: int,
     sections: tuple[int, ...],
+    interleaved: bool,
     **frequencies: Any,
 ) -> str:
-    cos, sin = _turns(m, positions, factors, dims, sections, frequencies, out)
+    cos, sin = _turns(m, positions, factors, dims, sections, interleaved, frequencies, out)
     value = m.expanded(x)
     lead = (positions.lead[1:] if sections else positions.lead, x.shape[:-1])
     if x.dtype is f32 and len(x.shape) == 4 and lead[0][1:] == (1, x.shape[2]):
@@ -57,6 +58,7 @@ def _turns(
     factors: Operand | None,
     dims: int,
     sections: tuple[int, ...],
+    interleaved: bool,
     frequencies: dict[str, Any],
     out: Operand,
 ) -> tuple[str, str]:
@@ -64,8 +66,8 @@ def _turns(
     angles, magnitude = rope_frequencies(dims, **frequencies)
     places = m.cast(positions.name, positions.dtype, f64)
     if sections:
-        rows = np.repeat(np.arange(len(sections)) if positions.lead[0] > 1 else np.zeros(len(sections), int), sections)
-        places = m("Gather", places, m.constant(rows.astype(np.int64)), axis=0)
+        rows = pair_rows(sections, interleaved, dims // 2) if positions.lead[0] > 1 else np.zeros(dims // 2, np.int64)
+        places = m("Gather", places, m.constant(rows), axis=0)
         places = m("Transpose", places, perm=[*range(1, len(positions.shape)), 0])
     else:
         places = m("Unsqueeze", places, m.integers(-1))

@@ -4,7 +4,6 @@ depend on their remainder of 2π alone."""
 from __future__ import annotations
 
 from functools import partial
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import f32, f64
 from opweave.graph.layout import dense_strides
-from opweave.ops.rope import distinct_positions, rope_frequencies
+from opweave.ops.rope import distinct_positions, rope_frequencies, section_parts
 from opweave_torch.kernels.binding import in_order, same_elements, widened
 from opweave_torch.kernels.table import FLOATS, KERNELS
 from opweave_torch.memory import tensor
@@ -55,9 +54,8 @@ def _rope_arrays(step: Step) -> Arrays:
 
 @KERNELS("rope", dtypes=FLOATS, inplace=True, workspace=_rope_arrays)
 def rope(stream: Stream, op: str, out: Arg, x: Arg, positions: Arg, factors: Arg | None = None, **given: Any) -> Call:
-    pairing, dims, sections, wide_positions, angles, table, copies = [
-        given.pop(n) for n in ("pairing", "dims", "sections", "wide_positions", "angles", "table", "copies")
-    ]
+    pairing, dims, sections, turns = [given.pop(n) for n in ("pairing", "dims", "sections", "interleaved")]
+    wide_positions, angles, table, copies = [given.pop(n) for n in ("wide_positions", "angles", "table", "copies")]
     divided = given.pop("divided", None)
     source, target = tensor(x), tensor(out)
     angle, numbers = [_angle_tensor(array, source.device) for array in (angles, wide_positions)]
@@ -68,9 +66,9 @@ def rope(stream: Stream, op: str, out: Arg, x: Arg, positions: Arg, factors: Arg
         quotients = _angle_tensor(divided, source.device)
         calls += [partial(quotients.copy_, tensor(factors)), partial(torch.div, frequencies, quotients, out=quotients)]
         frequencies = quotients
-    edges = pairwise(accumulate(sections or (dims // 2,), initial=0))
-    for row, (first, last) in zip(numbers if sections else [numbers], edges, strict=True):
-        calls.append(partial(torch.mul, row.unsqueeze(-1), frequencies[first:last], out=angle[..., first:last]))
+    for row, part in section_parts(sections, turns, dims // 2):
+        places = numbers[row] if sections else numbers
+        calls.append(partial(torch.mul, places.unsqueeze(-1), frequencies[part], out=angle[..., part]))
     rotate = _rotate_adjacent if pairing == "adjacent" else _rotate_halves
     calls += rotate(source[..., :dims], target[..., :dims], angle, magnitude, tensor(table), tensor(copies))
     if x.shape[-1] > dims and not same_elements(target, source):

@@ -1,0 +1,76 @@
+"""Hyper-connections: several residual streams, mixed before and behind each block.
+
+Zhu et al., "Hyper-Connections", 2024; Xie et al., "mHC: Manifold-Constrained Hyper-Connections", 2025. The mixing
+matrices of the latter are made by `sinkhorn`. Both functions are made of products, which every device runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opweave.errors import ShapeError
+from opweave.graph.tensor import Tensor
+from opweave.ops.elementwise import add, mul
+from opweave.ops.matmul import matmul
+from opweave.ops.movement import expand_dims, squeeze, swapaxes
+from opweave.ops.operands import floats
+
+__all__ = ["hyper_connection_post", "hyper_connection_pre"]
+
+
+def hyper_connection_pre(streams: Any, weights: Any) -> Tensor:
+    """What a block reads: the sum of the streams of each token with its weights.
+
+    Operands are promoted to one float dtype.
+
+    Args:
+        streams: shape (..., n, size).
+        weights: shape (..., n).
+
+    Returns:
+        Shape (..., size).
+
+    Raises:
+        ShapeError: shapes that do not fit.
+        DTypeError: a quantized operand.
+    """
+    x, w = floats("hyper_connection_pre", streams, weights)
+    if x.ndim < 2 or w.shape != x.shape[:-1]:
+        raise ShapeError(
+            f"hyper_connection_pre: needs streams (..., n, size) and weights (..., n), not {x.describe()} and "
+            f"{w.describe()}"
+        )
+    return squeeze(matmul(expand_dims(w, -2), x), -2)
+
+
+def hyper_connection_post(x: Any, streams: Any, weights: Any, mixing: Any) -> Tensor:
+    """The streams behind a block: the old ones mixed, and what the block gave added to each by its weight.
+
+    y[d] = weights[d] · x + Σₛ mixing[s, d] · streams[s] for each token. Operands are promoted to one float dtype.
+
+    Args:
+        x: what the block gave, shape (..., size).
+        streams: shape (..., n, size).
+        weights: shape (..., n).
+        mixing: shape (..., n, n), from the stream of the first axis to that of the second.
+
+    Returns:
+        Shape (..., n, size).
+
+    Raises:
+        ShapeError: shapes that do not fit.
+        DTypeError: a quantized operand.
+    """
+    y, old, w, mixed = floats("hyper_connection_post", x, streams, weights, mixing)
+    lead = y.shape[:-1]
+    if (
+        old.ndim < 2
+        or old.shape != (*lead, *old.shape[-2:-1], *y.shape[-1:])
+        or w.shape != old.shape[:-1]
+        or (mixed.shape != (*w.shape, *w.shape[-1:]))
+    ):
+        raise ShapeError(
+            "hyper_connection_post: needs x (..., size), streams (..., n, size), weights (..., n) and mixing "
+            f"(..., n, n), not {y.describe()}, {old.describe()}, {w.describe()} and {mixed.describe()}"
+        )
+    return add(mul(expand_dims(w, -1), expand_dims(y, -2)), matmul(swapaxes(mixed, -1, -2), old))
