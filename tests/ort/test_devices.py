@@ -46,12 +46,29 @@ def test_threads_are_those_of_the_stream_else_of_the_backend(device):
     backend = OrtBackend()
     backend.set_threads(1)
     try:
-        assert RUNTIME.options(None).intra_op_num_threads == 1
+        assert RUNTIME.most_threads == 1
         assert RUNTIME.options(3).intra_op_num_threads == 3
     finally:
         backend.set_threads(None)
     with pytest.raises(ow.PluginError):
         backend.set_threads(0)
+
+
+def test_only_sessions_with_large_steps_have_threads(device, monkeypatch):
+    asked = []
+    make = RUNTIME.options
+
+    def options(threads):
+        asked.append(threads)
+        return make(threads)
+
+    monkeypatch.setattr(RUNTIME, "options", options)
+    with ow.Scheduler(device.open(threads=3)) as scheduler:
+        small, large = ow.input("small", (8, 9)), ow.input("large", (300, 301))
+        scheduler.build(ow.tanh(small) @ small.T)
+        scheduler.build(ow.tanh(large))
+        scheduler.build(ow.input("a", (64, 127)) @ ow.input("b", (127, 64)))
+    assert asked == [1, 3, 3]
 
 
 def test_switches_are_0_or_1(monkeypatch):
@@ -88,8 +105,10 @@ def test_the_table_of_operators_names_operations_and_can_be_read_backwards():
     assert len(backwards) == len(ONNX_OPERATORS)
 
 
-def test_what_is_not_run_is_little(device):
-    """Views are no steps, `custom` is Python."""
-    views = {name for name, op in OPS.items() if op.is_view}
-    ours = {name for name, op in OPS.items() if op.family != "third-party"}
-    assert ours - views - device.kernels.ops() == {"custom"}
+def test_the_families_that_models_consist_of_have_emitters(device):
+    wanted = {"attention", "conv", "convolution", "elementwise", "experts", "indexing", "interpolation", "matmul",
+              "normalization", "random", "reduction", "rope", "state_space"}  # fmt: skip
+    missing = {
+        name for name, op in OPS.items() if op.family in wanted and not op.is_view and name not in device.kernels.ops()
+    }
+    assert not missing

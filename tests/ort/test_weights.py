@@ -12,7 +12,8 @@ import opweave as ow
 from opweave.graph.dtypes import QUANTIZED, f32
 from opweave.ops.blocks import block_parts, dequantize
 from opweave_ort.model import Model
-from opweave_ort.sessions import Session
+from opweave_ort.runtime import RUNTIME, allocated
+from opweave_ort.sessions import SESSIONS, Session
 from opweave_ort.weights import FOUR_BITS, PACKED, block_length, pack, pieces
 
 NAMES = [t.name for t in QUANTIZED]
@@ -120,6 +121,41 @@ def test_a_session_reads_weights_where_they_lie(device, monkeypatch):
     weight = model.weight("w0", f32, array.shape)
     model.output(model("MatMul", model.input("in0", f32, (1, 64)), weight), f32, (1, 64))
     value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
-    session = Session(model.serialized(), {"w0": value}, device.provider, device.options, None)
+    session = Session(model.serialized(), {"w0": value}, device.provider, device.options, 1)
     array[:] = 3
     assert session.native.run(None, {"in0": np.ones((1, 64), np.float32)})[0][0, 0] == 3 * 64
+
+
+def test_copies_that_onnx_runtime_packs_are_counted_once_a_session_and_can_be_declined(device, monkeypatch):
+    arrays = {"w": np.ones((96, 64), np.float32)}
+
+    def program(scheduler, rows, w):
+        return scheduler.build(ow.linear(ow.input("x", (rows, 64)), w))
+
+    with ow.Scheduler(device) as scheduler:
+        w = ow.weights(arrays)["w"]
+        made = SESSIONS.made
+        programs = [program(scheduler, rows, w) for rows in (2, 3, 4, 5)]
+        assert SESSIONS.made == made + 2
+        assert {p.memory[device.name].library for p in programs} == {96 * 64 * 4}
+    monkeypatch.setenv("OPWEAVE_ORT_PACK", "0")
+    with ow.Scheduler(type(device)(device.provider)) as scheduler:
+        made = program(scheduler, 2, ow.weights(arrays)["w"])
+        assert [use.library for use in made.memory.values()] == [0]
+        x = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
+        np.testing.assert_allclose(made.run(x=x), x.sum(1, keepdims=True).repeat(96, 1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not allocated(), reason="this C library does not tell what it has allocated")
+def test_what_the_arena_takes_is_counted_when_a_program_first_runs(device):
+    x = ow.input("x", (1 << 10, 1 << 12))
+    with ow.Scheduler(device) as scheduler:
+        program = scheduler.build(ow.sum(ow.exp(ow.tanh(x).T) @ ow.exp(x[:, :2])))
+        assert program.memory[device.name].library == 0
+        before, needed = RUNTIME.arena, 1 << 24
+        program.run(x=np.zeros(x.shape, np.float32))
+        taken = program.memory[device.name].library
+        assert needed <= taken <= 8 * needed
+        assert RUNTIME.arena - before == taken
+        program.run(x=np.zeros(x.shape, np.float32))
+        assert program.memory[device.name].library == taken

@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 
 from opweave.contract import Arg, Call, Group, Step
+from opweave.contract.offloading import flops
 from opweave.errors import UnsupportedOpError
 from opweave.graph.dtypes import DType, f32, f64
 from opweave.graph.layout import Shape, dense_strides, nbytes
@@ -26,7 +27,7 @@ from opweave_ort.windows import Window, show
 if TYPE_CHECKING:
     from opweave_ort.stream import OrtStream
 
-__all__ = ["bind_group", "write"]
+__all__ = ["SessionCall", "bind_group", "is_large", "write"]
 
 # --- from a structure to a model ------------------------------------------------------------------------------------
 
@@ -94,8 +95,9 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
     bound = structure_of(group)
     model = write(bound.structure)
     weights = tuple([source.weight for source in bound.structure.sources])
-    key = (stream.provider, tuple(stream.provider_options.items()), stream.threads or RUNTIME.threads, weights)
-    session = SESSIONS.get(key, model, partial(_session, stream, bound, model))
+    threads = (stream.threads or RUNTIME.most_threads) if any(map(is_large, group.steps)) else 1
+    key = (stream.provider, tuple(stream.provider_options.items()), threads, weights)
+    session = SESSIONS.get(key, model, partial(_session, stream, bound, model, threads))
     assert session.pattern is not None
     constants = {n: np.ascontiguousarray(a) for n, a in model.constants.items() if n not in session.pattern.constants}
     inputs, before = [], []
@@ -119,10 +121,20 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
         inputs.append((source.dtype, source.shape, address))
     outputs = [(out.dtype, out.shape, out.address) for out in bound.outputs]
     binding = session.bind(inputs, outputs, constants)
-    return _call(session, binding, before, kept, _remark(bound, session))
+    return SessionCall(session, binding, before, kept, _remark(bound, session))
 
 
-def _session(stream: OrtStream, bound: Bound, model: Model, pattern: Pattern) -> Session:
+LARGE_FLOPS, LARGE_BYTES = 1 << 17, 1 << 16
+"""Operations and bytes from which on ONNX Runtime divides a step among threads."""
+
+
+def is_large(step: Step) -> bool:
+    """Whether threads are of use for a step. Sessions without such steps get none, so that processes with many small
+    sessions do not have many threads."""
+    return flops(step) > LARGE_FLOPS or max([arg.nbytes for arg in (step.out, *step.srcs)]) > LARGE_BYTES
+
+
+def _session(stream: OrtStream, bound: Bound, model: Model, threads: int, pattern: Pattern) -> Session:
     weights: dict[str, Any] = {}
     keep: list[Any] = []
     repacked = _packed_by_the_library(bound.structure) if flag(PACK_VARIABLE, True) else 0
@@ -140,7 +152,7 @@ def _session(stream: OrtStream, bound: Bound, model: Model, pattern: Pattern) ->
     structure = bound.structure
     wide = any(node.dtype is f64 for node in structure.nodes)
     return Session(
-        model.serialized(pattern), weights, stream.provider, stream.provider_options, stream.threads, keep, wide,
+        model.serialized(pattern), weights, stream.provider, stream.provider_options, threads, keep, wide,
         repacked, pattern,
     )  # fmt: skip
 
@@ -175,18 +187,34 @@ def _value(arg: Arg) -> Any:
     return _shared(array, arg.dtype)
 
 
-def _call(session: Session, binding: Any, before: Sequence[Call], kept: Sequence[Any], remark: str) -> Call:
-    """The run of a session on bound memory, after the calls ``before``; keeps alive what is bound."""
-    run = partial(session.native.run_with_iobinding, binding)
-    call: Any = partial(_in_order, before, run) if before else run
-    call.kept, call.remark, call.library_bytes = (session, kept), remark, session.repacked
-    return cast("Call", call)
+class SessionCall:
+    """The run of a session on bound memory, after some calls; keeps alive what is bound.
 
+    Attributes:
+        remark: what `Program.explain` shows.
+        arena: bytes by which the arena grew when it first ran.
+    """
 
-def _in_order(before: Sequence[Call], run: Call) -> None:
-    for call in before:
-        call()
-    run()
+    __slots__ = ("_before", "_kept", "_run", "_session", "arena", "remark")
+
+    def __init__(self, session: Session, binding: Any, before: Sequence[Call], kept: Sequence[Any], remark: str):
+        self._session, self._before, self._kept, self.remark = session, before, kept, remark
+        self._run: Call = partial(self._first, partial(session.native.run_with_iobinding, binding))
+        self.arena = 0
+
+    def __call__(self) -> None:
+        for call in self._before:
+            call()
+        self._run()
+
+    def _first(self, run: Call) -> None:
+        self.arena = RUNTIME.measured(run)
+        self._run = run
+
+    @property
+    def library_bytes(self) -> int:
+        """Bytes that ONNX Runtime has taken: for repacked weights, and in its arena."""
+        return self._session.repacked + self.arena
 
 
 def _remark(bound: Bound, session: Session) -> str:

@@ -11,6 +11,7 @@ from packaging.version import Version
 from opweave.contract import Device, Kind
 from opweave.errors import Unavailable
 from opweave.host.processor import cpu_name
+from opweave_ort.runtime import RUNTIME
 
 __all__ = ["PROVIDERS", "Provider", "features", "find_devices"]
 
@@ -87,9 +88,10 @@ def _count(provider: Provider) -> int:
 
 
 def features() -> Mapping[str, Any]:
-    """ONNX Runtime's version and its providers."""
+    """ONNX Runtime's version and its providers, and the bytes that its arena has grown to."""
     return {
         "onnxruntime": onnxruntime.__version__,
         "providers": " ".join(onnxruntime.get_available_providers()),
         "processor": cpu_name(),
+        "arena bytes": RUNTIME.arena,
     }

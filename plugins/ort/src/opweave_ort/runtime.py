@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+from collections.abc import Callable
 from threading import Lock
 from typing import Any, Final
 
@@ -12,7 +14,7 @@ from opweave.contract.parameters import check_threads
 from opweave.errors import Broken
 from opweave.host.cores import usable_cores
 
-__all__ = ["PACK_VARIABLE", "RUNTIME", "Runtime", "flag"]
+__all__ = ["PACK_VARIABLE", "RUNTIME", "Runtime", "allocated", "flag"]
 
 
 PACK_VARIABLE: Final = "OPWEAVE_ORT_PACK"
@@ -27,6 +29,26 @@ def flag(variable: str, default: bool) -> bool:
     return value == "1"
 
 
+class _MallocInfo(ctypes.Structure):
+    """``struct mallinfo2`` of the GNU C library."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "k")
+    )
+
+
+def allocated() -> int:
+    """Bytes in use that this process has allocated with ``malloc``; 0 where the C library does not tell."""
+    try:
+        ask = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError, TypeError):
+        return 0
+    ask.restype = _MallocInfo
+    found = ask()
+    return int(found.hblkhd + found.uordblks)
+
+
 class Runtime:
     """ONNX Runtime's environment in this process.
 
@@ -35,11 +57,13 @@ class Runtime:
         shared: whether all sessions share one pool of threads (``OPWEAVE_ORT_SHARED_POOL=1``). ONNX Runtime then
             refuses to make any session of this process that wants a pool of its own, also those of other libraries,
             which is why it is off by default.
+        arena: bytes by which the arena has grown, as far as the C library tells.
     """
 
     def __init__(self) -> None:
         self.threads: int | None = None
         self.shared = False
+        self.arena = 0
         self._started = False
         self._lock = Lock()
 
@@ -47,8 +71,23 @@ class Runtime:
         """See `OrtBackend.set_threads`."""
         self.threads = None if n is None else check_threads(n)
 
-    def options(self, threads: int | None) -> Any:
-        """Session options, for sessions of so many threads; ``None``: as many as is set.
+    def measured(self, run: Callable[[], object]) -> int:
+        """Run a session, and count by how many bytes the arena grows. A session takes from it when it first runs, and
+        keeps nothing that is its own: later ones use the same memory."""
+        before = allocated()
+        run()
+        grown = max(0, allocated() - before)
+        with self._lock:
+            self.arena += grown
+        return grown
+
+    @property
+    def most_threads(self) -> int:
+        """Threads of a session that has use for them."""
+        return self.threads or usable_cores().usable
+
+    def options(self, threads: int) -> Any:
+        """Session options, for sessions of so many threads.
 
         Threads spin between the operators of a run, which hands over work in less than a microsecond, and stop when the
         run ends: beside another library they would take the cores that its threads need.
@@ -64,7 +103,7 @@ class Runtime:
         if self.shared:
             options.use_per_session_threads = False
         else:
-            options.intra_op_num_threads = threads or self.threads or usable_cores().usable
+            options.intra_op_num_threads = threads
             options.inter_op_num_threads = 1
         return options
 
@@ -74,7 +113,7 @@ class Runtime:
                 return
             self.shared = flag("OPWEAVE_ORT_SHARED_POOL", False)
             if self.shared:
-                onnxruntime.set_global_thread_pool_sizes(self.threads or usable_cores().usable, 1)
+                onnxruntime.set_global_thread_pool_sizes(self.most_threads, 1)
             memory = onnxruntime.OrtMemoryInfo(
                 "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
             )

@@ -32,7 +32,7 @@ class Session:
         model: the serialized model.
         weights: name -> array of each initializer that the model only declares. The session reads them where they are.
         provider, options: what runs it. What a provider does not run, ONNX Runtime's kernels for the CPU do.
-        threads: how many; ``None``: as many as the backend is set to.
+        threads: how many.
         keep: what the weights lie in.
         wide: whether the model computes in f64.
         repacked: bytes of weights in another form, by us or by ONNX Runtime; those by us several sessions may share.
@@ -48,7 +48,7 @@ class Session:
         weights: Mapping[str, Any],
         provider: Provider,
         options: Mapping[str, str],
-        threads: int | None,
+        threads: int,
         keep: Sequence[object] = (),
         wide: bool = False,
         repacked: int = 0,
@@ -132,7 +132,7 @@ def probe(provider: Provider, options: Mapping[str, str]) -> Exception | None:
     model = Model()
     model.output(model("Add", *[model.input("in0", f32, (1,))] * 2), f32, (1,))
     try:
-        Session(model.serialized(), {}, provider, options, None)
+        Session(model.serialized(), {}, provider, options, 1)
     except Exception as error:  # ONNX Runtime's errors have no class in common
         return error
     return None
