@@ -1,10 +1,12 @@
 """Products with quantized weights on ``ort:cpu`` beside the operator itself: ``MatMulNBits`` in a bare session of ONNX
-Runtime with io binding, with as many threads.
+Runtime with io binding, and beside ggml where llama-cpp-python is installed (`benchmarks/_ggml.py` says how to build it
+for this processor), with as many threads.
 
 1, 16 and 128 rows of weights of 4096 × 4096 and 4096 × 14336, in q4_0 and q8_0: in ``int8`` (activations quantized in
 blocks), and at full precision. The contestants take turns in one process; the figure of each is its fastest sample.
 
-Target: in ``int8`` 1.03 times the bare session.
+Target: in ``int8`` 1.03 times the bare session, and ahead of ggml, which computes in int8 too; of its kinds of memory
+for weights the fastest counts.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from opweave_ort.weights import form_of, pack, pieces
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
 
+from benchmarks import _ggml
 from benchmarks._measure import Report, interleaved, options
 
 Array = np.ndarray[Any, Any]
@@ -67,7 +71,10 @@ def bare(name: str, data: Array, x: Array, level: int) -> Callable[[], object]:
 
 def main() -> None:
     report = Report("quantized", options(__doc__ or ""))
-    quick = report.options.quick
+    quick, threads = report.options.quick, usable_cores().usable
+    has_ggml = find_spec("llama_cpp") is not None
+    if has_ggml:
+        report.machine |= {"llama-cpp-python": _ggml.version(), "ggml features": _ggml.features()}
     for outputs, inputs in [(1024, 1024)] if quick else [(4096, 4096), (14336, 4096)]:
         for name in ("q4_0", "q8_0"):
             data = blocks(name, outputs, inputs)
@@ -79,10 +86,19 @@ def main() -> None:
                 for precision in ("int8", "exact"):
                     program = ow.Scheduler("ort:cpu").build(graph, precision=precision)
                     contestants[precision] = partial(program.run, x=x)
+                if has_ggml:
+                    contestants |= {f"ggml {k}": run for k, run in _ggml.products(name, data, x, threads).items()}
                 times = {k: min(v) for k, v in interleaved(contestants, 5 if quick else SAMPLES, 0.02).items()}
                 ratio = times["int8"] / times["bare int8"]
+                peers = [times.pop(k) for k in [*times] if k.startswith("ggml")]
+                if peers:
+                    times["ggml"] = min(peers)
                 figures = {k.replace(" ", "_") + "_ms": round(v * 1e3, 3) for k, v in times.items()}
                 report.row(weights=f"{name} {outputs}x{inputs}", rows=rows, **figures, ratio=round(ratio, 3))
+                if peers:
+                    report.target(
+                        f"{name} {outputs}x{inputs}, {rows} rows", times["int8"] / min(peers), 1, "times ggml"
+                    )
                 report.target(f"{name} {outputs}x{inputs}, {rows} rows, int8", ratio, 1.03, "times MatMulNBits")
     report.finish("products with quantized weights")
 

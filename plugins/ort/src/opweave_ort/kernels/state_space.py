@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from onnx import GraphProto, NodeProto, helper
-
 from opweave.contract import Step
 from opweave.contract.kernels import of_other_type
 from opweave.ops.operands import optional_operands
 from opweave_ort.kernels.table import F32, emits
-from opweave_ort.model import ONNX_TYPES, Model, Operand
+from opweave_ort.model import Model, Operand
+from opweave_ort.scan import Body
 
 
 def _same(step: Step) -> str | None:
@@ -54,37 +53,16 @@ def selective_scan(
         m("Expand", m.constant(0, u.dtype), m.integers(*shape)) if state is None
         else m.reshape(m.expanded(state), shape)
     )  # fmt: skip
-    after, made = m.several(
-        2, "Scan", before, steps, m("Mul", steps, values), m.expanded(b), m.expanded(c),
-        body=_body(matrix, ONNX_TYPES[u.dtype]), num_scan_inputs=4, scan_input_axes=[3, 3, 3, 3], scan_output_axes=[3],
-    )  # fmt: skip
+    turn = Body(matrix, u.dtype, 5)
+    h, step, su, b_now, c_now = turn.inputs
+    kept = turn("Mul", turn("Exp", turn("Mul", turn.with_axis(step, -1), matrix)), h)
+    next_ = turn("Add", kept, turn("Mul", turn.with_axis(su, -1), turn.with_axis(b_now, 2)))
+    body = turn.graph([next_, turn.sum(turn("Mul", next_, turn.with_axis(c_now, 2)), -1)])
+    lined = (steps, m("Mul", steps, values), m.expanded(b), m.expanded(c))
+    after, made = m.several(2, "Scan", before, *lined, body=body, num_scan_inputs=4, scan_input_axes=[3] * 4,
+                            scan_output_axes=[3])  # fmt: skip
     if d is not None:
         made = m("Add", made, m("Mul", values, m.reshape(m.expanded(d), (*lines[1:3], 1))))
     if not last:
         return m.reshape(made, u.shape)
     return m("Concat", m.reshape(made, (-1,)), m.reshape(after, (-1,)), axis=0)
-
-
-def _body(matrix: str, kind: int) -> GraphProto:
-    """One token: the state h, step, step · u, B and C to the next state and y. ``matrix`` is a value around it."""
-    own = {name: f"{matrix}/{name}" for name in ("h", "step", "su", "b", "c", "next", "y")}
-    nodes: list[NodeProto] = []
-
-    def node(operator: str, *sources: str, to: str = "") -> str:
-        result = to or f"{matrix}/{len(nodes)}"
-        nodes.append(helper.make_node(operator, list(sources), [result]))
-        return result
-
-    def value(name: str) -> object:
-        return helper.make_tensor_value_info(own[name], kind, None)
-
-    nodes.append(helper.make_node("Constant", [], [f"{matrix}/last"], value_ints=[-1]))
-    nodes.append(helper.make_node("Constant", [], [f"{matrix}/rows"], value_ints=[2]))
-    step, su = (node("Unsqueeze", own[name], f"{matrix}/last") for name in ("step", "su"))
-    b, c = (node("Unsqueeze", own[name], f"{matrix}/rows") for name in ("b", "c"))
-    kept = node("Mul", node("Exp", node("Mul", step, matrix)), own["h"])
-    h = node("Add", kept, node("Mul", su, b), to=own["next"])
-    product = node("Mul", h, c)
-    nodes.append(helper.make_node("ReduceSum", [product, f"{matrix}/last"], [own["y"]], keepdims=0))
-    inputs = [value(name) for name in ("h", "step", "su", "b", "c")]
-    return helper.make_graph(nodes, f"{matrix}/token", inputs, [value("next"), value("y")])
