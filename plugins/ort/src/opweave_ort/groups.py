@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import onnxruntime
@@ -29,9 +29,17 @@ if TYPE_CHECKING:
 
 __all__ = ["SessionCall", "bind_group", "is_large", "write"]
 
+LARGE_FLOPS: Final = 1 << 17
+LARGE_BYTES: Final = 1 << 16
+"""Operations and bytes from which on ONNX Runtime divides a step among threads."""
+
+MODELS_KEPT: Final = 16
+"""Structures whose models are not written again: the slots of a program have the same."""
+
 # --- from a structure to a model ------------------------------------------------------------------------------------
 
 
+@lru_cache(MODELS_KEPT)
 def write(structure: Structure) -> Model:
     """The model of a structure: inputs ``in0``, ..., initializers ``w0``, ..., each with the number of its source among
     its kind, and one output for each live node, in order."""
@@ -122,10 +130,6 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
     outputs = [(out.dtype, out.shape, out.address) for out in bound.outputs]
     binding = session.bind(inputs, outputs, constants)
     return SessionCall(session, binding, before, kept, _remark(bound, session))
-
-
-LARGE_FLOPS, LARGE_BYTES = 1 << 17, 1 << 16
-"""Operations and bytes from which on ONNX Runtime divides a step among threads."""
 
 
 def is_large(step: Step) -> bool:
