@@ -15,6 +15,7 @@ from opweave.contract.stream import Stream
 from opweave.errors import SchedulerError
 from opweave.graph.dtypes import bf16
 from opweave.graph.layout import dense_strides, is_dense
+from opweave.graph.precision import is_within
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -223,13 +224,15 @@ class Target:
 
     def _repacked(self, signature: Signature, answer: Support) -> Support:
         """The answer with read-only sources in the special memory that the device would rather read, if it has some:
-        rounded to bf16 where that is allowed and the kernel then computes in it, else as they are."""
+        rounded to bf16 where that is allowed and the kernel then computes in it, else as they are. It stays as rough as
+        it was, which is there for speed."""
         rough = signature.precision != "exact" and bool(signature.constant)
         for rounded in dict.fromkeys((signature.constant if rough else answer.rounded, answer.rounded)):
             step = unbound_step(signature, self.device, packed=answer.packed, rounded=rounded)
             kinds = self.device.repacks(step, signature.whole)
             found = self._ask_with(signature, frozenset(), rounded, kinds) if kinds else answer
-            if kinds and found.reason is None and (not rounded or found.precision == "bf16"):
+            fits = found.precision == "bf16" or not rounded
+            if kinds and found.reason is None and fits and is_within(answer.precision, found.precision):
                 return found
         return answer
 

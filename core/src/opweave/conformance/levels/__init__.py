@@ -14,6 +14,7 @@ from opweave.conformance.levels import (
     hygiene,
     imports,
     indices,
+    kinds,
     limits,
     memory,
     operations,
@@ -35,8 +36,8 @@ LEVELS: Final = {
 """Names of the levels."""
 
 CHECKS: Final[tuple[Check, ...]] = (
-    *imports.CHECKS, *hygiene.CHECKS, *memory.CHECKS, *transfers.CHECKS, *limits.CHECKS,
-    *operations.CHECKS,
+    *imports.CHECKS, *hygiene.CHECKS, *memory.CHECKS, *kinds.MEMORY, *transfers.CHECKS, *limits.CHECKS,
+    *kinds.PRODUCTS, *operations.CHECKS,
     *order.CHECKS, *events.CHECKS, *streams.CHECKS,
     *beside.CHECKS, *compilers.CHECKS,
     *faults.CHECKS, *failures.CHECKS, *indices.CHECKS,
