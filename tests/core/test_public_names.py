@@ -20,8 +20,8 @@ NAMES = """
     Tensor Unavailable UnknownNameError UnsupportedOpError Usage Weights
     abs accumulate add add_expert add_region add_relative_positions arange argmax argsort as_dtype assign attention
     avg_pool1d avg_pool2d backend backends bernoulli best_device broadcast_to cast causal_conv1d ceil clamp col2im1d
-    compare compile concat constant contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d copy cos
-    count_equal cross_entropy cumsum custom default_devices define_op dequantize device devices diag diag_embed
+    compare compile concat constant contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d copy copy_graph
+    cos count_equal cross_entropy cumsum custom default_devices define_op dequantize device devices diag diag_embed
     diagonal div elu embedding equal exp expand_dims expert_linear expm1 flatten flip floor from_dlpack full
     gated_delta_rule gated_linear_attention geglu gelu gelu_quick gelu_tanh gradients greater greater_equal group_norm
     hadamard_transform hardsigmoid hardswish hookimpl hyper_connection_post hyper_connection_pre im2col index_add

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from opweave.quantization import dequantize as dequantize
     from opweave.quantization import quantize as quantize
     from opweave.tools.compare import compare as compare
+    from opweave.tools.copy_graph import copy_graph as copy_graph
     from opweave.tools.profile_run import profile_run as profile_run
     from opweave.tools.trace import trace as trace
     from opweave.training.backward import gradients as gradients
@@ -34,6 +35,7 @@ _LATER = {
     "KVCache": "opweave.kv_cache",
     "OpweaveWarning": "opweave.warning",
     "compare": "opweave.tools.compare",
+    "copy_graph": "opweave.tools.copy_graph",
     "compile": "opweave.function",
     "dequantize": "opweave.quantization",
     "from_dlpack": "opweave.dlpack",

@@ -30,7 +30,6 @@ from opweave.graph.arrays import host_array
 from opweave.graph.dtypes import DType
 from opweave.graph.leaf import Location, Placement
 from opweave.graph.tensor import Tensor
-from opweave.host import regions
 from opweave.host.storage import array_shape, read, write
 
 __all__ = [
@@ -186,9 +185,9 @@ def withdraw(tensor: Tensor, device: Device) -> None:
     """
     leaf = tensor.leaf
     assert leaf is not None
-    leaf.copies.pop(device.space, None)
-    for key in [key for key in leaf.copies if isinstance(key, BufferType) and key.device is device]:
-        del leaf.copies[key]
+    for key, where in leaf.copies.items():
+        if where.buffer.device is device or key is device.space:
+            leaf.copies.pop(key)
     if leaf.placement is None or leaf.placement.buffer.device is not device:
         return
     values = leaf.data
@@ -273,7 +272,9 @@ def read_leaf(tensor: Tensor, *, stream: Stream | None = None) -> np.ndarray[Any
     if leaf.placement is not None:
         arg = _placed_arg(tensor, leaf.placement)
         if stream is not None:
-            return regions.download(stream, arg, shape)
+            from opweave.host.regions import download  # most values are read at once
+
+            return download(stream, arg, shape)
         leaf.placement.buffer.device.synchronize()
         return read(arg)
     if leaf.data is not None:
@@ -327,7 +328,9 @@ def write_state(tensor: Tensor, values: Any, *, stream: Stream | None = None) ->
     elif array.size:
         arg = _placed_arg(tensor, leaf.placement)
         if stream is not None:
-            regions.upload(stream, arg, array)
+            from opweave.host.regions import upload as queue_upload  # most values are written at once
+
+            queue_upload(stream, arg, array)
         else:
             leaf.placement.buffer.device.synchronize()
             write(arg, array)

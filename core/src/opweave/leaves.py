@@ -69,6 +69,52 @@ class Weights(Mapping[str, Tensor]):
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self._tensors.values())
 
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Give weights new values, between the runs of all programs that use them. Nothing is built anew.
+
+        Copies on other devices, repacked and rounded forms get the new values too. Where a device uses an array in
+        place that the weights were made of, the values are written to that array.
+
+        Args:
+            values: name -> array of the shape of the weight. Numbers are rounded to its float dtype; quantized weights
+                take `Blocks` of their type.
+
+        Raises:
+            UnknownNameError: no such weight.
+            ShapeError, DTypeError, LayoutError: values that do not fit. Nothing was written.
+            HazardError: memory that nothing may write, as that of a mapped file; make weights of copies of such arrays,
+                or keep them on a device with memory of its own. Nothing was written.
+            SchedulerError: called from within a run.
+            ExecutionError: queued work of a device failed.
+        """
+        from opweave.leaf_updates import rewrite  # weights of most programs never change
+
+        arrays = {self[name]: _new_values(self[name], name, value) for name, value in values.items()}
+        rewrite(arrays)
+
+    def evict(self, device: str | Device) -> None:
+        """Give back the memory that the weights have on a device, between runs. Their values stay on the host.
+
+        Programs that use this memory can no longer run; building their outputs again places the weights where they are
+        wanted. Without this, unplaced weights leave a device with the last program that uses them there, placed ones
+        stay.
+
+        Raises:
+            UnknownNameError: no such device.
+            SchedulerError: called from within a run.
+            ExecutionError: queued work of the device failed.
+        """
+        from opweave.leaf_updates import evict  # weights of most programs stay
+
+        where = _resolve(device)
+        assert where is not None
+        evict(self.values(), where)
+        for buffer in self.buffers.copy():
+            part = buffer.buffers[0] if isinstance(buffer, MultiBuffer) else buffer
+            if part.device is where:
+                buffer.free()
+                self.buffers.remove(buffer)
+
     def __repr__(self) -> str:
         return f"<Weights: {len(self)} tensors, {self.nbytes:,} bytes>"
 
@@ -155,6 +201,25 @@ def _matched(group: Weights, given: Any, argument: str, checked: Callable[[Any],
             raise UnknownNameError("weight", pattern, group, f"It is a pattern of {argument}=, and matches none.")
     first = {name: next((p for p in patterns if fnmatchcase(name, p)), None) for name in group}
     return {name: patterns[pattern] for name, pattern in first.items() if pattern is not None}
+
+
+def _new_values(tensor: Tensor, name: str, value: Any) -> np.ndarray[Any, Any]:
+    """New values of a weight as an array of its dtype; of quantized ones the bytes."""
+    value = _unwrapped(name, value)
+    if isinstance(value, Tensor):
+        value = read_leaf(value)  # from its device
+    if isinstance(value, Blocks):
+        array, shape, dtype = checked_blocks(value, f"weight {name!r}")
+        if dtype is not tensor.dtype:
+            raise DTypeError(f"{tensor.describe()} takes blocks of {tensor.dtype}, not of {dtype}")
+    elif tensor.dtype.block > 1:
+        raise DTypeError(f"{tensor.describe()} takes Blocks, which opweave.quantize makes, not {type(value).__name__}")
+    else:
+        array = values_for(tensor.describe(), value, tensor.dtype)
+        shape = array.shape
+    if shape != tensor.shape:
+        raise ShapeError(f"values of shape {shape} do not fit {tensor.describe()}")
+    return array
 
 
 def _unwrapped(name: str, value: Any) -> Any:

@@ -217,9 +217,9 @@ def test_rounded_weights_of_one_mapping_share_a_buffer(device):
     with ow.Scheduler([device], precision="bf16") as scheduler:
         program = scheduler.build([ow.input("x", (4, 8)) @ w for w in weights.values()])
         program.run(x=values(4, 8))
-    copies = [t.leaf.copies for t in program.partition.leaves if t.dtype.name == "bf16" and t.leaf is not None]
-    assert len(copies) == 3
-    assert len({id(location.buffer) for leaf in copies for location in leaf.values()}) == 1
+        copies = [t.leaf.copies for t in program.partition.leaves if t.dtype.name == "bf16" and t.leaf is not None]
+        assert len(copies) == 3
+        assert len({id(location.buffer) for leaf in copies for location in leaf.values()}) == 1
 
 
 def test_other_operands_are_rounded_in_each_run(device):

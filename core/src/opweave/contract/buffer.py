@@ -33,9 +33,17 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
 
     class Dependent(Protocol):
-        """Something that uses a buffer and cannot run without it: a `Plan`, a run list of the scheduler."""
+        """Something that uses a buffer and cannot run without it: a `Plan`, a run list of the scheduler.
 
+        Attributes:
+            when_idle: calls a function while nothing that runs it is in flight; ``None``: the stream knows.
+        """
+
+        @property
+        def when_idle(self) -> Callable[[Callable[[], Any]], Any] | None: ...
         def _invalidate(self, why: str) -> None: ...
+        def _refresh(self, token: object) -> None: ...
+        def _give_up(self) -> None: ...
 
 
 __all__ = ["Buffer"]
@@ -53,12 +61,13 @@ class Buffer:
         handle: what the author's ``_alloc`` or ``_import_host`` returned; ``None`` once freed.
         size: bytes.
         owner: the object that keeps imported memory alive, or ``None``.
+        usage_changes: how often its usage was changed; what lies there may have been written in between.
         readonly: nothing may write there, because it was imported from a read-only array or mapping.
     """
 
     __slots__ = (
         "__weakref__", "_address", "_dependents", "_freed", "_prepared", "_usage", "device", "handle", "owner",
-        "readonly", "size", "space", "type",
+        "readonly", "size", "space", "type", "usage_changes",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +88,7 @@ class Buffer:
         self.handle: Handle = handle
         self.size: Final = size
         self._usage = usage
+        self.usage_changes = 0
         self.owner = owner
         self.readonly: Final = readonly
         self._address: int | None = -1  # not known yet: asking an array for it is slow, and few buffers need it
@@ -102,6 +112,7 @@ class Buffer:
         self.type.check_usage(usage)
         if usage is not self._usage:
             self._usage = usage
+            self.usage_changes += 1
             if self._dependents:
                 CHANGES.note()
 
@@ -424,12 +435,15 @@ class Buffer:
         if len(dependents) >= 16 and not len(dependents) & (len(dependents) - 1):
             self._dependents = [known for known in dependents if known() is not None]
 
+    @property
+    def dependents(self) -> list[Dependent]:
+        """The plans and run lists that use it."""
+        return [dependent for known in self._dependents if (dependent := known()) is not None]
+
     def invalidate_dependents(self) -> None:
         """Make plans that were compiled with the buffer unusable, because its contents are moved elsewhere."""
-        for known in self._dependents:
-            dependent = known()
-            if dependent is not None:
-                dependent._invalidate(f"{self!r} was {'freed' if self._freed else 'given up'}")
+        for dependent in self.dependents:
+            dependent._invalidate(f"{self!r} was {'freed' if self._freed else 'given up'}")
 
     def _release(self, free: Callable[[Handle], None]) -> None:
         self._freed = True

@@ -98,6 +98,19 @@ class Plan:
         if self._calls is not None:
             self._calls, self._ended = None, why
 
+    when_idle: Final = None
+    """The stream orders its work; see `Buffer`."""
+
+    def _refresh(self, token: object) -> None:
+        """Read-only memory of the calls was written: let those make again what they have made of it (``refresh``)."""
+        for call in self._calls or ():
+            refresh = getattr(call, "refresh", None)
+            if refresh is not None:
+                refresh(token)
+
+    def _give_up(self) -> None:
+        """Drop the calls of a plan that can no longer run; `_invalidate` has done it."""
+
     def __len__(self) -> int:
         return self.size
 

@@ -47,7 +47,9 @@ class StreamHooks:
         """One call for each group, or fewer where the device compiles several groups into one call.
 
         A call may have the attributes ``remark``, a text that `Program.explain` shows (such as which constants it has
-        packed), and ``library_bytes``, the memory in bytes that its library has taken for itself.
+        packed), ``library_bytes``, the memory in bytes that its library has taken for itself, and ``refresh``, a
+        function of a token that is called after weights were written (`Weights.write`), for calls that keep something
+        made of weights; calls that share it are given the same token, and the first one makes it again.
         """
         calls = []
         for group in groups:

@@ -237,7 +237,7 @@ class _Building:
         able, seconds = self.rules.capabilities, 0.0
         support = able.support(target, node)
         for source in node.srcs:
-            each_run = able.unpacks(source, support) and not able.unpacks_once(source)
+            each_run = able.unpacks(source, support) and not able.is_constant(source)
             if each_run and target.device.reaches(able.prepared[source.memory].space):
                 seconds += self.model.fetch(target.device, source.nbytes) + self.model.feed(target.index, source.nbytes)
         return seconds

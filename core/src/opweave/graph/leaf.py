@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -10,6 +12,8 @@ from opweave.graph.dtypes import DType, f32
 from opweave.graph.layout import Shape
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from opweave.contract.buffer import Buffer
     from opweave.graph.tensor import Tensor
 
@@ -42,6 +46,66 @@ class Placement(NamedTuple):
     handle: Any = None
 
 
+class Copies:
+    """Where a read-only leaf was copied to: ``copies[key]`` is the `Location` in a memory space (or a kind of memory).
+
+    An entry is kept until somebody takes it (``copies[key]``), and from then on as long as one of those who took it
+    keeps its buffer: copies leave a device with the last program that uses them.
+    """
+
+    __slots__ = ("_made", "_taken")
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Location] = {}
+        self._taken: dict[Any, tuple[ref[Buffer], int, Any]] = {}
+
+    def __setitem__(self, key: Any, location: Location) -> None:
+        self._made[key] = location
+
+    def __getitem__(self, key: Any) -> Location:
+        location = self._made.pop(key, None)
+        if location is not None:
+            buffer, offset, handle = location
+            self._taken[key] = (ref(buffer, partial(self._gone, key)), offset, handle)
+            return location
+        known, offset, handle = self._taken[key]
+        taken = known()
+        if taken is None:
+            raise KeyError(key)
+        return Location(taken, offset, handle)
+
+    def _gone(self, key: Any, known: ref[Buffer]) -> None:
+        """Called when the buffer of an entry was dropped; its prepared form goes with it."""
+        if key in self._taken and self._taken[key][0] is known:
+            del self._taken[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._made or (key in self._taken and self._taken[key][0]() is not None)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([key for key in (*self._made, *self._taken) if key in self])
+
+    def __delitem__(self, key: Any) -> None:
+        if key not in self:
+            raise KeyError(key)
+        self.pop(key)
+
+    def pop(self, key: Any, default: object = None) -> None:
+        """Forget an entry, if there is one."""
+        self._made.pop(key, None)
+        self._taken.pop(key, None)
+
+    def items(self) -> list[tuple[Any, Location]]:
+        """All keys and locations, without taking them."""
+        taken = [(key, known(), at, handle) for key, (known, at, handle) in self._taken.items()]
+        there = [(key, Location(buffer, at, handle)) for key, buffer, at, handle in taken if buffer is not None]
+        return [*self._made.items(), *there]
+
+    def values(self) -> list[Location]:
+        """All locations, without taking them."""
+        return [location for _, location in self.items()]
+
+
 class Leaf:
     """The bytes of a leaf tensor, and where they are.
 
@@ -52,6 +116,7 @@ class Leaf:
         placement: its memory, or ``None``: leaves that the user placed have it at once, others from the first program.
         copies: memory space -> where this read-only leaf was uploaded to, once for all programs; buffer type -> where
             its copy in that special memory is.
+        converted: dtype -> this read-only leaf in another type, converted once for all programs.
         group: a token of the mapping that a weight belongs to; its weights share buffers.
         borrowed: fed arrays are not copied: the caller must not change them until the run is complete.
         inferred: a constant whose dtype is that of its array and was not given.
@@ -59,8 +124,8 @@ class Leaf:
     """
 
     __slots__ = (
-        "__weakref__", "borrowed", "copies", "damaged", "data", "device", "fill", "group", "inferred", "kind", "name",
-        "placement",
+        "__weakref__", "borrowed", "converted", "copies", "damaged", "data", "device", "fill", "group", "inferred",
+        "kind", "name", "placement",
     )  # fmt: skip
 
     def __init__(
@@ -84,5 +149,6 @@ class Leaf:
         self.borrowed = borrowed
         self.inferred = inferred
         self.placement: Location | None = None
-        self.copies: dict[Any, Location] = {}
+        self.copies: Final = Copies()
+        self.converted: Final[dict[DType, Tensor]] = {}
         self.damaged = ""

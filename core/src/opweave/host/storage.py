@@ -20,12 +20,12 @@ from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
 from opweave.errors import DTypeError, LayoutError, LifetimeError, ShapeError
 from opweave.graph.layout import dense_strides
-from opweave.host.regions import Rectangles, rectangles
 
 if TYPE_CHECKING:
     from opweave.contract.step import Call
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape
+    from opweave.host.regions import Rectangles
 
 __all__ = [
     "Adopted",
@@ -110,6 +110,8 @@ def write(arg: Arg, array: np.ndarray[Any, Any]) -> None:
 
 def _few_rectangles(arg: Arg) -> Rectangles | None:
     """The operand as groups of rows, ``None`` where it is none or transferring all bytes between them costs less."""
+    from opweave.host.regions import rectangles  # most operands are dense
+
     try:
         found = rectangles(arg)
     except LayoutError:

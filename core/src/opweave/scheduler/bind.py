@@ -131,7 +131,7 @@ def _bind_leaves(
             assert tensor.leaf is not None
             made = tensor.leaf.copies[partition.repacked[storage]]
         elif storage in partition.unpacked:
-            made = upload_plain(tensor, _device_for(space, targets, host))
+            made = _copied(tensor, space, _device_for(space, targets, host))
         elif made is None:
             assert tensor.leaf is not None
             made = tensor.leaf.placement or tensor.leaf.copies[space]
@@ -139,6 +139,17 @@ def _bind_leaves(
         buffers[storage], offsets[storage] = made.buffer, made.offset
         if made.handle is not None:
             handles[storage] = made.handle
+
+
+def _copied(tensor: Tensor, space: MemorySpace, device: Device) -> Location:
+    """The copy of a placed leaf in ordinary memory, which all programs share that were built for one usage of it."""
+    leaf = tensor.leaf
+    assert leaf is not None
+    assert leaf.placement is not None
+    key = (space, leaf.placement.buffer.usage_changes)
+    if key not in leaf.copies:
+        leaf.copies[key] = upload_plain(tensor, device)
+    return leaf.copies[key]
 
 
 def _device_for(space: MemorySpace, targets: Sequence[Target], host: Device) -> Device:

@@ -113,7 +113,7 @@ class Boundaries:
         if not target.device.reaches(leaf.placement.buffer.space):
             return source.nbytes
         unpacks = bool(able.prepared) and able.unpacks(source, able.support(target, node))
-        return source.nbytes if unpacks and not able.unpacks_once(source) else 0
+        return source.nbytes if unpacks and not able.is_constant(source) else 0
 
     def group(self, start: Tensor) -> dict[Tensor, set[int]]:
         """``start`` and the movable nodes that might move together with it, with the targets that each may move to.

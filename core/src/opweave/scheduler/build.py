@@ -120,7 +120,7 @@ class Builder:
         lists = lower(parts, groups, bindings, overlapping=self.parallel, count=executor.count_copied, show=show)
         state = ProgramState(parts, lists, leases, form)
         variant = partial(self._with_observed, parts, form, pins)
-        return Program(executor, state, groups, bindings, plan.nbytes, variant, self.forget)
+        return Program(executor, state, groups, plan.nbytes, variant, self.forget)
 
     def again(self, program: Program) -> Program:
         """The program of another scheduler over the same devices, each node on its device."""

@@ -92,9 +92,9 @@ class Capabilities:
         kind = self.prepared.get(source.memory)
         return kind is not None and (source.base is not None or kind in support.unpacked)
 
-    def unpacks_once(self, source: Tensor) -> bool:
-        """Whether a copy in plain memory of a source that is unpacked is made with the program, as it is read-only; if
-        not, it is made in each run."""
+    def is_constant(self, source: Tensor) -> bool:
+        """Whether a copy of a placed source is made once with the program, as it is read-only; if not, it is made in
+        each run."""
         leaf = source.memory.leaf
         if leaf is None or leaf.kind == "state" or leaf.placement is None:
             return False

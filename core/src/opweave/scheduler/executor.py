@@ -352,6 +352,8 @@ class Executor:
     def add(self, state: ProgramState) -> None:
         """Register a program. The executor refers to it weakly: its `Program` keeps it alive."""
         self._in_flight.programs.add(state)
+        for run_list in state.lists:
+            run_list.when_idle = self.when_idle
 
     @property
     def states(self) -> list[ProgramState]:

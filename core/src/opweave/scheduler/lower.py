@@ -111,7 +111,9 @@ class _Lowering:
         self.show: Final = show
         self.targets: Final = partition.assignment.targets
         states = [t.leaf for t in partition.graph.leaves if t.leaf is not None and t.leaf.kind == "state"]
-        self.result: Final = RunList(states, sum([copy.nbytes for copy in partition.copies if copy.ids is None]))
+        self.result: Final = RunList(
+            states, sum([copy.nbytes for copy in partition.copies if copy.ids is None]), bindings
+        )
         self.entries: list[_Entry] = []
         self.ordered: Final = any(target.stream.is_async for target in self.targets)
         self.scratch: Final[dict[int, list[Arg]]] = {}

@@ -296,18 +296,27 @@ class _Partitioner:
             return self._empty(source), split
         found = self._home(root, target)
         operand = StorageView(found, source.offset, source.dtype, source.shape, source.strides)
+        able = self.assignment.capabilities
         if not self._reaches(target, found):
-            operand = self._copy(source, operand, target, split, node)
-        elif self.prepared and self.assignment.capabilities.unpacks(source, support):
-            if self.assignment.capabilities.unpacks_once(source):
-                storage = self._uploaded(root, target)
-                self.unpacked.add(storage)
-                operand = operand._replace(storage=storage)
+            # What lies where no device of this scheduler reaches it stays with the program.
+            if root not in self.target_of and able.is_constant(source):
+                operand = self._copy_once(root, operand, target)
+            else:
+                operand = self._copy(source, operand, target, split, node)
+        elif self.prepared and able.unpacks(source, support):
+            if able.is_constant(source):
+                operand = self._copy_once(root, operand, target)
             else:
                 operand = self._copy(source, operand, target, split, node, "unpack")
         if support.packed and not is_dense(operand.shape, operand.strides, operand.dtype):
             return self._pack(source, operand, target, split)
         return operand, split
+
+    def _copy_once(self, root: Tensor, operand: StorageView, target: Target) -> StorageView:
+        """The operand in a copy of a placed leaf, which is made with the program."""
+        storage = self._uploaded(root, target)
+        self.unpacked.add(storage)
+        return operand._replace(storage=storage)
 
     def _empty(self, source: Tensor) -> StorageView:
         storage = self.uploaded[HOST_SPACE].get(source)

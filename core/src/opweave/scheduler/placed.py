@@ -123,12 +123,12 @@ class PlacedMemory:
 
     def fetched(self, target_of: Mapping[Tensor, int], pins: Mapping[Tensor, int]) -> set[Tensor]:
         """The nodes that begin a split because weights are copied from host memory for them; vectors alone are too
-        small for that."""
+        small for that, and of weights that no target reaches the program keeps a copy."""
         result: set[Tensor] = set()
         for weight, readers in self._readers.items():
             buffer = self._buffers[weight]
-            if buffer.is_host and weight.ndim > 1:
-                near = {target.index for target in self._by_reach(buffer)}
+            near = {target.index for target in self._by_reach(buffer)}
+            if near and buffer.is_host and weight.ndim > 1:
                 result.update(node for node in readers if target_of[node] not in near and node not in pins)
         return result
 

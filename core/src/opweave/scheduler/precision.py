@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Final
-from weakref import WeakKeyDictionary
+from typing import Any
 
 from opweave.errors import SchedulerError, UnknownNameError
 from opweave.graph.dtypes import DType, bf16
@@ -22,8 +21,6 @@ __all__ = ["Allowed", "checked_precision", "converted_leaf", "precisions_of", "r
 
 Allowed = tuple[tuple[str, Precision], ...]
 """Patterns of node names, each with the precision that it allows; the first that matches counts. Empty: ``exact``."""
-
-_CONVERTED: Final[WeakKeyDictionary[Tensor, dict[DType, Tensor]]] = WeakKeyDictionary()
 
 
 def rebuilt(
@@ -75,11 +72,10 @@ def view_again(view: Tensor, source: Tensor, after: tuple[Tensor, ...] = ()) -> 
 
 def converted_leaf(leaf_tensor: Tensor, dtype: DType) -> Tensor:
     """A read-only leaf in another type, converted once; it is placed on the device that was given for the original."""
-    found = _CONVERTED.setdefault(leaf_tensor, {})
-    known = found.get(dtype)
+    leaf = leaf_tensor.leaf
+    assert leaf is not None
+    known = leaf.converted.get(dtype)
     if known is None:
-        leaf = leaf_tensor.leaf
-        assert leaf is not None
         if leaf.data is None and leaf.placement is None:
             # It has no bytes and only serves for planning: so does this one.
             known = new_leaf(Leaf(leaf.kind, leaf.name, device=leaf.device, group=leaf.group), leaf_tensor.shape, dtype)
@@ -90,7 +86,7 @@ def converted_leaf(leaf_tensor: Tensor, dtype: DType) -> Tensor:
             known = weights(data, device=device)[leaf.name]
             assert known.leaf is not None
             known.leaf.group = leaf.group  # leaves that share buffers share them when rounded, too
-        found[dtype] = known
+        leaf.converted[dtype] = known
     return known
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from opweave.contract.buffer import Buffer
 from opweave.contract.space import CHANGES
 from opweave.contract.step import Call
-from opweave.errors import Cancelled, SchedulerError, UnknownNameError, not_pickled
+from opweave.errors import Cancelled, LifetimeError, SchedulerError, UnknownNameError, not_pickled
 from opweave.graph.tensor import Tensor
 from opweave.host.storage import Adopted
 from opweave.leaf_memory import read_leaf, write_state
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from opweave.contract.device import Device
     from opweave.cost.predict import Prediction
     from opweave.futures import Future
-    from opweave.scheduler.bind import Bindings
     from opweave.scheduler.fuse import Groups
     from opweave.scheduler.lower import Show
     from opweave.scheduler.report import Explanation
@@ -78,7 +77,7 @@ class Program(Generic[R_co]):
     """
 
     __slots__ = (
-        "__weakref__", "_bindings", "_executor", "_groups", "_nbytes", "_on_close", "_placements", "_state", "_variant",
+        "__weakref__", "_executor", "_groups", "_nbytes", "_on_close", "_placements", "_state", "_variant",
         "partition",
     )  # fmt: skip
 
@@ -87,7 +86,6 @@ class Program(Generic[R_co]):
         executor: Executor,
         state: ProgramState,
         groups: Groups,
-        bindings: Sequence[Bindings],
         nbytes: Mapping[int, int],
         variant: Callable[[Collection[Tensor], Show], Program],
         on_close: Callable[[Program], None],
@@ -96,7 +94,6 @@ class Program(Generic[R_co]):
         self._executor: Final = executor
         self._state: Final = state
         self._groups: Final = groups
-        self._bindings: Final = bindings
         self._nbytes: Final = nbytes  # target index -> bytes of temporaries
         self._variant: Final = variant  # makes the same program with observed nodes
         self._on_close: Final = on_close
@@ -316,8 +313,11 @@ class Program(Generic[R_co]):
         return prediction_of(self.partition)
 
     def memory_map(self, slot: int = 0) -> MemoryMap:
-        """Where every value lies in one of the `slots`, and which steps run as one."""
-        sizes, bound = self.partition.sizes, self._bindings[slot]
+        """Where every value lies in one of the `slots`, and which steps run as one; raises `LifetimeError` if the
+        program was closed."""
+        sizes, bound = self.partition.sizes, self.run_lists[slot].bindings
+        if bound is None:
+            raise LifetimeError(f"{self!r} was closed and has no memory")
         places = {
             storage: Region(buffer, bound.offsets[storage], sizes[storage])
             for storage, buffer in enumerate(bound.buffers)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from opweave.contract.stream import Stream
     from opweave.contract.worker import WorkerStream
     from opweave.graph.leaf import Leaf
+    from opweave.scheduler.bind import Bindings
     from opweave.scheduler.splits import Copy, Split
     from opweave.scheduler.target import Target
 
@@ -228,18 +229,22 @@ class RunList:
         streams: the asynchronous ones that a run uses. Empty: everything is done when its calls have been made.
         plans: the compiled plans among the calls.
         events: the latest events of its actions, for other queues to wait for.
+        bindings: the memory that it uses; ``None`` once it was closed.
+        when_idle: the `Executor.when_idle` of the scheduler that runs it, once it is known.
         copied: bytes that its copies move, but for copies of chosen rows, which count when they are made.
         ended: why it can no longer be run, ``""``: it can.
     """
 
     __slots__ = (
-        "__weakref__", "actions", "after", "before", "calls", "copied", "ended", "events", "feeds", "fetches", "plans",
-        "states", "streams",
+        "__weakref__", "actions", "after", "before", "bindings", "calls", "copied", "ended", "events", "feeds",
+        "fetches", "plans", "states", "streams", "when_idle",
     )  # fmt: skip
 
-    def __init__(self, states: list[Leaf], copied: int) -> None:
+    def __init__(self, states: list[Leaf], copied: int, bindings: Bindings) -> None:
         self.states: Final = states
         self.copied: Final = copied
+        self.bindings: Bindings | None = bindings
+        self.when_idle: Callable[[Callable[[], Any]], Any] | None = None
         self.ended = ""
         self.before: list[Call] = []
         self.feeds: dict[str, Feed] = {}
@@ -254,6 +259,13 @@ class RunList:
         """Called by a buffer that its calls use, when its memory is given back."""
         self.ended = self.ended or why
 
+    def _refresh(self, token: object) -> None:
+        """Called when read-only memory was written: the plans are told themselves."""
+
+    def _give_up(self) -> None:
+        """Called when the memory of leaves is given up, after `_invalidate`, while nothing is under way."""
+        self.close()
+
     def forget_events(self) -> None:
         """Forget the events of earlier runs, which may have failed. Called when nothing is under way."""
         self.events[:] = [None] * len(self.events)
@@ -265,6 +277,7 @@ class RunList:
             plan.close()
         self.calls = CallList([], [])  # the plans' calls in it, while the actions stay for `Program.explain`
         self.actions.calls.clear()
+        self.bindings = None
         self.before.clear()
         self.after.clear()
         self.fetches.clear()

@@ -128,8 +128,9 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
             address = stage.__array_interface__["data"][0]
         inputs.append((source.dtype, source.shape, address))
     outputs = [(out.dtype, out.shape, out.address) for out in bound.outputs]
-    binding = session.bind(inputs, outputs, constants)
-    return SessionCall(session, binding, before, kept, _remark(bound, session))
+    bind = partial(session.bind, inputs, outputs, constants)
+    renewed = partial(_weights, bound.structure, _weight_args(bound))
+    return SessionCall(session, bind, before, kept, _remark(bound, session), renewed)
 
 
 def is_large(step: Step) -> bool:
@@ -139,26 +140,37 @@ def is_large(step: Step) -> bool:
 
 
 def _session(stream: OrtStream, bound: Bound, model: Model, threads: int, pattern: Pattern) -> Session:
-    weights: dict[str, Any] = {}
-    keep: list[Any] = []
-    repacked = _packed_by_the_library(bound.structure) if flag(PACK_VARIABLE, True) else 0
-    for number, (source, arg) in enumerate(zip(bound.structure.sources, bound.sources, strict=True)):
-        if source.weight is not None:
-            assert arg.buffer is not None
-            keep.append(arg.buffer)
-            if source.form:
-                packed = PACKED.get(arg, source.form)
-                keep.append(packed)
-                repacked += packed.nbytes
-                weights |= {f"w{number}{p.name}": _shared(packed.arrays[p.name], p.dtype) for p in source.pieces}
-            else:
-                weights[f"w{number}"] = _value(arg)
-    structure = bound.structure
+    structure, args = bound.structure, _weight_args(bound)
+    packed = [PACKED.get(arg, form) for n, arg in args.items() if (form := structure.sources[n].form)]
+    keep: list[Any] = [*packed, *[arg.buffer for arg in args.values()]]
+    repacked = _packed_by_the_library(structure) if flag(PACK_VARIABLE, True) else 0
+    repacked += sum([weight.nbytes for weight in packed])
     wide = any(node.dtype is f64 for node in structure.nodes)
     return Session(
-        model.serialized(pattern), weights, stream.provider, stream.provider_options, threads, keep, wide,
-        repacked, pattern,
+        model.serialized(pattern), _weights(structure, args), stream.provider, stream.provider_options, threads, keep,
+        wide, repacked, pattern,
     )  # fmt: skip
+
+
+def _weight_args(bound: Bound) -> dict[int, Arg]:
+    """The operands that are weights, by the number of their source."""
+    sources = bound.structure.sources
+    return {n: arg for n, arg in enumerate(bound.sources) if sources[n].weight is not None}
+
+
+def _weights(structure: Structure, args: Mapping[int, Arg], token: object = None) -> dict[str, Any]:
+    """ONNX Runtime's values of the weights; with a ``token``, after these were written (`PackedWeight.refresh`)."""
+    found: dict[str, Any] = {}
+    for number, arg in args.items():
+        source = structure.sources[number]
+        if not source.form:
+            found[f"w{number}"] = _value(arg)
+            continue
+        packed = PACKED.get(arg, source.form)
+        if token is not None:
+            packed.refresh(token)
+        found |= {f"w{number}{p.name}": _shared(packed.arrays[p.name], p.dtype) for p in source.pieces}
+    return found
 
 
 def _packed_by_the_library(structure: Structure) -> int:
@@ -192,19 +204,27 @@ def _value(arg: Arg) -> Any:
 
 
 class SessionCall:
-    """The run of a session on bound memory, after some calls; keeps alive what is bound.
+    """The run of a session on bound memory, after the calls ``before``; keeps alive what is bound.
 
     Attributes:
         remark: what `Program.explain` shows.
         arena: bytes by which the arena grew when it first ran.
     """
 
-    __slots__ = ("_before", "_kept", "_run", "_session", "arena", "remark")
+    __slots__ = ("_before", "_bind", "_kept", "_renewed", "_run", "_session", "arena", "remark")
 
-    def __init__(self, session: Session, binding: Any, before: Sequence[Call], kept: Sequence[Any], remark: str):
-        self._session, self._before, self._kept, self.remark = session, before, kept, remark
-        self._run: Call = partial(self._first, partial(session.native.run_with_iobinding, binding))
-        self.arena = 0
+    def __init__(
+        self,
+        session: Session,
+        bind: Callable[[], Any],
+        before: Sequence[Call],
+        kept: Sequence[Any],
+        remark: str,
+        renewed: Callable[[object], Mapping[str, Any]],
+    ) -> None:
+        self._session, self._bind, self._before, self._kept, self._renewed = session, bind, before, kept, renewed
+        self._run: Call = partial(self._first, partial(session.native.run_with_iobinding, bind()))
+        self.remark, self.arena = remark, 0
 
     def __call__(self) -> None:
         for call in self._before:
@@ -219,6 +239,11 @@ class SessionCall:
     def library_bytes(self) -> int:
         """Bytes that ONNX Runtime has taken: for repacked weights, and in its arena."""
         return self._session.repacked + self.arena
+
+    def refresh(self, token: object) -> None:
+        """Use weights that were written: ONNX Runtime packs them when a session is opened."""
+        self._session.refresh(token, partial(self._renewed, token))
+        self._run = partial(self._session.native.run_with_iobinding, self._bind())
 
 
 def _remark(bound: Bound, session: Session) -> str:

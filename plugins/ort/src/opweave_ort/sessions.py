@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -54,22 +55,20 @@ class Session:
         repacked: int = 0,
         pattern: Pattern | None = None,
     ) -> None:
-        settings = RUNTIME.options(threads)
-        # Both are needed: optimizers read what the first gives, which alone would be copied; kernels read the second.
-        settings.add_external_initializers(list(weights), list(weights.values()))
-        for name, value in weights.items():
-            settings.add_initializer(name, value)
-        # This one keeps factors of products in f32.
-        disabled = ["MatMulScaleFusion"] if wide else None
-        chosen = [(provider.name, dict(options))]
-        if provider.id != "cpu":
-            chosen.append(("CPUExecutionProvider", {}))
-        self.native: Final = onnxruntime.InferenceSession(
-            model, settings, providers=chosen, disabled_optimizers=disabled, enable_fallback=False
-        )
+        self._open = partial(_opened, model, provider, options, threads, wide)
+        self._token: object = None
+        self.native = self._open(weights)
         self.repacked: Final = repacked
         self.pattern: Final = pattern
         self._keep = (weights, keep)
+
+    def refresh(self, token: object, weights: Callable[[], Mapping[str, Any]]) -> None:
+        """Open the session again after its weights were written, as ONNX Runtime may have packed them; once for each
+        token. What was bound to it has to be bound again."""
+        if self._token is not token:
+            self._token = token
+            self._keep = (weights(), self._keep[1])
+            self.native = self._open(self._keep[0])
 
     def bind(
         self,
@@ -87,6 +86,30 @@ class Session:
         for value, (dtype, shape, address) in zip(self.native.get_outputs(), outputs, strict=True):
             binding.bind_output(value.name, "cpu", 0, ONNX_TYPES[dtype], shape, address)
         return binding
+
+
+def _opened(
+    model: bytes,
+    provider: Provider,
+    options: Mapping[str, str],
+    threads: int | None,
+    wide: bool,
+    weights: Mapping[str, Any],
+) -> onnxruntime.InferenceSession:
+    """ONNX Runtime's session."""
+    settings = RUNTIME.options(threads)
+    # Both are needed: optimizers read what the first gives, which alone would be copied; kernels read the second.
+    settings.add_external_initializers(list(weights), list(weights.values()))
+    for name, value in weights.items():
+        settings.add_initializer(name, value)
+    # This one keeps factors of products in f32.
+    disabled = ["MatMulScaleFusion"] if wide else None
+    chosen = [(provider.name, dict(options))]
+    if provider.id != "cpu":
+        chosen.append(("CPUExecutionProvider", {}))
+    return onnxruntime.InferenceSession(
+        model, settings, providers=chosen, disabled_optimizers=disabled, enable_fallback=False
+    )
 
 
 class Sessions:

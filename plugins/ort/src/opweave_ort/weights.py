@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from opweave.contract import Arg, Buffer
+from opweave.contract import Arg
 from opweave.graph.dtypes import DType, f32, u8
 from opweave.graph.layout import Shape
 from opweave.graph.precision import Precision
@@ -128,9 +128,16 @@ class PackedWeight:
 
     def __init__(self, arg: Arg, form: Form) -> None:
         assert arg.buffer is not None
-        self._buffer: Buffer = arg.buffer  # its address is a part of the key
+        self._arg, self._form = arg, form  # with its buffer, whose address is a part of the key
+        self._token: object = None
         self.arrays = pack(arg.view, arg.dtype, form)
         self.nbytes = sum([array.nbytes for array in self.arrays.values()])
+
+    def refresh(self, token: object) -> None:
+        """Repack the weight after it was written, once for each token."""
+        if self._token is not token:
+            self._token = token
+            self.arrays = pack(self._arg.view, self._arg.dtype, self._form)
 
 
 class PackedWeights:
