@@ -59,12 +59,13 @@ def place_by_cost(
     model = CostModel(targets, [profile(target.device) for target in targets])
     rules = assign(graph, targets, pins, op_offload, placed, precisions)
     assignments = [rules]
+    leaf_pins = {t: at for t, at in pins.items() if t.op is None}
     fixed = {t: at for t, at in rules.target_of.items() if rules.causes[t] in ("pinned", "storage") and t.op}
 
     def assigned(choice: Mapping[Tensor, int]) -> Assignment:
         wanted = {node: choice.get(node, at) for node, at in rules.target_of.items() if node.op is not None}
         wanted = {node: fixed.get(node, at) for node, at in wanted.items() if node.base is None}
-        made = assign(graph, targets, wanted, op_offload, placed, precisions)
+        made = assign(graph, targets, wanted | leaf_pins, op_offload, placed, precisions)
         return made.with_causes({node: rules.causes[node] if node in fixed else "cost" for node in wanted})
 
     if len(targets) > 1:
@@ -249,11 +250,15 @@ class _Building:
             return known
         leaf = root.leaf
         if leaf.kind == "input":
-            return self._new(root, [self.model.feed(target.index, root.nbytes) for target in self.targets], ())
+            pinned = self.rules.target_of[root] if self.rules.causes[root] == "pinned" else None
+            feeds = [self.model.feed(target.index, root.nbytes) for target in self.targets]
+            return self._new(root, [s if pinned in (None, d) else inf for d, s in enumerate(feeds)], ())
         if leaf.placement is None:
             return self.home.get(root)
         home = target_at(self.targets, leaf.placement)
         if home is None:
+            if self.rules.capabilities.is_constant(root):
+                return None  # copied once
             buffer = leaf.placement.buffer
             for target in self.targets:
                 own[target.index] += self.model.move(buffer.device, buffer.space, target.index, root.nbytes)

@@ -1,8 +1,8 @@
 """Which device runs which node, and why: `Graph` to `Assignment`. Every pass takes linear time; the cause of every
 decision is recorded.
 
-1. Decided beforehand: pins; nodes that write placed memory; nodes that read placed weights, which stay with them unless
-   no device there runs them, or a device brings the weights from host memory for them (offload).
+1. Decided beforehand: pins; nodes that write placed memory or a pinned state; nodes that read placed weights, which
+   stay with them unless no device there runs them, or a device brings the weights from host memory for them (offload).
 2. Grow: undecided nodes take the device of their neighbours in the order, the last device after all others.
 3. Choose: a node that is still undecided runs on the device that reaches most of the bytes that it reads; among equals,
    on that of the highest priority.
@@ -106,7 +106,7 @@ def assign(
     """
     nodes = [t for t in graph.nodes if t.base is None]
     able = Capabilities(targets, graph.leaves, nodes, precisions)
-    assigning = _Assigning(able, graph.leaves, nodes)
+    assigning = _Assigning(able, graph.leaves, nodes, {t: at for t, at in pins.items() if t.op is None})
     target_of, causes = assigning.target_of, assigning.causes
     if pins or placed or any(_has_place(t.leaf) for t in graph.leaves if t.leaf is not None):
         assigning.decide_beforehand(pins, placed, op_offload)
@@ -145,11 +145,14 @@ def target_at(targets: Sequence[Target], placement: Placement | Location) -> int
 class _Assigning:
     """The passes over the computed nodes of a graph; each one decides for nodes that are still open."""
 
-    def __init__(self, able: Capabilities, leaves: Sequence[Tensor], nodes: Sequence[Tensor]) -> None:
+    def __init__(
+        self, able: Capabilities, leaves: Sequence[Tensor], nodes: Sequence[Tensor], leaf_pins: Mapping[Tensor, int]
+    ) -> None:
         self.able: Final = able
         self.targets: Final = able.targets
         self.leaves: Final = leaves
         self.nodes: Final = nodes
+        self.leaf_pins: Final = leaf_pins  # inputs, and states without memory
         self.target_of: dict[Tensor, int] = {}
         self.causes: dict[Tensor, str] = {}
         self.memory: PlacedMemory | None = None  # set by `decide_beforehand`
@@ -185,6 +188,10 @@ class _Assigning:
                 if not self.able.supports(target, node):
                     raise self.able.refusal(node, f"{node.describe()} is pinned to {target.name}, which refuses it")
                 target_of[node], causes[node] = pinned, "pinned"
+                continue
+            home = None if node.state is None else self.leaf_pins.get(node.state)
+            if home is not None and self.able.supports(self.targets[home], node):
+                target_of[node], causes[node] = home, "storage"
                 continue
             leaf = None if node.state is None else node.state.leaf
             storage = placed.get(node) if leaf is None else leaf.placement
@@ -254,10 +261,11 @@ class _Assigning:
         return "host" if target.device.kind is Kind.HOST else "priority"
 
     def _reached(self, target: Target, source: Tensor) -> int:
-        """The bytes of a source if the target's device reaches them already, else 0. Inputs and unplaced leaves can be
-        placed on any device."""
+        """The bytes of a source if the target's device reaches them already, else 0. Inputs and unplaced leaves that
+        nobody pinned can be placed on any device."""
         root = source.root
-        home = self.target_of.get(root) if root.state is None else None  # versions lie where their state lies
+        # Versions lie where their state lies.
+        home = self.target_of.get(root, self.leaf_pins.get(root)) if root.state is None else None
         if home is not None:
             near = home == target.index or target.device.reaches(self.targets[home].space)
             return source.nbytes if near else 0
@@ -323,14 +331,17 @@ class _Assigning:
     # --- leaves -----------------------------------------------------------------------------------------------------
 
     def place_leaves(self) -> None:
-        """Inputs are fed on the device of their readers if all are on one device, else on the last device; other leaves
-        are on the device of a reader, or of the node that writes them."""
+        """Inputs that nobody pinned are fed on the device of their readers if all are on one device, else on the last
+        device; other leaves are on the device of a reader, or of the node that writes them."""
         target_of, causes, last = self.target_of, self.causes, len(self.targets) - 1
         readers = self.readers if last else {}  # with one device there is nothing to choose
         written = {n.state: target_of[n] for n in reversed(self.nodes) if n.state is not None} if last else {}
         for tensor in self.leaves:
             leaf = tensor.leaf
             assert leaf is not None
+            if tensor in self.leaf_pins:
+                target_of[tensor], causes[tensor] = self.leaf_pins[tensor], "pinned"
+                continue
             if leaf.placement is not None:
                 home = target_at(self.targets, leaf.placement)
                 if home is not None:

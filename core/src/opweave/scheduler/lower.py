@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["lower"]
 
 Events = list["Event | None"]
-Show = Callable[["Tensor", "Call"], None]
+Show = Callable[["Tensor", "Arg"], None]
 
 
 def lower(
@@ -63,7 +63,7 @@ def lower(
     Args:
         overlapping: a run may begin before the last one has ended.
         count: called with the bytes of each copy whose size is known only when it is made.
-        show: called with each observed node and the call that gives its value.
+        show: called with each observed node and its value where it lies.
     """
     lists = [_Lowering(partition, groups, slot, count, show) for slot in bindings]
     orders: list[list[list[Need]]]
@@ -212,7 +212,7 @@ class _Lowering:
         if split.observed is not None:
             node, operand = split.observed
             assert self.show is not None
-            look = partial(self.show, node, bind_read(self.arg(operand)))
+            look = partial(self.show, node, self.arg(operand))
             self._add(HOST_QUEUE, (operand.storage,), (), look, Action("observe", target, split))
 
     def _add_copy(self, copy: Copy, split: Split, target: Target) -> None:

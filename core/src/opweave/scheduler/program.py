@@ -14,10 +14,10 @@ import numpy as np
 
 from opweave.contract.buffer import Buffer
 from opweave.contract.space import CHANGES
-from opweave.contract.step import Call
+from opweave.contract.step import Arg
 from opweave.errors import Cancelled, LifetimeError, SchedulerError, UnknownNameError, not_pickled
 from opweave.graph.tensor import Tensor
-from opweave.host.storage import Adopted
+from opweave.host.storage import Adopted, bind_read
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.scheduler.allocate import MemoryUse
 from opweave.scheduler.executor import Executor
@@ -205,8 +205,10 @@ class Program(Generic[R_co]):
     @contextmanager
     def observe(
         self,
-        callback: Callable[[Tensor, Array], object],
+        callback: Callable[[Tensor, Any], object],
         nodes: Iterable[Tensor] | Callable[[Tensor], bool] | None = None,
+        *,
+        on_device: bool = False,
     ) -> Iterator[None]:
         """A ``with`` block in which runs of this program pass computed values to ``callback``, in the order in which
         they are computed.
@@ -215,13 +217,17 @@ class Program(Generic[R_co]):
         are bit for bit those of a run that nobody observes, but for devices that round differently when they fuse.
 
         Args:
-            callback: called with the node and its value, a new array; ``False`` ends the run (`Cancelled`), and what it
-                raises ends the run and comes out of it.
-            nodes: which ones, or a function that says so for each; ``None``: all.
+            callback: called with the node and its value, a new array unless ``on_device``; ``False`` ends the run
+                (`Cancelled`), and what it raises ends the run and comes out of it.
+            nodes: which ones, or a function that is asked for each; ``None``: all.
+            on_device: the callback is given an `ObservedValue`, which shows the value where it lies, in place of an
+                array: it decides in each run whether to ``read()`` it, which alone copies it to the host.
 
         Raises:
             SchedulerError: nodes that this program does not compute, or somebody is observing it already.
         """
+        from opweave.scheduler.observed import ObservedValue  # most programs are not observed
+
         computed = {item.node: None for split in self.splits for item in split.items if item.node is not None}
         if self._state.observed is not None:
             raise SchedulerError(f"{self!r} is being observed already")
@@ -234,8 +240,14 @@ class Program(Generic[R_co]):
             for node in observed - set(computed):
                 raise SchedulerError(f"{node.describe()} is not computed by this program")
 
-        def show(node: Tensor, read: Call) -> None:
-            if callback(node, read()) is False:
+        def show(node: Tensor, arg: Arg) -> None:
+            value = ObservedValue(arg) if on_device else bind_read(arg)()
+            try:
+                ended = callback(node, value) is False
+            finally:
+                if isinstance(value, ObservedValue):
+                    value.end()
+            if ended:
                 raise Cancelled(f"the run was ended by the observer of {node.describe()}")
 
         self._state.check_open()

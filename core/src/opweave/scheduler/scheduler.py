@@ -192,7 +192,8 @@ class Scheduler:
     # --- building ---------------------------------------------------------------------------------------------------
 
     def pin(self, tensor: Tensor, device: Where | None) -> None:
-        """Let a node run on one device from the next build on; ``None`` lifts the pin."""
+        """Let a node run on one device from the next build on, an input be fed there, or a state without memory lie
+        there; ``None`` lifts the pin."""
         with self._executor.lock:
             self._pins.pop(tensor, None)
             if device is not None:
@@ -228,7 +229,8 @@ class Scheduler:
         buffers got another usage.
 
         Args:
-            pins: computed tensor -> the device that must run it.
+            pins: computed tensor -> the device that must run it; input -> where it is fed; state that has no memory yet
+                -> where it will lie.
             placements: memory for computed tensors that the caller decided (`opweave.storage`).
             precision: as of the scheduler, for this program; ``None``: that of the scheduler.
 
@@ -237,7 +239,8 @@ class Scheduler:
             UnsupportedOpError: a node that no device runs, with every device's reason.
             HazardError: reads and writes of one state that have no order.
             AllocationError: a device has no room.
-            SchedulerError: pins to devices that are not here, leaves without bytes, a simulated device.
+            SchedulerError: pins to devices that are not here or of states that lie elsewhere, leaves without bytes, a
+                simulated device.
         """
         with self._executor.lock:
             tensors, form = checked_outputs(outputs)
@@ -318,8 +321,16 @@ class Scheduler:
             raise SchedulerError(f"pins are a mapping of computed tensors to devices, not {pins!r:.60}")
         resolved = {}
         for tensor, where in pins.items():
-            if not isinstance(tensor, Tensor) or tensor.root.op is None:
-                raise SchedulerError(f"only computed tensors are pinned, not {tensor!r}; place leaves when making them")
+            leaf = tensor.root.leaf if isinstance(tensor, Tensor) else None
+            if not isinstance(tensor, Tensor) or (leaf is not None and leaf.kind not in ("input", "state")):
+                raise SchedulerError("computed tensors, inputs and states are pinned; place weights when making them, "
+                                     f"not {tensor!r:.60}")  # fmt: skip
+            if leaf is not None and leaf.placement is not None:
+                device = self._targets[self._index(where)].device
+                if leaf.placement.buffer.device is not device:
+                    raise SchedulerError(f"{tensor.describe()} lies on {leaf.placement.buffer.device.name} and cannot "
+                                         f"be pinned to {device.name}")  # fmt: skip
+                continue
             resolved[tensor.root] = self._index(where)
         return resolved
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from opweave import registry
 from opweave.contract.device import Device
-from opweave.errors import OpweaveError, SchedulerError, UnsupportedOpError
+from opweave.errors import Cancelled, OpweaveError, SchedulerError, UnsupportedOpError
 from opweave.graph.graph import Graph
 from opweave.graph.precision import PRECISIONS, Precision
 from opweave.graph.tensor import Tensor, input
@@ -62,8 +62,10 @@ class Comparison:
 
     Attributes:
         first, second: names of the devices.
-        nodes: one row for each computed node, in order.
-        outputs: for each output the error of the second device when it computes the whole graph, so that errors add up.
+        nodes: one row for each node that was compared, in order.
+        outputs: for each output the error of the second device when it computes the whole graph, so that errors add up;
+            none if the comparison ended early.
+        ended: whether it ended early, before all nodes were compared.
         script: the file that repeats the first difference, or ``""``.
     """
 
@@ -72,6 +74,7 @@ class Comparison:
         self.nodes: list[NodeError] = []
         self.outputs: list[NodeError] = []
         self.script: str = ""
+        self.ended = False
 
     @property
     def first_divergence(self) -> NodeError | None:
@@ -104,7 +107,10 @@ class Comparison:
             width = max(len(row.node.name) for row in worst)
             lines.append("worst nodes, each computed from the same sources:")
             lines += [f"    {row.node.name:<{width}}  {_figures(row)}" for row in worst]
-        lines.append(f"outputs, all nodes computed on {self.second}:")
+        if self.ended:
+            lines.append("ended early")
+        else:
+            lines.append(f"outputs, all nodes computed on {self.second}:")
         lines += [f"    {row.node.name}  {_figures(row)}" for row in self.outputs]
         refused = [row for row in self.nodes if row.reason]
         if refused:
@@ -131,6 +137,9 @@ def compare(
     second: Device | str,
     precision: Precision | Mapping[str, Precision] = "exact",
     allowed: Mapping[str, float] | float | None = None,
+    nodes: Iterable[Tensor] | Callable[[Tensor], bool] | None = None,
+    callback: Callable[[Tensor, Array, Array | None], object] | None = None,
+    stop_at_first: bool = False,
     script: str | PathLike[str] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Comparison:
@@ -146,11 +155,16 @@ def compare(
         second: the device to test.
         precision: how roughly the second device may compute products, as of `opweave.Scheduler`, to see the error.
         allowed: dtype or precision -> normalised mean square error up to which results count as equal, or one for all.
+        nodes: which ones to compare, or a function that is asked for each; ``None``: all.
+        callback: called with each node that was compared and its value on the first and on the second device (``None``
+            where that did not compute it); ``False`` ends the comparison there.
+        stop_at_first: end at the first node at which the devices differ.
         script: where to write a script that repeats the first difference, with its data beside it (``.npz``).
         progress: called with the number of nodes compared so far, and of all.
 
     Raises:
-        SchedulerError, ShapeError, DTypeError, UnknownNameError: no such device, inputs that are missing or do not fit.
+        SchedulerError, ShapeError, DTypeError, UnknownNameError: no such device, inputs that are missing or do not fit,
+            nodes that the graph does not compute.
         PathError: ``script`` cannot be written; raised before anything runs.
     """
     outputs = (target,) if isinstance(target, Tensor) else tuple(target)
@@ -169,30 +183,53 @@ def compare(
     known: dict[Tensor, Array] = dict(states)
     with _scheduler(one) as believed, Scheduler(other) as questioned:
         program = believed.build(outputs, pins=_pins(believed, graph))
-        nodes = [item.node for split in program.splits for item in split.items if item.node is not None]
-        last = {source.root: node for node in nodes for source in node.srcs}
+        computed = [item.node for split in program.splits for item in split.items if item.node is not None]
+        wanted = _wanted(computed, nodes)
+        shown = {node for node in computed if node in wanted} | {s.root for node in wanted for s in node.srcs}
+        last = {source.root: node for node in computed for source in node.srcs}
         for name, tensor in program.inputs.items():
             if name in fed:
                 known[tensor] = np.asarray(fed[name]).astype(tensor.dtype.numpy, copy=False)
 
-        def compare_node(node: Tensor, value: Array) -> None:
-            row = _judge(node, value, known, questioned, precisions.get(node, "exact"), bounds)
-            result.nodes.append(row)
-            if row.diverges and not row.reason and script is not None and not result.script:
-                result.script = write_script(script, node, known, (one.name, other.name))
+        def compare_node(node: Tensor, value: Array) -> bool:
+            if node in wanted:
+                row, got = _judge(node, value, known, questioned, precisions.get(node, "exact"), bounds)
+                result.nodes.append(row)
+                if row.diverges and not row.reason and script is not None and not result.script:
+                    result.script = write_script(script, node, known, (one.name, other.name))
+                ended = callback is not None and callback(node, value, got) is False
+                result.ended = ended or (stop_at_first and row.diverges)
+                if progress is not None:
+                    progress(len(result.nodes), len(wanted))
             known[node] = value
             for source in node.srcs:
                 if last.get(source.root) is node and source.root.op is not None:
                     known.pop(source.root, None)
-            if progress is not None:
-                progress(len(result.nodes), len(nodes))
+            return not result.ended
 
-        with program.observe(compare_node):
-            wanted = program.run(feeds)
+        try:
+            with program.observe(compare_node, [node for node in computed if node in shown]):
+                results = program.run(feeds)
+        except Cancelled:
+            if not result.ended:
+                raise
     _restore(states)
-    result.outputs += _whole(graph, wanted, feeds, other, rounding, bounds)
-    _restore(states)
+    if not result.ended:
+        result.outputs += _whole(graph, results, feeds, other, rounding, bounds)
+        _restore(states)
     return result
+
+
+def _wanted(computed: Sequence[Tensor], nodes: Iterable[Tensor] | Callable[[Tensor], bool] | None) -> set[Tensor]:
+    """The nodes to compare, of those that the program computes."""
+    if nodes is None:
+        return set(computed)
+    if callable(nodes):
+        return {node for node in computed if nodes(node)}
+    wanted = {node.root for node in nodes}
+    for node in wanted - set(computed):
+        raise SchedulerError(f"{node.describe()} is not computed by this graph")
+    return wanted
 
 
 def _device(where: Device | str) -> Device:
@@ -234,7 +271,8 @@ def _judge(
     scheduler: Scheduler,
     precision: Precision,
     bounds: Mapping[str, float],
-) -> NodeError:
+) -> tuple[NodeError, Array | None]:
+    """How far the second device's value of a node is from the first one's, and that value."""
     try:
         alone, given = isolated(node, known)
         program = scheduler.build((alone,), precision=precision)
@@ -244,10 +282,10 @@ def _judge(
             program.close()
     except UnsupportedOpError as error:
         reason = next(iter(error.reasons.values()), str(error))
-        return NodeError(node, float("nan"), float("nan"), reason, False)
+        return NodeError(node, float("nan"), float("nan"), reason, False), None
     except OpweaveError as error:
-        return NodeError(node, float("inf"), float("inf"), f"{type(error).__name__}: {error}", True)
-    return _row(node, got, value, program, bounds)
+        return NodeError(node, float("inf"), float("inf"), f"{type(error).__name__}: {error}", True), None
+    return _row(node, got, value, program, bounds), got
 
 
 def _whole(
