@@ -92,7 +92,7 @@ def _opened(
     model: bytes,
     provider: Provider,
     options: Mapping[str, str],
-    threads: int | None,
+    threads: int,
     wide: bool,
     weights: Mapping[str, Any],
 ) -> onnxruntime.InferenceSession:
