@@ -160,6 +160,26 @@ def test_metrics_are_those_of_all_examples():
     assert got.loss_uncertainty == pytest.approx((spread / 4) ** 0.5, rel=1e-4)
 
 
+def test_predictions_are_those_of_all_examples_in_their_order():
+    w0, b0, w1, b1 = [torch.tensor(a) for a in FIRST.values()]
+    want = functional.linear(torch.relu(functional.linear(torch.tensor(X), w0, b0)), w1, b1).numpy()
+    with trainer(batch=20) as made:
+        np.testing.assert_allclose(made.predict(DATA), want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(made.predict({"x": X[:7]}), made.predict(DATA)[:7])
+
+
+def test_each_label_of_an_example_counts():
+    """A model that predicts a label for each of several places."""
+    x = RNG.standard_normal((12, 5, 3)).astype(np.float32)
+    labels = RNG.integers(0, 3, (12, 5)).astype(np.int32)
+    scale = ow.state("scale", (3,), fill=1)
+    with Trainer(lambda x: x * scale, SGD({"scale": scale}), 0.1, batch=4, devices="cpu") as made:
+        found = made.evaluate({"x": x, "labels": labels})
+        assert found.accuracy == pytest.approx((x.argmax(-1) == labels).mean())
+        assert found.examples == 12
+        made.run_epoch({"x": x, "labels": labels})
+
+
 def test_several_physical_batches_are_one_logical_batch():
     ends = []
     for batch, parts in ((24, 1), (8, 3), (4, 6)):

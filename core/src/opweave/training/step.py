@@ -69,6 +69,9 @@ class StepGraphs:
     def evaluation(self, batch: Batch) -> Built:
         return Built(self._forward(batch, 0, training=False), [])
 
+    def prediction(self, batch: Batch) -> Built:
+        return Built({"predictions": self._predicted(self._inputs(batch, 0), 0, training=False)}, [])
+
     def step(self, batch: Batch) -> Built:
         """One program makes the step."""
         outputs, found = self._all(batch)
@@ -113,15 +116,11 @@ class StepGraphs:
         return [[*grads.values()] for grads in found] if self._replicas > 1 else []
 
     def _forward(self, batch: Batch, replica: int, *, training: bool) -> dict[str, Tensor]:
-        inputs: dict[str, Any] = {
-            name: input(_named(name, replica), a.shape, as_dtype(a.dtype)) for name, a in batch.items()
-        }
+        inputs = self._inputs(batch, replica)
         if self._target not in inputs:
             raise SchedulerError(f"the data set has no {self._target!r}, but {', '.join(inputs)}")
         wanted = inputs.pop(self._target)
-        if self.counts:
-            inputs["step"] = input(_named("step", replica), (), i64) if training else None
-        predicted = self._model(**inputs)
+        predicted = self._predicted(inputs, replica, training=training)
         loss = self._loss(predicted, wanted)
         if loss.shape:
             raise ShapeError(f"the loss is the mean over the examples, of shape (), not {loss.describe()}")
@@ -130,6 +129,14 @@ class StepGraphs:
             right = ops.count_equal(ops.argmax(predicted, -1), ops.cast(wanted, i64))
             result[_named("right", replica)] = right
         return result
+
+    def _inputs(self, batch: Batch, replica: int) -> dict[str, Tensor]:
+        return {name: input(_named(name, replica), a.shape, as_dtype(a.dtype)) for name, a in batch.items()}
+
+    def _predicted(self, inputs: Mapping[str, Tensor], replica: int, *, training: bool) -> Tensor:
+        if not self.counts:
+            return self._model(**inputs)
+        return self._model(**inputs, step=input(_named("step", replica), (), i64) if training else None)
 
     def _grads(self, loss: Tensor) -> dict[str, Tensor]:
         """The gradients, not scaled, in the order in which the backward graph finds them, so that each can be used and

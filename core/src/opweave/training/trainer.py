@@ -227,6 +227,18 @@ class Trainer:
             start = perf_counter()
         return tally.metrics()
 
+    def predict(self, data: Dataset | Mapping[str, Any]) -> Array:
+        """What the model predicts for all examples, in their order; a target among the arrays is left out.
+
+        Raises:
+            ExecutionError: as `run_epoch`.
+        """
+        found = []
+        for batch in _dataset(data).batches(self._batch, keep_rest=True):
+            given = {name: array for name, array in batch.items() if name != self._target}
+            found.append(self._program("prediction", given).run(given)["predictions"])
+        return np.concatenate(found)
+
     def _note(self, tally: Tally, batches: Sequence[Batch], found: Mapping[str, Any], start: float) -> None:
         for i, batch in enumerate(batches):
             loss, right = (found.get(f"{name}.{i}" if i else name, nan) for name in ("loss", "right"))
