@@ -48,7 +48,8 @@ class Check(NamedTuple):
 
     Attributes:
         id: unique; what patterns are matched with.
-        level: 0 hygiene, 1 memory, 2 operations, 3 asynchrony, 4 beside a second device, 5 faults.
+        level: 0 hygiene, 1 memory, 2 operations, 3 asynchrony, 4 beside a second device, 5 faults,
+            6 gradients.
         about: the requirement, in a sentence.
         ask: checks it; raises `Mismatch` if it is not met, `Inapplicable` if it does not apply to the device.
         per_device: it is performed for each device, else once for the backend.

@@ -1,4 +1,5 @@
-"""The levels, each a list of checks: hygiene, memory, operations, asynchrony, beside a second device, faults."""
+"""The levels, each a list of checks: hygiene, memory, operations, asynchrony, beside a second device, faults,
+gradients."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from opweave.conformance.levels import (
     events,
     failures,
     faults,
+    gradients,
     hygiene,
     imports,
     indices,
@@ -32,6 +34,7 @@ LEVELS: Final = {
     3: "asynchrony",
     4: "beside a second device",
     5: "faults",
+    6: "gradients",
 }
 """Names of the levels."""
 
@@ -41,5 +44,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     *order.CHECKS, *events.CHECKS, *streams.CHECKS,
     *beside.CHECKS, *compilers.CHECKS,
     *faults.CHECKS, *failures.CHECKS, *indices.CHECKS,
+    *gradients.CHECKS,
 )  # fmt: skip
 """Every check in the order in which they are asked."""
