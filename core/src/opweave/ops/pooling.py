@@ -11,7 +11,7 @@ import numpy as np
 from opweave.errors import ShapeError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
-from opweave.graph.opdef import Infer, OpDef
+from opweave.graph.opdef import Infer, OpDef, define_op
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, as_flag, builds, floating, unquantized, wide
 from opweave.ops.samples import measured, operand
@@ -167,6 +167,59 @@ def max_pool2d(
         DTypeError: a quantized operand.
     """
     return _build_max_pool(MAX_POOL2D, 2, x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+def _backward_infer(
+    grad: Tensor, x: Tensor, *, kernel_size: Shape, stride: Shape, padding: Shape, dilation: Shape, ceil_mode: bool
+) -> tuple[Shape, DType]:
+    sizes = zip(x.shape[2:], kernel_size, stride, padding, dilation, strict=True)
+    places = tuple([_places(*axis, ceil_mode) for axis in sizes])
+    if grad.shape != (*x.shape[:2], *places) or grad.dtype is not x.dtype:
+        raise ShapeError(f"max_pool_backward: needs the gradient of every window of {x.describe()}: {grad.describe()}")
+    return x.shape, x.dtype
+
+
+def _max_pool_backward(
+    grad: Array,
+    x: Array,
+    *,
+    kernel_size: Shape,
+    stride: Shape,
+    padding: Shape,
+    dilation: Shape,
+    ceil_mode: bool,
+) -> Array:
+    views = _padded_windows(x, -np.inf, kernel_size, stride, padding, dilation, ceil_mode)
+    places = views.shape[: grad.ndim]
+    best = np.unravel_index(views.reshape(*places, -1).argmax(-1), kernel_size)
+    at: list[Array] = list(np.indices(places, sparse=True))
+    lengths = []
+    for axis, (n, k, s, p, d) in enumerate(zip(x.shape[2:], kernel_size, stride, padding, dilation, strict=True)):
+        at[2 + axis] = at[2 + axis] * s + best[axis] * d
+        lengths.append(max(n + p, (places[2 + axis] - 1) * s + d * (k - 1) + 1))
+    total = np.zeros((*x.shape[:2], *lengths), wide(grad).dtype)
+    np.add.at(total, tuple(at), wide(grad))
+    inner = [slice(p, p + n) for p, n in zip(padding, x.shape[2:], strict=True)]
+    return total[(slice(None), slice(None), *inner)]
+
+
+MAX_POOL_BACKWARD: Final = define_op(
+    OpDef(
+        "max_pool_backward",
+        family="pooling",
+        infer=_backward_infer,
+        reference=_max_pool_backward,
+        flops=lambda out: 2 * out.srcs[0].size * prod(out.attrs["kernel_size"]),
+        formula="dx[n, c, j] = Σ_i dy[n, c, i], over the windows i of max_pool whose first largest element is j",
+        nan=False,
+        runs_like="max_pool2d",
+    )
+)
+
+
+def max_pool_backward(grad: Tensor, x: Tensor, **attrs: Any) -> Tensor:
+    """The gradient of `max_pool1d` and `max_pool2d`, with the attributes of their nodes."""
+    return node(MAX_POOL_BACKWARD, (grad, x), attrs)
 
 
 # --- the mean -------------------------------------------------------------------------------------------------------

@@ -98,9 +98,12 @@ def _products() -> Iterator[Case]:
 
 # --- values ---------------------------------------------------------------------------------------------------------
 
-UNDEFINED: Final = frozenset({"conv_transpose1d", "conv_transpose2d", "interpolate", "timestep_embedding"})
+UNDEFINED: Final = frozenset(
+    {"conv_transpose1d", "conv_transpose2d", "interpolate", "max_pool_backward", "timestep_embedding"}
+)
 """Operations whose results for NaN and infinities are not defined: those in which terms of weight 0 may be left out or
-multiplied by 0, and embeddings of time steps, since such a time has no sine."""
+multiplied by 0, embeddings of time steps, since such a time has no sine, and gradients of pooling, since a window with
+NaN has no largest element."""
 
 
 def _special(known: list[Case]) -> Iterator[Case]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from opweave import ops
 from opweave.conformance.case import FLOATS, INTS, LAYOUTS, Case, Operand, case
 from opweave.graph.layout import Shape
+from opweave.graph.tensor import input
+from opweave.ops.pooling import max_pool_backward
 
 FORMS: Final[tuple[tuple[Shape, dict[str, Any]], ...]] = (
     ((1, 1, 1, 1), {"kernel_size": 1}),
@@ -25,6 +28,13 @@ def _tag(options: dict[str, Any]) -> str:
     return "-".join(f"{name}{value}".replace(" ", "") for name, value in options.items())
 
 
+def _backward(x: Operand, tag: str, **options: Any) -> Case:
+    """The gradient of a pooling, for that of its result in the layout of ``x``."""
+    pooled = getattr(ops, f"max_pool{len(x.shape) - 2}d")(input("x", x.shape, x.dtype), **options)
+    grad = Operand(pooled.shape, x.dtype, x.layout)
+    return case("max_pool_backward", grad, x, build=max_pool_backward, tag=tag, **pooled.attrs)
+
+
 def cases() -> Iterator[Case]:
     for dtype in FLOATS:
         for shape, options in FORMS:
@@ -41,5 +51,11 @@ def cases() -> Iterator[Case]:
             for layout in LAYOUTS:
                 yield case(name, Operand((3, 4, 5, 6), dtype, layout), kernel_size=2, padding=1)
             yield case(name, Operand((1, 2, 9, 12), dtype, values="special"), kernel_size=3, padding=1)
+        for shape, options in (*[(s[:-1], {k: _one_axis(v) for k, v in o.items()}) for s, o in FORMS[:4]], *FORMS):
+            yield _backward(Operand(shape, dtype), _tag(options), **options)
+        yield _backward(x, "dilated", kernel_size=3, dilation=(2, 1), stride=1, padding=1)
+        yield _backward(x._replace(values="ties"), "ties", kernel_size=3, stride=2, padding=1)
+        for layout in LAYOUTS:
+            yield _backward(Operand((3, 4, 5, 6), dtype, layout), layout, kernel_size=2, padding=1)
     for dtype in INTS:
         yield case("max_pool2d", Operand((1, 2, 8, 9), dtype), kernel_size=3, padding=1)

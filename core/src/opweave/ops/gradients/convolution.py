@@ -16,10 +16,10 @@ import numpy as np
 from opweave import ops
 from opweave.graph.layout import Shape
 from opweave.graph.tensor import Tensor, constant
-from opweave.ops.gradients.movement import added_in_rows, spread
+from opweave.ops.gradients.movement import spread
 from opweave.ops.gradients.rules import gradient_of
 from opweave.ops.interpolation import axis_taps, tap_kind
-from opweave.ops.pooling import window_counts
+from opweave.ops.pooling import max_pool_backward, window_counts
 from opweave.ops.windows import fitting
 
 Pads = Sequence[tuple[int, int]]
@@ -52,14 +52,17 @@ def transposed(
     reach = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(grad.shape[2:], stride, dilation, kernel, strict=True)]
     # What is cut off on both sides.
     cut = [max(min(p, r - p - n), 0) if n else 0 for p, r, n in zip(padding, reach, lengths, strict=True)]
-    if len(lengths) < 3:
+    if len(lengths) < 3 and max(stride) > 1:
         operation = ops.conv_transpose1d if len(lengths) == 1 else ops.conv_transpose2d
         full = operation(grad, w, None, stride, tuple(cut), 0, groups, dilation)
     else:
         for axis, step in enumerate(stride, 2):
             grad = spread(grad, axis, step)
-        around = [(d * (k - 1) - p,) * 2 for d, k, p in zip(dilation, kernel, cut, strict=True)]
-        full = ops.conv3d(_framed(grad, around), _turned(w, groups), None, 1, 0, dilation, groups)
+        around = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, cut, strict=True)]
+        inside = min(around) >= 0  # else the frame is cut
+        operation = (ops.conv1d, ops.conv2d, ops.conv3d)[len(lengths) - 1]
+        framed = grad if inside else _framed(grad, [(n, n) for n in around])
+        full = operation(framed, _turned(w, groups), None, 1, tuple(around) if inside else 0, dilation, groups)
     before = [c - p for c, p in zip(cut, padding, strict=True)]
     return _framed(full, [(a, n - m - a) for a, n, m in zip(before, lengths, full.shape[2:], strict=True)])
 
@@ -126,9 +129,16 @@ def _by_channel(grad: Tensor, w: Tensor, shape: Shape, stride: Shape, padding: S
 
 
 @gradient_of("max_pool1d", "max_pool2d")
-def _max_pool(
+def _max_pool(grad: Tensor, out: Tensor, x: Tensor, **attrs: Any) -> Tensor:
+    """The first of equal elements of a window gets its gradient, as in torch."""
+    return max_pool_backward(grad, x, **attrs)
+
+
+@gradient_of("max_pool_backward")
+def _max_pool_backward(
     grad: Tensor,
     out: Tensor,
+    given: Tensor,
     x: Tensor,
     *,
     kernel_size: Shape,
@@ -136,9 +146,9 @@ def _max_pool(
     padding: Shape,
     dilation: Shape,
     **_: Any,
-) -> Tensor:
-    """The first of equal elements of a window gets its gradient, as in torch."""
-    lines, places = x.shape[0] * x.shape[1], out.shape[2:]
+) -> tuple[Tensor, None]:
+    """What each window gave to its first largest element."""
+    lines, places = x.shape[0] * x.shape[1], given.shape[2:]
     reach = [(m - 1) * s + d * (k - 1) + 1 for m, s, d, k in zip(places, stride, dilation, kernel_size, strict=True)]
     pads = [(p, r - n - p) for p, r, n in zip(padding, reach, x.shape[2:], strict=True)]
     windows = ops.im2col(_framed(x, pads, -np.inf), kernel_size, dilation, (0,) * len(reach), stride)
@@ -147,8 +157,8 @@ def _max_pool(
     within = [sum(i * d * s for i, d, s in zip(at, dilation, steps, strict=True)) for at in _grid(kernel_size)]
     start = [sum(i * s * by for i, s, by in zip(at, stride, steps, strict=True)) for at in _grid(places)]
     ids = ops.embedding(constant(within, "i64"), best) + constant(start, "i64")
-    summed = added_in_rows(ops.reshape(grad, (lines, prod(places))), ids, (lines, prod(reach)))
-    return _framed(ops.reshape(summed, (*x.shape[:2], *reach)), [(-a, -b) for a, b in pads])
+    rows = ops.reshape(_framed(grad, pads), (lines, prod(reach)))
+    return ops.reshape(ops.take_along_axis(rows, ids, 1), given.shape), None
 
 
 def _grid(shape: Shape) -> list[tuple[int, ...]]:

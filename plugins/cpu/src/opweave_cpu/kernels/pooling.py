@@ -12,10 +12,11 @@ import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
+from opweave.graph.dtypes import bool_
 from opweave.ops.pooling import window_counts
 from opweave.ops.windows import overlap
 from opweave_cpu.kernels.table import KERNELS, NUMBERS
-from opweave_cpu.tiles import TILE, compute_dtype, constant, window, worker_scratch
+from opweave_cpu.tiles import TILE, compute_dtype, constant, stretches, window, worker_scratch
 from opweave_cpu.workers import Cut, at, bind_workers, cuts_of, worker_count
 
 
@@ -52,6 +53,80 @@ def max_pool(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
             yield partial(np.maximum, part, inputs[of], out=part)
 
     return bind_workers(stream, _jobs(out), _workers(out, attrs), tile_calls)
+
+
+def _backward_jobs(grad: Arg) -> list[tuple[slice, slice]]:
+    """Some examples, and some of their channels: the windows of a tile."""
+    examples, channels = grad.shape[:2]
+    lines = max(1, TILE // compute_dtype(grad.dtype).itemsize // prod(grad.shape[2:]))
+    together = min(channels, lines)
+    return list(product(stretches(examples, max(1, lines // together)), stretches(channels, together)))
+
+
+def _backward_workers(grad: Arg, attrs: Mapping[str, Any]) -> int:
+    return worker_count(len(_backward_jobs(grad)), 4 * grad.size * prod(attrs["kernel_size"]))
+
+
+def _backward_workspace(step: Step) -> Arrays:
+    """The largest elements of the windows of a tile, where they have been found, and the sums of a narrow type."""
+    grad, x = step.srcs
+    workers = _backward_workers(grad, step.attrs)
+    examples, channels = _backward_jobs(grad)[0]
+    lines = examples.stop * channels.stop
+    windows, elements = lines * prod(grad.shape[2:]), lines * prod(x.shape[2:])
+    dtype = compute_dtype(x.dtype)
+    found = worker_scratch(workers, x.dtype, most=windows, seen=windows, part=windows)
+    found |= worker_scratch(workers, bool_, hit=windows, open=windows)
+    return found | (worker_scratch(workers, dtype, sums=elements) if dtype is not x.dtype else {})
+
+
+@KERNELS("max_pool_backward", workspace=_backward_workspace)
+def max_pool_backward(
+    stream: Stream,
+    op: str,
+    out: Arg,
+    grad: Arg,
+    x: Arg,
+    *,
+    most: Arg,
+    seen: Arg,
+    part: Arg,
+    hit: Arg,
+    open: Arg,
+    sums: Arg | None = None,
+    **attrs: Any,
+) -> Call:
+    target, given, source = out.view, grad.view, x.view
+    lowest = constant(-np.inf, x.dtype)
+    places = [
+        ((slice(None), *to), (slice(None), *of)) for to, of in _windows(x, [slice(0, m) for m in grad.shape[2:]], attrs)
+    ]
+
+    def tile_calls(job: tuple[slice, slice], worker: int) -> Iterator[Call]:
+        inputs, upstream, result = source[job], given[job], target[job]
+        total = result if sums is None else window(sums.view[worker], result.shape)
+        largest, one, share, here, still = (
+            window(a.view[worker], upstream.shape) for a in (most, seen, part, hit, open)
+        )
+        yield partial(largest.fill, lowest)
+        for to, of in places:
+            yield partial(np.maximum, largest[to], inputs[of], out=largest[to])
+        yield partial(still.fill, True)
+        yield partial(total.fill, 0)
+        for to, of in places:
+            # Whole arrays are faster than windows of them, which have short rows.
+            yield partial(one.fill, np.nan)
+            yield partial(np.copyto, one[to], inputs[of])
+            yield partial(np.equal, one, largest, out=here)
+            yield partial(np.logical_and, here, still, out=here)
+            yield partial(np.logical_xor, here, still, out=still)
+            yield partial(share.fill, 0)
+            yield partial(np.copyto, share, upstream, where=here)
+            yield partial(np.add, total[of], share[to], out=total[of])
+        if total is not result:
+            yield partial(np.copyto, result, total, "unsafe")
+
+    return bind_workers(stream, _backward_jobs(grad), _backward_workers(grad, attrs), tile_calls)
 
 
 def _workspace(step: Step) -> Arrays:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opweave.contract import Arg, Call, Stream
-from opweave.graph.dtypes import i64
+from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
+from opweave.graph.dtypes import f32, i64
 from opweave.ops.windows import overlap
 from opweave_torch.kernels.binding import in_order
 from opweave_torch.kernels.table import INTEGERS, KERNELS
@@ -44,6 +45,38 @@ def max_pool(stream: Stream, op: str, out: Arg, x: Arg, *, indices: Arg, **attrs
     return partial(
         max_pool_with_indices(), _plane(tensor(x)), *sizes, out=(_plane(tensor(out)), _plane(tensor(indices)))
     )
+
+
+def _largest(step: Step) -> Arrays:
+    """The largest elements and their places; f32 for sums of a narrower type."""
+    grad, x = step.srcs
+    dtype = f32 if x.dtype.is_half else x.dtype
+    found = {"most": (dtype, grad.shape), "indices": (i64, grad.shape)}
+    wide = {"wide_grad": (f32, grad.shape), "wide_x": (f32, x.shape), "wide_out": (f32, x.shape)}
+    return found | (wide if x.dtype.is_half else {})
+
+
+@KERNELS("max_pool_backward", workspace=_largest)
+def max_pool_backward(
+    stream: Stream, op: str, out: Arg, grad: Arg, x: Arg, *, most: Arg, indices: Arg, **attrs: Any
+) -> Call:
+    before: list[Call] = []
+    after: list[Call] = []
+    given, source, result = tensor(grad), tensor(x), tensor(out)
+    if x.dtype.is_half:
+        narrow = given, source, result
+        given, source, result = (tensor(attrs.pop(f"wide_{name}")) for name in ("grad", "x", "out"))
+        before = [partial(given.copy_, narrow[0]), partial(source.copy_, narrow[1])]
+        after = [partial(narrow[2].copy_, result)]
+    sizes = [*_geometry(attrs), _two(attrs["dilation"], 1), attrs["ceil_mode"]]
+    given, source, result, largest, places = (_plane(t) for t in (given, source, result, tensor(most), tensor(indices)))
+    backward = torch.ops.aten.max_pool2d_with_indices_backward.grad_input
+    return in_order([
+        *before,
+        partial(max_pool_with_indices(), source, *sizes, out=(largest, places)),
+        partial(backward, given, source, *sizes, places, grad_input=result),
+        *after,
+    ])  # fmt: skip
 
 
 @KERNELS("max_pool1d", "max_pool2d", dtypes=INTEGERS)
