@@ -40,7 +40,8 @@ def evaluate(tensor: Tensor, leaves: Mapping[Tensor, Array], known: dict[Tensor,
     elif tensor.op.writes:
         target = tensor.srcs[0]
         value = np.array(evaluate(target.root, leaves, known), order="C", copy=True)
-        region = np.ndarray(target.shape, value.dtype, value, target.offset, target.strides)
+        strides = (*target.strides[:-1], 1) if target.dtype.is_quantized else target.strides
+        region = np.ndarray(array_shape(target.shape, target.dtype), value.dtype, value, target.offset, strides)
         tensor.op.reference(region, *[evaluate(s, leaves, known) for s in tensor.srcs[1:]], **tensor.attrs)
     else:
         arrays = [evaluate(s, leaves, known) for s in tensor.srcs]

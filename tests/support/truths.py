@@ -366,10 +366,20 @@ for name in BLOCKS:
         scale=100)  # fmt: skip
     add("embedding", lambda t, i, d=decoded: d(t)[i.astype(int)], Given((5, n), name),
         Given((3,), "i64", "choice", 5), dtypes=("f32",))  # fmt: skip
+    add("dequantize", lambda w, d=decoded: d(w), Given((5, n), name), dtypes=("f32",))
     for op in ("copy", "contiguous"):
         # A type with gaps between its rows, so that there is something to pack.
         add(op, lambda w: w[::2], Given((5, n), name), dtypes=(name,),
             build=lambda w, op=op: getattr(ow, op)(w[::2]))  # fmt: skip
+
+for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "tq1_0", "tq2_0", "mxfp4"):
+
+    def encoded(x: Array, name: str = name) -> Array:
+        data: Array = gguf.quants.quantize(x.astype(np.float32), gguf.GGMLQuantizationType[name.upper()])
+        return data
+
+    add("quantize", encoded, Given((5, 2 * DTYPES[name].block)), dtypes=("f32",),
+        build=lambda x, name=name: ow.quantize(x, name))  # fmt: skip
 
 # --- reading and writing by index -----------------------------------------------------------------------------------
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from opweave.function import Function as Function
     from opweave.function import compile as compile
     from opweave.kv_cache import KVCache as KVCache
-    from opweave.quantization import dequantize as dequantize
-    from opweave.quantization import quantize as quantize
     from opweave.tools.compare import compare as compare
     from opweave.tools.copy_graph import copy_graph as copy_graph
     from opweave.tools.profile_run import profile_run as profile_run
@@ -37,13 +35,11 @@ _LATER = {
     "compare": "opweave.tools.compare",
     "copy_graph": "opweave.tools.copy_graph",
     "compile": "opweave.function",
-    "dequantize": "opweave.quantization",
     "from_dlpack": "opweave.dlpack",
     "load_weights": "opweave.formats.load",
     "gradients": "opweave.training.backward",
     "profile": "opweave.cost.store",
     "profile_run": "opweave.tools.profile_run",
-    "quantize": "opweave.quantization",
     "simulate": "opweave.whatif.simulate",
     "trace": "opweave.tools.trace",
 }

@@ -12,10 +12,13 @@ import numpy as np
 from opweave import ops
 from opweave.contract import Device
 from opweave.errors import BoundsError, DTypeError, ShapeError
+from opweave.graph.blocks import Blocks
 from opweave.graph.dtypes import DTypeLike, as_dtype, f32
 from opweave.graph.tensor import Tensor
+from opweave.host.storage import array_shape
 from opweave.leaf_memory import write_state
 from opweave.leaves import Where, state
+from opweave.ops.encoding import ENCODED
 
 __all__ = ["Batch", "KVCache"]
 
@@ -80,7 +83,9 @@ class KVCache:
         capacity: tokens of the longest one.
         groups: heads of keys and values in a layer.
         size: elements of a key and of a value.
-        dtype: of the states: f32, f16, bf16 or f64. Attention is computed with operands of this type.
+        dtype: of the states: f32, f16, bf16 or f64, and attention is computed with operands of this type; or a block
+            type that values are quantized to (`opweave.quantize`), such as q8_0 or q4_0: keys and values are quantized
+            when they are written, and attention is computed in f32.
         device: where the states lie: a device or its name for all layers, one for each layer, or ``None``: where the
             first program that uses a state places it.
         block: the shortest reach, and the tokens of a block.
@@ -96,7 +101,8 @@ class KVCache:
 
     Raises:
         ShapeError: a number below 1, or not as many devices as layers.
-        DTypeError: a dtype that is no float type.
+        DTypeError: a dtype that is neither a float type nor a block type that values are quantized to.
+        LayoutError: a size that is no multiple of the block of ``dtype``.
         UnknownNameError: no such device.
         AllocationError: a device has not enough free memory.
     """
@@ -121,8 +127,11 @@ class KVCache:
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 raise ShapeError(f"KVCache: {what} is a number from 1 on, not {number!r:.60}")
         self._dtype: Final = as_dtype(dtype)
-        if not self._dtype.is_float or self._dtype.is_quantized:
-            raise DTypeError(f"KVCache: keys and values are f32, f16, bf16 or f64, not {self._dtype}")
+        if not self._dtype.is_float and self._dtype.name not in ENCODED:
+            raise DTypeError(
+                f"KVCache: keys and values are f32, f16, bf16, f64 or {', '.join(ENCODED)}, not {self._dtype}"
+            )
+        self._computed: Final = f32 if self._dtype.is_quantized else self._dtype
         devices = [device] * layers if device is None or isinstance(device, (str, Device)) else list(device)
         if len(devices) != layers:
             raise ShapeError(f"KVCache: {len(devices)} devices for {layers} layers; give one for each, or one for all")
@@ -218,9 +227,9 @@ class KVCache:
         """Release every sequence and fill the states with 0, also those that a failed step left half written."""
         for sequence in np.flatnonzero(self._joined).tolist():
             self.release(sequence)
-        zeros = np.broadcast_to(np.zeros((), self._dtype.numpy), self._shape)
+        zeros = np.zeros(array_shape(self._shape, self._dtype), self._dtype.numpy)
         for each in (*self.keys, *self.values):
-            write_state(each, zeros)
+            write_state(each, Blocks(zeros, self._shape, self._dtype) if self._dtype.is_quantized else zeros)
 
     def feed(self, tokens: Mapping[int, Sequence[int]]) -> Batch:
         """The arguments of a step that appends tokens to sequences, which are longer by these from now on.
@@ -300,12 +309,12 @@ class KVCache:
 
         Args:
             layer: which layer's, from 0.
-            k, v: shape (n, groups, T, size); they take the cache's dtype.
+            k, v: shape (n, groups, T, size), of a float type; they take the cache's dtype.
             slots, blocks, reach: as `feed` gives them. With a row for each of the cache's sequences the result is a
-                view, unless they share blocks; else it is a copy.
+                view, unless they share blocks or are quantized; else it is a copy.
 
         Returns:
-            Keys and values of shape (n, groups, reach, size).
+            Keys and values of shape (n, groups, reach, size); those of a quantized cache decoded, in f32.
 
         Raises:
             BoundsError: no such layer or reach.
@@ -330,7 +339,7 @@ class KVCache:
             seen = pool[:, :reach]
             if self._paged or n != self._count:
                 seen = ops.embedding(seen, blocks).reshape(n, reach, groups, size)
-            return seen.transpose(0, 2, 1, 3)
+            return seen.transpose(0, 2, 1, 3).astype(self._computed)
 
         return written(self.keys[layer], k), written(self.values[layer], v)
 
@@ -369,7 +378,7 @@ class KVCache:
             DTypeError: quantized queries, or an option of a wrong type.
         """
         keys, values = self.update(layer, k, v, slots, blocks, reach)
-        mixed = ops.attention(q.astype(self._dtype), keys, values, self.mask(positions, reach), **options)
+        mixed = ops.attention(q.astype(self._computed), keys, values, self.mask(positions, reach), **options)
         return mixed.astype(q.dtype)
 
 

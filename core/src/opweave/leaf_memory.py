@@ -27,10 +27,12 @@ from opweave.errors import (
     UnsupportedOpError,
 )
 from opweave.graph.arrays import host_array
+from opweave.graph.blocks import Blocks, checked_blocks
 from opweave.graph.dtypes import DType
 from opweave.graph.leaf import Location, Placement
 from opweave.graph.tensor import Tensor
 from opweave.host.storage import array_shape, read, write
+from opweave.ops.quantization import quantize
 
 __all__ = [
     "place",
@@ -280,7 +282,7 @@ def read_leaf(tensor: Tensor, *, stream: Stream | None = None) -> np.ndarray[Any
     if leaf.data is not None:
         values = leaf.data
     elif leaf.kind == "state":
-        values = np.full(owner.shape, leaf.fill, owner.dtype.numpy)
+        values = np.full(array_shape(owner.shape, owner.dtype), leaf.fill, owner.dtype.numpy)
     else:
         raise SchedulerError(f"{tensor.describe()} has no bytes; it can be used for planning, not read")
     return np.array(_shown(tensor, np.ascontiguousarray(values)), copy=True)
@@ -294,7 +296,7 @@ def write_state(tensor: Tensor, values: Any, *, stream: Stream | None = None) ->
     Args:
         tensor: the state or a view of it, not of a later version.
         values: an array or nested sequences of the shape of ``tensor``. They are rounded to a float dtype, but must be
-            representable in an integer dtype.
+            representable in an integer dtype. For a quantized state `Blocks` of its dtype, or what is quantized to it.
         stream: write in the order of this stream, whose device reaches the memory. An array of the dtype of the state
             must not be changed before ``stream.synchronize()``. ``None``: wait for work on the device, and write.
 
@@ -349,7 +351,12 @@ def _shown(tensor: Tensor, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
 
 
 def values_for(what: str, values: Any, dtype: DType) -> np.ndarray[Any, Any]:
-    """`host_array`, with ``what`` added to its errors."""
+    """`host_array`, with ``what`` added to its errors; for a quantized dtype the bytes of its blocks."""
+    if dtype.is_quantized:
+        data, _, given = checked_blocks(values if isinstance(values, Blocks) else quantize(values, dtype), what)
+        if given is not dtype:
+            raise DTypeError(f"{what} takes blocks of {dtype}, not of {given}")
+        return data
     try:
         return host_array(values, dtype, copy=False)
     except DTypeError as error:

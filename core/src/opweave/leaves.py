@@ -288,28 +288,31 @@ def state(
     Args:
         name: unique within a graph.
         shape: lengths of up to 8 axes.
-        dtype: a plain `DType` or its name.
+        dtype: a `DType` or its name. Of a quantized one nodes write whole rows of blocks (`opweave.index_copy`,
+            `opweave.assign`).
         device: a device or its name; ``None``: the first program that uses the state places it.
-        fill: initial value of every element.
+        fill: initial value of every element; 0 for a quantized dtype.
         buffer_type: the kind of memory to keep it in, where not the ordinary one: as for `weights`.
 
     Raises:
         UnknownNameError: no such device or kind of memory.
         UnsupportedOpError: memory that is not for values that nodes write, or does not keep the state.
         SchedulerError: memory of another device than ``device`` says.
-        DTypeError: a quantized dtype, or a ``fill`` that the dtype does not hold.
+        DTypeError: a ``fill`` that the dtype does not hold.
         AllocationError: the device has not enough free memory.
+        LayoutError: a last axis that does not consist of whole blocks of a quantized dtype.
         ShapeError: a missing name, or a shape that is not possible.
     """
     if not isinstance(name, str) or not name:
         raise ShapeError(f"a state needs a name: ow.state('cache', shape), not {name!r:.60}")
     dtype = as_dtype(dtype)
-    if dtype.block > 1:
-        raise DTypeError(f"state {name!r}: nodes cannot write {dtype}; use a plain type")
     shape = check_shape(shape if isinstance(shape, int) else tuple(shape), dtype)
     target = _resolve(device)
     kind = registry.buffer_type(buffer_type, target)
-    values_for(f"the fill of state {name!r}", fill, dtype)
+    if not dtype.is_quantized:
+        values_for(f"the fill of state {name!r}", fill, dtype)
+    elif fill != 0:
+        raise DTypeError(f"state {name!r}: blocks of {dtype} are filled with 0, not {fill!r:.60}")
     tensor = new_leaf(Leaf("state", name, fill=fill), shape, dtype)
     if kind is not None:
         kind.check_tensor(tensor)

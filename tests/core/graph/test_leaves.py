@@ -292,8 +292,10 @@ def test_a_fill_that_the_dtype_does_not_hold(dtype, fill):
 
 
 def test_bad_states():
-    with pytest.raises(DTypeError, match="cannot write q4_0"):
-        state("s", (2, 32), "q4_0")
+    with pytest.raises(DTypeError, match="blocks of q4_0 are filled with 0, not 1"):
+        state("s", (2, 32), "q4_0", fill=1)
+    with pytest.raises(LayoutError, match="multiple of its block of 32"):
+        state("s", (2, 33), "q4_0")
     with pytest.raises(ShapeError):
         state("s", (2, -1))
     with pytest.raises(UnknownNameError):

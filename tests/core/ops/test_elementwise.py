@@ -336,9 +336,11 @@ def test_what_is_no_number_is_refused(bad):
         ow.input("x", (3,)) + bad
 
 
-def test_casts_to_quantized_types_are_refused():
-    with pytest.raises(ow.DTypeError, match="nodes do not encode q8_0"):
-        ow.cast(ow.input("x", (32,)), "q8_0")
+def test_casts_that_are_refused():
+    with pytest.raises(ow.DTypeError, match=r"values are not encoded to iq2_xs, but to q4_0"):
+        ow.cast(ow.input("x", (256,)), "iq2_xs")
+    with pytest.raises(ow.DTypeError, match=r"quantize: the values are of a float type, not .*i32"):
+        ow.cast(ow.input("x", (32,), "i32"), "q8_0")
     with pytest.raises(ow.UnknownNameError, match="did you mean 'f32'"):
         ow.cast(ow.input("x", (32,)), "f33")
 

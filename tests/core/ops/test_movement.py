@@ -311,7 +311,11 @@ def test_concat_refuses_what_does_not_fit():
         ow.concat([a, a], 2)
     w = ow.input("w", (2, 32), "q4_0")
     with pytest.raises(ow.DTypeError, match="concat does not take q4_0"):
-        ow.concat([w, w])
+        ow.concat([w, ow.input("x", (2, 32))])
+    with pytest.raises(ow.DTypeError, match="concat does not take q4_0"):
+        ow.concat([w, ow.input("x", (2, 32), "q8_0")])
+    with pytest.raises(ow.LayoutError, match="concat: the transpose of a quantized matrix"):
+        ow.concat([w.T, w.T])
 
 
 def test_copy_is_a_node_even_of_what_is_packed():

@@ -50,7 +50,7 @@ class Graph:
         self.nodes: Final = tuple([t for t in order if t.op is not None])
         self.leaves: Final = tuple([t for t in order if t.op is None])
         _check_names([t for t in self.leaves if t.leaf is not None and t.leaf.kind in ("input", "state")])
-        if any(t.dtype.block > 1 for t in self.leaves):
+        if any(t.dtype.block > 1 for t in order):
             _check_blocks(self.nodes)
 
     def __len__(self) -> int:

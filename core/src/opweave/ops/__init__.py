@@ -28,6 +28,7 @@ from opweave.ops.matmul import *
 from opweave.ops.movement import *
 from opweave.ops.normalization import *
 from opweave.ops.pooling import *
+from opweave.ops.quantization import *
 from opweave.ops.random import *
 from opweave.ops.reduction import *
 from opweave.ops.rope import *

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.errors import DTypeError, ShapeError
+from opweave.graph import opdef
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import ROUGH, Limits, OpDef
@@ -108,6 +109,10 @@ ATTENTION: Final = OpDef(
 )
 
 
+def _values_of(x: Any) -> Any:
+    return opdef.build("dequantize", x) if isinstance(x, Tensor) and x.dtype.is_quantized else x
+
+
 @builds(ATTENTION)
 def attention(
     q: Any,
@@ -124,7 +129,7 @@ def attention(
     """Scaled dot-product attention (Vaswani et al., "Attention Is All You Need", 2017, section 3.2), with groups of
     heads that share keys and values (Ainslie et al., "GQA", 2023).
 
-    q, k, v and the sinks are promoted to one float dtype.
+    q, k, v and the sinks are promoted to one float dtype; quantized keys and values are decoded first, to f32.
 
     Args:
         q: queries, shape (batch, heads, tokens, size).
@@ -152,10 +157,10 @@ def attention(
 
     Raises:
         ShapeError: shapes that do not fit, ``max_bias`` without a mask.
-        DTypeError: a quantized operand, a mask that is neither of a float type nor bool, a bool mask with ``max_bias``,
-            options that are no numbers.
+        DTypeError: quantized queries, mask or sinks, a mask that is neither of a float type nor bool, a bool mask with
+            ``max_bias``, options that are no numbers.
     """
-    query, key, value, *rest = floats("attention", q, k, v, sinks)
+    query, key, value, *rest = floats("attention", q, *map(_values_of, (k, v)), sinks)
     bias, cap = as_number("attention", "max_bias", max_bias), as_number("attention", "soft_cap", soft_cap)
     if not (0 <= bias < inf and 0 <= cap < inf):
         raise DTypeError(

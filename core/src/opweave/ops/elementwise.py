@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from opweave.errors import DTypeError, ShapeError
+from opweave.graph import opdef
 from opweave.graph.dtypes import DType, DTypeLike, as_dtype
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import OpDef, flops_per_element
@@ -337,10 +338,7 @@ def pow(a: Any, b: Any) -> Tensor:
 def _cast_infer(x: Tensor, *, dtype: DType) -> tuple[Shape, DType]:
     plain("cast", x)
     if dtype.block > 1:
-        raise DTypeError(
-            f"cast: nodes do not encode {dtype}; encode the weights beforehand (the gguf package does) and pass their "
-            f"blocks; the operand is {x.describe()}"
-        )
+        raise DTypeError(f"cast: nodes that encode {dtype} are those of quantize; the operand is {x.describe()}")
     return x.shape, dtype
 
 
@@ -361,16 +359,21 @@ def cast(x: Any, dtype: DTypeLike) -> Tensor:
     """``x`` converted to another type; ``x`` itself if it has it.
 
     Floats are rounded to nearest, towards zero when they become integers (undefined where they do not fit); everything
-    but zero becomes True.
+    but zero becomes True. To and from quantized types it makes the nodes of `quantize` and `dequantize`.
 
     Raises:
-        DTypeError: a quantized type, on either side.
+        DTypeError: a quantized type that values are not encoded to, or from integers.
+        LayoutError: a quantized type, and a last axis that does not consist of whole blocks.
         UnknownNameError: no such dtype.
     """
     y: Tensor = make("cast", x)
     dtype = as_dtype(dtype)
     if y.dtype is dtype:
         return y
+    if y.dtype.block > 1:
+        return cast(opdef.build("dequantize", y), dtype)
+    if dtype.block > 1:
+        return opdef.build("quantize", y, dtype)
     if not y.shape and y.leaf is not None and y.leaf.kind == "constant" and dtype.block == 1:
         with np.errstate(all="ignore"):
             return constant(CAST.reference(y.leaf.data, dtype=dtype))  # a number is converted at once

@@ -22,7 +22,6 @@ from opweave.ops.operands import (
     make,
     no_bools,
     plain,
-    unquantized,
     wide,
 )
 from opweave.ops.operands import rows as in_rows
@@ -322,7 +321,7 @@ def _target(op: str, region: Any) -> Tensor:
     """The region to write, checked. Elements that share bytes cannot get different values."""
     if not isinstance(region, Tensor):
         raise DTypeError(f"{op}: writes into a state (ow.state) or a view of one, not {type(region).__name__}")
-    plain(op, region)
+    in_rows(op, region)
     if region.size and any(stride == 0 and n > 1 for n, stride in zip(region.shape, region.strides, strict=True)):
         raise LayoutError(f"{op}: elements of the region share bytes (it is broadcast); write {region.root!r} itself")
     return region
@@ -374,7 +373,8 @@ def index_copy(state: Any, ids: Any, rows: Any) -> Tensor:
         state: a state or a view of one, shape (n, ...).
         ids: i32 or i64, shape (m,), each 0 .. n - 1 (else `BoundsError` when the reference reads them). Where an index
             repeats, any one of its rows stays.
-        rows: broadcasts to (m, ...) and takes the state's dtype.
+        rows: broadcasts to (m, ...) and takes the state's dtype: of a quantized state they are quantized, unless they
+            are blocks of its type, which are copied.
 
     Returns:
         The whole state (also if a view of it was written) as it is afterwards; without rows nothing is written.
@@ -382,15 +382,24 @@ def index_copy(state: Any, ids: Any, rows: Any) -> Tensor:
     Raises:
         HazardError: ``state`` is no state.
         ShapeError: shapes that do not fit.
-        DTypeError: ids of another dtype, quantized operands.
-        LayoutError: a broadcast view of a state.
+        DTypeError: ids of another dtype, quantized rows for a state of another type.
+        LayoutError: a broadcast view of a state; rows that would cut the blocks of a state with one axis.
     """
     region, i, values = _target("index_copy", state), as_ids("index_copy", "ids", ids), make("index_copy", rows)
-    plain("index_copy", values)
+    if region.dtype.is_quantized and region.ndim < 2:
+        raise LayoutError(f"index_copy: rows would cut the blocks of {region.describe()}; add an axis of rows")
     if region.ndim and i.ndim == 1:
         shape = (*i.shape, *region.shape[1:])
-        values = _spread("index_copy", values, shape, region)
+        values = _spread("index_copy", _writable("index_copy", values, region), shape, region)
     return _written(INDEX_COPY, region, i, cast(values, region.dtype))
+
+
+def _writable(op: str, value: Tensor, region: Tensor) -> Tensor:
+    """A value for a region: no blocks, or such of the region's type."""
+    if value.dtype is not region.dtype or not region.dtype.is_quantized:
+        plain(op, value)
+    in_rows(op, value)
+    return value
 
 
 def _assign_infer(region: Tensor, value: Tensor) -> tuple[Shape, DType]:
@@ -421,12 +430,13 @@ def assign(region: Any, value: Any) -> Tensor:
 
     Args:
         region: a state or a view of one.
-        value: broadcasts to the region's shape and takes its dtype.
+        value: broadcasts to the region's shape and takes its dtype: for a quantized state it is quantized, unless it
+            is of blocks of its type, which are copied.
 
     Raises:
         HazardError: ``region`` is no state.
         ShapeError: ``value`` does not broadcast to it.
-        DTypeError: quantized operands.
+        DTypeError: a quantized value for a state of another type.
         LayoutError: a broadcast view of a state.
     """
     return _write(ASSIGN, _target("assign", region), value)
@@ -463,12 +473,13 @@ def accumulate(region: Any, value: Any) -> Tensor:
         LayoutError: a broadcast view of a state.
     """
     target = _target("accumulate", region)
+    plain("accumulate", target)
     no_bools("accumulate", target)
     return _write(ACCUMULATE, target, value)
 
 
 def _write(op: OpDef, target: Tensor, value: Any) -> Tensor:
-    v = unquantized(op.name, value, target)
+    v = _writable(op.name, make(op.name, value, target), target)
     return _written(op, target, cast(_spread(op.name, v, target.shape, target), target.dtype))
 
 

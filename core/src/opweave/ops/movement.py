@@ -464,7 +464,8 @@ def _needs_more(other: Tensor, x: Tensor) -> bool:
 
 @builds(CONCAT)
 def concat(tensors: Sequence[Any], axis: int = 0) -> Tensor:
-    """The tensors, promoted to one dtype, one after the other along ``axis``.
+    """The tensors, promoted to one dtype, one after the other along ``axis``. Quantized ones are of one block type, and
+    are not decoded.
 
     Pieces without elements are not passed to devices; of one piece the result is that piece. The result depends on all
     pieces nevertheless: their inputs are fed, and states are written whose new version is only there as an empty slice.
@@ -472,7 +473,8 @@ def concat(tensors: Sequence[Any], axis: int = 0) -> Tensor:
     Raises:
         ShapeError: no pieces, or pieces that differ in another axis.
         BoundsError: no such axis.
-        DTypeError: quantized pieces.
+        DTypeError: quantized pieces beside others.
+        LayoutError: the transpose of a quantized matrix.
     """
     if isinstance(tensors, Tensor):
         raise ShapeError(f"concat: takes a sequence of tensors, not one; got {tensors!r}")
@@ -483,10 +485,11 @@ def concat(tensors: Sequence[Any], axis: int = 0) -> Tensor:
     pieces = tuple([make("concat", t) for t in given])
     if not pieces:
         raise ShapeError("concat: needs at least one tensor")
-    plain("concat", *pieces)
+    of_blocks = pieces[0].dtype.is_quantized and all(p.dtype is pieces[0].dtype for p in pieces)
+    (rows if of_blocks else plain)("concat", *pieces)
     axis = as_axis("concat", axis, pieces[0])
     _concat_infer(*pieces, axis=axis)
-    pieces = promoted("concat", *pieces)
+    pieces = pieces if of_blocks else promoted("concat", *pieces)
     full = tuple([p for p in pieces if p.shape[axis]]) or pieces[:1]
     if len(full) < len(pieces):
         full = (after(full[0], [p for p in pieces if p not in full]), *full[1:])

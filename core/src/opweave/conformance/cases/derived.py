@@ -33,14 +33,14 @@ def derived(cases: Iterable[Case]) -> Iterator[Case]:
     for known in cases:
         by_op.setdefault(known.op, []).append(known)
     yield from _products()
-    for known_cases in by_op.values():
+    for op, known_cases in by_op.items():
         packed = [c for c in known_cases if _is_packed(c)]
         plain = [c for c in packed if _is_plain(c)]
         yield from _sizes(plain)
         yield from _mixed(packed)
         yield from _aliases(plain)
         yield from _within_the_state(plain)
-        if not any(o.values == "special" for c in known_cases for o in c.operands):
+        if OPS[op].nan and not any(o.values == "special" for c in known_cases for o in c.operands):
             yield from _special([*plain, *packed])
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.errors import BoundsError
-from opweave.graph.dtypes import DType, as_dtype
+from opweave.graph.dtypes import DTYPES, DType, as_dtype
 from opweave.ops.blocks import Decoder, fields_of, scratch_bytes
 from opweave_cpu.blocks import BLOCK_TILE
 from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN, QUANTIZED, needs_dense_output
@@ -243,7 +243,7 @@ def region(stream: Stream, op: str, out: Arg, x: Arg, value: Arg, *, offsets: tu
     return in_turn([copy_call(stream, target, x.view), write])
 
 
-@KERNELS("index_copy", dtypes=PLAIN)
+@KERNELS("index_copy", dtypes=DTYPES.values())
 def index_copy(stream: Stream, op: str, out: Arg, ids: Arg, rows: Arg) -> Call:
     picks = ids.view
     check = id_check(picks, out.shape[0], op)
@@ -255,7 +255,7 @@ def _put_rows(check: Call, out: Array, ids: Array, rows: Array) -> None:
     out[ids] = rows
 
 
-@KERNELS("assign", dtypes=PLAIN)
+@KERNELS("assign", dtypes=DTYPES.values())
 def assign(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     return copy_call(stream, out.view, x.view)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from opweave.contract import Arg, Call, Stream
 from opweave.graph.dtypes import DTYPES
-from opweave_cpu.kernels.table import KERNELS, PLAIN
+from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import SPREAD_PASS, at_once, copy_call, in_turn, workers_of
 
 STRIP: Final = 64
@@ -46,6 +46,6 @@ def _turns(x: np.ndarray[Any, Any]) -> bool:
     return x.ndim > 1 and x.shape[-1] > STRIP and bool(steps) and x.strides[-1] > min(steps)
 
 
-@KERNELS("concat", dtypes=PLAIN)
+@KERNELS("concat", dtypes=DTYPES.values())
 def concat(stream: Stream, op: str, out: Arg, *srcs: Arg, axis: int) -> Call:
     return partial(np.concatenate, [s.view for s in srcs], axis, out.view)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
 from opweave.contract.workspace import Arrays
-from opweave.graph.dtypes import DType
+from opweave.graph.dtypes import DTYPES, DType
 from opweave_opencl.kernels.calls import in_order
-from opweave_opencl.kernels.movement import WORDS, copy_call, window_of
+from opweave_opencl.kernels.movement import WORDS, as_words, copy_call, window_of
 from opweave_opencl.kernels.pointwise import bind_pointwise, walk_words
 from opweave_opencl.kernels.reduction import accumulator
 from opweave_opencl.kernels.table import KERNELS, NUMBERS, PLAIN
@@ -56,9 +56,10 @@ def take_along_axis(stream: OpenCLStream, op: str, out: Arg, x: Arg, ids: Arg, *
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-@KERNELS("index_copy", dtypes=PLAIN, moves=True)
+@KERNELS("index_copy", dtypes=DTYPES.values(), moves=True)
 def index_copy(stream: OpenCLStream, op: str, out: Arg, ids: Arg, rows: Arg) -> Call:
     """A row whose index is outside of the state is not written; of equal indices the last one counts."""
+    out, rows = as_words(out, rows)
     return _rows(stream, op, "put", rows, out, ids, WORDS[out.dtype.itemsize])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Final
 
@@ -10,13 +11,13 @@ from opweave.contract.kernels import of_other_type
 from opweave.graph.dtypes import DTYPES, as_dtype
 from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.pointwise import FORMULAS, Formula, bind_pointwise
-from opweave_opencl.kernels.table import KERNELS, PLAIN
+from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
-__all__ = ["WORDS", "copy_call", "window_of"]
+__all__ = ["WORDS", "as_words", "copy_call", "window_of"]
 
 FORMULAS.update(copy=Formula(), contiguous=Formula())
 
@@ -30,16 +31,17 @@ _SIDE: Final = 64
 
 @KERNELS("copy", dtypes=DTYPES.values(), index=DTYPES.values(), inplace=True, moves=True)
 @KERNELS("contiguous", dtypes=DTYPES.values(), index=DTYPES.values(), moves=True)
-@KERNELS("assign", dtypes=PLAIN, index=PLAIN, moves=True)
+@KERNELS("assign", dtypes=DTYPES.values(), index=DTYPES.values(), moves=True)
 def copy(stream: OpenCLStream, op: str, out: Arg, x: Arg) -> Call:
     return copy_call(stream, out, x)
 
 
-@KERNELS("concat", dtypes=PLAIN, moves=True, when=lambda step: of_other_type(step, *range(1, len(step.srcs))))
+@KERNELS("concat", dtypes=DTYPES.values(), moves=True, when=lambda step: of_other_type(step, *range(1, len(step.srcs))))
 def concat(stream: OpenCLStream, op: str, out: Arg, *srcs: Arg, axis: int) -> Call:
     calls = []
     start = [0] * len(out.shape)
-    for src in srcs:
+    out, *pieces = as_words(out, *srcs)
+    for src in pieces:
         if src.size:
             calls.append(copy_call(stream, window_of(out, start, src.shape), src))
         start[axis] += src.shape[axis]
@@ -81,6 +83,21 @@ def window_of(arg: Arg, start: list[int] | tuple[int, ...], shape: tuple[int, ..
     """The part of an operand of plain dtype that begins at ``start``."""
     offset = arg.offset + sum(at * stride for at, stride in zip(start, arg.strides, strict=True))
     return Arg(arg.buffer, offset, arg.dtype, shape, arg.strides)
+
+
+def as_words(*args: Arg) -> Sequence[Arg]:
+    """Quantized operands as words, the widest that all of their rows are made of; others as they are."""
+    if args[0].dtype.block == 1:
+        return args
+    rows = [arg.dtype.row_bytes(arg.shape[-1]) for arg in args]
+    steps = [*rows, *[arg.offset for arg in args]]
+    for arg in args:
+        steps += [stride for stride, length in zip(arg.strides[:-1], arg.shape[:-1], strict=True) if length > 1]
+    width = next(w for w in (8, 4, 2, 1) if not any(step % w for step in steps))
+    return [
+        Arg(arg.buffer, arg.offset, WORDS[width], (*arg.shape[:-1], row // width), (*arg.strides[:-1], width))
+        for arg, row in zip(args, rows, strict=True)
+    ]
 
 
 def _as_words(out: Arg, x: Arg) -> tuple[Arg, tuple[Arg]]:

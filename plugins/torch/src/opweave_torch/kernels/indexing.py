@@ -15,7 +15,7 @@ from torch import Tensor
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.kernels import needs_dense_output
 from opweave.contract.workspace import Arrays
-from opweave.graph.dtypes import DType, f32, i64, u8
+from opweave.graph.dtypes import DTYPES, DType, f32, i64, u8
 from opweave.graph.layout import reshape_strides
 from opweave_torch.kernels.binding import in_order, raising_bounds_error, same_elements
 from opweave_torch.kernels.blocks import Decoding, decoding_arrays
@@ -159,14 +159,14 @@ def region(stream: Stream, op: str, out: Arg, x: Arg, value: Arg, *, offsets: tu
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-@KERNELS("index_copy", dtypes=PLAIN, workspace=lambda step: _long_ids_array(step.srcs[0]))
+@KERNELS("index_copy", dtypes=DTYPES.values(), workspace=lambda step: _long_ids_array(step.srcs[0]))
 def index_copy(stream: Stream, op: str, out: Arg, ids: Arg, rows: Arg, *, long_ids: Arg | None = None) -> Call:
     calls, indices = _long_ids(ids, long_ids)
     calls.append(partial(tensor(out).index_copy_, 0, indices, tensor(rows)))
     return raising_bounds_error(in_order(calls), op, tensor(ids), out.shape[0])
 
 
-@KERNELS("assign", dtypes=PLAIN)
+@KERNELS("assign", dtypes=DTYPES.values())
 def assign(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     return partial(tensor(out).copy_, tensor(x))
 

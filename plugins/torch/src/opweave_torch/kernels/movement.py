@@ -8,7 +8,7 @@ import torch
 
 from opweave.contract import Arg, Call, Stream
 from opweave.graph.dtypes import DTYPES
-from opweave_torch.kernels.table import KERNELS, PLAIN
+from opweave_torch.kernels.table import KERNELS
 from opweave_torch.memory import tensor
 
 
@@ -18,6 +18,6 @@ def copy(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     return partial(tensor(out).copy_, tensor(x))
 
 
-@KERNELS("concat", dtypes=PLAIN)
+@KERNELS("concat", dtypes=DTYPES.values())
 def concat(stream: Stream, op: str, out: Arg, *srcs: Arg, axis: int) -> Call:
     return partial(torch.cat, [tensor(s) for s in srcs], axis, out=tensor(out))

@@ -1,0 +1,376 @@
+"""Encoding of quantized blocks in plain NumPy: the reference of ``quantize``.
+
+q4_0, q4_1, q5_0, q5_1, q8_0, tq1_0 and tq2_0 are encoded as the ``gguf`` package does it, to the bit; mxfp4 too, but
+for blocks whose largest value is by less than one part in 2^21 smaller than a power of two, of which gguf may round the
+logarithm up. The types q2_k to q6_k are fitted: for each part of a block as many scales are tried as there are `STEPS`.
+The one is kept that gives, with the least squares factor of its integers, the smallest sum of squared errors, each
+times its importance. Then scales are rounded to those of the type, and integers are rounded once more by these.
+
+Everything is computed in f32, each operation rounded, and sums are added by halves (`tree_sum`). So a device without
+fused multiplication and with correctly rounded division gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from opweave.errors import DTypeError
+from opweave.graph.dtypes import DType
+from opweave.ops.blocks import E2M1, Array, fields_of
+
+__all__ = ["ENCODED", "FITTED", "STEPS", "encode", "encode_into"]
+
+FITTED: Final = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+"""Types whose encoding looks for the smallest error, which importances can weigh."""
+
+ENCODED: Final = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", *FITTED, "tq2_0", "tq1_0", "mxfp4")
+"""The types that values are encoded to."""
+
+STEPS: Final = tuple([step / 8 for step in range(-8, 9)])
+"""The scales that are tried give the largest value of a part the largest integer of the type plus one of these."""
+
+_AT_ONCE: Final = 1 << 16
+"""Elements that are encoded at a time: few enough for what is made of them to stay in a cache."""
+
+
+def encode(values: Array, dtype: DType, importance: Array | None = None) -> Array:
+    """Blocks of values.
+
+    Args:
+        values: f32, rows of whole blocks along the last axis. Blocks with a value that is not finite are unspecified.
+        dtype: one of `ENCODED`.
+        importance: f32, broadcasts to the values; for types of `FITTED`: the factors of squared errors.
+
+    Returns:
+        ``uint8``, the last axis in bytes.
+    """
+    out = np.empty((*values.shape[:-1], dtype.row_bytes(values.shape[-1])), np.uint8)
+    if values.size:
+        encode_into(values, out, dtype, importance)
+    return out
+
+
+def encode_into(values: Array, out: Array, dtype: DType, importance: Array | None = None) -> None:
+    """`encode` into memory; the last axis of ``out`` has no gaps.
+
+    Raises:
+        DTypeError: a type that values are not encoded to, importance for one that is not fitted.
+    """
+    if dtype.name not in ENCODED or (importance is not None and dtype.name not in FITTED):
+        raise DTypeError(f"{dtype} is not encoded" + (" with importances" if dtype.name in ENCODED else ""))
+    rows, blocks = values.reshape(-1, values.shape[-1]), fields_of(out, dtype)
+    flat = blocks.reshape(len(rows), -1)
+    weights = None if importance is None else np.broadcast_to(importance, values.shape).reshape(rows.shape)
+    step = max(1, _AT_ONCE // max(1, rows.shape[1]))
+    with np.errstate(all="ignore"):
+        for first in range(0, len(rows), step):
+            some = slice(first, first + step)
+            made = np.empty(flat[some].size, flat.dtype)
+            each = None if weights is None else weights[some].reshape(-1, dtype.block)
+            _ENCODERS[dtype.name](np.ascontiguousarray(rows[some], np.float32).reshape(-1, dtype.block), each, made)
+            flat[some] = made.reshape(-1, flat.shape[1])
+    if not np.shares_memory(flat, out):
+        blocks[...] = flat.reshape(blocks.shape)  # the rows of ``out`` have gaps
+
+
+_ENCODERS: Final[dict[str, Callable[[Array, Array | None, Array], None]]] = {}
+
+
+def _encodes(name: str) -> Callable[[Callable[..., None]], None]:
+    def register(function: Callable[..., None]) -> None:
+        _ENCODERS[name] = function
+
+    return register
+
+
+def _store(out: Array, field: str, values: Array) -> None:
+    """Set a field of each block: a number, or bytes of shape (blocks, bytes)."""
+    if values.dtype == np.uint8 and out.dtype[field].kind == "V":
+        values = np.ascontiguousarray(values).view(f"V{values.shape[1]}")
+    out[field] = values[:, 0]
+
+
+def _packed(integers: Array, width: int, group: int) -> Array:
+    """Fields of ``width`` bits of each ``group`` of bytes: all lowest ones first, then the next ones."""
+    fields = integers.astype(np.uint8).reshape(len(integers), -1, 8 // width, group)
+    shifted = fields << np.arange(0, 8, width, dtype=np.uint8)[:, None]
+    packed: Array = np.bitwise_or.reduce(shifted, 2)
+    return packed.reshape(len(integers), -1)
+
+
+def _inverse(x: Array) -> Array:
+    """1 / x, and 0 for 0."""
+    return np.where(x == 0, np.float32(0), np.float32(1) / x)
+
+
+# --- 32 elements, one scale (and offset) ----------------------------------------------------------------------------
+
+
+def _half_steps(x: Array, highest: int) -> tuple[Array, Array]:
+    """Scale and integers 0 .. 2 · highest - 1: the value of largest magnitude, the first of them, becomes 0."""
+    largest = np.take_along_axis(x, np.abs(x).argmax(1, keepdims=True), 1)
+    scale = largest / np.float32(-highest)
+    q = np.trunc(x * _inverse(scale) + np.float32(highest + 0.5))
+    return scale, np.minimum(q, 2 * highest - 1).astype(np.uint8)
+
+
+def _steps(x: Array, highest: int) -> tuple[Array, Array, Array]:
+    """Scale, offset and integers 0 .. highest, which reach from the smallest value to the largest one."""
+    low = x.min(1, keepdims=True)
+    scale = (x.max(1, keepdims=True) - low) / np.float32(highest)
+    q = np.trunc((x - low) * _inverse(scale) + np.float32(0.5))
+    return scale, low, np.minimum(q, highest).astype(np.uint8)
+
+
+def _rounded(x: Array) -> Array:
+    """To the nearest integer, halves away from zero."""
+    size = np.abs(x)
+    whole = np.floor(size)
+    result: Array = np.copysign(whole + (size - whole >= 0.5), x)
+    return result
+
+
+@_encodes("q4_0")
+def _q4_0(x: Array, importance: Array | None, out: Array) -> None:
+    scale, q = _half_steps(x, 8)
+    _store(out, "d", scale)
+    _store(out, "q", _packed(q, 4, 16))
+
+
+@_encodes("q4_1")
+def _q4_1(x: Array, importance: Array | None, out: Array) -> None:
+    scale, low, q = _steps(x, 15)
+    _store(out, "d", scale)
+    _store(out, "m", low)
+    _store(out, "q", _packed(q, 4, 16))
+
+
+def _store_five_bits(out: Array, q: Array) -> None:
+    _store(out, "fifth", np.packbits(q >> 4, 1, "little"))
+    _store(out, "q", _packed(q & 15, 4, 16))
+
+
+@_encodes("q5_0")
+def _q5_0(x: Array, importance: Array | None, out: Array) -> None:
+    scale, q = _half_steps(x, 16)
+    _store(out, "d", scale)
+    _store_five_bits(out, q)
+
+
+@_encodes("q5_1")
+def _q5_1(x: Array, importance: Array | None, out: Array) -> None:
+    scale, low, q = _steps(x, 31)
+    _store(out, "d", scale)
+    _store(out, "m", low)
+    _store_five_bits(out, q)
+
+
+@_encodes("q8_0")
+def _q8_0(x: Array, importance: Array | None, out: Array) -> None:
+    scale = np.abs(x).max(1, keepdims=True) / np.float32(127)
+    _store(out, "d", scale)
+    _store(out, "q", _rounded(x * _inverse(scale)).astype(np.int8).view(np.uint8))
+
+
+@_encodes("mxfp4")
+def _mxfp4(x: Array, importance: Array | None, out: Array) -> None:
+    largest = np.abs(x).max(1, keepdims=True)
+    exponent = np.where(largest > 0, np.maximum(np.frexp(largest)[1] + 124, 0), 0)
+    levels = np.ldexp(E2M1.astype(np.float32), exponent - 128)
+    error, q = np.abs(levels[:, :1] - x), np.zeros(x.shape, np.uint8)
+    for i in range(1, 16):
+        other = np.abs(levels[:, i : i + 1] - x)
+        better = other < error
+        error, q = np.where(better, other, error), np.where(better, np.uint8(i), q)
+    _store(out, "e", exponent.astype(np.uint8))
+    _store(out, "q", _packed(q, 4, 16))
+
+
+# --- 256 elements of three levels -----------------------------------------------------------------------------------
+
+
+def _three_levels(x: Array) -> tuple[Array, Array]:
+    scale = np.abs(x).max(1, keepdims=True)
+    return scale, (_rounded(x * _inverse(scale)) + 1).astype(np.uint8)
+
+
+@_encodes("tq1_0")
+def _tq1_0(x: Array, importance: Array | None, out: Array) -> None:
+    scale, q = _three_levels(x)
+    pieces = []
+    for digits, group, part in ((5, 32, q[:, :160]), (5, 16, q[:, 160:240]), (4, 4, q[:, 240:])):
+        powers = 3 ** np.arange(4, 4 - digits, -1)
+        number = (part.reshape(len(q), digits, group) * powers[:, None]).sum(1)
+        pieces.append(((number * 256 + 242) // 243).astype(np.uint8))  # the fraction of 243, rounded up, of 256
+    _store(out, "q", np.concatenate(pieces[:2], 1))
+    _store(out, "rest", pieces[2])
+    _store(out, "d", scale)
+
+
+@_encodes("tq2_0")
+def _tq2_0(x: Array, importance: Array | None, out: Array) -> None:
+    scale, q = _three_levels(x)
+    _store(out, "q", _packed(q, 2, 32))
+    _store(out, "d", scale)
+
+
+# --- 256 elements: scales of parts of 16 or 32, themselves scaled by an f16 -----------------------------------------
+
+
+def tree_sum(x: Array) -> Array:
+    """Sums over the last axis, of a power of two: the second half is added to the first until one is left."""
+    while x.shape[-1] > 1:
+        half = x.shape[-1] // 2
+        x = x[..., :half] + x[..., half:]
+    result: Array = x[..., 0]
+    return result
+
+
+def _times(x: Array, importance: Array | None) -> Array:
+    return x if importance is None else x * importance
+
+
+def _fit(x: Array, importance: Array | None, highest: int) -> Array:
+    """Scales of parts for integers -highest .. highest - 1.
+
+    Args:
+        x: f32, shape (blocks, parts, elements); importance the same, or ``None`` for 1.
+
+    Returns:
+        f32, shape (blocks, parts).
+    """
+    low, high = x.min(-1), x.max(-1)
+    largest = np.where(-low > high, low, high)
+    scales, best = np.zeros_like(largest), np.zeros_like(largest)
+    weighted = _times(x, importance)
+    for step in STEPS:
+        inverse = np.where(largest == 0, np.float32(0), np.float32(-highest - step) / largest)
+        q = np.clip(np.rint(x * inverse[..., None]), -highest, highest - 1)
+        product, square = tree_sum(weighted * q), tree_sum(_times(q, importance) * q)
+        # The error is Σ w x² - (Σ w x q)² / Σ w q².
+        scale = np.where(square > 0, product / square, np.float32(0))
+        less = scale * product
+        better = less > best
+        best, scales = np.where(better, less, best), np.where(better, scale, scales)
+    fitted: Array = scales
+    return fitted
+
+
+def _fit_with_offset(x: Array, importance: Array | None, highest: int) -> tuple[Array, Array]:
+    """Scales and offsets of parts for values scale · q - offset, integers 0 .. highest; neither is negative. Arguments
+    as of `_fit`."""
+    low = np.minimum(x.min(-1), np.float32(0))
+    width = x.max(-1) - low
+    scales, offsets = np.zeros_like(low), -low
+    weighted = _times(x, importance)
+    count = np.full_like(low, x.shape[-1]) if importance is None else tree_sum(importance)
+    total = tree_sum(weighted)
+    # One value that is not positive is the offset alone.
+    best = np.where(width == 0, np.float32(0), np.float32(np.inf))
+    for step in STEPS:
+        inverse = np.where(width == 0, np.float32(0), np.float32(highest + step) / width)
+        q = np.clip(np.rint((x - low[..., None]) * inverse[..., None]), 0, highest)
+        of_q = _times(q, importance)
+        sum_q, square, product = tree_sum(of_q), tree_sum(of_q * q), tree_sum(weighted * q)
+        # The least squares of scale and offset, or of the scale alone where the offset would be negative.
+        determinant = count * square - sum_q * sum_q
+        scale = np.where(determinant > 0, (count * product - total * sum_q) / determinant, np.float32(0))
+        offset = np.where(determinant > 0, (sum_q * product - square * total) / determinant, np.float32(0))
+        alone = (offset < 0) | (determinant <= 0)
+        scale = np.where(alone, np.where(square > 0, product / square, np.float32(0)), scale)
+        offset = np.where(alone, np.float32(0), offset)
+        difference = q * scale[..., None] - offset[..., None] - x
+        error = tree_sum(_times(difference, importance) * difference)
+        better = (error < best) & (scale >= 0)
+        best = np.where(better, error, best)
+        scales, offsets = np.where(better, scale, scales), np.where(better, offset, offsets)
+    return scales, offsets
+
+
+def _as_half(x: Array) -> Array:
+    """Rounded to f16."""
+    result: Array = x.astype(np.float16).astype(np.float32)
+    return result
+
+
+def _symmetric(x: Array, importance: Array | None, parts: int, highest: int, most: int) -> tuple[Array, Array, Array]:
+    """The scale of blocks, of parts (integers -most .. most - 1), and integers -highest .. highest - 1."""
+    split = x.reshape(len(x), parts, -1)
+    scales = _fit(split, None if importance is None else importance.reshape(split.shape), highest)
+    low, high = scales.min(1, keepdims=True), scales.max(1, keepdims=True)
+    whole = _as_half(np.where(-low > high, low, high) / np.float32(-most))
+    of_parts = np.clip(np.rint(scales * _inverse(whole)), -most, most - 1)
+    q = np.clip(np.rint(split * _inverse(whole * of_parts)[..., None]), -highest, highest - 1)
+    return whole, of_parts, q.reshape(x.shape)
+
+
+def _with_offsets(
+    x: Array, importance: Array | None, parts: int, highest: int, most: int
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Scale and offset of blocks, of parts (integers 0 .. most), and integers 0 .. highest."""
+    split = x.reshape(len(x), parts, -1)
+    fitted = _fit_with_offset(split, None if importance is None else importance.reshape(split.shape), highest)
+    # Of zeros of both signs any is the largest; plus 0 it is positive.
+    wholes = [_as_half(each.max(1, keepdims=True) / np.float32(most) + np.float32(0)) for each in fitted]
+    scales, offsets = (
+        np.clip(np.rint(each * _inverse(whole)), 0, most) for each, whole in zip(fitted, wholes, strict=True)
+    )
+    shifted = split + (wholes[1] * offsets)[..., None]
+    q = np.clip(np.rint(shifted * _inverse(wholes[0] * scales)[..., None]), 0, highest)
+    return *wholes, scales.astype(np.uint8), offsets.astype(np.uint8), q.reshape(x.shape).astype(np.uint8)
+
+
+@_encodes("q2_k")
+def _q2_k(x: Array, importance: Array | None, out: Array) -> None:
+    whole, shift, scales, offsets, q = _with_offsets(x, importance, 16, 3, 15)
+    _store(out, "scales", scales | offsets << 4)
+    _store(out, "q", _packed(q, 2, 32))
+    _store(out, "d", whole)
+    _store(out, "m", shift)
+
+
+@_encodes("q3_k")
+def _q3_k(x: Array, importance: Array | None, out: Array) -> None:
+    whole, scales, signed = _symmetric(x, importance, 16, 4, 32)
+    q, six = (signed + 4).astype(np.uint8), (scales + 32).astype(np.uint8)
+    _store(out, "third", _packed(q >> 2, 1, 32))
+    _store(out, "q", _packed(q & 3, 2, 32))
+    _store(out, "low", _packed(six & 15, 4, 8))
+    _store(out, "high", _packed(six >> 4, 2, 4))
+    _store(out, "d", whole)
+
+
+def _store_scales_of_8(x: Array, importance: Array | None, highest: int, out: Array) -> Array:
+    """Eight scales and eight offsets of 6 bits in 12 bytes; returns the integers."""
+    whole, shift, scales, offsets, q = _with_offsets(x, importance, 8, highest, 63)
+    _store(out, "d", whole)
+    _store(out, "m", shift)
+    for field, six in (("scales", scales), ("offsets", offsets)):
+        _store(out, field, six[:, :4] | six[:, 4:] >> 4 << 6)
+    _store(out, "rest", scales[:, 4:] & 15 | offsets[:, 4:] << 4)
+    return q
+
+
+@_encodes("q4_k")
+def _q4_k(x: Array, importance: Array | None, out: Array) -> None:
+    _store(out, "q", _packed(_store_scales_of_8(x, importance, 15, out), 4, 32))
+
+
+@_encodes("q5_k")
+def _q5_k(x: Array, importance: Array | None, out: Array) -> None:
+    q = _store_scales_of_8(x, importance, 31, out)
+    _store(out, "fifth", _packed(q >> 4, 1, 32))
+    _store(out, "q", _packed(q & 15, 4, 32))
+
+
+@_encodes("q6_k")
+def _q6_k(x: Array, importance: Array | None, out: Array) -> None:
+    whole, scales, signed = _symmetric(x, importance, 16, 32, 128)
+    q = (signed + 32).astype(np.uint8)
+    _store(out, "low", _packed(q & 15, 4, 64))
+    _store(out, "high", _packed(q >> 4, 2, 32))
+    _store(out, "scales", scales.astype(np.int8).view(np.uint8))
+    _store(out, "d", whole)

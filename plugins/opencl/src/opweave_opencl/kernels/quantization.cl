@@ -1,0 +1,340 @@
+// Rows of values to quantized blocks, and back. A work-item encodes a block; it decodes 16 elements.
+//
+// Macros: those of blocks.cl; ENCODE, to encode, then WEIGHTED: errors are weighted by importances.
+//
+// Encoding follows opweave.ops.encoding operation by operation, so that the bytes are the same: nothing is fused, sums
+// are added by halves, and quotients are rounded correctly.
+
+#pragma OPENCL FP_CONTRACT OFF
+
+#include "types.cl"
+#include "blocks.cl"
+
+typedef struct {
+    long rank, shape[8];  // axes before the last one, innermost first
+    long stride[3][8];    // of the blocks in bytes, of values and importances in elements
+    long offset[3];
+} Params;
+
+#define FIND_ROW(count) \
+    long rest = get_global_id(1), at[3] = {p.offset[0], p.offset[1], p.offset[2]}; \
+    for (int axis = 0; axis < p.rank; axis++) { \
+        const long i = rest % p.shape[axis]; \
+        rest /= p.shape[axis]; \
+        for (int k = 0; k < count; k++) at[k] += i * p.stride[k][axis]; \
+    }
+
+#ifndef ENCODE
+
+__kernel void decode_blocks(__global float *out, __global const uchar *blocks, const Params p)
+{
+    FIND_ROW(2)
+    const long part = get_global_id(0);
+    const float16 values = decode(blocks + at[0] + part / PARTS * BYTES, part % PARTS);
+    STOREN(f32, 16, values, out + at[1], part * 16);
+}
+
+#else
+
+// Drivers may divide with an error of some units in the last place.
+static inline float quotient(const float a, const float b)
+{
+    float q = a / b;
+    for (int i = 0; i < 2; i++) {
+        const float next = fma(fma(-q, b, a), 1.0f / b, q);
+        if (isfinite(next)) q = next;
+    }
+    return q;
+}
+
+static inline float inverse(const float x) { return x == 0 ? 0.0f : quotient(1.0f, x); }
+
+static inline float rounded_half(const float x, uchar *to)
+{
+    ushort bits;
+    vstore_half_rte(x, 0, (half *)&bits);
+    to[0] = bits, to[1] = bits >> 8;
+    return half_above((int)bits << 16);
+}
+
+// Fields of ``width`` bits of each ``group`` of bytes: all lowest ones first, then the next ones.
+static inline void pack(const uchar *q, const int shift, const int width, const int group, const int n, uchar *to)
+{
+    for (int i = 0; i < n; i++) {
+        const int first = i / group * (8 / width) * group + i % group;
+        int byte = 0;
+        for (int k = 0; k < 8 / width; k++) byte |= (q[first + k * group] >> shift & (1 << width) - 1) << k * width;
+        to[i] = byte;
+    }
+}
+
+static inline void extremes(const float *x, const int n, float *low, float *high)
+{
+    *low = *high = x[0];
+    for (int i = 1; i < n; i++) *low = fmin(*low, x[i]), *high = fmax(*high, x[i]);
+}
+
+static inline float largest_size(const float *x)
+{
+    float result = 0;
+    for (int i = 0; i < COUNT; i++) result = fmax(result, fabs(x[i]));
+    return result;
+}
+
+#if defined(BLOCKS_q4_0) || defined(BLOCKS_q5_0)
+#define HALF_STEPS
+
+// Scale and integers 0 .. 2 · highest - 1: the value of largest magnitude, the first of them, becomes 0.
+static inline float steps(const float *x, const int highest, uchar *q)
+{
+    float largest = x[0];
+    for (int i = 1; i < COUNT; i++) largest = fabs(x[i]) > fabs(largest) ? x[i] : largest;
+    const float scale = largest / -highest, by = inverse(scale); // a power of two
+    for (int i = 0; i < COUNT; i++) q[i] = min((int)(x[i] * by + (highest + 0.5f)), 2 * highest - 1);
+    return scale;
+}
+
+#elif defined(BLOCKS_q4_1) || defined(BLOCKS_q5_1)
+
+// Scale, offset and integers 0 .. highest, which reach from the smallest value to the largest one.
+static inline float steps(const float *x, const int highest, uchar *q, float *low)
+{
+    float high;
+    extremes(x, COUNT, low, &high);
+    const float scale = quotient(high - *low, highest), by = inverse(scale);
+    for (int i = 0; i < COUNT; i++) q[i] = min((int)((x[i] - *low) * by + 0.5f), highest);
+    return scale;
+}
+
+#endif
+
+#if defined(BLOCKS_q2_k) || defined(BLOCKS_q3_k) || defined(BLOCKS_q6_k)
+#define SIZE 16
+#else
+#define SIZE 32
+#endif
+
+static inline float tree_sum(float *x)
+{
+    for (int half_ = SIZE / 2; half_; half_ /= 2)
+        for (int i = 0; i < half_; i++) x[i] += x[i + half_];
+    return x[0];
+}
+
+#if defined(BLOCKS_q3_k) || defined(BLOCKS_q6_k)
+
+// The scale of a part for integers -highest .. highest - 1.
+static inline float fit(const float *x, const float *weight, const int highest)
+{
+    float low, high, scales = 0, best = 0;
+    extremes(x, SIZE, &low, &high);
+    const float largest = -low > high ? low : high;
+    for (int step = -8; step <= 8; step++) {
+        const float by = largest == 0 ? 0.0f : quotient(-highest - step * 0.125f, largest);
+        float products[SIZE], squares[SIZE];
+        for (int i = 0; i < SIZE; i++) {
+            const float q = clamp(rint(x[i] * by), (float)-highest, highest - 1.0f);
+            products[i] = x[i] * weight[i] * q, squares[i] = q * weight[i] * q;
+        }
+        const float product = tree_sum(products), square = tree_sum(squares);
+        const float scale = square > 0 ? quotient(product, square) : 0.0f, less = scale * product;
+        if (less > best) best = less, scales = scale;
+    }
+    return scales;
+}
+
+// Scale of the block, integers of parts (plus most) and of elements (plus highest).
+static inline void symmetric(
+    const float *x, const float *weight, const int highest, const int most, uchar *d, uchar *parts, uchar *q)
+{
+    float scales[16], low, high;
+    for (int i = 0; i < 16; i++) scales[i] = fit(x + 16 * i, weight + 16 * i, highest);
+    extremes(scales, 16, &low, &high);
+    const float whole = rounded_half((-low > high ? low : high) / -most, d), by = inverse(whole); // a power of two
+    for (int i = 0; i < 16; i++) {
+        const float part = clamp(rint(scales[i] * by), (float)-most, most - 1.0f), each = inverse(whole * part);
+        parts[i] = (int)part + most;
+        for (int j = 16 * i; j < 16 * i + 16; j++)
+            q[j] = (int)clamp(rint(x[j] * each), (float)-highest, highest - 1.0f) + highest;
+    }
+}
+
+#elif defined(BLOCKS_q2_k) || defined(BLOCKS_q4_k) || defined(BLOCKS_q5_k)
+
+// Scale and offset of a part for values scale · q - offset, integers 0 .. highest; neither is negative.
+static inline void fit(const float *x, const float *weight, const int highest, float *scales, float *offsets)
+{
+    float low, high, sums[SIZE], weighted[SIZE];
+    extremes(x, SIZE, &low, &high);
+    low = fmin(low, 0.0f);
+    const float width = high - low;
+    float best = width == 0 ? 0.0f : INFINITY;
+    *scales = 0, *offsets = -low;
+    for (int i = 0; i < SIZE; i++) sums[i] = weight[i];
+    const float count = tree_sum(sums);
+    for (int i = 0; i < SIZE; i++) sums[i] = weighted[i] = x[i] * weight[i];
+    const float total = tree_sum(sums);
+    for (int step = -8; step <= 8; step++) {
+        const float by = width == 0 ? 0.0f : quotient(highest + step * 0.125f, width);
+        float q[SIZE], of_q[SIZE], squares[SIZE], products[SIZE], errors[SIZE];
+        for (int i = 0; i < SIZE; i++) {
+            q[i] = clamp(rint((x[i] - low) * by), 0.0f, (float)highest);
+            of_q[i] = q[i] * weight[i];
+            squares[i] = of_q[i] * q[i], products[i] = weighted[i] * q[i];
+        }
+        const float sum_q = tree_sum(of_q), square = tree_sum(squares), product = tree_sum(products);
+        // The least squares of scale and offset, or of the scale alone where the offset would be negative.
+        const float determinant = count * square - sum_q * sum_q;
+        float scale = 0, offset = 0;
+        if (determinant > 0) {
+            scale = quotient(count * product - total * sum_q, determinant);
+            offset = quotient(sum_q * product - square * total, determinant);
+        }
+        if (offset < 0 || determinant <= 0) scale = square > 0 ? quotient(product, square) : 0.0f, offset = 0;
+        for (int i = 0; i < SIZE; i++) {
+            const float difference = q[i] * scale - offset - x[i];
+            errors[i] = difference * weight[i] * difference;
+        }
+        const float error = tree_sum(errors);
+        if (error < best && scale >= 0) best = error, *scales = scale, *offsets = offset;
+    }
+}
+
+// Scale and offset of the block, integers of parts and of elements.
+static inline void with_offsets(const float *x, const float *weight, const int highest, const int most, uchar *d,
+                                uchar *m, uchar *scales, uchar *offsets, uchar *q)
+{
+    float fitted[2][COUNT / SIZE], whole[2];
+    for (int i = 0; i < COUNT / SIZE; i++) fit(x + SIZE * i, weight + SIZE * i, highest, fitted[0] + i, fitted[1] + i);
+    for (int k = 0; k < 2; k++) {
+        float low, high;
+        extremes(fitted[k], COUNT / SIZE, &low, &high);
+        whole[k] = rounded_half(quotient(high, most) + 0.0f, k ? m : d);
+    }
+    const float by = inverse(whole[0]), by_offset = inverse(whole[1]);
+    for (int i = 0; i < COUNT / SIZE; i++) {
+        scales[i] = (int)clamp(rint(fitted[0][i] * by), 0.0f, (float)most);
+        offsets[i] = (int)clamp(rint(fitted[1][i] * by_offset), 0.0f, (float)most);
+        const float shift = whole[1] * offsets[i], each = inverse(whole[0] * scales[i]);
+        for (int j = SIZE * i; j < SIZE * i + SIZE; j++)
+            q[j] = (int)clamp(rint((x[j] + shift) * each), 0.0f, (float)highest);
+    }
+}
+
+#endif
+
+static inline void encode(const float *x, const float *weight, uchar *b)
+{
+    uchar q[COUNT];
+#if defined(BLOCKS_q4_0)
+    rounded_half(steps(x, 8, q), b);
+    pack(q, 0, 4, 16, 16, b + 2);
+
+#elif defined(BLOCKS_q4_1)
+    float low;
+    rounded_half(steps(x, 15, q, &low), b);
+    rounded_half(low, b + 2);
+    pack(q, 0, 4, 16, 16, b + 4);
+
+#elif defined(BLOCKS_q5_0)
+    rounded_half(steps(x, 16, q), b);
+    pack(q, 0, 4, 16, 16, b + 6);
+    for (int i = 0; i < 4; i++) b[2 + i] = 0;
+    for (int i = 0; i < 32; i++) b[2 + i / 8] |= q[i] >> 4 << i % 8;
+
+#elif defined(BLOCKS_q5_1)
+    float low;
+    rounded_half(steps(x, 31, q, &low), b);
+    rounded_half(low, b + 2);
+    pack(q, 0, 4, 16, 16, b + 8);
+    for (int i = 0; i < 4; i++) b[4 + i] = 0;
+    for (int i = 0; i < 32; i++) b[4 + i / 8] |= q[i] >> 4 << i % 8;
+
+#elif defined(BLOCKS_q8_0)
+    const float scale = quotient(largest_size(x), 127), by = inverse(scale);
+    rounded_half(scale, b);
+    for (int i = 0; i < 32; i++) b[2 + i] = (int)round(x[i] * by);
+
+#elif defined(BLOCKS_mxfp4)
+    const float largest = largest_size(x);
+    const int exponent = largest > 0 ? max(ilogb(largest) + 125, 0) : 0;
+    const float step = exponent < 2 ? as_float(0x00200000u << exponent) : as_float((uint)(exponent - 1) << 23);
+    b[0] = exponent;
+    for (int i = 0; i < 32; i++) {
+        float error = fabs(x[i]);
+        q[i] = 0;
+        for (int k = 1; k < 16; k++) {
+            const int size = k & 7, level = size < 4 ? size : size < 6 ? 2 * size - 4 : 4 * size - 16;
+            const float other = fabs(step * (k < 8 ? level : -level) - x[i]);
+            if (other < error) error = other, q[i] = k;
+        }
+    }
+    pack(q, 0, 4, 16, 16, b + 1);
+
+#elif defined(BLOCKS_tq1_0) || defined(BLOCKS_tq2_0)
+    const float scale = largest_size(x), by = inverse(scale);
+    for (int i = 0; i < COUNT; i++) q[i] = (int)round(x[i] * by) + 1;
+#ifdef BLOCKS_tq2_0
+    pack(q, 0, 2, 32, 64, b);
+    rounded_half(scale, b + 64);
+#else
+    for (int i = 0; i < 52; i++) {
+        const int group = i < 32 ? 32 : i < 48 ? 16 : 4, first = i < 32 ? i : i < 48 ? 128 + i : 192 + i;
+        int number = 0;
+        for (int k = 0; k < 5; k++) number = 3 * number + (k < 4 || i < 48 ? q[first + k * group] : 0);
+        b[i] = (number * 256 + 242) / 243; // the fraction of 243, rounded up, of 256
+    }
+    rounded_half(scale, b + 52);
+#endif
+
+#elif defined(BLOCKS_q2_k)
+    uchar scales[16], offsets[16];
+    with_offsets(x, weight, 3, 15, b + 80, b + 82, scales, offsets, q);
+    for (int i = 0; i < 16; i++) b[i] = scales[i] | offsets[i] << 4;
+    pack(q, 0, 2, 32, 64, b + 16);
+
+#elif defined(BLOCKS_q3_k)
+    uchar scales[16];
+    symmetric(x, weight, 4, 32, b + 108, scales, q);
+    pack(q, 2, 1, 32, 32, b);
+    pack(q, 0, 2, 32, 64, b + 32);
+    pack(scales, 0, 4, 8, 8, b + 96);
+    pack(scales, 4, 2, 4, 4, b + 104);
+
+#elif defined(BLOCKS_q4_k) || defined(BLOCKS_q5_k)
+    uchar scales[8], offsets[8];
+    with_offsets(x, weight, BYTES == 144 ? 15 : 31, 63, b, b + 2, scales, offsets, q);
+    for (int i = 0; i < 4; i++) {
+        b[4 + i] = scales[i] | scales[4 + i] >> 4 << 6;
+        b[8 + i] = offsets[i] | offsets[4 + i] >> 4 << 6;
+        b[12 + i] = (scales[4 + i] & 15) | offsets[4 + i] << 4;
+    }
+#ifdef BLOCKS_q5_k
+    pack(q, 4, 1, 32, 32, b + 16);
+#endif
+    pack(q, 0, 4, 32, 128, b + BYTES - 128);
+
+#elif defined(BLOCKS_q6_k)
+    uchar scales[16];
+    symmetric(x, weight, 32, 128, b + 208, scales, q);
+    pack(q, 0, 4, 64, 128, b);
+    pack(q, 4, 2, 32, 64, b + 128);
+    for (int i = 0; i < 16; i++) b[192 + i] = scales[i] - 128;
+#endif
+}
+
+__kernel void encode_blocks(
+    __global uchar *out, __global const float *values, __global const float *importance, const Params p)
+{
+    FIND_ROW(3)
+    const long block = get_global_id(0);
+    float x[COUNT], weight[COUNT];
+    uchar bytes[BYTES];
+    for (int i = 0; i < COUNT; i++) {
+        x[i] = values[at[1] + block * COUNT + i];
+        weight[i] = WEIGHTED ? importance[at[2] + block * COUNT + i] : 1.0f;
+    }
+    encode(x, weight, bytes);
+    for (int i = 0; i < BYTES; i++) out[at[0] + block * BYTES + i] = bytes[i];
+}
+#endif

@@ -1,0 +1,304 @@
+"""Encoding of quantized blocks in torch's operations: those of ``opweave.ops.encoding``, in the same order, so that the
+bytes are the same.
+
+Values for which they have no room are made anew in each call, as many as torch keeps in its cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from opweave.contract import Call
+from opweave.ops.blocks import E2M1
+from opweave.ops.encoding import STEPS
+
+__all__ = ["encoder"]
+
+_AT_ONCE: Final = 1 << 20
+"""Elements that are encoded at a time."""
+
+
+def encoder(name: str, out: Tensor, x: Tensor, importance: Tensor | None) -> Call:
+    """The call that encodes ``x``.
+
+    Args:
+        name: of the block type.
+        out: ``uint8``, shape (..., blocks, bytes of a block).
+        x, importance: f32, shape (..., elements), any strides.
+    """
+    return partial(_encode, _ENCODERS[name], out, x, importance)
+
+
+def _encode(encode: Callable[..., Sequence[Tensor]], out: Tensor, x: Tensor, importance: Tensor | None) -> None:
+    if x.numel() > _AT_ONCE and len(x) > 1:
+        step = max(1, _AT_ONCE * len(x) // x.numel())
+        for first in range(0, len(x), step):
+            some = slice(first, first + step)
+            _encode(encode, out[some], x[some], None if importance is None else importance[some])
+        return
+    length = x.numel() // out.shape[:-1].numel()
+    values = x.reshape(-1, length)
+    weights = None if importance is None else importance.reshape(-1, length)
+    out.copy_(torch.cat(list(encode(values, weights)), 1).view(out.shape))
+
+
+def _half(x: Tensor) -> Tensor:
+    """The bytes of an f16."""
+    return x.to(torch.float16).contiguous().view(torch.uint8)
+
+
+def _packed(integers: Tensor, width: int, group: int) -> Tensor:
+    """Fields of ``width`` bits of each ``group`` of bytes: all lowest ones first, then the next ones."""
+    fields = integers.to(torch.uint8).reshape(len(integers), -1, 8 // width, group)
+    result = fields[:, :, 0].clone()
+    for i in range(1, 8 // width):
+        result |= fields[:, :, i] << (i * width)
+    return result.view(len(integers), -1)
+
+
+def _quotient(a: Tensor | float, b: Tensor | float) -> Tensor:
+    """a / b, rounded once: of a number and a tensor torch computes the product with a reciprocal."""
+    like = a if isinstance(a, Tensor) else b
+    assert isinstance(like, Tensor)
+    return torch.div(*[v if isinstance(v, Tensor) else like.new_full((1,), v) for v in (a, b)])
+
+
+def _inverse(x: Tensor) -> Tensor:
+    """1 / x, and 0 for 0."""
+    return torch.where(x == 0, 0.0, 1 / x)
+
+
+# --- 32 elements, one scale (and offset) ----------------------------------------------------------------------------
+
+
+def _half_steps(x: Tensor, highest: int) -> tuple[Tensor, Tensor]:
+    size = x.abs()
+    # The first of the largest: torch's argmax may give any.
+    places = torch.arange(x.shape[1], device=x.device)
+    first = torch.where(size == size.amax(1, True), places, x.shape[1] - 1).amin(1, True)
+    scale = x.gather(1, first) / -highest
+    return scale, torch.trunc(x * _inverse(scale) + (highest + 0.5)).clamp(max=2 * highest - 1)
+
+
+def _steps(x: Tensor, highest: int) -> tuple[Tensor, Tensor, Tensor]:
+    low = x.amin(1, True)
+    scale = _quotient(x.amax(1, True) - low, highest)
+    return scale, low, torch.trunc((x - low) * _inverse(scale) + 0.5).clamp(max=highest)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """To the nearest integer, halves away from zero."""
+    size = x.abs()
+    whole = size.floor()
+    return torch.copysign(whole + (size - whole >= 0.5), x)
+
+
+def _five_bits(q: Tensor) -> tuple[Tensor, Tensor]:
+    q = q.to(torch.uint8)
+    fifths = (q >> 4).view(-1, 4, 8) << torch.arange(8, device=q.device, dtype=torch.uint8)
+    return fifths.sum(2, dtype=torch.uint8), _packed(q & 15, 4, 16)
+
+
+def _q4_0(x: Tensor, importance: Tensor | None) -> Sequence[Tensor]:
+    scale, q = _half_steps(x, 8)
+    return _half(scale), _packed(q, 4, 16)
+
+
+def _q4_1(x: Tensor, importance: Tensor | None) -> Sequence[Tensor]:
+    scale, low, q = _steps(x, 15)
+    return _half(scale), _half(low), _packed(q, 4, 16)
+
+
+def _q5_0(x: Tensor, importance: Tensor | None) -> Sequence[Tensor]:
+    scale, q = _half_steps(x, 16)
+    return _half(scale), *_five_bits(q)
+
+
+def _q5_1(x: Tensor, importance: Tensor | None) -> Sequence[Tensor]:
+    scale, low, q = _steps(x, 31)
+    return _half(scale), _half(low), *_five_bits(q)
+
+
+def _q8_0(x: Tensor, importance: Tensor | None) -> Sequence[Tensor]:
+    scale = _quotient(x.abs().amax(1, True), 127)
+    return _half(scale), _rounded(x * _inverse(scale)).to(torch.int8).view(torch.uint8)
+
+
+def _mxfp4(x: Tensor, importance: Tensor | None) -> Sequence[Tensor]:
+    largest = x.abs().amax(1, True)
+    exponent = torch.where(largest > 0, (torch.frexp(largest).exponent + 124).clamp(min=0), 0)
+    step = torch.ldexp(torch.ones_like(largest), exponent - 128)
+    error, q = x.abs(), torch.zeros_like(x)  # as of the first level, 0
+    for i, level in enumerate(E2M1.tolist()):
+        other = (step * level - x).abs()
+        better = other < error
+        error, q = torch.where(better, other, error), torch.where(better, float(i), q)
+    return exponent.to(torch.uint8), _packed(q, 4, 16)
+
+
+# --- 256 elements of three levels -----------------------------------------------------------------------------------
+
+
+def _three_levels(x: Tensor) -> tuple[Tensor, Tensor]:
+    scale = x.abs().amax(1, True)
+    return scale, _rounded(x * _inverse(scale)) + 1
+
+
+def _tq1_0(x: Tensor, importance: Tensor | None) -> Sequence[Tensor]:
+    scale, q = _three_levels(x)
+    pieces = []
+    for digits, part in ((5, q[:, :160]), (5, q[:, 160:240]), (4, q[:, 240:])):
+        number = part.to(torch.int32).view(len(q), digits, -1)
+        total = number[:, 0] * 81
+        for i in range(1, digits):
+            total += number[:, i] * 3 ** (4 - i)
+        pieces.append(torch.div(total * 256 + 242, 243, rounding_mode="floor").to(torch.uint8))
+    return *pieces, _half(scale)
+
+
+def _tq2_0(x: Tensor, importance: Tensor | None) -> Sequence[Tensor]:
+    scale, q = _three_levels(x)
+    return _packed(q, 2, 32), _half(scale)
+
+
+# --- 256 elements: scales of parts of 16 or 32, themselves scaled by an f16 -----------------------------------------
+
+
+def _tree_sum(x: Tensor) -> Tensor:
+    while x.shape[-1] > 1:
+        half = x.shape[-1] // 2
+        x = x[..., :half] + x[..., half:]
+    return x[..., 0]
+
+
+def _times(x: Tensor, importance: Tensor | None) -> Tensor:
+    return x if importance is None else x * importance
+
+
+def _fit(x: Tensor, importance: Tensor | None, highest: int) -> Tensor:
+    low, high = x.amin(-1), x.amax(-1)
+    largest = torch.where(-low > high, low, high)
+    scales, best = torch.zeros_like(largest), torch.zeros_like(largest)
+    weighted = _times(x, importance)
+    for step in STEPS:
+        inverse = torch.where(largest == 0, 0.0, _quotient(-highest - step, largest))
+        q = torch.round(x * inverse.unsqueeze(-1)).clamp(-highest, highest - 1)
+        product, square = _tree_sum(weighted * q), _tree_sum(_times(q, importance) * q)
+        scale = torch.where(square > 0, product / square, 0.0)
+        less = scale * product
+        better = less > best
+        best, scales = torch.where(better, less, best), torch.where(better, scale, scales)
+    return scales
+
+
+def _fit_with_offset(x: Tensor, importance: Tensor | None, highest: int) -> tuple[Tensor, Tensor]:
+    low = x.amin(-1).clamp(max=0)
+    width = x.amax(-1) - low
+    scales, offsets = torch.zeros_like(low), -low
+    weighted = _times(x, importance)
+    count = torch.full_like(low, x.shape[-1]) if importance is None else _tree_sum(importance)
+    total = _tree_sum(weighted)
+    best = torch.where(width == 0, 0.0, torch.inf)
+    for step in STEPS:
+        inverse = torch.where(width == 0, 0.0, _quotient(highest + step, width))
+        q = torch.round((x - low.unsqueeze(-1)) * inverse.unsqueeze(-1)).clamp(0, highest)
+        of_q = _times(q, importance)
+        sum_q, square, product = _tree_sum(of_q), _tree_sum(of_q * q), _tree_sum(weighted * q)
+        determinant = count * square - sum_q * sum_q
+        scale = torch.where(determinant > 0, (count * product - total * sum_q) / determinant, 0.0)
+        offset = torch.where(determinant > 0, (sum_q * product - square * total) / determinant, 0.0)
+        alone = (offset < 0) | (determinant <= 0)
+        scale = torch.where(alone, torch.where(square > 0, product / square, 0.0), scale)
+        offset = torch.where(alone, 0.0, offset)
+        difference = q * scale.unsqueeze(-1) - offset.unsqueeze(-1) - x
+        error = _tree_sum(_times(difference, importance) * difference)
+        better = (error < best) & (scale >= 0)
+        best = torch.where(better, error, best)
+        scales, offsets = torch.where(better, scale, scales), torch.where(better, offset, offsets)
+    return scales, offsets
+
+
+def _as_half(x: Tensor) -> Tensor:
+    return x.to(torch.float16).to(torch.float32)
+
+
+def _symmetric(
+    x: Tensor, importance: Tensor | None, parts: int, highest: int, most: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    split = x.reshape(len(x), parts, -1)
+    scales = _fit(split, None if importance is None else importance.reshape(split.shape), highest)
+    low, high = scales.amin(1, True), scales.amax(1, True)
+    whole = _as_half(torch.where(-low > high, low, high) / -most)
+    of_parts = torch.round(scales * _inverse(whole)).clamp(-most, most - 1)
+    q = torch.round(split * _inverse(whole * of_parts).unsqueeze(-1)).clamp(-highest, highest - 1)
+    return whole, of_parts, q.view(x.shape)
+
+
+def _with_offsets(
+    x: Tensor, importance: Tensor | None, parts: int, highest: int, most: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    split = x.reshape(len(x), parts, -1)
+    fitted = _fit_with_offset(split, None if importance is None else importance.reshape(split.shape), highest)
+    whole, shift = [_as_half(_quotient(each.amax(1, True), most) + 0.0) for each in fitted]
+    scales, offsets = [
+        torch.round(each * _inverse(of)).clamp(0, most) for each, of in zip(fitted, (whole, shift), strict=True)
+    ]
+    shifted = split + (shift * offsets).unsqueeze(-1)
+    q = torch.round(shifted * _inverse(whole * scales).unsqueeze(-1)).clamp(0, highest)
+    return whole, shift, scales.to(torch.uint8), offsets.to(torch.uint8), q.view(x.shape).to(torch.uint8)
+
+
+def _q2_k(x: Tensor, importance: Tensor | None) -> Sequence[Tensor]:
+    whole, shift, scales, offsets, q = _with_offsets(x, importance, 16, 3, 15)
+    return scales | offsets << 4, _packed(q, 2, 32), _half(whole), _half(shift)
+
+
+def _q3_k(x: Tensor, importance: Tensor | None) -> Sequence[Tensor]:
+    whole, scales, signed = _symmetric(x, importance, 16, 4, 32)
+    q, six = (signed + 4).to(torch.uint8), (scales + 32).to(torch.uint8)
+    low, high = _packed(six & 15, 4, 8), _packed(six >> 4, 2, 4)
+    return _packed(q >> 2, 1, 32), _packed(q & 3, 2, 32), low, high, _half(whole)
+
+
+def _scales_of_8(x: Tensor, importance: Tensor | None, highest: int) -> tuple[Sequence[Tensor], Tensor]:
+    whole, shift, scales, offsets, q = _with_offsets(x, importance, 8, highest, 63)
+    sixes = [six[:, :4] | six[:, 4:] >> 4 << 6 for six in (scales, offsets)]
+    return (_half(whole), _half(shift), *sixes, scales[:, 4:] & 15 | offsets[:, 4:] << 4), q
+
+
+def _q4_k(x: Tensor, importance: Tensor | None) -> Sequence[Tensor]:
+    fields, q = _scales_of_8(x, importance, 15)
+    return *fields, _packed(q, 4, 32)
+
+
+def _q5_k(x: Tensor, importance: Tensor | None) -> Sequence[Tensor]:
+    fields, q = _scales_of_8(x, importance, 31)
+    return *fields, _packed(q >> 4, 1, 32), _packed(q & 15, 4, 32)
+
+
+def _q6_k(x: Tensor, importance: Tensor | None) -> Sequence[Tensor]:
+    whole, scales, signed = _symmetric(x, importance, 16, 32, 128)
+    q = (signed + 32).to(torch.uint8)
+    return _packed(q & 15, 4, 64), _packed(q >> 4, 2, 32), scales.to(torch.int8).view(torch.uint8), _half(whole)
+
+
+_ENCODERS: Final[dict[str, Callable[[Tensor, Tensor | None], Sequence[Tensor]]]] = {
+    "q4_0": _q4_0,
+    "q4_1": _q4_1,
+    "q5_0": _q5_0,
+    "q5_1": _q5_1,
+    "q8_0": _q8_0,
+    "mxfp4": _mxfp4,
+    "tq1_0": _tq1_0,
+    "tq2_0": _tq2_0,
+    "q2_k": _q2_k,
+    "q3_k": _q3_k,
+    "q4_k": _q4_k,
+    "q5_k": _q5_k,
+    "q6_k": _q6_k,
+}
