@@ -239,3 +239,58 @@ SLOTS, TABLE = ow.input("slots", (1, 1), "i64"), ow.input("blocks", (1, 1), "i64
 def test_what_is_wrong_is_said(act, error, message):
     with pytest.raises(error, match=message):
         act()
+
+
+def softmax(scores):
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("blocks", [None, 8])
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "q5_1"])
+@pytest.mark.parametrize("device", ["host", "cpu", "opencl", "torch"])
+def test_a_quantized_cache_holds_what_was_rounded(device, dtype, blocks):
+    """Attention over a cache of blocks is that over the values of the blocks, wherever they lie."""
+    try:
+        where = ow.device(device)
+    except (ow.UnknownNameError, ow.PluginError) as missing:
+        pytest.skip(str(missing))
+    kv = cache(layers=1, sequences=2, capacity=32, size=64, dtype=dtype, blocks=blocks, device=where)
+    assert kv.keys[0].nbytes == kv.keys[0].shape[0] * 2 * ow.as_dtype(dtype).row_bytes(64)
+
+    @ow.compile(devices=where)
+    def step(q, k, v, positions, slots, table, reach):
+        return kv.attend(0, q, k, v, positions, slots, table, reach)
+
+    def rounded(x):
+        return ow.dequantize(ow.quantize(x, dtype)).astype(np.float64)
+
+    rng = np.random.default_rng(0)
+    seen = {kv.join(): [], kv.join(): []}
+    for fed in ({0: 5}, {1: 9}, {0: 1, 1: 1}, {1: 4}, {0: 12, 1: 1}):
+        batch = kv.feed({sequence: [1] * count for sequence, count in fed.items()})
+        n, tokens = batch.slots.shape
+        q, k, v = (rng.standard_normal((n, heads, tokens, 64)).astype(np.float32) for heads in (4, 2, 2))
+        got = step(q, k, v, batch.positions, batch.slots, batch.blocks, batch.reach)
+        for sequence, count in fed.items():
+            row = batch.rows[sequence]
+            seen[sequence].append((k[row, :, :count], v[row, :, :count]))
+            keys, values = (np.repeat(rounded(np.concatenate(x, 1)), 2, 0) for x in zip(*seen[sequence], strict=True))
+            scores = q[row, :, :count] @ keys.swapaxes(1, 2) / 8
+            last = np.arange(keys.shape[1] - count, keys.shape[1])[:, None]
+            want = softmax(np.where(np.arange(keys.shape[1]) > last, -np.inf, scores)) @ values
+            np.testing.assert_allclose(got[row, :, :count], want, rtol=1e-3, atol=1e-3)
+    kv.truncate(0, 3)
+    free = np.setdiff1d(np.arange(kv.keys[0].shape[0] - 1), _slots(kv, {0: 3, 1: 15}))
+    assert not ow.read(kv.keys[0])[free].any()
+    assert ow.read(kv.keys[0]).any()
+    kv.clear()
+    assert not ow.read(kv.values[0]).any()
+
+
+def _slots(kv, lengths):
+    """The rows of the states that hold the tokens of sequences."""
+    return np.concatenate([
+        np.array(kv._tables[s])[np.arange(n) // kv._room] * kv._room + np.arange(n) % kv._room
+        for s, n in lengths.items()
+    ])  # fmt: skip
