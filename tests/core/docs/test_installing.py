@@ -22,14 +22,14 @@ def test_every_plugin_is_an_extra_of_the_core_in_a_version_that_fits():
 
     extras = settings("core")["project"]["optional-dependencies"]
     plugins = {folder.name for folder in (ROOT / "plugins").iterdir() if (folder / "pyproject.toml").exists()}
-    assert set(extras) == plugins | {"gguf", "training", "all"}
+    assert set(extras) == plugins | {"training", "all"}
     for name in plugins:
         project = settings(f"plugins/{name}")["project"]
         (needed,) = map(Requirement, extras[name])
         assert needed.name == project["name"]
         assert project["version"] in needed.specifier
     (everything,) = map(Requirement, extras["all"])
-    assert (everything.name, everything.extras) == ("opweave", plugins | {"gguf", "training"})
+    assert (everything.name, everything.extras) == ("opweave", plugins | {"training"})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 
 import gguf
 import ml_dtypes
@@ -253,3 +255,15 @@ def test_gradients_stop_at_blocks_as_at_integers():
 def test_what_is_refused(call, error, says):
     with pytest.raises(error, match=says):
         call()
+
+
+def test_the_page_lists_every_block_type():
+    page = (Path(__file__).parents[3] / "docs" / "quantization.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ([\d.]+) \| (\d+) \| (yes)? ?\| ([\d.]*) ?\|$", page, re.MULTILINE)
+    listed = {name: (float(bits), int(block), bool(encoded)) for name, bits, block, encoded, _ in rows}
+    assert listed == {t.name: (t.itemsize * 8 / t.block, t.block, t.name in ENCODED) for t in QUANTIZED}
+    values = RNG.standard_normal((256, 512)).astype(F)
+    for name, *_, stated in rows:
+        if stated:
+            found = np.sqrt(error(values, ow.quantize(values, name)) / (values.astype(np.float64) ** 2).sum())
+            assert abs(found - float(stated)) < 0.02 * float(stated)
