@@ -54,6 +54,7 @@ from opweave.registry import (
     plugins,
     register,
     register_device,
+    rescan,
     unload,
 )
 from opweave.scheduler import Program, Scheduler
@@ -127,6 +128,7 @@ __all__ = [
     "read",
     "register",
     "register_device",
+    "rescan",
     "scope",
     "state",
     "unload",

@@ -151,6 +151,17 @@ class Device(DeviceHooks):
         return (self.default_buffer_type,)
 
     @property
+    def alive(self) -> bool:
+        """Whether the device can still be used, as far as is known; `opweave.devices` leaves out those that cannot.
+        Authors of devices that may go away override it."""
+        return True
+
+    @property
+    def answers_many(self) -> bool:
+        """Whether the class overrides ``_why_not_many``: it is asked about all nodes of a graph at once."""
+        return type(self)._why_not_many is not Device._why_not_many
+
+    @property
     def has_own_rules(self) -> bool:
         """Whether the class overrides ``_why_not``: what it supports does not follow from its kernel table alone."""
         return type(self)._why_not is not Device._why_not
@@ -400,6 +411,15 @@ class Device(DeviceHooks):
                 if not self.reads(kind):
                     return f"source {i - 1} lies in {kind.name}, a format that it does not read"
         return None
+
+    def ask_ahead(self, steps: Sequence[Step]) -> list[bool]:
+        """Ask about many (unbound) steps at once, where the author overrides ``_why_not_many``: single questions about
+        these take no time then. Returns which of them the device runs, as far as the author knows; none if it fails,
+        which the single questions will tell."""
+        try:
+            return [why is None for why in self._why_not_many(steps)]
+        except Exception:
+            return [False] * len(steps)
 
     def supports(self, step: Step) -> bool:
         """Whether the device runs an (unbound) step."""

@@ -17,7 +17,7 @@ from opweave.contract.stream import Stream
 from opweave.errors import UnsupportedOpError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from opweave.contract.kernels import KernelTable
     from opweave.contract.memory import BufferType
@@ -167,6 +167,14 @@ class DeviceHooks:
         """Why the device does not run ``step``, or ``None`` if it does. Default: the answer of the kernel table. Called
         with unbound args, once for each signature."""
         return self.kernels.why_not(step)
+
+    def _why_not_many(self, steps: Sequence[Step]) -> Sequence[str | None]:
+        """`_why_not` of many steps at once, for devices where a question takes long. Default: one after the other.
+
+        A device that overrides it is asked so about all nodes of a graph when that is built, and remembers what else
+        it was told, for the single questions that follow.
+        """
+        return [self._why_not(step) for step in steps]
 
     def _reads(self, kind: BufferType) -> bool:
         """Whether some kernels read buffer types that override ``_init``. Default: as declared by the kernels

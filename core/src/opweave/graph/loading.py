@@ -24,7 +24,7 @@ from opweave.graph.saving import array_shape
 from opweave.graph.scope import SCOPE
 from opweave.graph.tensor import Tensor, constant, input, new_leaf, node, view_node
 
-__all__ = ["decode", "leaf_tensor"]
+__all__ = ["check_types", "decode", "leaf_tensor"]
 
 Array = np.ndarray[Any, Any]
 _NEW: Final = "(being loaded)"
@@ -99,7 +99,7 @@ class _Loader:
             raise UnknownNameError("operation", row["op"], OPS, hint)
         srcs = tuple([self.tensors[_number(i, len(self.tensors))] for i in _list(row["srcs"], int)])
         attrs = decode_attrs(row["attrs"])
-        _check_types(op, attrs)
+        check_types(op, attrs)
         token = SCOPE.set(_NEW)
         try:
             if op.is_view:
@@ -218,7 +218,7 @@ _TYPES: Final[dict[Any, tuple[type, ...]]] = {
 """The types of attributes by their annotation. What says float may be an integer that fills a tensor of integers."""
 
 
-def _check_types(op: OpDef, attrs: dict[str, Any]) -> None:
+def check_types(op: OpDef, attrs: dict[str, Any]) -> None:
     """Refuse attributes of other types than the shape rule names, as far as it names plain ones."""
     for name, parameter in signature(op.infer).parameters.items():
         kinds = _TYPES.get(parameter.annotation)

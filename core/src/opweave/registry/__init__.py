@@ -39,6 +39,7 @@ __all__ = [
     "program_built",
     "register",
     "register_device",
+    "rescan",
     "unload",
 ]
 
@@ -63,6 +64,7 @@ open_device = REGISTRY.open_device
 plugins = REGISTRY.plugins
 register = REGISTRY.register
 register_device = REGISTRY.register_device
+rescan = REGISTRY.rescan
 unload = REGISTRY.unload
 
 

@@ -226,9 +226,9 @@ def preferred(backends: Iterable[LoadedBackend]) -> list[Device]:
     """All devices, the preferred first.
 
     By position in ``OPWEAVE_BACKENDS``, then kind (GPU, IGPU, ACCEL, CPU, HOST), then the backend's priority. Devices
-    that this process, forked from another one, cannot use are left out.
+    that are gone, or that this process, forked from another one, cannot use, are left out.
     """
-    pairs = [(loaded, d) for loaded in backends for d in loaded.devices if not d.lost_by_fork]
+    pairs = [(loaded, d) for loaded in backends for d in loaded.devices if d.alive and not d.lost_by_fork]
     pairs.sort(key=lambda pair: (pair[0].rank, pair[1].kind.rank, -pair[0].backend.priority))
     return [device for _, device in pairs]
 

@@ -275,6 +275,25 @@ def probed(devices: Sequence[Device]) -> tuple[list[Device], list[UnusableDevice
     return usable, unusable
 
 
+def rescan(loaded: LoadedBackend) -> None:
+    """Remove the devices of a backend that are gone, and add those that it finds and that have none of its names."""
+    for device in [d for d in loaded.devices if not d.alive]:
+        loaded.devices.remove(device)
+        device.backend = None
+    try:
+        found = devices_of(loaded.backend)
+    except PluginError:
+        return
+    names = device_names(loaded.backend.name, [d.id for d in found])
+    known = {key(device.name) for device in loaded.devices}
+    new = []
+    for device, name in zip(found, names, strict=True):
+        if key(name) not in known:
+            device._name, device.backend = name, loaded.backend
+            new.append(device)
+    loaded.devices.extend(probed(new)[0])
+
+
 def in_use(devices: Iterable[Device]) -> list[str]:
     """Buffers and streams of the devices that are alive, as text: ``["2 buffers of acme", "1 stream of acme"]``."""
 

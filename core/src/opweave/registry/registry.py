@@ -129,6 +129,28 @@ class Registry:
                 loading.load(plugin, self.hooks, self._catalog)
             return tuple(plugin.record() for plugin in found)
 
+    def rescan(self) -> tuple[Device, ...]:
+        """Look again for the devices of all loaded backends, and try those again that had none.
+
+        Devices that are gone (`Device.alive`) are removed; new ones are added, also those that have come back. Devices
+        that are still there stay the same objects.
+
+        Returns:
+            The devices that are new.
+        """
+        with self._lock:
+            self._all_loaded()
+            known = {id(device) for loaded in self._catalog.backends() for device in loaded.devices}
+            for plugin in list(self._catalog):
+                if plugin.state is State.UNAVAILABLE and plugin.tried:
+                    loading.withdraw(plugin, self.hooks)
+                    plugin.reset()
+                    loading.load(plugin, self.hooks, self._catalog)
+                for loaded in plugin.backends:
+                    loading.rescan(loaded)
+            found = [device for loaded in self._catalog.backends() for device in loaded.devices]
+            return tuple([device for device in found if id(device) not in known])
+
     def unload(self, backend: Backend | str) -> None:
         """Remove a backend and its devices; with the last backend of a plugin also its hooks and operations.
 

@@ -60,6 +60,9 @@ class Capabilities:
         computing = [target for target in targets if target.device.kind is not Kind.HOST]
         self.computing: Final = computing or list(targets)
         self.references: Final = [target for target in targets if target not in self.computing]
+        for target in self.computing:
+            if target.device.answers_many:
+                target.ask_ahead(self.signature(node) for node in nodes)
 
     def signature(self, node: Tensor) -> Signature:
         """What devices are asked about ``node``."""

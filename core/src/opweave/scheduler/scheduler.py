@@ -419,8 +419,31 @@ class Scheduler:
         with suppress(Exception):  # a lost device may refuse to be closed in order; nothing is left to save on it
             self.close()
         kinds = {k: v for k, v in self._buffer_types.items() if (k if isinstance(k, str) else k.name) != lost.name}
+        return self._over([target.device if target.owned else target.stream for target in rest], kinds)
+
+    def add(self, device: Where, *, first: bool = False) -> Scheduler:
+        """A scheduler over one device more, for going on when one has come back. This one is closed.
+
+        Leaves stay where they lie, graphs as they are: build their outputs again.
+
+        Args:
+            device: a device, a stream or a name that this scheduler does not have.
+            first: preferred to the others; if not, the others are preferred to it.
+
+        Raises:
+            SchedulerError: a device of this scheduler; called as `close` may not be.
+            UnknownNameError, PluginError: a name that is no device, or a device of a plugin that failed.
+        """
+        self._executor.check_closer(whole=True)
+        checked_options([*self.devices, device], False, None, self.placement)
+        self.close()
+        here = [target.device if target.owned else target.stream for target in self._targets]
+        return self._over([device, *here] if first else [*here, device], self._buffer_types)
+
+    def _over(self, devices: Sequence[Where], kinds: Mapping[Device | str, BufferType]) -> Scheduler:
+        """A scheduler with the options of this one."""
         return Scheduler(
-            [target.device if target.owned else target.stream for target in rest],
+            devices,
             parallel=self.n_slots if self.parallel else False,
             op_offload=self._op_offload,
             buffer_types=kinds,

@@ -18,7 +18,7 @@ from opweave.graph.layout import dense_strides, is_dense
 from opweave.graph.precision import is_within
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from opweave.contract.kernels import Kernel
     from opweave.contract.workspace import ArrayLayout
@@ -198,6 +198,15 @@ class Target:
             known = signature.support[self.device] = self._ask(signature)
         return known
 
+    def ask_ahead(self, signatures: Iterable[Signature]) -> None:
+        """Ask the device about many signatures at once, if its author wants that; packed too where it refuses them."""
+        if not self.device.answers_many:
+            return
+        new = [s for s in dict.fromkeys(signatures) if self.device not in s.support]
+        runs = self.device.ask_ahead([unbound_step(s, self.device) for s in new])
+        loose = [s for s, run in zip(new, runs, strict=True) if not run and not _is_packed(s)]
+        self.device.ask_ahead([unbound_step(s, self.device, packed=True) for s in loose])
+
     def _ask(self, signature: Signature) -> Support:
         if 0 in signature.out[1]:
             return Support(None)  # there is nothing to compute
@@ -246,7 +255,7 @@ class Target:
         step = unbound_step(signature, self.device, unpacked=unpacked, rounded=rounded, repacked=repacked)
         reason = self.device.why_not(step)
         packed = False
-        if reason is not None and not all(is_dense(s, t, d) for d, s, t in signature.srcs):
+        if reason is not None and not _is_packed(signature):
             step = unbound_step(
                 signature, self.device, packed=True, unpacked=unpacked, rounded=rounded, repacked=repacked
             )
@@ -264,3 +273,7 @@ class Target:
             None, packed, device.inplace(step), workspace, kernel, unpacked, arrays, step.out.nbytes,
             signature.precision, precision, rounded, repacked,
         )  # fmt: skip
+
+
+def _is_packed(signature: Signature) -> bool:
+    return all(is_dense(shape, strides, dtype) for dtype, shape, strides in signature.srcs)

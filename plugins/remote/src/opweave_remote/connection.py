@@ -1,0 +1,238 @@
+"""`Connection`: a server as its client sees it: its devices, the links to it, and whether it still stands."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from opweave.concurrency import Lock
+from opweave.contract import MemorySpace, Plan
+from opweave.errors import FormatError, OpweaveError, Unavailable
+from opweave.lifecycle import close_at_exit
+from opweave_remote.description import ServerInfo
+from opweave_remote.failures import decode_error
+from opweave_remote.heartbeat import keep_asking
+from opweave_remote.link import Fate, Link
+from opweave_remote.security import is_proof, new_nonce, proof
+from opweave_remote.tls import TlsSocket
+from opweave_remote.wire import MAX_BEFORE_PROOF, MAX_VERSION, MIN_VERSION, Kind, encode
+from opweave_remote.wires import HEARTBEAT, SESSION, STREAM, Address, Wire, tuned
+
+if TYPE_CHECKING:
+    from opweave_remote.device import RemoteDevice
+
+__all__ = ["BULK_LINKS", "Connection", "Dial", "tcp_dial"]
+
+Dial = Callable[[bytes], "socket.socket | TlsSocket"]
+"""Opens a connection to the server, given its first bytes; raises ``OSError``."""
+
+BULK_LINKS: Final = 2
+"""Connections that carry large transfers beside the one for control messages."""
+
+_MAX_ANSWER: Final = 1 << 26
+
+
+def tcp_dial(address: Address, context: ssl.SSLContext | None, server_name: str | None, timeout: float) -> Dial:
+    """Connections over TCP, with TLS if there is a context."""
+
+    def dial(preamble: bytes) -> socket.socket | TlsSocket:
+        sock = socket.create_connection(address, timeout=timeout)
+        try:
+            tuned(sock).sendall(preamble)
+            if context is None or preamble == HEARTBEAT:
+                return sock
+            return TlsSocket(sock, context, server_name or address.host)
+        except BaseException:
+            sock.close()
+            raise
+
+    return dial
+
+
+class Connection:
+    """A server whose devices this process uses. Made by `opweave_remote.connect` and `opweave_remote.isolated`.
+
+    Args:
+        name: what names of devices have in front of the slash.
+        dial: opens connections.
+        token: proves both sides to each other; ``None`` where TLS or a pipe does that.
+        deadline: seconds without a sign of life after which the server is lost.
+
+    Attributes:
+        name: as given.
+        address: where other servers reach it; ``None``: nowhere.
+        info: what the server says of itself.
+        devices: its devices, in its order.
+
+    Raises:
+        Unavailable: nobody listens there, the two sides do not know each other, or they speak other versions.
+    """
+
+    def __init__(self, name: str, dial: Dial, token: bytes | None, deadline: float) -> None:
+        self.name: Final = name
+        self.fate: Final = Fate(f"the server {name}")
+        self.deadline: Final = deadline
+        self.address: Address | None = None
+        self._dial: Final = dial
+        self._key = b""
+        self._session = b""
+        self._lock: Final = Lock()
+        self._bulk: list[Link] = []
+        self._numbers: Final = count(1)
+        self.plans: Final[weakref.WeakValueDictionary[int, Plan]] = weakref.WeakValueDictionary()
+        self.dropped: Final[deque[int]] = deque()  # numbers of buffers that were freed
+        wire, described = self._open(SESSION, "session", token, deadline)
+        self.info: Final = ServerInfo.decode(described)
+        self.control: Final = Link(self.fate, wire)
+        self._spaces: Final[dict[int, MemorySpace]] = {}
+        from opweave_remote.device import RemoteDevice
+
+        self.devices: Final[tuple[RemoteDevice, ...]] = tuple([RemoteDevice(self, d) for d in self.info.devices])
+        self._end: Final = weakref.finalize(self, self.fate.lose, "nobody uses it any more", wanted=True)
+        self._end.atexit = False
+        close_at_exit(self)
+        if self.info.heartbeat:
+            self._start_heartbeat()
+
+    def __repr__(self) -> str:
+        state = "" if self.alive else ", lost"
+        return f"<Connection to {self.name}: {', '.join(d.name for d in self.devices)}{state}>"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server still stands, as far as is known."""
+        return self.fate.error is None
+
+    # --- links --------------------------------------------------------------------------------------------------------
+
+    def _open(self, preamble: bytes, role: str, key: bytes | None, timeout: float) -> tuple[Wire, Any]:
+        """A wire on which both sides have proved who they are, and what the server says of itself."""
+        try:
+            sock = self._dial(preamble)
+        except (ssl.SSLError, EOFError) as error:
+            raise Unavailable(f"no TLS with {self.name}: {error}",
+                              remedy="check certificates and their dates, and the authorities that each side believes"
+                              ) from error  # fmt: skip
+        except OSError as error:
+            remedy = "is `opweave serve-devices` running there, and the port open?"
+            raise Unavailable(f"{self.name} cannot be reached: {error}", remedy=remedy) from error
+        wire = Wire(sock, MAX_BEFORE_PROOF, 0)
+        try:
+            sock.settimeout(timeout)
+            described = self._greet(wire, role, key, not isinstance(sock, TlsSocket) and preamble == SESSION)
+            sock.settimeout(None)
+        except (EOFError, OSError, FormatError) as error:
+            wire.close()
+            raise Unavailable(f"{self.name} ended the connection before it was open: {error}",
+                              remedy="does the server use TLS, or another program that port?") from error  # fmt: skip
+        except BaseException:
+            wire.close()
+            raise
+        wire.reader.max_args = wire.reader.max_data = _MAX_ANSWER
+        return wire, described
+
+    def _greet(self, wire: Wire, role: str, key: bytes | None, open_line: bool) -> Any:
+        least, most, nonce, wants = wire.expect(Kind.CHALLENGE).args
+        version = min(most, MAX_VERSION)
+        if version < max(least, MIN_VERSION):
+            raise Unavailable(
+                f"{self.name} speaks versions {least} to {most} of the protocol, and this opweave-remote {MIN_VERSION} "
+                f"to {MAX_VERSION}",
+                remedy="install versions of opweave-remote that go together",
+            )
+        if wants and key is None:
+            raise Unavailable(f"{self.name} asks for a token", remedy="pass token=, or set OPWEAVE_REMOTE_TOKEN_FILE")
+        if open_line and key is not None and not wants:
+            raise Unavailable(f"{self.name} does not ask for the token that proves it to be the right server",
+                              remedy="start it with --token-file")  # fmt: skip
+        own = new_nonce()
+        shown = proof(key, b"client", nonce, own, role.encode(), self._session) if wants and key else b""
+        wire.say(Kind.HELLO, version, role, self._session, own, shown)
+        wire.reader.max_args = _MAX_ANSWER  # descriptions of devices
+        frame = wire.expect(Kind.WELCOME, Kind.REFUSED)
+        if frame.kind is Kind.REFUSED:
+            raise decode_error(frame.args[0]).error
+        shown, session, session_key, described = frame.args
+        if wants and key is not None and not is_proof(shown, key, b"server", own, nonce):
+            raise Unavailable(f"{self.name} does not know the token", remedy="is this the right server?")
+        if role == "session":
+            self._session, self._key = session, session_key
+        return described
+
+    def open_link(self, role: str, device: str = "") -> Link:
+        """A further connection: ``"stream"``, or ``"bulk"`` for large transfers.
+
+        Raises:
+            DeviceLostError: the server is lost, or does not answer within the deadline.
+            Unavailable: it refuses, because this client has as many connections as it may.
+        """
+        self.fate.check()
+        try:
+            wire, _ = self._open(STREAM, role, self._key, self.deadline)
+        except Unavailable as error:
+            if not isinstance(error.__cause__, (OSError, EOFError)):
+                raise
+            self.fate.lose(error.message)
+            self.fate.check()
+            raise
+        return Link(self.fate, wire, device)
+
+    def bulk(self) -> list[Link]:
+        """The links for large transfers."""
+        with self._lock:
+            while len(self._bulk) < BULK_LINKS:
+                self._bulk.append(self.open_link("bulk"))
+            return self._bulk
+
+    def _start_heartbeat(self) -> None:
+        try:
+            sock = self._dial(HEARTBEAT)
+        except OSError as error:
+            self.fate.lose(f"no heartbeat: {error}")
+            return
+        assert isinstance(sock, socket.socket)
+        self.fate.at_end(lambda: _shut(sock))
+        keep_asking(sock, self.fate, self._session, self._key, self.deadline)
+
+    # --- what devices need --------------------------------------------------------------------------------------------
+
+    def number(self) -> int:
+        """A number for something new on the server."""
+        return next(self._numbers)
+
+    def space(self, number: int, name: str) -> MemorySpace:
+        """The memory space that the server calls by this number."""
+        return self._spaces.setdefault(number, MemorySpace(name))
+
+    def send_dropped(self) -> None:
+        """Tell the server which buffers were freed. Finalisers only note that, as they may come within any call."""
+        numbers = []
+        while self.dropped:
+            numbers.append(self.dropped.popleft())
+        if numbers and self.alive:
+            self.control.post(encode(Kind.FREE, numbers))
+
+    # --- end ----------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the connection; the server frees all that belongs to it. Devices are lost by that. Closing twice does
+        nothing."""
+        with suppress(OpweaveError):
+            self.send_dropped()
+            self.control.flush()
+        self._end.detach()
+        self.fate.lose("the connection was closed", wanted=True)
+
+    def _describe_pending(self) -> str:
+        return ""
+
+
+def _shut(sock: socket.socket) -> None:
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

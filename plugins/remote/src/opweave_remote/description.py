@@ -1,0 +1,100 @@
+"""What a server says of itself and its devices (`ServerInfo`, `DeviceInfo`), as values of a message and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from opweave.contract import Device, Kind
+from opweave.errors import FormatError
+from opweave_remote.wire import fields
+
+__all__ = ["DeviceInfo", "ServerInfo"]
+
+_MOST_DEVICES = 1024
+
+
+class DeviceInfo(NamedTuple):
+    """A device of a server.
+
+    Attributes:
+        name: there.
+        kind, description, hardware_id, alignment, max_buffer_size, raises_index_errors: as of `Device`.
+        space, shared_spaces: numbers of memory spaces; devices of one server may share some.
+        features: what its driver reports.
+    """
+
+    name: str
+    kind: Kind
+    description: str
+    hardware_id: str | None
+    alignment: int
+    max_buffer_size: int | None
+    raises_index_errors: bool
+    space: int
+    shared_spaces: tuple[int, ...]
+    features: Mapping[str, Any]
+
+    def encode(self) -> list[Any]:
+        return [*self._replace(kind=self.kind.name, shared_spaces=list(self.shared_spaces))]  # type: ignore[arg-type]
+
+    @classmethod
+    def decode(cls, value: Any) -> DeviceInfo:
+        found = fields(value, "sss*u*?uU*", "the description of a device")
+        name, kind, description, hardware, alignment, largest, raises, space, shared, features = found
+        sound = (
+            name.isprintable()
+            and not any(c in " ?,;" for c in name)
+            and kind in Kind.__members__
+            and kind != "HOST"
+            and (hardware is None or type(hardware) is str)
+            and alignment > 0
+            and alignment & (alignment - 1) == 0
+            and (largest is None or (type(largest) is int and 0 < largest < 1 << 63))
+            and type(features) is dict
+        )
+        if not sound:
+            raise FormatError(f"the description of a device is {value!r:.200}")
+        return cls(name, Kind[kind], " ".join(description.split())[:200], hardware, alignment, largest, raises, space,
+                   tuple(shared), {str(k): v for k, v in features.items()})  # fmt: skip
+
+
+class ServerInfo(NamedTuple):
+    """A server.
+
+    Attributes:
+        version: of opweave there.
+        machine: tells its machine from others, as long as that runs.
+        heartbeat: whether it answers heartbeats.
+        cache: whether it keeps weights.
+        max_data: the most bytes of data of a message.
+        devices: what it shows.
+    """
+
+    version: str
+    machine: str
+    heartbeat: bool
+    cache: bool
+    max_data: int
+    devices: tuple[DeviceInfo, ...]
+
+    def encode(self) -> list[Any]:
+        return [*self._replace(devices=[d.encode() for d in self.devices])]  # type: ignore[arg-type]
+
+    @classmethod
+    def decode(cls, value: Any) -> ServerInfo:
+        version, machine, heartbeat, cache, max_data, devices = fields(value, "ss??ul", "the description of a server")
+        if not max_data or len(devices) > _MOST_DEVICES:
+            raise FormatError(f"the description of a server is {value!r:.200}")
+        return cls(version, machine, heartbeat, cache, max_data, tuple([DeviceInfo.decode(d) for d in devices]))
+
+
+def plain_features(device: Device) -> dict[str, Any]:
+    """The features of a device, texts for what is neither a number nor a text."""
+    try:
+        found = dict(device.features())
+    except Exception:
+        return {}
+    plain = (bool, int, float, str, type(None))
+    return {str(k): v if type(v) in plain and not (type(v) is int and abs(v) >> 63) else str(v)[:1000]
+            for k, v in found.items()}  # fmt: skip

@@ -1,0 +1,98 @@
+"""`isolated`: a device in a process of its own, so that a crash of its driver ends that process and not this one."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from contextlib import suppress
+from itertools import count
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from opweave.concurrency import start_thread
+from opweave_remote.connection import Connection
+from opweave_remote.door import Door, how_it_ended, life_of, start_worker
+from opweave_remote.failures import decode_error
+from opweave_remote.heartbeat import Life
+from opweave_remote.link import Fate
+from opweave_remote.wires import tuned
+
+if TYPE_CHECKING:
+    from opweave_remote.device import RemoteDevice
+
+__all__ = ["isolated"]
+
+_NUMBERS: Final = count()
+
+
+def isolated(name: str, *, deadline: float = 10.0) -> RemoteDevice:
+    """A device of this machine in a new process, by the protocol of remote devices over a pair of sockets.
+
+    The process lives as long as the device, or until ``device.connection.close()``. Its name is
+    ``remote:isolated:0/`` and that of the device.
+
+    Args:
+        name: of a device, as for `opweave.device`.
+        deadline: seconds after which a process that is stopped counts as lost.
+
+    Raises:
+        PluginError, UnknownNameError: the process cannot be started, or has no such device; as `opweave.device`.
+    """
+    process, door = start_worker({"devices": [name]})
+    try:
+        what, value, _ = door.receive()
+        if what == "failed":
+            raise decode_error(value).error
+        connection = Connection(f"isolated:{next(_NUMBERS)}", _PairDial(door), None, deadline)
+    except BaseException as error:
+        door.close()
+        process.kill()
+        process.wait()
+        if isinstance(error, (EOFError, OSError)):
+            from opweave.errors import Unavailable
+
+            raise Unavailable(f"the process for {name} ended before it was ready: {how_it_ended(process)}",
+                              remedy="its output is on standard error") from error  # fmt: skip
+        raise
+    fate = connection.fate
+    fate.explain = lambda: how_it_ended(process)
+    start_thread(_watch, process, door, fate, deadline, name=f"opweave process of {connection.name}")
+    return connection.devices[0]
+
+
+class _PairDial:
+    """Connections to a process by pairs of sockets."""
+
+    def __init__(self, door: Door) -> None:
+        self._door: Final = door
+
+    def __call__(self, preamble: bytes) -> socket.socket:
+        ours, theirs = map(tuned, socket.socketpair())
+        try:
+            with theirs:
+                self._door.send("connect", None, theirs)
+            ours.sendall(preamble)
+        except BaseException:
+            ours.close()
+            raise
+        return ours
+
+
+def _watch(process: subprocess.Popen[bytes], door: Door, fate: Fate, deadline: float) -> None:
+    """Notice that the process is stopped or gone; end it when it is not needed any more."""
+    stopped_since: float | None = None
+    while not fate.ended.wait(deadline / 4):
+        life = life_of(process)
+        if life is Life.GONE:
+            fate.lose("its process is gone")
+        elif life is Life.STOPPED:
+            stopped_since = stopped_since or monotonic()
+            if monotonic() - stopped_since > deadline / 2:
+                fate.lose(f"its process has been stopped for {deadline:g} s")
+        else:
+            stopped_since = None
+    door.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(5)
+    process.kill()
+    process.wait()

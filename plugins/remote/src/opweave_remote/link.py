@@ -1,0 +1,294 @@
+"""`Link`: one connection of a client. Messages go out in order; a thread takes the answers and wakes who waits for
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from threading import local
+from typing import Any, Final
+
+from opweave.concurrency import Latch, Lock, Worker, start_thread
+from opweave.errors import DeviceLostError, FormatError, LifetimeError, OpweaveError
+from opweave_remote.failures import Failure, decode_error, lost
+from opweave_remote.wire import Kind, encode
+from opweave_remote.wires import Wire
+
+__all__ = ["CARRYING", "Fate", "Link", "Reply"]
+
+_SENT_AT_ONCE: Final = 1 << 16
+"""What is queued is sent when it has so many bytes, if nobody asked for it before. More is sent by a thread."""
+
+
+class Carrying(local):
+    """Whether this thread carries messages. Finalisers may come there too, and must not wait for what it carries."""
+
+    active = False
+
+
+CARRYING: Final = Carrying()
+
+
+def _begin() -> None:
+    CARRYING.active = True
+
+
+class Fate:
+    """Whether a connection to a server still stands; what its links, its heartbeat and its devices share.
+
+    Args:
+        name: of the server, for messages.
+
+    Attributes:
+        error: why it is lost, ``None``: it stands.
+        ended: set when it is lost or was closed.
+        explain: says what is known of the cause when it is lost; ``""``: nothing.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name: Final = name
+        self.error: DeviceLostError | None = None
+        self.ended: Final = Latch()
+        self.explain: Callable[[], str] = str
+        self._lock: Final = Lock()
+        self._ends: list[Callable[[], object]] = []
+
+    def at_end(self, end: Callable[[], object]) -> None:
+        """Call ``end`` when it is over, or now if it is."""
+        with self._lock:
+            self._ends.append(end)
+        if self.error is not None:
+            end()
+
+    def forget(self, end: Callable[[], object]) -> None:
+        """Do not call ``end`` any more."""
+        with self._lock:
+            if end in self._ends:
+                self._ends.remove(end)
+
+    def lose(self, why: str, *, wanted: bool = False) -> None:
+        """The server is lost: everybody who waits is woken, and later calls are refused. May be called from any
+        thread; only the first reason counts.
+
+        Args:
+            wanted: this side has ended the connection.
+        """
+        with self._lock:
+            if self.error is None:
+                self.error = lost(self.name, why if wanted else self.explain() or why)
+            ends, self._ends = self._ends, []
+        self.ended.set()
+        for end in ends:
+            end()
+
+    def check(self) -> None:
+        """Raise `DeviceLostError` where it is over."""
+        if self.error is not None:
+            raise DeviceLostError(*self.error.args)
+
+
+class Reply:
+    """An answer that is waited for. All methods may be called from any thread.
+
+    Attributes:
+        link: from where it comes.
+        stream, number: of events: the stream's number, and how many were recorded there before and with it.
+        value: what came, once ``arrived`` is set.
+        failure: what failed instead, or ``None``.
+    """
+
+    __slots__ = ("__weakref__", "arrived", "failure", "into", "link", "number", "stream", "value")
+
+    def __init__(self, link: Link, into: memoryview | None = None, stream: int = 0, number: int = 0) -> None:
+        self.link: Final = link
+        self.into = into
+        self.stream: Final = stream
+        self.number: Final = number
+        self.arrived: Final = Latch()
+        self.value: Any = None
+        self.failure: Failure | None = None
+
+    def result(self) -> Any:
+        """Wait, then return the value or raise the failure."""
+        if not self.arrived.is_set():
+            self.link.flush()
+            self.arrived.wait()
+        if self.failure is not None:
+            raise self.failure.error
+        return self.value
+
+
+class Link:
+    """One connection to a server.
+
+    Args:
+        fate: of the whole connection to that server. If this link breaks, all is lost.
+        wire: connected, both sides have proved who they are.
+        device: name of the device whose errors come this way.
+    """
+
+    def __init__(self, fate: Fate, wire: Wire, device: str = "") -> None:
+        self.fate: Final = fate
+        self.wire: Final = wire
+        self.device: Final = device
+        self._recorded = 0
+        self._lock: Final = Lock()
+        self._out: list[bytes | memoryview] = []
+        self._size = 0
+        self._asked: Final[dict[int, Reply]] = {}
+        self._tickets: Final = count(1)
+        self._sender: Worker | None = None
+        self._closing = False
+        self._ended: Final = Latch()
+        fate.at_end(wire.end)
+        start_thread(self._read, name=f"opweave {fate.name}")
+
+    # --- out ----------------------------------------------------------------------------------------------------------
+
+    def post(self, frame: bytes, data: memoryview | None = None) -> None:
+        """Queue an encoded message, and data that stays unchanged until its effect is known. It is sent with `flush`,
+        or when much is queued."""
+        with self._lock:
+            if self.fate.error is not None:
+                self.fate.check()
+            if self._closing:
+                raise LifetimeError(f"a connection to {self.fate.name} was closed")
+            self._out.append(frame)
+            self._size += len(frame)
+            if data is not None:
+                self._out.append(data)
+                self._size += len(data)
+            if self._size >= _SENT_AT_ONCE:
+                self.flush()
+
+    def ask(
+        self, kind: Kind, *args: Any, data: memoryview | None = None, into: memoryview | None = None, event: int = 0
+    ) -> Reply:
+        """Queue a message that is answered.
+
+        Args:
+            args: those behind the ticket.
+            into: where the answer's data goes.
+            event: the number of the stream whose event it records.
+        """
+        with self._lock:
+            self._recorded += event > 0
+            reply = Reply(self, into, event, self._recorded)
+            ticket = next(self._tickets)
+            self._asked[ticket] = reply
+            try:
+                self.post(encode(kind, ticket, *args, size=0 if data is None else len(data)), data)
+            except BaseException:
+                self._asked.pop(ticket, None)
+                raise
+            return reply
+
+    def call(self, kind: Kind, *args: Any, data: memoryview | None = None, into: memoryview | None = None) -> Any:
+        """Send a message and wait for its answer; raises what failed, `DeviceLostError` where nothing comes."""
+        return self.ask(kind, *args, data=data, into=into).result()
+
+    def flush(self) -> None:
+        """Send what is queued."""
+        with self._lock:
+            if not self._out:
+                return
+            try:
+                out, size = self._out, self._size
+                self._out, self._size = [], 0
+                if size < 2 * _SENT_AT_ONCE and (self._sender is None or not self._sender.jobs):
+                    self._send(out)
+                    return
+                if self._sender is None:
+                    self._sender = Worker(f"opweave to {self.fate.name}", _begin)
+                self._sender.put(partial(self._send, out))
+            except BaseException as error:
+                self.fate.lose(f"{type(error).__name__} came while a message was being sent, which is cut off")
+                raise
+
+    def _send(self, out: list[bytes | memoryview]) -> None:
+        try:
+            self.wire.send(out)
+        except OSError as error:  # TLS's too
+            # Whoever waits for the effect receives the loss; the caller only queues.
+            self.fate.lose(f"sending failed: {error}")
+
+    # --- in -----------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        _begin()
+        why = "the connection ended"
+        try:
+            while True:
+                self._take()
+        except EOFError:
+            pass
+        except (FormatError, OSError) as error:
+            why = str(error)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+        if not self._closing:
+            self.fate.lose(why)
+        self.fate.forget(self.wire.end)
+        self.wire.end()
+        with self._lock:
+            self._closing = True
+            left = list(self._asked.values())
+            self._asked.clear()
+            sender, self._sender = self._sender, None
+        failure = Failure(self.fate.error or lost(self.fate.name, why))
+        for reply in left:
+            reply.failure = failure
+            reply.arrived.set()
+        if sender is not None:
+            sender.close()
+            sender.ended.wait()
+        self.wire.close()
+        self._ended.set()
+
+    def _take(self) -> None:
+        reader = self.wire.reader
+        frame = reader.frame()
+        if frame.kind is Kind.REFUSED:
+            raise FormatError(f"it refused a message: {decode_error(frame.args[0]).error}")
+        ticket = frame.args[0]
+        reply = self._asked.get(ticket) if frame.kind in _ANSWERS else None
+        if reply is None:
+            raise FormatError(f"it sent {frame.kind.name}, which nobody asked for")
+        if frame.kind is Kind.DATA:
+            if reply.into is None or frame.size != len(reply.into):
+                raise FormatError(f"it sent {frame.size:,} bytes, which nobody asked for")
+            reader.into(reply.into)
+        elif frame.kind is Kind.DONE:
+            if reply.into is not None:
+                raise FormatError("it sent no data where some was asked for")
+            reply.value = frame.args[1]
+        else:
+            reply.failure = decode_error(frame.args[1], self.device)
+        reply.into = None
+        del self._asked[ticket]
+        reply.arrived.set()
+
+    # --- end ----------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the connection after what was sent, and its threads. The server is not lost by that."""
+        if CARRYING.active:
+            start_thread(self.close, name=f"opweave end {self.fate.name}")
+            return
+        with self._lock:
+            try:
+                if self.fate.error is None:
+                    self.flush()
+            except OpweaveError:
+                pass
+            self._closing = True
+            sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.close()
+            sender.ended.wait()
+        self.wire.end()
+        self._ended.wait()
+
+
+_ANSWERS: Final = frozenset({Kind.DONE, Kind.DATA, Kind.FAILED})

@@ -1,0 +1,1 @@
+"""The side that has the devices: what `opweave serve-devices` runs."""

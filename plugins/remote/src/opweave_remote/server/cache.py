@@ -1,0 +1,150 @@
+"""`WeightCache`: weights on the server's disk, by the SHA-256 of their bytes, so that they come over the wire once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from tempfile import mkstemp
+from threading import Lock, Thread
+from typing import Any, Final
+
+import numpy as np
+
+from opweave.contract import Buffer
+from opweave.errors import FormatError, OpweaveError, Unavailable
+
+__all__ = ["WeightCache"]
+
+
+class _Expected:
+    """Bytes that a client is about to write, and what is still missing of them."""
+
+    __slots__ = ("digest", "left", "offset", "size")
+
+    def __init__(self, digest: bytes, offset: int, size: int) -> None:
+        self.digest, self.offset, self.size, self.left = digest, offset, size, size
+
+
+class WeightCache:
+    """Files by the hash of their contents, in a folder that only its owner can use (0700), apart for each token.
+
+    Args:
+        folder: where; made if it is not there.
+        token: of the server: clients of another token find nothing that was uploaded by it.
+        limit: bytes; files that were used least recently go first.
+        files: weight files of this machine, whose tensors are found by their hashes too. They are read once, beside.
+
+    Raises:
+        Unavailable: the folder cannot be made or belongs to somebody else.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], token: bytes, limit: int, files: Iterable[str] = ()) -> None:
+        self.folder: Final = Path(folder) / sha256(b"opweave weights\0" + token).hexdigest()[:32]
+        self.limit: Final = limit
+        self._lock: Final = Lock()
+        self._expected: Final[dict[tuple[int, int], _Expected]] = {}
+        self._own: Final[dict[bytes, np.ndarray[Any, Any]]] = {}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.folder.chmod(0o700)
+        except OSError as error:
+            raise Unavailable(
+                f"no weights can be kept in {self.folder}: {error}", remedy="give another folder"
+            ) from error
+        paths = list(files)
+        self.reader: Final = Thread(target=self._read_own, args=(paths,), name="opweave weights", daemon=True)
+        self.reader.start()
+
+    def _read_own(self, paths: list[str]) -> None:
+        from opweave.formats.load import load_weights
+
+        for path in paths:
+            try:
+                tensors = load_weights(path)
+            except (OpweaveError, OSError):
+                continue
+            for tensor in tensors.values():
+                data = None if tensor.leaf is None else tensor.leaf.data
+                if data is not None:
+                    raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+                    self._own[sha256(raw.data).digest()] = raw
+
+    def load(self, digest: bytes, buffer: Buffer, offset: int, size: int) -> bool:
+        """Write the bytes with this hash to a buffer, whose range was checked; ``False`` where they are not here. They
+        are then expected to be written by the client, and kept."""
+        own = self._own.get(digest)
+        path = self.folder / digest.hex()
+        raw = own
+        if raw is None:
+            with suppress(OSError):
+                raw = np.fromfile(path, np.uint8)
+        if raw is None or raw.size != size or sha256(raw.data).digest() != digest:
+            if own is None and raw is not None and raw.size == size:
+                with suppress(OSError):
+                    path.unlink()  # damaged
+            with self._lock:
+                self._expected[id(buffer), offset] = _Expected(digest, offset, size)
+            return False
+        buffer.upload(offset, raw)
+        if own is None:
+            with suppress(OSError):
+                os.utime(path)
+        return True
+
+    def wrote(self, buffer: Buffer, offset: int, size: int) -> None:
+        """A client has written these bytes; when all of a tensor are there, check them and keep them.
+
+        Raises:
+            FormatError: they have another hash than the client said.
+        """
+        with self._lock:
+            found = next((e for (of, at), e in self._expected.items()
+                          if of == id(buffer) and at <= offset and offset + size <= at + e.size), None)  # fmt: skip
+            if found is None:
+                return
+            found.left -= size
+            if found.left > 0:
+                return
+            del self._expected[id(buffer), found.offset]
+        raw = buffer.read(found.offset, found.size)
+        if sha256(raw.data).digest() != found.digest:
+            raise FormatError("weights arrived with another hash than was announced")
+        with suppress(OSError):
+            self._keep(found.digest, raw)
+
+    def forget(self, buffer: Buffer) -> None:
+        """Nothing more is written to a buffer."""
+        with self._lock:
+            for key in [key for key in self._expected if key[0] == id(buffer)]:
+                del self._expected[key]
+
+    def _keep(self, digest: bytes, raw: np.ndarray[Any, Any]) -> None:
+        if raw.size > self.limit:
+            return
+        self._make_room(raw.size)
+        handle, name = mkstemp(dir=self.folder)  # 0600
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(raw.data)
+            os.replace(name, self.folder / digest.hex())
+        except OSError:
+            with suppress(OSError):
+                os.unlink(name)
+            raise
+
+    def _make_room(self, size: int) -> None:
+        kept = []
+        for path in self.folder.iterdir():
+            with suppress(OSError):
+                found = path.stat()
+                kept.append((found.st_mtime, found.st_size, path))
+        total = sum(n for _, n, _ in kept)
+        for _, n, path in sorted(kept):
+            if total + size <= self.limit:
+                break
+            with suppress(OSError):
+                path.unlink()
+                total -= n

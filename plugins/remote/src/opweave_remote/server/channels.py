@@ -1,0 +1,199 @@
+"""`Channel`: a connection of a client, whose messages are served in order. `DeviceChannel`: those about devices."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any, Final
+
+from opweave.contract import Buffer, Step
+from opweave.errors import FormatError, OpweaveError
+from opweave.host.storage import copy_bytes
+from opweave_remote.failures import encode_error
+from opweave_remote.server.session import Session, numbers_of
+from opweave_remote.server.transfers import receive_into, send_from
+from opweave_remote.steps import decode_steps
+from opweave_remote.wire import Frame, Kind, encode
+from opweave_remote.wires import Wire
+
+__all__ = ["Channel", "DeviceChannel"]
+
+Serve = Callable[..., Any]
+
+
+class Channel:
+    """A connection of a client.
+
+    Args:
+        session: of which client.
+        wire: both sides have proved who they are.
+
+    Attributes:
+        served: kind of message -> what serves it, given the arguments, and the bytes of data if it has any. What it
+            returns is the answer's value where the message has a ticket.
+    """
+
+    def __init__(self, session: Session, wire: Wire) -> None:
+        self.session: Final = session
+        self.wire: Final = wire
+        self.served: dict[Kind, Serve] = {}
+
+    def serve(self) -> None:
+        """Serve messages until the client ends the connection, or sends what this connection does not take: that is
+        refused, and the connection is over. Raises ``EOFError`` or ``OSError`` at the end."""
+        reader = self.wire.reader
+        try:
+            while True:
+                frame = reader.frame()
+                work = self.served.get(frame.kind)
+                if work is None:
+                    raise FormatError(f"a message {frame.kind.name} came where it does not belong")
+                self.perform(work, frame)
+        except FormatError as error:
+            self.session.metrics.add("refused_total")
+            self.wire.say(Kind.REFUSED, encode_error(error))
+
+    def perform(self, work: Serve, frame: Frame) -> None:
+        """Serve one message and answer it."""
+        raise NotImplementedError
+
+    def answer(self, ticket: int, value: Any = None) -> None:
+        """Send the answer to a message."""
+        self.wire.send([encode(Kind.DONE, ticket, value)])
+
+    def fail(self, ticket: int, error: list[Any]) -> None:
+        """Send what failed instead of an answer."""
+        self.session.metrics.add("failures_total")
+        self.wire.send([encode(Kind.FAILED, ticket, error)])
+
+
+class DeviceChannel(Channel):
+    """The messages about devices: memory, what they run, what they are."""
+
+    def __init__(self, session: Session, wire: Wire) -> None:
+        super().__init__(session, wire)
+        self.served = {
+            Kind.ALLOC: self._alloc,
+            Kind.FREE: self._free,
+            Kind.WRITE: self._write,
+            Kind.READ: self._read,
+            Kind.FILL: self._fill,
+            Kind.COPY: self._copy,
+            Kind.ASK: self._ask,
+            Kind.INFO: self._info,
+            Kind.ABORT: self._abort,
+            Kind.HAVE: self._have,
+            Kind.GRANT: self._grant,
+        }
+
+    def perform(self, work: Serve, frame: Frame) -> None:
+        kind, args, size = frame
+        if kind in (Kind.FREE, Kind.ABORT):
+            work(*args)
+            return
+        ticket = args[0]
+        try:
+            value = work(*args[1:], size) if kind is Kind.WRITE else work(*args[1:])
+        except (EOFError, OSError):
+            raise
+        except Exception as error:
+            self.fail(ticket, encode_error(error))
+            return
+        if kind is Kind.READ:
+            send_from(self.wire, ticket, *value)
+        else:
+            self.answer(ticket, value)
+
+    def _alloc(self, device: str, number: int, size: int, usage: str) -> None:
+        self.session.alloc(device, number, size, usage)
+
+    def _free(self, numbers: Any) -> None:
+        for number in numbers_of(numbers):
+            self.session.free(number)
+
+    def _write(self, number: int, offset: int, compressed: int, size: int) -> None:
+        reader = self.wire.reader
+        try:
+            buffer = self.session.buffer(number)
+            if not compressed:
+                buffer.check(offset, size, write=True)
+        except OpweaveError:
+            reader.skip(size)
+            raise
+        if not compressed:
+            receive_into(self.wire, buffer, offset, size)
+        else:
+            packed = memoryview(bytearray(size))
+            reader.into(packed)
+            most = min(self.session.limits.data, max(buffer.size - offset, 0))
+            unpacker = zlib.decompressobj()
+            try:
+                raw = unpacker.decompress(packed, most + 1)
+            except zlib.error as error:
+                raise FormatError(f"compressed data that is none: {error}") from None
+            if len(raw) > most or not unpacker.eof:
+                raise FormatError("compressed data that is cut off, or too large for where it belongs")
+            buffer.upload(offset, raw)
+        if self.session.cache is not None:
+            self.session.cache.wrote(buffer, offset, size)
+
+    def _read(self, number: int, offset: int, size: int) -> tuple[Buffer, int, int]:
+        buffer = self.session.buffer(number)
+        if size > self.session.limits.message:
+            raise FormatError(f"{size:,} bytes are too many for one message")
+        buffer.check(offset, size)
+        return buffer, offset, size
+
+    def _fill(self, number: int, offset: int, size: int, value: int) -> None:
+        self.session.buffer(number).fill(value, offset, size)
+
+    def _copy(self, dst: int, dst_offset: int, src: int, src_offset: int, size: int) -> None:
+        copy_bytes(self.session.buffer(dst), dst_offset, self.session.buffer(src), src_offset, size)
+
+    def _ask(self, name: str, rows: Any) -> list[list[Any]]:
+        device = self.session.device(name)
+        if type(rows) is not list:
+            raise FormatError("steps are a list")
+        answers: list[list[Any]] = []
+        for row in rows:
+            try:
+                (step,) = decode_steps([row])
+            except OpweaveError as error:
+                answers.append([f"its server does not take the step: {error}", False, 0, "exact", False, False])
+            else:
+                answers.append(_told(device, step))
+        return answers
+
+    def _info(self, name: str) -> list[int]:
+        return [*self.session.quota.seen(*self.session.device(name).mem_info())]
+
+    def _abort(self, number: int) -> None:
+        stream = self.session.streams.get(number)
+        if stream is not None:
+            stream.abort()
+
+    def _have(self, number: int, offset: int, size: int, digest: bytes) -> bool:
+        buffer, cache = self.session.buffer(number), self.session.cache
+        buffer.check(offset, size, write=True)
+        if len(digest) != sha256().digest_size:
+            raise FormatError(f"a SHA-256 has 32 bytes, not {len(digest)}")
+        found = cache is not None and cache.load(digest, buffer, offset, size)
+        self.session.metrics.add("cache_hits_total" if found else "cache_misses_total")
+        return found
+
+    def _grant(self, number: int, offset: int, size: int) -> bytes:
+        return self.session.grant(number, offset, size)
+
+
+def _told(device: Any, step: Step) -> list[Any]:
+    """What a device says of a step, as a row of an answer."""
+    reason = device.why_not(step)
+    if reason is not None:
+        return [reason[:2000], False, 0, "exact", False, False]
+    try:
+        return [None, device.inplace(step), device._workspace(step), device.precision(step), device.wants(step),
+                device.offloads(step)]  # fmt: skip
+    except Exception as error:  # as a check that fails
+        return [f"its workspace or precision failed: {type(error).__name__}: {error}"[:2000], False, 0, "exact",
+                False, False]  # fmt: skip

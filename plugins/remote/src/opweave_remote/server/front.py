@@ -1,0 +1,218 @@
+"""`Front`: what clients reach. It listens, answers heartbeats, and passes connections to the process that computes.
+
+It computes nothing, so that it always answers in time, and says of the other process whether it runs. If that ends, its
+clients have lost their devices, and a new one is started for those that come.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import Empty, Queue
+from threading import BoundedSemaphore, Event, Lock, Thread
+from time import monotonic
+from typing import Any, Final
+
+from opweave.errors import OpweaveError, Unavailable
+from opweave_remote.door import Door, how_it_ended, life_of, start_worker
+from opweave_remote.failures import decode_error
+from opweave_remote.heartbeat import receive_exactly
+from opweave_remote.server.monitor import Monitor
+from opweave_remote.wires import HEARTBEAT, SESSION, Address
+
+__all__ = ["Front", "listen"]
+
+_NEW_AT_ONCE: Final = 256
+"""Connections that may be there without having said what they are for."""
+_RESTARTS: Final = 5
+_WITHIN: Final = 60.0
+
+
+def listen(address: Address) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        Unavailable: the address is in use, or none of this machine.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        return socket.create_server(address, family=family, backlog=128)
+    except OSError as error:
+        raise Unavailable(f"cannot listen on {address}: {error}", remedy="choose another address") from error
+
+
+class Front:
+    """Listens for a process that computes, which it starts.
+
+    Args:
+        listener: where clients come.
+        settings: of the process (`opweave_remote.server.worker.make_server`).
+        log: is told what happens, in lines.
+
+    Attributes:
+        devices: names of the devices that are shown.
+        address: where it listens.
+
+    Raises:
+        OpweaveError: the process cannot serve with these settings, and says why.
+    """
+
+    def __init__(
+        self, listener: socket.socket, settings: dict[str, Any], log: Callable[[str], object] = lambda line: None
+    ) -> None:
+        self.devices: list[str] = []
+        self.address: Final = Address(*listener.getsockname()[:2])
+        self.ended: Final = Event()
+        self._listener: Final = listener
+        self._settings: Final = {**settings, "heartbeat": True}
+        self._log: Final = log
+        self._handshake: Final = float(settings.get("limits", {}).get("handshake", 10.0))
+        self._new: Final = BoundedSemaphore(_NEW_AT_ONCE)
+        self._metrics: Final[Queue[str]] = Queue()
+        self._asking: Final = Lock()
+        self._stopping = False
+        self._pages: ThreadingHTTPServer | None = None
+        self._process, self._door, self._monitor = self._start()
+        Thread(target=self._watch, name="opweave front", daemon=True).start()
+        Thread(target=self._accept, name="opweave listener", daemon=True).start()
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], Door, Monitor]:
+        process, door = start_worker(self._settings)
+        try:
+            what, value, _ = door.receive()
+        except (EOFError, OSError) as error:
+            raise Unavailable(
+                f"the process with the devices ended before it was ready: {how_it_ended(process)}"
+            ) from error
+        if what != "ready":
+            process.wait()
+            raise decode_error(value).error
+        self.devices = value
+        monitor = Monitor(lambda: life_of(process))
+        monitor.on_expired = lambda session: door.send("expire", session)
+        return process, door, monitor
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while not self._stopping:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                if self._stopping:
+                    return
+                continue
+            if not self._new.acquire(blocking=False):
+                sock.close()
+                continue
+            Thread(target=self._route, args=(sock,), name="opweave caller", daemon=True).start()
+
+    def _route(self, sock: socket.socket) -> None:
+        """Answer heartbeats here, pass everything else on."""
+        released = False
+        try:
+            with sock:
+                sock.settimeout(self._handshake)
+                said = sock.recv(len(SESSION), socket.MSG_PEEK | socket.MSG_WAITALL)
+                if said != HEARTBEAT:
+                    sock.settimeout(None)
+                    self._door.send("connect", None, sock)
+                    return
+                receive_exactly(sock, len(HEARTBEAT))
+                self._new.release()
+                released = True
+                self._monitor.answer(sock)
+        except (EOFError, OSError):
+            pass
+        finally:
+            if not released:
+                self._new.release()
+
+    # --- the process that computes ------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Take what the process says, and start a new one when it ends."""
+        ends: list[float] = []
+        while True:
+            try:
+                while True:
+                    what, value, _ = self._door.receive()
+                    if what == "watch":
+                        self._monitor.watch(value[0], value[1], value[2])
+                    elif what == "forget":
+                        self._monitor.forget(value)
+                    elif what == "metrics":
+                        self._metrics.put(value)
+            except (EOFError, OSError):
+                pass
+            if self._stopping:
+                break
+            self._log(
+                f"{how_it_ended(self._process, 10) or 'the process with the devices is gone'}; starting a new one"
+            )
+            self._door.close()
+            self._process.kill()
+            ends = [*(at for at in ends if monotonic() - at < _WITHIN), monotonic()]
+            try:
+                if len(ends) > _RESTARTS:
+                    raise Unavailable(f"the process with the devices ended {len(ends)} times in {_WITHIN:g} s")
+                self._process, self._door, self._monitor = self._start()
+            except OpweaveError as error:
+                self._log(f"error: {error}")
+                break
+        self._listener.close()
+        self.ended.set()
+
+    # --- metrics ------------------------------------------------------------------------------------------------------
+
+    def metrics(self) -> str:
+        """What the server has done, as text for Prometheus; ``""`` while its process is being started."""
+        with self._asking, suppress(OSError, Empty):
+            self._door.send("metrics")
+            return self._metrics.get(timeout=5)
+        return ""
+
+    def show_metrics(self, address: Address) -> Address:
+        """Answer ``GET /metrics`` on an address; returns it with the port that it got."""
+        front = self
+
+        class Page(BaseHTTPRequestHandler):
+            timeout = 10
+
+            def do_GET(self) -> None:
+                text = front.metrics().encode() if self.path == "/metrics" else b""
+                self.send_response(200 if text else 404)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._pages = ThreadingHTTPServer((address.host, address.port), Page)
+        Thread(target=self._pages.serve_forever, name="opweave metrics", daemon=True).start()
+        return Address(*self._pages.server_address[:2])  # type: ignore[arg-type]
+
+    # --- end ----------------------------------------------------------------------------------------------------------
+
+    def stop(self, grace: float = 0.0) -> None:
+        """Take no further clients, give those that are here ``grace`` seconds to leave, then end. Waits for that."""
+        self._stopping = True
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+        if self._pages is not None:
+            self._pages.shutdown()
+            self._pages.server_close()
+        with suppress(OSError):
+            self._door.send("stop", grace)
+        try:
+            self._process.wait(grace + 20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._process.wait()
+        self.ended.wait(5)
+        self._door.close()

@@ -1,0 +1,80 @@
+"""`Monitor`: answers heartbeats, and finds out whose have ended. In the process of the server, or in one beside it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from threading import Lock, Thread
+from time import monotonic, sleep
+from typing import Final
+
+from opweave_remote.heartbeat import QUESTION, Life, answer, receive_exactly
+from opweave_remote.security import is_proof
+
+__all__ = ["Monitor"]
+
+
+class _Watched:
+    __slots__ = ("heard", "key", "lease")
+
+    def __init__(self, key: bytes, lease: float) -> None:
+        self.key: Final = key
+        self.lease: Final = lease
+        self.heard = monotonic()
+
+
+class Monitor:
+    """Knows the sessions of a server, and when each of their clients was last heard of.
+
+    Args:
+        life: tells whether the computing process lives.
+
+    Attributes:
+        on_expired: called with the name of a session whose client is silent for longer than its lease.
+    """
+
+    def __init__(self, life: Callable[[], Life] = lambda: Life.RUNNING) -> None:
+        self.on_expired: Callable[[bytes], None] = lambda session: None
+        self._life: Final = life
+        self._watched: Final[dict[bytes, _Watched]] = {}
+        self._lock: Final = Lock()
+        self._looking = False
+
+    def watch(self, session: bytes, key: bytes, lease: float) -> None:
+        """Know a session, and expect a question of its client every ``lease`` seconds."""
+        with self._lock:
+            self._watched[session] = _Watched(key, lease)
+            if not self._looking:
+                self._looking = True
+                Thread(target=self._look, name="opweave leases", daemon=True).start()
+
+    def forget(self, session: bytes) -> None:
+        """A session is over."""
+        with self._lock:
+            self._watched.pop(session, None)
+
+    def answer(self, sock: socket.socket) -> None:
+        """Answer the questions of one client until it ends the connection. Forged ones end it."""
+        while True:
+            session, number, shown = QUESTION.unpack(receive_exactly(sock, QUESTION.size))
+            with self._lock:
+                watched = self._watched.get(session)
+            if watched is None or not is_proof(shown, watched.key, b"question", number.to_bytes(8, "little")):
+                return
+            watched.heard = monotonic()
+            sock.settimeout(watched.lease)
+            sock.sendall(answer(watched.key, number, self._life()))
+
+    def _look(self) -> None:
+        while True:
+            now = monotonic()
+            with self._lock:
+                if not self._watched:
+                    self._looking = False
+                    return
+                silent = [name for name, w in self._watched.items() if now - w.heard > w.lease]
+                pause = min(1.0, *[w.lease / 4 for w in self._watched.values()])
+            for name in silent:
+                self.forget(name)
+                self.on_expired(name)
+            sleep(pause)

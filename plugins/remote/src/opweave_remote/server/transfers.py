@@ -1,0 +1,33 @@
+"""Bytes of messages to and from buffers: straight, where the process reaches their memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from opweave.contract import Buffer
+from opweave.contract.memory import BOUNCE_BYTES
+from opweave_remote.wire import Kind, encode
+from opweave_remote.wires import Wire
+
+__all__ = ["receive_into", "send_from"]
+
+
+def receive_into(wire: Wire, buffer: Buffer, offset: int, size: int) -> None:
+    """Take ``size`` bytes of data from the wire into a buffer: straight into its memory, where the process reaches it.
+    The range was checked."""
+    if not size:
+        return
+    if buffer.is_host:
+        wire.reader.into(buffer.host_bytes(offset, size))
+        return
+    scratch = np.empty(min(size, BOUNCE_BYTES), np.uint8).data
+    for at in range(0, size, len(scratch)):
+        piece = scratch[: size - at]
+        wire.reader.into(piece)
+        buffer.upload(offset + at, piece)
+
+
+def send_from(wire: Wire, ticket: int, buffer: Buffer, offset: int, size: int) -> None:
+    """Send the bytes of a buffer as the answer to a message: straight from its memory, where the process reaches it."""
+    data = buffer.host_bytes(offset, size) if buffer.is_host else buffer.read(offset, size).data
+    wire.send([encode(Kind.DATA, ticket, size=size), data])

@@ -1,0 +1,196 @@
+"""`RemoteStream`: a queue of work on a device of a server, over a connection of its own.
+
+Nothing is waited for until somebody asks for an event: uploads, runs, copies and downloads of one run leave in one
+message, behind which its event is recorded. What fails on the way is told with the next event, together with the plan
+and the step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from opweave.contract import Buffer, Call, Group, Plan, Step, StepError, Stream
+from opweave.errors import DeviceLostError, FormatError
+from opweave_remote.failures import Failure
+from opweave_remote.link import CARRYING, Link, Reply
+from opweave_remote.memory import RemoteMemory
+from opweave_remote.steps import encode_group, encode_step
+from opweave_remote.wire import Kind, encode, fields
+
+if TYPE_CHECKING:
+    from opweave_remote.device import RemoteDevice
+
+__all__ = ["RemoteStream"]
+
+
+class RemoteCall:
+    """Runs a plan that the server keeps, until this object is gone.
+
+    Attributes:
+        number: of the plan.
+        remark, library_bytes: what its calls there say of themselves.
+    """
+
+    __slots__ = ("_dropped", "_frame", "_link", "library_bytes", "number", "remark")
+
+    def __init__(self, link: Link, dropped: deque[int], number: int, remark: str, library_bytes: int) -> None:
+        self.number: Final = number
+        self.remark: Final = remark
+        self.library_bytes: Final = library_bytes
+        self._frame: Final = encode(Kind.RUN, number)
+        self._link: Final = link
+        self._dropped: Final = dropped
+
+    def __call__(self) -> None:
+        self._link.post(self._frame)
+
+    def __del__(self) -> None:
+        self._dropped.append(self.number)  # told with the next message: finalisers may come within any call
+
+
+class RemoteStream(Stream):
+    """A queue of work on a device of a server. The server's stream does the work.
+
+    Args:
+        device: the device here.
+        params: parameters of the device there.
+
+    Raises:
+        TypeError: the device there takes no such parameters.
+        DeviceLostError: the server is lost.
+        Unavailable: this client has as many connections as it may.
+    """
+
+    def __init__(self, device: RemoteDevice, **params: Any) -> None:
+        super().__init__(device)
+        connection = device.connection
+        self.number: Final = connection.number()
+        self._plans: Final = connection.plans
+        self._connection: Final = connection
+        self._dropped: Final[deque[int]] = deque()
+        self._known = 0  # the latest failure that a caller has received
+        self._control: Final = connection.control
+        self._link: Final = connection.open_link("stream", device.name)
+        try:
+            opened = self._link.call(Kind.OPEN, self.number, device.remote_name, params)
+            self._fuses, self._lists = fields(opened, "??", "an opened stream")
+        except BaseException:
+            self._closed = True  # there is nothing that the finaliser could close
+            self._link.close()
+            raise
+
+    # --- preparing work -----------------------------------------------------------------------------------------------
+
+    @property
+    def lists_operands(self) -> bool:
+        """Whether the server's stream uses the operands of groups."""
+        return bool(self._lists)
+
+    def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
+        if not self._fuses or not steps:
+            return super()._fuse(steps)
+        found = self._link.call(Kind.FUSE, [encode_step(step) for step in steps])
+        if type(found) is not list:
+            raise FormatError(f"{self.device.name} groups steps as {found!r:.60}")
+        rows = [fields(row, "Uu", "a group of steps") for row in found]
+        if any(i >= len(steps) for indices, _ in rows for i in indices):
+            raise FormatError(f"{self.device.name} groups steps that it was not given")
+        return [Group(tuple([steps[i] for i in indices]), workspace) for indices, workspace in rows]
+
+    def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
+        if not groups:
+            return []
+        number = self._connection.number()
+        self._drop_plans()
+        made = self._link.call(Kind.COMPILE, number, [encode_group(group) for group in groups])
+        remark, library_bytes = fields(made, "su", "a compiled plan")
+        return [RemoteCall(self._link, self._dropped, number, remark, library_bytes)]
+
+    def _compiled(self, plan: Plan) -> None:
+        for call in plan.calls:
+            if isinstance(call, RemoteCall):
+                self._plans[call.number] = plan
+
+    def _drop_plans(self) -> None:
+        numbers = []
+        while self._dropped:
+            numbers.append(self._dropped.popleft())
+        if numbers:
+            self._link.post(encode(Kind.DROP, numbers))
+
+    # --- order --------------------------------------------------------------------------------------------------------
+
+    def _record(self) -> Reply:
+        if self._dropped:
+            self._drop_plans()
+        reply = self._link.ask(Kind.RECORD, event=self.number)
+        self._link.flush()
+        return reply
+
+    def _wait(self, handle: Any) -> bool:
+        if not isinstance(handle, Reply) or handle.link.fate is not self._link.fate:
+            return False  # an event of another server
+        self._link.post(encode(Kind.WAIT, handle.stream, handle.number))
+        return True
+
+    def _join(self, handle: Reply) -> None:
+        handle.arrived.wait()
+        self._raise(handle.failure)
+
+    def _query(self, handle: Reply) -> bool:
+        if not handle.arrived.is_set():
+            return False
+        self._raise(handle.failure)
+        return True
+
+    def _synchronize(self) -> None:
+        if CARRYING.active:
+            return  # a finaliser: nobody needs what is under way, and this thread may be the one that it waits for
+        known = self._known
+        reply = self._link.ask(Kind.SYNC)
+        self._link.flush()
+        reply.arrived.wait()
+        if reply.failure is not None and (not reply.failure.number or reply.failure.number != known):
+            self._raise(reply.failure)
+
+    def _raise(self, failure: Failure | None) -> None:
+        """Raise what failed on the server: of a run, with its plan and its step."""
+        if failure is None:
+            return
+        self._known = failure.number
+        plan = self._plans.get(failure.plan) if failure.plan >= 0 else None
+        if plan is not None:
+            raise StepError(failure.step if failure.step >= 0 else None, failure.error, plan) from failure.error
+        raise failure.error
+
+    def _abort(self) -> None:
+        with suppress(DeviceLostError):  # then all has ended
+            self._control.post(encode(Kind.ABORT, self.number))
+            self._control.flush()
+
+    def _close(self) -> None:
+        self._link.close()
+
+    # --- transfers ----------------------------------------------------------------------------------------------------
+
+    def _upload(self, buffer: Buffer, offset: int, data: memoryview) -> None:
+        number, most = buffer.handle.number, buffer.handle.connection.info.max_data
+        for at in range(0, len(data), most):
+            piece = data[at : at + most]
+            self._link.post(encode(Kind.UPLOAD, number, offset + at, size=len(piece)), piece)
+
+    def _download(self, buffer: Buffer, offset: int, out: memoryview) -> None:
+        number, most = buffer.handle.number, buffer.handle.connection.info.max_data
+        for at in range(0, len(out), most):
+            piece = out[at : at + most]
+            self._link.ask(Kind.DOWNLOAD, number, offset + at, len(piece), into=piece)
+
+    def _copy_from(self, dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size: int) -> bool:
+        source, target = src.handle, dst.handle
+        if not isinstance(source, RemoteMemory) or source.connection is not target.connection:
+            return False
+        self._link.post(encode(Kind.MOVE, target.number, dst_offset, source.number, src_offset, size))
+        return True

@@ -1,0 +1,280 @@
+"""Frames and messages of the protocol: bytes to typed messages and back. Pure: it opens, reads and decides nothing.
+
+A frame, little-endian: 2 bytes ``MAGIC``; u8 kind; u8 zero; u32 length of the arguments; u64 length of the data; the
+arguments, a list in msgpack without extension types; then the data, raw bytes. Every argument is checked against
+`SCHEMA` before anybody uses it; arguments with parts of their own (steps, errors) are checked where they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from opweave.errors import FormatError
+
+__all__ = [
+    "HEAD", "MAGIC", "MAX_BEFORE_PROOF", "MAX_VERSION", "MIN_VERSION", "SCHEMA", "Frame", "FrameReader", "Kind",
+    "checked", "encode", "fields",
+]  # fmt: skip
+
+MAGIC: Final = b"ow"
+HEAD: Final = Struct("<2sBBIQ")
+
+MIN_VERSION: Final = 1
+MAX_VERSION: Final = 1
+"""The versions of the protocol that this package speaks. Both sides take the highest that they share."""
+
+MAX_BEFORE_PROOF: Final = 4096
+"""Bytes of arguments of a frame before the other side has proved who it is; data is not accepted then."""
+
+_BUFFERED: Final = 1 << 16
+_DEEPEST: Final = 24
+
+
+class Kind(IntEnum):
+    """What a message is."""
+
+    CHALLENGE = 1
+    HELLO = 2
+    WELCOME = 3
+    REFUSED = 4
+    ALLOC = 10
+    FREE = 11
+    WRITE = 12
+    READ = 13
+    FILL = 14
+    COPY = 15
+    ASK = 16
+    INFO = 17
+    ABORT = 18
+    HAVE = 19
+    GRANT = 20
+    OPEN = 21
+    FUSE = 22
+    COMPILE = 23
+    RUN = 24
+    UPLOAD = 25
+    DOWNLOAD = 26
+    MOVE = 27
+    PULL = 28
+    RECORD = 29
+    WAIT = 30
+    SYNC = 31
+    DROP = 32
+    DONE = 40
+    DATA = 41
+    FAILED = 42
+
+
+SCHEMA: Final[dict[Kind, str]] = {
+    Kind.CHALLENGE: "uubu",  # least and greatest version, nonce, whether a token is asked for
+    Kind.HELLO: "usbbb",  # version, role, session, nonce, proof
+    Kind.WELCOME: "bbb*",  # proof, session, key of the session, description of the server
+    Kind.REFUSED: "*",  # error
+    # Of devices; the first argument of what is answered is a ticket.
+    Kind.ALLOC: "usuus",  # ticket, device, number of the new buffer, bytes, usage
+    Kind.FREE: "*",  # numbers of buffers
+    Kind.WRITE: "uuuu",  # ticket, buffer, offset, 1: compressed by zlib; with data
+    Kind.READ: "uuuu",  # ticket, buffer, offset, bytes
+    Kind.FILL: "uuuuu",  # ticket, buffer, offset, bytes, value
+    Kind.COPY: "uuuuuu",  # ticket, target, offset, source, offset, bytes
+    Kind.ASK: "us*",  # ticket, device, unbound steps
+    Kind.INFO: "us",  # ticket, device
+    Kind.ABORT: "u",  # stream
+    Kind.HAVE: "uuuub",  # ticket, buffer, offset, bytes, their SHA-256
+    Kind.GRANT: "uuuu",  # ticket, buffer, offset, bytes: let another server read them once
+    # Of streams
+    Kind.OPEN: "uus*",  # ticket, number of the new stream, device, parameters
+    Kind.FUSE: "u*",  # ticket, unbound steps
+    Kind.COMPILE: "uu*",  # ticket, number of the new plan, groups
+    Kind.RUN: "u",  # plan
+    Kind.UPLOAD: "uu",  # buffer, offset; with data
+    Kind.DOWNLOAD: "uuuu",  # ticket, buffer, offset, bytes
+    Kind.MOVE: "uuuuu",  # target, offset, source, offset, bytes
+    Kind.PULL: "uusbu",  # target, offset, address of the other server, its grant, bytes
+    Kind.RECORD: "u",  # ticket
+    Kind.WAIT: "uu",  # stream, number of its event
+    Kind.SYNC: "u",  # ticket
+    Kind.DROP: "*",  # numbers of plans
+    # Answers
+    Kind.DONE: "u*",  # ticket, value
+    Kind.DATA: "u",  # ticket; with data
+    Kind.FAILED: "u*",  # ticket, error
+}
+"""Kind -> one letter for each argument: ``u`` an integer from 0 to 2^63 - 1, ``s`` a text, ``b`` bytes, ``*`` a value
+that is checked where it is read."""
+
+_WITH_DATA: Final = frozenset({Kind.WRITE, Kind.UPLOAD, Kind.DATA})
+_KINDS: Final = {int(kind): kind for kind in Kind}
+_CHECKS: Final[dict[str, Callable[[Any], bool]]] = {
+    "u": lambda value: type(value) is int and 0 <= value < 1 << 63,
+    "s": lambda value: type(value) is str,
+    "b": lambda value: type(value) is bytes,
+    "*": lambda value: True,
+}
+
+
+class Frame(NamedTuple):
+    """A received message, whose data is still to be read: ``size`` bytes."""
+
+    kind: Kind
+    args: list[Any]
+    size: int
+
+
+def encode(kind: Kind, *args: Any, size: int = 0) -> bytes:
+    """A frame without its data, of which ``size`` bytes follow."""
+    packed: bytes = msgpack.packb(args)
+    return HEAD.pack(MAGIC, kind, 0, len(packed), size) + packed
+
+
+def checked(kind: int, packed: bytes | memoryview, size: int) -> Frame:
+    """The message of a frame.
+
+    Raises:
+        FormatError: no such kind, no list of arguments as `SCHEMA` tells, or data where none belongs.
+    """
+    known = _KINDS.get(kind)
+    if known is None:
+        raise FormatError(f"there is no message of kind {kind}")
+    if size and known not in _WITH_DATA:
+        raise FormatError(f"a message {known.name} carries no data, and this one {size:,} bytes")
+    try:
+        args = msgpack.unpackb(packed, raw=False, strict_map_key=True, use_list=True)
+    except Exception as error:  # msgpack raises many kinds for bytes that are none of its own
+        raise FormatError(f"the arguments of a message {known.name} are no msgpack: {error}") from None
+    schema = SCHEMA[known]
+    if type(args) is not list or len(args) != len(schema):
+        raise FormatError(f"a message {known.name} has {len(schema)} arguments")
+    for i, (letter, value) in enumerate(zip(schema, args, strict=True)):
+        if not _CHECKS[letter](value):
+            raise FormatError(f"argument {i} of a message {known.name} is {value!r:.60}")
+        if letter == "*":
+            _check_plain(value, 0)
+    return Frame(known, args, size)
+
+
+def _check_plain(value: Any, depth: int) -> None:
+    """Refuse what is nested too deeply, and msgpack's extension types."""
+    if depth > _DEEPEST:
+        raise FormatError("a message is nested too deeply")
+    if type(value) is list:
+        for part in value:
+            _check_plain(part, depth + 1)
+    elif type(value) is dict:
+        for part in value.values():
+            _check_plain(part, depth + 1)
+    elif value is not None and type(value) not in (bool, int, float, str, bytes):
+        raise FormatError(f"a message has a value of type {type(value).__name__}")
+
+
+def fields(value: Any, letters: str, what: str) -> list[Any]:
+    """``value`` as a list of the types that ``letters`` name, as those of `SCHEMA`; further ones: ``i`` any integer of
+    64 bits, ``?`` a bool, ``l`` a list, ``U`` a list of what ``u`` is.
+
+    Raises:
+        FormatError: it is something else.
+    """
+    if type(value) is not list or len(value) != len(letters):
+        raise FormatError(f"{what} has {len(letters)} parts, not {value!r:.60}")
+    for letter, part in zip(letters, value, strict=True):
+        if not (_CHECKS.get(letter) or _FURTHER[letter])(part):
+            raise FormatError(f"{what} has a part {part!r:.60}")
+    return value
+
+
+_FURTHER: Final[dict[str, Callable[[Any], bool]]] = {
+    "i": lambda value: type(value) is int and -(1 << 63) <= value < 1 << 63,
+    "?": lambda value: type(value) is bool,
+    "l": lambda value: type(value) is list,
+    "U": lambda value: type(value) is list and all(map(_CHECKS["u"], value)),
+}
+
+
+class FrameReader:
+    """Takes frames from a source of bytes, and their data straight into the memory that it is for.
+
+    Args:
+        receive: receives into a buffer at least one byte and returns how many; 0 at the end.
+
+    Attributes:
+        max_args, max_data: the most bytes of arguments and of data of a frame; settable.
+    """
+
+    def __init__(self, receive: Callable[[memoryview], int], max_args: int, max_data: int) -> None:
+        self.max_args = max_args
+        self.max_data = max_data
+        self._receive: Final = receive
+        self._memory = memoryview(bytearray(_BUFFERED))
+        self._start = self._end = 0
+
+    @property
+    def holds_more(self) -> bool:
+        """Whether bytes of a further frame are here already."""
+        return self._end > self._start
+
+    def frame(self) -> Frame:
+        """The next message. Its data has to be taken (`into`, `skip`) before the next call.
+
+        Raises:
+            EOFError: the other side has ended, between two frames or within one.
+            FormatError: bytes that are no frame, a frame above the limits, or arguments of other types.
+        """
+        if self._end - self._start < HEAD.size:
+            self._fill(HEAD.size)
+        magic, kind, zero, length, size = HEAD.unpack_from(self._memory, self._start)
+        if magic != MAGIC or zero:
+            raise FormatError("these bytes are no message of opweave")
+        if length > self.max_args or size > self.max_data:
+            raise FormatError(f"a message of {length:,} and {size:,} bytes is above the limits of "
+                              f"{self.max_args:,} and {self.max_data:,}")  # fmt: skip
+        if self._end - self._start < HEAD.size + length:
+            self._fill(HEAD.size + length)
+        first = self._start + HEAD.size
+        self._start = first + length
+        frame = checked(kind, self._memory[first : first + length], size)
+        if self._start == self._end:
+            self._start = self._end = 0
+        return frame
+
+    def _fill(self, need: int) -> None:
+        """Receive until ``need`` bytes are here."""
+        have = self._end - self._start
+        if self._start + need > len(self._memory):
+            memory = memoryview(bytearray(max(need, _BUFFERED)))
+            memory[:have] = self._memory[self._start : self._end]
+            self._memory, self._start, self._end = memory, 0, have
+        while self._end - self._start < need:
+            got = self._receive(self._memory[self._end :])
+            if not got:
+                raise EOFError("the other side has ended the connection")
+            self._end += got
+
+    def into(self, target: memoryview) -> None:
+        """Fill ``target`` with the next bytes; raises ``EOFError`` as `frame`."""
+        size = len(target)
+        at = min(size, self._end - self._start)
+        target[:at] = self._memory[self._start : self._start + at]
+        self._start += at
+        if self._start == self._end:
+            self._start = self._end = 0
+        while at < size:
+            got = self._receive(target[at:])
+            if not got:
+                raise EOFError("the other side has ended the connection")
+            at += got
+
+    def skip(self, size: int) -> None:
+        """Leave out bytes."""
+        scratch = memoryview(bytearray(min(size, 1 << 20)))
+        for at in range(0, size, len(scratch) or 1):
+            self.into(scratch[: size - at])
+
+
+def frames_size(parts: Sequence[bytes | memoryview]) -> int:
+    """Bytes of encoded frames and their data."""
+    return sum(map(len, parts))

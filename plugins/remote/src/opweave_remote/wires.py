@@ -1,0 +1,149 @@
+"""`Wire`: frames over a connected socket, plain or TLS; addresses; and the first bytes of a connection."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from opweave.errors import FormatError
+from opweave_remote.tls import TlsSocket
+from opweave_remote.wire import Frame, FrameReader, Kind, encode
+
+__all__ = ["HEARTBEAT", "SESSION", "STREAM", "Address", "Wire", "same_machine", "tuned"]
+
+_PREAMBLE: Final = b"opw1"
+SESSION: Final = _PREAMBLE + b"S"
+STREAM: Final = _PREAMBLE + b"C"
+HEARTBEAT: Final = _PREAMBLE + b"H"
+"""The first bytes of a connection, before TLS: they only say who is to accept it."""
+
+_JOINED: Final = 1 << 14
+_MOST_PARTS: Final = 64
+
+
+class Address(NamedTuple):
+    """Where a server listens. ``host`` is without brackets."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """``host:port`` or ``[IPv6]:port``; raises `FormatError` for anything else."""
+        host, colon, port = text.strip().rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            raise FormatError(f"{text!r}: an IPv6 address stands in brackets, as [::1]:7000")
+        if not colon or not host or not port.isascii() or not port.isdigit() or not int(port) < 1 << 16:
+            raise FormatError(f"{text!r} is no address; those are host:port, as 10.0.0.5:7000 or [::1]:7000")
+        return cls(host, int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it is one of this machine that others cannot reach."""
+        return self.host == "localhost" or self.host == "::1" or self.host.startswith("127.")
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def tuned(sock: socket.socket) -> socket.socket:
+    """The socket, set to send small messages at once."""
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    elif hasattr(socket, "SO_SNDBUF"):
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
+    return sock
+
+
+class Wire:
+    """Frames over a connected socket. One thread at a time sends, one receives.
+
+    Args:
+        sock: connected and blocking.
+        max_args, max_data: see `FrameReader`.
+
+    Attributes:
+        reader: takes what arrives.
+        sent, received: bytes so far.
+    """
+
+    def __init__(self, sock: socket.socket | TlsSocket, max_args: int, max_data: int) -> None:
+        self.sock: Final = sock
+        self.reader: Final = FrameReader(self._receive, max_args, max_data)
+        self.sent = self.received = 0
+        self._gathers: Final = hasattr(sock, "sendmsg")
+
+    def _receive(self, target: memoryview) -> int:
+        got = self.sock.recv_into(target)
+        self.received += got
+        return got
+
+    def send(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Send encoded frames and their data; raises ``OSError``."""
+        size = sum(map(len, parts))
+        self.sent += size
+        if len(parts) == 1:
+            self.sock.sendall(parts[0])
+        elif size <= _JOINED:
+            self.sock.sendall(b"".join(parts))
+        elif self._gathers:
+            self._gather(parts)
+        else:
+            small: list[bytes | memoryview] = []
+            for part in parts:  # TLS takes one buffer at a time
+                if len(part) <= _JOINED:
+                    small.append(part)
+                    continue
+                self.sock.sendall(b"".join(small))
+                small.clear()
+                self.sock.sendall(part)
+            if small:
+                self.sock.sendall(b"".join(small))
+
+    def _gather(self, parts: Sequence[bytes | memoryview]) -> None:
+        for at in range(0, len(parts), _MOST_PARTS):
+            rest = [memoryview(part) for part in parts[at : at + _MOST_PARTS] if len(part)]
+            while rest:
+                done = self.sock.sendmsg(rest)  # type: ignore[union-attr]
+                while rest and done >= len(rest[0]):
+                    done -= len(rest.pop(0))
+                if done:
+                    rest[0] = rest[0][done:]
+
+    def say(self, kind: Kind, *args: Any) -> None:
+        """Send one message without data."""
+        self.send([encode(kind, *args)])
+
+    def expect(self, *kinds: Kind) -> Frame:
+        """The next message, which has to be one of these; raises `FormatError` for others, and as `FrameReader`."""
+        frame = self.reader.frame()
+        if frame.kind not in kinds:
+            raise FormatError(f"a message {frame.kind.name} came where {kinds[0].name} belongs")
+        return frame
+
+    def end(self) -> None:
+        """Wake whoever sends or receives here: the connection is over. May be called from any thread."""
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give the socket back. Called when nobody uses it any more."""
+        self.end()
+        with suppress(OSError):
+            self.sock.close()
+
+
+def same_machine() -> str:
+    """What tells this machine, as it was started last, from others."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return f"{socket.gethostname()}/{os.name}"
