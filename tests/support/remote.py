@@ -77,14 +77,14 @@ class ServerProcess:
             if line.startswith("listening on "):
                 self.address = line.split()[2].rstrip(":")
                 return
-        assert self.process.stderr is not None
-        raise AssertionError(f"the server ended: {self.process.stderr.read()}")
+        _, why = self.process.communicate()
+        raise AssertionError(f"the server ended: {why}")
 
     @property
     def worker(self) -> int:
         """The process that computes."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(children[0])
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return int("".join([(task / "children").read_text() for task in tasks]).split()[0])
 
     def signal(self, number: int) -> None:
         """Send a signal to both processes."""

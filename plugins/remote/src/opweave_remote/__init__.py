@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from opweave_remote.backend import RemoteBackend, connect
     from opweave_remote.connection import Connection
     from opweave_remote.device import RemoteDevice
-    from opweave_remote.isolated import isolated
+    from opweave_remote.isolation import isolated
 
 __all__ = ["Connection", "RemoteBackend", "RemoteDevice", "connect", "isolated"]
 
 _FROM = {
     "Connection": "connection", "RemoteBackend": "backend", "RemoteDevice": "device", "connect": "backend",
-    "isolated": "isolated",
+    "isolated": "isolation",
 }  # fmt: skip
 
 

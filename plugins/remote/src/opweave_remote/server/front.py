@@ -27,6 +27,8 @@ __all__ = ["Front", "listen"]
 
 _NEW_AT_ONCE: Final = 256
 """Connections that may be there without having said what they are for."""
+_STARTING: Final = 60.0
+"""Seconds for which a connection waits while a process with the devices is being started."""
 _RESTARTS: Final = 5
 _WITHIN: Final = 60.0
 
@@ -75,7 +77,9 @@ class Front:
         self._asking: Final = Lock()
         self._stopping = False
         self._pages: ThreadingHTTPServer | None = None
+        self._ready: Final = Event()
         self._process, self._door, self._monitor = self._start()
+        self._ready.set()
         Thread(target=self._watch, name="opweave front", daemon=True).start()
         Thread(target=self._accept, name="opweave listener", daemon=True).start()
 
@@ -119,7 +123,7 @@ class Front:
                 said = sock.recv(len(SESSION), socket.MSG_PEEK | socket.MSG_WAITALL)
                 if said != HEARTBEAT:
                     sock.settimeout(None)
-                    self._door.send("connect", None, sock)
+                    self._pass_on(sock)
                     return
                 receive_exactly(sock, len(HEARTBEAT))
                 self._new.release()
@@ -130,6 +134,16 @@ class Front:
         finally:
             if not released:
                 self._new.release()
+
+    def _pass_on(self, sock: socket.socket) -> None:
+        """Pass a connection to the process that computes; while a new one is being started, wait for that."""
+        while self._ready.wait(_STARTING) and not self._stopping:
+            try:
+                self._door.send("connect", None, sock)
+            except OSError:
+                self.ended.wait(0.05)  # who receives there notices too, and starts a new one
+            else:
+                return
 
     # --- the process that computes ------------------------------------------------------------------------------------
 
@@ -150,6 +164,7 @@ class Front:
                 pass
             if self._stopping:
                 break
+            self._ready.clear()
             self._log(
                 f"{how_it_ended(self._process, 10) or 'the process with the devices is gone'}; starting a new one"
             )
@@ -160,6 +175,7 @@ class Front:
                 if len(ends) > _RESTARTS:
                     raise Unavailable(f"the process with the devices ended {len(ends)} times in {_WITHIN:g} s")
                 self._process, self._door, self._monitor = self._start()
+                self._ready.set()
             except OpweaveError as error:
                 self._log(f"error: {error}")
                 break

@@ -1,0 +1,72 @@
+"""A device in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import opweave as ow
+import opweave_remote
+from opweave.errors import DeviceLostError, ExecutionError, UnknownNameError
+from opweave_remote.server import worker
+
+F32 = np.float32
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
+
+
+def test_it_computes_there_and_its_process_ends_with_it():
+    before = children()
+    device = opweave_remote.isolated("cpu")
+    (process,) = children() - before
+    x = ow.input("x", (5,))
+    with ow.Scheduler(device) as scheduler:
+        np.testing.assert_array_equal(scheduler.build(x * 2).run(x=np.arange(5, dtype=F32)), np.arange(5) * 2)
+    device.connection.close()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{process}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{process}").exists()
+    with pytest.raises(DeviceLostError, match="was closed"):
+        device.alloc(10)
+
+
+def test_a_crash_there_is_an_error_here_that_names_the_signal():
+    before = children()
+    device = opweave_remote.isolated("cpu")
+    (process,) = children() - before
+    x = ow.input("x", (5,))
+    with ow.Scheduler([device, "cpu"]) as scheduler:
+        program = scheduler.build(x * 2)
+        program.run(x=np.zeros(5, F32))
+        os.kill(int(process), signal.SIGSEGV)
+        with pytest.raises((DeviceLostError, ExecutionError), match="SIGSEGV"):
+            for _ in range(1000):
+                program.run(x=np.zeros(5, F32))
+        rest = scheduler.without(device)
+    with rest:
+        np.testing.assert_array_equal(rest.build(x * 2).run(x=np.ones(5, F32)), np.full(5, 2))
+
+
+def test_a_process_that_is_stopped_is_lost():
+    before = children()
+    device = opweave_remote.isolated("cpu", deadline=1)
+    (process,) = children() - before
+    os.kill(int(process), signal.SIGSTOP)
+    start = time.monotonic()
+    with pytest.raises(DeviceLostError, match="stopped"):
+        device.alloc(10)
+    assert time.monotonic() - start < 5
+
+
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(UnknownNameError, match="nope"):
+        opweave_remote.isolated("nope")
+    assert worker.shown_devices(["cpu", "cpu"]) == [ow.device("cpu")]

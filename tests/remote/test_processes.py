@@ -1,0 +1,239 @@
+"""Real servers: found by the environment, killed, stopped, started again, ended in order."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import opweave as ow
+import opweave_remote
+from opweave.errors import DeviceLostError, ExecutionError, Unavailable
+from opweave.registry import Registry
+from opweave_remote.command import check_way_in
+from opweave_remote.wires import Address
+from tests.support.remote import ServerProcess, serve_process
+
+F32 = np.float32
+KILLS = int(os.environ.get("OPWEAVE_TEST_KILLS", "4"))
+
+
+def chain(error):
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def graph(n=64):
+    rng = np.random.default_rng(0)
+    x = ow.input("x", (4, n))
+    for _ in range(6):
+        x = ow.tanh(ow.linear(x, ow.constant(rng.standard_normal((n, n)).astype(F32) / 8)))
+    return x
+
+
+def connect_again(server, token):
+    """A connection to a server whose computing process may have been killed just now."""
+    until = time.monotonic() + 30
+    while True:
+        try:
+            return opweave_remote.connect(server.address, token_file=token, deadline=5)
+        except Unavailable:  # passed to the process that was killed
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
+def test_devices_are_found_by_the_environment(server, token, monkeypatch):
+    monkeypatch.setenv("OPWEAVE_REMOTE", server.address)
+    monkeypatch.setenv("OPWEAVE_REMOTE_TOKEN_FILE", str(token))
+    registry = Registry(environ={})
+    device = registry.device(f"remote:{server.address}/cpu")
+    assert device.kind is ow.Kind.CPU
+    assert device in registry.devices()
+    assert registry.device("remote") is device
+    with ow.Scheduler(device) as scheduler:
+        np.testing.assert_array_equal(scheduler.build(ow.input("x", (3,)) + 1).run(x=np.zeros(3, F32)), np.ones(3, F32))
+
+
+def test_a_server_that_is_not_there_is_unavailable_with_a_remedy(token, monkeypatch):
+    monkeypatch.setenv("OPWEAVE_REMOTE", "127.0.0.1:9")
+    monkeypatch.setenv("OPWEAVE_REMOTE_TOKEN_FILE", str(token))
+    with pytest.raises(Unavailable, match=r"cannot be reached[\s\S]*serve-devices"):
+        Registry(environ={}).device("remote")
+
+
+def test_a_token_file_that_others_may_read_is_refused(server, tmp_path):
+    path = tmp_path / "token"
+    path.write_text("0123456789abcdef0123456789abcdef")
+    path.chmod(0o644)
+    with pytest.raises(Unavailable, match="chmod 600"):
+        opweave_remote.connect(server.address, token_file=path)
+    path.chmod(0o600)
+    with pytest.raises(Unavailable, match="token is wrong"):
+        opweave_remote.connect(server.address, token_file=path)
+
+
+def test_killed_at_any_moment_a_run_ends_with_its_result_or_a_named_error(token):
+    rng, y = random.Random(3), graph()
+    values = np.ones((4, 64), F32)
+    with ow.Scheduler("cpu") as local:
+        want = local.build(y).run(x=values)
+    with serve_process("--token-file", str(token)) as server:
+        for _ in range(KILLS):
+            connection = connect_again(server, token)
+            start = time.monotonic()
+            worker = server.worker
+            timer = threading.Timer(rng.uniform(0.0, 0.15), os.kill, (worker, signal.SIGKILL))
+            timer.start()
+            try:
+                with ow.Scheduler([connection.devices[0], "cpu"], parallel=rng.random() < 0.5) as scheduler:
+                    for _ in range(2000):
+                        program = scheduler.build(y)
+                        assert np.array_equal(program.run(x=values), want)
+                        if not connection.alive:
+                            break
+            except (DeviceLostError, ExecutionError) as error:
+                assert any(isinstance(e, DeviceLostError) for e in chain(error)), error
+            timer.join()
+            assert time.monotonic() - start < 30
+            deadline = time.monotonic() + 10
+            while connection.alive and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert not connection.alive
+            assert connection.devices[0] not in ow.devices()
+            connection.close()
+
+
+def test_a_lost_server_is_left_out_and_taken_back(token):
+    values, y = np.ones((4, 64), F32), graph()
+    server = ServerProcess("--token-file", str(token))
+    port = int(server.address.rpartition(":")[2])
+    try:
+        opweave_remote.connect(server.address, token_file=token, deadline=3)
+        device = ow.device(f"remote:{server.address}/cpu")
+        scheduler = ow.Scheduler([device, "cpu"])
+        want = scheduler.build(y).run(x=values)
+        server.signal(signal.SIGKILL)
+        with pytest.raises((DeviceLostError, ExecutionError)) as told:
+            for _ in range(1000):
+                scheduler.build(y).run(x=values)
+        assert any(isinstance(e, DeviceLostError) for e in chain(told.value))
+        scheduler = scheduler.without(device)
+        np.testing.assert_allclose(scheduler.build(y).run(x=values), want, rtol=1e-6)
+        assert device not in ow.devices()
+        assert not device.alive
+    finally:
+        server.stop()
+    assert ow.rescan() == ()
+    with serve_process("--token-file", str(token), port=port) as again:
+        (back,) = ow.rescan()
+        assert back.name == device.name == f"remote:{again.address}/cpu"
+        assert back in ow.devices()
+        with scheduler.add(back, first=True) as scheduler:
+            program = scheduler.build(y)
+            np.testing.assert_array_equal(program.run(x=values), want)
+            assert {s.target.device for s in program.splits} == {back}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_server_that_is_stopped_is_lost_within_the_deadline(token, whole):
+    with serve_process("--token-file", str(token)) as server:
+        connection = opweave_remote.connect(server.address, token_file=token, deadline=2)
+        device = connection.devices[0]
+        assert device.mem_info()[1] > 0
+        start = time.monotonic()
+        if whole:
+            server.signal(signal.SIGSTOP)
+        else:
+            os.kill(server.worker, signal.SIGSTOP)
+        with pytest.raises(DeviceLostError, match="no sign of life" if whole else "stopped"):
+            device.alloc(10)
+        assert time.monotonic() - start < 4
+
+
+def test_a_long_kernel_is_no_lost_server(server, token):
+    connection = opweave_remote.connect(server.address, token_file=token, deadline=0.4)
+    x = ow.input("x", (1500, 1500))
+    y = x
+    for _ in range(6):
+        y = ow.matmul(y, x)
+    with ow.Scheduler(connection.devices[0]) as scheduler:
+        program = scheduler.build(y)
+        start = time.monotonic()
+        while time.monotonic() - start < 1.2:
+            program.run(x=np.eye(1500, dtype=F32))
+    assert connection.alive
+
+
+def test_sigterm_ends_a_server_in_order(token):
+    server = ServerProcess("--token-file", str(token))
+    connection = opweave_remote.connect(server.address, token_file=token)
+    device = connection.devices[0]
+    device.alloc(100)
+    worker = server.worker
+    assert server.stop() == 0
+    assert not Path(f"/proc/{worker}").exists()
+    with pytest.raises(DeviceLostError):
+        device.alloc(100)
+
+
+def test_metrics_are_shown_to_prometheus(token):
+    with serve_process("--token-file", str(token), "--metrics", "127.0.0.1:0") as server:
+        connection = opweave_remote.connect(server.address, token_file=token)
+        kept = connection.devices[0].alloc(12345)
+        text = urllib.request.urlopen(server.metrics, timeout=10).read().decode()
+        figures = dict(line.split() for line in text.splitlines() if not line.startswith("#"))
+        assert figures["opweave_remote_clients"] == "1"
+        assert figures["opweave_remote_buffer_bytes"] == "12345"
+        kept.free()
+
+
+def test_a_client_that_dies_leaves_nothing(token):
+    with serve_process("--token-file", str(token), "--metrics", "127.0.0.1:0") as server:
+        child = os.fork()
+        if child == 0:
+            try:
+                made = opweave_remote.connect(server.address, token_file=token)
+                made.devices[0].alloc(1 << 20).fill(1)
+            finally:
+                os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+        deadline = time.monotonic() + 10
+        figures = {}
+        while time.monotonic() < deadline:
+            text = urllib.request.urlopen(server.metrics, timeout=10).read().decode()
+            figures = dict(line.split() for line in text.splitlines() if not line.startswith("#"))
+            if figures["opweave_remote_clients_total"] == "1" and figures["opweave_remote_clients"] == "0":
+                break
+            time.sleep(0.05)
+        assert figures["opweave_remote_buffer_bytes"] == "0"
+        assert figures["opweave_remote_clients"] == "0"
+
+
+def test_a_server_that_cannot_serve_says_why_and_ends(token):
+    with pytest.raises(AssertionError, match="no device for others"):
+        ServerProcess("--token-file", str(token), devices="host")
+
+
+@pytest.mark.parametrize(
+    ("where", "options", "words"),
+    [
+        ("127.0.0.1:0", {}, "neither a token nor a certificate"),
+        ("0.0.0.0:0", {"token_file": "TOKEN"}, "TLS is needed"),
+        ("127.0.0.1:0", {"token_file": "TOKEN", "cert": "x"}, "belong together"),
+        ("127.0.0.1:0", {"client_ca": "x"}, "checked by TLS"),
+        ("127.0.0.1:0", {"token_file": "/nowhere"}, "cannot be read"),
+    ],
+)
+def test_a_server_that_would_let_in_anybody_does_not_start(token, where, options, words):
+    given = dict.fromkeys(("token_file", "cert", "key", "client_ca"))
+    given |= {k: str(token) if v == "TOKEN" else v for k, v in options.items()}
+    with pytest.raises(Unavailable, match=words):
+        check_way_in(Address.parse(where), **given)
