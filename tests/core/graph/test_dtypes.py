@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.graph.dtypes import DTYPES, as_dtype, promote
+from opweave.graph.dtypes import DTYPES, STORED, as_dtype, promote
 
 PLAIN = [t for t in DTYPES.values() if not t.is_quantized]
 QUANTIZED = [t for t in DTYPES.values() if t.is_quantized]
@@ -41,17 +41,18 @@ def test_quantized_types_are_bytes_in_blocks(dtype):
 
 
 def test_kinds():
-    assert {t.name for t in PLAIN if t.is_float} == {"f64", "f32", "f16", "bf16"}
+    eighths = {"f8_e4m3", "f8_e4m3fnuz", "f8_e5m2", "f8_e5m2fnuz", "f8_e8m0", "f4_e2m1"}
+    assert {t.name for t in PLAIN if t.is_float} == {"f64", "f32", "f16", "bf16"} | eighths
     assert {t.name for t in PLAIN if t.is_half} == {"f16", "bf16"}
-    assert {t.name for t in PLAIN if t.is_integer} == {"i64", "i32", "i16", "i8", "u8"}
+    assert {t.name for t in PLAIN if t.is_integer} == {
+        "i64", "i32", "i16", "i8", "u8", "u64", "u32", "u16", "i4", "u4", "i2", "u2",
+    }  # fmt: skip
     assert as_dtype(ml_dtypes.bfloat16).name == "bf16"
     assert as_dtype(float).name == "f64"
     assert as_dtype(bool).name == "bool"
 
 
-@pytest.mark.parametrize(
-    "like", [np.complex64, np.uint32, "U3", object, np.datetime64, 3, None.__class__, ow.input("x", (2,))]
-)
+@pytest.mark.parametrize("like", [np.complex64, "U3", object, np.datetime64, 3, None.__class__, ow.input("x", (2,))])
 def test_types_that_do_not_exist_here(like):
     with pytest.raises((ow.DTypeError, ow.UnknownNameError)):
         as_dtype(like)
@@ -65,10 +66,47 @@ def test_names_that_do_not_exist_get_suggestions():
 @pytest.mark.parametrize("a", PLAIN, ids=repr)
 @pytest.mark.parametrize("b", PLAIN, ids=repr)
 def test_promotion_is_commutative_and_idempotent(a, b):
+    if {a.kind, b.kind} == {"i", "u"} and as_dtype("u64") in (a, b):
+        with pytest.raises(ow.DTypeError, match="no integer type holds both"):
+            promote(a, b)
+        return
     common = promote(a, b)
     assert promote(b, a) is common
     assert promote(common, a) is common
     assert promote(common, b) is common
+
+
+INTEGERS = [t for t in PLAIN if t.is_integer and t.numpy.kind in "iu"]
+
+
+@pytest.mark.parametrize("a", INTEGERS, ids=repr)
+@pytest.mark.parametrize("b", INTEGERS, ids=repr)
+def test_integers_promote_as_numpys(a, b):
+    common = np.promote_types(a.numpy, b.numpy)
+    if common.kind != "f":
+        assert promote(a, b) is as_dtype(common)
+
+
+@pytest.mark.parametrize("dtype", STORED.split())
+def test_the_host_computes_in_types_that_are_only_stored_elsewhere(dtype):
+    kind = DTYPES[dtype].numpy
+    x = np.array([1, 2, 1], np.float32).astype(kind)
+    with ow.Scheduler(["cpu", "host"]) as scheduler:
+        a, b = ow.input("a", (3,), dtype), ow.constant(x)
+        outputs = {
+            "copy": a[1:].contiguous(),
+            "f32": a.astype("f32"),
+            "back": ow.constant([1.0, 2.0, 1.0]).astype(dtype),
+            "equal": ow.equal(a, b),
+            "pick": ow.where(ow.constant([True, False, True]), a, b),
+        }
+        results = scheduler.build(outputs).run(a=x)
+    assert results["copy"].dtype == results["back"].dtype == results["pick"].dtype == kind
+    np.testing.assert_array_equal(results["copy"], x[1:])
+    np.testing.assert_array_equal(results["f32"], x.astype(np.float32))
+    np.testing.assert_array_equal(results["back"], x)
+    np.testing.assert_array_equal(results["pick"], x)
+    assert results["equal"].all()
 
 
 @pytest.mark.parametrize("dtype", QUANTIZED, ids=repr)

@@ -7,10 +7,11 @@ import pytest
 
 import opweave as ow
 from opweave.graph.dtypes import DTYPES
+from opweave.graph.dtypes import PLAIN as COMPUTED
 from tests.support.evaluate import evaluate
 
 NAMES = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
-PLAIN = [t.name for t in DTYPES.values() if t.block == 1]
+PLAIN = COMPUTED.split()
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -2.5], np.float32)
 
 

@@ -9,11 +9,12 @@ import torch
 
 import opweave as ow
 from opweave.graph.dtypes import DTYPES
+from opweave.graph.dtypes import PLAIN as COMPUTED
 from opweave.graph.opdef import OPS
 from tests.support.evaluate import evaluate
 
 RNG = np.random.default_rng(11)
-PLAIN = [t for t in DTYPES.values() if not t.is_quantized]
+PLAIN = [DTYPES[name] for name in COMPUTED.split()]
 TORCH = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
     "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,

@@ -1,4 +1,4 @@
-"""Element types: plain ones, and block-quantized ones in the public GGUF layout.
+"""Element types: plain ones, such that most devices only store, and block-quantized ones in the public GGUF layout.
 
 A quantized type stores ``block`` consecutive elements of the last axis in ``itemsize`` bytes. Plain types are the
 case ``block == 1``, so one formula serves both: a row of ``n`` elements takes ``n // block * itemsize`` bytes.
@@ -14,7 +14,7 @@ import numpy as np
 from opweave.errors import DTypeError, UnknownNameError
 
 __all__ = [
-    "DTYPES", "FLOATS", "HALVES", "INTEGERS", "NUMBERS", "PLAIN", "QUANTIZED", "WIDE",
+    "DTYPES", "FLOATS", "HALVES", "INTEGERS", "NUMBERS", "PLAIN", "QUANTIZED", "STORED", "WIDE",
     "DType", "DTypeLike", "as_dtype", "promote",
 ]  # fmt: skip
 
@@ -26,14 +26,15 @@ class DType:
         name: the short name, e.g. ``"f32"`` or ``"q4_0"``.
         itemsize: bytes of one block (of one element for plain types).
         block: elements in one block; 1 for plain types.
-        kind: ``"f"`` float, ``"i"`` signed integer, ``"u"`` unsigned integer, ``"b"`` bool, ``"q"`` quantized.
+        kind: ``"f"`` float, ``"i"`` signed integer, ``"u"`` unsigned integer, ``"b"`` bool, ``"q"`` quantized. Integers
+            and floats of 4 and 2 bits take a byte each, as in ``ml_dtypes``.
         numpy: the NumPy type of plain types; ``uint8`` (raw bytes) for quantized ones.
         rank: order in type promotion; the higher one wins (`promote`).
     """
 
     __slots__ = ("block", "itemsize", "kind", "name", "numpy", "rank")
 
-    def __init__(self, name: str, kind: str, numpy: Any, rank: int, *, block: int = 1, itemsize: int = 0) -> None:
+    def __init__(self, name: str, kind: str, numpy: Any, rank: float, *, block: int = 1, itemsize: int = 0) -> None:
         self.name: Final = name
         self.kind: Final = kind
         self.numpy: Final[np.dtype[Any]] = np.dtype(numpy)
@@ -48,7 +49,7 @@ class DType:
 
     @property
     def is_float(self) -> bool:
-        """True for plain floating-point types (f64 f32 f16 bf16)."""
+        """True for plain floating-point types (f64 f32 f16 bf16, and those of 8 and 4 bits)."""
         return self.kind == "f"
 
     @property
@@ -83,6 +84,21 @@ i8 = DType("i8", "i", np.int8, 1)
 u8 = DType("u8", "u", np.uint8, 1)
 bool_ = DType("bool", "b", np.bool_, 0)
 
+# Types that files have, and of which `HostDevice` computes whatever somebody asks for; other devices convert or refuse.
+u64 = DType("u64", "u", np.uint64, 8)
+u32 = DType("u32", "u", np.uint32, 4)
+u16 = DType("u16", "u", np.uint16, 2)
+i4 = DType("i4", "i", ml_dtypes.int4, 0.5)
+u4 = DType("u4", "u", ml_dtypes.uint4, 0.5)
+i2 = DType("i2", "i", ml_dtypes.int2, 0.25)
+u2 = DType("u2", "u", ml_dtypes.uint2, 0.25)
+f8_e4m3 = DType("f8_e4m3", "f", ml_dtypes.float8_e4m3fn, 99)
+f8_e4m3fnuz = DType("f8_e4m3fnuz", "f", ml_dtypes.float8_e4m3fnuz, 99)
+f8_e5m2 = DType("f8_e5m2", "f", ml_dtypes.float8_e5m2, 99)
+f8_e5m2fnuz = DType("f8_e5m2fnuz", "f", ml_dtypes.float8_e5m2fnuz, 99)
+f8_e8m0 = DType("f8_e8m0", "f", ml_dtypes.float8_e8m0fnu, 99)
+f4_e2m1 = DType("f4_e2m1", "f", ml_dtypes.float4_e2m1fn, 98)
+
 
 def _quantized(name: str, block: int, itemsize: int) -> DType:
     return DType(name, "q", np.uint8, 100, block=block, itemsize=itemsize)
@@ -112,7 +128,8 @@ tq1_0 = _quantized("tq1_0", 256, 54)
 mxfp4 = _quantized("mxfp4", 32, 17)
 nvfp4 = _quantized("nvfp4", 64, 36)
 
-_PLAIN = (f64, f32, f16, bf16, i64, i32, i16, i8, u8, bool_)
+_STORED = (u64, u32, u16, i4, u4, i2, u2, f8_e4m3, f8_e4m3fnuz, f8_e5m2, f8_e5m2fnuz, f8_e8m0, f4_e2m1)
+_PLAIN = (f64, f32, f16, bf16, i64, i32, i16, i8, u8, bool_, *_STORED)
 _BLOCKS = (
     q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, iq3_s, iq3_xxs, iq2_s, iq2_xs, iq2_xxs,
     iq1_m, iq1_s, tq2_0, tq1_0, mxfp4, nvfp4,
@@ -128,6 +145,7 @@ FLOATS: Final = f"{WIDE} {HALVES}"
 INTEGERS: Final = "i64 i32 i16 i8 u8"
 NUMBERS: Final = f"{FLOATS} {INTEGERS}"
 PLAIN: Final = f"{NUMBERS} bool"
+STORED: Final = " ".join(t.name for t in _STORED)
 QUANTIZED: Final = tuple(t for t in DTYPES.values() if t.is_quantized)
 
 _BY_NUMPY: Final = {t.numpy: t for t in _PLAIN}
@@ -142,7 +160,7 @@ def as_dtype(like: DTypeLike) -> DType:
 
     Raises:
         UnknownNameError: a name that is no type.
-        DTypeError: a NumPy type that opweave does not have (complex, strings, unsigned ones above 8 bits), or no type.
+        DTypeError: a NumPy type that opweave does not have (complex, strings), or no type.
     """
     if isinstance(like, DType):
         return like
@@ -178,15 +196,23 @@ def _unknown(name: str) -> UnknownNameError:
 
 def promote(a: DType, b: DType) -> DType:
     """The common type of ``a`` and ``b`` by the rule of ``torch.promote_types``: a float wins over an integer, an
-    integer over bool, else the wider one; f16 and bf16 give f32, u8 and i8 give i16.
+    integer over bool, else the wider one; f16 and bf16 give f32, and an unsigned integer with a signed one that is not
+    wider the signed one of twice its size (u8 and i8 give i16), as NumPy does it.
 
     Raises:
         DTypeError: one of them is quantized; quantized weights only enter ``linear``, ``expert_linear``, ``embedding``.
+            u64 and a signed integer: no integer type holds both.
     """
     if a is b:
         return a
     if a.block > 1 or b.block > 1:
         raise DTypeError(f"{a} and {b} do not promote: quantized types only enter linear, expert_linear and embedding")
+    if {a.kind, b.kind} == {"i", "u"}:
+        unsigned, signed = (a, b) if a.kind == "u" else (b, a)
+        if signed.rank <= unsigned.rank:
+            if unsigned is u64:
+                raise DTypeError(f"{a} and {b} do not promote: no integer type holds both; cast one of them")
+            return {1: i16, 2: i32, 4: i64}.get(unsigned.rank, i8)
     if a.rank == b.rank:
-        return f32 if a.kind == "f" else i16
+        return f32
     return a if a.rank > b.rank else b

@@ -7,7 +7,7 @@ from typing import Any
 
 from opweave import ops
 from opweave.conformance.case import FLOATS, INTS, LAYOUTS, SIZES, STRIDED, Case, Operand, Values, case
-from opweave.graph.dtypes import DTYPES, as_dtype
+from opweave.graph.dtypes import PLAIN, as_dtype
 
 
 def elementwise(
@@ -65,7 +65,7 @@ def _powers() -> Iterator[Case]:
 
 
 def _casts() -> Iterator[Case]:
-    plain = [t.name for t in DTYPES.values() if not t.is_quantized]
+    plain = PLAIN.split()
     for source in plain:
         for target in plain:
             if source == target:
