@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.splits import Partition, StorageView
 
-__all__ = ["Prediction", "predict", "prediction_of", "room_of", "where_lies"]
+__all__ = ["Prediction", "memory_of", "predict", "prediction_of", "room_of", "where_lies"]
 
 
 class Prediction(NamedTuple):
@@ -95,7 +95,7 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
     for output, tensor in zip(partition.outputs, partition.graph.outputs, strict=True):
         if output is not None:
             moved += model.fetch(where_lies(partition, output)[0], tensor.nbytes)
-    use = _memory(partition) if memory else {}
+    use = memory_of(partition) if memory else {}
     short = {}
     for target in targets if memory else ():
         missing = sum(use[target.name]) - room_of(target.device)
@@ -140,7 +140,7 @@ def where_lies(partition: Partition, operand: StorageView) -> tuple[Device | Non
     return owner, space
 
 
-def _memory(partition: Partition) -> dict[str, MemoryUse]:
+def memory_of(partition: Partition) -> dict[str, MemoryUse]:
     """As `Program.memory`, without allocating and without fusing, which would need less."""
     targets = partition.assignment.targets
     plan = allocate(partition, unfused(partition), [()] * len(targets))

@@ -1,0 +1,222 @@
+"""``opweave onnx``: what a model file is, what runs where, a run, and a comparison with ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.text import Text
+
+from opweave.cli.output import Row, human_bytes, plain, print_json, print_rows, quiet_stdout
+from opweave.cost.predict import memory_of
+from opweave.errors import SchedulerError
+from opweave_onnx.compare import compare, examples
+from opweave_onnx.graphs import Value
+from opweave_onnx.model import Model, load
+from opweave_onnx.reading import read_model
+from opweave_onnx.session import missing_operators
+from opweave_onnx.tensors import dtype_of
+
+__all__ = ["add_commands"]
+
+_File = Annotated[str, typer.Argument(help="An ONNX file.", metavar="MODEL")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+_Devices = Annotated[
+    str, typer.Option("--devices", metavar="A,B,...", help="Devices, earlier ones preferred; default: all usable ones.")
+]
+_Lengths = Annotated[
+    list[str] | None,
+    typer.Option("--dim", metavar="NAME=N", help="The length of a dynamic axis; repeatable. Default: 1."),
+]
+_Inputs = Annotated[
+    list[str] | None, typer.Option("--input", metavar="NAME=FILE.npy", help="Values of an input; default: random.")
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add ``opweave onnx`` to the command line."""
+    group = typer.Typer(name="onnx", help="Look at, plan, run and compare ONNX models.", no_args_is_help=True)
+    group.command("info")(_info)
+    group.command("plan")(_plan)
+    group.command("run")(_run)
+    group.command("compare")(_compare)
+    app.add_typer(group)
+
+
+def _loaded(model: str, devices: str) -> Model:
+    return load(model, [name.strip() for name in devices.split(",")] if devices else None)
+
+
+def _pairs(given: list[str] | None, what: str) -> dict[str, str]:
+    found = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise SchedulerError(f"{what} is given as NAME=VALUE, not {text!r}")
+        found[name] = value
+    return found
+
+
+def _feeds(model: Model, dims: list[str] | None, inputs: list[str] | None) -> dict[str, Any]:
+    lengths = {}
+    for name, text in _pairs(dims, "--dim").items():
+        if not text.isdigit():
+            raise SchedulerError(f"the length of {name!r} is a number, not {text!r}")
+        lengths[name] = int(text)
+    feeds = examples(model, 0, **lengths)
+    for name, path in _pairs(inputs, "--input").items():
+        try:
+            feeds[name] = np.load(path, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise SchedulerError(f"cannot read {path}: {error}") from None
+    return feeds
+
+
+def _shown(value: Value) -> dict[str, Any]:
+    return {
+        "name": value.name,
+        "dtype": dtype_of(value.elem).name if value.elem else "",
+        "shape": None if value.shape is None else list(value.shape),
+    }
+
+
+def _info(model: _File, as_json: _Json = False) -> None:
+    """What the file says: inputs, outputs, operators, weights, metadata; and operators that opweave does not know."""
+    source = read_model(model)
+    graph = source.graph
+    counts = Counter(f"{n.domain}.{n.op}" if n.domain else n.op for n in graph.nodes)
+    missing = {f"{d}.{op}" if d else op: [n.name for n in nodes]
+               for (d, op), nodes in missing_operators(graph, source.functions).items()}  # fmt: skip
+    nbytes = sum(a.nbytes for a in graph.initializers.values())
+    if as_json:
+        print_json({
+            "path": model, "metadata": source.metadata,
+            "versions": {k or "ai.onnx": v for k, v in source.versions.items()},
+            "inputs": [_shown(v) for v in graph.inputs], "outputs": [_shown(v) for v in graph.outputs],
+            "operators": dict(counts.most_common()), "missing": missing, "initializers": len(graph.initializers),
+            "bytes": nbytes,
+        })  # fmt: skip
+        return
+    rows = []
+    for kind, values in (("input", graph.inputs), ("output", graph.outputs)):
+        for value in map(_shown, values):
+            shape = (
+                "?" if value["shape"] is None else "×".join("?" if n is None else str(n) for n in value["shape"]) or "-"
+            )
+            rows.append(Row([Text(value["name"], "bold cyan"), Text(kind), Text(value["dtype"]), Text(shape)], []))
+    footer = [
+        f"{len(graph.nodes)} nodes: " + ", ".join(f"{n} {op}" for op, n in counts.most_common()),
+        f"{len(graph.initializers)} initializers, {human_bytes(nbytes)}",
+        "operators: " + ", ".join(f"{k or 'ai.onnx'} {v}" for k, v in source.versions.items()),
+        *[f"{key}: {value}" for key, value in source.metadata.items()],
+        *[f"not known: {op} ({', '.join(names[:4])})" for op, names in missing.items()],
+    ]
+    print_rows(["name", "", "dtype", "shape"], rows, indent=3, footer="\n".join(footer))
+
+
+def _plan(
+    model: _File,
+    devices: _Devices = "",
+    dims: _Lengths = None,
+    as_json: _Json = False,
+    html: Annotated[str, typer.Option("--html", metavar="FILE", help="Write a page.")] = "",
+) -> None:
+    """What would run where and why, and how much memory each device needs. No weights are loaded."""
+    with quiet_stdout(), _loaded(model, devices) as loaded:
+        planned = loaded.plan(_feeds(loaded, dims, None))
+        explanation = planned.explain()
+        memory = memory_of(planned.partition)
+        lacking = _lacking(loaded, planned)
+    if html:
+        explanation.save(html)
+    if as_json:
+        print_json({
+            "path": model,
+            "nodes": [row._asdict() for row in explanation.nodes],
+            "copies": [row._asdict() for row in explanation.copies],
+            "memory": {name: use._asdict() for name, use in memory.items()},
+            "lacking": lacking,
+        })  # fmt: skip
+        return
+    typer.echo(plain(str(explanation)))
+    for name, use in memory.items():
+        typer.echo(f"{name}: {human_bytes(use.weights)} weights, {human_bytes(use.temporaries)} temporaries")
+    for name, operations in lacking.items():
+        for op, reason in operations.items():
+            typer.echo(plain(f"{name} does not run {op}: {reason}"))
+
+
+def _lacking(model: Model, planned: Any) -> dict[str, dict[str, str]]:
+    """For each device the operations of the graph that it refuses, with a reason."""
+    capabilities = planned.partition.assignment.capabilities
+    found: dict[str, dict[str, str]] = {}
+    for target in planned.partition.assignment.targets:
+        for node in planned.partition.graph.nodes:
+            if node.base is not None or node.op is None:
+                continue
+            reason = capabilities.support(target, node).reason
+            if reason:
+                found.setdefault(target.name, {}).setdefault(node.op.name, reason)
+    return found
+
+
+def _run(
+    model: _File,
+    devices: _Devices = "",
+    dims: _Lengths = None,
+    inputs: _Inputs = None,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs; the fastest is shown.")] = 1,
+    output: Annotated[str, typer.Option("--output", metavar="FOLDER", help="Write each output as NAME.npy.")] = "",
+    as_json: _Json = False,
+) -> None:
+    """Run a model, for random numbers or for given inputs."""
+    with quiet_stdout(), _loaded(model, devices) as loaded:
+        feeds = _feeds(loaded, dims, inputs)
+        start = perf_counter()
+        results = loaded.run(feeds)
+        first = perf_counter() - start
+        times = []
+        for _ in range(repeat):
+            start = perf_counter()
+            results = loaded.run(feeds)
+            times.append(perf_counter() - start)
+    arrays = {name: value for name, value in results.items() if isinstance(value, np.ndarray)}
+    if output:
+        folder = Path(output)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, array in arrays.items():
+            np.save(folder / f"{name.replace('/', '_')}.npy", array)
+    seconds = {"first": first, "fastest": min(times)}
+    if as_json:
+        print_json({
+            "path": model, "seconds": seconds,
+            "outputs": [{"name": k, "dtype": str(a.dtype), "shape": list(a.shape)} for k, a in arrays.items()],
+        })  # fmt: skip
+        return
+    rows = [Row([Text(k, "bold cyan"), Text(str(a.dtype)), Text("×".join(map(str, a.shape)) or "-")], [])
+            for k, a in arrays.items()]  # fmt: skip
+    print_rows(["output", "dtype", "shape"], rows, indent=3,
+               footer=f"first run {first * 1e3:.3g} ms, fastest {min(times) * 1e3:.3g} ms")  # fmt: skip
+
+
+def _compare(
+    model: _File, devices: _Devices = "", dims: _Lengths = None, inputs: _Inputs = None, as_json: _Json = False
+) -> None:
+    """Compare the result of every node with ONNX Runtime's. Exits with 1 if they differ by more than rounding."""
+    with quiet_stdout():
+        names = [name.strip() for name in devices.split(",")] if devices else None
+        with load(model, names) as loaded:
+            feeds = _feeds(loaded, dims, inputs)
+        found = compare(model, feeds, names)
+    if as_json:
+        first = found.first_divergence
+        print_json({"path": model, "agree": bool(found), "first": first and first._asdict(),
+                    "values": [row._asdict() for row in found.values]})  # fmt: skip
+    else:
+        typer.echo(plain(str(found)))
+    if not found:
+        raise typer.Exit(1)

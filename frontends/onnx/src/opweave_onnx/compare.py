@@ -1,0 +1,135 @@
+"""`compare`: a model on opweave beside ONNX Runtime, node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import onnx
+
+from opweave.errors import FormatError, Unavailable
+from opweave.tools.distance import distance
+from opweave_onnx.model import Model, load
+
+__all__ = ["Comparison", "Difference", "compare", "examples"]
+
+ALLOWED: Final = {"float64": 1e-20, "float32": 1e-9, "float16": 1e-5, "bfloat16": 1e-3}
+"""Normalised mean square errors up to which values count as equal, by type; others have to be equal."""
+
+
+class Difference(NamedTuple):
+    """How far a value is from ONNX Runtime's.
+
+    Attributes:
+        value: its name in the file.
+        node, op: what computes it.
+        nmse: mean square error over the mean square of ONNX Runtime's; infinite where integers, NaN or infinities
+            differ.
+        largest: largest error of an element, relative to the element plus the root mean square of all.
+        diverges: whether it is larger than allowed.
+    """
+
+    value: str
+    node: str
+    op: str
+    nmse: float
+    largest: float
+    diverges: bool
+
+
+class Comparison:
+    """The result of `compare`; true if nothing differs beyond rounding.
+
+    Attributes:
+        values: one row for each value that both computed, in the order of the graph; errors add up along it.
+    """
+
+    def __init__(self, values: Sequence[Difference]) -> None:
+        self.values: Final = values
+
+    def __bool__(self) -> bool:
+        return not any(row.diverges for row in self.values)
+
+    @property
+    def first_divergence(self) -> Difference | None:
+        """The first value that differs."""
+        return next((row for row in self.values if row.diverges), None)
+
+    def __str__(self) -> str:
+        found = self.first_divergence
+        verdict = "no difference beyond rounding" if found is None else f"first difference at {found.node} ({found.op})"
+        lines = [f"{len(self.values)} values beside ONNX Runtime's: {verdict}"]
+        worst = sorted(self.values, key=lambda row: -row.nmse)[:10]
+        width = max((len(row.node) for row in worst), default=0)
+        lines += [f"    {r.node:<{width}}  {r.op:<16} mean square error {r.nmse:.2e}, largest {r.largest:.2e}"
+                  for r in worst]  # fmt: skip
+        return "\n".join(lines)
+
+
+def compare(path: Any, feeds: Mapping[str, Any] | None = None, devices: Any = None, **options: Any) -> Comparison:
+    """Run a model on opweave and by ONNX Runtime, and compare the results of all nodes of the main graph.
+
+    Args:
+        path: the file, or an ``onnx.ModelProto``.
+        feeds: as of `Model.run`; ``None``: random numbers, dynamic axes of length 1.
+        devices, options: as of `load`.
+
+    Raises:
+        Unavailable: ONNX Runtime is not installed, or does not load the model; says why.
+        FormatError: as of `load`.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise Unavailable("ONNX Runtime is not installed", remedy="pip install onnxruntime") from error
+    proto = path if isinstance(path, onnx.ModelProto) else _read(path)
+    shown = onnx.ModelProto()
+    shown.CopyFrom(proto)
+    there = {value.name for value in shown.graph.output}
+    made = {name: node for node in shown.graph.node for name in node.output if name}
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4
+    settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    shown.graph.output.extend([onnx.ValueInfoProto(name=name) for name in made if name not in there])
+    try:
+        session = onnxruntime.InferenceSession(shown.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of onnxruntime's own classes, which have no common base
+        raise Unavailable(
+            f"ONNX Runtime {onnxruntime.__version__} does not load the model: {str(error)[:300]}",
+            remedy="compare a model that it supports (it refuses operators of version 27 on)",
+        ) from None
+    with load(shown, devices, **options) as model:
+        given = dict(feeds) if feeds is not None else examples(model)
+        ours = model.run(given)
+        theirs = dict(zip([o.name for o in session.get_outputs()], session.run(None, given), strict=True))
+    rows = []
+    for name, node in made.items():
+        mine, other = ours.get(name), theirs.get(name)
+        if not isinstance(mine, np.ndarray) or not isinstance(other, np.ndarray):
+            continue
+        if mine.shape != other.shape or mine.dtype != other.dtype:
+            rows.append(Difference(name, node.name or node.op_type, node.op_type, np.inf, np.inf, True))
+            continue
+        d = distance(mine, other)
+        diverges = d.nmse > ALLOWED.get(mine.dtype.name, 0.0)
+        rows.append(Difference(name, node.name or node.op_type, node.op_type, d.nmse, d.largest, diverges))
+    return Comparison(rows)
+
+
+def _read(path: Any) -> onnx.ModelProto:
+    try:
+        return onnx.load(str(Path(path)))
+    except Exception as error:  # a damaged file; `load` gives the reason
+        load(path, ["host"]).close()
+        raise FormatError(f"{path} cannot be read: {error}") from None
+
+
+def examples(model: Model, seed: int = 0, **lengths: int) -> dict[str, Any]:
+    """Random numbers for the inputs: normally distributed floats, ones for integers."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: np.asarray(rng.standard_normal(a.shape)).astype(a.dtype) if a.dtype.kind not in "iub" else np.ones_like(a)
+        for name, a in model.examples(**lengths).items()
+    }

@@ -1,0 +1,238 @@
+"""`Graph` and `Node`: a checked ONNX graph as plain data, and how it is made of the protobuf messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import onnx
+from onnx import AttributeProto, GraphProto, NodeProto
+
+from opweave.errors import FormatError
+from opweave_onnx.tensors import Array, Arrays
+
+__all__ = ["Graph", "Node", "Value", "domain_of", "parse_graph", "parse_nodes"]
+
+DEEPEST: Final = 32
+"""How deeply graphs may be nested in attributes of nodes."""
+
+
+class Value(NamedTuple):
+    """An input or output as the file declares it.
+
+    Attributes:
+        name: in the file.
+        elem: the number of its element type (``TensorProto.DataType``); 0: no tensor, or not said.
+        shape: for each axis its length, the name of a dynamic axis, or ``None``; ``None``: nothing is said.
+    """
+
+    name: str
+    elem: int
+    shape: tuple[int | str | None, ...] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One node.
+
+    Attributes:
+        op, domain: the operator; the standard domain is ``""``.
+        version: of the operator set that the model imports for the domain.
+        name: the node's own, or one made of the operator and its place.
+        inputs, outputs: names of values, ``""`` for what is left out.
+        attributes: numbers, texts, arrays, lists of these, and graphs.
+        proto: the message.
+        captured: names that its graphs take from around.
+    """
+
+    op: str
+    domain: str
+    version: int
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    proto: NodeProto
+    captured: frozenset[str] = frozenset()
+
+    def describe(self) -> str:
+        """For messages."""
+        return f"node {self.name!r} ({self.domain + '.' if self.domain else ''}{self.op})"
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Nodes in an order in which each comes after those whose results it reads.
+
+    Attributes:
+        inputs, outputs: as declared; initializers are no inputs.
+        initializers: name -> array.
+        last_use: for each node the number of names that are needed behind it (`needed_after`).
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    initializers: Mapping[str, Array]
+    _needed: dict[int, frozenset[str]] = field(default_factory=dict)
+
+    def needed_after(self, position: int) -> frozenset[str]:
+        """Names that are read behind the node at ``position``, or are outputs."""
+        if position not in self._needed:
+            names = {value.name for value in self.outputs}
+            for node in self.nodes[position + 1 :]:
+                names.update(node.inputs)
+                names.update(node.captured)
+            self._needed[position] = frozenset(names)
+        return self._needed[position]
+
+    @property
+    def captured(self) -> frozenset[str]:
+        """Names that it takes from the graphs around it."""
+        own = {value.name for value in self.inputs} | set(self.initializers)
+        read: set[str] = {value.name for value in self.outputs}
+        for node in self.nodes:
+            own.update(node.outputs)
+            read.update(node.inputs)
+            read.update(node.captured)
+        return frozenset(read - own - {""})
+
+
+def domain_of(name: str) -> str:
+    """The standard domain has two names."""
+    return "" if name == "ai.onnx" else name
+
+
+def parse_graph(
+    proto: GraphProto, versions: Mapping[str, int], arrays: Arrays, *, known: frozenset[str] = frozenset(),
+    depth: int = 0, above_initializers: bool = False,
+) -> Graph:  # fmt: skip
+    """A graph, checked: every name is defined once, and before it is read.
+
+    Args:
+        versions: domain -> version of the operator set.
+        arrays: reads tensors, and checks their sizes.
+        known: names of the graphs around it.
+
+    Raises:
+        FormatError: a graph that is not valid; names the node.
+    """
+    if depth > DEEPEST:
+        raise FormatError(f"{arrays.where}: graphs are nested more than {DEEPEST} deep")
+    initializers = {t.name: arrays.read(t, f"initializer {t.name!r}") for t in proto.initializer}
+    for sparse in proto.sparse_initializer:
+        initializers[sparse.values.name] = arrays.read_sparse(sparse)
+    inputs = tuple([_value(v, arrays.where) for v in proto.input if v.name not in initializers])
+    defined = {*known, *initializers, *[value.name for value in inputs]}
+    if len({value.name for value in inputs}) < len(inputs):
+        raise FormatError(f"{arrays.where}: two inputs of graph {proto.name!r} have one name")
+    nodes = parse_nodes(proto.node, versions, arrays, defined, depth)
+    outputs = tuple([_value(v, arrays.where) for v in proto.output])
+    for value in outputs:
+        if value.name not in defined:
+            raise FormatError(f"{arrays.where}: nothing computes the output {value.name!r} of graph {proto.name!r}")
+    return Graph(proto.name, nodes, inputs, outputs, initializers)
+
+
+def parse_nodes(
+    protos: Any, versions: Mapping[str, int], arrays: Arrays, defined: set[str], depth: int = 0
+) -> tuple[Node, ...]:
+    """Nodes, checked; adds the names of their results to ``defined``. Raises `FormatError`."""
+    nodes = []
+    computed = {name for proto in protos for name in proto.output}
+    for place, proto in enumerate(protos):
+        domain = domain_of(proto.domain)
+        label = f"{arrays.where}: node {proto.name or f'{proto.op_type}_{place}'!r} ({proto.op_type})"
+        for name in proto.input:
+            if name and name not in defined:
+                why = (
+                    "is computed by it or behind it: the graph has a cycle, or its nodes are not sorted"
+                    if name in computed else "is nowhere defined"
+                )  # fmt: skip
+                raise FormatError(f"{label} reads {name!r}, which {why}")
+        attributes = {a.name: _attribute(a, versions, arrays, defined, depth, label) for a in proto.attribute}
+        captured: set[str] = set()
+        for value in attributes.values():
+            for graph in value if isinstance(value, tuple) else (value,):
+                if isinstance(graph, Graph):
+                    captured |= graph.captured
+        for name in proto.output:
+            if name and name in defined:
+                raise FormatError(f"{label} computes {name!r}, which is defined before")
+        defined.update(name for name in proto.output if name)
+        version = versions.get(domain)
+        if version is None:
+            raise FormatError(f"{label} is of domain {proto.domain or 'ai.onnx'!r}, of which the model imports nothing")
+        nodes.append(
+            Node(
+                proto.op_type,
+                domain,
+                version,
+                proto.name or f"{proto.op_type}_{place}",
+                tuple(proto.input),
+                tuple(proto.output),
+                attributes,
+                proto,
+                frozenset(captured),
+            )
+        )
+    return tuple(nodes)
+
+
+def _attribute(
+    proto: AttributeProto, versions: Mapping[str, int], arrays: Arrays, defined: set[str], depth: int, label: str
+) -> Any:
+    kinds = AttributeProto
+    match proto.type:
+        case kinds.FLOAT:
+            return proto.f
+        case kinds.INT:
+            return proto.i
+        case kinds.STRING:
+            return _text(proto.s, label)
+        case kinds.FLOATS:
+            return tuple(proto.floats)
+        case kinds.INTS:
+            return tuple(proto.ints)
+        case kinds.STRINGS:
+            return tuple([_text(s, label) for s in proto.strings])
+        case kinds.TENSOR:
+            return arrays.read(proto.t, f"{label}: attribute {proto.name!r}")
+        case kinds.SPARSE_TENSOR:
+            return arrays.read_sparse(proto.sparse_tensor)
+        case kinds.GRAPH:
+            return parse_graph(proto.g, versions, arrays, known=frozenset(defined), depth=depth + 1)
+        case kinds.GRAPHS:
+            return tuple(
+                [parse_graph(g, versions, arrays, known=frozenset(defined), depth=depth + 1) for g in proto.graphs]
+            )
+        case kinds.TYPE_PROTO:
+            return proto.tp
+        case kind:
+            raise FormatError(f"{label}: attribute {proto.name!r} is of type {kind}, which is none")
+
+
+def _text(raw: bytes, label: str) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise FormatError(f"{label}: an attribute is no text in UTF-8: {raw[:40]!r}") from None
+
+
+def _value(proto: onnx.ValueInfoProto, where: str) -> Value:
+    if not proto.name:
+        raise FormatError(f"{where}: an input or output has no name")
+    if not proto.type.HasField("tensor_type"):
+        return Value(proto.name, 0, None)
+    tensor = proto.type.tensor_type
+    if not tensor.HasField("shape"):
+        return Value(proto.name, tensor.elem_type, None)
+    shape: list[int | str | None] = []
+    for axis in tensor.shape.dim:
+        if axis.HasField("dim_value") and axis.dim_value >= 0:
+            shape.append(axis.dim_value)
+        else:
+            shape.append(None if axis.dim_param in ("", "?") else axis.dim_param)
+    return Value(proto.name, tensor.elem_type, tuple(shape))

@@ -1,0 +1,215 @@
+"""`load` and `Model`: an ONNX model over any mix of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Literal
+
+import numpy as np
+
+import opweave as ow
+from opweave.errors import DTypeError, SchedulerError, ShapeError, UnknownNameError, UnsupportedOpError
+from opweave.graph.arrays import host_array
+from opweave.scheduler.program import PlannedGraph
+from opweave_onnx.graphs import Value
+from opweave_onnx.reading import Source, read_model
+from opweave_onnx.session import PlanningSession, Session, missing_operators, weights_of
+from opweave_onnx.stages import Runner, Stage
+from opweave_onnx.tensors import Array, dtype_of
+
+__all__ = ["Model", "load"]
+
+
+class Model:
+    """A loaded model. Call it with its inputs, by the names of the file: ``model(input_ids=ids)``.
+
+    Thread-safe as programs are. Close it, or use it in a ``with`` block, to give up its programs and memory.
+
+    Attributes:
+        source: what the file says: graph, functions, versions of operators.
+        metadata: producer, description, and what else the file says of itself.
+        weights: the initializers that are weights, by name.
+        scheduler: over the devices.
+    """
+
+    def __init__(self, source: Source, scheduler: ow.Scheduler, weights: ow.Weights, max_programs: int) -> None:
+        self.source: Final = source
+        self.metadata: Final = source.metadata
+        self.weights: Final = weights
+        self.scheduler: Final = scheduler
+        shared = source.where, scheduler, weights, source.graph.initializers, source.functions, source.arrays
+        self.session: Final = Session(*shared, max_programs)
+        self._planning: Final = PlanningSession(*shared, 1)
+        self._runner: Final = Runner(self.session, source.graph)
+
+    def __repr__(self) -> str:
+        devices = ", ".join(device.name for device in self.scheduler.devices)
+        return f"<Model {self.source.where}: {len(self.source.graph.nodes)} nodes over {devices}>"
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """What has to be fed: name, type, shape; a dynamic axis has its name, or ``None``, for its length."""
+        return self.source.graph.inputs
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """What a run returns, as the file declares it."""
+        return self.source.graph.outputs
+
+    def __call__(self, **feeds: Any) -> Any:
+        """Run once: the output if there is one, else a dict. Arguments and errors as of `run`."""
+        results = self.run(feeds)
+        return next(iter(results.values())) if len(results) == 1 else results
+
+    def run(self, feeds: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Run once.
+
+        Args:
+            feeds: name of an input -> array of its type and shape; a list of arrays for a sequence.
+
+        Returns:
+            Name of each output -> array, or list of arrays.
+
+        Raises:
+            UnknownNameError: an input that the model does not have.
+            SchedulerError: an input is missing.
+            ShapeError, DTypeError: feeds that do not fit.
+            UnsupportedOpError: a node that cannot be expressed, or that no device runs.
+            ExecutionError: a node failed.
+        """
+        return self._runner.run(self._checked(feeds or {}))
+
+    def program(self, feeds: Mapping[str, Any] | None = None) -> ow.Program[dict[str, Array]]:
+        """The program for feeds of these shapes; the first one, where the host has to look at values in between.
+
+        Args:
+            feeds: as of `run`; the values do not count. Without them dynamic axes have length 1.
+
+        Raises:
+            SchedulerError: all results are known without computing.
+        """
+        stage: Stage | None = self._runner.root(self._checked(feeds) if feeds is not None else self.examples())
+        if stage is None or stage.program is None:
+            raise SchedulerError(f"{self.source.where}: the host knows the results, no device computes")
+        return stage.program
+
+    def plan(self, feeds: Mapping[str, Any] | None = None) -> PlannedGraph:
+        """As `program`, placed and cut, but without memory: weights are not read.
+
+        Raises:
+            SchedulerError: all results are known without computing.
+        """
+        given = self._checked(feeds) if feeds is not None else self.examples()
+        stage: Stage = Runner(self._planning, self.source.graph).root(given)
+        planned: Any = stage.program
+        if planned is None:
+            raise SchedulerError(f"{self.source.where}: the host knows the results, no device computes")
+        return planned  # type: ignore[no-any-return]
+
+    def explain(self, feeds: Mapping[str, Any] | None = None) -> Any:
+        """Which node runs where and why, what is copied, and what memory it takes: `Program.explain` of `program`."""
+        return self.program(feeds).explain()
+
+    def examples(self, **lengths: int) -> dict[str, Array]:
+        """Zeros of the shapes of the inputs.
+
+        Args:
+            lengths: name of a dynamic axis -> its length; 1 for others.
+        """
+        feeds = {}
+        for value in self.inputs:
+            shape = [n if isinstance(n, int) else lengths.get(str(n), 1) for n in value.shape or ()]
+            feeds[value.name] = np.zeros(shape, dtype_of(value.elem, f"input {value.name!r}").numpy)
+        return feeds
+
+    @property
+    def traced(self) -> tuple[int, float]:
+        """How often the graph was traced, once for each combination of shapes, and the seconds that took."""
+        return self._runner.traced
+
+    def close(self) -> None:
+        """Give up all programs, and the scheduler with its streams."""
+        self._runner.close()
+        self.session.close()
+
+    def _checked(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        known = {value.name: value for value in self.inputs}
+        for name in feeds:
+            if name not in known:
+                raise UnknownNameError("input", str(name), known, f"(of {self.source.where})")
+        lengths: dict[str, int] = {}
+        return {name: self._fit(value, feeds, lengths) for name, value in known.items()}
+
+    def _fit(self, value: Value, feeds: Mapping[str, Any], lengths: dict[str, int]) -> Any:
+        what = f"{self.source.where}: input {value.name!r}"
+        if value.name not in feeds:
+            if not value.elem:
+                return None  # an optional one
+            raise SchedulerError(f"{what} is missing; the inputs are {', '.join(v.name for v in self.inputs)}")
+        given = feeds[value.name]
+        if not value.elem:
+            if isinstance(given, (list, tuple)):
+                return [host_array(v, copy=False) for v in given]
+            return None if given is None else host_array(given, copy=False)
+        dtype = dtype_of(value.elem, what)
+        if isinstance(given, np.ndarray) and given.dtype != dtype.numpy:
+            raise DTypeError(f"{what} is {dtype}, not {given.dtype}; convert it with astype(...)")
+        array = host_array(given, dtype, copy=False)
+        if value.shape is not None:
+            fits = len(value.shape) == array.ndim
+            for want, n in zip(value.shape, array.shape, strict=False):
+                fits = fits and (want is None or n == (want if isinstance(want, int) else lengths.setdefault(want, n)))
+            if not fits:
+                shown = ", ".join("?" if n is None else str(n) for n in value.shape)
+                raise ShapeError(f"{what} has the shape ({shown}), not {array.shape}"
+                                 + (f", with {lengths}" if lengths else ""))  # fmt: skip
+        return array
+
+
+def load(
+    source: Any,
+    devices: Any = None,
+    *,
+    placement: Literal["priority", "cost"] = "priority",
+    weights: Any = None,
+    precision: Any = "exact",
+    max_programs: int = 64,
+) -> Model:
+    """Load an ONNX model.
+
+    Args:
+        source: a path, the bytes of a file, or an ``onnx.ModelProto``. External data lies in the folder of the file,
+            and is mapped, not read.
+        devices: devices, streams or names, earlier ones preferred; ``None``: all that `opweave.default_devices` gives.
+        placement: as of `opweave.Scheduler`: by priority of the devices, or by predicted cost.
+        weights: where initializers lie: as ``device`` of `opweave.weights`, a device or a mapping of patterns of their
+            names to devices. ``None``: they are brought to the devices that use them.
+        precision: as of `opweave.Scheduler`.
+        max_programs: for how many combinations of input shapes programs are kept.
+
+    Raises:
+        FormatError: no ONNX file, damaged, or not valid; names the node or the tensor.
+        DTypeError: tensors of types that opweave does not have.
+        UnsupportedOpError: nodes whose operators are not known, all of them by name.
+        SchedulerError, UnknownNameError, PluginError: devices or placements that are not there.
+    """
+    checked = read_model(source)
+    missing = missing_operators(checked.graph, checked.functions)
+    if missing:
+        listed = [f"{f'{domain}.' if domain else ''}{op} ({', '.join(n.name for n in nodes[:3])}"
+                  f"{f' and {len(nodes) - 3} more' if len(nodes) > 3 else ''})"
+                  for (domain, op), nodes in missing.items()]  # fmt: skip
+        raise UnsupportedOpError(f"{checked.where} uses operators that are not known: {'; '.join(listed)}")
+    group = ow.weights(weights_of(checked.graph.initializers), weights)
+    names: Sequence[Any] = list(ow.default_devices()) if devices is None else devices
+    scheduler = ow.Scheduler(names, placement=placement, precision=precision)
+    return Model(checked, scheduler, group, max_programs)

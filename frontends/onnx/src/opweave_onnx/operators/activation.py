@@ -1,0 +1,118 @@
+"""Activation functions."""
+
+from __future__ import annotations
+
+import opweave as ow
+from opweave.graph.tensor import Tensor
+from opweave_onnx.operators.movement import axis_of, flat_from
+from opweave_onnx.operators.table import MICROSOFT, operator
+from opweave_onnx.trace import Call
+
+
+@operator("LeakyRelu")
+def _leaky_relu(call: Call, x: Tensor) -> Tensor:
+    return ow.leaky_relu(x, call.get("alpha", 0.01))
+
+
+@operator("Elu")
+def _elu(call: Call, x: Tensor) -> Tensor:
+    return ow.elu(x, call.get("alpha", 1.0))
+
+
+@operator("Celu")
+def _celu(call: Call, x: Tensor) -> Tensor:
+    alpha = call.get("alpha", 1.0)
+    return ow.maximum(x, 0.0) + ow.minimum(alpha * ow.expm1(x / alpha), 0.0)
+
+
+@operator("Selu")
+def _selu(call: Call, x: Tensor) -> Tensor:
+    alpha, gamma = call.get("alpha", 1.6732632423543772), call.get("gamma", 1.0507009873554805)
+    return ow.mul(ow.elu(x, alpha), gamma)
+
+
+@operator("PRelu")
+def _prelu(call: Call, x: Tensor, slope: Tensor) -> Tensor:
+    if call.version < 7 and slope.ndim == 1:
+        slope = ow.reshape(slope, (-1, *[1] * (x.ndim - 2)))  # one for each channel
+    return ow.where(x < ow.constant(0, x.dtype), x * slope, x)
+
+
+@operator("ThresholdedRelu")
+def _thresholded_relu(call: Call, x: Tensor) -> Tensor:
+    alpha = ow.constant(call.get("alpha", 1.0), x.dtype)
+    return ow.where(x > alpha, x, ow.constant(0, x.dtype))
+
+
+@operator("Shrink")
+def _shrink(call: Call, x: Tensor) -> Tensor:
+    bias, limit = ow.constant(call.get("bias", 0.0), "f32"), call.get("lambd", 0.5)
+    wide = x if x.dtype.is_float else x.astype("f32")
+    bias = bias.astype(wide.dtype)
+    inner = ow.where(wide > ow.constant(limit, wide.dtype), wide - bias, ow.constant(0, wide.dtype))
+    return ow.where(wide < ow.constant(-limit, wide.dtype), wide + bias, inner).astype(x.dtype)
+
+
+@operator("HardSigmoid")
+def _hard_sigmoid(call: Call, x: Tensor) -> Tensor:
+    return ow.clamp(ow.scale(x, call.get("alpha", 0.2), call.get("beta", 0.5)), 0.0, 1.0)
+
+
+@operator("Softsign")
+def _softsign(call: Call, x: Tensor) -> Tensor:
+    return x / (ow.abs(x) + 1.0)
+
+
+@operator("Mish")
+def _mish(call: Call, x: Tensor) -> Tensor:
+    return x * ow.tanh(ow.softplus(x))
+
+
+@operator("Gelu")
+@operator("Gelu", domain=MICROSOFT)
+def _gelu(call: Call, x: Tensor) -> Tensor:
+    return ow.gelu_tanh(x) if call.get("approximate", "none") == "tanh" else ow.gelu(x)
+
+
+@operator("FastGelu", domain=MICROSOFT)
+def _fast_gelu(call: Call, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    return ow.gelu_tanh(x if bias is None else x + bias)
+
+
+@operator("QuickGelu", domain=MICROSOFT)
+def _quick_gelu(call: Call, x: Tensor) -> Tensor:
+    return x * ow.sigmoid(x * call.get("alpha", 1.702))
+
+
+@operator("BiasGelu", domain=MICROSOFT)
+def _bias_gelu(call: Call, x: Tensor, bias: Tensor) -> Tensor:
+    return ow.gelu(x + bias)
+
+
+@operator("Swish")
+def _swish(call: Call, x: Tensor) -> Tensor:
+    alpha = call.get("alpha", 1.0)
+    return ow.silu(x) if alpha == 1.0 else x * ow.sigmoid(x * alpha)
+
+
+@operator("Softmax", "LogSoftmax")
+def _softmax(call: Call, x: Tensor) -> Tensor:
+    function = ow.softmax if call.node.op == "Softmax" else ow.log_softmax
+    if x.dtype.name == "f16" and call.node.op == "Softmax" and call.version >= 13:
+        # The body that the standard gives, which rounds each step: expected results of f16 depend on it.
+        axis = call.get("axis", -1)
+        powers = ow.exp(x - ow.max(x, axis, True))
+        return powers / ow.sum(powers, axis, True)
+    if call.version >= 13:
+        return function(x, call.get("axis", -1))
+    # Before version 13 all axes from this one on are one.
+    return ow.reshape(function(flat_from(x, axis_of(x, call.get("axis", 1))), -1), x.shape)
+
+
+@operator("Hardmax")
+def _hardmax(call: Call, x: Tensor) -> Tensor:
+    axis = axis_of(x, call.get("axis", -1 if call.version >= 13 else 1))
+    y = x if call.version >= 13 else flat_from(x, axis)
+    at = axis if call.version >= 13 else 1
+    places = ow.reshape(ow.arange(y.shape[at]), [y.shape[at] if i == at else 1 for i in range(y.ndim)])
+    return ow.reshape(ow.equal(ow.argmax(y, at, True), places).astype(x.dtype), x.shape)

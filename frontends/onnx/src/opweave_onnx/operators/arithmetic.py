@@ -1,0 +1,239 @@
+"""Arithmetic, comparison, logic and elementary functions, element by element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, Final
+
+import numpy as np
+
+import opweave as ow
+from opweave.formats.onnx_operators import ONNX_OPERATORS
+from opweave.graph.opdef import OPS
+from opweave.graph.tensor import Tensor
+from opweave_onnx.operators.host import HostOperation, host_operation
+from opweave_onnx.operators.table import operator
+from opweave_onnx.tensors import Array
+from opweave_onnx.trace import Call
+
+__all__ = ["unary"]
+
+PLAIN: Final = {row.onnx: row.op for row in ONNX_OPERATORS if not (row.attributes or row.fixed or row.where)}
+"""Operators that are one operation, with the same inputs and no attributes."""
+SPECIAL: Final = {"MatMul", "Div", "Pow", "Min", "Max", "Where", "HardSwish", "Log", "Softplus"}
+"""Of these: operators that other types, or more inputs, make more than that."""
+
+
+def _plain(name: str) -> Callable[..., Tensor]:
+    build = OPS[name].build
+    assert build is not None
+
+    def built(call: Call, *inputs: Tensor) -> Tensor:
+        result: Tensor = build(*inputs)
+        return result.astype(inputs[0].dtype) if name not in ("less", "less_equal", "equal") else result
+
+    return built
+
+
+for _onnx, _op in PLAIN.items():
+    if _onnx not in SPECIAL:
+        operator(_onnx)(_plain(_op))
+
+
+@operator("Log", "Softplus", "HardSwish")
+def _function(call: Call, x: Tensor) -> Tensor:
+    return {"Log": ow.log, "Softplus": ow.softplus, "HardSwish": ow.hardswish}[call.node.op](x)
+
+
+@operator("Greater")
+def _greater(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    return ow.greater(a, b)
+
+
+@operator("GreaterOrEqual")
+def _greater_equal(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    return ow.greater_equal(a, b)
+
+
+# --- integers that devices do not have ------------------------------------------------------------------------------
+
+
+@host_operation("integer_div")
+def _integer_div(a: Array, b: Array) -> Array:
+    """The quotient of integers without its fraction."""
+    with np.errstate(all="ignore"):
+        quotient = np.floor_divide(a, b)
+        inexact = (np.remainder(a, b) != 0) & ((a < 0) != (b < 0))
+    return np.asarray(quotient + inexact.astype(quotient.dtype))
+
+
+@operator("Div")
+def _div(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype.is_float:
+        return ow.div(a, b)
+    return on_one_shape(_integer_div, a, b)
+
+
+def on_one_shape(operation: HostOperation, *operands: Tensor, dtype: Any = None, **attrs: Any) -> Tensor:
+    """A node of operands that are broadcast to one shape; of the dtype of the first one, or of another."""
+    shape = np.broadcast_shapes(*[x.shape for x in operands])
+    wide = [x if x.shape == shape else ow.broadcast_to(x, shape) for x in operands]
+    return operation(*wide, shape=shape, dtype=dtype or operands[0].dtype, **attrs)
+
+
+@host_operation("mod")
+def _mod(a: Array, b: Array) -> Array:
+    """The remainder with the sign of the divisor."""
+    return np.asarray(np.mod(*_computable(a, b)))
+
+
+@host_operation("fmod")
+def _fmod(a: Array, b: Array) -> Array:
+    """The remainder with the sign of the dividend."""
+    return np.asarray(np.fmod(*_computable(a, b)))
+
+
+def _computable(*arrays: Array) -> tuple[Array, ...]:
+    """NumPy computes neither with bf16 nor with narrower types: as f32."""
+    return tuple([x if x.dtype.kind in "biuf" else x.astype(np.float32) for x in arrays])
+
+
+@operator("Mod")
+def _remainder(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    return on_one_shape(_fmod if call.get("fmod", 0) else _mod, a, b)
+
+
+@host_operation("pow")
+def _power(a: Array, b: Array) -> Array:
+    """aᵇ of an integer and a float."""
+    return np.asarray(np.power(a.astype(np.float64), b.astype(np.float64)))
+
+
+@operator("Pow")
+def _pow(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype.is_integer and b.dtype.is_float:
+        return on_one_shape(_power, a, b)
+    exponent = call.trace.session.array(b)
+    if exponent is not None and exponent.size == 1 and a.dtype.is_float and exponent.ndim <= a.ndim:
+        return ow.pow(a, float(exponent.reshape(())))
+    return ow.pow(a, b.astype(a.dtype))
+
+
+# --- any number of inputs -------------------------------------------------------------------------------------------
+
+
+@operator("Min")
+def _min(call: Call, *inputs: Tensor) -> Tensor:
+    return reduce(ow.minimum, inputs)
+
+
+@operator("Max")
+def _max(call: Call, *inputs: Tensor) -> Tensor:
+    return reduce(ow.maximum, inputs)
+
+
+@operator("Sum")
+def _sum(call: Call, *inputs: Tensor) -> Tensor:
+    return reduce(ow.add, inputs)
+
+
+@operator("Mean")
+def _mean(call: Call, *inputs: Tensor) -> Tensor:
+    return reduce(ow.add, inputs) / float(len(inputs))
+
+
+# --- logic ----------------------------------------------------------------------------------------------------------
+
+
+@operator("And")
+def _and(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    return ow.minimum(a, b)
+
+
+@operator("Or")
+def _or(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    return ow.maximum(a, b)
+
+
+@operator("Xor")
+def _xor(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    return ow.not_equal(a, b)
+
+
+@operator("Not")
+def _not(call: Call, x: Tensor) -> Tensor:
+    return ow.equal(x, ow.constant(False))
+
+
+@operator("Where")
+def _where(call: Call, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return ow.where(condition, a, b)
+
+
+@operator("IsNaN")
+def _is_nan(call: Call, x: Tensor) -> Tensor:
+    return ow.not_equal(x, x)
+
+
+@operator("IsInf")
+def _is_inf(call: Call, x: Tensor) -> Tensor:
+    above, below = call.get("detect_positive", 1), call.get("detect_negative", 1)
+    infinity = ow.constant(np.inf, x.dtype)
+    found = []
+    if above:
+        found.append(ow.equal(x, infinity))
+    if below:
+        found.append(ow.equal(x, ow.neg(infinity)))
+    return reduce(ow.maximum, found) if found else ow.not_equal(ow.equal(x, x), ow.equal(x, x))
+
+
+@operator("Clip")
+def _clip(call: Call, x: Tensor, least: Tensor | None = None, largest: Tensor | None = None) -> Tensor:
+    if call.version < 11:
+        limits: list[Any] = [call.node.attributes.get(name) for name in ("min", "max")]
+    else:
+        limits = [None if v is None else _number(call, v) for v in (least, largest)]
+    if all(v is None for v in limits):
+        return x
+    limits = [v if v is None or isinstance(v, Tensor) or not x.dtype.is_integer else int(v) for v in limits]
+    return ow.clamp(x, *limits)
+
+
+def _number(call: Call, x: Tensor) -> Any:
+    array = call.trace.session.array(x)
+    return x if array is None or array.size != 1 else array.reshape(()).item()
+
+
+# --- functions that the core does not have --------------------------------------------------------------------------
+
+
+def unary(name: str, function: Callable[[Array], Array], doc: str) -> HostOperation:
+    """An operation on one number, computed in float64."""
+
+    def wide(x: Array) -> Array:
+        return np.asarray(function(np.asarray(x, np.float64)))
+
+    wide.__doc__ = doc
+    return HostOperation(name, wide)
+
+
+_ERF: Final = np.frompyfunc(math.erf, 1, 1)
+_FUNCTIONS: Final = {
+    "Tan": unary("tan", np.tan, "tan x"),
+    "Asin": unary("asin", np.arcsin, "arcsin x"),
+    "Acos": unary("acos", np.arccos, "arccos x"),
+    "Atan": unary("atan", np.arctan, "arctan x"),
+    "Sinh": unary("sinh", np.sinh, "sinh x"),
+    "Cosh": unary("cosh", np.cosh, "cosh x"),
+    "Asinh": unary("asinh", np.arcsinh, "arsinh x"),
+    "Acosh": unary("acosh", np.arccosh, "arcosh x"),
+    "Atanh": unary("atanh", np.arctanh, "artanh x"),
+    "Erf": unary("erf", lambda x: np.asarray(_ERF(x), np.float64), "erf x"),
+}
+
+
+@operator(*_FUNCTIONS)
+def _elementary(call: Call, x: Tensor) -> Tensor:
+    return _FUNCTIONS[call.node.op](x, shape=x.shape, dtype=x.dtype)

@@ -1,0 +1,145 @@
+"""Regions of images, and which of them to keep."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from opweave.graph.tensor import Tensor
+from opweave_onnx.operators.host import host_operation
+from opweave_onnx.operators.table import operator
+from opweave_onnx.tensors import Array
+from opweave_onnx.trace import Call
+
+
+@operator("NonMaxSuppression", raw=True)
+def _non_max_suppression(
+    call: Call, boxes: Any, scores: Any, most: Any = None, overlap: Any = None, least: Any = None
+) -> Any:
+    centers = bool(call.get("center_point_box", 0))
+
+    def select(boxes: Array, scores: Array, *given: Array) -> Array:
+        limits = [None if v is None else v.reshape(()).item() for v in given]
+        return _suppressed(boxes, scores, limits[0] or 0, limits[1] or 0.0, limits[2], centers)
+
+    return call.found(select, boxes, scores, most, overlap, least)
+
+
+def _suppressed(boxes: Array, scores: Array, most: int, overlap: float, least: float | None, centers: bool) -> Array:
+    """Rows (batch, class, box): of each class the boxes of the highest scores, without those that overlap a chosen one
+    by more than a share of their union."""
+    found = []
+    for batch in range(boxes.shape[0]):
+        corners = boxes[batch].astype(np.float64)
+        if centers:
+            x, y, w, h = corners.T
+            corners = np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], 1)
+        low = np.minimum(corners[:, :2], corners[:, 2:])
+        high = np.maximum(corners[:, :2], corners[:, 2:])
+        areas = (high - low).prod(1)
+        for kind in range(scores.shape[1]):
+            row = scores[batch, kind]
+            order = np.argsort(-row, kind="stable")
+            if least is not None:
+                order = order[row[order] > least]
+            chosen: list[int] = []
+            while order.size and len(chosen) < most:
+                first, order = order[0], order[1:]
+                chosen.append(first)
+                sides = np.minimum(high[first], high[order]) - np.maximum(low[first], low[order])
+                common = np.maximum(sides, 0).prod(1)
+                union = areas[first] + areas[order] - common
+                order = order[~((union > 0) & (common > overlap * union))]
+            found += [(batch, kind, box) for box in chosen]
+    return np.array(found, np.int64).reshape(-1, 3)
+
+
+@host_operation("roi_align")
+def _roi_align(
+    x: Array, rois: Array, images: Array, *, size: Any, ratio: int, scale: float, mode: str, half_pixel: bool
+) -> Array:
+    """The mean, or the largest, of samples in each cell of a region of an image."""
+    height, width = x.shape[2:]
+    result = np.zeros((rois.shape[0], x.shape[1], *size))
+    shift = 0.5 if half_pixel else 0.0
+    for number, (roi, image) in enumerate(zip(rois.astype(np.float64), images, strict=True)):
+        left, top, right, bottom = roi * scale - shift
+        spans = np.array([bottom - top, right - left])
+        if not half_pixel:
+            spans = np.maximum(spans, 1.0)
+        cell = spans / size
+        counts = [ratio if ratio > 0 else max(ceil(c), 1) for c in cell]
+        places = [
+            start + (np.arange(n)[:, None] + (np.arange(k) + 0.5) / k) * c
+            for start, n, k, c in zip((top, left), size, counts, cell, strict=True)
+        ]
+        y, z = places[0].reshape(-1), places[1].reshape(-1)
+        samples = _interpolated(x[image].astype(np.float64), y, z, height, width, mode)
+        cells = samples.reshape(x.shape[1], size[0], counts[0], size[1], counts[1])
+        result[number] = cells.mean((2, 4)) if mode == "avg" else cells.max((2, 4))
+    return result
+
+
+def _interpolated(image: Array, y: Array, x: Array, height: int, width: int, mode: str) -> Array:
+    """Samples at all pairs of places; of ``max`` the largest of the four parts."""
+    outside = ((y < -1) | (y > height))[:, None] | ((x < -1) | (x > width))[None, :]
+    rows, columns = np.clip(y, 0, height - 1), np.clip(x, 0, width - 1)
+    top, left = rows.astype(int), columns.astype(int)
+    bottom, right = np.minimum(top + 1, height - 1), np.minimum(left + 1, width - 1)
+    dy, dx = (rows - top)[:, None], (columns - left)[None, :]
+    parts = [
+        image[:, top[:, None], left] * (1 - dy) * (1 - dx),
+        image[:, top[:, None], right] * (1 - dy) * dx,
+        image[:, bottom[:, None], left] * dy * (1 - dx),
+        image[:, bottom[:, None], right] * dy * dx,
+    ]
+    total = np.sum(parts, 0) if mode == "avg" else np.max(parts, 0)
+    return np.where(outside, 0, total)
+
+
+@operator("RoiAlign")
+def _roi_align_node(call: Call, x: Tensor, rois: Tensor, images: Tensor) -> Tensor:
+    size = call.get("output_height", 1), call.get("output_width", 1)
+    transform = call.get("coordinate_transformation_mode", "half_pixel" if call.version >= 16 else "output_half_pixel")
+    return _roi_align(x, rois, images, shape=(rois.shape[0], x.shape[1], *size), dtype=x.dtype, size=size,
+                      ratio=call.get("sampling_ratio", 0), scale=call.get("spatial_scale", 1.0),
+                      mode=call.get("mode", "avg"), half_pixel=transform == "half_pixel")  # fmt: skip
+
+
+@host_operation("max_roi_pool")
+def _max_roi_pool(x: Array, rois: Array, *, size: Any, scale: float) -> Array:
+    """The largest element of each cell of a region."""
+    height, width = x.shape[2:]
+    result = np.zeros((rois.shape[0], x.shape[1], *size), x.dtype)
+    for number, roi in enumerate(rois):
+        left, top, right, bottom = [round(float(v) * scale) for v in roi[1:]]
+        spans = max(bottom - top + 1, 1), max(right - left + 1, 1)
+        for i, j in np.ndindex(*size):
+            cells = []
+            for k, start, n, limit in ((i, top, 0, height), (j, left, 1, width)):
+                first = int(np.floor(k * spans[n] / size[n])) + start
+                last = ceil((k + 1) * spans[n] / size[n]) + start
+                cells.append(slice(min(max(first, 0), limit), min(max(last, 0), limit)))
+            part = x[int(roi[0]), :, cells[0], cells[1]]
+            result[number, :, i, j] = part.max((1, 2)) if part.size else 0
+    return result
+
+
+@operator("MaxRoiPool")
+def _max_roi_pool_node(call: Call, x: Tensor, rois: Tensor) -> Tensor:
+    size = call.get("pooled_shape", ())
+    return _max_roi_pool(x, rois, shape=(rois.shape[0], x.shape[1], *size), dtype=x.dtype, size=size,
+                         scale=call.get("spatial_scale", 1.0))  # fmt: skip
+
+
+@host_operation("det")
+def _det(x: Array) -> Array:
+    """The determinant of each matrix."""
+    return np.asarray(np.linalg.det(x.astype(np.float64)))
+
+
+@operator("Det")
+def _det_node(call: Call, x: Tensor) -> Tensor:
+    return _det(x, shape=x.shape[:-2], dtype=x.dtype)

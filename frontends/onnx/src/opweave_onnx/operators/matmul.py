@@ -1,0 +1,174 @@
+"""Products."""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+import numpy as np
+
+import opweave as ow
+from opweave.errors import ShapeError
+from opweave.graph.tensor import Tensor
+from opweave_onnx.operators.host import host_operation
+from opweave_onnx.operators.table import MICROSOFT, operator
+from opweave_onnx.tensors import Array
+from opweave_onnx.trace import Call
+
+__all__ = ["integer_product", "product"]
+
+
+@host_operation("matmul_integer")
+def _matmul_integer(a: Array, b: Array) -> Array:
+    """a · b of integers, which wraps around."""
+    return np.asarray(np.matmul(a, b))
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """NumPy's ``matmul``, of integers too."""
+    if a.dtype.is_float:
+        return ow.matmul(a, b)
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    shape = (*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.ndim > 1 else ()))
+    if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
+        raise ShapeError(f"{a.describe()} and {b.describe()} do not multiply")
+    return _matmul_integer(a, b, shape=shape, dtype=a.dtype)
+
+
+@operator("MatMul")
+def _matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    return product(a, b)
+
+
+@operator("Gemm")
+def _gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+    a = ow.swapaxes(a, 0, 1) if call.get("transA", 0) else a
+    alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
+    if a.dtype.is_integer:
+        result = product(a, ow.swapaxes(b, 0, 1) if call.get("transB", 0) else b)
+        return result if c is None else result + c
+    if call.get("transB", 0):
+        simple = c is not None and c.shape == (b.shape[0],) and alpha == beta == 1.0
+        result = ow.linear(a, b, c if simple else None)
+        if simple:
+            return result
+    else:
+        result = ow.matmul(a, b)
+    result = result if alpha == 1.0 else result * alpha
+    if c is None or beta == 0.0:
+        return result
+    return result + (c if beta == 1.0 else c * beta)
+
+
+@operator("FusedMatMul", domain=MICROSOFT)
+def _fused_matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    if call.get("transBatchA", 0) or call.get("transBatchB", 0):
+        raise call.refuse("transBatchA and transBatchB are not supported")
+    a = ow.swapaxes(a, -1, -2) if call.get("transA", 0) and a.ndim > 1 else a
+    b = ow.swapaxes(b, -1, -2) if call.get("transB", 0) and b.ndim > 1 else b
+    alpha = call.get("alpha", 1.0)
+    result = ow.matmul(a, b)
+    return result if alpha == 1.0 else result * alpha
+
+
+# --- sums over named axes -------------------------------------------------------------------------------------------
+
+
+@operator("Einsum")
+def _einsum(call: Call, *inputs: Tensor) -> Tensor:
+    return einsum(call.get("equation", ""), inputs)
+
+
+def einsum(equation: str, inputs: Any) -> Tensor:
+    """NumPy's ``einsum`` by transposes and products.
+
+    Raises:
+        ShapeError: an equation that does not fit.
+    """
+    equation = equation.replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(inputs):
+        raise ShapeError(f"the equation {equation!r} has {len(terms)} terms for {len(inputs)} operands")
+    free = [c for c in string.ascii_uppercase + string.ascii_lowercase if c not in equation]
+    extra = [x.ndim - len(t.replace("...", "")) for t, x in zip(terms, inputs, strict=True)]
+    dots = "".join(free[: max([n for t, n in zip(terms, extra, strict=True) if "..." in t], default=0)])
+    terms = [t.replace("...", dots[len(dots) - n :]) for t, n in zip(terms, extra, strict=True)]
+    if not arrow:
+        letters = "".join(terms)
+        right = ("..." if dots else "") + "".join(sorted(c for c in set(letters) - set(dots) if letters.count(c) == 1))
+    right = right.replace("...", dots)
+    result, have = _unrepeated(inputs[0], terms[0])
+    for position, (term, operand) in enumerate(zip(terms[1:], inputs[1:], strict=True), 1):
+        y, other = _unrepeated(operand, term)
+        later = set("".join(terms[position + 1 :])) | set(right)
+        result, have = _contracted(result, have, y, other, later)
+    gone = tuple([i for i, c in enumerate(have) if c not in right])
+    if gone:
+        dtype = result.dtype
+        result, have = ow.sum(result, gone).astype(dtype), "".join(c for c in have if c in right)
+    return ow.transpose(result, [have.index(c) for c in right])
+
+
+def _unrepeated(x: Tensor, term: str) -> tuple[Tensor, str]:
+    """An operand in whose term each letter stands once: of two equal axes the diagonal."""
+    if len(term) != x.ndim:
+        raise ShapeError(f"the term {term!r} does not name the axes of {x.describe()}")
+    for letter in dict.fromkeys(term):
+        while term.count(letter) > 1:
+            i = term.index(letter)
+            j = term.index(letter, i + 1)
+            x = ow.diagonal(x, 0, i, j)
+            term = term[:i] + term[i + 1 : j] + term[j + 1 :] + letter
+    return x, term
+
+
+def _contracted(a: Tensor, left: str, b: Tensor, right: str, later: set[str]) -> tuple[Tensor, str]:
+    """The product of two operands, summed over the axes that nothing later names."""
+    for x, own, other in ((a, left, right), (b, right, left)):  # axes of one operand only
+        alone = tuple([i for i, c in enumerate(own) if c not in other and c not in later])
+        if alone:
+            reduced, kept = ow.sum(x, alone).astype(x.dtype), "".join(c for c in own if c in other or c in later)
+            a, left, b, right = (reduced, kept, b, right) if own is left and x is a else (a, left, reduced, kept)
+    batch = [c for c in left if c in right and c in later]
+    inner = [c for c in left if c in right and c not in later]
+    rows = [c for c in left if c not in right]
+    columns = [c for c in right if c not in left]
+    sizes = dict(zip(left, a.shape, strict=True)) | {
+        c: n for c, n in zip(right, b.shape, strict=True) if n != 1 or c not in left
+    }
+    lengths = [int(np.prod([sizes[c] for c in part], dtype=np.int64)) for part in (batch, rows, inner, columns)]
+    x = ow.transpose(_spread(a, left, sizes), [left.index(c) for c in batch + rows + inner])
+    y = ow.transpose(_spread(b, right, sizes), [right.index(c) for c in batch + inner + columns])
+    x, y = ow.reshape(x, (lengths[0], lengths[1], lengths[2])), ow.reshape(y, (lengths[0], lengths[2], lengths[3]))
+    result = product(x, y) if inner else x * y
+    letters = batch + rows + columns
+    return ow.reshape(result, [sizes[c] for c in letters]), "".join(letters)
+
+
+def _spread(x: Tensor, term: str, sizes: Any) -> Tensor:
+    """Axes of length 1 broadcast to what the other operand has."""
+    return ow.broadcast_to(x, [sizes[c] for c in term])
+
+
+# --- integers with zero points --------------------------------------------------------------------------------------
+
+
+def integer_product(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
+    """The product of quantized integers, i32, each minus its zero point: of one number, or one for each row of ``a``,
+    column of ``b``."""
+    x, y = a.astype("i32"), b.astype("i32")
+    if a_zero is not None:
+        zero = a_zero.astype("i32")
+        x = x - (ow.expand_dims(zero, -1) if zero.ndim and zero.size > 1 else ow.reshape(zero, ()))
+    if b_zero is not None:
+        zero = b_zero.astype("i32")
+        y = y - (zero if zero.size > 1 else ow.reshape(zero, ()))
+    return product(x, y)
+
+
+@operator("MatMulInteger")
+def _matmul_integers(
+    call: Call, a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None
+) -> Tensor:
+    return integer_product(a, b, a_zero, b_zero)

@@ -1,0 +1,241 @@
+"""Resampling: Resize in all its modes, and places in grids and regions."""
+
+from __future__ import annotations
+
+from math import ceil, floor
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import opweave as ow
+from opweave.errors import ShapeError
+from opweave.graph.tensor import Tensor
+from opweave_onnx.operators.host import host_operation
+from opweave_onnx.operators.movement import axis_of, taken
+from opweave_onnx.operators.table import operator
+from opweave_onnx.tensors import Array
+from opweave_onnx.trace import Call
+
+
+class Axis(NamedTuple):
+    """How one axis is resampled.
+
+    Attributes:
+        length, size: before and behind.
+        scale: how many times longer it gets.
+        region: its start and end, as shares of the length, for ``tf_crop_and_resize``.
+    """
+
+    length: int
+    size: int
+    scale: float
+    region: tuple[float, float] = (0.0, 1.0)
+
+    def places(self, mode: str) -> Array:
+        """Where the samples lie, in elements."""
+        i = np.arange(self.size, dtype=np.float64)
+        n, scale = self.length, self.scale
+        match mode:
+            case "half_pixel":
+                return (i + 0.5) / scale - 0.5
+            case "half_pixel_symmetric":
+                wanted = scale * n
+                offset = n / 2 * (1 - self.size / wanted)
+                return np.asarray(offset + (i + 0.5) / scale - 0.5)
+            case "pytorch_half_pixel":
+                return (i + 0.5) / scale - 0.5 if self.size > 1 else np.zeros_like(i)
+            case "align_corners":
+                wanted = scale * n
+                return np.asarray(i * (n - 1) / (wanted - 1)) if wanted != 1 else np.zeros_like(i)
+            case "asymmetric":
+                return i / scale
+            case "tf_half_pixel_for_nn":
+                return (i + 0.5) / scale
+            case "tf_crop_and_resize":
+                start, end = self.region
+                if self.size > 1:
+                    return start * (n - 1) + i * (end - start) * (n - 1) / (self.size - 1)
+                return np.full_like(i, 0.5 * (start + end) * (n - 1))
+        raise ShapeError(f"there is no coordinate_transformation_mode {mode!r}")
+
+
+def _nearest(places: Array, mode: str) -> Array:
+    match mode:
+        case "round_prefer_floor":
+            return np.ceil(places - 0.5)
+        case "round_prefer_ceil":
+            return np.floor(places + 0.5)
+        case "floor":
+            return np.floor(places)
+        case "ceil":
+            return np.ceil(places)
+    raise ShapeError(f"there is no nearest_mode {mode!r}")
+
+
+def _kernel(distance: Array, mode: str, a: float) -> Array:
+    """How much an element counts by its distance."""
+    d = np.abs(distance)
+    if mode == "linear":
+        return np.asarray(np.maximum(1 - d, 0))
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return np.asarray(np.where(d <= 1, near, np.where(d < 2, far, 0)))
+
+
+def _weights(axis: Axis, places: Array, mode: str, a: float, antialias: bool, exclude_outside: bool) -> Array:
+    """The matrix (size, length) that resamples an axis."""
+    scale = min(axis.scale, 1.0) if antialias else 1.0
+    reach = (1 if mode == "linear" else 2) / scale
+    first = floor(places.min() - reach) if places.size else 0
+    last = ceil(places.max() + reach) if places.size else 0
+    elements = np.arange(first, last + 1)
+    parts = _kernel((places[:, None] - elements) * scale, mode, a)
+    inside = (elements >= 0) & (elements < axis.length)
+    if exclude_outside:
+        parts = parts * inside
+    if antialias or exclude_outside:
+        parts = parts / parts.sum(1, keepdims=True)
+    result = np.zeros((axis.size, axis.length))
+    np.add.at(result.T, np.clip(elements, 0, axis.length - 1), parts.T)
+    return result
+
+
+@operator("Resize", raw=True)
+def _resize(call: Call, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None) -> Any:
+    x = call.tensor(x)
+    if call.version < 11:  # Resize(x, scales)
+        return _resampled(call, x, _given_scales(call, x, roi), "asymmetric", "floor")
+    mode = call.get("coordinate_transformation_mode", "half_pixel")
+    at = [axis_of(x, a) for a in call.get("axes", ())] or list(range(x.ndim))
+    axes = [Axis(n, n, 1.0) for n in x.shape]
+    regions = call.known(roi).reshape(-1) if mode == "tf_crop_and_resize" and roi is not None else None
+    if sizes is not None:
+        wanted = list(call.integers(sizes))
+        factors = [w / x.shape[a] for w, a in zip(wanted, at, strict=True)]
+        policy = call.get("keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
+            one = min(factors) if policy == "not_larger" else max(factors)
+            wanted = [floor(one * x.shape[a] + 0.5) for a in at]
+            factors = [one] * len(at)
+    else:
+        factors = [float(f) for f in call.known(scales).reshape(-1)]
+        wanted = [floor(x.shape[a] * f) for a, f in zip(at, factors, strict=True)]
+    for i, (a, w, f) in enumerate(zip(at, wanted, factors, strict=True)):
+        region = (0.0, 1.0) if regions is None else (float(regions[i]), float(regions[len(at) + i]))
+        axes[a] = Axis(x.shape[a], w, f, region)
+    return _resampled(call, x, axes, mode, call.get("nearest_mode", "round_prefer_floor"))
+
+
+@operator("Upsample", raw=True)
+def _upsample(call: Call, x: Any, scales: Any = None) -> Any:
+    x = call.tensor(x)
+    given = np.array(call.get("scales", ())) if scales is None else scales
+    return _resampled(call, x, _given_scales(call, x, given), "asymmetric", "floor")
+
+
+def _given_scales(call: Call, x: Tensor, scales: Any) -> list[Axis]:
+    return [
+        Axis(n, floor(n * float(f)), float(f)) for n, f in zip(x.shape, call.known(scales).reshape(-1), strict=True)
+    ]
+
+
+def _resampled(call: Call, x: Tensor, axes: list[Axis], transform: str, nearest: str) -> Tensor:
+    mode = call.get("mode", "nearest")
+    mode = {"bilinear": "linear", "trilinear": "linear"}.get(mode, mode)
+    if mode not in ("nearest", "linear", "cubic"):
+        raise ShapeError(f"there is no mode {mode!r}")
+    outside = np.zeros([1] * x.ndim, bool)
+    dtype = x.dtype
+    for i, axis in enumerate(axes):
+        if axis.size == axis.length and axis.scale == 1.0 and axis.region == (0.0, 1.0):
+            continue
+        places = axis.places(transform)
+        beyond = (places < 0) | (places > axis.length - 1)
+        outside = outside | beyond.reshape([-1 if j == i else 1 for j in range(x.ndim)])
+        if mode == "nearest":
+            ids = np.clip(_nearest(places, nearest), 0, axis.length - 1).astype(np.int64)
+            x = taken(x, ow.constant(ids), i)
+            continue
+        weights = _weights(axis, places, mode, call.get("cubic_coeff_a", -0.75), bool(call.get("antialias", 0)),
+                           bool(call.get("exclude_outside", 0)))  # fmt: skip
+        wide = x if x.dtype.is_float else x.astype("f32")
+        matrix = ow.constant(weights.astype(wide.dtype.numpy))
+        x = ow.swapaxes(ow.linear(ow.swapaxes(wide, i, -1), matrix), i, -1)
+    if transform == "tf_crop_and_resize" and outside.any():
+        fill = ow.constant(call.get("extrapolation_value", 0.0), x.dtype)
+        x = ow.where(ow.constant(np.ascontiguousarray(np.broadcast_to(outside, x.shape))), fill, x)
+    if not dtype.is_float and x.dtype.is_float:
+        limits = np.iinfo(dtype.numpy)
+        x = ow.clamp(ow.round(x), float(limits.min), float(limits.max))
+    return x.astype(dtype)
+
+
+# --- grids ----------------------------------------------------------------------------------------------------------
+
+
+@host_operation("grid_sample")
+def _grid_sample(x: Array, grid: Array, *, mode: str, padding_mode: str, align_corners: bool) -> Array:
+    """Elements of x at places that a grid tells, from -1 to 1 along each axis, by interpolation."""
+    lengths = x.shape[2:]
+    rank = len(lengths)
+    image, places = x.astype(np.float64), []
+    for i, n in enumerate(lengths):
+        g = grid[..., rank - 1 - i].astype(np.float64)
+        place = (g + 1) / 2 * (n - 1) if align_corners else ((g + 1) * n - 1) / 2
+        places.append(place)
+    low, high = (
+        ([0.0] * rank, [n - 1.0 for n in lengths]) if align_corners else ([-0.5] * rank, [n - 0.5 for n in lengths])
+    )
+    if mode != "cubic":
+        places = [
+            _padded_place(p, lo, hi, n, padding_mode) for p, lo, hi, n in zip(places, low, high, lengths, strict=True)
+        ]
+    batch = np.arange(x.shape[0]).reshape(-1, *[1] * rank)
+
+    def pick(ids: list[Array]) -> Array:
+        if mode == "cubic":
+            ids = [
+                np.round(_padded_place(p.astype(np.float64), lo, hi, n, padding_mode)).astype(int)
+                for p, lo, hi, n in zip(ids, low, high, lengths, strict=True)
+            ]
+        inside = np.ones(ids[0].shape, bool)
+        for p, n in zip(ids, lengths, strict=True):
+            inside &= (p >= 0) & (p < n)
+        clipped = [np.clip(p, 0, n - 1) for p, n in zip(ids, lengths, strict=True)]
+        values = np.moveaxis(image, 1, -1)[(np.broadcast_to(batch, ids[0].shape), *clipped)]
+        return np.asarray(values * inside[..., None])
+
+    if mode == "nearest":
+        result = pick([np.rint(p).astype(int) for p in places])
+    else:
+        reach = range(2) if mode == "linear" else range(-1, 3)
+        first = [np.floor(p).astype(int) for p in places]
+        result = np.zeros((*grid.shape[:-1], x.shape[1]))
+        for offset in np.ndindex(*[len(reach)] * rank):
+            ids = [f + reach[o] for f, o in zip(first, offset, strict=True)]
+            share = np.ones(ids[0].shape)
+            for p, i in zip(places, ids, strict=True):
+                share = share * _kernel(p - i, mode, -0.75)
+            result += share[..., None] * pick(ids)
+    return np.moveaxis(result, -1, 1)
+
+
+def _padded_place(place: Array, low: float, high: float, n: int, mode: str) -> Array:
+    if mode == "border":
+        return np.clip(place, 0, n - 1)
+    if mode == "reflection":
+        span = high - low
+        if span <= 0:
+            return np.zeros_like(place)
+        folded = np.mod(place - low, 2 * span)
+        place = low + np.where(folded > span, 2 * span - folded, folded)
+        return np.clip(place, 0, n - 1)
+    return place
+
+
+@operator("GridSample")
+def _grid_sample_node(call: Call, x: Tensor, grid: Tensor) -> Tensor:
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(call.get("mode", "linear"), call.get("mode", "linear"))
+    return _grid_sample(x, grid, shape=(*x.shape[:2], *grid.shape[1:-1]), dtype=x.dtype, mode=mode,
+                        padding_mode=call.get("padding_mode", "zeros"),
+                        align_corners=bool(call.get("align_corners", 0)))  # fmt: skip

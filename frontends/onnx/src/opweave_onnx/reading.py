@@ -1,0 +1,117 @@
+"""`read_model`: an ONNX file as checked data. Nothing is built here, and no bytes of weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto
+
+from opweave.errors import FormatError
+from opweave_onnx.functions import Function
+from opweave_onnx.graphs import Graph, domain_of, parse_graph
+from opweave_onnx.tensors import Arrays
+
+__all__ = ["Source", "read_model"]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A model as its file describes it.
+
+    Attributes:
+        where: the file, for messages.
+        graph: the main graph.
+        functions: those that the model defines, by domain and name.
+        versions: domain -> version of the operator set.
+        metadata: producer, description and what else the file says of itself.
+        arrays: reads tensors of the file.
+    """
+
+    where: str
+    graph: Graph
+    functions: Mapping[tuple[str, str], Function]
+    versions: Mapping[str, int]
+    metadata: Mapping[str, Any]
+    arrays: Arrays
+
+
+def read_model(source: Any) -> Source:
+    """Read and check a model.
+
+    Args:
+        source: a path, the bytes of a file, or an ``onnx.ModelProto``.
+
+    Raises:
+        FormatError: no ONNX file, cut off, damaged, or not valid: names that are not defined, or twice; cycles; tensors
+            whose bytes do not fit their dims; external data outside of the model's folder.
+        DTypeError: tensors of texts or complex numbers.
+    """
+    folder: Path | None = None
+    if isinstance(source, ModelProto):
+        proto, where = source, "the model"
+    else:
+        if isinstance(source, (bytes, bytearray, memoryview)):
+            data, where = bytes(source), "the model"
+        else:
+            path = Path(source)
+            where, folder = str(path), path.parent
+            try:
+                data = path.read_bytes()
+            except OSError as error:
+                raise FormatError(f"{path} cannot be read: {error.strerror or error}") from None
+        proto = _parsed(data, where)
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise FormatError(f"{where} is no ONNX model: it has no graph, or imports no operators")
+    versions = {domain_of(entry.domain): int(entry.version) for entry in proto.opset_import}
+    newest = onnx.defs.onnx_opset_version()
+    if not 1 <= versions.get("", 1) <= newest:
+        raise FormatError(
+            f"{where} imports version {versions['']} of ONNX's operators; this package of onnx knows 1 to {newest}: "
+            "pip install -U onnx, or convert the model"
+        )
+    arrays = Arrays(where, folder)
+    functions = {(domain_of(f.domain), f.name): Function(f) for f in proto.functions}
+    _check_calls(where, functions)
+    graph = parse_graph(proto.graph, versions, arrays)
+    return Source(where, graph, functions, versions, _metadata(proto), arrays)
+
+
+def _parsed(data: bytes, where: str) -> ModelProto:
+    if not data:
+        raise FormatError(f"{where} is empty")
+    proto = ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except DecodeError as error:
+        raise FormatError(f"{where} is no ONNX model, or cut off: {error}") from None
+    return proto
+
+
+def _check_calls(where: str, functions: Mapping[tuple[str, str], Function]) -> None:
+    """Raise `FormatError` if functions call each other in a circle: their bodies would never end."""
+    calls = {
+        key: {(domain_of(n.domain), n.op_type) for n in f.proto.node} & functions.keys() for key, f in functions.items()
+    }
+    left = set(calls)
+    while left:
+        free = {key for key in left if not calls[key] & left}
+        if not free:
+            names = ", ".join(sorted(name for _, name in left))
+            raise FormatError(f"{where}: the functions {names} call each other in a circle")
+        left -= free
+
+
+def _metadata(proto: ModelProto) -> dict[str, Any]:
+    found = {
+        "ir_version": proto.ir_version,
+        "producer": f"{proto.producer_name} {proto.producer_version}".strip(),
+        "domain": proto.domain,
+        "model_version": proto.model_version,
+        "description": proto.doc_string,
+    }
+    return {**{k: v for k, v in found.items() if v}, **{p.key: p.value for p in proto.metadata_props}}

@@ -1,0 +1,122 @@
+"""`Session`: what the runners of one model share: scheduler, weights, functions, operators."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import opweave as ow
+from opweave.graph.tensor import Tensor
+from opweave_onnx.functions import Function, standard_function
+from opweave_onnx.graphs import Graph, Node
+from opweave_onnx.operators import OPERATORS, Operator
+from opweave_onnx.stages import Runner
+from opweave_onnx.tensors import Array, Arrays
+
+__all__ = ["PlanningSession", "Session", "missing_operators"]
+
+SMALL: Final = 1024
+"""Bytes of an initializer up to which it is a constant that takes part in the arithmetic of shapes, and no weight."""
+
+
+class Session:
+    """What the runners of one model share.
+
+    Attributes:
+        where: the file, for messages.
+        max_programs: for how many combinations of shapes a runner keeps programs.
+        functions: those that the model defines.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        scheduler: ow.Scheduler,
+        weights: Mapping[str, Tensor],
+        arrays: Mapping[str, Array],
+        functions: Mapping[tuple[str, str], Function],
+        tensors: Arrays,
+        max_programs: int,
+    ) -> None:
+        self.where: Final = where
+        self.scheduler: Final = scheduler
+        self.max_programs: Final = max_programs
+        self.functions: Final = functions
+        self.tensors: Final = tensors
+        self._weights: Final = weights
+        self._arrays: Final = {tensor: arrays[name] for name, tensor in weights.items()}
+        self._runners: Final[dict[Graph, Runner]] = {}
+
+    def build(self, outputs: Mapping[str, Tensor]) -> ow.Program[dict[str, Array]] | None:
+        """The program for outputs; ``None`` if there are none."""
+        return self.scheduler.build(outputs) if outputs else None
+
+    def runner(self, graph: Graph) -> Runner:
+        """The runner of a graph that is run by itself, as the body of a loop."""
+        if graph not in self._runners:
+            self._runners[graph] = Runner(self, graph, graph.captured)
+        return self._runners[graph]
+
+    def weight(self, graph: Graph, name: str, array: Array) -> Any:
+        """What an initializer is while a graph is traced: a weight, or if it is small the array."""
+        tensor = self._weights.get(name)
+        return tensor if tensor is not None and self._arrays[tensor] is array else array
+
+    def array(self, tensor: Tensor) -> Array | None:
+        """The value of a constant or weight, ``None`` for others."""
+        known = self._arrays.get(tensor)
+        if known is None and tensor.leaf is not None and tensor.leaf.kind == "constant":
+            return tensor.leaf.data
+        return known
+
+    def operator(self, node: Node) -> Operator:
+        """What builds a node.
+
+        Raises:
+            UnsupportedOpError: nothing does.
+        """
+        own = self.functions.get((node.domain, node.op))
+        if own is not None:
+            return own.operator(node, self.tensors)
+        operator = OPERATORS.get((node.domain, node.op))
+        if operator is not None:
+            return operator
+        return Operator(lambda call, *inputs: standard_function(call, inputs), raw=True)
+
+    def close(self) -> None:
+        """Close all programs, and the scheduler."""
+        for runner in self._runners.values():
+            runner.close()
+        self.scheduler.close()
+
+
+class PlanningSession(Session):
+    """A session that places and cuts, and takes no memory."""
+
+    def build(self, outputs: Mapping[str, Tensor]) -> Any:
+        """The planned graph of outputs; ``None`` if there are none."""
+        return self.scheduler.partition(outputs) if outputs else None
+
+
+def weights_of(initializers: Mapping[str, Array]) -> dict[str, Array]:
+    """Those initializers that become weights."""
+    return {
+        name: a for name, a in initializers.items() if a.nbytes > SMALL and not (a.ndim < 2 and a.dtype.kind == "i")
+    }
+
+
+def missing_operators(graph: Graph, functions: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[Node]]:
+    """The nodes of a graph, and of graphs within, of whose operator nothing is known, by domain and operator."""
+    from opweave_onnx.functions import has_function
+
+    found: dict[tuple[str, str], list[Node]] = {}
+    for node in graph.nodes:
+        key = node.domain, node.op
+        if key not in functions and key not in OPERATORS and not has_function(node):
+            found.setdefault(key, []).append(node)
+        for value in node.attributes.values():
+            for inner in value if isinstance(value, tuple) else (value,):
+                if isinstance(inner, Graph):
+                    for kind, nodes in missing_operators(inner, functions).items():
+                        found.setdefault(kind, []).extend(nodes)
+    return found

@@ -1,0 +1,313 @@
+"""`Trace`: walks over the nodes of a graph and builds opweave's.
+
+While a graph is traced, a name stands for a NumPy array, if its value is known (constants, and what follows from them
+and from shapes); for a `Tensor`; for a list of these, a sequence; or for ``None``, an optional value that is not there.
+What depends on known values only is computed at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+import opweave as ow
+from opweave.errors import (
+    BoundsError,
+    DTypeError,
+    FormatError,
+    LayoutError,
+    OpweaveError,
+    SchedulerError,
+    ShapeError,
+    UnsupportedOpError,
+)
+from opweave.graph.tensor import Tensor
+from opweave_onnx.folding import FOLDED, fold
+from opweave_onnx.graphs import Graph, Node
+from opweave_onnx.stages import Name, Stage, arrays_in
+from opweave_onnx.tensors import Array
+
+if TYPE_CHECKING:
+    from opweave_onnx.session import Session
+
+__all__ = ["Call", "Trace"]
+
+PLAIN_ERRORS: Final = (BoundsError, DTypeError, FormatError, LayoutError, SchedulerError, ShapeError)
+
+
+class _Cut(Exception):
+    """The trace ends here for now: the host has to look at a value first."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+
+
+class Frame:
+    """The values of one graph by name.
+
+    Attributes:
+        graph: it.
+        values: name -> value.
+        position: of the node that is being built.
+        around: the frame of the graph around it; ``None`` for the outermost, and for the body of a function.
+    """
+
+    def __init__(self, graph: Graph, values: dict[str, Any], around: Frame | None) -> None:
+        self.graph, self.values, self.around, self.position = graph, values, around, -1
+
+    def __getitem__(self, name: str) -> Any:
+        frame: Frame | None = self
+        while frame is not None:
+            if name in frame.values:
+                return frame.values[name]
+            frame = frame.around
+        raise FormatError(f"graph {self.graph.name!r} reads {name!r}, which is not defined there")
+
+
+class Call:
+    """One node while it is built: what a builder asks for beside its inputs.
+
+    Attributes:
+        node: it.
+        trace: the trace.
+    """
+
+    __slots__ = ("node", "trace")
+
+    def __init__(self, node: Node, trace: Trace) -> None:
+        self.node, self.trace = node, trace
+
+    @property
+    def version(self) -> int:
+        """Of the operator set."""
+        return self.node.version
+
+    def has(self, name: str) -> bool:
+        """Whether an attribute is given."""
+        return name in self.node.attributes
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute of the type of its default.
+
+        Raises:
+            FormatError: it is of another type.
+        """
+        value = self.node.attributes.get(name, default)
+        if default is not None and type(value) is not type(default):
+            raise FormatError(f"attribute {name!r} is {value!r:.40}, not of the type of {default!r:.40}")
+        return value
+
+    def wants(self, output: int) -> bool:
+        """Whether the output at this place is there."""
+        return output < len(self.node.outputs) and bool(self.node.outputs[output])
+
+    def known(self, value: Any) -> Array:
+        """The value itself; of a tensor the trace is cut, if need be, and goes on for the value that is found."""
+        return self.trace.known(value)
+
+    def integers(self, value: Any) -> tuple[int, ...]:
+        """A known array of integers, flat."""
+        return tuple([int(v) for v in self.known(value).reshape(-1)])
+
+    def found(self, function: Callable[..., Any], *sources: Any) -> Any:
+        """What a function of arrays returns, whose shape depends on their values: an array or a list of arrays. The
+        trace is cut and goes on for the shapes that are found."""
+        return self.trace.found(function, sources)
+
+    def tensor(self, value: Any) -> Tensor:
+        """The value as a tensor."""
+        return self.trace.tensor(value)
+
+    def inline(self, graph: Graph, *inputs: Any) -> list[Any]:
+        """The values of the outputs of a graph of this node, whose nodes are built as if they stood here."""
+        return self.trace.inline(graph, inputs, self.trace.frame)
+
+    def refuse(self, why: str) -> UnsupportedOpError:
+        """The error for what is not supported."""
+        return UnsupportedOpError(why)
+
+
+class Trace:
+    """Traces a graph for feeds of certain shapes.
+
+    Args:
+        feeds: only their shapes and types count.
+        done: for each cut that was reached before, what was computed there, and what the host found.
+    """
+
+    def __init__(
+        self, session: Session, graph: Graph, feeds: Mapping[str, Any], done: Sequence[tuple[dict[str, Array], Any]]
+    ) -> None:
+        self.session: Final = session
+        self.graph: Final = graph
+        self._done: Final = done
+        self._cuts = 0
+        self._constants: Final[dict[int, tuple[Array, Tensor]]] = {}
+        self._frames: Final[list[Frame]] = []
+        self.frame = Frame(graph, {name: self._fed(name, value) for name, value in feeds.items()}, None)
+
+    def stage(self) -> Stage:
+        """The first stage that ``done`` does not tell of."""
+        try:
+            self._run(self.frame)
+            results = {value.name: self.frame[value.name] for value in self.graph.outputs}
+        except _Cut as cut:
+            return cut.stage
+        wanted: dict[str, Tensor] = {}
+        outputs = {name: self._source(value, wanted, name) for name, value in results.items()}
+        return Stage(self.session.build(wanted), outputs)
+
+    def _fed(self, name: str, value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, (list, tuple)):
+            return [self._fed(f"{name}.{i}", v) for i, v in enumerate(value)]
+        return ow.input(name, value.shape, value.dtype)
+
+    def _run(self, frame: Frame) -> None:
+        around, self.frame = self.frame, frame
+        self._frames.append(frame)
+        for name, array in frame.graph.initializers.items():
+            if name not in frame.values:
+                frame.values[name] = self.session.weight(frame.graph, name, array)
+        for frame.position, node in enumerate(frame.graph.nodes):  # noqa: B020
+            self._build(node, frame)
+        self._frames.pop()
+        self.frame = around
+
+    def _build(self, node: Node, frame: Frame) -> None:
+        inputs = [frame[name] if name else None for name in node.inputs]
+        try:
+            with ow.scope(scoped(node.name)):
+                results = self._built(node, inputs)
+        except _Cut:
+            raise
+        except UnsupportedOpError as error:
+            raise UnsupportedOpError(f"{self.session.where}: {node.describe()}: {error}", error.reasons) from error
+        except PLAIN_ERRORS as error:
+            raise type(error)(f"{self.session.where}: {node.describe()}: {error}") from error
+        except OpweaveError:
+            raise
+        except (TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError, OverflowError,
+                ZeroDivisionError) as error:  # fmt: skip
+            raise FormatError(
+                f"{self.session.where}: {node.describe()} is not valid: {type(error).__name__}: {error}"
+            ) from error
+        for name, value in zip(node.outputs, results, strict=False):
+            if name:
+                frame.values[name] = value
+
+    def _built(self, node: Node, inputs: list[Any]) -> Sequence[Any]:
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        operator = self.session.operator(node)
+        if operator.raw:
+            return results_of(operator.build(Call(node, self), *inputs))
+        known = all(value is None or isinstance(value, np.ndarray) for value in inputs)
+        tensors = [None if value is None else self.tensor(value) for value in inputs]
+        results = results_of(operator.build(Call(node, self), *tensors))
+        if known and sum([r.nbytes for r in results if isinstance(r, Tensor)]) <= FOLDED:
+            return [fold(r) if isinstance(r, Tensor) else r for r in results]
+        return results
+
+    def inline(self, graph: Graph, inputs: Sequence[Any], around: Frame | None) -> list[Any]:
+        """The outputs of a graph whose nodes are built here."""
+        if len(inputs) > len(graph.inputs):
+            raise FormatError(f"graph {graph.name!r} has {len(graph.inputs)} inputs, and is given {len(inputs)}")
+        given = [*inputs, *[None] * (len(graph.inputs) - len(inputs))]
+        frame = Frame(graph, {v.name: value for v, value in zip(graph.inputs, given, strict=True)}, around)
+        self._run(frame)
+        # Of a function's results those that nobody wants need not be computed.
+        return [frame.values.get(v.name) if around is None else frame[v.name] for v in graph.outputs]
+
+    # --- values -----------------------------------------------------------------------------------------------------
+
+    def tensor(self, value: Any) -> Tensor:
+        """A value as a tensor. Raises `DTypeError` for a sequence, and for what is not there."""
+        if isinstance(value, Tensor):
+            return value
+        if not isinstance(value, np.ndarray):
+            raise DTypeError(f"a tensor is needed here, not {'nothing' if value is None else 'a sequence'}")
+        known = self._constants.get(id(value))
+        if known is None:
+            known = self._constants[id(value)] = value, ow.constant(value)
+        return known[1]
+
+    def known(self, value: Any) -> Array:
+        """See `Call.known`."""
+        if isinstance(value, np.ndarray):
+            return value
+        if not isinstance(value, Tensor):
+            raise DTypeError("the value of a tensor is needed here")
+        array = self.session.array(value)
+        if array is not None:
+            return array
+        found: Array = self._cut(lambda array: array, (value,), by_value=True)
+        self._replace({value: found})
+        return found
+
+    def found(self, function: Callable[..., Any], sources: Sequence[Any]) -> Any:
+        """See `Call.found`."""
+        if all(source is None or isinstance(source, np.ndarray) for source in sources):
+            return arrays_in(function(*sources))
+        return self._cut(function, sources, by_value=False)
+
+    # --- cuts -------------------------------------------------------------------------------------------------------
+
+    def _cut(self, function: Callable[..., Any], sources: Sequence[Any], by_value: bool) -> Any:
+        number = self._cuts
+        self._cuts += 1
+        label = f"cut{number}"
+        wanted: dict[str, Tensor] = {}
+        inputs = [self._source(source, wanted, f"{label}.source{i}") for i, source in enumerate(sources)]
+        if wanted:
+            for frame in self._frames:
+                needed = frame.graph.needed_after(frame.position - 1)
+                for name, value in frame.values.items():
+                    if name in needed:
+                        self._source(value, wanted, f"{label}.{len(wanted)}")
+        if number >= len(self._done):
+            program = self.session.build(wanted)
+            raise _Cut(Stage(program, {}, function, inputs, by_value, label))
+        _, found = self._done[number]
+        self._replace({tensor: ow.input(name, tensor.shape, tensor.dtype) for name, tensor in wanted.items()})
+        return found if by_value else self._fed(label, found)
+
+    def _source(self, value: Any, wanted: dict[str, Tensor], name: str) -> Any:
+        """What stands for a value outside of the trace; enters in ``wanted`` what has to be computed for it."""
+        if isinstance(value, list):
+            return [self._source(v, wanted, f"{name}.{i}") for i, v in enumerate(value)]
+        if not isinstance(value, Tensor):
+            return value
+        if value.leaf is not None and value.leaf.kind == "input":
+            return Name(value.leaf.name)
+        array = self.session.array(value)
+        if array is not None:
+            return array
+        for known, tensor in wanted.items():
+            if tensor is value:
+                return Name(known)
+        wanted[name] = value
+        return Name(name)
+
+    def _replace(self, by: Mapping[Tensor, Any]) -> None:
+        def replaced(value: Any) -> Any:
+            if isinstance(value, list):
+                return [replaced(v) for v in value]
+            return by.get(value, value) if isinstance(value, Tensor) else value
+
+        for frame in self._frames:
+            for name, value in frame.values.items():
+                frame.values[name] = replaced(value)
+
+
+def results_of(results: Any) -> Sequence[Any]:
+    """The results of a builder: several in a tuple, one, which may be a list (a sequence), or none."""
+    return results if isinstance(results, tuple) else (results,)
+
+
+def scoped(name: str) -> str:
+    """A name as `opweave.scope` takes it."""
+    return "/".join([part for part in name.split("/") if part]) or "node"
