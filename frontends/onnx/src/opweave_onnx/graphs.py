@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto
@@ -12,10 +12,7 @@ from onnx import AttributeProto, GraphProto, NodeProto
 from opweave.errors import FormatError
 from opweave_onnx.tensors import Array, Arrays
 
-__all__ = ["Graph", "Node", "Value", "domain_of", "parse_graph", "parse_nodes"]
-
-DEEPEST: Final = 32
-"""How deeply graphs may be nested in attributes of nodes."""
+__all__ = ["Graph", "Node", "Value", "check_texts", "domain_of", "parse_graph", "parse_nodes"]
 
 
 class Value(NamedTuple):
@@ -100,6 +97,13 @@ class Graph:
         return frozenset(read - own - {""})
 
 
+def check_texts(where: str, *values: Any) -> None:
+    """Raise `FormatError` for names that are no texts in UTF-8, which protobuf gives as bytes."""
+    for value in values:
+        if not isinstance(value, str):
+            raise FormatError(f"{where}: the name {value!r:.40} is no text in UTF-8")
+
+
 def domain_of(name: str) -> str:
     """The standard domain has two names."""
     return "" if name == "ai.onnx" else name
@@ -107,7 +111,6 @@ def domain_of(name: str) -> str:
 
 def parse_graph(
     proto: GraphProto, versions: Mapping[str, int], arrays: Arrays, *, known: frozenset[str] = frozenset(),
-    depth: int = 0, above_initializers: bool = False,
 ) -> Graph:  # fmt: skip
     """A graph, checked: every name is defined once, and before it is read.
 
@@ -119,8 +122,10 @@ def parse_graph(
     Raises:
         FormatError: a graph that is not valid; names the node.
     """
-    if depth > DEEPEST:
-        raise FormatError(f"{arrays.where}: graphs are nested more than {DEEPEST} deep")
+    check_texts(
+        arrays.where, proto.name, *[t.name for t in proto.initializer],
+        *[s.values.name for s in proto.sparse_initializer], *[v.name for v in (*proto.input, *proto.output)],
+    )  # fmt: skip
     initializers = {t.name: arrays.read(t, f"initializer {t.name!r}") for t in proto.initializer}
     for sparse in proto.sparse_initializer:
         initializers[sparse.values.name] = arrays.read_sparse(sparse)
@@ -128,7 +133,7 @@ def parse_graph(
     defined = {*known, *initializers, *[value.name for value in inputs]}
     if len({value.name for value in inputs}) < len(inputs):
         raise FormatError(f"{arrays.where}: two inputs of graph {proto.name!r} have one name")
-    nodes = parse_nodes(proto.node, versions, arrays, defined, depth)
+    nodes = parse_nodes(proto.node, versions, arrays, defined)
     outputs = tuple([_value(v, arrays.where) for v in proto.output])
     for value in outputs:
         if value.name not in defined:
@@ -136,11 +141,12 @@ def parse_graph(
     return Graph(proto.name, nodes, inputs, outputs, initializers)
 
 
-def parse_nodes(
-    protos: Any, versions: Mapping[str, int], arrays: Arrays, defined: set[str], depth: int = 0
-) -> tuple[Node, ...]:
+def parse_nodes(protos: Any, versions: Mapping[str, int], arrays: Arrays, defined: set[str]) -> tuple[Node, ...]:
     """Nodes, checked; adds the names of their results to ``defined``. Raises `FormatError`."""
     nodes = []
+    for proto in protos:
+        names = [attribute.name for attribute in proto.attribute]
+        check_texts(arrays.where, proto.op_type, proto.domain, proto.name, *proto.input, *proto.output, *names)
     computed = {name for proto in protos for name in proto.output}
     for place, proto in enumerate(protos):
         domain = domain_of(proto.domain)
@@ -152,7 +158,7 @@ def parse_nodes(
                     if name in computed else "is nowhere defined"
                 )  # fmt: skip
                 raise FormatError(f"{label} reads {name!r}, which {why}")
-        attributes = {a.name: _attribute(a, versions, arrays, defined, depth, label) for a in proto.attribute}
+        attributes = {a.name: _attribute(a, versions, arrays, defined, label) for a in proto.attribute}
         captured: set[str] = set()
         for value in attributes.values():
             for graph in value if isinstance(value, tuple) else (value,):
@@ -182,7 +188,7 @@ def parse_nodes(
 
 
 def _attribute(
-    proto: AttributeProto, versions: Mapping[str, int], arrays: Arrays, defined: set[str], depth: int, label: str
+    proto: AttributeProto, versions: Mapping[str, int], arrays: Arrays, defined: set[str], label: str
 ) -> Any:
     kinds = AttributeProto
     match proto.type:
@@ -203,11 +209,9 @@ def _attribute(
         case kinds.SPARSE_TENSOR:
             return arrays.read_sparse(proto.sparse_tensor)
         case kinds.GRAPH:
-            return parse_graph(proto.g, versions, arrays, known=frozenset(defined), depth=depth + 1)
+            return parse_graph(proto.g, versions, arrays, known=frozenset(defined))
         case kinds.GRAPHS:
-            return tuple(
-                [parse_graph(g, versions, arrays, known=frozenset(defined), depth=depth + 1) for g in proto.graphs]
-            )
+            return tuple([parse_graph(g, versions, arrays, known=frozenset(defined)) for g in proto.graphs])
         case kinds.TYPE_PROTO:
             return proto.tp
         case kind:
@@ -234,5 +238,6 @@ def _value(proto: onnx.ValueInfoProto, where: str) -> Value:
         if axis.HasField("dim_value") and axis.dim_value >= 0:
             shape.append(axis.dim_value)
         else:
+            check_texts(where, axis.dim_param)
             shape.append(None if axis.dim_param in ("", "?") else axis.dim_param)
     return Value(proto.name, tensor.elem_type, tuple(shape))

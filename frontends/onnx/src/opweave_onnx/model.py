@@ -33,7 +33,9 @@ class Model:
         scheduler: over the devices.
     """
 
-    def __init__(self, source: Source, scheduler: ow.Scheduler, weights: ow.Weights, max_programs: int) -> None:
+    def __init__(
+        self, source: Source, scheduler: ow.Scheduler, weights: ow.Weights, max_programs: int, *, owned: bool
+    ) -> None:
         self.source: Final = source
         self.metadata: Final = source.metadata
         self.weights: Final = weights
@@ -41,6 +43,7 @@ class Model:
         shared = source.where, scheduler, weights, source.graph.initializers, source.functions, source.arrays
         self.session: Final = Session(*shared, max_programs)
         self._planning: Final = PlanningSession(*shared, 1)
+        self._owned: Final = owned
         self._runner: Final = Runner(self.session, source.graph)
 
     def __repr__(self) -> str:
@@ -137,9 +140,11 @@ class Model:
         return self._runner.traced
 
     def close(self) -> None:
-        """Give up all programs, and the scheduler with its streams."""
+        """Give up all programs, and the scheduler with its streams if `load` made it."""
         self._runner.close()
         self.session.close()
+        if self._owned:
+            self.scheduler.close()
 
     def _checked(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         known = {value.name: value for value in self.inputs}
@@ -190,6 +195,7 @@ def load(
         source: a path, the bytes of a file, or an ``onnx.ModelProto``. External data lies in the folder of the file,
             and is mapped, not read.
         devices: devices, streams or names, earlier ones preferred; ``None``: all that `opweave.default_devices` gives.
+            Or a scheduler to share, which decides placement and precision itself.
         placement: as of `opweave.Scheduler`: by priority of the devices, or by predicted cost.
         weights: where initializers lie: as ``device`` of `opweave.weights`, a device or a mapping of patterns of their
             names to devices. ``None``: they are brought to the devices that use them.
@@ -210,6 +216,8 @@ def load(
                   for (domain, op), nodes in missing.items()]  # fmt: skip
         raise UnsupportedOpError(f"{checked.where} uses operators that are not known: {'; '.join(listed)}")
     group = ow.weights(weights_of(checked.graph.initializers), weights)
+    if isinstance(devices, ow.Scheduler):
+        return Model(checked, devices, group, max_programs, owned=False)
     names: Sequence[Any] = list(ow.default_devices()) if devices is None else devices
     scheduler = ow.Scheduler(names, placement=placement, precision=precision)
-    return Model(checked, scheduler, group, max_programs)
+    return Model(checked, scheduler, group, max_programs, owned=True)

@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from opweave.errors import FormatError
 from opweave_onnx.functions import Function
-from opweave_onnx.graphs import Graph, domain_of, parse_graph
+from opweave_onnx.graphs import Graph, check_texts, domain_of, parse_graph
 from opweave_onnx.tensors import Arrays
 
 __all__ = ["Source", "read_model"]
@@ -67,6 +67,11 @@ def read_model(source: Any) -> Source:
         proto = _parsed(data, where)
     if not proto.HasField("graph") or not proto.opset_import:
         raise FormatError(f"{where} is no ONNX model: it has no graph, or imports no operators")
+    check_texts(
+        where, *[entry.domain for entry in proto.opset_import], *[p.key for p in proto.metadata_props],
+        *[text for f in proto.functions for text in (f.name, f.domain, *f.input, *f.output, *f.attribute)],
+        *[text for f in proto.functions for n in f.node for text in (n.op_type, n.domain)],
+    )  # fmt: skip
     versions = {domain_of(entry.domain): int(entry.version) for entry in proto.opset_import}
     newest = onnx.defs.onnx_opset_version()
     if not 1 <= versions.get("", 1) <= newest:

@@ -84,10 +84,9 @@ class Session:
         return Operator(lambda call, *inputs: standard_function(call, inputs), raw=True)
 
     def close(self) -> None:
-        """Close all programs, and the scheduler."""
+        """Close the programs of bodies of loops."""
         for runner in self._runners.values():
             runner.close()
-        self.scheduler.close()
 
 
 class PlanningSession(Session):

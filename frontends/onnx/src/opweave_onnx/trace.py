@@ -205,12 +205,20 @@ class Trace:
         operator = self.session.operator(node)
         if operator.raw:
             return results_of(operator.build(Call(node, self), *inputs))
-        known = all(value is None or isinstance(value, np.ndarray) for value in inputs)
+        known = all(value is None or self._is_known(value) for value in inputs)
         tensors = [None if value is None else self.tensor(value) for value in inputs]
         results = results_of(operator.build(Call(node, self), *tensors))
-        if known and sum([r.nbytes for r in results if isinstance(r, Tensor)]) <= FOLDED:
-            return [fold(r) if isinstance(r, Tensor) else r for r in results]
-        return results
+        if not known:
+            return results
+        # What is made of weights replaces them, unless it is larger; a view of one stays a view.
+        small = max(FOLDED, sum([t.nbytes for t in tensors if t is not None]))
+        made = [r for r in results if isinstance(r, Tensor)]
+        if sum([r.nbytes for r in made]) > small or any(r.is_view and r.nbytes > FOLDED for r in made):
+            return results
+        return [fold(r, self.session.array) if isinstance(r, Tensor) else r for r in results]
+
+    def _is_known(self, value: Any) -> bool:
+        return isinstance(value, np.ndarray) or (isinstance(value, Tensor) and self.session.array(value) is not None)
 
     def inline(self, graph: Graph, inputs: Sequence[Any], around: Frame | None) -> list[Any]:
         """The outputs of a graph whose nodes are built here."""

@@ -18,10 +18,11 @@ import onnx
 from onnx import numpy_helper as helper
 from onnx.backend.test.loader import load_model_tests
 
+import opweave as ow
 from opweave.errors import DTypeError, FormatError, OpweaveError, UnsupportedOpError
 from opweave_onnx.model import load
 
-__all__ = ["KINDS", "Case", "Result", "cases", "markdown", "run_case", "run_cases", "summary"]
+__all__ = ["KINDS", "Case", "Result", "Spread", "cases", "markdown", "run_case", "run_cases", "summary"]
 
 KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted", "light")
 
@@ -90,8 +91,23 @@ def _read(folder: Path, name: str, value: onnx.ValueInfoProto) -> Any:
     return helper.to_array(onnx.TensorProto.FromString(raw))
 
 
-def run_case(case: Case, devices: Sequence[str]) -> Result:
-    """Run one test."""
+class Spread(ow.Scheduler):
+    """Lets every second node run on the second device, wherever that supports it, so that values pass to and fro."""
+
+    def build(self, outputs: Any, *args: Any, **options: Any) -> Any:
+        """A program whose nodes are pinned."""
+        parts = self.partition(outputs).partition
+        targets, able = parts.assignment.targets, parts.assignment.capabilities
+        pins = {
+            node: targets[i % 2].device
+            for i, node in enumerate(n for n in parts.graph.nodes if n.base is None)
+            if able.supports(targets[i % 2], node)
+        }
+        return super().build(outputs, pins)
+
+
+def run_case(case: Case, devices: Sequence[str] | ow.Scheduler) -> Result:
+    """Run one test, on devices or by a scheduler."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -104,7 +120,7 @@ def run_case(case: Case, devices: Sequence[str]) -> Result:
         return Result(case, "wrong", f"{type(error).__name__}: {error}")
 
 
-def _run(case: Case, devices: Sequence[str]) -> Result:
+def _run(case: Case, devices: Sequence[str] | ow.Scheduler) -> Result:
     with load(case.model, devices) as model:
         for inputs, wanted in case.sets:
             feeds = {v.name: _fitting(x) for v, x in zip(model.inputs, map(_array, inputs), strict=False)}
@@ -159,9 +175,12 @@ def _difference(have: Any, want: Any, case: Case) -> str:
     return f"{int((~close).sum())} of {close.size} elements differ; at {place} {have[place]}, not {want[place]}"
 
 
-def run_cases(chosen: Iterable[Case], devices: Sequence[str]) -> list[Result]:
-    """Run tests, one after the other."""
-    return [run_case(case, devices) for case in chosen]
+def run_cases(chosen: Iterable[Case], devices: Sequence[str], *, spread: bool = False) -> list[Result]:
+    """Run tests, one after the other. ``spread``: every second node on the second device, where that supports it."""
+    if not spread:
+        return [run_case(case, devices) for case in chosen]
+    with Spread(devices) as scheduler:
+        return [run_case(case, scheduler) for case in chosen]
 
 
 def summary(results: Sequence[Result]) -> dict[str, int]:

@@ -14,6 +14,7 @@ from opweave.formats.onnx_operators import ONNX_OPERATORS
 from opweave.graph.opdef import OPS
 from opweave.graph.tensor import Tensor
 from opweave_onnx.operators.host import HostOperation, host_operation
+from opweave_onnx.operators.patterns import as_gelu
 from opweave_onnx.operators.table import operator
 from opweave_onnx.tensors import Array
 from opweave_onnx.trace import Call
@@ -22,7 +23,7 @@ __all__ = ["unary"]
 
 PLAIN: Final = {row.onnx: row.op for row in ONNX_OPERATORS if not (row.attributes or row.fixed or row.where)}
 """Operators that are one operation, with the same inputs and no attributes."""
-SPECIAL: Final = {"MatMul", "Div", "Pow", "Min", "Max", "Where", "HardSwish", "Log", "Softplus"}
+SPECIAL: Final = {"MatMul", "Mul", "Div", "Pow", "Min", "Max", "Where", "HardSwish", "Log", "Softplus"}
 """Of these: operators that other types, or more inputs, make more than that."""
 
 
@@ -55,6 +56,12 @@ def _greater(call: Call, a: Tensor, b: Tensor) -> Tensor:
 @operator("GreaterOrEqual")
 def _greater_equal(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return ow.greater_equal(a, b)
+
+
+@operator("Mul")
+def _mul(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    found = as_gelu(a, b) if a.dtype.is_float else None
+    return ow.mul(a, b) if found is None else found
 
 
 # --- integers that devices do not have ------------------------------------------------------------------------------
