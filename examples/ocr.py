@@ -64,7 +64,9 @@ def read(image, networks):
     letters = ["", *networks["read"].metadata["character"].split("\n"), " "]
     for top, bottom, left, right in rows(share > 0.3):
         grow = int(0.8 * (bottom - top))
-        line = image.crop((max(left - grow, 0), max(top - grow, 0), min(right + grow, width), min(bottom + grow, height)))
+        line = image.crop(
+            (max(left - grow, 0), max(top - grow, 0), min(right + grow, width), min(bottom + grow, height))
+        )
         upright, turned = networks["turn"](x=normalized(line, 48, 192))[0]
         line = line.rotate(180) if turned > max(upright, 0.9) else line
         found = networks["read"](x=normalized(line, 48, max(round(48 * line.width / line.height), 48)))[0]

@@ -5,6 +5,8 @@ Attention over the cache is compared with torch in ``tests/examples``, by the de
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -266,7 +268,7 @@ def test_a_quantized_cache_holds_what_was_rounded(device, dtype, blocks):
         return ow.dequantize(ow.quantize(x, dtype)).astype(np.float64)
 
     rng = np.random.default_rng(0)
-    seen = {kv.join(): [], kv.join(): []}
+    seen: dict[int, list[Any]] = {kv.join(): [], kv.join(): []}
     for fed in ({0: 5}, {1: 9}, {0: 1, 1: 1}, {1: 4}, {0: 12, 1: 1}):
         batch = kv.feed({sequence: [1] * count for sequence, count in fed.items()})
         n, tokens = batch.slots.shape

@@ -82,7 +82,7 @@ def test_programs_behind_a_cut_are_kept_by_shape_or_by_value():
     )  # fmt: skip
     with opweave_onnx.load(proto, ["cpu", "host"]) as loaded:
         for x in ([1, 1, 0, 0, 0, 0], [0, 1, 0, 0, 1, 0], [0, 1, 0, 0, 1, 1], [1, 0, 0, 0, 0, 1]):
-            np.testing.assert_array_equal(loaded(x=np.array(x, F32)), -np.array(np.nonzero(x), F32))
+            np.testing.assert_array_equal(loaded(x=np.array(x, F32)), -np.array(np.nonzero(np.array(x)), F32))
         assert loaded.traced[0] == 3  # to the cut, and on for two and for three elements
 
 

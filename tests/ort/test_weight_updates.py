@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -19,13 +21,13 @@ def test_programs_go_on_with_the_new_values(dtype: str) -> None:
     """Two programs that share a session, and one with a part of the weight."""
     (device,) = [d for d in OrtBackend().devices() if d.id == "cpu"]
 
-    def made(seed: int) -> object:
+    def made(seed: int) -> Any:
         values = array(32, 256, seed=seed)
         return values if dtype == "f32" else values.astype("f2") if dtype == "f16" else ow.quantize(values, dtype)
 
     def plain(seed: int) -> np.ndarray:
         values = made(seed)
-        return values.astype("f4") if isinstance(values, np.ndarray) else ow.dequantize(values)  # type: ignore[arg-type]
+        return values.astype("f4") if isinstance(values, np.ndarray) else ow.dequantize(values)
 
     w = ow.weights({"a": made(0)})
     x, v = ow.input("x", (4, 256)), array(4, 256, seed=9)

@@ -212,7 +212,7 @@ def promote(a: DType, b: DType) -> DType:
         if signed.rank <= unsigned.rank:
             if unsigned is u64:
                 raise DTypeError(f"{a} and {b} do not promote: no integer type holds both; cast one of them")
-            return {1: i16, 2: i32, 4: i64}.get(unsigned.rank, i8)
+            return {u8: i16, u16: i32, u32: i64}.get(unsigned, i8)
     if a.rank == b.rank:
         return f32
     return a if a.rank > b.rank else b

@@ -206,7 +206,6 @@ def _max_pool_backward(
 MAX_POOL_BACKWARD: Final = define_op(
     OpDef(
         "max_pool_backward",
-        family="pooling",
         infer=_backward_infer,
         reference=_max_pool_backward,
         flops=lambda out: 2 * out.srcs[0].size * prod(out.attrs["kernel_size"]),

@@ -42,7 +42,6 @@ def _quantize_samples() -> list[Sample]:
 
 QUANTIZE = OpDef(
     "quantize",
-    family="quantization",
     infer=_quantize_infer,
     reference=_quantize,
     flops=lambda out: out.size * (600 if _is_fitted(out.dtype) else 8),
@@ -170,7 +169,6 @@ def _dequantize_samples() -> list[Sample]:
 
 DEQUANTIZE = OpDef(
     "dequantize",
-    family="quantization",
     infer=_dequantize_infer,
     reference=_dequantize,
     flops=flops_per_element(2),

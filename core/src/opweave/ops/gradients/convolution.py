@@ -6,7 +6,7 @@ input (`im2col`). Pooling and columns spread their gradients in the same ways.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from math import prod
 from typing import Any
@@ -53,7 +53,7 @@ def transposed(
     # What is cut off on both sides.
     cut = [max(min(p, r - p - n), 0) if n else 0 for p, r, n in zip(padding, reach, lengths, strict=True)]
     if len(lengths) < 3 and max(stride) > 1:
-        operation = ops.conv_transpose1d if len(lengths) == 1 else ops.conv_transpose2d
+        operation: Callable[..., Tensor] = ops.conv_transpose1d if len(lengths) == 1 else ops.conv_transpose2d
         full = operation(grad, w, None, stride, tuple(cut), 0, groups, dilation)
     else:
         for axis, step in enumerate(stride, 2):
