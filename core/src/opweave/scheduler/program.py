@@ -69,7 +69,51 @@ class MemoryMap(NamedTuple):
     groups: list[list[list[int]]]
 
 
-class Program(Generic[R_co]):
+class Planned:
+    """A graph that was placed and divided into splits.
+
+    Attributes:
+        partition: the graph divided into splits.
+    """
+
+    __slots__ = ("partition",)
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition: Final = partition
+
+    @property
+    def splits(self) -> Sequence[Split]:
+        """The splits in the order they run."""
+        return self.partition.splits
+
+    @property
+    def n_copies(self) -> int:
+        """Copies between memories that each run makes."""
+        return len(self.partition.copies)
+
+    @property
+    def predicted(self) -> Prediction:
+        """What a run is predicted to take, by the profiles of the devices (`opweave.profile`); of simulated devices by
+        their declared figures."""
+        from opweave.cost.predict import prediction_of
+
+        return prediction_of(self.partition)
+
+    def device_of(self, tensor: Tensor) -> Device:
+        """The device on which a node runs or a leaf lies.
+
+        Raises:
+            SchedulerError: the tensor is not in this program.
+        """
+        target = self.partition.assignment.target_of.get(tensor)
+        if target is None and tensor.base is not None:
+            target = self.partition.assignment.target_of.get(tensor.base)
+        if target is None:
+            raise SchedulerError(f"{tensor.describe()} is not in this program, or lies on none of its devices")
+        return self.partition.assignment.targets[target].device
+
+
+class Program(Planned, Generic[R_co]):
     """A compiled graph. Made by `Scheduler.build`; does not change. Thread-safe.
 
     Attributes:
@@ -78,7 +122,6 @@ class Program(Generic[R_co]):
 
     __slots__ = (
         "__weakref__", "_executor", "_groups", "_nbytes", "_on_close", "_placements", "_state", "_variant",
-        "partition",
     )  # fmt: skip
 
     def __init__(
@@ -90,7 +133,7 @@ class Program(Generic[R_co]):
         variant: Callable[[Collection[Tensor], Show], Program],
         on_close: Callable[[Program], None],
     ) -> None:
-        self.partition: Final = state.partition
+        super().__init__(state.partition)
         self._executor: Final = executor
         self._state: Final = state
         self._groups: Final = groups
@@ -282,16 +325,6 @@ class Program(Generic[R_co]):
         return {name: feed.tensor for name, feed in self.run_lists[0].feeds.items()}
 
     @property
-    def splits(self) -> Sequence[Split]:
-        """The splits in the order they run."""
-        return self.partition.splits
-
-    @property
-    def n_copies(self) -> int:
-        """Copies between memories that each run makes."""
-        return len(self.partition.copies)
-
-    @property
     def slots(self) -> int:
         """How many runs have memory of their own for what passes between devices, so that they overlap."""
         return len(self.run_lists)
@@ -317,13 +350,6 @@ class Program(Generic[R_co]):
             libraries[plan.stream.device.name] += plan.library_bytes
         return {name: MemoryUse(a, b, c, libraries[name]) for name, (a, b, c) in result.items()}
 
-    @property
-    def predicted(self) -> Prediction:
-        """What a run is predicted to take, by the profiles of the devices (`opweave.profile`)."""
-        from opweave.cost.predict import prediction_of
-
-        return prediction_of(self.partition)
-
     def memory_map(self, slot: int = 0) -> MemoryMap:
         """Where every value lies in one of the `slots`, and which steps run as one; raises `LifetimeError` if the
         program was closed."""
@@ -338,14 +364,6 @@ class Program(Generic[R_co]):
         scratch = {key: Region(arg.buffer, arg.offset, arg.size) for key, arg in bound.workspaces.items() if arg.buffer}
         groups = [[list(indices) for indices in self._groups.items(split)] for split in self.splits]
         return MemoryMap(places, scratch, groups)
-
-    def device_of(self, tensor: Tensor) -> Device:
-        """The device on which a node runs or a leaf lies.
-
-        Raises:
-            SchedulerError: the tensor is not in this program.
-        """
-        return device_of(self.partition, tensor)
 
     def explain(self) -> Explanation:
         """Which node runs where and why, what is copied, and what memory it takes.
@@ -374,50 +392,20 @@ class Program(Generic[R_co]):
             executor.when_idle(partial(executor.end, self._state))
 
 
-class PlannedGraph:
+class PlannedGraph(Planned):
     """A graph that was placed and divided into splits, without memory. Made by `Scheduler.partition`."""
-
-    def __init__(self, parts: Partition) -> None:
-        self.partition: Final = parts
-
-    @property
-    def splits(self) -> Sequence[Split]:
-        return self.partition.splits
 
     @property
     def copies(self) -> list[Copy]:
+        """Copies between memories that each run would make."""
         return self.partition.copies
 
-    @property
-    def n_copies(self) -> int:
-        return len(self.partition.copies)
-
-    def device_of(self, tensor: Tensor) -> Device:
-        """The device on which a node would run or a leaf would lie."""
-        return device_of(self.partition, tensor)
-
     def cause_of(self, tensor: Tensor) -> str:
-        """Why it was placed there: a key of ``opweave.scheduler.CAUSES``."""
+        """Why it was placed on its device: a key of ``opweave.scheduler.CAUSES``."""
         return self.partition.assignment.causes[tensor]
-
-    @property
-    def predicted(self) -> Prediction:
-        """As `Program.predicted`; also for simulated devices."""
-        from opweave.cost.predict import prediction_of
-
-        return prediction_of(self.partition)
 
     def explain(self) -> Explanation:
         """As `Program.explain`, but for memory."""
         from opweave.scheduler.report import explain
 
         return explain(self.partition)
-
-
-def device_of(partition: Partition, tensor: Tensor) -> Device:
-    target = partition.assignment.target_of.get(tensor)
-    if target is None and tensor.base is not None:
-        target = partition.assignment.target_of.get(tensor.base)
-    if target is None:
-        raise SchedulerError(f"{tensor.describe()} is not in this program, or lies on none of its devices")
-    return partition.assignment.targets[target].device
