@@ -16,8 +16,18 @@ SMOKE = (
 """Folders and files whose tests are the smoke selection."""
 
 
+CHOSEN = [HERE / name for name in SMOKE]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m smoke`` the other tests are not even imported: that would take as long as running the selection."""
+    if config.option.markexpr != "smoke" or not collection_path.is_relative_to(HERE):
+        return None
+    near = any(path.is_relative_to(collection_path) or collection_path.is_relative_to(path) for path in CHOSEN)
+    return None if near else True
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    chosen = [HERE / name for name in SMOKE]
     for item in items:
-        if any(item.path.is_relative_to(path) for path in chosen):
+        if any(item.path.is_relative_to(path) for path in CHOSEN):
             item.add_marker(pytest.mark.smoke)
