@@ -17,24 +17,10 @@ from opweave.errors import BoundsError, LayoutError, ShapeError
 from opweave.graph.dtypes import DType
 
 __all__ = [
-    "MAX_NDIM",
-    "Key",
-    "Shape",
-    "Strides",
-    "broadcast_shapes",
-    "broadcast_strides",
-    "check_shape",
-    "dense_strides",
-    "is_dense",
-    "nbytes",
-    "normalize_axes",
-    "normalize_axis",
-    "normalize_key",
-    "reshape_strides",
-    "resolve_reshape",
-    "slice_window",
-    "span",
-]
+    "MAX_NDIM", "Key", "Shape", "Strides", "broadcast_shapes", "broadcast_strides", "check_shape", "dense_strides",
+    "is_dense", "nbytes", "normalize_axes", "normalize_axis", "normalize_key", "reshape_strides", "resolve_reshape",
+    "slice_window", "span",
+]  # fmt: skip
 
 Shape = tuple[int, ...]
 Strides = tuple[int, ...]

@@ -28,19 +28,9 @@ if TYPE_CHECKING:
     from opweave.host.regions import Rectangles
 
 __all__ = [
-    "Adopted",
-    "CallSequence",
-    "array_shape",
-    "bind_copy",
-    "bind_keep",
-    "bind_read",
-    "bind_selected_copy",
-    "bind_write",
-    "copy",
-    "copy_bytes",
-    "read",
-    "write",
-]
+    "Adopted", "CallSequence", "array_shape", "bind_copy", "bind_keep", "bind_read", "bind_selected_copy", "bind_write",
+    "copy", "copy_bytes", "read", "write",
+]  # fmt: skip
 
 MOST_GROUPS: Final = 64
 """Operands of more groups of rows are transferred with all bytes between them."""

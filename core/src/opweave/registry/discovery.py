@@ -33,19 +33,8 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 __all__ = [
-    "GROUP",
-    "Selection",
-    "at_path",
-    "core_version",
-    "from_file",
-    "in_folder",
-    "installed",
-    "is_plugin_file",
-    "is_plugin_file_name",
-    "names",
-    "requirements",
-    "version_of",
-    "why_incompatible",
+    "GROUP", "Selection", "at_path", "core_version", "from_file", "in_folder", "installed", "is_plugin_file",
+    "is_plugin_file_name", "names", "requirements", "version_of", "why_incompatible",
 ]  # fmt: skip
 
 GROUP = "opweave.backends"

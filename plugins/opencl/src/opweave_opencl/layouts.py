@@ -7,16 +7,9 @@ from collections.abc import Iterable, Sequence
 from opweave.contract import Arg
 
 __all__ = [
-    "MAX_AXES",
-    "Axes",
-    "coalesce",
-    "element_offset",
-    "element_strides",
-    "nested",
-    "optional_strides",
-    "padded",
+    "MAX_AXES", "Axes", "coalesce", "element_offset", "element_strides", "nested", "optional_strides", "padded",
     "padded_strides",
-]
+]  # fmt: skip
 
 MAX_AXES = 8
 """The most axes that a kernel takes; also opweave's limit."""

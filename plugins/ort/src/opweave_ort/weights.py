@@ -22,17 +22,8 @@ from opweave.graph.precision import Precision
 from opweave.ops.blocks import BlockParts, block_parts
 
 __all__ = [
-    "FOUR_BITS",
-    "OFFSETS",
-    "PACKED",
-    "Form",
-    "PackedWeight",
-    "Piece",
-    "block_length",
-    "form_of",
-    "pack",
-    "pieces",
-]
+    "FOUR_BITS", "OFFSETS", "PACKED", "Form", "PackedWeight", "Piece", "block_length", "form_of", "pack", "pieces",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 

@@ -14,14 +14,9 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "convolution",
-    "flash_attention_on_cpu",
-    "has_fused_attention",
-    "inference_mode",
-    "max_pool_with_indices",
-    "multiplies_bf16",
-    "out_function",
-]
+    "convolution", "flash_attention_on_cpu", "has_fused_attention", "inference_mode", "max_pool_with_indices",
+    "multiplies_bf16", "out_function",
+]  # fmt: skip
 
 _NN: Final[Any] = torch._C._nn
 _INFERENCE_MODE: Final[Any] = getattr(torch._C, "_InferenceMode", torch.inference_mode)

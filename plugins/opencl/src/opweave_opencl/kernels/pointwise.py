@@ -22,16 +22,8 @@ if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
 __all__ = [
-    "FORMULAS",
-    "Formula",
-    "Writer",
-    "bind_pointwise",
-    "formulas",
-    "launch_pointwise",
-    "spread",
-    "walk_words",
-    "window",
-]
+    "FORMULAS", "Formula", "Writer", "bind_pointwise", "formulas", "launch_pointwise", "spread", "walk_words", "window",
+]  # fmt: skip
 
 
 class Formula(NamedTuple):

@@ -21,16 +21,9 @@ from opweave_torch.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_torch.memory import reshaped, tensor
 
 __all__ = [
-    "DecodedRows",
-    "as_source",
-    "as_target",
-    "blocks_arrays",
-    "blocks_why_not",
-    "decoded_rows_arrays",
-    "matrix_arrays",
-    "product",
-    "product_with_blocks",
-]
+    "DecodedRows", "as_source", "as_target", "blocks_arrays", "blocks_why_not", "decoded_rows_arrays", "matrix_arrays",
+    "product", "product_with_blocks",
+]  # fmt: skip
 
 
 CPU_TILE: Final = 1 << 18
