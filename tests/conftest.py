@@ -11,7 +11,7 @@ SMOKE = (
     "core/graph", "core/ops", "core/host", "core/test_public_names.py", "core/contract/test_example_backend.py",
     "core/contract/test_kernels.py", "core/registry/test_names.py", "core/scheduler/test_allocate.py",
     "core/scheduler/test_assign.py", "core/scheduler/test_fusing.py", "core/scheduler/test_run.py",
-    "cpu/test_elementwise.py", "cpu/test_kernels.py",
+    "cpu/test_elementwise.py",
 )  # fmt: skip
 """Folders and files whose tests are the smoke selection."""
 
