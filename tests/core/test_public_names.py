@@ -17,7 +17,7 @@ NAMES = """
     Device DeviceLostError ExecutionError FormatError Function GradientError Graph Group HazardError Incompatible
     KVCache KernelTable Kind LayoutError LifetimeError MemorySpace NameConflict OpDef OpweaveError OpweaveWarning
     PathError Placement PluginError PluginRecord Program Registry Scheduler SchedulerError ShapeError Spec Step Stream
-    Tensor Unavailable UnknownNameError UnsupportedOpError Usage Weights
+    Tensor ThreadPool Unavailable UnknownNameError UnsupportedOpError Usage Weights
     abs accumulate add add_expert add_region add_relative_positions arange argmax argsort as_dtype assign attention
     avg_pool1d avg_pool2d backend backends bernoulli best_device broadcast_to cast causal_conv1d ceil clamp col2im1d
     compare compile concat constant contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d copy copy_graph

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from opweave.formats.load import load_weights as load_weights
     from opweave.function import Function as Function
     from opweave.function import compile as compile
+    from opweave.host.threads import ThreadPool as ThreadPool
     from opweave.kv_cache import KVCache as KVCache
     from opweave.tools.compare import compare as compare
     from opweave.tools.copy_graph import copy_graph as copy_graph
@@ -32,6 +33,7 @@ _LATER = {
     "Function": "opweave.function",
     "KVCache": "opweave.kv_cache",
     "OpweaveWarning": "opweave.warning",
+    "ThreadPool": "opweave.host.threads",
     "compare": "opweave.tools.compare",
     "copy_graph": "opweave.tools.copy_graph",
     "compile": "opweave.function",

@@ -70,6 +70,8 @@ class Device(DeviceHooks):
         survives_fork: whether the device can be used in a child process that was forked after it was set up; drivers
             of accelerators cannot. If not, using it there raises `Unavailable`, and inherited buffers are unusable.
         simulated: it has no memory and computes nothing: schedulers plan with it, but build no program for it.
+        threaded: its streams compute in threads of this process, and take ``threads``: a number or a
+            `opweave.ThreadPool`.
 
     Threads: buffers may be made and freed in any thread; each buffer is used by one thread at a time, which the callers
     make sure of. ``_alloc _free`` and the memory methods are therefore called from several threads at once, for
@@ -87,6 +89,7 @@ class Device(DeviceHooks):
     dlpack_device: tuple[int, int] | None = None
     raises_index_errors: bool = True
     simulated: bool = False
+    threaded: bool = False
     survives_fork: bool = False
 
     backend: Backend | None

@@ -32,6 +32,7 @@ from opweave.scheduler.target import Target, check_buffer_type
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
+    from opweave.host.threads import ThreadPool
     from opweave.scheduler.build import Builder
 
 __all__ = ["Scheduler", "Stats"]
@@ -89,6 +90,11 @@ class Scheduler:
             free, count as weights in `Program.memory`, and all programs share them. ``None``: as the environment
             variable ``OPWEAVE_REPACK_BYTES`` says (0: no copies), else yes.
 
+        threads: for the streams that it opens on devices that compute in threads of this process (``cpu``,
+            ``torch:cpu``, ``ort:cpu``): how many each uses, or the `opweave.ThreadPool` that they share. ``None``: as
+            their backends say; with ``parallel``, where several of them compute at once, each an equal part of the
+            processors.
+
     Raises:
         SchedulerError: no devices, one named twice, a buffer type that its device cannot reach or kernels cannot write,
             no such placement or number of slots, a precision that is neither a name nor a mapping.
@@ -106,11 +112,13 @@ class Scheduler:
         precision: Precision | Mapping[str, Precision] = "exact",
         memory_limit: int | None = None,
         repack: bool | int | None = None,
+        threads: int | ThreadPool | None = None,
     ) -> None:
         if memory_limit is not None and (not isinstance(memory_limit, int) or memory_limit < 0):
             raise SchedulerError(f"memory_limit is a number of bytes, not {memory_limit!r}")
         self._memory_limit: Final = memory_limit
         self._repack: Final = repack_limit(repack)
+        self._threads: Final = threads
         self._allowed: Final = checked_precision(precision)
         resolved, kinds = checked_options(devices, parallel, buffer_types, placement)
         self.placement: Final = placement
@@ -126,11 +134,18 @@ class Scheduler:
         self._targets: Final[list[Target]] = []
         self._executor: Final = Executor(self._targets, self.n_slots, parallel=self.parallel)
         try:
+            shared = threads
+            together = sum(isinstance(item, Device) and item.threaded for item in resolved)
+            if threads is None and parallel and together > 1:
+                from opweave.host.cores import usable_cores  # importing opweave must not pay for it
+
+                shared = max(1, usable_cores().usable // together)
             for index, item in enumerate(resolved):
                 device = item if isinstance(item, Device) else item.device
                 kind = kinds.pop(device.name, None)
                 check_buffer_type(device, kind)
-                stream = item if isinstance(item, Stream) else item.open(worker=True) if parallel else item.open()
+                params: dict[str, Any] = {"threads": shared} if shared is not None and device.threaded else {}
+                stream = item if isinstance(item, Stream) else item.open(worker=bool(parallel), **params)
                 if parallel and not isinstance(stream, WorkerStream):
                     raise SchedulerError(f"{stream!r} has no thread of its own, which parallel=True needs: "
                                          "give the device, or device.open(worker=True)")  # fmt: skip
@@ -451,6 +466,7 @@ class Scheduler:
             precision=dict(self._allowed),
             memory_limit=self._memory_limit,
             repack=int(min(self._repack, 1 << 62)),
+            threads=self._threads,
         )
 
     def _withdraw_leaves(self, device: Device) -> None:

@@ -9,6 +9,7 @@ from opweave.contract import BufferType, Kind, MemorySpace, Stream
 from opweave.contract.parameters import check_threads
 from opweave.host.memory import HostMemory, NumPyMemory
 from opweave.host.processor import cpu_name
+from opweave.host.threads import ThreadPool
 from opweave_cpu.decoded import DecodedType
 from opweave_cpu.hardware import cpu_features
 from opweave_cpu.kernels import KERNELS
@@ -21,6 +22,7 @@ class _Processor(NumPyMemory):
     """The kernels of the CPU. ``device.open(threads=2)`` limits the threads of a stream."""
 
     kind = Kind.CPU
+    threaded = True
     kernels = KERNELS
 
     def __init__(self) -> None:
@@ -35,10 +37,10 @@ class _Processor(NumPyMemory):
     def features(self) -> Mapping[str, Any]:
         return cpu_features()
 
-    def _open(self, *, threads: int | str | None = None, **params: Any) -> Stream:
+    def _open(self, *, threads: int | str | ThreadPool | None = None, **params: Any) -> Stream:
         if params:
             return super()._open(**params)  # which refuses unknown parameters
-        return CpuStream(self, None if threads is None else check_threads(threads))
+        return CpuStream(self, check_threads(threads) if isinstance(threads, str) else threads)
 
 
 class CpuDevice(_Processor, HostMemory):

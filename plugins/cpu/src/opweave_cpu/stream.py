@@ -9,8 +9,9 @@ from typing import Final
 import numpy as np
 
 from opweave.contract import Call, Device, Stream
+from opweave.host.threads import ThreadPool, pool_of
 from opweave.tracing import TRACE
-from opweave_cpu.threads import THREADS, set_up_numpy
+from opweave_cpu.threads import CURRENT, THREADS, set_up_numpy
 
 __all__ = ["CpuStream"]
 
@@ -19,13 +20,14 @@ class CpuStream(Stream):
     """Runs kernels in the calling thread; big ones share their work with the threads of the process.
 
     Args:
-        threads: how many threads its work uses, ``None``: what the backend's ``set_threads`` says. The limit of BLAS
-            belongs to the process: it is set when a run begins and differs from the last one.
+        threads: how many threads its work uses, or the pool that they come from; ``None``: what the backend's
+            ``set_threads`` says. The limit of BLAS belongs to the process: it is set when a run begins and differs from
+            the last one.
     """
 
-    def __init__(self, device: Device, threads: int | None = None) -> None:
+    def __init__(self, device: Device, threads: int | ThreadPool | None = None) -> None:
         super().__init__(device)
-        self._threads = threads
+        self._pool, self._threads = pool_of(threads)
         # Overflow gives infinities and 0/0 NaN on every device; NumPy alone would warn. Its error state is a context
         # variable, and entering a context that has it costs a tenth of what `np.errstate` does.
         self._context: Final = copy_context()
@@ -47,10 +49,23 @@ class CpuStream(Stream):
             isinstance(other, CpuStream)
             and type(other)._run is type(self)._run
             and other._threads == self._threads
+            and other._pool is self._pool
             and (self._foreign or not other._foreign)
         )
 
     def _run(self, calls: Iterator[Call]) -> None:
+        if self._pool is None:
+            self._make(calls)
+            return
+        before = CURRENT.pool
+        with self._pool:
+            CURRENT.pool = self._pool
+            try:
+                self._make(calls)
+            finally:
+                CURRENT.pool = before
+
+    def _make(self, calls: Iterator[Call]) -> None:
         limit = self._threads or THREADS.default
         if limit != THREADS.blas_limit:
             THREADS.limit_blas(limit)

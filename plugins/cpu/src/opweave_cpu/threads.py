@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from threading import local
+from typing import Any, Final
 
 import numpy as np
 
-from opweave.concurrency import Lock, start_thread
+from opweave.concurrency import Lock
 from opweave.host.cores import usable_cores
+from opweave.host.threads import ThreadPool
 
-if TYPE_CHECKING:
-    from opweave.futures import Task
-
-__all__ = ["THREADS", "CpuThreads", "set_up_numpy"]
+__all__ = ["CURRENT", "THREADS", "CpuThreads", "set_up_numpy"]
 
 BUFFER: Final = 2048
 """Elements of NumPy's buffers. It copies operands with gaps, or with repeated rows, through these unless their rows are
@@ -43,14 +41,14 @@ class CpuThreads:
         blas_limit: how many threads BLAS may use at present, ``None``: as many as it was found with.
     """
 
-    __slots__ = ("_blas_found", "_lock", "_tasks", "blas_limit", "cores", "default")
+    __slots__ = ("_blas_found", "_lock", "_pool", "blas_limit", "cores", "default")
 
     def __init__(self) -> None:
         self.cores: Final = usable_cores().usable
         self.default: int | None = None
         self.blas_limit: int | None = None
         self._blas_found: list[tuple[Any, int]] = []
-        self._tasks: SimpleQueue[Task[Any]] | None = None  # for the workers, once there are some
+        self._pool: ThreadPool | None = None  # of runs without one of their own, once there are some
         self._lock = Lock()
 
     @property
@@ -75,27 +73,9 @@ class CpuThreads:
             self.blas_limit = n
 
     def spread(self, jobs: Sequence[Callable[[], Any]]) -> None:
-        """Do all jobs, the first one in this thread and the others in workers; raises the first error.
-
-        Returns when every job has ended, also after an error.
-        """
-        from opweave.futures import Task  # importing the plugin must not pay for it
-
-        queue = self._tasks or self._start()
-        tasks = [Task(job) for job in jobs[1:]]
-        try:
-            for task in tasks:
-                queue.put(task)
-            jobs[0]()
-            errors = [task.future.exception() for task in tasks]
-        except BaseException:
-            for task in tasks:
-                if not task.future.cancel():  # it has begun
-                    task.future.exception()
-            raise
-        for error in errors:
-            if error is not None:
-                raise error
+        """Do all jobs in the threads of the pool of the run, else in those of the process; see `ThreadPool.spread`."""
+        pool = CURRENT.pool or self._pool or self._start()
+        pool.spread([jobs[0], *[partial(_in_worker, job) for job in jobs[1:]]])
 
     def spread_products(self, jobs: Sequence[Callable[[], Any]]) -> None:
         """`spread` with one thread of BLAS for each job: with more of them the jobs would wait for each other in it."""
@@ -106,30 +86,33 @@ class CpuThreads:
         finally:
             self.limit_blas(before)
 
-    def _start(self) -> SimpleQueue[Task[Any]]:
+    def _start(self) -> ThreadPool:
         with self._lock:
-            if self._tasks is None:
-                tasks: SimpleQueue[Task[Any]] = SimpleQueue()
-                for i in range(max(1, self.cores - 1)):
-                    start_thread(_work_off, tasks, name=f"opweave-cpu_{i}")
-                self._tasks = tasks
-            return self._tasks
-
-    def _after_fork(self) -> None:
-        # Threads do not survive a fork: a child that submitted to the parent's workers would wait for ever.
-        self._tasks = None
+            if self._pool is None:
+                self._pool = ThreadPool(max(2, self.cores))
+            return self._pool
 
 
-def _work_off(tasks: SimpleQueue[Task[Any]]) -> None:
-    set_up_numpy()
-    while True:
-        tell = tasks.get()()
-        if tell is not None:
-            tell()
-        del tell
+class _Current(local):
+    """What holds in this thread.
+
+    Attributes:
+        pool: the pool of the run that it makes.
+        set_up: whether NumPy was set up in it, as one of a pool's threads.
+    """
+
+    pool: ThreadPool | None = None
+    set_up: bool = False
+
+
+CURRENT: Final = _Current()
+
+
+def _in_worker(job: Callable[[], Any]) -> None:
+    if not CURRENT.set_up:
+        set_up_numpy()
+        CURRENT.set_up = True
+    job()
 
 
 THREADS: Final = CpuThreads()
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=THREADS._after_fork)

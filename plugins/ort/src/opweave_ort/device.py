@@ -9,11 +9,11 @@ import onnxruntime
 
 from opweave.contract import Step, Stream
 from opweave.contract.offloading import flops
-from opweave.contract.parameters import check_threads
 from opweave.errors import Unavailable
 from opweave.graph.opdef import OPS
 from opweave.host.memory import HostMemory
 from opweave.host.processor import cpu_name
+from opweave.host.threads import ThreadPool
 from opweave_ort.kernels import KERNELS
 from opweave_ort.providers import Provider, features
 from opweave_ort.runtime import PACK_VARIABLE, flag
@@ -45,6 +45,7 @@ class OrtDevice(HostMemory):
         self.provider = provider
         self.id = f"{provider.id}:{number}" if provider.numbered else provider.id
         self.kind = provider.kind
+        self.threaded = provider.id == "cpu"
         self.options: Mapping[str, str] = {"device_id": str(number)} if provider.numbered else {}
         self.packs = flag(PACK_VARIABLE, True)
         where = cpu_name() if provider.id == "cpu" else provider.name.removesuffix("ExecutionProvider")
@@ -54,10 +55,10 @@ class OrtDevice(HostMemory):
         """ONNX Runtime's version and its providers."""
         return features()
 
-    def _open(self, threads: int | None = None, **params: Any) -> Stream:
+    def _open(self, threads: int | ThreadPool | None = None, **params: Any) -> Stream:
         if params:
             raise TypeError(f"unknown parameters {sorted(params)}; there is threads=")
-        return OrtStream(self, None if threads is None else check_threads(threads))
+        return OrtStream(self, threads)
 
     def _why_not(self, step: Step) -> str | None:
         if not self.packs and any(src.dtype.is_quantized for src in step.srcs):

@@ -25,6 +25,7 @@ from opweave_ort.weights import PACKED, pack
 from opweave_ort.windows import Window, show
 
 if TYPE_CHECKING:
+    from opweave.host.threads import ThreadPool
     from opweave_ort.stream import OrtStream
 
 __all__ = ["SessionCall", "bind_group", "is_large", "write"]
@@ -103,9 +104,11 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
     bound = structure_of(group)
     model = write(bound.structure)
     weights = tuple([source.weight for source in bound.structure.sources])
+    processors = None if stream.pool is None else stream.pool.affinity
     threads = (stream.threads or RUNTIME.most_threads) if any(map(is_large, group.steps)) else 1
-    key = (stream.provider, tuple(stream.provider_options.items()), threads, weights)
-    session = SESSIONS.get(key, model, partial(_session, stream, bound, model, threads))
+    key = (stream.provider, tuple(stream.provider_options.items()), threads, processors, weights)
+    pool = stream.pool if stream.pool is not None and threads > 1 else threads
+    session = SESSIONS.get(key, model, partial(_session, stream, bound, model, pool))
     assert session.pattern is not None
     constants = {n: np.ascontiguousarray(a) for n, a in model.constants.items() if n not in session.pattern.constants}
     inputs, before = [], []
@@ -139,7 +142,9 @@ def is_large(step: Step) -> bool:
     return flops(step) > LARGE_FLOPS or max([arg.nbytes for arg in (step.out, *step.srcs)]) > LARGE_BYTES
 
 
-def _session(stream: OrtStream, bound: Bound, model: Model, threads: int, pattern: Pattern) -> Session:
+def _session(
+    stream: OrtStream, bound: Bound, model: Model, threads: int | ThreadPool, pattern: Pattern
+) -> Session:
     structure, args = bound.structure, _weight_args(bound)
     packed = [PACKED.get(arg, form) for n, arg in args.items() if (form := structure.sources[n].form)]
     keep: list[Any] = [*packed, *[arg.buffer for arg in args.values()]]

@@ -13,6 +13,7 @@ import onnxruntime
 from opweave.contract.parameters import check_threads
 from opweave.errors import Broken
 from opweave.host.cores import usable_cores
+from opweave.host.threads import ThreadPool, pool_of
 
 __all__ = ["PACK_VARIABLE", "RUNTIME", "Runtime", "allocated", "flag"]
 
@@ -86,8 +87,8 @@ class Runtime:
         """Threads of a session that has use for them."""
         return self.threads or usable_cores().usable
 
-    def options(self, threads: int) -> Any:
-        """Session options, for sessions of so many threads.
+    def options(self, threads: int | ThreadPool) -> Any:
+        """Session options, for sessions of so many threads, or as many as a pool has, on its processors.
 
         Threads spin between the operators of a run, which hands over work in less than a microsecond, and stop when the
         run ends: beside another library they would take the cores that its threads need.
@@ -103,7 +104,13 @@ class Runtime:
         if self.shared:
             options.use_per_session_threads = False
         else:
-            options.intra_op_num_threads = threads
+            pool, count = pool_of(threads)
+            options.intra_op_num_threads = count or self.most_threads
+            if pool is not None and pool.affinity is not None and pool.size > 1:
+                # One list for each thread that a session starts, counted from 1.
+                processors = ",".join([str(n + 1) for n in sorted(pool.affinity)])
+                lists = ";".join([processors] * (pool.size - 1))
+                options.add_session_config_entry("session.intra_op_thread_affinities", lists)
             options.inter_op_num_threads = 1
         return options
 

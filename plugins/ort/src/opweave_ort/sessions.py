@@ -19,6 +19,7 @@ from opweave_ort.runtime import RUNTIME
 if TYPE_CHECKING:
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape
+    from opweave.host.threads import ThreadPool
     from opweave_ort.providers import Provider
 
 __all__ = ["SESSIONS", "Session", "Sessions", "probe"]
@@ -33,7 +34,7 @@ class Session:
         model: the serialized model.
         weights: name -> array of each initializer that the model only declares. The session reads them where they are.
         provider, options: what runs it. What a provider does not run, ONNX Runtime's kernels for the CPU do.
-        threads: how many.
+        threads: how many, or the pool that says so.
         keep: what the weights lie in.
         wide: whether the model computes in f64.
         repacked: bytes of weights in another form, by us or by ONNX Runtime; those by us several sessions may share.
@@ -49,7 +50,7 @@ class Session:
         weights: Mapping[str, Any],
         provider: Provider,
         options: Mapping[str, str],
-        threads: int,
+        threads: int | ThreadPool,
         keep: Sequence[object] = (),
         wide: bool = False,
         repacked: int = 0,
@@ -92,7 +93,7 @@ def _opened(
     model: bytes,
     provider: Provider,
     options: Mapping[str, str],
-    threads: int,
+    threads: int | ThreadPool,
     wide: bool,
     weights: Mapping[str, Any],
 ) -> onnxruntime.InferenceSession:

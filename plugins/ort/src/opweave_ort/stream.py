@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from opweave.contract import Arg, Call, Group, Step, Stream
 from opweave.errors import AllocationError, BoundsError, DeviceLostError
+from opweave.host.threads import ThreadPool, pool_of
 from opweave_ort.groups import bind_group
 from opweave_ort.structure import is_within, writes
 
@@ -21,12 +23,14 @@ class OrtStream(Stream):
     """Runs sessions in the calling thread.
 
     Args:
-        threads: of its sessions; ``None``: as many as the backend is set to.
+        threads: of its sessions, or the pool that says how many and on which processors; ``None``: as many as the
+            backend is set to.
     """
 
-    def __init__(self, device: OrtDevice, threads: int | None = None) -> None:
+    def __init__(self, device: OrtDevice, threads: int | ThreadPool | None = None) -> None:
         super().__init__(device)
-        self.provider, self.provider_options, self.threads = device.provider, device.options, threads
+        self.provider, self.provider_options = device.provider, device.options
+        self.pool, self.threads = pool_of(threads)
 
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
         """One group of all steps. Operands that are no numbered values may overlap in ways that an ONNX graph cannot
@@ -50,7 +54,12 @@ class OrtStream(Stream):
         return bind_group(self, group)
 
     def _inlines(self, other: Stream) -> bool:
-        return isinstance(other, OrtStream)
+        return isinstance(other, OrtStream) and other.pool is self.pool
+
+    def _run(self, calls: Iterator[Call]) -> None:
+        with self.pool or nullcontext():
+            for call in calls:
+                call()
 
     def _translate(self, error: Exception) -> Exception:
         return translated(error, self.device.name)

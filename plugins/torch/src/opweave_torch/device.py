@@ -40,6 +40,7 @@ class TorchCpuDevice(HostMemory):
 
     id = "cpu"
     kind = Kind.ACCEL
+    threaded = True
     survives_fork = False  # torch's threads are OpenMP's, which a child would wait for
     kernels = kernels_for_cpu()
     stream_class = TorchStream

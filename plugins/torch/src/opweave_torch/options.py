@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from opweave.contract.parameters import check_threads
 from opweave.errors import PluginError
+from opweave.host.threads import ThreadPool, pool_of
 
 __all__ = ["THREADS", "DefaultThreads", "Options", "modes"]
 
@@ -20,6 +20,7 @@ class Options(NamedTuple):
 
     Attributes:
         threads: of torch's kernels for the CPU; ``None``: as the backend's ``set_threads`` says, else as torch is set.
+        pool: the pool that asks for so many, during whose pauses no run begins, and on whose processors runs begin.
         deterministic: only algorithms that give the same bits each time; an operation without one fails.
         compile: runs of pointwise operations become one kernel each, by ``torch.compile``.
         graphs: plans are captured as CUDA graphs.
@@ -29,6 +30,7 @@ class Options(NamedTuple):
     deterministic: bool = False
     compile: bool = False
     graphs: bool = True
+    pool: ThreadPool | None = None
 
     @classmethod
     def of(cls, params: Mapping[str, Any], known: Collection[str]) -> Options:
@@ -42,12 +44,11 @@ class Options(NamedTuple):
         if unknown:
             raise TypeError(f"unknown parameters {unknown}; there are {sorted(known)}")
         given = {name: value for name, value in params.items() if value is not None}
-        if "threads" in given:
-            given["threads"] = check_threads(given["threads"])
+        pool, count = pool_of(given.pop("threads", None))
         for name, value in given.items():
-            if name != "threads" and value not in (True, False):
+            if value not in (True, False):
                 raise PluginError(f"{name} must be true or false, not {value!r}")
-        return cls(**{name: value if name == "threads" else bool(value) for name, value in given.items()})
+        return cls(threads=count, pool=pool, **{name: bool(value) for name, value in given.items()})
 
 
 class DefaultThreads:

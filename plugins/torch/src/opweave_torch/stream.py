@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import torch
 
@@ -43,7 +44,7 @@ class TorchStream(Stream):
         if threads is None and not deterministic:
             self._make(calls)
             return
-        with modes(threads, deterministic):
+        with self.options.pool or nullcontext(), modes(threads, deterministic):
             self._make(calls)
 
     def _make(self, calls: Iterator[Call]) -> None:
