@@ -74,7 +74,7 @@ def _as_row(plugin: dict[str, Any]) -> Row:
     if plugin["remedy"] and state != "disabled" and not explained:
         details.append(("remedy", Text(plugin["remedy"])))
     cells = [
-        Text(plugin["name"], "bold cyan"),
+        Text("@".join(filter(None, (plugin["name"], plugin["variant"]))), "bold cyan"),
         Text(f"{plugin['distribution'] or plugin['value']} {plugin['version'] or ''}".rstrip()),
         Text(state, _COLOURS.get(state, "")),
         Text(f"{usable} of {usable + unusable} usable" if unusable else str(usable) if ready else "-"),

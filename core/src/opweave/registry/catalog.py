@@ -90,7 +90,7 @@ class Catalog:
         copies = [p for p in self.plugins if _source(p) == _source(plugin)]
         for known in copies:
             if known.origin == plugin.origin:
-                if (known.name, known.value) == (plugin.name, plugin.value):
+                if (known.name, known.variant, known.value) == (plugin.name, plugin.variant, plugin.value):
                     return known
             elif known.version == plugin.version or plugin.origin in sys.path:
                 return known
@@ -135,7 +135,8 @@ class Catalog:
     def find(self, name: str) -> Plugin | None:
         """The plugin called ``name``; of several the one that can be used."""
         meant = [plugin for plugin in self if key(plugin.name) == key(name)]
-        return next((plugin for plugin in meant if plugin.claims_name), meant[0] if meant else None)
+        ready = next((plugin for plugin in meant if plugin.state is State.READY), None)
+        return ready or next((plugin for plugin in meant if plugin.claims_name), meant[0] if meant else None)
 
     def named(self, name: str) -> LoadedBackend | None:
         """The backend called ``name``, if it is ready."""
@@ -155,6 +156,8 @@ class Catalog:
             return None
         for other in self:
             names = {key(other.name)} | {key(loaded.backend.name) for loaded in other.backends}
+            if plugin.variant and other.variant and key(plugin.name) == key(other.name):
+                continue  # of variants one is used
             if other is not plugin and other.claims_name and key(name) in names:
                 return other
         return None

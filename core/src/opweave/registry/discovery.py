@@ -223,6 +223,7 @@ class Selection(NamedTuple):
     backends: tuple[str, ...] = ()
     disabled: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Selection:
@@ -230,8 +231,16 @@ class Selection(NamedTuple):
             return tuple(p for part in environ.get(variable, "").split(separator) if (p := part.strip()))
 
         return cls(
-            parts("OPWEAVE_BACKENDS", ","), parts("OPWEAVE_DISABLE", ","), parts("OPWEAVE_BACKEND_PATH", os.pathsep)
+            parts("OPWEAVE_BACKENDS", ","),
+            parts("OPWEAVE_DISABLE", ","),
+            parts("OPWEAVE_BACKEND_PATH", os.pathsep),
+            parts("OPWEAVE_VARIANTS", ","),
         )
+
+    def variant_of(self, name: str) -> str:
+        """The variant of the plugin ``name`` that is asked for (``OPWEAVE_VARIANTS=acme=cu12``), or ``""``."""
+        pairs = [pair.partition("=") for pair in self.variants]
+        return next((variant.strip() for given, _, variant in pairs if key(given) == key(name)), "")
 
     def why_disabled(self, plugin: Plugin) -> Unavailable | None:
         """Why ``plugin`` is not to be loaded, or ``None``."""

@@ -31,6 +31,12 @@ def opweave_backends() -> Sequence[Backend]:  # type: ignore[empty-body]
 
 
 @hookspec
+def opweave_score() -> float:  # type: ignore[empty-body]
+    """How well this variant of the plugin (entry point ``acme@cu12``) suits this machine: that of the highest score is
+    used, one of 0 not at all. Called before the other hooks; without it the score is 1."""
+
+
+@hookspec
 def opweave_ops() -> Iterable[OpDef]:  # type: ignore[empty-body]
     """Operations that the plugin defines; called once when it is loaded, before `opweave_backends`."""
 

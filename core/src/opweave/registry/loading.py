@@ -41,10 +41,27 @@ T = TypeVar("T")
 
 
 def load(plugin: Plugin, hooks: Hooks, catalog: Catalog) -> None:
-    """Import a discovered plugin and find its devices; its state is the result."""
-    if plugin.state is State.DISCOVERED and not plugin.loading and plugin.fetch is not None:
-        plugin.tried = True
-        run(plugin, hooks, lambda: plugin.ready(*_bring_up(plugin, hooks, catalog)))
+    """Import a discovered plugin and find its devices; its state is the result. Of variants the best that works is
+    taken."""
+    if plugin.state is not State.DISCOVERED or plugin.loading or plugin.fetch is None:
+        return
+    if not plugin.variant:
+        _load_one(plugin, hooks, catalog)
+        return
+    from opweave.registry import variants  # importing opweave must not pay for it
+
+    forced = catalog.selection.variant_of(plugin.name)
+    ranked = variants.rank(plugin, catalog.plugins, forced, lambda other, doing: run(other, hooks, doing))
+    for variant in ranked:
+        _load_one(variant, hooks, catalog)
+        if variant.state is State.READY:
+            variants.settle(variant, ranked)
+            return
+
+
+def _load_one(plugin: Plugin, hooks: Hooks, catalog: Catalog) -> None:
+    plugin.tried = True
+    run(plugin, hooks, lambda: plugin.ready(*_bring_up(plugin, hooks, catalog)))
 
 
 def run(plugin: Plugin, hooks: Hooks, doing: Callable[[], object]) -> None:

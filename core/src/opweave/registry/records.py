@@ -68,6 +68,7 @@ class PluginRecord(NamedTuple):
         remedy: what the user can do about it.
         traceback: the innermost frames of the failure as text, ``""`` if no code failed.
         unusable: its devices that do not work. If all of them do not, the plugin is unavailable.
+        variant: which variant of several with this name, ``""`` where there is one plugin only.
     """
 
     name: str
@@ -80,6 +81,7 @@ class PluginRecord(NamedTuple):
     remedy: str = ""
     traceback: str = ""
     unusable: tuple[UnusableDevice, ...] = ()
+    variant: str = ""
 
 
 class Diagnosis(NamedTuple):
@@ -154,7 +156,8 @@ class Plugin:
     """A plugin as the registry keeps it, from discovery to unloading.
 
     Attributes:
-        name, distribution, version, value: as in `PluginRecord`.
+        name, distribution, version, value, variant: as in `PluginRecord`.
+        score: how well it suits this machine, where it is a variant and was asked.
         requires: the distribution's ``Requires-Dist`` lines.
         packages: top-level import names of its distribution.
         origin: the folder or file it was found in.
@@ -178,7 +181,8 @@ class Plugin:
         packages: frozenset[str] = frozenset(),
         origin: str = "",
     ) -> None:
-        self.name, self.value, self.fetch = name, value, fetch
+        self.name, _, self.variant = name.partition("@")
+        self.value, self.fetch, self.score = value, fetch, 0.0
         self.distribution, self.version, self.requires = distribution, version, requires
         self.packages, self.origin = packages, origin
         self.state = State.DISCOVERED
@@ -255,6 +259,7 @@ class Plugin:
             self._error.remedy if self._error else "",
             self._traceback,
             tuple(self.unusable),
+            self.variant,
         )
 
 

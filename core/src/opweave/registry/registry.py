@@ -102,6 +102,8 @@ class Registry:
                 loading.withdraw(plugin, self.hooks)
                 plugin.reset()
             loading.load(plugin, self.hooks, self._catalog)
+            if plugin.variant:
+                plugin = self._catalog.find(plugin.name) or plugin
             if plugin.state is not State.READY:
                 raise plugin.failure()
             return plugin.record()
@@ -335,7 +337,12 @@ class Registry:
         with self._lock:
             self._catalog.scan()
             for plugin in list(self._catalog.plugins):
-                if plugin.state is State.DISCOVERED and not plugin.loading and plugin.may_have_hooks:
+                if (
+                    plugin.state is State.DISCOVERED
+                    and not plugin.loading
+                    and plugin.may_have_hooks
+                    and not plugin.variant
+                ):
                     loading.run(plugin, self.hooks, partial(loading.import_plugin, plugin, self.hooks))
 
     def diagnose(self) -> list[tuple[str, Diagnosis]]:
@@ -405,7 +412,8 @@ class Registry:
         plugin = self._catalog.find(name) or self._catalog.installed_since(name)
         if plugin is not None:
             loading.load(plugin, self.hooks, self._catalog)
-            if plugin.state is not State.READY:
+            plugin = self._catalog.find(plugin.name) if plugin.variant else plugin
+            if plugin is not None and plugin.state is not State.READY:
                 raise plugin.failure()
         elif not self._complete:
             # A plugin with several backends may have one of this name.
