@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
+from opweave_cpu.device import IsolatedCpuDevice
 
 F = np.float32
 DTYPES = ("q4_0", "q4_1", "q5_0", "q8_0", "mxfp4", "bf16", "f16")
@@ -62,3 +63,15 @@ def test_what_blas_reads_as_it_lies_is_not_kept_twice() -> None:
     with ow.Scheduler(["cpu", "host"]) as scheduler:
         program = scheduler.build(ow.linear(ow.input("x", (2, 64)), ow.weights({"w": weight})["w"]))
     assert [row.repacked for row in program.explain().nodes] == [""]
+
+
+def test_devices_with_memory_of_their_own_have_them_there() -> None:
+    device = IsolatedCpuDevice(0)
+    device._name = "cpu:0"
+    weight, values = given("bf16")
+    fed = np.ones((2, 512), ow.as_dtype("bf16").numpy)
+    with ow.Scheduler([device, "host"]) as scheduler:
+        program = scheduler.build(ow.linear(ow.input("x", (2, 512), "bf16"), ow.weights({"w": weight})["w"]))
+        got = program.run(x=fed).astype(np.float64)
+    assert [row.repacked for row in program.explain().nodes] == ["cpu:0.decoded"]
+    assert ((got - fed.astype(np.float64) @ values.T) ** 2).mean() < 2e-5 * (got**2).mean()

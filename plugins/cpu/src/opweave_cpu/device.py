@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from opweave.contract import BufferType, Kind, MemorySpace, Stream
@@ -27,7 +28,10 @@ class _Processor(NumPyMemory):
 
     def __init__(self) -> None:
         self.description = cpu_name()
-        self._decoded = DecodedType(self)
+
+    @cached_property
+    def _decoded(self) -> DecodedType:
+        return DecodedType(self)  # made when asked for: its space is that of the device
 
     @property
     def buffer_types(self) -> Sequence[BufferType]:
