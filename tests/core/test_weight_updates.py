@@ -244,3 +244,33 @@ def test_evicting_leaves_other_devices_alone():
         assert program is not None
     with pytest.raises(ow.UnknownNameError):
         w.evict("cpux")
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("cpu", "q4_0"), ("torch", "f32"), ("torch", "q8_0")])
+def test_forms_that_kernels_are_faster_with_are_made_again(name, dtype):
+    """Decoded weights of ``cpu``, packed ones of ``torch:cpu``: chosen by the scheduler, and asked for."""
+    if name == "cpu":
+        from opweave_cpu import CpuDevice as Device
+    else:
+        pytest.importorskip("torch")
+        from opweave_torch.device import TorchCpuDevice as Device
+    device = Device()
+    kind = next(kind for kind in device.buffer_types if kind.name.endswith((".decoded", ".packed")))
+
+    def made(seed):
+        return array(512, 512, seed=seed) if dtype == "f32" else ow.quantize(array(512, 512, seed=seed), dtype)
+
+    def plain(seed):
+        return made(seed) if dtype == "f32" else ow.dequantize(made(seed))
+
+    x, v = ow.input("x", (4, 512)), array(4, 512, seed=1)
+    for options in ({}, {"buffer_type": kind}):
+        w = ow.weights({"a": made(0)}, **options)
+        with ow.Scheduler([device, HostDevice()]) as scheduler:
+            program = scheduler.build(ow.linear(x, w["a"]))
+            used = {region.buffer.type for region in program.memory_map().places.values()}
+            assert not options or kind in used
+            for seed in (0, 2):
+                if seed:
+                    w.write({"a": made(seed)})
+                np.testing.assert_allclose(program.run(x=v), v @ plain(seed).T, rtol=1e-3, atol=1e-2)

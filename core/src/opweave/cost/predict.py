@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from opweave.contract.space import round_up
 from opweave.cost.profile import CostModel
 from opweave.cost.store import profile
-from opweave.scheduler.allocate import MemoryUse, allocate
+from opweave.scheduler.allocate import MemoryUse, allocate, memory_use
 from opweave.scheduler.fuse import unfused
 
 if TYPE_CHECKING:
@@ -144,12 +144,8 @@ def memory_of(partition: Partition) -> dict[str, MemoryUse]:
     """As `Program.memory`, without allocating and without fusing, which would need less."""
     targets = partition.assignment.targets
     plan = allocate(partition, unfused(partition), [()] * len(targets))
-    columns = {}
+    temporaries = {}
     for target, chunks in zip(targets, plan.arenas, strict=True):
         planned = 0 if chunks is None else chunks.nbytes
-        columns[target.name] = [round_up(planned, target.buffer_type.alignment), 0, 0]
-    for index, (tensor, _) in partition.owners.items():
-        holder = partition.holder(index) if tensor.leaf is not None else None
-        if tensor.leaf is not None and holder is not None:
-            columns[holder.name][2 if tensor.leaf.kind == "state" else 1] += partition.sizes[index]
-    return {name: MemoryUse(*column) for name, column in columns.items()}
+        temporaries[target.index] = round_up(planned, target.buffer_type.alignment)
+    return memory_use(partition, temporaries)

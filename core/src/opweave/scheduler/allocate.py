@@ -5,7 +5,7 @@ A plan takes no memory: it says how large the chunks of each device's arena have
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from opweave.contract.space import round_up
@@ -15,7 +15,7 @@ from opweave.scheduler.splits import Partition, PlannedStep
 if TYPE_CHECKING:
     from opweave.scheduler.fuse import Groups
 
-__all__ = ["END", "Lifetimes", "MemoryPlan", "MemoryUse", "Scratch", "allocate", "lifetimes"]
+__all__ = ["END", "Lifetimes", "MemoryPlan", "MemoryUse", "Scratch", "allocate", "lifetimes", "memory_use"]
 
 END: Final = 1 << 60
 """A moment after the last one, until which the memory of outputs is in use."""
@@ -71,6 +71,16 @@ class MemoryPlan(NamedTuple):
     slots: list[dict[int, tuple[int, int]]]
     workspaces: dict[tuple[int, int], Scratch]
     nbytes: dict[int, int]
+
+
+def memory_use(partition: Partition, temporaries: Mapping[int, int]) -> dict[str, MemoryUse]:
+    """Bytes by device of a partition: its leaves, and ``temporaries``, the planned bytes by index of the target."""
+    columns = {target.name: [temporaries.get(target.index, 0), 0, 0] for target in partition.assignment.targets}
+    for storage, (tensor, _) in partition.owners.items():
+        holder = partition.holder(storage) if tensor.leaf is not None else None
+        if tensor.leaf is not None and holder is not None:
+            columns[holder.name][2 if tensor.leaf.kind == "state" else 1] += partition.sizes[storage]
+    return {name: MemoryUse(*column) for name, column in columns.items()}
 
 
 def allocate(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
@@ -19,8 +19,9 @@ from opweave.errors import Cancelled, LifetimeError, SchedulerError, UnknownName
 from opweave.graph.tensor import Tensor
 from opweave.host.storage import Adopted, bind_read
 from opweave.leaf_memory import read_leaf, write_state
-from opweave.scheduler.allocate import MemoryUse
+from opweave.scheduler.allocate import MemoryUse, allocate, memory_use
 from opweave.scheduler.executor import Executor
+from opweave.scheduler.fuse import fuse
 from opweave.scheduler.placements import Placements
 from opweave.scheduler.runs import ProgramState
 from opweave.scheduler.splits import Copy, Partition, Split
@@ -338,17 +339,11 @@ class Program(Planned, Generic[R_co]):
     def memory(self) -> dict[str, MemoryUse]:
         """Bytes by device: planned temporaries, weights and states that the program uses there, and what libraries took
         for its calls (packed constants, workspaces)."""
-        targets = self.partition.assignment.targets
-        result = {target.name: [self._nbytes.get(target.index, 0), 0, 0] for target in targets}
-        for storage, (tensor, _) in self.partition.owners.items():
-            holder = self.partition.holder(storage) if tensor.leaf is not None else None
-            if holder is not None:
-                column = 2 if tensor.leaf is not None and tensor.leaf.kind == "state" else 1
-                result[holder.name][column] += self.partition.sizes[storage]
-        libraries = dict.fromkeys(result, 0)
+        used = memory_use(self.partition, self._nbytes)
         for plan in self.run_lists[0].plans:
-            libraries[plan.stream.device.name] += plan.library_bytes
-        return {name: MemoryUse(a, b, c, libraries[name]) for name, (a, b, c) in result.items()}
+            name = plan.stream.device.name
+            used[name] = used[name]._replace(library=used[name].library + plan.library_bytes)
+        return used
 
     def memory_map(self, slot: int = 0) -> MemoryMap:
         """Where every value lies in one of the `slots`, and which steps run as one; raises `LifetimeError` if the
@@ -395,6 +390,10 @@ class Program(Planned, Generic[R_co]):
 class PlannedGraph(Planned):
     """A graph that was placed and divided into splits, without memory. Made by `Scheduler.partition`."""
 
+    def __init__(self, partition: Partition, slots: int = 1) -> None:
+        super().__init__(partition)
+        self._slots: Final = slots
+
     @property
     def copies(self) -> list[Copy]:
         """Copies between memories that each run would make."""
@@ -403,6 +402,14 @@ class PlannedGraph(Planned):
     def cause_of(self, tensor: Tensor) -> str:
         """Why it was placed on its device: a key of ``opweave.scheduler.CAUSES``."""
         return self.partition.assignment.causes[tensor]
+
+    @cached_property
+    def memory(self) -> dict[str, MemoryUse]:
+        """Bytes by device that a program takes which is built of this graph as the first one of its scheduler: planned
+        as for the program, and not allocated. What libraries take for themselves is known once there is a program."""
+        targets = self.partition.assignment.targets
+        plan = allocate(self.partition, fuse(self.partition), [()] * len(targets), self._slots)
+        return memory_use(self.partition, plan.nbytes)
 
     def explain(self) -> Explanation:
         """As `Program.explain`, but for memory."""

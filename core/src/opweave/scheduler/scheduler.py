@@ -308,7 +308,7 @@ class Scheduler:
             tensors, _ = checked_outputs(outputs)
             allowed = self._allowed if precision is None else checked_precision(precision)
             pinned = {**self._pins, **self._resolve_pins(pins or {})}
-            return PlannedGraph(self._builder.plan(tensors, pinned, {}, allowed))
+            return PlannedGraph(self._builder.plan(tensors, pinned, {}, allowed), self.n_slots)
 
     def reserve(self, *outputs: Outputs) -> dict[str, int]:
         """Take memory for the largest graphs that will come, so that later builds allocate nothing. Kept until `reset`.
