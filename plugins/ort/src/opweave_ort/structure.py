@@ -35,6 +35,11 @@ PRODUCTS: Final = frozenset({"linear", "matmul"})
 """Operations whose second operand ONNX Runtime packs, if it is a weight of a session."""
 
 
+CUT_BYTES: Final = 1 << 20
+"""Parts of weights up to this size are cut out in the model, of which ONNX Runtime keeps a copy; larger ones are
+weights of their own."""
+
+
 class Source(NamedTuple):
     """What comes in: an operand, as a dense array that begins at its first element.
 
@@ -144,7 +149,8 @@ class _Finder:
             number, out = made
             return -1 - number, _window(arg, (arg.offset - out.offset) // out.dtype.itemsize)
         form: Form = form_of(arg.dtype, precision) if arg.dtype.is_quantized else ""
-        whole = None if step.op in PRODUCTS or form else self._weight_around(arg)
+        small = arg.nbytes <= CUT_BYTES and step.op not in PRODUCTS and not form
+        whole = self._weight_around(arg) if small else None
         if whole is not None:
             number, _ = self._entered(whole, form)
             return number, _window(arg, (arg.offset - whole.offset) // arg.dtype.itemsize)
