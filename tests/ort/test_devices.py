@@ -38,7 +38,7 @@ def test_a_provider_that_makes_no_session_is_unavailable(monkeypatch):
 
 def test_an_old_onnx_runtime_is_unavailable(monkeypatch):
     monkeypatch.setattr(onnxruntime, "__version__", "1.16.0")
-    with pytest.raises(ow.Unavailable, match=r"older than 1\.22"):
+    with pytest.raises(ow.Unavailable, match=r"older than 1\.31"):
         OrtBackend().devices()
 
 

@@ -15,7 +15,7 @@ from opweave_ort.runtime import RUNTIME
 
 __all__ = ["PROVIDERS", "Provider", "features", "find_devices"]
 
-OLDEST: Final = Version("1.22")
+OLDEST: Final = Version("1.31")
 """The oldest ONNX Runtime that the plugin works with."""
 
 
