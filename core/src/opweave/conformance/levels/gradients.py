@@ -93,7 +93,8 @@ def _ask(op: str, subject: Subject) -> None:
             want = scheduler.build(outputs).run(feeds)
         for leaf, a, b in zip([t for t in values if t.dtype.is_float], got, want, strict=False):
             reason = compare(a, b, _limit(nodes), exact=False).reason
-            if reason:
+            # Where all terms cancel, nothing is left but their rounding.
+            if reason and not np.allclose(a, b, rtol=0, atol=1e-6):
                 raise Mismatch(f"{case.id}, the gradient of {leaf.name}: {reason}")
     if not tried:
         inapplicable("it runs nothing of the backward graphs")

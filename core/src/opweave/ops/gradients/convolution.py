@@ -60,9 +60,9 @@ def transposed(
             grad = spread(grad, axis, step)
         around = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, cut, strict=True)]
         inside = min(around) >= 0  # else the frame is cut
-        operation = (ops.conv1d, ops.conv2d, ops.conv3d)[len(lengths) - 1]
+        convolve = (ops.conv1d, ops.conv2d, ops.conv3d)[len(lengths) - 1]
         framed = grad if inside else _framed(grad, [(n, n) for n in around])
-        full = operation(framed, _turned(w, groups), None, 1, tuple(around) if inside else 0, dilation, groups)
+        full = convolve(framed, _turned(w, groups), None, 1, tuple(around) if inside else 0, dilation, groups)
     before = [c - p for c, p in zip(cut, padding, strict=True)]
     return _framed(full, [(a, n - m - a) for a, n, m in zip(before, lengths, full.shape[2:], strict=True)])
 
