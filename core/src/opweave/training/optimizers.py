@@ -80,30 +80,35 @@ class Optimizer:
         """
         if set(grads) != set(self.params):
             raise SchedulerError(f"optimizer: needs gradients for {sorted(self.params)}, not for {sorted(grads)}")
-        values: dict[str, Tensor] = self._shared()
+        written = self._shared(when)
         for name, found in grads.items():
             param = self.params[name]
             weight = self._masters.get(name, param)
-            grad = ops.cast(found, weight.dtype)
             rate = lr if isinstance(lr, Tensor) else ops.full((), as_number("optimizer", "lr", lr), weight.dtype)
-            value, beside = self._updated(name, weight, grad, ops.cast(rate, weight.dtype))
-            values |= beside
+            change, beside = self._updated(
+                name, weight, ops.cast(found, weight.dtype), ops.cast(rate, weight.dtype), when
+            )
+            written |= beside
+            written[weight.name if weight is not param else name] = new = changed(weight, change, when)
             if weight is not param:
-                values[weight.name] = value
-            values[name] = ops.cast(value, param.dtype)
-        return {name: self._written(name, value, when) for name, value in values.items()}
+                written[name] = ops.assign(param, ops.cast(new, param.dtype))
+        return written
 
-    def _written(self, name: str, value: Tensor, when: Tensor | None) -> Tensor:
-        target = self.params[name] if name in self.params else self.states[name]
-        return ops.assign(target, value if when is None else ops.where(when, value, target))
-
-    def _shared(self) -> dict[str, Tensor]:
-        """New values of states that do not belong to one parameter."""
+    def _shared(self, when: Tensor | None) -> dict[str, Tensor]:
+        """New versions of states that do not belong to one parameter."""
         return {}
 
-    def _updated(self, name: str, weight: Tensor, grad: Tensor, lr: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The new value of a parameter, and those of the states beside it."""
+    def _updated(
+        self, name: str, weight: Tensor, grad: Tensor, lr: Tensor, when: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """What is added to a parameter, and new versions of the states beside it. They are written before they are
+        read, so that their values take no memory of their own."""
         raise NotImplementedError
+
+
+def changed(state: Tensor, change: Tensor, when: Tensor | None) -> Tensor:
+    """The next version of a state, to which ``change`` is added, where ``when`` is True."""
+    return ops.accumulate(state, change if when is None else ops.where(when, change, 0.0))
 
 
 class SGD(Optimizer):
@@ -134,14 +139,18 @@ class SGD(Optimizer):
         self._velocity: Final = self._beside("velocity") if self._momentum else {}
         self.options.update(momentum=self._momentum, nesterov=nesterov, weight_decay=self._decay)
 
-    def _updated(self, name: str, weight: Tensor, grad: Tensor, lr: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def _updated(
+        self, name: str, weight: Tensor, grad: Tensor, lr: Tensor, when: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         if self._decay:
             grad = grad + self._decay * weight
         if not self._momentum:
-            return weight - lr * grad, {}
-        velocity = self._momentum * self._velocity[name] + grad
+            return -lr * grad, {}
+        old = self._velocity[name]
+        value = self._momentum * old + grad
+        velocity = ops.assign(old, value if when is None else ops.where(when, value, old))
         along = grad + self._momentum * velocity if self._nesterov else velocity
-        return weight - lr * along, {f"{name}.velocity": velocity}
+        return -lr * along, {f"{name}.velocity": velocity}
 
 
 class AdamW(Optimizer):
@@ -177,19 +186,26 @@ class AdamW(Optimizer):
         self._steps: Final = self._state("optimizer.steps", (), f32)
         self.options.update(betas=self._betas, eps=self._eps, weight_decay=self._decay)
 
-    def _shared(self) -> dict[str, Tensor]:
-        return {"optimizer.steps": self._steps + 1.0}
+    def _shared(self, when: Tensor | None) -> dict[str, Tensor]:
+        return {"optimizer.steps": changed(self._steps, ops.full((), 1, f32), when)}
 
-    def _updated(self, name: str, weight: Tensor, grad: Tensor, lr: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        first = self._first[name] * self._betas[0] + grad * (1 - self._betas[0])
-        second = self._second[name] * self._betas[1] + ops.square(grad) * (1 - self._betas[1])
+    def _updated(
+        self, name: str, weight: Tensor, grad: Tensor, lr: Tensor, when: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        moments = []
+        for beta, old, value in (
+            (self._betas[0], self._first[name], grad), (self._betas[1], self._second[name], ops.square(grad)),
+        ):  # fmt: skip
+            moments.append(changed(old, (value - old) * (1 - beta), when))
+        first, second = moments
         steps = ops.cast(self._steps + 1.0, weight.dtype)
         # 1 − βⁿ without cancellation.
         whole_first, whole_second = [-ops.expm1(steps * log(b)) if b else steps * 0.0 + 1.0 for b in self._betas]
         size = ops.sqrt(second) / ops.sqrt(whole_second) + self._eps
-        kept = weight * (1.0 - lr * self._decay) if self._decay else weight
-        value = kept - (lr / whole_first) * (first / size)
-        return value, {f"{name}.first_moment": first, f"{name}.second_moment": second}
+        change = (-lr / whole_first) * (first / size)
+        if self._decay:
+            change = change - (lr * self._decay) * weight
+        return change, {f"{name}.first_moment": first, f"{name}.second_moment": second}
 
 
 def _wide(dtype: DType) -> DType:
