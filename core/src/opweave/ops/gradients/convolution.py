@@ -7,9 +7,9 @@ input (`im2col`). Pooling and columns spread their gradients in the same ways.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import pairwise, product
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -23,6 +23,11 @@ from opweave.ops.pooling import max_pool_backward, window_counts
 from opweave.ops.windows import fitting
 
 Pads = Sequence[tuple[int, int]]
+
+COLUMNS: Final = 1 << 17
+"""Bytes of columns above which the gradient of weights is added up over parts of the batch."""
+
+MOST_PARTS: Final = 8
 
 # --- convolutions ---------------------------------------------------------------------------------------------------
 
@@ -70,15 +75,23 @@ def transposed(
 def _weights(
     x: Tensor, grad: Tensor, w: Tensor, *, stride: Shape, padding: Pads, dilation: Shape, groups: int
 ) -> Tensor:
-    """The gradient of the weights ``w`` of a convolution of ``x``."""
-    rank = len(stride)
-    columns = ops.im2col(_framed(x, padding), w.shape[2:], dilation, (0,) * rank, stride)
+    """The gradient of the weights ``w`` of a convolution of ``x``: added up over parts of the batch, since the columns
+    take as much memory as all elements of all windows."""
     batch, channels = x.shape[:2]
-    inputs = channels // groups * prod(w.shape[2:])
-    places = prod(grad.shape[2:])
-    columns = ops.reshape(columns, (batch, groups, inputs, columns.shape[2]))
-    rows = ops.reshape(grad, (batch, groups, grad.shape[1] // groups, places))
-    return ops.reshape(ops.sum(ops.matmul(rows, ops.swapaxes(columns, -1, -2)), 0), w.shape)
+    inputs, places = channels // groups * prod(w.shape[2:]), prod(grad.shape[2:])
+    size = batch * groups * inputs * places * x.dtype.itemsize
+    parts = max(1, min(batch, MOST_PARTS, -(-size // COLUMNS)))
+    edges = [batch * i // parts for i in range(parts + 1)]
+    total = None
+    for start, stop in pairwise(edges):
+        framed = _framed(x[start:stop], padding)
+        columns = ops.im2col(framed, w.shape[2:], dilation, (0,) * len(stride), stride)
+        columns = ops.reshape(columns, (stop - start, groups, inputs, columns.shape[2]))
+        rows = ops.reshape(grad[start:stop], (stop - start, groups, grad.shape[1] // groups, places))
+        part = ops.sum(ops.matmul(rows, ops.swapaxes(columns, -1, -2)), 0)
+        total = part if total is None else total + part
+    assert total is not None
+    return ops.reshape(total, w.shape)
 
 
 def _bias(grad: Tensor) -> Tensor:
