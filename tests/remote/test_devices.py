@@ -92,6 +92,22 @@ def test_all_nodes_of_a_build_are_asked_about_in_one_message(pair, monkeypatch):
         assert len([1 for kind, _ in asked if kind is Kind.ASK]) <= 1
 
 
+def test_a_run_takes_one_round_trip(pair, monkeypatch):
+    _, connection = pair
+    x = ow.input("x", (100,))
+    with ow.Scheduler(connection.devices[0]) as scheduler:
+        program = scheduler.build((ow.exp(x) + 1, x * 2))
+        (stream,) = scheduler.streams
+        values = np.ones(100, F32)
+        program.run(x=values)
+        sent = []
+        right = stream._link.wire.send
+        monkeypatch.setattr(stream._link.wire, "send", lambda parts: sent.append(parts) or right(parts))
+        monkeypatch.setattr(connection.control.wire, "send", lambda parts: pytest.fail("a message beside"))
+        np.testing.assert_allclose(program.run(x=values)[0], np.exp(values) + 1, rtol=1e-6)
+        assert len(sent) == 1
+
+
 def test_functions_are_refused_with_a_reason(pair):
     _, connection = pair
     y = ow.custom(lambda a: a + 1, ow.input("x", (3,)), like=ow.input("x", (3,)))

@@ -22,6 +22,11 @@ def children() -> set[str]:
     return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
 
 
+def run_until_it_fails(program, values):
+    for _ in range(1000):
+        program.run(x=values)
+
+
 def test_it_computes_there_and_its_process_ends_with_it():
     before = children()
     device = opweave_remote.isolated("cpu")
@@ -48,8 +53,7 @@ def test_a_crash_there_is_an_error_here_that_names_the_signal():
         program.run(x=np.zeros(5, F32))
         os.kill(int(process), signal.SIGSEGV)
         with pytest.raises((DeviceLostError, ExecutionError), match="SIGSEGV"):
-            for _ in range(1000):
-                program.run(x=np.zeros(5, F32))
+            run_until_it_fails(program, np.zeros(5, F32))
         rest = scheduler.without(device)
     with rest:
         np.testing.assert_array_equal(rest.build(x * 2).run(x=np.ones(5, F32)), np.full(5, 2))

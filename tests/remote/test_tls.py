@@ -66,7 +66,7 @@ def test_versions_before_tls_1_3_are_refused(secure, files):
     host, _, port = secure.address.rpartition(":")
     with socket.create_connection((host, int(port))) as sock:
         sock.sendall(b"opw1S")
-        with pytest.raises(ssl.SSLError, match="(?i)version"):
+        with pytest.raises(ssl.SSLError, match=r"(?i)version"):
             context.wrap_socket(sock, server_hostname="localhost")
 
 
@@ -87,9 +87,11 @@ def test_a_client_without_tls_is_refused(secure, token):
 
 
 def test_an_expired_certificate_is_refused(token, files):
-    with serve_process("--token-file", str(token), *tls(files, "expired")) as server:
-        with pytest.raises(Unavailable, match="expired"):
-            opweave_remote.connect(server.address, token_file=token, ca=files("ca.pem"))
+    with (
+        serve_process("--token-file", str(token), *tls(files, "expired")) as server,
+        pytest.raises(Unavailable, match="expired"),
+    ):
+        opweave_remote.connect(server.address, token_file=token, ca=files("ca.pem"))
 
 
 def test_mutual_tls_needs_no_token(files):

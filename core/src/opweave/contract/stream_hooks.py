@@ -25,6 +25,10 @@ __all__ = ["StreamHooks"]
 class StreamHooks:
     """The optional methods of a stream with their defaults, which make it synchronous."""
 
+    reads_ahead = False
+    """Whether results of a run are to be queued (``_download``) behind it, and not read once it has ended: for devices
+    where each question and answer takes long."""
+
     def __init__(self, device: Device) -> None:
         self.device: Final = device
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from opweave.host.regions import Rectangles
 
 __all__ = [
-    "Adopted", "CallSequence", "array_shape", "bind_copy", "bind_keep", "bind_read", "bind_selected_copy", "bind_write",
-    "copy", "copy_bytes", "read", "write",
+    "Adopted", "CallSequence", "array_shape", "bind_copy", "bind_keep", "bind_read", "bind_read_ahead",
+    "bind_selected_copy", "bind_write", "copy", "copy_bytes", "read", "write",
 ]  # fmt: skip
 
 MOST_GROUPS: Final = 64
@@ -346,6 +346,21 @@ def bind_read(src: Arg, stream: Stream | None = None) -> Call:
         call = src.view.copy if buffer.is_host and src.is_dense else partial(read, src)
     # Work that the thread has submitted to an asynchronous inner stream may still be in flight.
     return _when_idle(stream.inner, call) if isinstance(stream, WorkerStream) else call
+
+
+def bind_read_ahead(src: Arg, stream: Stream) -> Callable[[], np.ndarray[Any, Any]] | None:
+    """Prepare queueing the reading of ``src`` on ``stream``: the call returns a new array, which is filled when the
+    stream has come there. ``None`` for streams that do not read ahead, and for operands that are not dense."""
+    buffer = _memory(src)
+    if not (stream.reads_ahead and stream.is_async and src.is_dense and stream._owns(buffer)):
+        return None
+
+    def call() -> np.ndarray[Any, Any]:
+        out = np.empty(array_shape(src.shape, src.dtype), src.dtype.numpy)
+        stream.download(buffer, src.offset, out)
+        return out
+
+    return call
 
 
 def _memory(arg: Arg) -> Buffer:

@@ -242,7 +242,7 @@ class Executor:
             raise run.error
         arrays = run.arrays
         for i, fetch in enumerate(run.run_list.fetches):
-            if fetch.stream is None:
+            if fetch.stream is None and arrays[i] is None:
                 arrays[i] = fetch.get(run.on_device)
         return run.state.in_form(arrays)
 

@@ -23,6 +23,7 @@ from opweave.host.storage import (
     bind_copy,
     bind_keep,
     bind_read,
+    bind_read_ahead,
     bind_selected_copy,
     bind_write,
 )
@@ -245,8 +246,10 @@ class _Lowering:
             stream = target.stream
             queued = stream if isinstance(stream, WorkerStream) else None
             arg = self.arg(operand)
-            self.result.fetches.append(Fetch(output, bind_read(arg, queued), queued, target, bind_keep(arg, queued)))
-            if queued is not None:
+            ahead = bind_read_ahead(arg, stream)
+            fetch = Fetch(output, bind_read(arg, queued), queued, target, bind_keep(arg, queued), ahead)
+            self.result.fetches.append(fetch)
+            if queued is not None or ahead is not None:
                 self._add(target.index, (operand.storage,), (), None, None)
 
     # --- the list ---------------------------------------------------------------------------------------------------

@@ -109,13 +109,15 @@ class Feed(NamedTuple):
 class Fetch(NamedTuple):
     """How an output is fetched: ``read`` returns a new array; it is called in the order of ``stream`` if there is one,
     else after the run by the thread that asks for the output. ``keep`` returns an array in the device's memory, where
-    the device exports it."""
+    the device exports it. ``ahead``, for streams with `reads_ahead`, queues the read behind the run on the stream of
+    ``target`` and returns the array that it fills."""
 
     tensor: Tensor
     read: Callable[[], Array]
     stream: WorkerStream | None
     target: Target | None
     keep: Callable[[], Any] | None = None
+    ahead: Callable[[], Array] | None = None
 
     def get(self, on_device: bool = False) -> Any:
         """What ``read`` or ``keep`` returns; raises `ExecutionError`, which says what failed where."""

@@ -103,7 +103,9 @@ class Run:
         """Queue what follows the calls: fetching, and the events by which the end is known."""
         run_list = self.run_list
         for i, fetch in enumerate(run_list.fetches):
-            if fetch.stream is not None:
+            if fetch.ahead is not None and not self.on_device:
+                self.arrays[i] = fetch.ahead()
+            elif fetch.stream is not None:
                 fetch.stream.call(partial(_store, self.arrays, i, fetch.call(self.on_device)))
         for record in run_list.after:
             record()

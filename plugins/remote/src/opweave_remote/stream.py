@@ -64,6 +64,8 @@ class RemoteStream(Stream):
         Unavailable: this client has as many connections as it may.
     """
 
+    reads_ahead = True  # one round trip for a run
+
     def __init__(self, device: RemoteDevice, **params: Any) -> None:
         super().__init__(device)
         connection = device.connection

@@ -188,20 +188,20 @@ class Server:
                                   remedy="try again later, or start it with --max-clients")  # fmt: skip
             self._sessions[session.id] = session
         self.metrics.add("clients_total")
-        try:
-            with self.metrics.during("clients"):
+        with self.metrics.during("clients"):
+            try:
                 session.join(wire)
                 if self._monitor is not None:
                     self._monitor.watch(session.id, session.key, self.limits.lease)
                 wire.say(Kind.WELCOME, mine, session.id, session.key, self._info)
                 self._release(wire)
                 DeviceChannel(session, wire).serve()
-        finally:
-            session.close(wire)
-            if self._monitor is not None:
-                self._monitor.forget(session.id)
-            with self._lock:
-                del self._sessions[session.id]
+            finally:
+                session.close(wire)
+                if self._monitor is not None:
+                    self._monitor.forget(session.id)
+                with self._lock:
+                    del self._sessions[session.id]
 
     def _serve_link(self, session: Session, wire: Wire, role: str, mine: bytes) -> None:
         session.join(wire)
