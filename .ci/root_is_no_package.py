@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 MESSAGE = """
 The root of this repository is no package. To install opweave from this clone, name the packages:
 
-    pip install ./core ./plugins/cpu        # and ./plugins/torch, ./plugins/ort, ./plugins/opencl
+    pip install ./core ./plugins/cpu        # and ./plugins/torch, ./plugins/ort, ./plugins/opencl, ./plugins/remote
 
-From a package index: pip install "opweave[cpu]" (or [opencl], [ort], [torch], [all]).
+From a package index: pip install "opweave[cpu]" (or [opencl], [ort], [remote], [torch], [all]).
 To work on it: pip install -r requirements/test.txt -r requirements/checks.txt
 """
 

@@ -22,6 +22,7 @@ from opweave_cpu.device import CpuDevice, IsolatedCpuDevice
 from opweave_remote.device import RemoteDevice
 from opweave_remote.server.limits import Limits
 from opweave_remote.server.serving import Server
+from opweave_remote.stream import RemoteStream
 from opweave_remote.wire import Kind
 from opweave_remote.wires import Address
 from tests.support.async_device import AsyncDevice
@@ -98,11 +99,17 @@ def test_a_run_takes_one_round_trip(pair, monkeypatch):
     with ow.Scheduler(connection.devices[0]) as scheduler:
         program = scheduler.build((ow.exp(x) + 1, x * 2))
         (stream,) = scheduler.streams
+        assert isinstance(stream, RemoteStream)
         values = np.ones(100, F32)
         program.run(x=values)
         sent = []
         right = stream._link.wire.send
-        monkeypatch.setattr(stream._link.wire, "send", lambda parts: sent.append(parts) or right(parts))
+
+        def send(parts):
+            sent.append(parts)
+            right(parts)
+
+        monkeypatch.setattr(stream._link.wire, "send", send)
         monkeypatch.setattr(connection.control.wire, "send", lambda parts: pytest.fail("a message beside"))
         np.testing.assert_allclose(program.run(x=values)[0], np.exp(values) + 1, rtol=1e-6)
         assert len(sent) == 1

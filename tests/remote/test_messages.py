@@ -139,18 +139,23 @@ def test_messages_with_other_values_are_refused_and_the_server_goes_on(control):
                     wire.send([HEAD.pack(MAGIC, kind, 0, len(packed), len(data)) + packed, data])
             wire.sock.shutdown(socket.SHUT_WR)
         answers.update(drain(wire))
-        assert server.metrics.read()["buffer_bytes"] <= MEMORY
+        assert server.metrics.read()["buffer_bytes"] <= MEMORY  # of this client, the only one
         client.close()
+        until_nobody_is_left(server)
     assert {Kind.DONE, Kind.FAILED, Kind.REFUSED, Kind.DATA} <= set(answers)
     check_sound(server)
 
 
+def until_nobody_is_left(server: Server) -> None:
+    deadline = time.monotonic() + 20
+    while server.metrics.read()["clients"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.0005)
+
+
 def check_sound(server: Server) -> None:
     """The server serves an honest client, and nothing is left of the others."""
-    deadline = time.monotonic() + 20
-    while server.metrics.read()["clients"] and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert server.metrics.read()["clients"] == 0
+    until_nobody_is_left(server)
     assert server.metrics.read()["buffer_bytes"] == 0
     connection = Connection("honest", pair_dial(server), TOKEN, 10.0)
     with ow.Scheduler(connection.devices[0]) as scheduler:

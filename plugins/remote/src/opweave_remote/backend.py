@@ -44,7 +44,7 @@ class Settings:
         """A new connection; raises as `connect`."""
         dial = tcp_dial(self.address, self._context, self._server_name, self._deadline)
         made = Connection(str(self.address), dial, self._token, self._deadline)
-        made.address = self.address
+        made.address, made.plain = self.address, self._context is None
         return made
 
 

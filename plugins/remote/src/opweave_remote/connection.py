@@ -67,6 +67,7 @@ class Connection:
     Attributes:
         name: as given.
         address: where other servers reach it; ``None``: nowhere.
+        plain: whether that is without TLS.
         info: what the server says of itself.
         devices: its devices, in its order.
 
@@ -79,6 +80,7 @@ class Connection:
         self.fate: Final = Fate(f"the server {name}")
         self.deadline: Final = deadline
         self.address: Address | None = None
+        self.plain = True
         self._dial: Final = dial
         self._key = b""
         self._session = b""
@@ -209,6 +211,14 @@ class Connection:
     def space(self, number: int, name: str) -> MemorySpace:
         """The memory space that the server calls by this number."""
         return self._spaces.setdefault(number, MemorySpace(name))
+
+    def copies_from(self, other: Connection) -> bool:
+        """Whether this server fetches bytes from another one itself."""
+        if other.address is None:
+            return False
+        if other.plain:
+            return other.address.is_loopback and self.info.machine == other.info.machine
+        return self.info.peers
 
     def send_dropped(self) -> None:
         """Tell the server which buffers were freed. Finalisers only note that, as they may come within any call."""

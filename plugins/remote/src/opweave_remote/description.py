@@ -67,6 +67,7 @@ class ServerInfo(NamedTuple):
         machine: tells its machine from others, as long as that runs.
         heartbeat: whether it answers heartbeats.
         cache: whether it keeps weights.
+        peers: whether it copies from other servers by TLS; from those on its machine without TLS it always does.
         max_data: the most bytes of data of a message.
         devices: what it shows.
     """
@@ -75,6 +76,7 @@ class ServerInfo(NamedTuple):
     machine: str
     heartbeat: bool
     cache: bool
+    peers: bool
     max_data: int
     devices: tuple[DeviceInfo, ...]
 
@@ -83,10 +85,12 @@ class ServerInfo(NamedTuple):
 
     @classmethod
     def decode(cls, value: Any) -> ServerInfo:
-        version, machine, heartbeat, cache, max_data, devices = fields(value, "ss??ul", "the description of a server")
+        version, machine, heartbeat, cache, peers, max_data, devices = fields(
+            value, "ss???ul", "the description of a server"
+        )
         if not max_data or len(devices) > _MOST_DEVICES:
             raise FormatError(f"the description of a server is {value!r:.200}")
-        return cls(version, machine, heartbeat, cache, max_data, tuple([DeviceInfo.decode(d) for d in devices]))
+        return cls(version, machine, heartbeat, cache, peers, max_data, tuple([DeviceInfo.decode(d) for d in devices]))
 
 
 def plain_features(device: Device) -> dict[str, Any]:

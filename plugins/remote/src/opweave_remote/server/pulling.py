@@ -36,6 +36,7 @@ class Puller:
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         self._context: Final = context
+        self.uses_tls: Final = context is not None
 
     def pull(self, buffer: Buffer, offset: int, where: str, grant: bytes, size: int) -> None:
         """Write ``size`` bytes that ``grant`` gives at ``where`` to a buffer, whose range was checked.

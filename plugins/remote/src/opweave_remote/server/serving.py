@@ -89,7 +89,10 @@ class Server:
             for d in self.devices.values()
         ]  # fmt: skip
         heartbeat, cache = self._monitor is not None, self._cache is not None
-        return ServerInfo(core_version() or "", same_machine(), heartbeat, cache, self.limits.data, tuple(described))
+        peers = self._puller.uses_tls
+        return ServerInfo(
+            core_version() or "", same_machine(), heartbeat, cache, peers, self.limits.data, tuple(described)
+        )
 
     # --- connections --------------------------------------------------------------------------------------------------
 
