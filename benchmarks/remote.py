@@ -101,7 +101,7 @@ def _small(report: Report, device: ow.Device, sock: socket.socket, samples: int)
 
 def _large(report: Report, device: ow.Device, sock: socket.socket, size: int, samples: int) -> None:
     block, answer = np.ones(size, np.uint8), bytearray(100)
-    view = memoryview(block)
+    view = block.data
 
     def up() -> None:
         sock.sendall(b"\1" + bytes(99))

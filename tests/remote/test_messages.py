@@ -69,7 +69,7 @@ def honest(control: bool) -> list[tuple[Kind, list[Any], bytes]]:
     if control:
         return [
             (Kind.ALLOC, [1, "cpu", 1, 1000, "any"], b""),
-            (Kind.WRITE, [2, 1, 0, 0], bytes(64)),
+            (Kind.WRITE, [2, 1, 0], bytes(64)),
             (Kind.READ, [3, 1, 0, 64], b""),
             (Kind.FILL, [4, 1, 0, 10, 3], b""),
             (Kind.COPY, [5, 1, 100, 1, 0, 50], b""),

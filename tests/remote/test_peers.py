@@ -8,7 +8,8 @@ import pytest
 import opweave_remote
 from opweave.errors import LifetimeError
 from opweave_remote.device import RemoteDevice
-from opweave_remote.wire import Kind
+from opweave_remote.stream import RemoteStream
+from opweave_remote.wire import Kind, encode
 from tests.support.remote import serve_process
 
 
@@ -32,8 +33,7 @@ def test_a_grant_is_good_once(server, token):
     with device.alloc(1 << 20) as source, device.alloc(1 << 20) as target, device.open() as stream:
         grant = connection.control.call(Kind.GRANT, source.handle.number, 0, 100)
         for again in (False, True):
-            from opweave_remote.wire import encode
-
+            assert isinstance(stream, RemoteStream)
             stream._link.post(encode(Kind.PULL, target.handle.number, 0, server.address, grant, 100))
             if again:
                 with pytest.raises(Exception, match="no such grant"):

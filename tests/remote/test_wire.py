@@ -100,7 +100,7 @@ def test_mutated_frames_give_typed_errors_only():
     messages = [
         encode(Kind.ALLOC, 1, "cpu", 2, 1000, "any"),
         encode(Kind.ASK, 1, "cpu", [["add", [0, 0, "f32", [2], [4], 0], [], {}, True, "", "exact"]]),
-        encode(Kind.WRITE, 1, 2, 3, 0, size=8) + bytes(8),
+        encode(Kind.WRITE, 1, 2, 3, size=8) + bytes(8),
         encode(Kind.HELLO, 1, "session", b"", bytes(32), bytes(32)),
     ]
     for _ in range(MUTATIONS):

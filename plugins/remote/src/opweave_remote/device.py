@@ -122,7 +122,7 @@ class RemoteDevice(Device):
             if self._call(Kind.HAVE, mem.number, offset, size, digest) is True:
                 return
         replies = [
-            link.ask(Kind.WRITE, mem.number, offset + at, 0, data=piece)
+            link.ask(Kind.WRITE, mem.number, offset + at, data=piece)
             for link, at, piece in self._pieces(data)
         ]  # fmt: skip
         _wait_for(replies)

@@ -78,7 +78,7 @@ SCHEMA: Final[dict[Kind, str]] = {
     # Of devices; the first argument of what is answered is a ticket.
     Kind.ALLOC: "usuus",  # ticket, device, number of the new buffer, bytes, usage
     Kind.FREE: "*",  # numbers of buffers
-    Kind.WRITE: "uuuu",  # ticket, buffer, offset, 1: compressed by zlib; with data
+    Kind.WRITE: "uuu",  # ticket, buffer, offset; with data
     Kind.READ: "uuuu",  # ticket, buffer, offset, bytes
     Kind.FILL: "uuuuu",  # ticket, buffer, offset, bytes, value
     Kind.COPY: "uuuuuu",  # ticket, target, offset, source, offset, bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from hashlib import sha256
 from typing import Any, Final
@@ -112,29 +111,14 @@ class DeviceChannel(Channel):
         for number in numbers_of(numbers):
             self.session.free(number)
 
-    def _write(self, number: int, offset: int, compressed: int, size: int) -> None:
-        reader = self.wire.reader
+    def _write(self, number: int, offset: int, size: int) -> None:
         try:
             buffer = self.session.buffer(number)
-            if not compressed:
-                buffer.check(offset, size, write=True)
+            buffer.check(offset, size, write=True)
         except OpweaveError:
-            reader.skip(size)
+            self.wire.reader.skip(size)
             raise
-        if not compressed:
-            receive_into(self.wire, buffer, offset, size)
-        else:
-            packed = memoryview(bytearray(size))
-            reader.into(packed)
-            most = min(self.session.limits.data, max(buffer.size - offset, 0))
-            unpacker = zlib.decompressobj()
-            try:
-                raw = unpacker.decompress(packed, most + 1)
-            except zlib.error as error:
-                raise FormatError(f"compressed data that is none: {error}") from None
-            if len(raw) > most or not unpacker.eof:
-                raise FormatError("compressed data that is cut off, or too large for where it belongs")
-            buffer.upload(offset, raw)
+        receive_into(self.wire, buffer, offset, size)
         if self.session.cache is not None:
             self.session.cache.wrote(buffer, offset, size)
 

@@ -19,7 +19,6 @@ import numpy as np
 
 from opweave.contract import Plan, StepError, Stream
 from opweave.errors import FormatError, LifetimeError, OpweaveError
-from opweave.host.storage import copy_bytes
 from opweave_remote.failures import encode_error
 from opweave_remote.server.channels import Channel, Serve
 from opweave_remote.server.session import Session, numbers_of
@@ -264,9 +263,7 @@ class StreamChannel(Channel):
     def _move(self, dst: int, dst_offset: int, src: int, src_offset: int, size: int) -> None:
         stream, to, of = self.stream, self.session.buffer(dst), self.session.buffer(src)
         assert stream is not None
-        if not stream.copy_from(to, dst_offset, of, src_offset, size):
-            stream.synchronize()
-            copy_bytes(to, dst_offset, of, src_offset, size)
+        stream.copy_from(to, dst_offset, of, src_offset, size)
 
     def _pull(self, dst: int, offset: int, address: str, secret: bytes, size: int) -> None:
         stream, buffer = self.stream, self.session.buffer(dst)

@@ -1,0 +1,79 @@
+"""Weights by the hash of their contents: sent once, kept on the server's disk, checked when written and when loaded."""
+
+from __future__ import annotations
+
+import stat
+
+import numpy as np
+import pytest
+
+from opweave.contract import Usage
+from opweave.errors import FormatError
+from opweave_cpu.device import CpuDevice
+from opweave_remote.server.cache import WeightCache
+from opweave_remote.wire import Kind
+from tests.support.remote import TOKEN, beside
+
+VALUES = np.random.default_rng(0).integers(0, 256, 5_000_000, np.uint8)
+
+
+def upload(folder, values=VALUES, limit=1 << 30):
+    """Upload weights to a new server with a cache there; the bytes, and the bytes that went over the bulk links."""
+    device = CpuDevice()
+    device._name = "cpu"
+    with (
+        beside([device], cache=WeightCache(folder, TOKEN, limit)) as (_, connection),
+        connection.devices[0].alloc(values.size, Usage.WEIGHTS) as buffer,
+    ):
+        buffer.upload(0, values)
+        sent = sum(link.wire.sent for link in connection.bulk())
+        return buffer.read(), sent
+
+
+def test_weights_come_over_the_wire_once(tmp_path):
+    for first in (True, False):
+        got, sent = upload(tmp_path)
+        np.testing.assert_array_equal(got, VALUES)
+        assert (sent > VALUES.size) is first
+
+
+def test_the_folder_is_its_owner_s_and_apart_for_each_token(tmp_path):
+    upload(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    (file,) = folder.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    other = WeightCache(tmp_path, b"another token of 16", 1 << 30)
+    assert other.folder != folder
+
+
+def test_a_damaged_file_is_not_believed(tmp_path):
+    upload(tmp_path)
+    (file,) = next(tmp_path.iterdir()).iterdir()
+    raw = bytearray(file.read_bytes())
+    raw[77] ^= 1
+    file.write_bytes(raw)
+    got, sent = upload(tmp_path)
+    np.testing.assert_array_equal(got, VALUES)
+    assert sent > VALUES.size
+
+
+def test_the_least_recently_used_go_when_there_is_no_room(tmp_path):
+    for n in range(3):
+        upload(tmp_path, VALUES + np.uint8(n), limit=11_000_000)
+    (folder,) = tmp_path.iterdir()
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_weights_that_are_not_what_was_announced_are_refused(tmp_path):
+    device = CpuDevice()
+    device._name = "cpu"
+    with (
+        beside([device], cache=WeightCache(tmp_path, TOKEN, 1 << 30)) as (_, connection),
+        connection.devices[0].alloc(100, Usage.WEIGHTS) as buffer,
+    ):
+        number = buffer.handle.number
+        assert connection.control.call(Kind.HAVE, number, 0, 100, bytes(32)) is False
+        with pytest.raises(FormatError, match="another hash"):
+            connection.control.call(Kind.WRITE, number, 0, data=memoryview(bytes(100)))
+    assert list(next(tmp_path.iterdir()).iterdir()) == []
