@@ -42,7 +42,7 @@ def node(op: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProt
 
 def mlp(rng: np.random.Generator) -> onnx.ModelProto:
     """Two layers, with a dynamic batch."""
-    weights = {"w1": rng.standard_normal((16, 32)), "b1": rng.standard_normal(32), "w2": rng.standard_normal((4, 32))}
+    weights = {"w1": rng.standard_normal((16, 32)), "b1": rng.standard_normal(32), "w2": rng.standard_normal((16, 32))}
     return model(
         [
             node("Gemm", "x w1 b1", "h"),

@@ -46,10 +46,10 @@ def test_json_and_patterns(run, model):
 
 def test_types_that_opweave_does_not_have_are_listed(run, tmp_path):
     path = raw_safetensors(
-        tmp_path / "x.safetensors", {"a": entry("U16", [2], 0, 4), "f": entry("F8_E5M2", [1], 4, 5)}, b"12345"
+        tmp_path / "x.safetensors", {"a": entry("C64", [1], 0, 8), "f": entry("F4", [2], 8, 9)}, b"123456789"
     )
     _, out, _ = run("weights", str(path))
-    assert words("not types of opweave: f8_e5m2, u16") in words(out)
+    assert words("not types of opweave: c64, f4") in words(out)
     assert [t["supported"] for t in json.loads(run("weights", str(path), "--json")[1])["tensors"]] == [False, False]
 
 

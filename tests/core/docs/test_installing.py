@@ -21,10 +21,11 @@ def test_every_plugin_is_an_extra_of_the_core_in_a_version_that_fits():
     from packaging.requirements import Requirement
 
     extras = settings("core")["project"]["optional-dependencies"]
-    plugins = {folder.name for folder in (ROOT / "plugins").iterdir() if (folder / "pyproject.toml").exists()}
+    folders = [path.parent for kind in ("frontends", "plugins") for path in (ROOT / kind).glob("*/pyproject.toml")]
+    plugins = {folder.name for folder in folders}
     assert set(extras) == plugins | {"training", "all"}
-    for name in plugins:
-        project = settings(f"plugins/{name}")["project"]
+    for folder in folders:
+        name, project = folder.name, settings(str(folder.relative_to(ROOT)))["project"]
         (needed,) = map(Requirement, extras[name])
         assert needed.name == project["name"]
         assert project["version"] in needed.specifier

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Final, Literal
 
@@ -12,6 +13,7 @@ import opweave as ow
 from opweave.errors import DTypeError, SchedulerError, ShapeError, UnknownNameError, UnsupportedOpError
 from opweave.graph.arrays import host_array
 from opweave.scheduler.program import PlannedGraph
+from opweave_onnx.buckets import Buckets
 from opweave_onnx.graphs import Value
 from opweave_onnx.reading import Source, read_model
 from opweave_onnx.session import PlanningSession, Session, missing_operators, weights_of
@@ -34,8 +36,9 @@ class Model:
     """
 
     def __init__(
-        self, source: Source, scheduler: ow.Scheduler, weights: ow.Weights, max_programs: int, *, owned: bool
-    ) -> None:
+        self, source: Source, scheduler: ow.Scheduler, weights: ow.Weights, max_programs: int, buckets: Buckets, *,
+        owned: bool,
+    ) -> None:  # fmt: skip
         self.source: Final = source
         self.metadata: Final = source.metadata
         self.weights: Final = weights
@@ -44,6 +47,7 @@ class Model:
         self.session: Final = Session(*shared, max_programs)
         self._planning: Final = PlanningSession(*shared, 1)
         self._owned: Final = owned
+        self._buckets: Final = buckets
         self._runner: Final = Runner(self.session, source.graph)
 
     def __repr__(self) -> str:
@@ -89,7 +93,34 @@ class Model:
             UnsupportedOpError: a node that cannot be expressed, or that no device runs.
             ExecutionError: a node failed.
         """
-        return self._runner.run(self._checked(feeds or {}))
+        given = self._checked(feeds or {})
+        if not self._buckets.lengths:
+            return self._runner.run(given)
+        lengths = self._lengths(given)
+        return self._buckets.cut(
+            self._runner.run(self._buckets.pad(given, self.inputs, lengths)), self.outputs, lengths
+        )
+
+    def prepare(self, **lengths: int) -> float:
+        """Build the programs for all buckets now; returns the seconds it took.
+
+        Args:
+            lengths: name of a dynamic axis without buckets -> its length; 1 for others.
+        """
+        start = perf_counter()
+        for chosen in self._buckets.combinations():
+            self._runner.root(self.examples(**{**lengths, **chosen}))
+        return perf_counter() - start
+
+    def _lengths(self, feeds: Mapping[str, Any]) -> dict[str, int]:
+        """The lengths of the dynamic axes that have names."""
+        return {
+            str(axis): n
+            for value in self.inputs
+            if value.shape is not None
+            for axis, n in zip(value.shape, feeds[value.name].shape, strict=True)
+            if isinstance(axis, str)
+        }
 
     def program(self, feeds: Mapping[str, Any] | None = None) -> ow.Program[dict[str, Array]]:
         """The program for feeds of these shapes; the first one, where the host has to look at values in between.
@@ -188,6 +219,7 @@ def load(
     weights: Any = None,
     precision: Any = "exact",
     max_programs: int = 64,
+    buckets: Mapping[str, Sequence[int]] | None = None,
 ) -> Model:
     """Load an ONNX model.
 
@@ -201,6 +233,9 @@ def load(
             names to devices. ``None``: they are brought to the devices that use them.
         precision: as of `opweave.Scheduler`.
         max_programs: for how many combinations of input shapes programs are kept.
+        buckets: name of a dynamic axis -> lengths. Inputs are padded with zeros along it to the next of these lengths,
+            and outputs cut, so that few programs serve all lengths. That is right where padding changes nothing: where
+            the model has a mask for it, or treats its places one by one. Longer inputs are run as they are.
 
     Raises:
         FormatError: no ONNX file, damaged, or not valid; names the node or the tensor.
@@ -215,9 +250,10 @@ def load(
                   f"{f' and {len(nodes) - 3} more' if len(nodes) > 3 else ''})"
                   for (domain, op), nodes in missing.items()]  # fmt: skip
         raise UnsupportedOpError(f"{checked.where} uses operators that are not known: {'; '.join(listed)}")
+    padding = Buckets(buckets or {}, checked.graph)
     group = ow.weights(weights_of(checked.graph.initializers), weights)
     if isinstance(devices, ow.Scheduler):
-        return Model(checked, devices, group, max_programs, owned=False)
+        return Model(checked, devices, group, max_programs, padding, owned=False)
     names: Sequence[Any] = list(ow.default_devices()) if devices is None else devices
     scheduler = ow.Scheduler(names, placement=placement, precision=precision)
-    return Model(checked, scheduler, group, max_programs, owned=True)
+    return Model(checked, scheduler, group, max_programs, padding, owned=True)

@@ -1,4 +1,5 @@
-"""``python -m opweave_onnx.conformance [DEVICE,DEVICE...]``: the scoreboard as a table of Markdown."""
+"""``python -m opweave_onnx.conformance [DEVICE,DEVICE...] ...``: the scoreboard as a table of Markdown, for each
+placement that is given. ``spread:DEVICE,DEVICE...``: every second node on the second device, where that supports it."""
 
 from __future__ import annotations
 
@@ -8,5 +9,4 @@ from opweave_onnx.conformance.backend import devices
 from opweave_onnx.conformance.scoreboard import markdown
 
 if __name__ == "__main__":
-    placements = [text.split(",") for text in sys.argv[1:]] or [devices()]
-    print(markdown(placements))
+    print(markdown(sys.argv[1:] or [",".join(devices())]))

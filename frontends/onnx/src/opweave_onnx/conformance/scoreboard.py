@@ -188,16 +188,18 @@ def summary(results: Sequence[Result]) -> dict[str, int]:
     return dict(Counter(result.state for result in results))
 
 
-def markdown(placements: Sequence[Sequence[str]]) -> str:
-    """The scoreboard of some placements as a table, and below it what is refused, by reason."""
+def markdown(placements: Sequence[str]) -> str:
+    """The scoreboard of some placements, as ``python -m opweave_onnx.conformance`` takes them, as a table, and below it
+    what is not run, by reason."""
     lines = ["| tests | devices | passed | refused | wrong |", "|---|---|---:|---:|---:|"]
     refusals: dict[str, dict[str, None]] = {}
     for kind in KINDS:
         chosen = cases(kind)
         for names in placements if chosen else ():
-            results = run_cases(chosen, names)
+            spread = names.startswith("spread:")
+            results = run_cases(chosen, names.removeprefix("spread:").split(","), spread=spread)
             counts = [summary(results).get(state, 0) for state in ("passed", "refused", "wrong")]
-            lines.append(f"| {kind} | `{','.join(names)}` | " + " | ".join(map(str, counts)) + " |")
+            lines.append(f"| {kind} | `{names}` | " + " | ".join(map(str, counts)) + " |")
             for result in results:
                 if result.state != "passed":
                     refusals.setdefault(_reason(result), {})[result.case.name.removeprefix("test_")] = None

@@ -1,0 +1,173 @@
+"""Models: feeds, results, weights on devices, buckets, threads, comparison with ONNX Runtime."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import opweave as ow
+import opweave_onnx
+from opweave_onnx.compare import compare
+from opweave_onnx.conformance import Backend
+from tests.support.onnx_models import mlp, model, node, value
+
+F32 = np.float32
+RNG = np.random.default_rng(0)
+PROTO = mlp(RNG)
+
+
+def truth(x):
+    w = {t.name: onnx.numpy_helper.to_array(t) for t in PROTO.graph.initializer}
+    z = np.maximum(x @ w["w1"] + w["b1"], 0) @ w["w2"].T
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+X = RNG.standard_normal((3, 16)).astype(F32)
+
+
+def test_a_model_is_called_by_the_names_of_the_file(placement, tmp_path):
+    path = tmp_path / "mlp.onnx"
+    path.write_bytes(PROTO.SerializeToString())
+    for source in (path, str(path), path.read_bytes(), PROTO):
+        with opweave_onnx.load(source, placement) as loaded:
+            np.testing.assert_allclose(loaded(x=X), truth(X), rtol=1e-5, atol=1e-6)
+            assert list(loaded.run({"x": X[:1]})) == ["y"]
+            assert [(v.name, v.shape) for v in loaded.inputs] == [("x", ("batch", 16))]
+            assert sorted(loaded.weights) == ["w1", "w2"]
+    with pytest.raises(ow.OpweaveError):
+        loaded(x=X)
+
+
+def test_feeds_that_do_not_fit_are_refused_before_anything_runs():
+    with opweave_onnx.load(PROTO, ["cpu"]) as loaded:
+        for feeds, error, match in (
+            ({}, ow.SchedulerError, "input 'x' is missing; the inputs are x"),
+            ({"x": X, "z": X}, ow.UnknownNameError, "no input named 'z'"),
+            ({"x": X.astype(np.float64)}, ow.DTypeError, "input 'x' is f32, not float64; convert it"),
+            ({"x": X[0]}, ow.ShapeError, r"input 'x' has the shape \(batch, 16\), not \(16,\)"),
+            ({"x": X[:, :8]}, ow.ShapeError, r"not \(3, 8\)"),
+        ):
+            with pytest.raises(error, match=match):
+                loaded.run(feeds)
+        assert loaded.traced[0] == 0
+
+
+def test_axes_of_one_name_have_one_length():
+    proto = model([node("Add", "a b", "y")], [value("a", F32, ["n"]), value("b", F32, ["n"])], ["y"])
+    with (
+        opweave_onnx.load(proto, ["cpu"]) as loaded,
+        pytest.raises(ow.ShapeError, match=r"\(n\), not \(1,\), with {'n': 2}"),
+    ):
+        loaded(a=np.ones(2, F32), b=np.ones(1, F32))
+
+
+def test_the_report_names_nodes_of_the_file_and_planning_takes_no_memory():
+    with opweave_onnx.load(PROTO, ["cpu", "host"]) as loaded:
+        planned = loaded.plan({"x": X})
+        assert "gemm_h" in str(planned.explain())
+        assert loaded.traced[0] == 0
+        assert {row.device for row in loaded.explain({"x": X}).nodes} == {"cpu"}
+
+
+def test_weights_lie_where_patterns_say(monkeypatch):
+    monkeypatch.setenv("OPWEAVE_TORCH_SEPARATE", "1")
+    with opweave_onnx.load(PROTO, ["cpu", "torch:cpu"], weights={"w1": "torch:cpu", "*": "cpu"}) as loaded:
+        np.testing.assert_allclose(loaded(x=X), truth(X), rtol=1e-5, atol=1e-6)
+        rows = [row for row in loaded.explain({"x": X}).nodes if row.op in ("matmul", "linear")]
+        devices = {row.node.split("/")[0]: row.device for row in rows}
+        assert (devices["gemm_h"], devices["gemm_z"]) == ("torch:cpu", "cpu")
+    with pytest.raises(ow.UnknownNameError, match="pattern"):
+        opweave_onnx.load(PROTO, ["cpu"], weights={"nothing.*": "cpu"})
+
+
+def bucketed(**options):
+    nodes = [node("Exp", "x", "e"), node("Neg", "e", "y")]
+    return opweave_onnx.load(
+        onnx_with_outputs(model(nodes, [value("x", F32, ["n", 4, "m"])], ["y"])), ["cpu"], **options
+    )
+
+
+def onnx_with_outputs(proto):
+    proto.graph.output[0].CopyFrom(value("y", F32, ["n", 4, "m"]))
+    return proto
+
+
+def test_buckets_let_few_programs_serve_all_lengths():
+    with bucketed(buckets={"m": [8, 2]}) as loaded:
+        for m in (1, 2, 3, 7, 8, 2, 11):
+            x = RNG.standard_normal((2, 4, m)).astype(F32)
+            y = loaded(x=x)
+            np.testing.assert_allclose(y, -np.exp(x), rtol=1e-6)
+        assert loaded.traced[0] == 3  # 2, 8, and 11, which is longer than all
+        assert loaded.prepare(n=2) >= 0
+        assert loaded.traced[0] == 3
+    for buckets, error in (({"q": [1]}, ow.UnknownNameError), ({"m": []}, ow.ShapeError), ({"m": [0]}, ow.ShapeError)):
+        with pytest.raises(error):
+            bucketed(buckets=buckets)
+    with pytest.raises(ow.ShapeError, match="does not say the axes of the output 'y'"):
+        opweave_onnx.load(PROTO, ["cpu"], buckets={"batch": [4]})
+
+
+def test_threads_share_a_model():
+    failures: list[tuple[int, int]] = []
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        for n in (1, 2, 3, 1):
+            x = rng.standard_normal((n, 16)).astype(F32)
+            if not np.allclose(loaded(x=x), truth(x), rtol=1e-4, atol=1e-5):
+                failures.append((seed, n))
+
+    with opweave_onnx.load(PROTO, ["cpu"]) as loaded:
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        assert loaded.traced[0] == 3
+
+
+def test_functions_of_a_model_are_built_in_place_with_their_attributes():
+    body = [node("LeakyRelu", "a", "b"), node("Add", "b a", "c")]
+    reference = onnx.AttributeProto(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT)
+    body[0].attribute.append(reference)
+    function = helper.make_function(
+        "mine", "f", ["a"], ["c"], body, [helper.make_opsetid("", 21)], attributes=["slope"]
+    )
+    proto = model([helper.make_node("f", ["x"], ["y"], domain="mine", slope=0.5)], [value("x", F32, [3])], ["y"],
+                  functions=[function])  # fmt: skip
+    proto.opset_import.append(helper.make_opsetid("mine", 1))
+    with opweave_onnx.load(proto, ["cpu"]) as loaded:
+        np.testing.assert_array_equal(loaded(x=np.array([-2, 0, 2], F32)), [-3, 0, 4])
+
+
+def test_comparison_with_onnx_runtime_names_the_first_difference(monkeypatch):
+    same = compare(PROTO, {"x": X}, ["cpu"])
+    assert same
+    assert len(same.values) == 4
+    from opweave_onnx.operators.table import OPERATORS, Operator
+
+    monkeypatch.setitem(OPERATORS, ("", "Relu"), Operator(lambda call, x: ow.abs(x)))
+    found = compare(PROTO, {"x": X}, ["cpu"])
+    assert not found
+    assert found.first_divergence is not None
+    assert found.first_divergence.node == "relu_r"
+    assert "first difference at relu_r (Relu)" in str(found)
+    newer = model([node("Relu", "x", "y")], [value("x", F32, [3])], ["y"], version=28)
+    with pytest.raises(ow.Unavailable, match=r"ONNX Runtime .* does not load the model"):
+        compare(newer, {"x": X[0, :3]}, ["cpu"])
+
+
+def test_the_class_that_onnx_asks_for():
+    assert Backend.supports_device("CPU")
+    assert not Backend.supports_device("CUDA")
+    (y,) = Backend.prepare(PROTO).run([X])
+    np.testing.assert_allclose(y, truth(X), rtol=1e-5, atol=1e-6)
+    (y,) = Backend.run_model(PROTO, [X])
+    np.testing.assert_allclose(y, truth(X), rtol=1e-5, atol=1e-6)
