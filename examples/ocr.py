@@ -1,5 +1,5 @@
-"""Reads the text in a picture with the three networks of rapidocr, each on another device: one finds lines of text, one says
-which of them are upside down, one reads them. `pip install --no-deps rapidocr-onnxruntime pillow` brings the networks."""
+"""Reads the text in a picture with the three networks of rapidocr, each on another device: one finds lines, one says
+which of them are upside down, one reads them. `pip install --no-deps rapidocr-onnxruntime pillow` brings them."""
 
 import argparse
 from importlib.util import find_spec
@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 import opweave as ow
 import opweave_onnx
 
-FOLDER = Path(find_spec("rapidocr_onnxruntime").submodule_search_locations[0]) / "models"
+FOLDER = Path(find_spec("rapidocr_onnxruntime").submodule_search_locations[0], "models")  # type: ignore[index,union-attr]
 FILES = {"find": "ch_PP-OCRv4_det_infer", "turn": "ch_ppocr_mobile_v2.0_cls_infer", "read": "ch_PP-OCRv4_rec_infer"}
 TEXT = ("One graph, many devices", "Hello 2026")
 
