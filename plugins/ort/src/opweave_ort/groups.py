@@ -142,9 +142,7 @@ def is_large(step: Step) -> bool:
     return flops(step) > LARGE_FLOPS or max([arg.nbytes for arg in (step.out, *step.srcs)]) > LARGE_BYTES
 
 
-def _session(
-    stream: OrtStream, bound: Bound, model: Model, threads: int | ThreadPool, pattern: Pattern
-) -> Session:
+def _session(stream: OrtStream, bound: Bound, model: Model, threads: int | ThreadPool, pattern: Pattern) -> Session:
     structure, args = bound.structure, _weight_args(bound)
     packed = [PACKED.get(arg, form) for n, arg in args.items() if (form := structure.sources[n].form)]
     keep: list[Any] = [*packed, *[arg.buffer for arg in args.values()]]
