@@ -83,7 +83,10 @@ X, Y = ow.input("x", (2,)), ow.exp(ow.input("x", (2,)))
         (lambda s: s.build({"y": None}), "one of them is None"),
         (lambda s: s.build(5), "outputs are"),
         (lambda s: s.build(Y, pins=5), "pins are a mapping"),
-        (lambda s: s.build(Y, pins={5: "host"}), "only computed tensors are pinned, not 5"),
+        (
+            lambda s: s.build(Y, pins={5: "host"}),
+            "computed tensors, inputs and states are pinned; place weights when making them, not 5",
+        ),
         (lambda s: s.build(Y, pins={Y: 5}), "the name of a device, not 5"),
         (lambda s: s.build(Y, placements=5), "placements are"),
         (lambda s: s.build(Y, placements=[5]), "one of them is 5"),

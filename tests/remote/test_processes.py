@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -159,6 +161,9 @@ def test_a_server_that_is_stopped_is_lost_within_the_deadline(token, whole):
             server.signal(signal.SIGSTOP)
         else:
             os.kill(server.worker, signal.SIGSTOP)
+            stat = Path(f"/proc/{server.worker}/stat")
+            while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "T":
+                time.sleep(0.001)
         with pytest.raises(DeviceLostError, match="no sign of life" if whole else "stopped"):
             device.alloc(10)
         assert time.monotonic() - start < 4
@@ -203,14 +208,14 @@ def test_metrics_are_shown_to_prometheus(token):
 
 def test_a_client_that_dies_leaves_nothing(token):
     with serve_process("--token-file", str(token), "--metrics", "127.0.0.1:0") as server:
-        child = os.fork()
-        if child == 0:
-            try:
-                made = opweave_remote.connect(server.address, token_file=token)
-                made.devices[0].alloc(1 << 20).fill(1)
-            finally:
-                os.kill(os.getpid(), signal.SIGKILL)
-        os.waitpid(child, 0)
+        client = f"""if True:
+            import os, signal, opweave_remote
+            made = opweave_remote.connect({server.address!r}, token_file={str(token)!r})
+            made.devices[0].alloc(1 << 20).fill(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+        ended = subprocess.run([sys.executable, "-c", client], timeout=60, check=False)
+        assert ended.returncode == -signal.SIGKILL
         deadline = time.monotonic() + 10
         figures = {}
         while time.monotonic() < deadline:

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 import opweave as ow
 from opweave.graph.dtypes import DTYPES, as_dtype
+from opweave.ops.pooling import max_pool_backward
 from tests.support.philox import philox_words
 
 Array = np.ndarray[Any, Any]
@@ -515,6 +516,21 @@ for rank in (1, 2):
         return out
 
     add(f"max_pool{rank}d", largest, Given(shape), dtypes=NUMBERS, build=given(f"max_pool{rank}d", **options))
+    if rank == 2:
+
+        def scattered(grad: Array, x: Array) -> Array:
+            out = np.zeros(x.shape, grad.dtype)
+            for n, c, i, j in np.ndindex(*grad.shape):
+                window = [(a, b) for a in range(2 * i - 1, 2 * i + 2) for b in range(2 * j - 1, 2 * j + 2)
+                          if 0 <= a < x.shape[2] and 0 <= b < x.shape[3]]  # fmt: skip
+                best = max(window, key=lambda at: x[(n, c, *at)])
+                out[(n, c, *best)] += grad[n, c, i, j]
+            return out
+
+        places = tuple([(n - 1) // 2 + 1 for n in shape[2:]])
+        add("max_pool_backward", scattered, Given((*shape[:2], *places)), Given(shape),
+            build=lambda grad, x: max_pool_backward(grad, x, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1),
+                                                    dilation=(1, 1), ceil_mode=False), scale=10)  # fmt: skip
     averages = getattr(functional, f"avg_pool{rank}d")
     add(f"avg_pool{rank}d", by_torch(lambda x, f=averages: f(x, 3, 2, 1)), Given(shape),
         build=given(f"avg_pool{rank}d", **options), scale=10)  # fmt: skip

@@ -19,6 +19,7 @@ from opweave.graph.opdef import OPS
 from opweave_torch.accelerator import SeparateCpuDevice
 from opweave_torch.device import TorchCpuDevice
 from opweave_torch.kernels import KERNELS
+from opweave_torch.packed import packed_types
 from tests.support.kernels import assert_right_where_accepted, by_operation
 
 
@@ -48,7 +49,8 @@ def test_every_operation_has_a_kernel() -> None:
 def test_kernels_lie_where_their_operations_are_defined() -> None:
     for name in KERNELS.ops():
         for kernel in KERNELS.candidates(name):
-            assert kernel.factory.__module__ == f"opweave_torch.kernels.{OPS[name].family}"
+            family = "packed_products" if set(kernel.accepts) & set(packed_types()) else OPS[name].family
+            assert kernel.factory.__module__ == f"opweave_torch.kernels.{family}"
 
 
 @pytest.mark.parametrize("separate", ["0", "1"])

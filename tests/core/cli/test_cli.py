@@ -156,12 +156,12 @@ class TestPlugins:
         assert code == 0
         acme, boom, host = json.loads(out)["plugins"]
         keys = ["name", "distribution", "version", "state", "value", "devices", "error", "remedy", "traceback"]
-        keys.append("unusable")
+        keys += ["unusable", "variant"]
         assert list(acme) == list(boom) == list(host) == keys
         assert acme == {
             "name": "acme", "distribution": "opweave-acme", "version": "1.0", "state": "ready",
             "value": "opweave_acme:Acme", "devices": ["acme"], "error": None, "remedy": None, "traceback": None,
-            "unusable": [],
+            "unusable": [], "variant": None,
         }  # fmt: skip
         assert (boom["state"], boom["devices"], boom["error"]) == ("broken", [], "ZeroDivisionError: division by zero")
         assert "opweave_boom.py" in boom["traceback"]

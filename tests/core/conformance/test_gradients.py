@@ -28,7 +28,7 @@ def test_every_operation_with_a_gradient_has_a_check():
     differentiable = {op for op in cases_with_gradients() if any(gradient_nodes(c) for c in some(op))}
     assert {f"gradient-{op}" for op in differentiable} <= ids
     discrete = {"argmax", "argsort", "top_k", "count_equal", "arange", "full", "custom", "uniform", "normal"}
-    discrete |= {"equal", "not_equal", "less", "less_equal"}
+    discrete |= {"equal", "not_equal", "less", "less_equal", "quantize", "dequantize"}
     ours = {name for name, op in OPS.items() if op.family != "third-party" and not op.is_view}
     assert ours - differentiable <= discrete | {"floor", "ceil", "round", "trunc", "sign", "step"}
 

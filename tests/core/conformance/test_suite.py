@@ -27,6 +27,7 @@ HANGING = ROOT / "tests/support/hanging_backend.py"
 SELECTED = (
     "hygiene-mem-info",
     "memory-fill",
+    "memory-host-buffer-type",
     "listed-add",
     "add-f32-3x5,3x5",
     "add-f16-3x5,3x5",

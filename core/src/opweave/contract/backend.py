@@ -20,11 +20,13 @@ class Backend:
     Attributes an author may set:
         priority: if several backends offer the same hardware (``Device.hardware_id``), the devices of the backend with
             the highest priority are used by default.
+        dynamic: devices come and go while the process runs (`opweave.rescan`), so that having none is no failure.
         name: the name of the entry point; set by the registry.
         version: shown to people. Default: the version of the distribution.
     """
 
     priority: int = 0
+    dynamic: bool = False
     name: str = ""
     version: str = ""
 

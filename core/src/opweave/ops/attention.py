@@ -160,7 +160,7 @@ def attention(
         DTypeError: quantized queries, mask or sinks, a mask that is neither of a float type nor bool, a bool mask with
             ``max_bias``, options that are no numbers.
     """
-    query, key, value, *rest = floats("attention", q, *map(_values_of, (k, v)), sinks)
+    query, key, value, *rest = floats("attention", q, *map(_values_of, (k, v)), optional=[sinks])
     bias, cap = as_number("attention", "max_bias", max_bias), as_number("attention", "soft_cap", soft_cap)
     if not (0 <= bias < inf and 0 <= cap < inf):
         raise DTypeError(

@@ -123,7 +123,7 @@ def _build_conv(
     if w.ndim != rank + 2:
         raise ShapeError(f"{name}: needs weights (out, in / groups) and {rank} more axes, not {w.describe()}")
     attrs["padding"] = _pads(name, padding, w.shape[2:], attrs["stride"], attrs["dilation"])
-    return batched(name, make(name, x), rank, lambda y: node(op, floats(name, y, w, bias), attrs))
+    return batched(name, make(name, x), rank, lambda y: node(op, floats(name, y, w, optional=[bias]), attrs))
 
 
 @builds(CONV1D)
@@ -277,7 +277,7 @@ def _build_transposed(
         if extra >= max(s, d):
             raise ShapeError(f"{name}: output_padding {extra} must be below stride {s} or dilation {d}")
     w = make(name, weight)
-    return batched(name, make(name, x), rank, lambda y: node(op, floats(name, y, w, bias), attrs))
+    return batched(name, make(name, x), rank, lambda y: node(op, floats(name, y, w, optional=[bias]), attrs))
 
 
 @builds(CONV_TRANSPOSE1D)

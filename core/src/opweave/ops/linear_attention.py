@@ -129,7 +129,7 @@ def linear_attention(
         raise ShapeError("linear_attention: removal and insertion are given together")
     if bonus is not None and removal is not None:
         raise ShapeError("linear_attention: a bonus does not go with removal and insertion")
-    srcs = floats("linear_attention", q, k, v, decay, bonus, removal, insertion, state)
+    srcs = floats("linear_attention", q, k, v, optional=[decay, bonus, removal, insertion, state])
     last = as_flag("linear_attention", "return_last_state", return_last_state)
     attrs = {"decay": decay is not None, "bonus": bonus is not None, "removal": removal is not None}
     result = node(LINEAR_ATTENTION, srcs, attrs | {"state": state is not None, "last": last})

@@ -290,10 +290,11 @@ def _warn_if_widened(operands: tuple[Tensor, ...]) -> None:
             warn_of_f64(x.memory.describe())
 
 
-def floats(op: str, *values: Any) -> tuple[Tensor, ...]:
-    """Operands of a function on real numbers in one float type; ``None`` is left out. Raises `DTypeError` for a
-    quantized operand."""
-    return tuple([floating(op, x) for x in promoted(op, *[make(op, v) for v in values if v is not None])])
+def floats(op: str, *values: Any, optional: Sequence[Any] = ()) -> tuple[Tensor, ...]:
+    """Operands of a function on real numbers in one float type; those of ``optional`` that are ``None`` are left out.
+    Raises `DTypeError` for a quantized operand, and for ``None`` in ``values``."""
+    given = [*values, *[value for value in optional if value is not None]]
+    return tuple([floating(op, x) for x in promoted(op, *[make(op, value) for value in given])])
 
 
 def added(op: str, what: str, value: Any, dtype: DType) -> Tensor:

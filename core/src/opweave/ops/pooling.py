@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from opweave.errors import ShapeError
+from opweave.errors import DTypeError, ShapeError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import Infer, OpDef, define_op
@@ -174,6 +174,8 @@ def _backward_infer(
 ) -> tuple[Shape, DType]:
     sizes = zip(x.shape[2:], kernel_size, stride, padding, dilation, strict=True)
     places = tuple([_places(*axis, ceil_mode) for axis in sizes])
+    if not x.dtype.is_float:
+        raise DTypeError(f"max_pool_backward: only floats have gradients, not {x.describe()}")
     if grad.shape != (*x.shape[:2], *places) or grad.dtype is not x.dtype:
         raise ShapeError(f"max_pool_backward: needs the gradient of every window of {x.describe()}: {grad.describe()}")
     return x.shape, x.dtype

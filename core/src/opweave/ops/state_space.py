@@ -89,7 +89,7 @@ def causal_conv1d(
         ShapeError: shapes that do not fit.
         DTypeError: a quantized operand.
     """
-    srcs = floats("causal_conv1d", x, weight, bias, initial_states)
+    srcs = floats("causal_conv1d", x, weight, optional=[bias, initial_states])
     y = node(CAUSAL_CONV1D, srcs, {"biased": bias is not None})
     if not as_flag("causal_conv1d", "return_final_states", return_final_states):
         return y
@@ -230,7 +230,7 @@ def selective_scan(
             raise ShapeError(f"selective_scan: delta_bias must have shape (channels,); got {bias.describe()}")
         steps = add(steps, reshape(bias, (-1, 1)))
     b, c = [_grouped(make("selective_scan", m)) for m in (B, C)]
-    srcs = floats("selective_scan", u, steps, A, b, c, D, state)
+    srcs = floats("selective_scan", u, steps, A, b, c, optional=[D, state])
     softplus = as_flag("selective_scan", "delta_softplus", delta_softplus)
     last = as_flag("selective_scan", "return_last_state", return_last_state)
     attrs = {"softplus": softplus, "skip": D is not None, "last": last}

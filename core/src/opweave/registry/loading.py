@@ -100,7 +100,7 @@ def _bring_up(plugin: Plugin, hooks: Hooks, catalog: Catalog) -> tuple[list[Load
         adopt(backend, devices)
         usable, unusable = probed(devices)
         plugin.unusable += unusable
-        if usable:
+        if usable or (backend.dynamic and not unusable):
             ready.append(LoadedBackend(backend, usable, rank))
         else:
             missing.append(none_usable(unusable))
@@ -231,7 +231,7 @@ def devices_of(backend: Backend) -> list[Device]:
     """The devices that ``backend`` finds.
 
     Raises:
-        Unavailable: none, or the backend says so.
+        Unavailable: none, where the backend is not dynamic, or the backend says so.
         Broken: it returned something else than devices, or invalid ones.
     """
     what = f"{type(backend).__name__}.devices()"
@@ -243,7 +243,7 @@ def devices_of(backend: Backend) -> list[Device]:
         if any(device is known for known in devices):
             raise Broken(f"{what} returned one device twice")
         devices.append(device)
-    if not devices:
+    if not devices and not backend.dynamic:
         raise Unavailable("it found no device on this machine")
     return devices
 

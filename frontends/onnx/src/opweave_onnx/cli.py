@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 from rich.text import Text
 
 from opweave.cli.output import Row, human_bytes, plain, print_json, print_rows, quiet_stdout
-from opweave.cost.predict import memory_of
 from opweave.errors import SchedulerError
-from opweave_onnx.compare import compare, examples
-from opweave_onnx.graphs import Value
-from opweave_onnx.model import Model, load
-from opweave_onnx.reading import read_model
-from opweave_onnx.session import missing_operators
-from opweave_onnx.tensors import dtype_of
+
+if TYPE_CHECKING:
+    from opweave_onnx.graphs import Value
+    from opweave_onnx.model import Model
 
 __all__ = ["add_commands"]
 
@@ -48,6 +45,8 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def _loaded(model: str, devices: str) -> Model:
+    from opweave_onnx.model import load  # imports the package onnx
+
     return load(model, [name.strip() for name in devices.split(",")] if devices else None)
 
 
@@ -62,6 +61,8 @@ def _pairs(given: list[str] | None, what: str) -> dict[str, str]:
 
 
 def _feeds(model: Model, dims: list[str] | None, inputs: list[str] | None) -> dict[str, Any]:
+    from opweave_onnx.compare import examples
+
     lengths = {}
     for name, text in _pairs(dims, "--dim").items():
         if not text.isdigit():
@@ -77,6 +78,8 @@ def _feeds(model: Model, dims: list[str] | None, inputs: list[str] | None) -> di
 
 
 def _shown(value: Value) -> dict[str, Any]:
+    from opweave_onnx.tensors import dtype_of
+
     return {
         "name": value.name,
         "dtype": dtype_of(value.elem).name if value.elem else "",
@@ -86,6 +89,9 @@ def _shown(value: Value) -> dict[str, Any]:
 
 def _info(model: _File, as_json: _Json = False) -> None:
     """What the file says: inputs, outputs, operators, weights, metadata; and operators that opweave does not know."""
+    from opweave_onnx.reading import read_model
+    from opweave_onnx.session import missing_operators
+
     source = read_model(model)
     graph = source.graph
     counts = Counter(f"{n.domain}.{n.op}" if n.domain else n.op for n in graph.nodes)
@@ -126,6 +132,8 @@ def _plan(
     html: Annotated[str, typer.Option("--html", metavar="FILE", help="Write a page.")] = "",
 ) -> None:
     """What would run where and why, and how much memory each device needs. No weights are loaded."""
+    from opweave.cost.predict import memory_of
+
     with quiet_stdout(), _loaded(model, devices) as loaded:
         planned = loaded.plan(_feeds(loaded, dims, None))
         explanation = planned.explain()
@@ -207,6 +215,9 @@ def _compare(
     model: _File, devices: _Devices = "", dims: _Lengths = None, inputs: _Inputs = None, as_json: _Json = False
 ) -> None:
     """Compare the result of every node with ONNX Runtime's. Exits with 1 if they differ by more than rounding."""
+    from opweave_onnx.compare import compare
+    from opweave_onnx.model import load
+
     with quiet_stdout():
         names = [name.strip() for name in devices.split(",")] if devices else None
         with load(model, names) as loaded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock
 from typing import Any, Final
 
@@ -48,6 +49,18 @@ def allocated() -> int:
     ask.restype = _MallocInfo
     found = ask()
     return int(found.hblkhd + found.uordblks)
+
+
+def _end_without_destructors() -> None:
+    """In a forked child: let the process end before ONNX Runtime's own objects are destroyed.
+
+    At the end of a process it waits for threads which the child does not have, forever. Functions that are given to the
+    C library last are called first; this one ends the process with its status.
+    """
+    library = ctypes.CDLL(None)
+    with suppress(AttributeError):  # only the GNU C library has it
+        library.on_exit.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        library.on_exit(ctypes.cast(library._exit, ctypes.c_void_p), None)
 
 
 class Runtime:
@@ -124,6 +137,8 @@ class Runtime:
             memory = onnxruntime.OrtMemoryInfo(
                 "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
             )
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=_end_without_destructors)
             onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg(0, -1, -1, -1))
             self._started = True
 

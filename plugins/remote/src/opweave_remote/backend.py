@@ -123,15 +123,17 @@ class RemoteBackend(Backend):
     """
 
     priority = -10
+    dynamic = True
 
     def __init__(self) -> None:
         self._problems: dict[str, str] = {}
 
     def devices(self) -> Sequence[Device]:
-        """The devices of all servers that stand. Servers that are lost, or were not there, are looked for again.
+        """The devices of all servers that stand; none where no server is listed. Servers that are lost, or were not
+        there, are looked for again.
 
         Raises:
-            Unavailable: no server is listed, or none can be reached; says why for each.
+            Unavailable: no server can be reached; says why for each.
         """
         found: list[Device] = []
         problems: dict[str, str] = {}
@@ -152,12 +154,8 @@ class RemoteBackend(Backend):
                     _SERVERS[name] = settings, connection
                 found += connection.devices
         self._problems = problems
-        if not found:
-            raise Unavailable(
-                "\n".join(problems.values()) or "no servers are listed",
-                remedy="set OPWEAVE_REMOTE=host:port,... or call opweave_remote.connect; a server is started by "
-                "`opweave serve-devices`",
-            )
+        if problems and not found:
+            raise Unavailable("\n".join(problems.values()), remedy="a server is started by `opweave serve-devices`")
         return found
 
     def features(self) -> Mapping[str, Any]:

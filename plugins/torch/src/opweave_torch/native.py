@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "convolution", "flash_attention_on_cpu", "has_fused_attention", "inference_mode", "max_pool_with_indices",
-    "multiplies_bf16", "out_function",
+    "convolution", "flash_attention_on_cpu", "has_fused_attention", "inference_mode", "int4_packed", "int4_product",
+    "max_pool_backward", "max_pool_with_indices", "multiplies_bf16", "out_function", "packed_linear", "packed_product",
 ]  # fmt: skip
 
 _NN: Final[Any] = torch._C._nn
@@ -102,3 +102,43 @@ def inference_mode() -> AbstractContextManager[object]:
     the mode entered, and the thread's tensors have no gradients from there on.
     """
     return _INFERENCE_MODE(True)  # type: ignore[no-any-return]
+
+
+# --- packed weights -------------------------------------------------------------------------------------------------
+#
+# None of these has a public way. `opweave_torch.packed` tries them out once, and reads weights as they lie where this
+# torch lacks them or computes something else.
+
+
+def packed_linear(matrix: Tensor) -> Tensor:
+    """A dense matrix of weights in the layout that oneDNN's products read fastest."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix.contiguous(), None)
+    return packed
+
+
+_LINEAR: Final[Any] = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
+
+
+def packed_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """``x @ weight.T + bias`` of a weight that `packed_linear` made, a new tensor."""
+    product: Tensor = _LINEAR(x, packed, bias, "none", [], "")
+    return product
+
+
+def int4_packed(integers: Tensor) -> Tensor:
+    """i32 integers of 4 bits, (outputs, inputs), in the layout of `int4_product`."""
+    packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers, 1)
+    return packed
+
+
+def int4_product(x: Tensor, packed: Tensor, group: int, scales: Tensor) -> Tensor:
+    """``x @ weight.T`` of rows in bf16 and a weight of `int4_packed` in groups of inputs with a scale each, a new
+    tensor."""
+    product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, group, scales)
+    return product
+
+
+def max_pool_backward() -> Callable[..., Any]:
+    """The gradient of `max_pool_with_indices`, with ``grad_input=`` for the result."""
+    function: Callable[..., Any] = torch.ops.aten.max_pool2d_with_indices_backward.grad_input
+    return function

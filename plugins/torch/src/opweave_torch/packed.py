@@ -19,7 +19,7 @@ from opweave.graph.layout import Shape
 from opweave.host.repacked import RepackedType
 from opweave.ops.blocks import block_parts, dequantize
 from opweave_torch.memory import shaped
-from opweave_torch.native import multiplies_bf16
+from opweave_torch.native import int4_packed, int4_product, multiplies_bf16, packed_linear, packed_product
 
 if TYPE_CHECKING:
     from opweave.contract import BufferType, Step
@@ -87,9 +87,9 @@ class PackedType(RepackedType):
         with torch.inference_mode():
             if dtype.is_quantized:
                 blocks = data.copy().reshape(shape[0], -1)
-                return PackedWeight(_packed(torch.from_numpy(dequantize(blocks, dtype))), blocks)
+                return PackedWeight(packed_linear(torch.from_numpy(dequantize(blocks, dtype))), blocks)
             strides = (shape[1] * dtype.itemsize, dtype.itemsize)
-            return PackedWeight(_packed(shaped(torch.from_numpy(data.copy()), dtype, shape, strides)), None)
+            return PackedWeight(packed_linear(shaped(torch.from_numpy(data.copy()), dtype, shape, strides)), None)
 
     def _unpack(self, packed: PackedWeight, dtype: DType, shape: Shape) -> np.ndarray[Any, Any]:
         if packed.blocks is not None:
@@ -146,7 +146,7 @@ class Int4Type(RepackedType):
         heads = dtype.itemsize - GROUP // 2
         exact = rows.reshape(shape[0], -1, dtype.itemsize)[:, :, :heads].copy()
         with torch.inference_mode():
-            return Int4Weight(torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers, 1), both, exact)
+            return Int4Weight(int4_packed(integers), both, exact)
 
     def _unpack(self, packed: Int4Weight, dtype: DType, shape: Shape) -> np.ndarray[Any, Any]:
         # The order of the integers is torch's own: their products with rows of the identity are the integers less 8.
@@ -168,26 +168,18 @@ class Int4Type(RepackedType):
 
 def multiply_packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
     """``x @ weight.T + bias``, a new tensor."""
-    return _MULTIPLY(x, weight.packed, bias, "none", [], "")
+    return packed_product(x, weight.packed, bias)
 
 
 def multiply_int4(x: Tensor, weight: Int4Weight) -> Tensor:
     """``x @ weight.T`` of rows in bf16, a new tensor."""
-    return torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight.packed, GROUP, weight.scales)
+    return int4_product(x, weight.packed, GROUP, weight.scales)
 
 
 @cache
 def packed_types() -> tuple[type[BufferType], ...]:
     """The kinds of memory for which this torch has what it takes, tried out with a small product."""
     return tuple([kind for kind, works in ((Int4Type, _int4_works), (PackedType, _packing_works)) if works()])
-
-
-_MKLDNN: Final[Any] = torch.ops.mkldnn
-_MULTIPLY: Final[Any] = getattr(getattr(_MKLDNN, "_linear_pointwise", None), "default", None)
-
-
-def _packed(matrix: Tensor) -> Tensor:
-    return _MKLDNN._reorder_linear_weight(matrix.contiguous(), None)
 
 
 def _bytes(dense: Tensor) -> np.ndarray[Any, Any]:
@@ -199,7 +191,7 @@ def _packing_works() -> bool:
     matrix = torch.arange(64.0).reshape(8, 8)
     try:
         with torch.inference_mode():
-            packed = _packed(matrix)
+            packed = packed_linear(matrix)
             same = torch.equal(packed.to_dense(), matrix)
             product = multiply_packed(matrix, PackedWeight(packed, None), None)
             return bool(same and torch.allclose(product, matrix @ matrix.T))
@@ -213,7 +205,7 @@ def _int4_works() -> bool:
     scales[:, :, 0] = 1
     try:
         with torch.inference_mode():
-            packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers, 1)
+            packed = int4_packed(integers)
             rows = torch.eye(GROUP, dtype=torch.bfloat16)
             product = multiply_int4(rows, Int4Weight(packed, scales, np.empty(0)))
             return bool(torch.equal(product.t().to(torch.int32), integers - 8))

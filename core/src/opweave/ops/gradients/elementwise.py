@@ -18,7 +18,7 @@ from opweave.ops.gradients.rules import gradient_of, vanishing
 # --- arithmetic -----------------------------------------------------------------------------------------------------
 
 vanishing("sign", "step", "floor", "ceil", "round", "trunc", "full", "arange", "uniform", "normal")
-vanishing("equal", "not_equal", "less", "less_equal")
+vanishing("equal", "not_equal", "less", "less_equal", "quantize", "dequantize")
 
 
 @gradient_of("add")

@@ -14,6 +14,7 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import f32, i64
 from opweave.ops.windows import overlap
+from opweave_torch import native
 from opweave_torch.kernels.binding import in_order
 from opweave_torch.kernels.table import INTEGERS, KERNELS
 from opweave_torch.memory import tensor
@@ -70,11 +71,10 @@ def max_pool_backward(
         after = [partial(narrow[2].copy_, result)]
     sizes = [*_geometry(attrs), _two(attrs["dilation"], 1), attrs["ceil_mode"]]
     given, source, result, largest, places = (_plane(t) for t in (given, source, result, tensor(most), tensor(indices)))
-    backward = torch.ops.aten.max_pool2d_with_indices_backward.grad_input
     return in_order([
         *before,
         partial(max_pool_with_indices(), source, *sizes, out=(largest, places)),
-        partial(backward, given, source, *sizes, places, grad_input=result),
+        partial(native.max_pool_backward(), given, source, *sizes, places, grad_input=result),
         *after,
     ])  # fmt: skip
 
