@@ -78,7 +78,7 @@ class Function(Generic[R_co]):
         else:
             tensors = tuple(target.values()) if isinstance(target, Mapping) else target
             leaves = Graph(tensors).leaves
-            self._inputs = [t.name for t in leaves if t.leaf is not None and t.leaf.kind == "input"]
+            self._inputs = [t.key for t in leaves if t.leaf is not None and t.leaf.kind == "input"]
             unknown = set(self._max_shapes)
             self.__name__ = "outputs"
         if unknown:

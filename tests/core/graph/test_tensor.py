@@ -111,6 +111,19 @@ def test_names_change_nothing_but_messages():
     assert repr(x) == "<Tensor input 'x' f32[3]>"
 
 
+def test_a_leaf_is_fed_and_read_by_its_key_whatever_it_is_named():
+    x, n = ow.input("x", (3,)).named("images"), ow.state("n", (3,)).named("sums")
+    assert (x.name, x.key, x[1:].key, n.key, ow.exp(x).key) == ("images", "x", "x", "n", "")
+    with ow.Scheduler("host") as scheduler:
+        program = scheduler.build(ow.assign(n, n + x))
+        assert program.run(x=[1, 2, 3]).tolist() == [1, 2, 3]
+        assert program.submit({"x": [1, 1, 1]}).result().tolist() == [2, 3, 4]
+        assert program.read("n").tolist() == [2, 3, 4]
+        with pytest.raises(ow.OpweaveError, match="images"):
+            program.run(images=[1, 2, 3])
+    x.named(""), n.named("")
+
+
 # --- where it was built ---------------------------------------------------------------------------------------------
 
 

@@ -165,7 +165,7 @@ def test_long_programs_have_short_pages():
 
 
 def test_scopes_are_lines_of_a_table_and_parts_of_the_page():
-    x = ow.input("x", (4,))
+    x = ow.input("scoped", (4,))  # of this test alone: a node that lives elsewhere keeps its scope
     for i in range(2):
         with ow.scope(f"layer{i}"):
             with ow.scope("mlp"):

@@ -47,9 +47,9 @@ class Model(NamedTuple):
         result = {}
         for x in Graph(outputs).leaves:
             if x.leaf is not None and x.leaf.kind == "input":
-                high = self.ids.get(x.name)
+                high = self.ids.get(x.key)
                 values = rng.standard_normal(x.shape) if high is None else rng.integers(0, high, x.shape)
-                result[x.name] = values.astype(x.dtype.numpy)
+                result[x.key] = values.astype(x.dtype.numpy)
         return result
 
 

@@ -130,7 +130,7 @@ class Tensor(Operators):
     @property
     def name(self) -> str:
         """The scope of the node, and its given name, else that of the operation: ``"layer3/linear"``. Of a leaf its
-        given name, else the name that it is fed or looked up by; scopes change neither."""
+        given name, else its key; scopes change neither. For messages and reports."""
         own = self._name or (self.leaf.name if self.leaf else self.op.name if self.op else "")
         return f"{self.scope}/{own}" if self.scope else own
 
@@ -138,6 +138,13 @@ class Tensor(Operators):
         """Give this tensor a name for messages and reports, within its scope; returns the tensor itself."""
         self._name = name
         return self
+
+    @property
+    def key(self) -> str:
+        """The name that a leaf is fed, looked up and saved by, which `named` does not change; of a view that of its
+        leaf; ``""`` for computed values."""
+        leaf = self.memory.leaf
+        return leaf.name if leaf is not None else ""
 
     @property
     def ndim(self) -> int:

@@ -182,7 +182,7 @@ class Executor:
         self._check_program(state)
         if not self._parallel:
             ready = fitted(state.lists[0], state.written, feeds, named)
-            kept = {feed.tensor.name: value for feed, value in snapshot(ready, all_=True)}
+            kept = {feed.tensor.key: value for feed, value in snapshot(ready, all_=True)}
             return self._hand_over(partial(self.run, on_device=on_device), state, kept, {})
         with self.lock:
             self.check_open()

@@ -62,7 +62,7 @@ def settle_failure(
     for split in splits:
         if anywhere or split.target in unfinished:
             writers += _written(split, 0, len(split.items))
-    states = {w.memory.name: w.memory for w in writers if w.state is not None}
+    states = {w.key: w.memory for w in writers if w.state is not None}
     device = action.target.name if action is not None else unfinished[0].name if unfinished else ""
     what = node.describe() if node is not None else "the run"
     if node is None and action is not None and action.split is not None:

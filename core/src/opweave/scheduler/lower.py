@@ -188,7 +188,7 @@ class _Lowering:
                 view, put, queued = bind_write(arg, target.stream)
                 feed = feed._replace(view=view, put=put, queued=queued, target=target)
                 self._add(target.index if queued else HOST_QUEUE, (), (storage,), None, None)
-            self.result.feeds[tensor.name] = feed
+            self.result.feeds[tensor.key] = feed
 
     def _add_split(self, split: Split) -> None:
         target = split.target

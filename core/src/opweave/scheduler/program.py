@@ -239,8 +239,8 @@ class Program(Planned, Generic[R_co]):
         return self._executor.when_idle(partial(read_leaf, leaf))
 
     def _leaf(self, tensor: Tensor | str) -> Tensor:
-        leaves = {t.name: t for t in self.partition.graph.leaves if t.leaf and t.leaf.kind in ("input", "state")}
-        name = tensor if isinstance(tensor, str) else tensor.name
+        leaves = {t.key: t for t in self.partition.graph.leaves if t.leaf and t.leaf.kind in ("input", "state")}
+        name = tensor if isinstance(tensor, str) else tensor.key
         found = leaves.get(name)
         if found is None or (isinstance(tensor, Tensor) and tensor is not found):
             raise UnknownNameError("input or state of this program", name, leaves)

@@ -89,7 +89,7 @@ class Optimizer:
                 name, weight, ops.cast(found, weight.dtype), ops.cast(rate, weight.dtype), when
             )
             written |= beside
-            written[weight.name if weight is not param else name] = new = changed(weight, change, when)
+            written[weight.key if weight is not param else name] = new = changed(weight, change, when)
             if weight is not param:
                 written[name] = ops.assign(param, ops.cast(new, param.dtype))
         return written

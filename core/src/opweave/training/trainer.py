@@ -140,8 +140,8 @@ class Trainer:
             known = self._programs[key] = self.scheduler.build(outputs, pins)
             own = self._states
             for node in known.partition.graph.nodes:
-                if node.op is not None and node.op.writes and node.memory.name not in own:
-                    self._written[node.memory.name] = node.memory
+                if node.op is not None and node.op.writes and node.key not in own:
+                    self._written[node.key] = node.memory
         return known
 
     def _pins(self, replicas: Sequence[Sequence[Tensor]]) -> dict[Tensor, Any]:
@@ -322,7 +322,7 @@ class Trainer:
     @property
     def _states(self) -> dict[str, Tensor]:
         scaling = {} if self._scaling is None else self._scaling.states
-        sums = {tensor.name: tensor for tensor in self._graphs.sums.values()}
+        sums = {tensor.key: tensor for tensor in self._graphs.sums.values()}
         return {**self._optimizer.params, **self._optimizer.states, **scaling, **sums, **self._written}
 
     def _values(self) -> dict[str, Array]:

@@ -96,8 +96,8 @@ EMPTY: Final[dict[str, Callable[[], Tensor]]] = {
 
 def _ask_empty(build: Callable[[], Tensor], subject: Subject) -> None:
     output = build()
-    names = sorted({t.name for t in _leaves(output)}) if output.srcs else []
-    values = {t.name: _value(subject, t) for t in _leaves(output)}
+    names = sorted({t.key for t in _leaves(output)}) if output.srcs else []
+    values = {t.key: _value(subject, t) for t in _leaves(output)}
     host = HostDevice()
     with Scheduler(host) as alone:
         want = alone.build(output).run(**values)
