@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,3 +35,14 @@ def separate() -> SeparateCpuDevice:
     from opweave_torch.accelerator import SeparateCpuDevice
 
     return SeparateCpuDevice()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Every thread that calls torch gets as many more as torch uses, and all of them spin while they wait."""
+    import torch
+
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)

@@ -75,7 +75,7 @@ def agree(
     return count
 
 
-def test_every_placement_of_the_digits_agrees(devices):
+def test_every_placement_of_the_digits_agrees(devices, one_thread):
     """The network of ``examples/digits.py``: three hidden layers on 64 pixels. Every node on every device."""
     rng = np.random.default_rng(0)
     sizes = (64, 128, 64, 32, 10)
@@ -115,7 +115,7 @@ def block(x: ow.Tensor, w: ow.Weights, heads: int) -> ow.Tensor:
     return x + ow.linear(ow.silu(ow.linear(h, w["up"])), w["down"])
 
 
-def test_placements_of_a_transformer_block_agree(devices):
+def test_placements_of_a_transformer_block_agree(devices, one_thread):
     rng = np.random.default_rng(1)
     width, heads, tokens = 32, 4, 7
     shapes = dict.fromkeys("qkvo", (width, width)) | {"up": (4 * width, width), "down": (width, 4 * width)}
