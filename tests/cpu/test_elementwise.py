@@ -38,6 +38,8 @@ STEPS: list[tuple[str, int, dict[str, Any]]] = [
     ("hardswish", 1, {}),
     ("gelu_tanh", 1, {}),
     ("gelu_quick", 1, {}),
+    ("erf", 1, {}),
+    ("atan", 1, {}),
     ("reglu", 2, {}),
     ("geglu", 2, {"approximate": "none"}),
     ("geglu", 2, {"approximate": "tanh"}),
@@ -168,3 +170,15 @@ def test_relu_of_every_half(apply: Apply, dtype: Any) -> None:
     x = np.arange(1 << 16, dtype=np.uint16).view(dtype)
     got, want = (v.astype(np.float32) for v in (apply("relu", np.zeros_like(x), x), exact("relu", [x], {})))
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(np.float32, 4e-7), (np.float64, 1e-15)])
+def test_erf_keeps_its_digits_near_zero_and_at_its_joint(apply: Apply, dtype: Any, rtol: float) -> None:
+    ends = 10.0 ** np.linspace(-30, 0, 300)
+    joint = 1 + np.linspace(-1e-5, 1e-5, 101)
+    x = np.concatenate([np.linspace(-7, 7, 4001), ends, -ends, joint, -joint]).astype(dtype)
+    np.testing.assert_allclose(apply("erf", np.zeros_like(x), x), [math.erf(float(v)) for v in x], rtol=rtol, atol=0)
+    special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0], dtype)
+    got = apply("erf", np.zeros_like(special), special)
+    np.testing.assert_array_equal(got, np.array([np.nan, 1, -1, 0, -0.0], dtype))
+    assert np.signbit(got[4])

@@ -104,6 +104,12 @@ for name in ("exp", "expm1", "sin", "cos", "tanh"):
     add(name, getattr(np, name))
 for name in ("log", "log1p", "sqrt"):
     add(name, getattr(np, name), Given((3, 5), kind="positive"))
+for name in ("tan", "sinh", "cosh", "atan", "asinh"):
+    add(name, getattr(np, {"atan": "arctan", "asinh": "arcsinh"}.get(name, name)))
+for name in ("asin", "acos", "atanh"):
+    add(name, getattr(np, name.replace("a", "arc", 1)), Given((3, 5), kind="unit"))
+add("acosh", lambda x: np.arccosh(x), Given((3, 5), kind="positive"))
+add("erf", by_torch(torch.erf))
 add("rsqrt", lambda x: 1 / np.sqrt(x), Given((3, 5), kind="positive"))
 add("reciprocal", lambda x: 1 / x)
 add("pow", np.power, Given((3, 5), kind="positive"), X)
@@ -421,6 +427,7 @@ def rows_replaced(state: Array, ids: Array, rows: Array) -> Array:
 
 STATE = Given((4, 5), state=True)
 add("index_copy", rows_replaced, STATE, Given((2,), "i64", "distinct", 4), Given((2, 5)), dtypes=PLAIN)
+add("set_rows", rows_replaced, Given((4, 5)), Given((2,), "i64", "distinct", 4), Given((2, 5)), dtypes=PLAIN)
 add("assign", lambda s, v: v, STATE, Given((4, 5)), dtypes=PLAIN)
 add("accumulate", lambda s, v: s + v, STATE, Given((4, 5)), dtypes=NUMBERS)
 

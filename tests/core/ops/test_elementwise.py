@@ -35,6 +35,10 @@ UNARY = {
     "log1p": torch.log1p,
     "sin": torch.sin,
     "cos": torch.cos,
+    **{
+        name: getattr(torch, name)
+        for name in ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erf")
+    },
 }
 POSITIVE = ("log", "log1p", "sqrt", "rsqrt")
 

@@ -292,3 +292,31 @@ def test_states_without_elements_are_written_like_others(shape):
     if len(shape) == 2:
         rows = np.zeros((0, *shape[1:]), np.float32)
         assert ow.index_copy(state, np.zeros(0, np.int64), rows) is state
+
+
+def test_rows_are_replaced_in_a_new_tensor():
+    x, rows = RNG.standard_normal((5, 3)), RNG.standard_normal((2, 3))
+    got = evaluate(ow.set_rows(ow.constant(x), np.array([4, 1]), ow.constant(rows)), {})
+    np.testing.assert_array_equal(got[[4, 1]], rows)
+    np.testing.assert_array_equal(got[[0, 2, 3]], x[[0, 2, 3]])
+    last = evaluate(ow.set_rows(ow.constant(x), np.array([2, 2]), ow.constant(rows)), {})
+    np.testing.assert_array_equal(last[2], rows[1])
+    with pytest.raises(ow.BoundsError, match="set_rows: index 5"):
+        evaluate(ow.set_rows(ow.constant(x), np.array([5]), 0.0), {})
+    with pytest.raises(ow.ShapeError, match="set_rows"):
+        ow.set_rows(ow.constant(x), np.array([1]), ow.constant(np.ones((2, 3))))
+    with pytest.raises(ow.DTypeError, match="set_rows: ids are i32 or i64"):
+        ow.set_rows(ow.constant(x), np.array([1.0]), 0.0)
+
+
+def test_gradients_of_replaced_rows_are_those_of_torch():
+    x, rows, ids = RNG.standard_normal((5, 3)), RNG.standard_normal((2, 3)), np.array([4, 1])
+    a, b = ow.input("rows_replaced", (5, 3), "f64"), ow.input("rows_new", (2, 3), "f64")
+    loss = ow.sum(ow.square(ow.set_rows(a, ids, b)))
+    got = [evaluate(g, {a: x, b: rows}) for g in ow.gradients(loss, [a, b])]
+    u, v = (torch.from_numpy(t).requires_grad_() for t in (x, rows))
+    u.index_copy(0, torch.from_numpy(ids), v).square().sum().backward()
+    for mine, theirs in zip(got, (u.grad, v.grad), strict=True):
+        np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-12)
+    with pytest.raises(ow.HazardError, match="set_rows: index 4 repeats"):
+        ow.gradients(ow.sum(ow.set_rows(a, np.array([4, 4]), b)), [b])

@@ -30,7 +30,9 @@ def in_f64(case: Case) -> Case:
 def tried() -> Iterator[Case]:
     for case in CASES:
         types = {o.dtype for o in case.operands}
-        plain = all(o.values in PLAIN for o in case.operands) and "mixed" not in case.id
+        # acosh is a number from 1 on only.
+        values = (*PLAIN, "large") if case.op == "acosh" else PLAIN
+        plain = all(o.values in values for o in case.operands) and "mixed" not in case.id
         small = sum(prod(o.shape) for o in case.operands) <= LARGEST
         if (
             "f32" in types
@@ -80,7 +82,8 @@ def check(case: Case) -> None:
                  for leaf, value in values.items()}  # fmt: skip
         return float((evaluate(out, moved)[finite] * weights[finite]).sum())
 
-    step = 1e-9 if case.id.endswith("factors") else 1e-6  # factors divide angles of hundreds of turns
+    # Factors divide angles of hundreds of turns; the others bend ever more towards 1.
+    step = 1e-9 if case.id.endswith("factors") else 1e-7 if case.op in ("asin", "acos", "atanh") else 1e-6
     expected = (loss(step) - loss(-step)) / (2 * step)
     size = max(1.0, abs(expected), abs(loss(0.0)))
     assert along == pytest.approx(expected, abs=2e-7 * size * max(1, prod(out.shape) ** 0.5)), case.id

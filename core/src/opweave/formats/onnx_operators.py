@@ -36,7 +36,8 @@ class OnnxOperator(NamedTuple):
 
 _SAME_NAME: Final = (
     "add", "sub", "mul", "div", "pow", "neg", "abs", "sign", "exp", "log", "sin", "cos", "tanh", "sqrt", "reciprocal",
-    "floor", "ceil", "round", "relu", "softplus", "sigmoid", "less", "equal", "where",
+    "floor", "ceil", "round", "relu", "softplus", "sigmoid", "less", "equal", "where", "tan", "asin", "acos", "atan",
+    "sinh", "cosh", "asinh", "acosh", "atanh", "erf",
 )  # fmt: skip
 """Operations whose operator has their name, in capitals."""
 

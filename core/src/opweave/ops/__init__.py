@@ -33,10 +33,12 @@ from opweave.ops.random import *
 from opweave.ops.reduction import *
 from opweave.ops.rope import *
 from opweave.ops.rounding import *
+from opweave.ops.rows import *
 from opweave.ops.selection import *
 from opweave.ops.sorting import *
 from opweave.ops.sparse_attention import *
 from opweave.ops.state_space import *
+from opweave.ops.trigonometry import *
 
 if not TYPE_CHECKING:  # type checkers use the imports above; they cannot evaluate a computed list
     __all__ = sorted(name for name, value in globals().items() if isinstance(value, FunctionType))

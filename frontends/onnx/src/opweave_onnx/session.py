@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any, Final
 
 import opweave as ow
@@ -46,6 +46,7 @@ class Session:
         self._weights: Final = weights
         self._arrays: Final = {tensor: arrays[name] for name, tensor in weights.items()}
         self._runners: Final[dict[Graph, Runner]] = {}
+        self._derived: Final[dict[Any, Tensor]] = {}
 
     def build(self, outputs: Mapping[str, Tensor]) -> ow.Program[dict[str, Array]] | None:
         """The program for outputs; ``None`` if there are none."""
@@ -68,6 +69,16 @@ class Session:
         if known is None and tensor.leaf is not None and tensor.leaf.kind == "constant":
             return tensor.leaf.data
         return known
+
+    def derived(self, key: Hashable, compute: Callable[[], Array]) -> Tensor:
+        """A weight that is computed of others, once for all programs.
+
+        Args:
+            key: what it is computed of.
+        """
+        if key not in self._derived:
+            self._derived[key] = ow.weights({"derived": compute()})["derived"]
+        return self._derived[key]
 
     def operator(self, node: Node) -> Operator:
         """What builds a node.

@@ -34,6 +34,7 @@ from opweave.conformance.cases import (
     sorting,
     sparse_attention,
     state_space,
+    trigonometry,
     types,
 )
 from opweave.conformance.cases.samples import sampled
@@ -69,6 +70,7 @@ FAMILIES: Final = (
     linalg,
     sparse_attention,
     custom,
+    trigonometry,
     types,
 )
 

@@ -28,6 +28,7 @@ def cases() -> Iterator[Case]:
                 if len(count) == 1:
                     state = Operand(shape, dtype, state=True)
                     yield case("index_copy", state, ids, Operand((*count, *shape[1:]), dtype))
+                    yield case("set_rows", Operand(shape, dtype), ids, Operand((*count, *shape[1:]), dtype))
         for layout in LAYOUTS:
             table = Operand((9, 16), dtype, layout)
             ids = Operand((4,), "i64", values="ids", high=9)
@@ -36,6 +37,8 @@ def cases() -> Iterator[Case]:
             yield case("embedding", Operand((9, 16), dtype), laid, tag=layout)
             rows = Operand((4, 16), dtype, layout)
             yield case("index_copy", Operand((9, 16), dtype, state=True), ids, rows, tag="rows")
+            yield case("set_rows", Operand((9, 16), dtype), ids, rows, tag="rows")
+            yield case("set_rows", table, ids, Operand((4, 16), dtype), tag="tensor")
             if layout != "broadcast":
                 region = Operand((9, 16), dtype, layout, state=True)
                 yield case("index_copy", region, ids, Operand((4, 16), dtype), tag="state")

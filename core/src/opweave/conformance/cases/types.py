@@ -33,6 +33,7 @@ def cases() -> Iterator[Case]:
         where = Operand((4, 3), "i32", values="ids", high=5)
         yield case("take_along_axis", Operand((4, 5), t), where)
         yield case("index_copy", Operand((4, 5), t, state=True), ids, Operand((3, 5), t))
+        yield case("set_rows", Operand((4, 5), t), ids, Operand((3, 5), t))
         yield case("assign", Operand((3, 5), t, state=True), Operand((3, 5), t))
         yield case("set_region", Operand((3, 5), t), Operand((2, 4), t), offsets=(1, 0))
     for t in ("i64", "i16", "i8"):

@@ -17,9 +17,10 @@ from opweave.ops.gradients import (
     rope,
     sparse_attention,
     state_space,
+    trigonometry,
 )
 
 __all__ = [
     "attention", "convolution", "elementwise", "linalg", "linear_attention", "matmul", "movement", "normalization",
-    "reduction", "rope", "sparse_attention", "state_space",
+    "reduction", "rope", "sparse_attention", "state_space", "trigonometry",
 ]  # fmt: skip

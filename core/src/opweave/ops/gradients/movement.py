@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any, Final
 
@@ -183,6 +184,12 @@ def _set_region(grad: Tensor, out: Tensor, x: Tensor, value: Tensor, *, offsets:
     return ops.set_region(grad, zeros(value.shape, grad.dtype), offsets), _region(grad, value, offsets)
 
 
+@gradient_of("set_rows")
+def _set_rows(grad: Tensor, out: Tensor, x: Tensor, ids: Tensor, rows: Tensor) -> tuple[Tensor, None, Tensor]:
+    each = _distinct(ids, "set_rows")
+    return ops.set_rows(grad, each, zeros(rows.shape, grad.dtype)), None, ops.embedding(grad, each)
+
+
 @gradient_of("add_region")
 def _add_region(grad: Tensor, out: Tensor, x: Tensor, value: Tensor, *, offsets: Shape) -> tuple[Tensor, Tensor]:
     return grad, _region(grad, value, offsets)
@@ -236,29 +243,32 @@ def _accumulate(grad: Tensor, out: Tensor, region: Tensor, value: Tensor) -> tup
 
 @gradient_of("index_copy")
 def _index_copy(grad: Tensor, out: Tensor, region: Tensor, ids: Tensor, rows: Tensor) -> tuple[Tensor, None, Tensor]:
-    each = _distinct(ids)
+    each = _distinct(ids, "index_copy")
     marks = ops.index_add(each, ops.full(ids.shape, 1, grad.dtype), region.shape[0])
     marks = ops.broadcast_to(ops.reshape(marks, (-1, *[1] * (region.ndim - 1))), region.shape)
     return ops.where(_in_state(region, marks), 0.0, grad), None, ops.embedding(_seen(region, grad), each)
 
 
-def _distinct(ids: Tensor) -> Tensor:
+def _distinct(ids: Tensor, op: str) -> Tensor:
     """``ids``, checked in each run: of a repeated one it is open which of its rows stays, and so which has a gradient.
 
     Raises:
         HazardError: constant ids that repeat. Of others it is the cause of the `ExecutionError` of a run.
     """
     if ids.leaf is not None and ids.leaf.data is not None:
-        _checked(ids.leaf.data)
+        _checked(ids.leaf.data, op)
         return ids
-    return ops.custom(_checked, ids, like=ids)
+    return ops.custom(_CHECKED[op], ids, like=ids)
 
 
-def _checked(ids: Array) -> Array:
+def _checked(ids: Array, op: str) -> Array:
     values, counts = np.unique(ids, return_counts=True)
     if counts.size and counts.max() > 1:
         raise HazardError(
-            f"index_copy: index {values[counts.argmax()]} repeats, so it is open which of its rows is kept and gets a "
+            f"{op}: index {values[counts.argmax()]} repeats, so it is open which of its rows is kept and gets a "
             "gradient; pass distinct ids"
         )
     return ids
+
+
+_CHECKED: Final = {op: partial(_checked, op=op) for op in ("index_copy", "set_rows")}

@@ -52,6 +52,12 @@ from opweave_onnx.operators import (
     resampling as resampling,
 )
 from opweave_onnx.operators import (
+    sampling as sampling,
+)
+from opweave_onnx.operators import (
+    scattering as scattering,
+)
+from opweave_onnx.operators import (
     sequences as sequences,
 )
 from opweave_onnx.operators import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import reduce
 from typing import Any, Final
@@ -18,8 +17,6 @@ from opweave_onnx.operators.patterns import as_gelu
 from opweave_onnx.operators.table import operator
 from opweave_onnx.tensors import Array
 from opweave_onnx.trace import Call
-
-__all__ = ["unary"]
 
 PLAIN: Final = {row.onnx: row.op for row in ONNX_OPERATORS if not (row.attributes or row.fixed or row.where)}
 """Operators that are one operation, with the same inputs and no attributes."""
@@ -211,36 +208,3 @@ def _clip(call: Call, x: Tensor, least: Tensor | None = None, largest: Tensor | 
 def _number(call: Call, x: Tensor) -> Any:
     array = call.trace.session.array(x)
     return x if array is None or array.size != 1 else array.reshape(()).item()
-
-
-# --- functions that the core does not have --------------------------------------------------------------------------
-
-
-def unary(name: str, function: Callable[[Array], Array], doc: str) -> HostOperation:
-    """An operation on one number, computed in float64."""
-
-    def wide(x: Array) -> Array:
-        return np.asarray(function(np.asarray(x, np.float64)))
-
-    wide.__doc__ = doc
-    return HostOperation(name, wide)
-
-
-_ERF: Final = np.frompyfunc(math.erf, 1, 1)
-_FUNCTIONS: Final = {
-    "Tan": unary("tan", np.tan, "tan x"),
-    "Asin": unary("asin", np.arcsin, "arcsin x"),
-    "Acos": unary("acos", np.arccos, "arccos x"),
-    "Atan": unary("atan", np.arctan, "arctan x"),
-    "Sinh": unary("sinh", np.sinh, "sinh x"),
-    "Cosh": unary("cosh", np.cosh, "cosh x"),
-    "Asinh": unary("asinh", np.arcsinh, "arsinh x"),
-    "Acosh": unary("acosh", np.arccosh, "arcosh x"),
-    "Atanh": unary("atanh", np.arctanh, "artanh x"),
-    "Erf": unary("erf", lambda x: np.asarray(_ERF(x), np.float64), "erf x"),
-}
-
-
-@operator(*_FUNCTIONS)
-def _elementary(call: Call, x: Tensor) -> Tensor:
-    return _FUNCTIONS[call.node.op](x, shape=x.shape, dtype=x.dtype)

@@ -109,33 +109,24 @@ def _full_transpose(x: Tensor, w: Tensor, strides: Any, dilations: Any, groups: 
 # --- windows that overlap, and such that move -----------------------------------------------------------------------
 
 
-@host_operation("col2im")
-def _col2im(x: Array, *, image: Any, block: Any, dilations: Any, pads: Any, strides: Any) -> Array:
-    """The sum of blocks, given as columns, at their places in an image."""
-    rank = len(image)
-    n, channels = x.shape[0], x.shape[1] // prod(block)
-    padded = [a + pads[i] + pads[rank + i] for i, a in enumerate(image)]
-    places = [(p - d * (b - 1) - 1) // s + 1 for p, d, b, s in zip(padded, dilations, block, strides, strict=True)]
-    result = np.zeros((n, channels, *padded), np.float64 if x.dtype.kind not in "iu" else x.dtype)
-    blocks = x.reshape(n, channels, prod(block), *places)
-    for number, offset in enumerate(np.ndindex(*block)):
-        window = tuple(
-            [
-                slice(o * d, o * d + (m - 1) * s + 1, s)
-                for o, d, m, s in zip(offset, dilations, places, strides, strict=True)
-            ]
-        )
-        result[(slice(None), slice(None), *window)] += blocks[:, :, number]
-    return result[(slice(None), slice(None), *[slice(pads[i], pads[i] + a) for i, a in enumerate(image)])]
-
-
 @operator("Col2Im")
-def _col2im_node(call: Call, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
+def _col2im(call: Call, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
+    """The sum of blocks, given as columns, at their places in an image."""
     size, kernel = call.integers(image), call.integers(block)
     rank = len(size)
-    return _col2im(x, shape=(x.shape[0], x.shape[1] // prod(kernel), *size), dtype=x.dtype, image=size, block=kernel,
-                   dilations=call.get("dilations", ()) or (1,) * rank, pads=call.get("pads", ()) or (0,) * (2 * rank),
-                   strides=call.get("strides", ()) or (1,) * rank)  # fmt: skip
+    dilations, strides = call.get("dilations", ()) or (1,) * rank, call.get("strides", ()) or (1,) * rank
+    pads = call.get("pads", ()) or (0,) * (2 * rank)
+    padded = [a + pads[i] + pads[rank + i] for i, a in enumerate(size)]
+    counts = [(p - d * (b - 1) - 1) // s + 1 for p, d, b, s in zip(padded, dilations, kernel, strides, strict=True)]
+    place = np.zeros((1, 1), np.int64)  # of each element of a block, in each block
+    for n, d, b, s, m in zip(padded, dilations, kernel, strides, counts, strict=True):
+        along = np.arange(b).reshape(-1, 1) * d + np.arange(m) * s
+        place = (place[:, None, :, None] * n + along[None, :, None, :]).reshape(place.shape[0] * b, -1)
+    channels = x.shape[1] // prod(kernel)
+    rows = ow.transpose(ow.reshape(x, (x.shape[0], channels, *place.shape)), (2, 3, 0, 1))
+    total = ow.reshape(ow.index_add(call.tensor(place), rows, prod(padded)), (*padded, x.shape[0], channels))
+    whole = ow.transpose(total, (rank, rank + 1, *range(rank)))
+    return whole[(slice(None), slice(None), *[slice(pads[i], pads[i] + a) for i, a in enumerate(size)])]
 
 
 @host_operation("deform_conv")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from math import ceil
 from typing import Any
 
 import numpy as np
 
+import opweave as ow
+from opweave.graph.dtypes import f32
 from opweave.graph.tensor import Tensor
 from opweave_onnx.operators.host import host_operation
+from opweave_onnx.operators.sampling import channels_first, gathered
 from opweave_onnx.operators.table import operator
 from opweave_onnx.tensors import Array
 from opweave_onnx.trace import Call
@@ -103,9 +107,46 @@ def _interpolated(image: Array, y: Array, x: Array, height: int, width: int, mod
 def _roi_align_node(call: Call, x: Tensor, rois: Tensor, images: Tensor) -> Tensor:
     size = call.get("output_height", 1), call.get("output_width", 1)
     transform = call.get("coordinate_transformation_mode", "half_pixel" if call.version >= 16 else "output_half_pixel")
+    ratio, scale, mode = call.get("sampling_ratio", 0), call.get("spatial_scale", 1.0), call.get("mode", "avg")
+    half_pixel = transform == "half_pixel"
+    if ratio > 0:
+        return _aligned(call, x, rois, images, size, ratio, scale, mode, half_pixel)
     return _roi_align(x, rois, images, shape=(rois.shape[0], x.shape[1], *size), dtype=x.dtype, size=size,
-                      ratio=call.get("sampling_ratio", 0), scale=call.get("spatial_scale", 1.0),
-                      mode=call.get("mode", "avg"), half_pixel=transform == "half_pixel")  # fmt: skip
+                      ratio=ratio, scale=scale, mode=mode, half_pixel=half_pixel)  # fmt: skip
+
+
+def _aligned(
+    call: Call, x: Tensor, rois: Tensor, images: Tensor, size: tuple[int, int], ratio: int, scale: float, mode: str,
+    half_pixel: bool,
+) -> Tensor:  # fmt: skip
+    """As `_roi_align` where the number of samples does not follow from the sizes of the regions."""
+    dtype = x.dtype
+    wide = dtype if dtype.itemsize >= 4 else f32
+    corners = rois.astype(wide) * scale - (0.5 if half_pixel else 0.0)
+    places, inside = [], []
+    for start, n, length in ((1, size[0], x.shape[2]), (0, size[1], x.shape[3])):
+        span = corners[:, start + 2] - corners[:, start]
+        span = span if half_pixel else ow.maximum(span, 1.0)
+        steps = ((np.arange(n)[:, None] + (np.arange(ratio) + 0.5) / ratio) / n).reshape(-1)
+        place = ow.expand_dims(corners[:, start], 1) + ow.expand_dims(span, 1) * ow.constant(steps, wide)
+        inside.append(ow.minimum(ow.less_equal(-1.0, place), ow.less_equal(place, float(length))))
+        places.append(ow.clamp(place, 0.0, length - 1.0))
+    y, z = ow.expand_dims(places[0], 2), ow.expand_dims(places[1], 1)
+    shape = (rois.shape[0], y.shape[1], z.shape[2])
+    image, batch = x.astype(wide), ow.reshape(images.astype("i32"), (-1, 1, 1))
+    parts = []
+    for down, right in np.ndindex(2, 2):
+        ids = [ow.floor(y) + float(down), ow.floor(z) + float(right)]  # beyond the border a part counts 0
+        dy, dx = y - ow.floor(y), z - ow.floor(z)
+        share = (dy if down else 1.0 - dy) * (dx if right else 1.0 - dx)
+        found = gathered(image, batch, [ow.broadcast_to(i, shape) for i in ids])
+        parts.append(found * ow.expand_dims(share, -1))
+    total = reduce(ow.add if mode == "avg" else ow.maximum, parts)
+    there = ow.minimum(ow.expand_dims(inside[0], 2), ow.expand_dims(inside[1], 1))
+    total = ow.where(ow.expand_dims(there, -1), total, 0.0)
+    cells = ow.reshape(total, (rois.shape[0], size[0], ratio, size[1], ratio, x.shape[1]))
+    reduced = ow.mean(cells, (2, 4)) if mode == "avg" else ow.max(cells, (2, 4))
+    return channels_first(reduced).astype(dtype)
 
 
 @host_operation("max_roi_pool")

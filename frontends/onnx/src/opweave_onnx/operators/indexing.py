@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -9,13 +11,13 @@ import numpy as np
 import opweave as ow
 from opweave.errors import BoundsError
 from opweave.graph.tensor import Tensor
-from opweave_onnx.operators.host import host_operation
+from opweave_onnx.folding import fold
 from opweave_onnx.operators.movement import axis_of, taken
 from opweave_onnx.operators.table import operator
 from opweave_onnx.tensors import Array
 from opweave_onnx.trace import Call
 
-__all__ = ["from_front"]
+__all__ = ["flat_place", "from_front", "last_axis_parts"]
 
 
 def from_front(call: Call, ids: Tensor, n: int) -> Tensor:
@@ -51,88 +53,42 @@ def _gather_elements(call: Call, x: Tensor, ids: Tensor) -> Tensor:
 def _gather_nd(call: Call, x: Tensor, ids: Tensor) -> Tensor:
     batch, depth = call.get("batch_dims", 0), ids.shape[-1]
     lengths = x.shape[batch : batch + depth]
-    flat = ow.reshape(x, (int(np.prod(x.shape[: batch + depth], dtype=np.int64)), *x.shape[batch + depth :]))
+    flat = ow.reshape(x, (prod(x.shape[: batch + depth]), *x.shape[batch + depth :]))
+    each = np.arange(prod(x.shape[:batch])).reshape(*x.shape[:batch], *[1] * (ids.ndim - 1 - batch))
+    return ow.embedding(flat, flat_place(call, last_axis_parts(call, ids), lengths, first=each * prod(lengths)))
+
+
+def last_axis_parts(call: Call, ids: Tensor) -> list[Tensor]:
+    """The indices along the last axis, one tensor for each; known ones stay known."""
+    known = call.trace.session.array(ids)
+    if known is None:
+        return [ids[..., i] for i in range(ids.shape[-1])]
+    return [call.tensor(np.ascontiguousarray(known[..., i])) for i in range(ids.shape[-1])]
+
+
+def flat_place(
+    call: Call, parts: Sequence[Tensor], lengths: Sequence[int], stride: int = 1, first: Array | None = None
+) -> Tensor:
+    """The index, i64, in the flattened form of axes of an index along each; computed at once where all are known.
+
+    Args:
+        parts: indices along each axis, of one shape; negative ones count from the end.
+        lengths: of the axes.
+        stride: from one element to the next in what is flattened.
+        first: is added.
+
+    Raises:
+        BoundsError: known indices that are outside.
+    """
     place: Any = None
-    for i, n in enumerate(lengths):
-        part = from_front(call, ids[..., i], n)
-        place = part if place is None else place * n + part
-    if batch:
-        count, each = int(np.prod(x.shape[:batch])), int(np.prod(lengths))
-        first = np.arange(count).reshape(*x.shape[:batch], *[1] * (place.ndim - batch)) * each
-        place = place + ow.constant(first.astype(place.dtype.numpy))
-    return ow.embedding(flat, place)
-
-
-# --- scattering -----------------------------------------------------------------------------------------------------
-
-
-@host_operation("scatter_elements")
-def _scatter_elements(x: Array, ids: Array, updates: Array, *, axis: int, reduction: str) -> Array:
-    """x with x[..., ids[..., i, ...], ...] replaced by, or reduced with, updates[..., i, ...], one after the other."""
-    places: list[Array] = list(np.indices(ids.shape, sparse=True))
-    places[axis] = np.where(ids < 0, ids + x.shape[axis], ids)
-    _check(places[axis], x.shape[axis])
-    return _written(x, tuple(places), updates, reduction)
-
-
-def _check(ids: Array, n: int) -> None:
-    if ids.size and not 0 <= ids.min() <= ids.max() < n:
-        raise BoundsError(f"indices from {ids.min()} to {ids.max()} for an axis of length {n}")
-
-
-def _written(x: Array, places: Any, updates: Array, reduction: str) -> Array:
-    result = np.array(x)
-    if reduction == "none":
-        result[places] = updates
-        return result
-    ufuncs = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
-    if result.dtype.kind == "b":
-        ufuncs |= {"add": np.logical_or, "mul": np.logical_and}
-    ufuncs[reduction].at(result, places, updates)
-    return result
-
-
-@operator("ScatterElements", "Scatter")
-def _scatter(call: Call, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
-    return _scatter_elements(x, ids, updates, shape=x.shape, dtype=x.dtype, axis=axis_of(x, call.get("axis", 0)),
-                             reduction=call.get("reduction", "none"))  # fmt: skip
-
-
-@host_operation("scatter_nd")
-def _scatter_nd(x: Array, ids: Array, updates: Array, *, reduction: str) -> Array:
-    """x with the parts that the rows of ids name replaced by, or reduced with, updates, one after the other."""
-    places: list[Array] = []
-    for i in range(ids.shape[-1]):
-        part = np.where(ids[..., i] < 0, ids[..., i] + x.shape[i], ids[..., i])
-        _check(part, x.shape[i])
-        places.append(part)
-    return _written(x, tuple(places), updates, reduction)
-
-
-@operator("ScatterND")
-def _scatter_into(call: Call, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
-    return _scatter_nd(x, ids, updates, shape=x.shape, dtype=x.dtype, reduction=call.get("reduction", "none"))
-
-
-@host_operation("tensor_scatter")
-def _tensor_scatter(past: Array, update: Array, starts: Array, *, axis: int, circular: bool) -> Array:
-    """past with update written along an axis, from a start for each element of the batch."""
-    result = np.array(past)
-    n = past.shape[axis]
-    for row in range(past.shape[0]):
-        places = int(starts[row]) + np.arange(update.shape[axis])
-        places = places % n if circular else places
-        _check(places, n)
-        np.moveaxis(result[row], axis - 1, 0)[places] = np.moveaxis(update[row], axis - 1, 0)
-    return result
-
-
-@operator("TensorScatter")
-def _tensor_scatter_node(call: Call, past: Tensor, update: Tensor, starts: Tensor | None = None) -> Tensor:
-    first = ow.constant(np.zeros(past.shape[0], np.int64)) if starts is None else starts
-    return _tensor_scatter(past, update, first, shape=past.shape, dtype=past.dtype,
-                           axis=axis_of(past, call.get("axis", -2)),
-                           circular=call.get("mode", "linear") == "circular")  # fmt: skip
+    for part, n in zip(parts, lengths, strict=True):
+        here = from_front(call, part, n).astype("i64")
+        place = here if place is None else place * n + here
+    place = place if stride == 1 else place * stride
+    if first is not None:
+        place = place + call.tensor(first.astype(np.int64))
+    session = call.trace.session
+    return place if any(session.array(p) is None for p in parts) else call.tensor(fold(place, session.array))
 
 
 # --- how many there are depends on values ---------------------------------------------------------------------------

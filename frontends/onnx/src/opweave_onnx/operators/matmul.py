@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -154,21 +154,54 @@ def _spread(x: Tensor, term: str, sizes: Any) -> Tensor:
 # --- integers with zero points --------------------------------------------------------------------------------------
 
 
-def integer_product(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
-    """The product of quantized integers, i32, each minus its zero point: of one number, or one for each row of ``a``,
-    column of ``b``."""
-    x, y = a.astype("i32"), b.astype("i32")
+EXACT: Final = 1 << 24
+"""Up to this number f32 holds every integer, whatever the order in which it is summed up."""
+
+
+def integer_product(call: Call, a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
+    """The product of quantized integers of a byte or less, i32, each minus its zero point: of one number, or one for
+    each row of ``a``, column of ``b``.
+
+    Computed exactly in f32: over so much of the inner axis at a time that no sum exceeds `EXACT`.
+    """
+    if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
+        raise ShapeError(f"{a.describe()} and {b.describe()} do not multiply")
     if a_zero is not None:
-        zero = a_zero.astype("i32")
-        x = x - (ow.expand_dims(zero, -1) if zero.ndim and zero.size > 1 else ow.reshape(zero, ()))
-    if b_zero is not None:
-        zero = b_zero.astype("i32")
-        y = y - (zero if zero.size > 1 else ow.reshape(zero, ()))
-    return product(x, y)
+        a_zero = ow.expand_dims(a_zero, -1) if a_zero.ndim and a_zero.size > 1 else ow.reshape(a_zero, ())
+    if b_zero is not None and b_zero.size == 1:
+        b_zero = ow.reshape(b_zero, ())
+    (x, largest), (y, most) = _moved(call, a, a_zero), _moved(call, b, b_zero)
+    at_once, length = max(EXACT // max(largest * most, 1), 1), a.shape[-1]
+    total: Any = None
+    for first in range(0, length, at_once):
+        some = slice(first, first + at_once)
+        rows = y[..., some, :] if y.ndim > 1 else y[some]
+        part = ow.matmul(x[..., some], rows).astype("i32")
+        total = part if total is None else total + part
+    assert total is not None
+    return total  # type: ignore[no-any-return]
+
+
+def _moved(call: Call, x: Tensor, zero: Tensor | None) -> tuple[Tensor, int]:
+    """Integers minus their zero points as f32, and the largest size that they can have. Of known ones both are computed
+    once for a model."""
+    array = call.trace.session.array
+    known, shift = array(x), None if zero is None else array(zero.root)
+    if known is not None and (zero is None or shift is not None):
+        values = known.astype(np.int32) - (
+            0 if zero is None or shift is None else shift.astype(np.int32).reshape(zero.shape)
+        )
+        largest = int(np.abs(values).max(initial=0))
+        return call.trace.session.derived((x, zero), lambda: values.astype(np.float32)), largest
+    limits = np.iinfo(x.dtype.numpy)
+    if zero is None:
+        return x.astype("f32"), max(-limits.min, limits.max)
+    least, most = (limits.min, limits.max) if shift is None else (int(shift.min()), int(shift.max()))
+    return x.astype("f32") - zero.astype("f32"), max(limits.max - least, most - limits.min)
 
 
 @operator("MatMulInteger")
 def _matmul_integers(
     call: Call, a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None
 ) -> Tensor:
-    return integer_product(a, b, a_zero, b_zero)
+    return integer_product(call, a, b, a_zero, b_zero)

@@ -60,7 +60,7 @@ def _erf_plus_one(x: Tensor) -> Tensor | None:
         erf = a if _number(b) == 1.0 else b if _number(a) == 1.0 else None
     elif x.op.name == "scale" and x.attrs["scale"] == x.attrs["bias"] == 1.0:
         erf = x.srcs[0]
-    return erf.srcs[0] if erf is not None and erf.op is not None and erf.op.name == "onnx.erf" else None
+    return erf.srcs[0] if erf is not None and erf.op is not None and erf.op.name == "erf" else None
 
 
 def _number(x: Tensor) -> float | None:

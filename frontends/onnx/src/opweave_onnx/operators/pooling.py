@@ -9,7 +9,6 @@ import numpy as np
 
 import opweave as ow
 from opweave.graph.tensor import Tensor
-from opweave_onnx.operators.host import host_operation
 from opweave_onnx.operators.table import operator
 from opweave_onnx.operators.windows import Windows, read_windows
 from opweave_onnx.tensors import Array
@@ -113,27 +112,3 @@ def _global_pool(call: Call, x: Tensor) -> Tensor:
             return ow.max(x, axes, True)
     p = float(call.get("p", 2))
     return ow.pow(ow.sum(ow.pow(ow.abs(x), p), axes, True), 1 / p)
-
-
-@host_operation("max_unpool")
-def _max_unpool(x: Array, places: Array, *, size: int) -> Array:
-    """Zeros, with the elements of x at the places that MaxPool told."""
-    result = np.zeros(size, x.dtype)
-    result[places.reshape(-1)] = x.reshape(-1)
-    return result
-
-
-@operator("MaxUnpool")
-def _max_unpool_node(call: Call, x: Tensor, places: Tensor, wanted: Tensor | None = None) -> Tensor:
-    rank = x.ndim - 2
-    kernel = call.get("kernel_shape", ())
-    strides, pads = call.get("strides", ()) or (1,) * rank, call.get("pads", ()) or (0,) * (2 * rank)
-    inferred = [(n - 1) * s + k - pads[i] - pads[rank + i]
-                for i, (n, s, k) in enumerate(zip(x.shape[2:], strides, kernel, strict=True))]  # fmt: skip
-    shape = (*x.shape[:2], *inferred)
-    flat = _max_unpool(x, places, shape=(prod(shape),), dtype=x.dtype, size=prod(shape))
-    result = ow.reshape(flat, shape)
-    if wanted is None or call.integers(wanted) == shape:
-        return result
-    target = call.integers(wanted)
-    return ow.pad(result, [(0, n - m) for n, m in zip(target, shape, strict=True)])

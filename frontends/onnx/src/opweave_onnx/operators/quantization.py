@@ -115,7 +115,7 @@ def _qlinear_matmul(
 ) -> Tensor:  # fmt: skip
     from opweave_onnx.operators.matmul import integer_product
 
-    total = integer_product(a, b, a_zero, b_zero)
+    total = integer_product(call, a, b, a_zero, b_zero)
     left = ow.expand_dims(a_scale, -1) if a_scale.ndim and a_scale.size > 1 else ow.reshape(a_scale, ())
     right = b_scale if b_scale.size > 1 else ow.reshape(b_scale, ())
     factor = (

@@ -1,4 +1,4 @@
-"""Resampling: Resize in all its modes, and places in grids and regions."""
+"""Resampling: Resize in all its modes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import opweave as ow
 from opweave.errors import ShapeError
 from opweave.graph.tensor import Tensor
-from opweave_onnx.operators.host import host_operation
 from opweave_onnx.operators.movement import axis_of, taken
 from opweave_onnx.operators.table import operator
 from opweave_onnx.tensors import Array
@@ -168,74 +167,3 @@ def _resampled(call: Call, x: Tensor, axes: list[Axis], transform: str, nearest:
         limits = np.iinfo(dtype.numpy)
         x = ow.clamp(ow.round(x), float(limits.min), float(limits.max))
     return x.astype(dtype)
-
-
-# --- grids ----------------------------------------------------------------------------------------------------------
-
-
-@host_operation("grid_sample")
-def _grid_sample(x: Array, grid: Array, *, mode: str, padding_mode: str, align_corners: bool) -> Array:
-    """Elements of x at places that a grid tells, from -1 to 1 along each axis, by interpolation."""
-    lengths = x.shape[2:]
-    rank = len(lengths)
-    image, places = x.astype(np.float64), []
-    for i, n in enumerate(lengths):
-        g = grid[..., rank - 1 - i].astype(np.float64)
-        place = (g + 1) / 2 * (n - 1) if align_corners else ((g + 1) * n - 1) / 2
-        places.append(place)
-    low, high = (
-        ([0.0] * rank, [n - 1.0 for n in lengths]) if align_corners else ([-0.5] * rank, [n - 0.5 for n in lengths])
-    )
-    if mode != "cubic":
-        places = [
-            _padded_place(p, lo, hi, n, padding_mode) for p, lo, hi, n in zip(places, low, high, lengths, strict=True)
-        ]
-    batch = np.arange(x.shape[0]).reshape(-1, *[1] * rank)
-
-    def pick(ids: list[Array]) -> Array:
-        if mode == "cubic":
-            ids = [
-                np.round(_padded_place(p.astype(np.float64), lo, hi, n, padding_mode)).astype(int)
-                for p, lo, hi, n in zip(ids, low, high, lengths, strict=True)
-            ]
-        inside = np.ones(ids[0].shape, bool)
-        for p, n in zip(ids, lengths, strict=True):
-            inside &= (p >= 0) & (p < n)
-        clipped = [np.clip(p, 0, n - 1) for p, n in zip(ids, lengths, strict=True)]
-        values = np.moveaxis(image, 1, -1)[(np.broadcast_to(batch, ids[0].shape), *clipped)]
-        return np.asarray(values * inside[..., None])
-
-    if mode == "nearest":
-        result = pick([np.rint(p).astype(int) for p in places])
-    else:
-        reach = range(2) if mode == "linear" else range(-1, 3)
-        first = [np.floor(p).astype(int) for p in places]
-        result = np.zeros((*grid.shape[:-1], x.shape[1]))
-        for offset in np.ndindex(*[len(reach)] * rank):
-            ids = [f + reach[o] for f, o in zip(first, offset, strict=True)]
-            share = np.ones(ids[0].shape)
-            for p, i in zip(places, ids, strict=True):
-                share = share * _kernel(p - i, mode, -0.75)
-            result += share[..., None] * pick(ids)
-    return np.moveaxis(result, -1, 1)
-
-
-def _padded_place(place: Array, low: float, high: float, n: int, mode: str) -> Array:
-    if mode == "border":
-        return np.clip(place, 0, n - 1)
-    if mode == "reflection":
-        span = high - low
-        if span <= 0:
-            return np.zeros_like(place)
-        folded = np.mod(place - low, 2 * span)
-        place = low + np.where(folded > span, 2 * span - folded, folded)
-        return np.clip(place, 0, n - 1)
-    return place
-
-
-@operator("GridSample")
-def _grid_sample_node(call: Call, x: Tensor, grid: Tensor) -> Tensor:
-    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(call.get("mode", "linear"), call.get("mode", "linear"))
-    return _grid_sample(x, grid, shape=(*x.shape[:2], *grid.shape[1:-1]), dtype=x.dtype, mode=mode,
-                        padding_mode=call.get("padding_mode", "zeros"),
-                        align_corners=bool(call.get("align_corners", 0)))  # fmt: skip

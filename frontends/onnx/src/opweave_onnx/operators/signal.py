@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from math import prod
+from typing import Any, Final
 
 import numpy as np
 
+import opweave as ow
+from opweave.graph.dtypes import f32
 from opweave.graph.tensor import Tensor
-from opweave_onnx.operators.host import host_operation
-from opweave_onnx.operators.movement import axis_of
+from opweave_onnx.operators.host import HostOperation, host_operation
+from opweave_onnx.operators.movement import axis_of, taken
 from opweave_onnx.operators.table import operator
 from opweave_onnx.tensors import Array, dtype_of
 from opweave_onnx.trace import Call
 
+MATRIX: Final = 1 << 20
+"""Elements of a matrix up to which a forward transform is a product with it, which all devices have. Longer and inverse
+ones are fast transforms on the host."""
 
-@host_operation("dft")
-def _dft(x: Array, *, axis: int, length: int, inverse: bool, onesided: bool) -> Array:
+
+def _transformed(x: Array, *, axis: int, length: int, inverse: bool, onesided: bool) -> Array:
     """The discrete Fourier transform; the last axis holds real and imaginary parts."""
     wide = x if x.dtype == np.float32 else x.astype(np.float64)
     if inverse and onesided:
@@ -31,6 +37,24 @@ def _dft(x: Array, *, axis: int, length: int, inverse: bool, onesided: bool) -> 
     return np.stack([found.real, found.imag], -1)
 
 
+_dft: Final = HostOperation("dft", _transformed)
+
+
+def _matrix(length_in: int, parts: int, **attrs: Any) -> Array:
+    """The transform, which is linear, as a matrix: what becomes of each element that alone is 1. Its rows are elements
+    and parts of the result."""
+    units = np.eye(length_in * parts).reshape(-1, length_in, parts)
+    return np.ascontiguousarray(_transformed(units, axis=1, **attrs).reshape(length_in * parts, -1).T)
+
+
+def _multiplied(call: Call, x: Tensor, matrix: Array, length: int, parts: int) -> Tensor:
+    """The last two axes, elements and parts, of the product with a matrix."""
+    wide = x.dtype if x.dtype.itemsize >= 4 else f32
+    flat = ow.reshape(x.astype(wide), (*x.shape[:-2], x.shape[-2] * x.shape[-1]))
+    found = ow.linear(flat, call.tensor(matrix.astype(wide.numpy)))
+    return ow.reshape(found, (*x.shape[:-2], length, parts)).astype(x.dtype)
+
+
 @operator("DFT")
 def _dft_node(call: Call, x: Tensor, length: Tensor | None = None, axis: Tensor | None = None) -> Tensor:
     at = axis_of(
@@ -43,6 +67,11 @@ def _dft_node(call: Call, x: Tensor, length: Tensor | None = None, axis: Tensor 
     shape = list(x.shape)
     shape[at] = n // 2 + 1 if onesided and not inverse else n
     shape[-1] = 1 if inverse and onesided else 2
+    if not inverse and x.shape[at] * x.shape[-1] * shape[at] * shape[-1] <= MATRIX:
+        order = [*[i for i in range(x.ndim - 1) if i != at], at, x.ndim - 1]
+        matrix = _matrix(x.shape[at], x.shape[-1], length=n, inverse=inverse, onesided=onesided)
+        found = _multiplied(call, ow.transpose(x, order), matrix, shape[at], shape[-1])
+        return ow.transpose(found, [order.index(i) for i in range(x.ndim)])
     return _dft(x, shape=shape, dtype=x.dtype, axis=at, length=n, inverse=inverse, onesided=onesided)
 
 
@@ -68,6 +97,10 @@ def _stft_node(
     weights = window if window is not None else call.tensor(np.ones(n, x.dtype.numpy))
     onesided = bool(call.get("onesided", 1))
     shape = (x.shape[0], (x.shape[1] - n) // hop + 1, n // 2 + 1 if onesided else n, 2)
+    if n * x.shape[2] * prod(shape[2:]) <= MATRIX:
+        ids = np.arange(shape[1]).reshape(-1, 1) * hop + np.arange(n)
+        frames = taken(x, call.tensor(ids), 1) * ow.reshape(weights, (n, 1))
+        return _multiplied(call, frames, _matrix(n, x.shape[2], length=n, inverse=False, onesided=onesided), *shape[2:])
     return _stft(x, weights, shape=shape, dtype=x.dtype, step=hop, onesided=onesided)
 
 

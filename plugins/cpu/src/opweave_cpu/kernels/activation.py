@@ -220,19 +220,15 @@ _TAIL: Final[dict[int, tuple[float, Sequence[float], Sequence[float]]]] = {
 
 
 @cache
-def gelu_body(dtype: DType) -> Body:
-    """x Φ(x) = x/2 + |x|/2 - |x| Q(|x|), where Φ is the normal distribution and Q = 1 - Φ its upper tail.
-
-    Accurate far below 0 too, where 1 + erf(x/√2) would cancel. Minus infinity gives NaN, as in the definition. Takes
-    three scratch arrays.
-    """
+def normal_tail(dtype: DType) -> Callable[[Array, Array, Array], None]:
+    """What makes ``p`` of ``a``, from 0 on: a Q(a), where Q is the upper tail of the normal distribution. Cuts ``a`` at
+    the limit of ``dtype``; ``q`` is scratch."""
     limit, *coefficients = _TAIL[dtype.itemsize]
     numerator, denominator = ([constant(c, dtype) for c in reversed(cs)] for cs in coefficients)
     power, base = exponential(dtype)
-    largest, half, factor = constant(limit, dtype), constant(0.5, dtype), constant(-0.5 * base, dtype)
+    largest, factor = constant(limit, dtype), constant(-0.5 * base, dtype)
 
-    def body(out: Array, x: Array, a: Array, p: Array, q: Array) -> None:
-        np.absolute(x, a)
+    def tail(a: Array, p: Array, q: Array) -> None:
         np.minimum(a, largest, out=a)
         np.multiply(a, numerator[0], p)
         for c in numerator[1:-1]:
@@ -249,6 +245,22 @@ def gelu_body(dtype: DType) -> Body:
         np.multiply(q, factor, q)
         power(q, q)
         np.multiply(p, q, p)
+
+    return tail
+
+
+@cache
+def gelu_body(dtype: DType) -> Body:
+    """x Φ(x) = x/2 + |x|/2 - |x| Q(|x|), where Φ is the normal distribution and Q = 1 - Φ its upper tail.
+
+    Accurate far below 0 too, where 1 + erf(x/√2) would cancel. Minus infinity gives NaN, as in the definition. Takes
+    three scratch arrays.
+    """
+    tail, half = normal_tail(dtype), constant(0.5, dtype)
+
+    def body(out: Array, x: Array, a: Array, p: Array, q: Array) -> None:
+        np.absolute(x, a)
+        tail(a, p, q)
         np.multiply(x, half, out)
         np.absolute(out, q)
         np.add(out, q, out)

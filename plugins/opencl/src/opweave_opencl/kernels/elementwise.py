@@ -30,3 +30,6 @@ formulas(FLOATS, ("floor", "ceil", "round", "trunc"))
 formulas(NUMBERS, ("step",))
 formulas(NUMBERS, {"clamp": Formula(("min", "max"))})
 formulas(PLAIN, ("minimum", "maximum", "where"))
+
+# trigonometry.cl
+formulas(FLOATS, ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erf"))

@@ -9,6 +9,7 @@
 #include "gated.cl"
 #include "rounding.cl"
 #include "selection.cl"
+#include "trigonometry.cl"
 #include "comparison.cl"
 #include "creation.cl"
 

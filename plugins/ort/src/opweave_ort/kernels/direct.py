@@ -20,6 +20,7 @@ _TYPES: Final = {
     **dict.fromkeys(("add", "sub", "mul", "neg", "abs", "sign", "minimum", "maximum", "matmul"), NUMBERS),
     **dict.fromkeys(("less", "less_equal", "where", "equal", "concat"), PLAIN),
     **dict.fromkeys(("gelu", "gelu_tanh", "elu", "hardsigmoid", "hardswish", "leaky_relu", "softplus"), F32),
+    **dict.fromkeys(("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erf"), F32),
     "log_softmax": F32,
     "relu": f"{FLOATS} i32 i16 i8 u8",
 }

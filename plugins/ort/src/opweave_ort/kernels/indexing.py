@@ -16,7 +16,7 @@ from opweave_ort.kernels.direct import spread
 from opweave_ort.kernels.table import NUMBERS, PLAIN, emits
 from opweave_ort.model import Model, Operand
 
-__all__ = ["WRITES_OVER", "checked"]
+__all__ = ["WRITES_OVER", "checked", "rows_written"]
 
 WRITES_OVER: Final = frozenset({"index_copy", "accumulate"})
 """Operations whose result contains elements of the region that they write into."""
@@ -75,7 +75,12 @@ def add_region(m: Model, op: str, out: Operand, x: Operand, value: Operand, *, o
 
 @emits("index_copy", dtypes=PLAIN, moves=True)
 def index_copy(m: Model, op: str, out: Operand, state: Operand, ids: Operand, rows: Operand) -> str:
-    n, count = state.shape[0], ids.shape[0]
+    return rows_written(m, state.name, state.shape[0], ids, rows)
+
+
+def rows_written(m: Model, table: str, n: int, ids: Operand, rows: Operand) -> str:
+    """A table of ``n`` rows in which some are replaced; of equal indices the last one counts."""
+    count = ids.shape[0]
     at, values = checked(m, ids, n), m.expanded(rows)
     where = m.reshape(m.cast(at, ids.dtype, i64), (count, 1))
     if count > 1:
@@ -83,7 +88,7 @@ def index_copy(m: Model, op: str, out: Operand, state: Operand, ids: Operand, ro
         numbers = m.constant(np.arange(count))
         winner = m("ScatterND", m.constant(np.zeros(n, np.int64)), where, numbers)
         values = m("Gather", values, m("Gather", winner, at, axis=0), axis=0)
-    return m("ScatterND", state.name, where, values)
+    return m("ScatterND", table, where, values)
 
 
 @emits("assign", dtypes=PLAIN, moves=True)

@@ -22,7 +22,7 @@ from opweave_torch.kernels.blocks import Decoding, decoding_arrays
 from opweave_torch.kernels.table import KERNELS, NUMBERS, PLAIN, QUANTIZED
 from opweave_torch.memory import tensor
 
-__all__ = ["dense_ids_array", "flat_ids"]
+__all__ = ["dense_ids_array", "flat_ids", "index_copy", "long_ids_array"]
 
 # --- reading --------------------------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ def embedding_of_blocks(
     return raising_bounds_error(in_order(calls), op, tensor(ids), table.shape[0])
 
 
-def _long_ids_array(ids: Arg) -> Arrays:
+def long_ids_array(ids: Arg) -> Arrays:
     """Workspace of `_long_ids`."""
     return {} if ids.dtype is i64 else {"long_ids": (i64, ids.shape)}
 
@@ -105,7 +105,7 @@ def _long_ids(ids: Arg, long_ids: Arg | None) -> tuple[list[Call], Tensor]:
     return [partial(longs.copy_, view)], longs
 
 
-@KERNELS("take_along_axis", dtypes=PLAIN, workspace=lambda step: _long_ids_array(step.srcs[1]))
+@KERNELS("take_along_axis", dtypes=PLAIN, workspace=lambda step: long_ids_array(step.srcs[1]))
 def take_along_axis(
     stream: Stream, op: str, out: Arg, x: Arg, ids: Arg, *, axis: int, long_ids: Arg | None = None
 ) -> Call:
@@ -159,7 +159,7 @@ def region(stream: Stream, op: str, out: Arg, x: Arg, value: Arg, *, offsets: tu
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-@KERNELS("index_copy", dtypes=DTYPES.values(), workspace=lambda step: _long_ids_array(step.srcs[0]))
+@KERNELS("index_copy", dtypes=DTYPES.values(), workspace=lambda step: long_ids_array(step.srcs[0]))
 def index_copy(stream: Stream, op: str, out: Arg, ids: Arg, rows: Arg, *, long_ids: Arg | None = None) -> Call:
     calls, indices = _long_ids(ids, long_ids)
     calls.append(partial(tensor(out).index_copy_, 0, indices, tensor(rows)))
