@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import onnx
@@ -13,6 +14,7 @@ import opweave as ow
 import opweave_onnx
 from opweave_onnx.compare import compare
 from opweave_onnx.conformance import Backend
+from opweave_onnx.trace import Trace
 from tests.support.onnx_models import mlp, model, node, value
 
 F32 = np.float32
@@ -111,6 +113,94 @@ def test_buckets_let_few_programs_serve_all_lengths():
             bucketed(buckets=buckets)
     with pytest.raises(ow.ShapeError, match="does not say the axes of the output 'y'"):
         opweave_onnx.load(PROTO, ["cpu"], buckets={"batch": [4]})
+
+
+def padded_alone(axis="m"):
+    """A model with one dynamic axis: its buckets are built from loading on."""
+    proto = model([node("Exp", "x", "e"), node("Neg", "e", "y")], [value("x", F32, [axis])], ["y"])
+    proto.graph.output[0].CopyFrom(value("y", F32, [axis]))
+    return proto
+
+
+def until(condition):
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return condition()
+
+
+def test_programs_for_buckets_are_built_in_the_background_while_others_run(monkeypatch):
+    """The build of 64 is held back: 8 is there, and serves what it can; 3 is not built, as 8 holds it too."""
+    held, stage = threading.Event(), Trace.stage
+
+    def slowly(trace):
+        if trace.frame.values["x"].shape in ((64,), (3,)):
+            assert held.wait(20)
+        return stage(trace)
+
+    monkeypatch.setattr(Trace, "stage", slowly)
+    with opweave_onnx.load(padded_alone(), ["cpu"], buckets={"m": [64, 8, 2]}) as loaded:
+        assert until(lambda: loaded.traced[0] == 2)
+        x = RNG.standard_normal(5).astype(F32)
+        np.testing.assert_allclose(loaded(x=x), -np.exp(x), rtol=1e-6)
+        assert loaded.traced[0] == 2
+        held.set()
+        assert until(lambda: loaded.traced[0] == 3)
+        np.testing.assert_allclose(loaded(x=np.zeros(33, F32)), -np.ones(33), rtol=1e-6)
+        assert loaded.traced[0] == 3
+
+
+def test_a_larger_bucket_serves_while_the_next_one_is_not_built(monkeypatch):
+    held, stage = threading.Event(), Trace.stage
+
+    def slowly(trace):
+        if trace.frame.values["x"].shape == (16,):
+            assert held.wait(20)
+        return stage(trace)
+
+    with opweave_onnx.load(padded_alone("k"), ["cpu"], buckets={"k": [32]}) as loaded:
+        loaded.prepare()
+        monkeypatch.setattr(Trace, "stage", slowly)
+        loaded._buckets.lengths["k"].insert(0, 16)
+        loaded._background = None
+        loaded._build_buckets({"x": np.zeros(1, F32)})
+        x = RNG.standard_normal(9).astype(F32)
+        np.testing.assert_allclose(loaded(x=x), -np.exp(x), rtol=1e-6)
+        assert loaded.traced[0] == 1
+        held.set()
+
+
+def test_what_building_in_the_background_raises_comes_out_at_the_next_run(monkeypatch):
+    def fails(trace):
+        raise ow.UnsupportedOpError("not today")
+
+    monkeypatch.setattr(Trace, "stage", fails)
+    with opweave_onnx.load(padded_alone(), ["cpu"], buckets={"m": [4]}) as loaded:
+        loaded._background.ended.wait()
+        monkeypatch.undo()
+        with pytest.raises(ow.UnsupportedOpError, match="not today"):
+            loaded(x=np.zeros(3, F32))
+        np.testing.assert_array_equal(loaded(x=np.zeros(3, F32)), -np.ones(3))
+
+
+def test_closing_ends_the_building_of_buckets(monkeypatch):
+    held, stage = threading.Event(), Trace.stage
+
+    def slowly(trace):
+        held.wait(20)
+        return stage(trace)
+
+    monkeypatch.setattr(Trace, "stage", slowly)
+    loaded = opweave_onnx.load(padded_alone(), ["cpu"], buckets={"m": [2, 4, 8]})
+    threading.Timer(0.05, held.set).start()
+    loaded.close()
+    assert loaded._background.ended.is_set()
+    assert loaded.traced[0] <= 1
+
+
+def test_there_are_no_more_buckets_than_programs_are_kept():
+    with pytest.raises(ow.ShapeError, match="3 combinations, and 2 programs"):
+        opweave_onnx.load(padded_alone(), ["cpu"], buckets={"m": [1, 2, 3]}, max_programs=2)
 
 
 def test_threads_share_a_model():

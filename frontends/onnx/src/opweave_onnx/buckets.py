@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -21,12 +22,13 @@ class Buckets:
         lengths: name of an axis -> lengths, ascending.
     """
 
-    def __init__(self, lengths: Mapping[str, Sequence[int]], graph: Graph) -> None:
+    def __init__(self, lengths: Mapping[str, Sequence[int]], graph: Graph, max_programs: int) -> None:
         """Check the names and lengths.
 
         Raises:
             UnknownNameError: no input has such an axis.
-            ShapeError: lengths that are none; an output of which the file does not say where the axis is.
+            ShapeError: lengths that are none; an output of which the file does not say where the axis is; more
+                combinations of lengths than programs are kept for.
         """
         names = {axis for value in graph.inputs for axis in value.shape or () if isinstance(axis, str)}
         for name, given in lengths.items():
@@ -37,22 +39,43 @@ class Buckets:
         for value in graph.outputs if lengths else ():
             if value.shape is None or None in value.shape:
                 raise ShapeError(f"the file does not say the axes of the output {value.name!r}; it cannot be cut")
-        self.lengths: Final = {name: sorted(given) for name, given in lengths.items()}
+        self.lengths: Final = {name: sorted(set(given)) for name, given in lengths.items()}
+        count = prod([len(given) for given in self.lengths.values()])
+        if lengths and count > max_programs:
+            raise ShapeError(
+                f"the buckets have {count} combinations, and {max_programs} programs are kept (max_programs)"
+            )
 
-    def combinations(self) -> Iterator[dict[str, int]]:
-        """Every combination of lengths."""
-        for chosen in product(*self.lengths.values()):
-            yield dict(zip(self.lengths, chosen, strict=True))
+    def combinations(self, least: Mapping[str, int] | None = None) -> list[dict[str, int]]:
+        """Every combination of lengths, of which none is below ``least``; those of fewer elements first."""
+        given = least or {}
+        rows = [[n for n in lengths if n >= given.get(axis, 0)] for axis, lengths in self.lengths.items()]
+        return [dict(zip(self.lengths, chosen, strict=True)) for chosen in sorted(product(*rows), key=prod)]
 
-    def pad(self, feeds: Mapping[str, Any], inputs: Sequence[Value], lengths: Mapping[str, int]) -> dict[str, Any]:
-        """The feeds, padded with zeros to the next lengths."""
+    def next(self, lengths: Mapping[str, int]) -> dict[str, int]:
+        """The lengths to pad to; a length that is longer than all stays."""
+        return {
+            axis: next((n for n in known if n >= lengths[axis]), lengths[axis]) for axis, known in self.lengths.items()
+        }
+
+    def shaped(self, feeds: Mapping[str, Any], inputs: Sequence[Value], to: Mapping[str, int]) -> dict[str, Any]:
+        """Arrays of the shapes that the feeds get when they are padded; they take no memory."""
         result = dict(feeds)
         for value in inputs:
-            missing = [
-                self._next(axis, lengths) - lengths[axis] if axis in self.lengths else 0 for axis in value.shape or ()
-            ]
-            if any(missing):
-                result[value.name] = np.pad(feeds[value.name], [(0, n) for n in missing])
+            if value.shape is not None:
+                shape = [to.get(str(axis), n) for axis, n in zip(value.shape, feeds[value.name].shape, strict=True)]
+                result[value.name] = np.broadcast_to(np.zeros((), feeds[value.name].dtype), shape)
+        return result
+
+    def pad(self, feeds: Mapping[str, Any], inputs: Sequence[Value], to: Mapping[str, int]) -> dict[str, Any]:
+        """The feeds, padded with zeros to the lengths ``to``."""
+        result = dict(feeds)
+        for value in inputs:
+            if value.shape is not None:
+                given = feeds[value.name]
+                missing = [to.get(str(axis), n) - n for axis, n in zip(value.shape, given.shape, strict=True)]
+                if any(missing):
+                    result[value.name] = np.pad(given, [(0, n) for n in missing])
         return result
 
     def cut(self, results: Mapping[str, Any], outputs: Sequence[Value], lengths: Mapping[str, int]) -> dict[str, Any]:
@@ -62,7 +85,3 @@ class Buckets:
             window = [slice(lengths[axis]) if axis in self.lengths else slice(None) for axis in value.shape or ()]
             found[value.name] = np.ascontiguousarray(results[value.name][tuple(window)])
         return found
-
-    def _next(self, axis: Any, lengths: Mapping[str, int]) -> int:
-        n = lengths[axis]
-        return next((length for length in self.lengths[axis] if length >= n), n)

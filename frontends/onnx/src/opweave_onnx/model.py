@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from threading import Lock
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Final, Literal
@@ -13,6 +15,7 @@ import opweave as ow
 from opweave.errors import DTypeError, SchedulerError, ShapeError, UnknownNameError, UnsupportedOpError
 from opweave.graph.arrays import host_array
 from opweave.scheduler.program import PlannedGraph
+from opweave_onnx.background import Background
 from opweave_onnx.buckets import Buckets
 from opweave_onnx.graphs import Value
 from opweave_onnx.reading import Source, read_model
@@ -49,6 +52,11 @@ class Model:
         self._owned: Final = owned
         self._buckets: Final = buckets
         self._runner: Final = Runner(self.session, source.graph)
+        self._lock: Final = Lock()
+        self._background: Background | None = None
+        axes = {axis for value in source.graph.inputs for axis in value.shape or () if not isinstance(axis, int)}
+        if buckets.lengths and axes == set(buckets.lengths):
+            self._build_buckets(self.examples())
 
     def __repr__(self) -> str:
         devices = ", ".join(device.name for device in self.scheduler.devices)
@@ -92,17 +100,40 @@ class Model:
             ShapeError, DTypeError: feeds that do not fit.
             UnsupportedOpError: a node that cannot be expressed, or that no device runs.
             ExecutionError: a node failed.
+            OpweaveError: what building a program for a bucket in the background raised; the first run after it does.
         """
         given = self._checked(feeds or {})
         if not self._buckets.lengths:
             return self._runner.run(given)
         lengths = self._lengths(given)
-        return self._buckets.cut(
-            self._runner.run(self._buckets.pad(given, self.inputs, lengths)), self.outputs, lengths
-        )
+        padded = self._buckets.pad(given, self.inputs, self._bucket(given, lengths))
+        return self._buckets.cut(self._runner.run(padded), self.outputs, lengths)
+
+    def _bucket(self, given: Mapping[str, Any], lengths: Mapping[str, int]) -> dict[str, int]:
+        """The lengths to pad to: the next ones, or larger ones while only these have their program."""
+        if self._background is None:
+            self._build_buckets(given)
+        background = self._background
+        assert background is not None
+        background.check()
+        best = self._buckets.next(lengths)
+        if background.ended.is_set():
+            return best
+        known = (c for c in self._buckets.combinations(lengths) if self._runner.knows(self._shaped(given, c)))
+        return next(known, best)
+
+    def _shaped(self, given: Mapping[str, Any], chosen: Mapping[str, int]) -> dict[str, Any]:
+        return self._buckets.shaped(given, self.inputs, chosen)
+
+    def _build_buckets(self, given: Mapping[str, Any]) -> None:
+        """Begin to build the programs for all buckets, for the other lengths of these feeds."""
+        with self._lock:
+            if self._background is None:
+                jobs = [partial(self._runner.root, self._shaped(given, c)) for c in self._buckets.combinations()]
+                self._background = Background(jobs)
 
     def prepare(self, **lengths: int) -> float:
-        """Build the programs for all buckets now; returns the seconds it took.
+        """Have the programs for all buckets built when this returns; returns the seconds it took.
 
         Args:
             lengths: name of a dynamic axis without buckets -> its length; 1 for others.
@@ -171,7 +202,10 @@ class Model:
         return self._runner.traced
 
     def close(self) -> None:
-        """Give up all programs, and the scheduler with its streams if `load` made it."""
+        """Give up all programs, and the scheduler with its streams if `load` made it. Programs for buckets that are not
+        built yet are not; the one that is being built is waited for."""
+        if self._background is not None:
+            self._background.close()
         self._runner.close()
         self.session.close()
         if self._owned:
@@ -236,6 +270,8 @@ def load(
         buckets: name of a dynamic axis -> lengths. Inputs are padded with zeros along it to the next of these lengths,
             and outputs cut, so that few programs serve all lengths. That is right where padding changes nothing: where
             the model has a mask for it, or treats its places one by one. Longer inputs are run as they are.
+            Programs are built in the background: from now on if all dynamic axes have buckets, else from the first run
+            on, for the other lengths of its inputs. Until then a larger bucket may serve.
 
     Raises:
         FormatError: no ONNX file, damaged, or not valid; names the node or the tensor.
@@ -250,7 +286,7 @@ def load(
                   f"{f' and {len(nodes) - 3} more' if len(nodes) > 3 else ''})"
                   for (domain, op), nodes in missing.items()]  # fmt: skip
         raise UnsupportedOpError(f"{checked.where} uses operators that are not known: {'; '.join(listed)}")
-    padding = Buckets(buckets or {}, checked.graph)
+    padding = Buckets(buckets or {}, checked.graph, max_programs)
     group = ow.weights(weights_of(checked.graph.initializers), weights)
     if isinstance(devices, ow.Scheduler):
         return Model(checked, devices, group, max_programs, padding, owned=False)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import RLock
+from threading import Lock, RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -95,6 +95,11 @@ def key_of(value: Any, by_value: bool = False) -> Any:
     return (value.dtype, value.shape, value.tobytes() if by_value else None)
 
 
+def key_of_feeds(feeds: Mapping[str, Any]) -> Any:
+    """What distinguishes feeds, by shapes."""
+    return tuple([(name, key_of(value)) for name, value in feeds.items()])
+
+
 def named_arrays(value: Any, label: str) -> dict[str, Array]:
     """The arrays in a value or nested lists of them, by name."""
     if value is None:
@@ -126,7 +131,8 @@ class Runner:
         self.captured: Final = captured
         self.traced = (0, 0.0)
         self._roots: Final[OrderedDict[Any, Stage]] = OrderedDict()
-        self._lock: Final = RLock()
+        self._kept: Final = Lock()
+        self._lock: Final = RLock()  # while a graph is traced; runs along known ways do not wait for it
 
     @property
     def stages(self) -> list[Stage]:
@@ -149,26 +155,45 @@ class Runner:
             following = stage.branches.get(key_of(found, stage.by_value))
             stage = following or self._extend(feeds, stage, done)
 
+    def knows(self, feeds: Mapping[str, Any]) -> bool:
+        """Whether there is a first stage for feeds of these shapes."""
+        return key_of_feeds(feeds) in self._roots
+
     def root(self, feeds: Mapping[str, Any]) -> Stage:
         """The first stage for feeds of these shapes; nothing is run."""
         return self._root(feeds)
 
     def close(self) -> None:
         """Close all programs."""
-        with self._lock:
+        with self._lock, self._kept:
             for stage in self._roots.values():
                 stage.close()
             self._roots.clear()
 
     def _root(self, feeds: Mapping[str, Any]) -> Stage:
-        key = tuple([(name, key_of(value)) for name, value in feeds.items()])
+        key = key_of_feeds(feeds)
+        known = self._used(key)
+        if known is not None:
+            return known
         with self._lock:
-            known = self._roots.get(key)
+            known = self._used(key)
             if known is None:
-                known = self._roots[key] = self._trace(feeds, [])
-                while len(self._roots) > self.session.max_programs:
-                    self._roots.popitem(last=False)[1].close()
-            self._roots.move_to_end(key)
+                known = self._trace(feeds, [])
+                with self._kept:
+                    self._roots[key] = known
+                    dropped = [
+                        self._roots.popitem(last=False)[1] for _ in range(len(self._roots) - self.session.max_programs)
+                    ]
+                for stage in dropped:
+                    stage.close()
+            return known
+
+    def _used(self, key: Any) -> Stage | None:
+        """The first stage that is known, which is then the one used last."""
+        with self._kept:
+            known = self._roots.get(key)
+            if known is not None:
+                self._roots.move_to_end(key)
             return known
 
     def _extend(self, feeds: Mapping[str, Any], stage: Stage, done: list[tuple[dict[str, Array], Any]]) -> Stage:
