@@ -115,6 +115,10 @@ class Arg:
         """Whether the elements are row-major without gaps."""
         return is_dense(self.shape, self.strides, self.dtype)
 
+    def _lies_at(self, buffer: Buffer | None, offset: int, handle: Any) -> bool:
+        """Whether this is what it is in that memory; for operands of one dtype, shape and strides."""
+        return self.buffer is buffer and self.offset == offset and self.handle is handle
+
     def _key(self) -> tuple[Any, ...]:
         return id(self.buffer), self.offset, self.dtype, self.shape, self.strides, self.value
 
@@ -172,6 +176,10 @@ class Group(NamedTuple):
         constant: positions in ``reads`` of weights and constants, which no node writes.
         dead: positions in ``reads`` of values that nobody reads after this group in a run.
         donatable: those of ``dead`` that are temporaries: the call may overwrite their memory.
+
+    Attributes:
+        call: the call that the stream has bound before, in another program, for equal steps on the same operands;
+            only for streams with ``shares_calls``.
     """
 
     steps: tuple[Step, ...]
@@ -183,6 +191,7 @@ class Group(NamedTuple):
     constant: frozenset[int] = frozenset()
     dead: frozenset[int] = frozenset()
     donatable: frozenset[int] = frozenset()
+    call: Call | None = None
 
     def describe(self) -> str:
         """What it computes, as error messages show it: its nodes and where they were built, else its operations."""

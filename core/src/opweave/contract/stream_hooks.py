@@ -58,7 +58,7 @@ class StreamHooks:
         calls = []
         for group in groups:
             try:
-                calls.append(self._bind(group))
+                calls.append(self._bind(group) if group.call is None else group.call)
             except BaseException as error:
                 raise_backend_failure(error, self.device.name, "preparing a kernel", group.describe())
         return calls
@@ -114,6 +114,15 @@ class StreamHooks:
     def is_functional(self) -> bool:
         """Whether it computes by functions of immutable arrays: `_compile_functional` is overridden."""
         return type(self)._compile_functional is not StreamHooks._compile_functional
+
+    @property
+    def shares_calls(self) -> bool:
+        """Whether a call may be in several plans, for equal steps in the same memory, where `_compile` gives one call
+        for each group: such calls are in `Group.call`. Default: if neither `_compile` nor `_compiled` is overridden, as
+        they may keep something of a plan in its calls."""
+        kind = type(self)
+        plain = kind._compile is StreamHooks._compile and kind._compiled is StreamHooks._compiled
+        return plain and not self.is_functional
 
     @property
     def lists_operands(self) -> bool:

@@ -35,12 +35,14 @@ class Bindings(NamedTuple):
         buffers, offsets: of every storage id; no buffer for values that live only inside of a fused group.
         handles: what special memory has prepared for leaves, by storage id.
         workspaces: (index of the split, index of the group) -> its scratch memory.
+        args: by storage id the first operand that was made of it, and the view that this is of; see `operands`.
     """
 
     buffers: Sequence[Buffer | None]
     offsets: Sequence[int]
     handles: Mapping[int, Any]
     workspaces: Mapping[tuple[int, int], Arg]
+    args: list[tuple[StorageView, Arg] | None]
 
 
 def bind(
@@ -95,7 +97,7 @@ def bind(
             for storage, (chunk, offset) in slot.items():
                 own_buffers[storage] = chunks[partition.arenas[storage]][chunk]
                 own_offsets[storage] = offset
-        result.append(Bindings(own_buffers, own_offsets, handles, scratch))
+        result.append(Bindings(own_buffers, own_offsets, handles, scratch, [None] * len(offsets)))
     return result, leases
 
 
@@ -158,27 +160,32 @@ def _device_for(space: MemorySpace, targets: Sequence[Target], host: Device) -> 
     return host if space is HOST_SPACE and not device.caps.import_host else device
 
 
-def operands(partition: Partition, bindings: Bindings) -> Callable[[StorageView], Arg]:
+def operands(partition: Partition, bindings: Bindings, former: Bindings | None = None) -> Callable[[StorageView], Arg]:
     """A function that makes the arguments of steps in one slot.
 
     Equal operands are one `Arg`, and values that take over each other's memory in one layout share an array, so that
-    fewer arrays stay in the processor's cache.
+    fewer arrays stay in the processor's cache. Operands that were the same in a ``former`` program of the same storage
+    ids are taken from there.
     """
-    buffers, offsets, handles, _ = bindings
+    buffers, offsets, handles, _, args = bindings
     arenas = partition.arenas
-    args: list[Arg | None] = [None] * len(partition.sizes)
-    made_of: list[StorageView | None] = [None] * len(partition.sizes)
+    earlier = None if former is None else former.args
     latest: dict[tuple[int, int], Arg] = {}  # buffer and offset -> what was bound there last
 
     def arg(operand: StorageView) -> Arg:
         """The operand where it lies."""
         storage, offset, dtype, shape, strides = operand
         known = args[storage]
-        if known is not None and (made_of[storage] is operand or made_of[storage] == operand):
-            return known
+        if known is not None and (known[0] is operand or known[0] == operand):
+            return known[1]
         offset += offsets[storage]
         buffer = buffers[storage]
-        made = Arg(buffer, offset, dtype, shape, strides, handles.get(storage), storage)
+        handle = handles.get(storage)
+        before = None if earlier is None else earlier[storage]
+        if before is not None and before[0] == operand and before[1]._lies_at(buffer, offset, handle):
+            made = before[1]
+        else:
+            made = Arg(buffer, offset, dtype, shape, strides, handle, storage)
         if arenas[storage] >= 0:
             at = (id(buffer), offset)
             other = latest.get(at)
@@ -187,7 +194,7 @@ def operands(partition: Partition, bindings: Bindings) -> Callable[[StorageView]
             else:
                 latest[at] = made
         if known is None:
-            args[storage], made_of[storage] = made, operand
+            args[storage] = operand, made
         return made
 
     return arg

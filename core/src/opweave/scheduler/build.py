@@ -6,7 +6,7 @@ A graph goes through Graph -> Assignment -> Partition -> Groups -> MemoryPlan ->
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,13 +24,14 @@ from opweave.scheduler.bind import Bindings, bind
 from opweave.scheduler.capabilities import Capabilities
 from opweave.scheduler.executor import Executor
 from opweave.scheduler.fuse import Groups, fuse
-from opweave.scheduler.lower import lower
+from opweave.scheduler.lower import Former, lower
 from opweave.scheduler.partition import partition
 from opweave.scheduler.precision import Allowed, precisions_of
 from opweave.scheduler.program import Outputs, Program
 from opweave.scheduler.runs import ProgramState
 from opweave.scheduler.splits import Partition
 from opweave.scheduler.target import Target
+from opweave.scheduler.update import updated
 
 if TYPE_CHECKING:
     from opweave.scheduler.lower import Show
@@ -69,12 +70,30 @@ class Builder:
         pins: Mapping[Tensor, int],
         placed: Mapping[Tensor, Placement],
         allowed: Allowed,
-    ) -> Partition:
-        """The graph of ``tensors``, placed and divided into splits."""
+        similar: Iterable[Program] = (),
+    ) -> tuple[Partition, Program | None]:
+        """The graph of ``tensors``, placed and divided into splits; and the one of the ``similar`` programs from which
+        this was updated, because only sizes differ."""
+        if not self.by_cost and self.memory_limit is None and not placed:
+            for program in similar:
+                parts = self._update(program.partition, tensors, pins, allowed)
+                if parts is not None:
+                    return parts, program
         graph = Graph(tensors)
         if self.memory_limit is not None and not placed:  # what was placed by hand stays as it is
             graph, pins = self._within_limit(graph, pins, allowed, self.memory_limit)
-        return self._divide(graph, pins, placed, precisions_of(graph.nodes, allowed))
+        return self._divide(graph, pins, placed, precisions_of(graph.nodes, allowed)), None
+
+    def _update(
+        self, known: Partition, tensors: tuple[Tensor, ...], pins: Mapping[Tensor, int], allowed: Allowed
+    ) -> Partition | None:
+        """The partition of ``tensors`` if their graph matches a known one and is divided in the same way."""
+        matched = known.graph.matched(tensors)
+        if matched is None:
+            return None
+        graph, pairs = matched
+        assignment = assign(graph, self.targets, pins, self.op_offload, precisions=precisions_of(graph.nodes, allowed))
+        return updated(known, graph, pairs, assignment)
 
     def _within_limit(
         self, graph: Graph, pins: Mapping[Tensor, int], allowed: Allowed, limit: int
@@ -112,12 +131,23 @@ class Builder:
         assignment = assign(graph, self.targets, pins, self.op_offload, placed, precisions)
         return partition(graph, assignment, placed, observed)
 
-    def compile(self, parts: Partition, form: Outputs, pins: Mapping[Tensor, int], show: Show | None = None) -> Program:
-        """The program of a partition, with memory; ``show`` is called with the values of observed nodes."""
+    def compile(
+        self,
+        parts: Partition,
+        form: Outputs,
+        pins: Mapping[Tensor, int],
+        show: Show | None = None,
+        known: Program | None = None,
+    ) -> Program:
+        """The program of a partition, with memory; ``show`` is called with the values of observed nodes. ``known`` is
+        the program from which the partition was updated."""
         groups = fuse(parts)
         plan, bindings, leases = self._take_memory(parts, groups, 1 if show is not None else self.n_slots)
         executor = self.executor
-        lists = lower(parts, groups, bindings, overlapping=self.parallel, count=executor.count_copied, show=show)
+        former = None if known is None else Former(known.partition, known._groups, known._state.lists)
+        lists = lower(
+            parts, groups, bindings, overlapping=self.parallel, count=executor.count_copied, show=show, former=former
+        )
         state = ProgramState(parts, lists, leases, form)
         variant = partial(self._with_observed, parts, form, pins)
         return Program(executor, state, groups, plan.nbytes, variant, self.forget)

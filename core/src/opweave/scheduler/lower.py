@@ -5,8 +5,9 @@ Everything that can be decided is decided here; a run only makes the calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import is_
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from opweave.scheduler.splits import Copy, Partition, PlannedStep, Split
     from opweave.scheduler.target import Target
 
-__all__ = ["lower"]
+__all__ = ["Former", "lower"]
 
 Events = list["Event | None"]
 Show = Callable[["Tensor", "Arg"], None]
@@ -58,15 +59,19 @@ def lower(
     overlapping: bool,
     count: Callable[[int], object],
     show: Show | None = None,
+    former: Former | None = None,
 ) -> list[RunList]:
     """The run list of every slot.
 
     Args:
+        former: the program that the partition was updated from: its operands and calls are taken where neither sizes
+            nor memory have changed.
         overlapping: a run may begin before the last one has ended.
         count: called with the bytes of each copy whose size is known only when it is made.
         show: called with each observed node and its value where it lies.
     """
-    lists = [_Lowering(partition, groups, slot, count, show) for slot in bindings]
+    known = [None if former is None else former.at(k, slot) for k, slot in enumerate(bindings)]
+    lists = [_Lowering(partition, groups, slot, count, show, k) for slot, k in zip(bindings, known, strict=True)]
     orders: list[list[list[Need]]]
     if lists[0].ordered:
         queues = 2 * len(partition.assignment.targets)
@@ -83,6 +88,66 @@ def lower(
     for slot, made in enumerate(lists):
         made.assemble(orders[slot], awaited[slot], lists)
     return [made.result for made in lists]
+
+
+class Former(NamedTuple):
+    """A program of the same structure, whose partition a new one was updated from."""
+
+    partition: Partition
+    groups: Groups
+    lists: Sequence[RunList]
+
+    def at(self, slot: int, bindings: Bindings) -> _Known | None:
+        """What a slot of it holds; ``None`` if it has fewer of them, or was closed."""
+        before = self.lists[slot].bindings if slot < len(self.lists) else None
+        if before is None:
+            return None
+        same = list(map(is_, before.buffers, bindings.buffers))
+        for storage, (old, new) in enumerate(zip(before.offsets, bindings.offsets, strict=True)):
+            if old != new or before.handles.get(storage) is not bindings.handles.get(storage):
+                same[storage] = False
+        actions = self.lists[slot].actions.actions
+        plans = {a.split.index: a.plan._calls for a in actions if a.plan is not None and a.split is not None}
+        return _Known(self, before, same, plans)
+
+
+class _Known(NamedTuple):
+    """What one slot of a former program holds.
+
+    Attributes:
+        bindings: its memory.
+        same: by storage id, whether it lies where it lay.
+        plans: index of a split -> the calls of its plan.
+    """
+
+    former: Former
+    bindings: Bindings
+    same: Sequence[bool]
+    plans: Mapping[int, Sequence[Call] | None]
+
+    def calls(self, split: Split, groups: Groups, bindings: Bindings) -> list[Call | None] | None:
+        """For every group of a split the call of the former program, where its operands, its kernel and its scratch
+        memory are the same; ``None``: of none of them."""
+        k, same, scratch, workspaces = split.index, self.same, self.bindings.workspaces, bindings.workspaces
+        calls, stream = self.plans.get(k), split.target.stream
+        before, fused = self.former.partition.splits[k].items, groups.of_split[k]
+        if calls is None or not stream.shares_calls or len(calls) != len(before if fused is None else fused):
+            return None
+        equal = [
+            old[2] is new[2] and old[3] is new[3] and old[4] is new[4] and same[new[2][0]]
+            and all(same[source[0]] for source in new[3])
+            for old, new in zip(before, split.items, strict=True)
+        ]  # fmt: skip
+        if fused is not None:
+            known = self.former.groups.of_split[k]
+            equal = [
+                known is not None and known[g] == group and all(equal[i] for i in group.items)
+                for g, group in enumerate(fused)
+            ]
+        return [
+            call if equal[g] and ((k, g) not in workspaces or scratch.get((k, g)) == workspaces[k, g]) else None
+            for g, call in enumerate(calls)
+        ]
 
 
 class _Entry(NamedTuple):
@@ -103,11 +168,13 @@ class _Lowering:
         bindings: Bindings,
         count: Callable[[int], object],
         show: Show | None,
+        known: _Known | None,
     ) -> None:
+        self.known: Final = known
         self.partition: Final = partition
         self.groups: Final = groups
         self.bindings: Final = bindings
-        self.arg: Final = operands(partition, bindings)
+        self.arg: Final = operands(partition, bindings, None if known is None else known.bindings)
         self.count: Final = count
         self.show: Final = show
         self.targets: Final = partition.assignment.targets
@@ -195,7 +262,7 @@ class _Lowering:
         for copy in split.copies:
             self._add_copy(copy, split, target)
         if split.items:
-            plan = _compile(split, self.partition.arenas, self.groups, self.bindings, self.arg, self.lister)
+            plan = _compile(split, self.partition.arenas, self.groups, self.bindings, self.arg, self.lister, self.known)
             self.result.plans.append(plan)
             fused = self.groups.of_split[split.index]
             items = None if fused is None else tuple([group.items for group in fused])
@@ -316,10 +383,12 @@ def _compile(
     bindings: Bindings,
     arg: Callable[[StorageView], Arg],
     lister: Lister | None,
+    known: _Known | None,
 ) -> Plan:
     """The steps of a split as a plan of its target's stream."""
     fused, workspaces = groups.of_split[split.index], bindings.workspaces
     stream = split.target.stream
+    former = None if known is None else known.calls(split, groups, bindings)
 
     def step_of(item: PlannedStep) -> Step:
         return bound_step(item, arg(item.out), tuple(map(arg, item.srcs)))
@@ -328,6 +397,10 @@ def _compile(
         # Streams that call kernels one by one mostly need no `Step`: without them, plans are made much faster.
         calls: list[Call] = []
         for g, item in enumerate(split.items):
+            same = former[g] if former is not None else None
+            if same is not None:
+                calls.append(same)
+                continue
             op, node, out, srcs, support = item
             kernel = support.kernel
             try:
@@ -349,7 +422,8 @@ def _compile(
     for g, (indices, size) in enumerate(fused):
         items = [split.items[i] for i in indices]
         nodes = tuple([item.node for item in items if item.node is not None])
-        group = Group(tuple(map(step_of, items)), size, workspaces.get((split.index, g)), nodes)
+        same = former[g] if former is not None else None
+        group = Group(tuple(map(step_of, items)), size, workspaces.get((split.index, g)), nodes, call=same)
         ready.append(group if lister is None or not stream.lists_operands else lister.listed(group, split, g))
     return stream.compile(ready)
 

@@ -89,6 +89,7 @@ def _decode_group(value: Any, find: Find) -> Group:
     steps, workspace, scratch, reads, writes, constant, dead, donatable = fields(value, "lu*llUUU", "a group")
     if not steps:
         raise FormatError("a group has no steps")
+    chosen = [_positions(given, len(reads)) for given in (constant, dead, donatable)]
     return Group(
         tuple([_decode_step(row, find) for row in steps]),
         workspace,
@@ -96,7 +97,9 @@ def _decode_group(value: Any, find: Find) -> Group:
         (),
         tuple([_decode_arg(row, find) for row in reads]),
         tuple([_decode_arg(row, find) for row in writes]),
-        *[_positions(given, len(reads)) for given in (constant, dead, donatable)],
+        constant=chosen[0],
+        dead=chosen[1],
+        donatable=chosen[2],
     )
 
 
