@@ -129,6 +129,11 @@ def until(condition):
     return condition()
 
 
+def ended_of(loaded):
+    assert loaded._background is not None
+    return loaded._background.ended
+
+
 def test_programs_for_buckets_are_built_in_the_background_while_others_run(monkeypatch):
     """The build of 64 is held back: 8 is there, and serves what it can; 3 is not built, as 8 holds it too."""
     held, stage = threading.Event(), Trace.stage
@@ -176,7 +181,7 @@ def test_what_building_in_the_background_raises_comes_out_at_the_next_run(monkey
 
     monkeypatch.setattr(Trace, "stage", fails)
     with opweave_onnx.load(padded_alone(), ["cpu"], buckets={"m": [4]}) as loaded:
-        loaded._background.ended.wait()
+        ended_of(loaded).wait()
         monkeypatch.undo()
         with pytest.raises(ow.UnsupportedOpError, match="not today"):
             loaded(x=np.zeros(3, F32))
@@ -194,7 +199,7 @@ def test_closing_ends_the_building_of_buckets(monkeypatch):
     loaded = opweave_onnx.load(padded_alone(), ["cpu"], buckets={"m": [2, 4, 8]})
     threading.Timer(0.05, held.set).start()
     loaded.close()
-    assert loaded._background.ended.is_set()
+    assert ended_of(loaded).is_set()
     assert loaded.traced[0] <= 1
 
 

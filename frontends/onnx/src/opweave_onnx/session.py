@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping
+from threading import RLock
 from typing import Any, Final
 
 import opweave as ow
@@ -19,6 +21,10 @@ SMALL: Final = 1024
 """Bytes of an initializer up to which it is a constant that takes part in the arithmetic of shapes, and no weight."""
 
 
+BODIES_KEPT: Final = 256
+"""Programs for some steps of recurrent networks."""
+
+
 class Session:
     """What the runners of one model share.
 
@@ -26,7 +32,10 @@ class Session:
         where: the file, for messages.
         max_programs: for how many combinations of shapes a runner keeps programs.
         functions: those that the model defines.
+        runs: whether its programs can be run.
     """
+
+    runs = True
 
     def __init__(
         self,
@@ -46,6 +55,8 @@ class Session:
         self._weights: Final = weights
         self._arrays: Final = {tensor: arrays[name] for name, tensor in weights.items()}
         self._runners: Final[dict[Graph, Runner]] = {}
+        self._bodies: Final[OrderedDict[Hashable, Any]] = OrderedDict()
+        self._lock: Final = RLock()
         self._derived: Final[dict[Any, Tensor]] = {}
 
     def build(self, outputs: Mapping[str, Tensor]) -> ow.Program[dict[str, Array]] | None:
@@ -57,6 +68,21 @@ class Session:
         if graph not in self._runners:
             self._runners[graph] = Runner(self, graph, graph.captured)
         return self._runners[graph]
+
+    def body(self, key: Hashable, build: Callable[[], Any]) -> Any:
+        """A program that is run again and again within a run; the one that was used last is given up last.
+
+        Args:
+            key: what distinguishes it.
+            build: makes it, if it is not there.
+        """
+        with self._lock:
+            if key not in self._bodies:
+                self._bodies[key] = build()
+                if len(self._bodies) > BODIES_KEPT:
+                    self._bodies.popitem(last=False)  # not closed: another thread may run it
+            self._bodies.move_to_end(key)
+            return self._bodies[key]
 
     def weight(self, graph: Graph, name: str, array: Array) -> Any:
         """What an initializer is while a graph is traced: a weight, or if it is small the array."""
@@ -76,9 +102,10 @@ class Session:
         Args:
             key: what it is computed of.
         """
-        if key not in self._derived:
-            self._derived[key] = ow.weights({"derived": compute()})["derived"]
-        return self._derived[key]
+        with self._lock:
+            if key not in self._derived:
+                self._derived[key] = ow.weights({"derived": compute()})["derived"]
+            return self._derived[key]
 
     def operator(self, node: Node) -> Operator:
         """What builds a node.
@@ -96,12 +123,18 @@ class Session:
 
     def close(self) -> None:
         """Close the programs of bodies of loops."""
+        with self._lock:
+            for program in self._bodies.values():
+                program.close()
+            self._bodies.clear()
         for runner in self._runners.values():
             runner.close()
 
 
 class PlanningSession(Session):
     """A session that places and cuts, and takes no memory."""
+
+    runs = False
 
     def build(self, outputs: Mapping[str, Tensor]) -> Any:
         """The planned graph of outputs; ``None`` if there are none."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 import opweave as ow
 from opweave.graph.tensor import Tensor
 from opweave_onnx.operators.table import operator
+from opweave_onnx.tensors import Array
 from opweave_onnx.trace import Call
 
 Function = Callable[[Tensor], Tensor]
@@ -90,6 +93,54 @@ def _rnn(call: Call, gates: Tensor, h: Tensor, c: Tensor, parts: dict[str, Any],
 STEPS: Final = {"RNN": _rnn, "GRU": _gru, "LSTM": _lstm}
 
 
+UNROLLED: Final = 64
+"""Steps up to which a network is built one behind the other, as a part of the graph around it."""
+AT_ONCE: Final = 32
+"""Steps of longer networks that are one program, which is run again for the next ones."""
+
+
+def _stacked(rows: Sequence[Tensor], axis: int) -> Tensor:
+    return ow.concat([ow.expand_dims(row, axis) for row in rows], axis)
+
+
+class _Direction(NamedTuple):
+    """What the steps of one direction share.
+
+    Attributes:
+        number: 0, or 1 for the second one.
+        backwards: from the last step to the first.
+        parts: recurrent weights, their bias, peepholes.
+        functions: of activation.
+    """
+
+    number: int
+    backwards: bool
+    parts: dict[str, Any]
+    functions: Sequence[Function]
+
+    def steps(
+        self, call: Call, inputs: Sequence[Tensor], state: Tensor, cell: Tensor, there: Sequence[Tensor] | None
+    ) -> tuple[list[Tensor], Tensor, Tensor]:
+        """The results of steps, one behind the other, and state and cell behind them.
+
+        Args:
+            inputs: of each step, the gates without what comes of the state: (batch, gates).
+            there: for each step whether the sequences still go on, (batch, 1); those that do not keep their state, and
+                give zeros. ``None``: all do.
+        """
+        results = []
+        step, zero = STEPS[call.node.op], ow.constant(0, state.dtype)
+        for t, gates in enumerate(inputs):
+            new, new_cell = step(call, gates, state, cell, self.parts, self.functions)
+            if there is not None:
+                state, cell = ow.where(there[t], new, state), ow.where(there[t], new_cell, cell)
+                new = ow.where(there[t], new, zero)
+            else:
+                state, cell = new, new_cell
+            results.append(new)
+        return results, state, cell
+
+
 @operator("RNN", "GRU", "LSTM")
 def _recurrent(
     call: Call, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None,
@@ -100,36 +151,96 @@ def _recurrent(
         x = ow.swapaxes(x, 0, 1)
         h, c = (None if v is None else ow.swapaxes(v, 0, 1) for v in (h, c))
     steps, batch = x.shape[:2]
-    directions, size = w.shape[0], r.shape[2]
-    gates, step = GATES[call.node.op], STEPS[call.node.op]
-    functions, clip = _functions(call, directions), call.get("clip", 0.0)
+    count, size, gates = w.shape[0], r.shape[2], GATES[call.node.op]
+    functions, clip = _functions(call, count), call.get("clip", 0.0)
     if clip:
         functions = [[lambda v, f=f: f(ow.clamp(v, -clip, clip)) for f in row] for row in functions]  # type: ignore[misc]
     zeros = ow.full((batch, size), 0.0, x.dtype)
-    lasting: list[Tensor] = []
-    last_h, last_c = [], []
-    for d in range(directions):
+    directions, inputs = [], []
+    for d in range(count):
         rb = ow.full((gates * size,), 0.0, x.dtype) if bias is None else bias[d, gates * size :]
         parts = {"r": ow.swapaxes(r[d], 0, 1), "rb": rb, "p": None if peepholes is None else peepholes[d]}
-        inputs = ow.linear(ow.reshape(x, (steps * batch, -1)), w[d], None if bias is None else bias[d, : gates * size])
-        inputs = ow.reshape(inputs, (steps, batch, gates * size))
-        state, cell = zeros if h is None else h[d], zeros if c is None else c[d]
         backwards = d == 1 or call.get("direction", "forward") == "reverse"
-        results: list[Tensor] = []
-        for t in reversed(range(steps)) if backwards else range(steps):
-            new, new_cell = step(call, inputs[t], state, cell, parts, functions[d])
-            if lengths is not None:  # behind its end a sequence keeps its state, and gives zeros
-                there = ow.expand_dims(lengths > ow.constant(t, lengths.dtype), 1)
-                state, cell = ow.where(there, new, state), ow.where(there, new_cell, cell)
-                results.append(ow.where(there, new, ow.constant(0, x.dtype)))
-            else:
-                state, cell = new, new_cell
-                results.append(new)
-        lasting.append(ow.concat([ow.expand_dims(v, 0) for v in (results[::-1] if backwards else results)], 0))
-        last_h.append(ow.expand_dims(state, 0))
-        last_c.append(ow.expand_dims(cell, 0))
-    y = ow.concat([ow.expand_dims(v, 1) for v in lasting], 1)
-    final, cells = ow.concat(last_h, 0), ow.concat(last_c, 0)
+        directions.append(_Direction(d, backwards, parts, functions[d]))
+        each = ow.linear(ow.reshape(x, (steps * batch, -1)), w[d], None if bias is None else bias[d, : gates * size])
+        inputs.append(ow.reshape(each, (steps, batch, gates * size)))
+    states = [zeros if h is None else h[d] for d in range(count)]
+    cells = [zeros if c is None else c[d] for d in range(count)]
+    array = call.trace.session.array
+    known = all(v is None or array(v) is not None for v in (r, bias, peepholes))
+    run = _run_again if known and steps > UNROLLED else _unrolled
+    y, final, last_cells = run(call, directions, inputs, states, cells, lengths)
     if batch_first:
-        y, final, cells = ow.transpose(y, (2, 0, 1, 3)), ow.swapaxes(final, 0, 1), ow.swapaxes(cells, 0, 1)
-    return (y, final, cells) if call.node.op == "LSTM" else (y, final)
+        y, final, last_cells = (
+            ow.transpose(y, (2, 0, 1, 3)),
+            ow.swapaxes(final, 0, 1),
+            ow.swapaxes(last_cells, 0, 1),
+        )
+    return (y, final, last_cells) if call.node.op == "LSTM" else (y, final)
+
+
+def _unrolled(
+    call: Call, directions: Sequence[_Direction], inputs: Sequence[Tensor], states: Sequence[Tensor],
+    cells: Sequence[Tensor], lengths: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """All steps as parts of the graph."""
+    lasting, finals, last_cells = [], [], []
+    for direction, each, state, cell in zip(directions, inputs, states, cells, strict=True):
+        order = range(each.shape[0])[:: -1 if direction.backwards else 1]
+        there = None
+        if lengths is not None:
+            there = [ow.expand_dims(lengths > ow.constant(t, lengths.dtype), 1) for t in order]
+        results, final, last = direction.steps(call, [each[t] for t in order], state, cell, there)
+        lasting.append(_stacked(results[::-1] if direction.backwards else results, 0))
+        finals.append(final)
+        last_cells.append(last)
+    return _stacked(lasting, 1), _stacked(finals, 0), _stacked(last_cells, 0)
+
+
+def _run_again(
+    call: Call, directions: Sequence[_Direction], inputs: Sequence[Tensor], states: Sequence[Tensor],
+    cells: Sequence[Tensor], lengths: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """A program for some steps, run again and again."""
+    n, masked = len(directions), lengths is not None
+    steps, batch, gates = inputs[0].shape
+    dtype, session = inputs[0].dtype, call.trace.session
+
+    def program(direction: _Direction, length: int) -> Any:
+        def build() -> Any:
+            given = ow.input("gates", (length, batch, gates), dtype)
+            state, cell = (ow.input(name, (batch, states[0].shape[1]), dtype) for name in ("state", "cell"))
+            there = ow.input("there", (length, batch, 1), "bool") if masked else None
+            rows = None if there is None else [there[t] for t in range(length)]
+            results, final, last = direction.steps(call, [given[t] for t in range(length)], state, cell, rows)
+            outputs = {"y": _stacked(results, 0), "state": final}
+            return session.build(outputs if last is cell else {**outputs, "cell": last})
+
+        return session.body((call.node, direction.number, length, batch, dtype, masked), build)
+
+    def run(*arrays: Array) -> list[Array]:
+        found: list[list[Array]] = [[], [], []]
+        for direction in directions:
+            given, state, cell = (arrays[i * n + direction.number] for i in range(3))
+            there = np.arange(steps)[:, None, None] < arrays[-1].reshape(-1, 1) if masked else None
+            if direction.backwards:
+                given, there = given[::-1], None if there is None else there[::-1]
+            results = np.empty((steps, batch, state.shape[1]), dtype.numpy)
+            for first in range(0, steps, AT_ONCE):
+                some = slice(first, first + AT_ONCE)
+                feeds = {"gates": given[some], "state": state, "cell": cell}
+                if there is not None:
+                    feeds["there"] = there[some]
+                made = program(direction, len(feeds["gates"]))
+                values = made.run({name: feeds[name] for name in made.inputs})
+                results[some], state, cell = values["y"], values["state"], values.get("cell", cell)
+            for row, value in zip(found, (results[::-1] if direction.backwards else results, state, cell), strict=True):
+                row.append(value)
+        return [np.stack(row, axis) for row, axis in zip(found, (1, 0, 0), strict=True)]
+
+    for direction in directions if session.runs else ():
+        for length in {AT_ONCE, steps % AT_ONCE} - {0}:
+            program(direction, length)  # built now, while the graph is traced
+    sources = (*inputs, *states, *cells, *(() if lengths is None else (lengths,)))
+    y, final, last = call.found(run, *sources)
+    return y, final, last
