@@ -16,8 +16,8 @@ NAMES = """
     AllocationError Arg Backend Blocks BoundsError Broken Buffer BufferType Cancelled CheckpointError DType DTypeError
     Device DeviceLostError ExecutionError FormatError Function GradientError Graph Group HazardError Incompatible
     KVCache KernelTable Kind LayoutError LifetimeError MemorySpace NameConflict OpDef OpweaveError OpweaveWarning
-    PathError Placement PluginError PluginRecord Program Registry Scheduler SchedulerError ShapeError Spec Step Stream
-    Tensor ThreadPool Unavailable UnknownNameError UnsupportedOpError Usage Weights
+    PathError Placement PluginError PluginRecord Program Registry Scheduler SchedulerError ShapeError Sharded Spec
+    Step Stream Tensor ThreadPool Unavailable UnknownNameError UnsupportedOpError Usage Weights
     abs accumulate acos acosh add add_expert add_region add_relative_positions arange argmax argsort as_dtype asin
     asinh assign atan atanh attention avg_pool1d avg_pool2d backend backends bernoulli best_device broadcast_to cast
     causal_conv1d ceil clamp col2im1d compare compile concat constant contiguous conv1d conv2d conv3d conv_transpose1d
@@ -29,16 +29,17 @@ NAMES = """
     less less_equal linear linear_attention load load_all load_all_from_path load_weights log log1p log_softmax matmul
     max max_pool1d max_pool2d maximum mean min minimum mse_loss mul neg normal not_equal open_device outer pad place
     plugins pow prod profile profile_run quantize read reciprocal recompute register register_device reglu
-    relative_positions relu repeat rescan reshape rms_norm roll rope round rsqrt rwkv6 rwkv7 scale scope selective_scan
-    set_region set_rows sigmoid sign silu simulate sin sinh sinkhorn softmax softplus solve_triangular split sqrt
-    square squeeze state step sub sum swapaxes swiglu swiglu_oai take_along_axis tan tanh tile timestep_embedding top_k
-    trace transpose tril triu trunc uniform unload var weights where window_partition window_unpartition write xielu
+    relative_positions relu repeat rescan reshape rms_norm roll rope round rsqrt rwkv6 rwkv7 scale scope
+    selective_scan set_region set_rows sigmoid sign silu simulate sin sinh sinkhorn softmax softplus solve_triangular
+    split sqrt square squeeze state step sub sum swapaxes swiglu swiglu_oai take_along_axis tan tanh tile
+    timestep_embedding top_k trace transpose tril triu trunc uniform unload var weights where window_partition
+    window_unpartition write xielu
 """.split()  # noqa: SIM905 - sixty lines shorter
 
 CONTRACT_NAMES = """
     HOST_SPACE
     Arg Backend Buffer BufferType Call Caps Device DeviceProps Event Features Group Kind MemorySpace
-    MultiBuffer Offloading Plan Rows SetThreads SplitBuffers Step StepError Stream Structure Usage
+    MultiBuffer Offloading Plan Rows SetThreads Step StepError Stream Structure Usage
     WorkerStream
     flat_rows mapped pointwise_groups structure_of
 """.split()  # noqa: SIM905

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from opweave.function import compile as compile
     from opweave.host.threads import ThreadPool as ThreadPool
     from opweave.kv_cache import KVCache as KVCache
+    from opweave.sharding.placing import Sharded as Sharded
     from opweave.tools.compare import compare as compare
     from opweave.tools.copy_graph import copy_graph as copy_graph
     from opweave.tools.profile_run import profile_run as profile_run
@@ -33,6 +34,7 @@ _LATER = {
     "Function": "opweave.function",
     "KVCache": "opweave.kv_cache",
     "OpweaveWarning": "opweave.warning",
+    "Sharded": "opweave.sharding.placing",
     "ThreadPool": "opweave.host.threads",
     "compare": "opweave.tools.compare",
     "copy_graph": "opweave.tools.copy_graph",

@@ -59,6 +59,10 @@ def _with_converted(tensor: Tensor, array: Array) -> Iterator[tuple[Tensor, Arra
     assert tensor.leaf is not None
     for dtype, other in tensor.leaf.converted.items():
         yield from _with_converted(other, array.astype(dtype.numpy))
+    shards = tensor.leaf.shards
+    for i, part in enumerate(shards.parts if shards is not None else ()):
+        assert shards is not None
+        yield from _with_converted(part, shards.values(array, i))
 
 
 def _locations(tensor: Tensor) -> list[Location]:
@@ -107,10 +111,11 @@ def evict(tensors: Iterable[Tensor], device: Device) -> None:
 
 
 def _converted(tensor: Tensor) -> Iterator[Tensor]:
-    """A leaf and what it was converted to."""
+    """A leaf, its parts, and what these were converted to."""
     yield tensor
     assert tensor.leaf is not None
-    for other in tensor.leaf.converted.values():
+    shards = tensor.leaf.shards
+    for other in (*tensor.leaf.converted.values(), *(shards.parts if shards is not None else ())):
         yield from _converted(other)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from opweave.graph.layout import check_shape
 from opweave.graph.leaf import Leaf, Spec
 from opweave.graph.tensor import Tensor, new_leaf
 from opweave.leaf_memory import place_state, read_leaf, upload, values_for
+
+if TYPE_CHECKING:
+    from opweave.sharding.placing import Sharded
 
 __all__ = ["Blocks", "Weights", "Where", "state", "weights"]
 
@@ -127,7 +130,7 @@ def _restore_weights(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> We
 
 def weights(
     arrays: Mapping[str, Any],
-    device: Where | Mapping[str, Where] = None,
+    device: Where | Sharded | Mapping[str, Where | Sharded] = None,
     *,
     dtype: DTypeLike | None = None,
     buffer_type: registry.Memory | Mapping[str, registry.Memory] = None,
@@ -139,8 +142,9 @@ def weights(
             (quantized), what `opweave.from_dlpack` made, or `Spec` (shape and dtype only, to plan without bytes).
             Arrays are not copied and must not be changed afterwards.
         device: where to keep them: a device or its name for all; or a mapping of glob patterns to devices, of which
-            the first match counts. Weights without a device are uploaded once to each device where programs use them;
-            devices that share host memory use them in place.
+            the first match counts. `Sharded` in place of a device splits each weight over several. Weights without a
+            device are uploaded once to each device where programs use them; devices that share host memory use them in
+            place.
         dtype: convert floating-point arrays to this float type; ``"bf16"`` halves the memory of f32. (To compute
             products in bf16 with weights and inputs in f32, see ``precision`` of `opweave.Scheduler`.)
         buffer_type: the kind of memory to keep them in, where not the ordinary one of the device: a `BufferType` of
@@ -154,7 +158,8 @@ def weights(
         SchedulerError: memory of another device than ``device`` says.
         UnsupportedOpError: memory that is not for weights, or does not keep one of them.
         DTypeError: a dtype that opweave does not have, or values that are not arrays.
-        LayoutError: rows that do not consist of whole blocks.
+        LayoutError: rows that do not consist of whole blocks, or too few blocks to split.
+        BoundsError: weights that are to be split along an axis that they do not have.
         ShapeError: `Blocks` whose number of bytes does not fit their shape.
         AllocationError: a device has not enough free memory; nothing stays allocated.
     """
@@ -171,11 +176,19 @@ def weights(
         if narrow is not None and isinstance(value, np.ndarray) and as_dtype(value.dtype).is_float:
             value = value.astype(narrow.numpy, copy=False)
         group._tensors[str(name)] = _weight(str(name), value, token)
-    devices = _matched(group, device, "device", _resolve)
+    devices = _matched(group, device, "device", _resolve_or_split)
     memories = _matched(group, buffer_type, "buffer_type", lambda memory: memory)
     by_memory: dict[tuple[Device, BufferType | None], list[Tensor]] = {}
+    split: dict[Sharded, list[Tensor]] = {}
     for name, tensor in group._tensors.items():
-        target, kind = devices.get(name), registry.buffer_type(memories.get(name), devices.get(name))
+        target = devices.get(name)
+        if target is not None and not isinstance(target, Device):
+            if memories.get(name) is not None:
+                raise SchedulerError(f"weight {name!r} is split over devices and lies in their ordinary memory; leave "
+                                     "out its buffer_type")  # fmt: skip
+            split.setdefault(target, []).append(tensor)
+            continue
+        kind = registry.buffer_type(memories.get(name), target)
         if kind is not None:
             kind.check_usage(Usage.WEIGHTS)
             kind.check_tensor(tensor)
@@ -184,6 +197,10 @@ def weights(
     try:
         for (target, kind), tensors in by_memory.items():
             group.buffers += upload([t for t in tensors if _needs_upload(t, target, kind)], target, kind)
+        for sharded, tensors in split.items():
+            from opweave.sharding.placing import place_shards  # weights of most programs are whole
+
+            group.buffers += place_shards(tensors, sharded)
     except BaseException:
         for buffer in group.buffers:
             buffer.free()
@@ -268,10 +285,19 @@ def _weight(name: str, value: Any, group: object) -> Tensor:
     return new_leaf(Leaf("weight", name, array, group=group), check_shape(array.shape, dtype), dtype)
 
 
-def _resolve(where: Where) -> Device | None:
+def _resolve(where: Any) -> Device | None:
     if where is not None and not isinstance(where, (str, Device)):
         raise SchedulerError(f"device= takes a device or its name, not {where!r}")
     return registry.device(where) if isinstance(where, str) else where
+
+
+def _resolve_or_split(where: Where | Sharded) -> Device | Sharded | None:
+    if where is not None and not isinstance(where, (str, Device)):
+        from opweave.sharding.placing import Sharded  # weights of most programs are whole
+
+        if isinstance(where, Sharded):
+            return where
+    return _resolve(where)
 
 
 def state(

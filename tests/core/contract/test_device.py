@@ -20,7 +20,6 @@ from opweave.contract import (
     Kind,
     MemorySpace,
     SetThreads,
-    SplitBuffers,
     Step,
     Stream,
 )
@@ -248,6 +247,11 @@ class Extended(HostBackend):
         return (Tuner(),)
 
 
+@runtime_checkable
+class Absent(Protocol):
+    def absent(self) -> int: ...
+
+
 def test_optional_procedures_are_found_by_protocol_and_by_name():
     backend = Extended()
     backend.extension(SetThreads).set_threads(3)
@@ -257,8 +261,8 @@ def test_optional_procedures_are_found_by_protocol_and_by_name():
     assert backend.extension(Features).features() == {"driver": "1.0"}
     assert backend.extension(Tune).tune(1) == backend.extension("tune")(1) == "tuned for 1 s"
     for missing in (
-        SplitBuffers,
-        "split_buffer_type",
+        Absent,
+        "absent",
         "nonsense",
         "_private",
         "name",

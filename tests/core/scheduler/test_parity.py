@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.contract import SplitBuffers
 from opweave.contract.kernels import KernelTable
 from opweave.host.device import HostDevice
 from opweave.training import SGD, AdamW
@@ -611,12 +610,12 @@ def sharded_linear(stream: ow.Stream, op: str, out: ow.Arg, x: ow.Arg, w: ow.Arg
     return call
 
 
-def test_split_buffers_are_found_and_put_a_tensor_in_shards(x):
+def test_memory_of_a_backend_puts_a_tensor_in_shards(x):
     main = Separate("main")
     main.kernels = KernelTable("f32", "strided")
     main.kernels("linear", accepts=Shards)(sharded_linear)
     backend = registry_of(Cards("cards", main, Separate("a"), Separate("b"))).backend("cards")
-    kind = backend.extension(SplitBuffers).split_buffer_type([1, 3])
+    kind = backend.extension("split_buffer_type")([1, 3])
     (weight,) = ow.weights({"w": ow.Spec((8, 6))}).values()
     buffer = kind.alloc(kind.alloc_size(weight), ow.Usage.WEIGHTS)
     placement = ow.place(weight, buffer)

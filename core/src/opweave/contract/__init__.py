@@ -4,7 +4,7 @@
 used as they are.
 """
 
-from opweave.contract.backend import Backend, Features, SetThreads, SplitBuffers
+from opweave.contract.backend import Backend, Features, SetThreads
 from opweave.contract.buffer import Buffer
 from opweave.contract.capabilities import Caps, DeviceProps, Kind
 from opweave.contract.device import Device
@@ -41,7 +41,6 @@ __all__ = [
     "Plan",
     "Rows",
     "SetThreads",
-    "SplitBuffers",
     "Step",
     "StepError",
     "Stream",

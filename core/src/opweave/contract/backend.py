@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
-    from opweave.contract.memory import BufferType
 
-__all__ = ["Backend", "Features", "SetThreads", "SplitBuffers"]
+__all__ = ["Backend", "Features", "SetThreads"]
 
 P = TypeVar("P")
 
@@ -77,14 +76,6 @@ class SetThreads(Protocol):
 
     def set_threads(self, n: int) -> None:
         """Use ``n`` threads, at least 1, from the next kernel on."""
-
-
-@runtime_checkable
-class SplitBuffers(Protocol):
-    """Tensors can be split over several devices."""
-
-    def split_buffer_type(self, shares: Sequence[float]) -> BufferType:
-        """A buffer type that stores each tensor in parts, one per device, with sizes proportional to ``shares``."""
 
 
 @runtime_checkable

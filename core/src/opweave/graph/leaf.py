@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from opweave.contract.buffer import Buffer
+    from opweave.graph.shards import Shards
     from opweave.graph.tensor import Tensor
 
 __all__ = ["Leaf", "LeafKind", "Location", "Placement", "Spec"]
@@ -121,11 +122,13 @@ class Leaf:
         borrowed: fed arrays are not copied: the caller must not change them until the run is complete.
         inferred: a constant whose dtype is that of its array and was not given.
         damaged: why a state cannot be read (a failed run left it half written), or ``""``.
+        shards: the parts of a weight that is split over devices, which have its memory in place of itself; else
+            ``None``.
     """
 
     __slots__ = (
         "__weakref__", "borrowed", "converted", "copies", "damaged", "data", "device", "fill", "group", "inferred",
-        "kind", "name", "placement",
+        "kind", "name", "placement", "shards",
     )  # fmt: skip
 
     def __init__(
@@ -152,3 +155,4 @@ class Leaf:
         self.copies: Final = Copies()
         self.converted: Final[dict[DType, Tensor]] = {}
         self.damaged = ""
+        self.shards: Shards | None = None

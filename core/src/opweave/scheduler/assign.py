@@ -41,6 +41,7 @@ __all__ = ["CAUSES", "Assignment", "assign", "target_at"]
 
 CAUSES: Final[dict[str, str]] = {
     "pinned": "the caller pinned it there",
+    "shard": "it belongs to the part of a weight that lies there",
     "storage": "it writes memory that lies there",
     "input": "fed values enter there",
     "weights": "it reads weights that lie there",

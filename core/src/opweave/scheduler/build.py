@@ -80,6 +80,8 @@ class Builder:
                 if parts is not None:
                     return parts, program
         graph = Graph(tensors)
+        if any(t.leaf is not None and t.leaf.shards is not None for t in graph.leaves):
+            graph, pins, placed = self._split(graph, pins, placed)
         if self.memory_limit is not None and not placed:  # what was placed by hand stays as it is
             graph, pins = self._within_limit(graph, pins, allowed, self.memory_limit)
         return self._divide(graph, pins, placed, precisions_of(graph.nodes, allowed)), None
@@ -94,6 +96,24 @@ class Builder:
         graph, pairs = matched
         assignment = assign(graph, self.targets, pins, self.op_offload, precisions=precisions_of(graph.nodes, allowed))
         return updated(known, graph, pairs, assignment)
+
+    def _split(
+        self, graph: Graph, pins: Mapping[Tensor, int], placed: Mapping[Tensor, Placement]
+    ) -> tuple[Graph, Mapping[Tensor, int], Mapping[Tensor, Placement]]:
+        """The graph with a node for each part of weights in shards, on the device of the part if that runs it."""
+        from opweave.sharding.split import split_graph  # most programs have no weights in shards
+
+        targets, index = self.targets, {target.name: target.index for target in self.targets}
+        kept = {**dict.fromkeys(placed), **{tensor: targets[at].name for tensor, at in pins.items()}}
+        new, devices, changed = split_graph(graph, kept)
+        given = {changed.get(tensor, tensor): at for tensor, at in pins.items()}
+        for tensor, name in devices.items():
+            at = index.get(name)
+            if at is not None and tensor.signature is not None and targets[at].support(tensor.signature).reason is None:
+                given.setdefault(tensor, at)
+        new.pins = given
+        new.causes = {tensor: "shard" for tensor in devices if tensor in given}
+        return new, given, {changed.get(tensor, tensor): where for tensor, where in placed.items()}
 
     def _within_limit(
         self, graph: Graph, pins: Mapping[Tensor, int], allowed: Allowed, limit: int
@@ -129,6 +149,7 @@ class Builder:
 
             return place_by_cost(graph, self.targets, pins, self.op_offload, placed, observed, precisions)
         assignment = assign(graph, self.targets, pins, self.op_offload, placed, precisions)
+        assignment = assignment.with_causes(getattr(graph, "causes", {}))  # of a graph that was split
         return partition(graph, assignment, placed, observed)
 
     def compile(
@@ -166,6 +187,7 @@ class Builder:
     ) -> Program:
         """The program again, with calls of ``show`` behind the observed nodes."""
         with self.executor.lock:
+            pins = getattr(parts.graph, "pins", pins)  # of a graph that was split
             planned = self._divide(parts.graph, pins, parts.placed, parts.assignment.capabilities.precisions, observed)
             return self.compile(planned, form, pins, show)
 

@@ -129,6 +129,10 @@ class _Partitioner:
                 signature = special.get(node, signature)
             support = signature.support.get(target.device) or target.support(signature)
             writes, packed = op.writes, support.packed
+            if op.name == "concat" and len(targets) > 1 and self._gathers(node, target):
+                split = self._gather(node, target, split)
+                items = split.items
+                continue
             operands: list[StorageView] = []
             sources = node.srcs[1:] if writes else node.srcs
             if support.rounded:
@@ -353,6 +357,34 @@ class _Partitioner:
             if fetched:
                 self.fetched_here.append(key)
         return in_copy(copied.storage, source, operand, packed)
+
+    def _gathers(self, node: Tensor, target: Target) -> bool:
+        """Whether the pieces of a ``concat`` are copied straight to their places in it: some of them are brought from
+        other memory, and the places are dense or written by the host."""
+        dense = all(n == 1 for n in node.shape[: node.attrs["axis"]])
+        if node in self.placed or not (dense or target.buffer_type.is_host):
+            return False
+        roots = [source.root for source in node.srcs]
+        return all(root.memory not in self.prepared for root in roots) and not all(
+            self._reaches(target, self._home(root, target)) for root in roots
+        )
+
+    def _gather(self, node: Tensor, target: Target, split: _OpenSplit) -> _OpenSplit:
+        """A ``concat`` as copies of its pieces, each to its place."""
+        if split.items:
+            split = self._open(target)
+        storage, offset, axis = self._temporary(node, node.nbytes, target.index), 0, node.attrs["axis"]
+        for source in node.srcs:
+            window = StorageView(storage, offset, node.dtype, source.shape, node.strides)
+            piece = StorageView(
+                self._home(source.root, target), source.offset, source.dtype, source.shape, source.strides
+            )
+            split.copies.append(Copy(source, piece, window, "gather"))
+            block = node.dtype.block if axis == node.ndim - 1 else 1
+            offset += source.shape[axis] // block * node.strides[axis]
+        self.home[node] = StorageView(storage, 0, node.dtype, node.shape, node.strides)
+        self.made_in[storage] = -1
+        return split
 
     def _selected(self, source: Tensor, node: Tensor, target: Target) -> StorageView | None:
         """The ids that name the only rows of ``source`` that ``node`` reads, wherever they lie."""

@@ -100,12 +100,18 @@ class Planned:
 
         return prediction_of(self.partition)
 
+    def _now(self, tensor: Tensor) -> Tensor:
+        """What stands for a tensor as a whole in this program: another one behind weights in shards."""
+        stand_ins: Mapping[Tensor, Tensor] = getattr(self.partition.graph, "now", {})
+        return stand_ins.get(tensor, tensor)
+
     def device_of(self, tensor: Tensor) -> Device:
         """The device on which a node runs or a leaf lies.
 
         Raises:
             SchedulerError: the tensor is not in this program.
         """
+        tensor = self._now(tensor)
         target = self.partition.assignment.target_of.get(tensor)
         if target is None and tensor.base is not None:
             target = self.partition.assignment.target_of.get(tensor.base)
@@ -233,8 +239,8 @@ class Program(Planned, Generic[R_co]):
         Raises:
             SchedulerError: a value that is not kept; make it an output.
         """
-        if isinstance(tensor, Tensor) and tensor in self.partition.graph.outputs:
-            return self._executor.read_output(self._state, tensor)
+        if isinstance(tensor, Tensor) and self._now(tensor) in self.partition.graph.outputs:
+            return self._executor.read_output(self._state, self._now(tensor))
         leaf = self._leaf(tensor) if isinstance(tensor, str) else tensor
         return self._executor.when_idle(partial(read_leaf, leaf))
 
@@ -280,7 +286,7 @@ class Program(Planned, Generic[R_co]):
         elif callable(nodes):
             observed = {node for node in computed if nodes(node)}
         else:
-            observed = {node.root for node in nodes}
+            observed = {self._now(node).root for node in nodes}
             for node in observed - set(computed):
                 raise SchedulerError(f"{node.describe()} is not computed by this program")
 

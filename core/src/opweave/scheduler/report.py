@@ -260,6 +260,11 @@ def explain(
         for copy in split.write_backs:
             target = where(partition, copy.dst.storage)
             lines.append(_copy_line(copy.tensor, copy.cause, copy.nbytes, split.target.name, target))
+    for tensor in getattr(graph, "sharded", ()):  # of a graph that was split
+        shards = tensor.leaf.shards
+        parts = zip(shards.devices, shards.parts, strict=True)
+        each = ", ".join(f"{device} {part.shape[shards.axis]}" for device, part in parts)
+        lines.append(f"shards {tensor.name} {tensor.dtype}{list(tensor.shape)}, axis {shards.axis}: {each}")
     for output in graph.outputs:
         lines.append(f"output {output.name} {output.dtype}{list(output.shape)}")
     for name, use in (memory or {}).items():

@@ -16,6 +16,7 @@ from opweave.contract.memory import BufferType
 from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
 from opweave.errors import SchedulerError, not_pickled
+from opweave.graph.graph import Graph
 from opweave.graph.leaf import Placement
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
@@ -142,9 +143,7 @@ class Scheduler:
             shared = threads
             together = sum(isinstance(item, Device) and item.threaded for item in resolved)
             if threads is None and parallel and together > 1:
-                from opweave.host.cores import usable_cores  # importing opweave must not pay for it
-
-                shared = max(1, usable_cores().usable // together)
+                shared = _equal_part(together)
             for index, item in enumerate(resolved):
                 device = item if isinstance(item, Device) else item.device
                 kind = kinds.pop(device.name, None)
@@ -280,6 +279,8 @@ class Scheduler:
 
                     raise simulated_error(target.device)
             start = perf_counter_ns()
+            if len(self._targets) > 1 and any(t.leaf is not None and t.leaf.shards for t in Graph(tensors).leaves):
+                self._compute_at_once()
             builder = self._builder
             with COLLECTOR.away():
                 similar = () if placed else self._similar(form, tensors, allowed)
@@ -310,6 +311,15 @@ class Scheduler:
                 tried += 1
                 if tried == SIMILAR_TRIED:
                     return
+
+    def _compute_at_once(self) -> None:
+        """Give each synchronous device a thread, so that the parts of weights in shards are computed at once."""
+        together = sum(target.device.threaded for target in self._targets)
+        for index, target in enumerate(self._targets):
+            params: dict[str, Any] = {}
+            if target.device.threaded:
+                params["threads"] = self._threads or _equal_part(together)
+            self._targets[index] = target.at_once(**params)
 
     def rebuild(self, program: Program) -> Program:
         """The same program on the streams of this scheduler, which has the same devices in the same order: each node
@@ -491,7 +501,14 @@ class Scheduler:
         )
 
     def _withdraw_leaves(self, device: Device) -> None:
-        leaves = {t: None for state in self._executor.states for t in state.partition.leaves}
+        graphs = [state.partition for state in self._executor.states]
+        for parts in graphs:
+            sharded = getattr(parts.graph, "sharded", ())
+            if sharded:
+                from opweave.sharding.placing import keep_values  # weights of most programs are whole
+
+                keep_values(sharded, device)
+        leaves = {t: None for parts in graphs for t in parts.leaves}
         for tensor in leaves:
             withdraw(tensor, device)
 
@@ -524,6 +541,13 @@ class Scheduler:
         with ExitStack() as stack:  # all of them, whatever one of them raises
             for target in reversed(self._targets):
                 stack.callback(target.close)
+
+
+def _equal_part(number: int) -> int:
+    """How many of the processors each of ``number`` devices uses that compute at once."""
+    from opweave.host.cores import usable_cores  # importing opweave must not pay for it
+
+    return max(1, usable_cores().usable // number)
 
 
 def _forget(programs: dict[Any, Program], program: Program) -> None:

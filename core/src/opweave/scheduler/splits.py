@@ -30,6 +30,7 @@ COPY_CAUSES: Final[dict[str, str]] = {
     "pack": "the device takes dense operands only and cannot pack them itself",
     "unpack": "the memory keeps tensors in a form that the device's kernels do not read",
     "weight-fetch": "a weight that stays in host memory is brought for this split, which gives its memory back",
+    "gather": "a part of a value that several devices have computed, to its place in the whole",
     "region": "a part of a state, for a node that runs where the state does not lie",
     "write-back": "a result that has to lie in memory which its device does not reach",
 }

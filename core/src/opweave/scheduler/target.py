@@ -149,9 +149,11 @@ class Target:
         owned: the scheduler opened the stream and closes it.
         copier: a second stream of an asynchronous device, for copies beside its steps (`open_copier`).
         repack: bytes that copies of weights in special memory may take for one program (`Capabilities`).
+        before: the target with the synchronous stream that this one was made of (`at_once`), which programs that were
+            built earlier use.
     """
 
-    __slots__ = ("buffer_type", "copier", "device", "index", "name", "owned", "repack", "space", "stream")
+    __slots__ = ("before", "buffer_type", "copier", "device", "index", "name", "owned", "repack", "space", "stream")
 
     def __init__(
         self, index: int, stream: Stream, buffer_type: BufferType | None, owned: bool, repack: float = 0
@@ -165,13 +167,15 @@ class Target:
         self.space: Final = self.buffer_type.space
         self.owned: Final = owned
         self.copier: Stream | None = None
+        self.before: Target | None = None
 
     def __repr__(self) -> str:
         return f"<Target {self.index}: {self.name}>"
 
     @property
     def streams(self) -> list[Stream]:
-        return [self.stream] if self.copier is None else [self.stream, self.copier]
+        own = [self.stream] if self.copier is None else [self.stream, self.copier]
+        return own if self.before is None else [*own, *self.before.streams]
 
     @property
     def fetches_ahead(self) -> bool:
@@ -183,8 +187,20 @@ class Target:
         if self.copier is None and self.fetches_ahead:
             self.copier = self.device.open(worker=self.stream.has_thread)
 
+    def at_once(self, **params: Any) -> Target:
+        """The same device with a thread of its own, so that it computes while others do; itself where it does already,
+        or where its stream is not the scheduler's."""
+        if not self.owned or self.stream.is_async:
+            return self
+        kind = None if self.buffer_type is self.device.default_buffer_type else self.buffer_type
+        made = Target(self.index, self.device.open(worker=True, **params), kind, owned=True, repack=self.repack)
+        made.before = self
+        return made
+
     def close(self) -> None:
         """Close the streams that were opened for the scheduler."""
+        if self.before is not None:
+            self.before.close()
         if self.copier is not None:
             self.copier.close()
             self.copier = None

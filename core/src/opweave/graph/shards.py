@@ -1,0 +1,42 @@
+"""`Shards`: the parts of a read-only leaf that is split over devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from opweave.graph.dtypes import DType
+    from opweave.graph.tensor import Tensor
+
+__all__ = ["Shards", "part_of"]
+
+
+class Shards(NamedTuple):
+    """The parts of a read-only leaf, each a leaf of its own.
+
+    Attributes:
+        axis: the axis of the whole that was cut.
+        cuts: where each part begins along that axis, and at last its length.
+        parts: the leaves, in order.
+        devices: the name of the device of each part.
+    """
+
+    axis: int
+    cuts: tuple[int, ...]
+    parts: tuple[Tensor, ...]
+    devices: tuple[str, ...]
+
+    def values(self, whole: np.ndarray[Any, Any], part: int) -> np.ndarray[Any, Any]:
+        """The values of a part, dense, given those of the whole: a view of them where that is dense."""
+        at = part_of(self.parts[part].dtype, self.axis, self.parts[part].ndim, *self.cuts[part : part + 2])
+        return np.ascontiguousarray(whole[at])
+
+
+def part_of(dtype: DType, axis: int, ndim: int, start: int, stop: int) -> tuple[slice, ...]:
+    """The index of elements ``start .. stop`` along an axis of an array of a tensor's values, whose last axis counts
+    bytes where the dtype consists of blocks."""
+    if dtype.block > 1 and axis == ndim - 1:
+        start, stop = dtype.row_bytes(start), dtype.row_bytes(stop)
+    return (*[slice(None)] * axis, slice(start, stop))

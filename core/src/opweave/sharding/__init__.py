@@ -1,0 +1,5 @@
+"""Weights that are split over several devices, and graphs that compute with the parts.
+
+`placing` decides where weights are cut and uploads the parts. `split` makes of a graph that reads such weights one with
+a node for each part (`ways` knows how operations can be cut, `values` how values are spread).
+"""

@@ -1,0 +1,184 @@
+"""`Sharded`: over which devices weights are split, along which axis and in which shares; and placing the parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import gcd, isfinite, lcm
+from typing import TYPE_CHECKING, Final
+
+from opweave import registry
+from opweave.contract.device import Device
+from opweave.errors import BoundsError, LayoutError, SchedulerError
+from opweave.graph.leaf import Leaf
+from opweave.graph.shards import Shards
+from opweave.graph.tensor import Tensor, new_leaf
+from opweave.leaf_memory import read_leaf, upload
+
+if TYPE_CHECKING:
+    from opweave.contract.buffer import Buffer
+    from opweave.contract.multibuffer import MultiBuffer
+
+__all__ = ["Sharded", "keep_values", "place_shards"]
+
+EVEN: Final = 256
+"""Cuts lie at multiples of this many elements, or of a smaller power of two where an axis is short: then weights of
+different types and axes are cut at the same places, at whole blocks of every type and mostly at whole heads."""
+
+
+class Sharded:
+    """Weights split over several devices, for ``device=`` of `opweave.weights`.
+
+    Graphs that read them compute each part on the device where it lies. A product with weights that are cut along their
+    first axis gives each device a part of the result; cut along the axis that is summed over, each device gives a
+    partial sum, and the sums are added. Operations between two products stay split where they can, so that the two
+    products of an MLP, or the four of an attention block, exchange values once if the last one is cut along axis 1
+    and the others along axis 0.
+
+    Args:
+        devices: device or its name -> share, any positive number: ``{"opencl:0": 3, "opencl:1": 1}``; or a sequence of
+            devices, whose shares are then the bytes that each has free when weights are placed.
+        axis: the axis of each weight that is cut: of a matrix (out, in) 0 or 1, of a table 0 for its rows, of
+            experts (experts, out, in) 0 for whole experts.
+        multiple: cuts lie at multiples of it: for the projections of an attention the size of a head, times the heads
+            that share keys for that of the queries. Default: 256, or less where the axis is short.
+
+    Raises:
+        SchedulerError: no devices, one named twice, a share that is no positive number, a multiple below 1.
+    """
+
+    __slots__ = ("axis", "devices", "multiple", "shares")
+
+    def __init__(
+        self,
+        devices: Mapping[str | Device, float] | Sequence[str | Device],
+        axis: int = 0,
+        *,
+        multiple: int | None = None,
+    ) -> None:
+        named = dict(devices) if isinstance(devices, Mapping) else None
+        given = tuple(devices)
+        if isinstance(devices, str) or not given or not all(isinstance(d, (str, Device)) for d in given):
+            raise SchedulerError(f"Sharded takes devices or their names, with or without shares, not {devices!r:.60}")
+        if len(set(given)) < len(given):
+            raise SchedulerError(f"Sharded names a device twice: {given}")
+        for device, share in (named or {}).items():
+            if isinstance(share, bool) or not isinstance(share, (int, float)) or not (share > 0 and isfinite(share)):
+                raise SchedulerError(f"the share of {device!r} is a positive number, not {share!r:.60}")
+        if not isinstance(axis, int) or (multiple is not None and (not isinstance(multiple, int) or multiple < 1)):
+            raise SchedulerError(f"axis is an integer and multiple a positive one, not {axis!r} and {multiple!r}")
+        self.devices: Final = given
+        self.shares: Final = None if named is None else tuple(named.values())
+        self.axis: Final = axis
+        self.multiple: Final = multiple
+
+    def __repr__(self) -> str:
+        over = list(self.devices) if self.shares is None else dict(zip(self.devices, self.shares, strict=True))
+        return f"Sharded({over}, axis={self.axis})"
+
+
+def place_shards(tensors: Sequence[Tensor], sharded: Sharded) -> list[Buffer | MultiBuffer]:
+    """Split weights and give each part memory on its device; returns the buffers. Weights made of a `Spec` are split
+    without memory, for planning.
+
+    Raises:
+        UnknownNameError: no such device.
+        SchedulerError: a device named twice, by different names.
+        BoundsError: a weight without the axis.
+        LayoutError: too few whole blocks for a part on each device.
+        AllocationError: a device has not enough free memory; nothing stays allocated.
+    """
+    devices = [registry.device(d) if isinstance(d, str) else d for d in sharded.devices]
+    if len(set(devices)) < len(devices):
+        raise SchedulerError(f"{sharded!r} names a device twice: {', '.join(d.name for d in devices)}")
+    shares = sharded.shares or _free_bytes(devices)
+    names = tuple([device.name for device in devices])
+    cut = [(tensor, _split(tensor, sharded, shares, names)) for tensor in tensors]
+    buffers: list[Buffer | MultiBuffer] = []
+    try:
+        for i, device in enumerate(devices):
+            parts = [shards.parts[i] for _, shards in cut]
+            for (whole, shards), part in zip(cut, parts, strict=True):
+                assert whole.leaf is not None
+                assert part.leaf is not None
+                if whole.leaf.data is not None:
+                    part.leaf.data = shards.values(whole.leaf.data, i)
+            buffers += upload([p for p in parts if p.leaf is not None and p.leaf.data is not None], device)
+            for part in parts:
+                assert part.leaf is not None
+                part.leaf.data = None  # the whole keeps its values; see `keep_values`
+    except BaseException:
+        for buffer in buffers:
+            buffer.free()
+        raise
+    for whole, shards in cut:
+        assert whole.leaf is not None
+        whole.leaf.shards, whole.leaf.placement = shards, None
+    return buffers
+
+
+def _free_bytes(devices: Sequence[Device]) -> tuple[float, ...]:
+    """Shares by the memory that each device has free; equal ones where a device does not know."""
+    free = [device.mem_info()[0] for device in devices]
+    return tuple(map(float, free)) if all(size > 0 for size in free) else (1.0,) * len(devices)
+
+
+def _split(tensor: Tensor, sharded: Sharded, shares: Sequence[float], names: tuple[str, ...]) -> Shards:
+    """The parts of a weight, without memory."""
+    leaf, axis = tensor.leaf, sharded.axis
+    assert leaf is not None
+    if not -tensor.ndim <= axis < tensor.ndim:
+        raise BoundsError(f"{tensor.describe()} has no axis {axis} to be cut along, as {sharded!r} asks")
+    axis %= tensor.ndim
+    if leaf.placement is not None and leaf.data is None:
+        leaf.data = read_leaf(tensor)
+    block = tensor.dtype.block if axis == tensor.ndim - 1 else 1
+    cuts = cuts_of(tensor.shape[axis], shares, block, sharded.multiple)
+    if cuts is None:
+        raise LayoutError(
+            f"{tensor.describe()} cannot be cut along axis {axis} into {len(shares)} parts of whole "
+            f"{f'blocks of {block}' if block > 1 else 'elements'}"
+            f"{f' at multiples of {sharded.multiple}' if sharded.multiple else ''}; take fewer devices or another axis"
+        )
+    parts = []
+    for name, start, stop in zip(names, cuts, cuts[1:], strict=False):
+        shape = (*tensor.shape[:axis], stop - start, *tensor.shape[axis + 1 :])
+        part = Leaf("weight", f"{leaf.name}[{start}:{stop}]", device=name, group=leaf.group)
+        parts.append(new_leaf(part, shape, tensor.dtype))
+    return Shards(axis, cuts, tuple(parts), names)
+
+
+def cuts_of(
+    length: int, shares: Sequence[float], block: int = 1, multiple: int | None = None
+) -> tuple[int, ...] | None:
+    """Where an axis is cut, each part at least one unit long; ``None``: it is too short.
+
+    A unit is the least common multiple of a block and ``multiple``. Without one it is `EVEN`, halved until each part
+    of equal ones would have at least four units.
+    """
+    unit = lcm(block, multiple or gcd(length, EVEN))
+    while multiple is None and unit % 2 == 0 and (unit // 2) % block == 0 and length < 4 * len(shares) * unit:
+        unit //= 2
+    if length % unit:
+        unit = block if multiple is None else unit
+    units = length // unit
+    if length % unit or units < len(shares):
+        return None
+    cuts, total, before = [0], sum(shares), 0.0
+    for i, share in enumerate(shares):
+        before += share
+        at = round(units * before / total)
+        cuts.append(max(cuts[-1] + 1, min(at, units - (len(shares) - 1 - i))))
+    return tuple([cut * unit for cut in cuts])
+
+
+def keep_values(tensors: Iterable[Tensor], device: Device) -> None:
+    """Take the values of parts on a device that may be lost from those of their whole weights on the host, so that the
+    parts can be withdrawn from it (`opweave.leaf_memory.withdraw`)."""
+    for tensor in tensors:
+        shards = tensor.leaf.shards if tensor.leaf is not None else None
+        for i, part in enumerate(shards.parts if shards is not None else ()):
+            assert shards is not None
+            assert tensor.leaf is not None
+            assert part.leaf is not None
+            if shards.devices[i] == device.name and part.leaf.data is None and tensor.leaf.data is not None:
+                part.leaf.data = shards.values(tensor.leaf.data, i)

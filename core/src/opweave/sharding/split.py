@@ -1,0 +1,289 @@
+"""`split_graph`: a graph that reads weights in shards, made anew with a node for each part. `Graph` to `Graph`."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from opweave.graph.graph import Graph
+from opweave.graph.scope import SCOPE
+from opweave.graph.tensor import Tensor, constant, node
+from opweave.ops import movement
+from opweave.ops.matmul import LINEAR
+from opweave.ops.selection import where
+from opweave.sharding.values import Spread, Values
+from opweave.sharding.ways import SUM, Way, ways
+
+__all__ = ["SplitGraph", "again", "split_graph"]
+
+LEAST: Final = 1 << 16
+"""Bytes of unsplit weights up to which an operation may be computed on several devices for their sake."""
+
+
+class SplitGraph(Graph):
+    """A graph with parts in place of weights in shards.
+
+    Attributes:
+        sharded: the weights.
+        now: tensor of the graph that was split -> what stands for it as a whole, for those of which there is a whole.
+        spread: tensor of that graph -> its parts.
+        pins: its tensors -> the index of the target that they belong to, set by the builder.
+        causes: those of them that belong to a part -> ``"shard"``.
+    """
+
+    def __init__(self, outputs: tuple[Tensor, ...], sharded: tuple[Tensor, ...], values: Values) -> None:
+        super().__init__(outputs)
+        here = {*self.nodes, *self.leaves}
+        self.sharded: Final = sharded
+        self.pins: Mapping[Tensor, int] = {}
+        self.causes: Mapping[Tensor, str] = {}
+        self.now: Final[dict[Tensor, Tensor]] = dict(values.plain)
+        for (tensor, _), made in values.copies.items():
+            if made in here:
+                self.now.setdefault(tensor, made)
+        self.spread: Final = {t: s for t, s in values.spread.items() if here.issuperset(s.parts)}
+
+
+class Split(NamedTuple):
+    """What `split_graph` returns.
+
+    Attributes:
+        graph: the new graph.
+        devices: its nodes that belong to the device of a part -> the name of that device.
+        changed: tensor of the old graph -> that of the new one, where they differ, for pinned and placed ones.
+    """
+
+    graph: SplitGraph
+    devices: Mapping[Tensor, str]
+    changed: Mapping[Tensor, Tensor]
+
+
+def split_graph(graph: Graph, kept: Mapping[Tensor, str | None]) -> Split:
+    """The graph with a node for each part of weights in shards.
+
+    Args:
+        graph: a graph with such weights.
+        kept: nodes that are computed as a whole, on a device or anywhere: pinned ones, and those placed by hand.
+    """
+    sharded = tuple([leaf for leaf in graph.leaves if leaf.leaf is not None and leaf.leaf.shards is not None])
+    splitter = _Splitter(sharded, kept)
+    for tensor in graph.nodes:
+        splitter.add(tensor)
+    values = splitter.values
+    outputs = tuple([values.at(output, splitter.devices[0]) for output in graph.outputs])
+    new = SplitGraph(outputs, sharded, values)
+    here = set(new.nodes)
+    pins = {tensor: device for tensor, device in values.pins.items() if tensor in here}
+    return Split(new, pins, {t: values.plain[t] for t in kept if t in values.plain})
+
+
+class _Splitter:
+    def __init__(self, sharded: tuple[Tensor, ...], kept: Mapping[Tensor, str | None]) -> None:
+        self.kept: Final = kept
+        self.values: Final = Values()
+        devices: dict[str, None] = {}
+        self.copied: set[Tensor] = set()  # what every device computes for itself
+        for tensor in sharded:
+            assert tensor.leaf is not None
+            shards = tensor.leaf.shards
+            assert shards is not None
+            self.values.spread[tensor] = Spread(shards.devices, shards.parts, shards.axis, shards.cuts)
+            devices |= dict.fromkeys(shards.devices)
+        self.devices: Final = tuple(devices)
+
+    def add(self, tensor: Tensor) -> None:
+        """Find what stands for a node, given that for its sources."""
+        values = self.values
+        if not any(s in values.spread or s in self.copied for s in tensor.srcs):
+            if any(s in values.plain for s in tensor.srcs):
+                self._whole(tensor, self.devices[0])
+            return
+        if tensor not in self.kept:
+            found = self._sum_of_sums(tensor) or self._in_parts(tensor)
+            if found is not None:
+                values.spread[tensor] = found
+                return
+            if self._is_cheap(tensor):
+                self.copied.add(tensor)
+                for device in self.devices:
+                    srcs = tuple([values.at(s, device) for s in tensor.srcs])
+                    values.copies[tensor, device] = values.on(device, tensor, partial(again, tensor, srcs), srcs)
+                return
+        self._whole(tensor, self.kept.get(tensor) or self._home(tensor))
+
+    def _whole(self, tensor: Tensor, device: str) -> None:
+        """The node once, of what its sources are on a device."""
+        srcs = tuple([self.values.at(s, device) for s in tensor.srcs])
+        token = SCOPE.set(tensor.scope)
+        try:
+            made = again(tensor, srcs)
+        finally:
+            SCOPE.reset(token)
+        if made is not tensor:
+            if not made._name and made.op is tensor.op:
+                made._name, made._site = tensor._name, tensor._site
+            self.values.plain[tensor] = made
+
+    def _home(self, tensor: Tensor) -> str:
+        """The device whose copies a node reads that is computed once: that of a leaf that it reads, else the first."""
+        for source in tensor.srcs:
+            leaf = source.memory.leaf
+            if leaf is not None and leaf.placement is not None:
+                name = leaf.placement.buffer.device.name
+                if name in self.devices:
+                    return name
+        return self.devices[0]
+
+    @staticmethod
+    def _is_cheap(tensor: Tensor) -> bool:
+        """Whether every device may compute a node for itself instead of waiting for one that does."""
+        assert tensor.op is not None
+        if tensor.op.product or tensor.op.writes or tensor.op.name in ("custom", "recompute"):
+            return False
+        read = sum([s.nbytes for s in tensor.srcs if s.memory.leaf is not None and s.memory.leaf.kind != "input"])
+        return read <= max(LEAST, tensor.nbytes)
+
+    # --- parts ------------------------------------------------------------------------------------------------------
+
+    def _sum_of_sums(self, tensor: Tensor) -> Spread | None:
+        """The sum of two values that are partial sums on the same devices, which are then added once."""
+        if tensor.op is None or tensor.op.name != "add":
+            return None
+        a, b = [self.values.spread.get(s) for s in tensor.srcs]
+        if a is None or b is None or not a.axis == b.axis == SUM or a.devices != b.devices or (a.bias and b.bias):
+            return None
+        pairs = zip(a.devices, a.parts, b.parts, strict=True)
+        parts = [self.values.on(d, tensor, partial(again, tensor, (x, y)), (x, y)) for d, x, y in pairs]
+        bias = a.bias or b.bias
+        return Spread(a.devices, tuple(parts), SUM, (), bias)
+
+    def _in_parts(self, tensor: Tensor) -> Spread | None:
+        """The node in parts, in the way in which most bytes of its sources already are."""
+        best, most = None, 0
+        for way in ways(tensor):
+            like = self._pattern(tensor, way)
+            if like is None:
+                continue
+            fits = 0
+            for source, axis in zip(tensor.srcs, way.srcs, strict=True):
+                found = self.values.spread.get(source)
+                if found is not None and found.axis != SUM:
+                    size = source.nbytes << (40 if source.leaf is not None else 0)  # weights must not be gathered
+                    alike = axis is not None and found[2] == axis and found[0] == like[0]
+                    alike = alike and found.cuts == _scaled(like[1], like[2], source.shape[axis or 0])
+                    fits += size if alike else -size
+            if best is None or fits > most:
+                best, most = (way, *like), fits
+        return None if best is None else self._parts(tensor, *best)
+
+    def _pattern(self, tensor: Tensor, way: Way) -> tuple[tuple[str, ...], tuple[int, ...], int] | None:
+        """Devices, cuts and the length that these belong to, of the source after which a way would cut; ``None`` if
+        there is none, or another source or the result cannot be cut alike."""
+        like = None
+        product = tensor.op is not None and tensor.op.product
+        for source, axis in zip(tensor.srcs, way.srcs, strict=True):
+            found = self.values.spread.get(source)
+            if found is not None and axis is not None and found.axis == axis and (like is None or source.leaf):
+                like = found.devices, found.cuts, source.shape[axis]
+            leaf = source.memory.leaf
+            read_only = leaf is not None and leaf.kind in ("weight", "constant")
+            if product and found is None and read_only and source.nbytes > LEAST:
+                return None  # every device would need the weight
+        if like is None:
+            return None
+        lengths = [s.shape[a] for s, a in zip(tensor.srcs, way.srcs, strict=True) if a is not None]
+        if way.out != SUM:
+            lengths.append(tensor.shape[way.out])
+        for length in lengths:
+            if _scaled(like[1], like[2], length) is None:
+                return None
+        for source, axis in zip(tensor.srcs, way.srcs, strict=True):
+            block = source.dtype.block if axis == source.ndim - 1 else 1
+            cuts = () if axis is None else _scaled(like[1], like[2], source.shape[axis])
+            if any(cut % block for cut in cuts or ()):
+                return None
+        return like
+
+    def _parts(self, tensor: Tensor, way: Way, devices: tuple[str, ...], cuts: tuple[int, ...], length: int) -> Spread:
+        values, parts, bias = self.values, [], None
+        given, op = list(zip(tensor.srcs, way.srcs, strict=True)), tensor.op
+        if op is LINEAR and way.out == SUM and len(given) == 3:
+            bias = given.pop()[0]
+        out = () if way.out == SUM else _scaled(cuts, length, tensor.shape[way.out]) or ()
+        for i, device in enumerate(devices):
+            srcs = []
+            for source, axis in given:
+                if axis is None:
+                    srcs.append(values.at(source, device))
+                else:
+                    scaled = _scaled(cuts, length, source.shape[axis]) or ()
+                    srcs.append(values.piece(source, i, Spread(devices, (), axis, scaled)))
+            size = None if way.out == SUM else (way.out, out[i + 1] - out[i])
+            make = partial(again, tensor, tuple(srcs), size)
+            if way.out == SUM and op is not None and op.selects:
+                make = partial(_selecting, tensor, tuple(srcs), way, cuts[i], cuts[i + 1])
+            parts.append(values.on(device, tensor, make, srcs))
+        return Spread(devices, tuple(parts), way.out, out, bias)
+
+
+def _scaled(cuts: tuple[int, ...], length: int, to: int) -> tuple[int, ...] | None:
+    """The same cuts of an axis of another length, if they are at whole elements of it."""
+    if length == to:
+        return cuts
+    return None if any(cut * to % length for cut in cuts) else tuple([cut * to // length for cut in cuts])
+
+
+def again(tensor: Tensor, srcs: tuple[Tensor, ...], size: tuple[int, int] | None = None) -> Tensor:
+    """The node on other sources, which may lie otherwise in memory; with ``size`` the part of it whose axis number
+    ``size[0]`` has length ``size[1]``."""
+    op, attrs = tensor.op, tensor.attrs
+    assert op is not None
+    if srcs == tensor.srcs:
+        return tensor
+    if not op.is_view:
+        return node(op, srcs, attrs)
+    shape = tensor.shape if size is None else (*tensor.shape[: size[0]], size[1], *tensor.shape[size[0] + 1 :])
+    x, *others = srcs
+    if op.name in ("reshape", "broadcast_to"):
+        return getattr(movement, op.name)(x, shape)  # type: ignore[no-any-return]
+    if op.name == "transpose":
+        return movement.transpose(x, attrs["axes"])
+    if op.name == "slice":
+        return movement.slice(x, _key(attrs["key"], tensor.srcs[0], x))
+    if op.name == "diagonal":
+        return movement.diagonal(x, attrs["offset"], -2, -1)
+    return movement.after(x, others)
+
+
+def _key(key: Any, old: Tensor, new: Tensor) -> tuple[Any, ...]:
+    """A normalised index as Python's, for a source of which an axis that is kept whole may be shorter."""
+    found: list[Any] = []
+    axis = 0
+    for k in key:
+        if isinstance(k, tuple):
+            whole = old.shape[axis] != new.shape[axis]
+            found.append(builtins.slice(None) if whole else builtins.slice(*k))
+        else:
+            found.append(k)
+        axis += k is not None
+    return tuple(found)
+
+
+def _selecting(tensor: Tensor, srcs: tuple[Tensor, ...], way: Way, start: int, stop: int) -> Tensor:
+    """A node that takes rows of a table by their ids, of a part of the table that has the rows ``start .. stop``: 0 for
+    ids of other parts. Where the table was cut along another axis, the node itself on the parts."""
+    op = tensor.op
+    assert op is not None
+    assert op.selects is not None
+    table, at = op.selects
+    if way.srcs[table] != 0:
+        return again(tensor, srcs)
+    ids = srcs[at]
+    first = constant(start, ids.dtype)
+    inside = where(ids >= first, ids < constant(stop, ids.dtype), constant(False))
+    local = where(inside, ids - first, constant(0, ids.dtype))
+    picked = node(op, tuple([local if i == at else s for i, s in enumerate(srcs)]), tensor.attrs)
+    seen = movement.reshape(inside, (*inside.shape, *[1] * (picked.ndim - inside.ndim)))
+    return where(seen, picked, constant(0, picked.dtype))
