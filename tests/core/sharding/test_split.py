@@ -240,3 +240,30 @@ def recording(draw, choices):
 def replay(choices):
     given_again = iter(choices)
     return lambda strategy: next(given_again)
+
+
+# --- devices of several backends ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [3, 700])
+@pytest.mark.parametrize("others", [("torch:cpu",), ("opencl",), ("opencl", "torch:cpu")], ids=str)
+def test_parts_lie_on_devices_of_several_backends(cpus, others, rows, monkeypatch):
+    monkeypatch.setenv("OPWEAVE_TORCH_SEPARATE", "1")
+    registry = ow.Registry()
+    try:
+        devices = [*[registry.device(name) for name in others], cpus[0]]
+    except (ow.UnknownNameError, ow.PluginError) as error:
+        pytest.skip(str(error))
+    rng = np.random.default_rng(rows)
+    arrays = {"up": integers(rng, 96, 48), "bias": integers(rng, 96), "gate": integers(rng, 96, 48),
+              "down": integers(rng, 48, 96)}  # fmt: skip
+    x = ow.input(f"x_backends_{rows}", (rows, 48))
+
+    def mlp(w):
+        gated = ow.relu(ow.linear(x, w["up"], w["bias"])) * ow.linear(x, w["gate"])
+        return x + ow.linear(gated, w["down"])
+
+    by = {"down": ow.Sharded(devices, axis=1), "*": ow.Sharded(devices)}
+    got, want, why = both(devices, mlp, arrays, by, {x.key: integers(rng, rows, 48)})
+    assert np.array_equal(got, want)
+    assert {node.device for node in why.nodes if node.op == "linear"} == {device.name for device in devices}

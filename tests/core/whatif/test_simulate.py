@@ -40,6 +40,28 @@ class TestSimulate:
         assert predicted.copies == pytest.approx(transfers)
         assert predicted.seconds == pytest.approx(transfers + sum(predicted.nodes.values()))
 
+    def test_parts_of_weights_are_computed_at_once(self, x):
+        fast, slow = (ow.simulate(n, flops=f, bandwidth=1e18, launch=1e-9, link=(1e-9, 1e18)) for n, f in
+                      (("fast", 2e9), ("slow", 1e9)))  # fmt: skip
+        up, down = ow.Spec((1024, 256)), ow.Spec((256, 1024))
+
+        def predicted(shares):
+            w = ow.weights({"up": up, "down": down},
+                           device={"up": ow.Sharded(shares), "down": ow.Sharded(shares, axis=1)})  # fmt: skip
+            y = ow.linear(ow.linear(x, w["up"]), w["down"])
+            return ow.Scheduler([fast, slow]).partition(y).predicted
+
+        whole = 2 * 2 * 64 * 256 * 1024  # operations
+        half, fair = predicted({fast: 1, slow: 1}), predicted({fast: 2, slow: 1})
+        assert half.seconds == pytest.approx(whole / 2 / 1e9, rel=1e-2), "the slowest decides"
+        assert 1 / 3 < fair.busy["slow"] * 1e9 / whole < 0.36
+        assert fair.seconds == pytest.approx(max(fair.busy.values()), rel=2e-2)
+        slow_link = ow.simulate("far", flops=1e9, bandwidth=1e18, launch=1e-9, link=(0.5, 1e18))
+        w = ow.weights({"w": down}, device=ow.Sharded([fast, slow_link], axis=1))["w"]
+        y = ow.linear(ow.input("wide", (64, 1024)), w)
+        far = ow.Scheduler([fast, slow_link]).partition(y).predicted
+        assert far.seconds >= 1.0, "the piece of the input, and the partial sum back"
+
     def test_throughput_may_depend_on_the_dtype(self):
         device = ow.simulate("gpu", flops={"f32": 1e9, "f16": 4e9}, bandwidth=1e15)
         seconds = {}

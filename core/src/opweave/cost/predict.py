@@ -16,16 +16,17 @@ if TYPE_CHECKING:
     from opweave.contract.device import Device
     from opweave.contract.space import MemorySpace
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.splits import Partition, StorageView
+    from opweave.scheduler.splits import Partition, Split, StorageView
 
 __all__ = ["Prediction", "memory_of", "predict", "prediction_of", "room_of", "where_lies"]
 
 
 class Prediction(NamedTuple):
-    """The predicted time and memory of a run in which one device works at a time.
+    """The predicted time and memory of a run in which one device works at a time, but for weights in shards, of which
+    devices compute the parts at once.
 
     Attributes:
-        seconds: of one run: steps, transfers, inputs and results.
+        seconds: of one run: steps, transfers, inputs and results; of parts that are computed at once the slowest.
         busy: device -> seconds of its steps.
         copies: seconds of transfers: between memories, of inputs from the host, of results to it.
         nodes: computed tensor -> seconds.
@@ -62,6 +63,7 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
     nodes: dict[Tensor, float] = {}
     splits: list[float] = []
     moved = 0.0
+    at_once = _AtOnce(partition)
     for split in partition.splits:
         at = split.target.index
         steps = model.profiles[at].switch
@@ -89,7 +91,9 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
             back = next((target.index for target in targets if target.device is device), at)
             copies += model.move(split.target.device, split.target.space, back, copy.nbytes)
         splits.append(steps + copies)
+        at_once.add(split, steps + copies)
         moved += copies
+    spared = sum(splits) - at_once.end if hasattr(partition.graph, "sharded") else 0.0
     for tensor, storage in partition.inputs.items():
         moved += model.feed(partition.arenas[storage], tensor.nbytes)
     for output, tensor in zip(partition.outputs, partition.graph.outputs, strict=True):
@@ -101,7 +105,32 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
         missing = sum(use[target.name]) - room_of(target.device)
         if missing > 0:
             short[target.name] = int(missing)
-    return Prediction(sum(busy.values()) + moved, busy, moved, nodes, splits, use, short)
+    return Prediction(sum(busy.values()) + moved - spared, busy, moved, nodes, splits, use, short)
+
+
+class _AtOnce:
+    """When the splits of a run end whose devices compute at once: each behind the one before it on its device, and
+    behind those that made what it copies.
+
+    Attributes:
+        end: seconds from the beginning of the first split to the end of the last one.
+    """
+
+    def __init__(self, partition: Partition) -> None:
+        self.end = 0.0
+        self._free = [0.0] * len(partition.assignment.targets)
+        self._made: dict[int, float] = {}  # storage id -> when its value is there
+
+    def add(self, split: Split, seconds: float) -> None:
+        """Add the next split, which takes so many seconds with its copies."""
+        at = split.target.index
+        read = [copy.src.storage for copy in split.copies]
+        read += [view.storage for item in split.items for view in item.srcs]
+        end = max([self._free[at], *[self._made.get(storage, 0.0) for storage in read]]) + seconds
+        self._free[at] = end
+        self.end = max(self.end, end)
+        for storage in (*[item.out.storage for item in split.items], *[copy.dst.storage for copy in split.copies]):
+            self._made[storage] = end
 
 
 def room_of(device: Device) -> float:

@@ -153,10 +153,10 @@ def cuts_of(
     """Where an axis is cut, each part at least one unit long; ``None``: it is too short.
 
     A unit is the least common multiple of a block and ``multiple``. Without one it is `EVEN`, halved until each part
-    of equal ones would have at least four units.
+    of equal ones would have at least 16 units.
     """
     unit = lcm(block, multiple or gcd(length, EVEN))
-    while multiple is None and unit % 2 == 0 and (unit // 2) % block == 0 and length < 4 * len(shares) * unit:
+    while multiple is None and unit % 2 == 0 and (unit // 2) % block == 0 and length < 16 * len(shares) * unit:
         unit //= 2
     if length % unit:
         unit = block if multiple is None else unit

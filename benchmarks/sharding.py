@@ -1,0 +1,129 @@
+"""Weights in shards on two CPU devices with separate memories (``OPWEAVE_CPU_DEVICES=2``), one BLAS thread each.
+
+*products*: a stack of pairs of products, the first cut by rows, the second by columns, with an all-reduce behind each
+pair, against the same stack on one device. *collectives* of 1 MiB against the copies that they are made of, made by
+``np.copyto`` one after the other: an all-gather is two copies of half the value and the copy to the caller; an
+all-reduce adds the two copies of half the partial sums, the products that make these, and the additions.
+
+Figures are the fastest of interleaved samples, as the two devices need both cores of a machine with two.
+
+Targets: at least 1.7 times one device; a collective at most 1.3 times its copies.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+os.environ["OPWEAVE_CPU_DEVICES"] = "2"  # read when the backend is loaded
+
+import opweave as ow
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
+
+from benchmarks._measure import Report, interleaved, options
+
+Array = np.ndarray[Any, Any]
+SPEEDUP = 1.7
+FACTOR = 1.3
+NAMES = ["cpu:0", "cpu:1"]
+
+
+def products(report: Report, samples: int, rows: int, width: int, layers: int) -> float:
+    """How many times faster two devices are than one of them."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for i in range(layers):
+        arrays[f"up{i}"] = rng.standard_normal((4 * width, width), np.float32) / np.float32(width**0.5)
+        arrays[f"down{i}"] = rng.standard_normal((width, 4 * width), np.float32) / np.float32(2 * width**0.5)
+    x = ow.input("x", (rows, width))
+
+    def stack(weights: ow.Weights) -> ow.Tensor:
+        y = x
+        for i in range(layers):
+            y = y + ow.linear(ow.relu(ow.linear(y, weights[f"up{i}"])), weights[f"down{i}"])
+        return y
+
+    by = {"up*": ow.Sharded(NAMES), "down*": ow.Sharded(NAMES, axis=1)}
+    value = {"x": rng.standard_normal((rows, width), np.float32)}
+    with ow.Scheduler(NAMES, threads=1) as two, ow.Scheduler(NAMES[0], threads=1) as one:
+        split = two.build(stack(ow.weights(arrays, device=by)))
+        whole = one.build(stack(ow.weights(arrays, device=NAMES[0])))
+        np.testing.assert_allclose(split.run(value), whole.run(value), rtol=1e-3, atol=1e-3)
+        times = interleaved({"two": partial(split.run, value), "one": partial(whole.run, value)}, samples)
+    took, alone = min(times["two"]), min(times["one"])
+    report.row(what=f"{layers} x ({rows}, {width})", two_ms=took * 1e3, one_ms=alone * 1e3, faster=alone / took)
+    return alone / took
+
+
+def all_gather(report: Report, samples: int, n: int) -> float:
+    """How much longer it takes than its copies."""
+    array = np.random.default_rng(0).standard_normal((n, n), np.float32)
+    whole = ow.weights({"w": array}, device=ow.Sharded(NAMES))["w"]
+    half, out = n // 2, np.empty_like(array)
+
+    def hand() -> Array:
+        np.copyto(out[:half], array[:half])
+        np.copyto(out[half:], array[half:])
+        return out.copy()
+
+    with ow.Scheduler(NAMES, threads=1) as scheduler:
+        program = scheduler.build(whole)
+        np.testing.assert_array_equal(program.run(), array)
+        return compare(report, "all-gather", samples, program.run, hand)
+
+
+def all_reduce(report: Report, samples: int, n: int) -> float:
+    """How much longer it takes than its copies, additions, and the products whose results it adds."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal((n, 16), np.float32) for _ in range(2))
+    weight = ow.weights({"w": w}, device=ow.Sharded(NAMES, axis=1))["w"]
+    half = n // 2
+    xs, ws = ([np.ascontiguousarray(a[:, i : i + 8]) for i in (0, 8)] for a in (x, w))
+    parts, brought, sums = ([np.empty((n, n), np.float32) for _ in range(2)] for _ in range(3))
+    out, fed = np.empty((n, n), np.float32), np.empty_like(x)
+
+    def hand() -> Array:
+        np.copyto(fed, x)
+        for i in range(2):
+            np.copyto(xs[i], fed[:, 8 * i : 8 * i + 8])
+            np.matmul(xs[i], ws[i].T, out=parts[i])
+        for i, rows in enumerate((slice(half), slice(half, n))):
+            np.copyto(brought[i][:half], parts[1 - i][rows])
+            np.add(parts[i][rows], brought[i][:half], out=sums[i][:half])
+            np.copyto(out[rows], sums[i][:half])
+        return out.copy()
+
+    with ow.Scheduler(NAMES, threads=1) as scheduler:
+        program = scheduler.build(ow.linear(ow.input("y", (n, 16)), weight))
+        np.testing.assert_allclose(program.run(y=x), hand(), rtol=1e-4, atol=1e-4)
+        return compare(report, "all-reduce", samples, partial(program.run, {"y": x}), hand)
+
+
+def compare(report: Report, what: str, samples: int, run: Callable[[], object], hand: Callable[[], object]) -> float:
+    times = interleaved({"opweave": run, "hand": hand}, samples)
+    took, copies = min(times["opweave"]), min(times["hand"])
+    report.row(what=what, opweave_us=took * 1e6, copies_us=copies * 1e6, ratio=took / copies)
+    return took / copies
+
+
+def main() -> None:
+    given = options("Weights in shards on two devices.")
+    report = Report("sharding", given)
+    samples = 11 if given.quick else 41
+    faster = products(report, samples, 128, 256 if given.quick else 1024, 4)
+    gather, reduce = all_gather(report, samples, 512), all_reduce(report, samples, 512)
+    report.target("one device over two", 1 / faster, 1 / SPEEDUP, "")
+    report.target("all-gather of 1 MiB over its copies", gather, FACTOR, "")
+    report.target("all-reduce of 1 MiB over its copies", reduce, FACTOR, "")
+    report.finish("Weights in shards")
+
+
+if __name__ == "__main__":
+    main()
