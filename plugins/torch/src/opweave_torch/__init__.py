@@ -1,8 +1,23 @@
-"""The torch backend of opweave: every device that PyTorch knows, as ``torch:cpu``, ``torch:cuda:0``, ...
+"""The torch backend of opweave: every device that PyTorch knows, as ``torch:cpu``, ``torch:cuda:0``, ...; and a front
+end for modules of torch: `import_program`, and ``torch.compile(module, backend="opweave")``.
 
-Importing this package does not import torch; `TorchBackend.devices` does.
+Importing this package does not import torch; `TorchBackend.devices` and `import_program` do.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from opweave_torch.backend import TorchBackend
 
-__all__ = ["TorchBackend"]
+if TYPE_CHECKING:
+    from opweave_torch.frontend import Model, import_program
+
+__all__ = ["Model", "TorchBackend", "import_program"]
+
+
+def __getattr__(name: str) -> Any:
+    # Importing the front end takes long and is for those who have modules of torch.
+    if name in __all__:
+        from opweave_torch import frontend
+
+        return getattr(frontend, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

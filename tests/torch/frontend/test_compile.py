@@ -1,0 +1,161 @@
+"""``torch.compile(module, backend="opweave")``: without and with gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import opweave as ow
+from opweave.errors import SchedulerError, UnknownNameError
+from tests.support.torch_nets import Llama, ResNet, ids, picture, randomized
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(module: Any, *devices: str, **more: Any) -> Any:
+    return torch.compile(module, backend="opweave", options={"devices": list(devices) or ["torch:cpu"]}, **more)
+
+
+def test_torch_knows_the_backend() -> None:
+    assert "opweave" in torch._dynamo.list_backends()
+
+
+@pytest.mark.parametrize("device", ["torch:cpu", "cpu", "opencl:0"])
+def test_inference(device: str) -> None:
+    try:
+        ow.device(device)
+    except ow.OpweaveError as error:
+        pytest.skip(str(error))
+    module = Llama().eval()
+    run = compiled(module, device)
+    with torch.no_grad():
+        for seed in range(2):
+            given = ids(2, 7, seed)
+            torch.testing.assert_close(run(given), module(given), rtol=2e-5, atol=2e-5)
+
+
+def test_shapes_that_change() -> None:
+    module = Llama(depth=1).eval()
+    run = compiled(module, "cpu", dynamic=True)
+    with torch.no_grad():
+        for batch, length in ((2, 7), (3, 9), (2, 12)):
+            given = ids(batch, length)
+            torch.testing.assert_close(run(given), module(given), rtol=2e-5, atol=2e-5)
+
+
+def test_parameters_that_change_between_calls() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    run = compiled(module)
+    x = picture(1, 3, 6)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(run(x), module(x))
+            module[0].weight.add_(0.5)
+            module.load_state_dict({**module.state_dict(), "1.running_mean": torch.ones(4)})
+            torch.testing.assert_close(run(x), module(x))
+
+
+def test_buffers_that_the_module_changes() -> None:
+    module = nn.BatchNorm1d(4).train()
+    other = copy.deepcopy(module)
+    run = compiled(module)
+    with torch.no_grad():
+        for i in range(3):
+            x = torch.randn(5, 4) + i
+            torch.testing.assert_close(run(x), other(x))
+    torch.testing.assert_close(module.state_dict(), other.state_dict())
+
+
+def test_views_and_arguments_as_results() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return y.t(), y[0], x, x.t(), y
+
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        for got, want in zip(compiled(function)(x), function(x), strict=True):
+            torch.testing.assert_close(got, want)
+            assert got.stride() == want.stride()
+
+
+class Mixed(nn.Module):
+    """Operators that training needs gradients of: convolution, pooling, norms, attention, embedding, activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 8, padding_idx=0)
+        self.conv = nn.Conv1d(8, 8, 3, padding=1)
+        self.norm, self.group = nn.LayerNorm(8), nn.GroupNorm(2, 8)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.embed(x))
+        q = y.unsqueeze(1)
+        y = y + functional.scaled_dot_product_attention(q, q, q, is_causal=True).squeeze(1)
+        y = y + self.group(self.conv(y.transpose(1, 2))).transpose(1, 2)
+        y = self.down(functional.gelu(self.up(y)))
+        return functional.cross_entropy(y.flatten(0, 1), x.flatten() % 8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "devices"),
+    [("mixed", "torch:cpu"), ("mixed", "cpu,host"), ("mixed", "opencl:0,host"), ("resnet", "torch:cpu")],
+)
+def test_training(kind: str, devices: str) -> None:
+    names = devices.split(",")
+    try:
+        ow.device(names[0])
+    except ow.OpweaveError as error:
+        pytest.skip(str(error))
+    module: nn.Module = Mixed() if kind == "mixed" else randomized(ResNet())
+    module.train()
+    other = copy.deepcopy(module)
+    run = compiled(module, *names)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (module, other)]
+    for seed in range(3):
+        x = ids(2, 6, seed, 20) if kind == "mixed" else picture(2, 3, 32, seed)
+        for optimizer, model in zip(optimizers, (run, other), strict=True):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+    most = max(float(p.grad.abs().max()) for p in other.parameters() if p.grad is not None)
+    for (name, p), q in zip(module.named_parameters(), other.parameters(), strict=True):
+        assert p.grad is not None
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-4 * most, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_drops_the_same_in_forward_and_backward() -> None:
+    x = torch.ones(1000, requires_grad=True)
+    y = compiled(lambda x: functional.dropout(x, 0.25))(x)
+    y.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, y.detach())
+    torch.testing.assert_close(y, torch.where(y == 0, 0.0, 4 / 3))
+    assert 600 < int((y > 0).sum()) < 900
+    with torch.no_grad():
+        again = compiled(lambda x: functional.dropout(x, 0.25))
+        assert not torch.equal(again(x), again(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"), [({"device": ["cpu"]}, UnknownNameError), ({"devices": "cpu"}, SchedulerError)]
+)
+def test_wrong_options(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=error.__name__):
+        torch.compile(lambda x: x + 1, backend="opweave", options=options)(torch.ones(3))
