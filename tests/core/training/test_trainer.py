@@ -215,6 +215,16 @@ def test_nothing_is_allocated_after_the_first_step():
     assert not kinds & {"alloc", "build"}
 
 
+def test_parameters_are_updated_from_the_last_layer_to_the_first():
+    """Each gradient is used, and its memory free, before the next one is there."""
+    with trainer() as made:
+        program = made._program("step", next(Dataset(DATA).batches(8)))
+        written = [node.memory.name for node in program.partition.graph.nodes if node.op.writes]
+    first = [written.index(name) for name in ("w1", "w0")]
+    assert first == sorted(first)
+    assert written.index("w1") < written.index("w0.first_moment")
+
+
 def test_a_training_is_split_over_two_devices():
     params = parameters()
 

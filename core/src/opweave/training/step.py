@@ -142,7 +142,10 @@ class StepGraphs:
         """The gradients, not scaled, in the order in which the backward graph finds them, so that each can be used and
         its memory be free before the next one is there."""
         params = self._optimizer.params
-        read = {leaf: i for i, leaf in enumerate(Graph(loss).leaves)}
+        read: dict[Tensor, int] = {}  # leaf -> the first node that reads it
+        for i, node in enumerate(Graph(loss).nodes):
+            for source in node.srcs:
+                read.setdefault(source, i)
         backwards = dict(sorted(params.items(), key=lambda item: -read.get(item[1], 0)))
         if self._scaling is None:
             return gradients(loss, backwards)
