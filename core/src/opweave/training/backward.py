@@ -62,7 +62,7 @@ def gradients(loss: Tensor, params: Any, grad: Any = None) -> Any:
     if grad is None and loss.size != 1:
         raise ShapeError(f"gradients: a loss is one number; sum it up, or pass its gradient as grad: {loss.describe()}")
     first = ops.broadcast_to(
-        ops.cast(ops.full((), 1) if grad is None else _as_grad(grad, loss), loss.dtype), loss.shape
+        ops.full((), 1, loss.dtype) if grad is None else ops.cast(_as_grad(grad, loss), loss.dtype), loss.shape
     )
     order = _order(loss)
     unrelated = [p for p in wanted if p not in order]

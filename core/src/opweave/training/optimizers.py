@@ -11,7 +11,7 @@ import numpy as np
 from opweave import ops
 from opweave.errors import DTypeError, SchedulerError
 from opweave.graph.dtypes import DType, bf16, f16, f32, f64
-from opweave.graph.tensor import Tensor
+from opweave.graph.tensor import Tensor, constant
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.leaves import state
 from opweave.ops.operands import as_number
@@ -187,7 +187,7 @@ class AdamW(Optimizer):
         self.options.update(betas=self._betas, eps=self._eps, weight_decay=self._decay)
 
     def _shared(self, when: Tensor | None) -> dict[str, Tensor]:
-        return {"optimizer.steps": changed(self._steps, ops.full((), 1, f32), when)}
+        return {"optimizer.steps": changed(self._steps, constant(1, f32), when)}
 
     def _updated(
         self, name: str, weight: Tensor, grad: Tensor, lr: Tensor, when: Tensor | None
@@ -199,10 +199,11 @@ class AdamW(Optimizer):
             moments.append(changed(old, (value - old) * (1 - beta), when))
         first, second = moments
         steps = ops.cast(self._steps + 1.0, weight.dtype)
-        # 1 − βⁿ without cancellation.
-        whole_first, whole_second = [-ops.expm1(steps * log(b)) if b else steps * 0.0 + 1.0 for b in self._betas]
-        size = ops.sqrt(second) / ops.sqrt(whole_second) + self._eps
-        change = (-lr / whole_first) * (first / size)
+        # βⁿ − 1 without cancellation.
+        first_share, second_share = [ops.expm1(steps * log(b)) if b else steps * 0.0 - 1.0 for b in self._betas]
+        # Both sides of the fraction times √(1 − β₂ⁿ), which is one pass less over the parameter.
+        root = ops.sqrt(-second_share)
+        change = (lr * root / first_share) * (first / (ops.sqrt(second) + self._eps * root))
         if self._decay:
             change = change - (lr * self._decay) * weight
         return change, {f"{name}.first_moment": first, f"{name}.second_moment": second}

@@ -152,6 +152,10 @@ def _embedding(grad: Tensor, out: Tensor, table: Tensor, ids: Tensor, **blocks: 
 
 @gradient_of("take_along_axis")
 def _take_along_axis(grad: Tensor, out: Tensor, x: Tensor, ids: Tensor, *, axis: int) -> tuple[Tensor, None]:
+    if ids.shape[axis] == 1:
+        # Nothing adds up: elsewhere than at the id there are zeros, which is computed element by element.
+        places = ops.reshape(ops.arange(x.shape[axis], dtype=ids.dtype), (-1, *[1] * (x.ndim - 1 - axis)))
+        return ops.where(ops.equal(ids, places), grad, 0.0), None
     moved, places = ops.swapaxes(grad, axis, -1), ops.swapaxes(ids, axis, -1)
     shape = (*moved.shape[:-1], x.shape[axis])
     return ops.swapaxes(added_in_rows(moved, places, shape), axis, -1), None

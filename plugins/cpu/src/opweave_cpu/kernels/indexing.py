@@ -147,6 +147,10 @@ def take_along_axis(
     check = id_check(picks, x.shape[axis], op)
     if flat_ids is not None:
         source, rows, target = (a.view.reshape(-1, a.shape[-1]) for a in (x, ids, out))
+        if rows.size <= flat_ids.size and rows.size:
+            starts = np.arange(0, source.size, x.shape[-1]).reshape(-1, 1)
+            at = window(flat_ids.view, rows.shape)
+            return partial(_take_at_once, check, source.reshape(-1).take, rows, starts, target, at)
         return partial(_take_rows, check, source, rows, target, flat_ids.view)
     tiles, target, source = [], out.view, x.view
     for cut in tile_cuts(out.shape, _TILE_IDS, keep_last=False):
@@ -154,6 +158,12 @@ def take_along_axis(
         whole = (*cut[:axis], slice(None), *cut[axis + 1 :]) if len(cut) > axis and cut[0] is not ... else cut
         tiles.append((source[whole], picks[cut], target[cut]))
     return partial(_take_tiles, check, axis, tiles)
+
+
+def _take_at_once(check: Call, take: Callable[..., Any], ids: Array, starts: Array, out: Array, at: Array) -> None:
+    check()
+    np.add(ids, starts, at)
+    take(at, None, out, "clip")
 
 
 def _take_rows(check: Call, x: Array, ids: Array, out: Array, flat_ids: Array) -> None:

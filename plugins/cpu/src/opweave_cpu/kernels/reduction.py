@@ -387,11 +387,18 @@ def count_equal(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, equal: Arg
     if left.flags.c_contiguous and right.flags.c_contiguous:
         left, right = left.reshape(-1), right.reshape(-1)
     cuts = tile_cuts(left.shape, TILE, keep_last=False) if left.ndim else [(...,)]
+    if len(cuts) == 1:
+        return partial(_count_at_once, left, right, window(equal.view[0], left.shape), out.view)
     tiles = [(left[cut], right[cut]) for cut in cuts]
     spans = shares(len(tiles), min(workers_of(stream), equal.shape[0]))
     counts = [0] * len(spans)
     jobs = [partial(_count, tiles[span], equal.view[i], counts, i) for i, span in enumerate(spans)]
     return partial(_count_all, at_once(jobs), counts, out.view)
+
+
+def _count_at_once(a: Array, b: Array, same: Array, out: Array) -> None:
+    np.equal(a, b, same)
+    out[...] = np.count_nonzero(same)
 
 
 def _count(tiles: Sequence[tuple[Array, Array]], equal: Array, counts: list[int], worker: int) -> None:
