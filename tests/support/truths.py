@@ -20,6 +20,7 @@ from torch.nn import functional
 
 import opweave as ow
 from opweave.graph.dtypes import DTYPES, as_dtype
+from opweave.ops.activation import gelu_tanh_backward, relu_backward, silu_backward
 from opweave.ops.pooling import max_pool_backward
 from tests.support.philox import philox_words
 
@@ -172,6 +173,10 @@ add("equal", np.equal, *TWO, dtypes=PLAIN)
 add("not_equal", np.not_equal, *TWO, dtypes=PLAIN)
 add("where", lambda c, a, b: np.where(c, a, b), Given((3, 5), "bool"), X, X, dtypes=PLAIN)
 
+add("relu_backward", lambda g, y: np.where(y > 0, g, 0), *TWO, build=relu_backward)
+add("silu_backward", lambda g, x: g * sigmoid(x) * (1 + x * sigmoid(-x)), *TWO, build=silu_backward, scale=10)
+add("gelu_tanh_backward", by_torch(lambda g, x: torch.ops.aten.gelu_backward(g, x, approximate="tanh")), *TWO,
+    build=gelu_tanh_backward, scale=100)  # fmt: skip
 add("reglu", lambda x, g: x * np.maximum(g, 0), *TWO)
 for form, function in (("none", gelu), ("tanh", gelu_tanh), ("quick", lambda g: g * sigmoid(L(1.702) * g))):
     add("geglu", lambda x, g, function=function: x * function(g), *TWO, build=given("geglu", approximate=form),

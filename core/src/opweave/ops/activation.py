@@ -8,9 +8,10 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.graph.dtypes import bool_, i32
+from opweave.graph.opdef import define_op
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.elementwise import elementwise
-from opweave.ops.operands import Array, as_number, builds, cast, floating, unquantized, wide
+from opweave.ops.operands import Array, as_number, builds, cast, float_pair, floating, unquantized, wide
 from opweave.ops.samples import over_rows
 
 __all__ = [
@@ -279,3 +280,63 @@ def hardswish(x: Any) -> Tensor:
     Howard et al., "Searching for MobileNetV3", 2019.
     """
     return node(HARDSWISH, (floating("hardswish", x),), {})
+
+
+# --- what the gradients of activations are made of ------------------------------------------------------------------
+
+RELU_BACKWARD = define_op(
+    elementwise(
+        "relu_backward",
+        lambda grad, y: np.where(y <= 0, 0, wide(grad)),
+        "0 if y ≤ 0, else dy",
+        sources=2,
+        exact=True,
+        runs_like="mul",
+    )
+)
+
+
+def _silu_backward(grad: Array, x: Array) -> Array:
+    x, s = wide(x), 1 / (1 + np.exp(-wide(x)))
+    result: Array = wide(grad) * s * (1 + x * (1 - s))
+    return result
+
+
+SILU_BACKWARD = define_op(
+    elementwise(
+        "silu_backward", _silu_backward, "dy · s · (1 + x · (1 - s)) with s = 1 / (1 + e⁻ˣ)",
+        sources=2, flops=8, nan=False, runs_like="silu",
+    )
+)  # fmt: skip
+
+
+def _gelu_tanh_backward(grad: Array, x: Array) -> Array:
+    x, k = wide(x), 2 * math.sqrt(2 / math.pi)
+    s = 1 / (1 + np.exp(-k * (x + 0.044715 * x**3)))
+    result: Array = wide(grad) * s * (1 + x * (1 - s) * k * (1 + 3 * 0.044715 * x**2))
+    return result
+
+
+GELU_TANH_BACKWARD = define_op(
+    elementwise(
+        "gelu_tanh_backward",
+        _gelu_tanh_backward,
+        "dy · s · (1 + x · (1 - s) · u') with u = 2 √(2/π) · (x + 0.044715 x³) and s = 1 / (1 + e⁻ᵘ)",
+        sources=2, flops=14, nan=False, runs_like="silu",
+    )
+)  # fmt: skip
+
+
+def relu_backward(grad: Tensor, y: Tensor) -> Tensor:
+    """The gradient of `relu`, of whose result ``y`` it is made; that of a NaN passes, as in torch."""
+    return node(RELU_BACKWARD, float_pair("relu_backward", grad, y), {})
+
+
+def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient of `silu` at ``x``."""
+    return node(SILU_BACKWARD, float_pair("silu_backward", grad, x), {})
+
+
+def gelu_tanh_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient of `gelu_tanh` at ``x``."""
+    return node(GELU_TANH_BACKWARD, float_pair("gelu_tanh_backward", grad, x), {})

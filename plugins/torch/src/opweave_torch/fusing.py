@@ -43,6 +43,9 @@ FUNCTIONS: Final[dict[str, Callable[..., Tensor]]] = {
     "gelu": lambda x: 0.5 * x * (1 + torch.erf(x * 0.5**0.5)),
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_quick": lambda x: x * torch.sigmoid(QUICK * x),
+    "relu_backward": lambda grad, y: torch.where(y <= 0, 0, grad),
+    "silu_backward": torch.ops.aten.silu_backward,
+    "gelu_tanh_backward": lambda grad, x: torch.ops.aten.gelu_backward(grad, x, approximate="tanh"),
     "minimum": torch.minimum,
     "maximum": torch.maximum,
 }

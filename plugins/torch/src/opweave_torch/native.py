@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "convolution", "flash_attention_on_cpu", "has_fused_attention", "inference_mode", "int4_packed", "int4_product",
-    "max_pool_backward", "max_pool_with_indices", "multiplies_bf16", "out_function", "packed_linear", "packed_product",
+    "backward_function", "convolution", "flash_attention_on_cpu", "has_fused_attention", "inference_mode",
+    "int4_packed", "int4_product", "max_pool_with_indices", "multiplies_bf16", "out_function", "packed_linear",
+    "packed_product",
 ]  # fmt: skip
 
 _NN: Final[Any] = torch._C._nn
@@ -138,7 +139,7 @@ def int4_product(x: Tensor, packed: Tensor, group: int, scales: Tensor) -> Tenso
     return product
 
 
-def max_pool_backward() -> Callable[..., Any]:
-    """The gradient of `max_pool_with_indices`, with ``grad_input=`` for the result."""
-    function: Callable[..., Any] = torch.ops.aten.max_pool2d_with_indices_backward.grad_input
+def backward_function(name: str) -> Callable[..., Any]:
+    """torch's function for the gradient of an operation, which takes ``grad_input=`` for the result."""
+    function: Callable[..., Any] = getattr(torch.ops.aten, name).grad_input
     return function

@@ -12,7 +12,7 @@ from typing import Any, Final
 from opweave import ops
 from opweave.graph.dtypes import f16
 from opweave.graph.tensor import Tensor
-from opweave.ops.activation import QUICK
+from opweave.ops.activation import QUICK, gelu_tanh_backward, relu_backward, silu_backward
 from opweave.ops.gradients.rules import gradient_of, vanishing
 
 # --- arithmetic -----------------------------------------------------------------------------------------------------
@@ -132,7 +132,12 @@ def _reciprocal(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
 
 @gradient_of("relu")
 def _relu(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
-    return ops.where(out, grad, 0.0)
+    return relu_backward(grad, out)
+
+
+@gradient_of("relu_backward")
+def _relu_backward(grad: Tensor, out: Tensor, given: Tensor, y: Tensor) -> tuple[Tensor, None]:
+    return relu_backward(grad, y), None
 
 
 @gradient_of("leaky_relu")
@@ -177,7 +182,33 @@ def _hardswish(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
     return ops.where(ops.step(x + 3.0), ops.where(ops.step(3.0 - x), middle, grad), 0.0)
 
 
-def _silu_slope(x: Tensor, slope: float = 1.0) -> Tensor:
+@gradient_of("silu")
+def _silu(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
+    return silu_backward(grad, x)
+
+
+@gradient_of("silu_backward")
+def _silu_backward(grad: Tensor, out: Tensor, given: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    s = ops.sigmoid(x)
+    return silu_backward(grad, x), grad * given * (s * (1.0 - s) * (2.0 + x * (1.0 - 2.0 * s)))
+
+
+@gradient_of("gelu_tanh")
+def _gelu_tanh(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
+    return gelu_tanh_backward(grad, x)
+
+
+@gradient_of("gelu_tanh_backward")
+def _gelu_tanh_backward(grad: Tensor, out: Tensor, given: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """With u = 2 √(2/π) (x + 0.044715 x³), of which gelu_tanh is x · sigmoid(u), and its first two derivatives."""
+    k, squared = 2 * sqrt(2 / pi), ops.square(x)
+    s = ops.sigmoid(k * (x * (1.0 + 0.044715 * squared)))
+    first, second = k * (1.0 + 3 * 0.044715 * squared), (6 * 0.044715 * k) * x
+    bend = s * (1.0 - s) * (2.0 * first + x * ((1.0 - 2.0 * s) * ops.square(first) + second))
+    return gelu_tanh_backward(grad, x), grad * given * bend
+
+
+def _silu_slope(x: Tensor, slope: float) -> Tensor:
     """The derivative of x · sigmoid(slope · x)."""
     s = ops.sigmoid(slope * x)
     return s * (1.0 + slope * x * (1.0 - s))
@@ -191,22 +222,12 @@ def _gelu_slope(x: Tensor) -> Tensor:
     return distribution + x * ops.exp(-0.5 * ops.square(x)) * (1 / sqrt(2 * pi))
 
 
-def _gelu_tanh_slope(x: Tensor) -> Tensor:
-    """With u = 2 √(2/π) (x + 0.044715 x³), of which gelu_tanh is x · sigmoid(u)."""
-    k = 2 * sqrt(2 / pi)
-    squared = ops.square(x)
-    s = ops.sigmoid(k * (x * (1.0 + 0.044715 * squared)))
-    return s + x * s * (1.0 - s) * (k * (1.0 + 3 * 0.044715 * squared))
-
-
 def _gelu_quick_slope(x: Tensor) -> Tensor:
     return _silu_slope(x, QUICK)
 
 
 _SLOPES: Final = {
-    "silu": _silu_slope,
     "gelu": _gelu_slope,
-    "gelu_tanh": _gelu_tanh_slope,
     "gelu_quick": _gelu_quick_slope,
 }
 
@@ -222,18 +243,19 @@ def _weighed(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
 
 @gradient_of("reglu")
 def _reglu(grad: Tensor, out: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
-    return grad * ops.relu(gate), ops.where(ops.step(gate), grad * x, 0.0)
+    return grad * ops.relu(gate), relu_backward(grad * x, gate)
 
 
 @gradient_of("geglu")
 def _geglu(grad: Tensor, out: Tensor, x: Tensor, gate: Tensor, *, approximate: str) -> tuple[Tensor, Tensor]:
     name = {"none": "gelu", "tanh": "gelu_tanh", "quick": "gelu_quick"}[approximate]
-    return grad * getattr(ops, name)(gate), grad * x * _SLOPES[name](gate)
+    dgate = gelu_tanh_backward(grad * x, gate) if name == "gelu_tanh" else grad * x * _SLOPES[name](gate)
+    return grad * getattr(ops, name)(gate), dgate
 
 
 @gradient_of("swiglu")
 def _swiglu(grad: Tensor, out: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
-    return grad * ops.silu(gate), grad * x * _silu_slope(gate)
+    return grad * ops.silu(gate), silu_backward(grad * x, gate)
 
 
 @gradient_of("swiglu_oai")

@@ -75,7 +75,7 @@ def _backward_workspace(step: Step) -> Arrays:
     lines = examples.stop * channels.stop
     windows, elements = lines * prod(grad.shape[2:]), lines * prod(x.shape[2:])
     dtype = compute_dtype(x.dtype)
-    found = worker_scratch(workers, x.dtype, most=windows, seen=windows, part=windows)
+    found = worker_scratch(workers, x.dtype, most=windows, part=windows)
     found |= worker_scratch(workers, bool_, hit=windows, open=windows)
     return found | (worker_scratch(workers, dtype, sums=elements) if dtype is not x.dtype else {})
 
@@ -89,7 +89,6 @@ def max_pool_backward(
     x: Arg,
     *,
     most: Arg,
-    seen: Arg,
     part: Arg,
     hit: Arg,
     open: Arg,
@@ -105,9 +104,7 @@ def max_pool_backward(
     def tile_calls(job: tuple[slice, slice], worker: int) -> Iterator[Call]:
         inputs, upstream, result = source[job], given[job], target[job]
         total = result if sums is None else window(sums.view[worker], result.shape)
-        largest, one, share, here, still = (
-            window(a.view[worker], upstream.shape) for a in (most, seen, part, hit, open)
-        )
+        largest, one, here, still = (window(a.view[worker], upstream.shape) for a in (most, part, hit, open))
         yield partial(largest.fill, lowest)
         for to, of in places:
             yield partial(np.maximum, largest[to], inputs[of], out=largest[to])
@@ -120,9 +117,9 @@ def max_pool_backward(
             yield partial(np.equal, one, largest, out=here)
             yield partial(np.logical_and, here, still, out=here)
             yield partial(np.logical_xor, here, still, out=still)
-            yield partial(share.fill, 0)
-            yield partial(np.copyto, share, upstream, where=here)
-            yield partial(np.add, total[of], share[to], out=total[of])
+            yield partial(one.fill, 0)
+            yield partial(np.copyto, one, upstream, where=here)
+            yield partial(np.add, total[of], one[to], out=total[of])
         if total is not result:
             yield partial(np.copyto, result, total, "unsafe")
 

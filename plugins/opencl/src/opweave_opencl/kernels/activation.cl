@@ -18,3 +18,12 @@
 #define op_gelu_tanh(T, x) \
     (x / ((V(T))(1) + op_exp(T, x * (x * x * (V(T))(-0.071354816272800224) + (V(T))(-1.5957691216057308)))))
 #define op_gelu_quick(T, x) (x / ((V(T))(1) + op_exp(T, x * (V(T))(-1.702))))
+
+#define op_relu_backward(T, grad, y) (y <= (V(T))(0) ? (V(T))(0) : grad)
+#define op_silu_backward(T, grad, x) \
+    (grad * op_sigmoid(T, x) * ((V(T))(1) + x * ((V(T))(1) - op_sigmoid(T, x))))
+// With u as above and its derivative: s = sigmoid u.
+#define U_AT(T, x) (x * (x * x * (V(T))(0.071354816272800224) + (V(T))(1.5957691216057308)))
+#define SLOPE_OF_U(T, x) (x * x * (V(T))(0.21406444881840067) + (V(T))(1.5957691216057308))
+#define op_gelu_tanh_backward(T, grad, x) \
+    (grad * op_sigmoid(T, U_AT(T, x)) * ((V(T))(1) + x * SLOPE_OF_U(T, x) * ((V(T))(1) - op_sigmoid(T, U_AT(T, x)))))

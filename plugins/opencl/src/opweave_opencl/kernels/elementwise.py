@@ -17,6 +17,7 @@ formulas(PLAIN, ("cast",), inplace=False)
 formulas(NUMBERS, ("relu",))
 formulas(FLOATS, ("softplus", "sigmoid", "hardsigmoid", "silu", "hardswish", "gelu", "gelu_tanh", "gelu_quick"))
 formulas(FLOATS, {"leaky_relu": Formula(("negative_slope",)), "elu": Formula(("alpha",))})
+formulas(FLOATS, ("relu_backward", "silu_backward", "gelu_tanh_backward"))
 formulas(FLOATS, {"xielu": Formula(("alpha_p", "alpha_n", "beta", "eps"))})
 
 # gated.cl

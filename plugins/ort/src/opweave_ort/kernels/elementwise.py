@@ -123,6 +123,29 @@ def silu(m: Model, op: str, out: Operand, x: Operand) -> str:
     return m("Mul", value, m("Sigmoid", value))
 
 
+@emits("relu_backward")
+def relu_backward(m: Model, op: str, out: Operand, grad: Operand, y: Operand) -> str:
+    zero = _number(m, 0, out)
+    return m("Where", m("LessOrEqual", m.expanded(y), zero), zero, m.expanded(grad))
+
+
+@emits("silu_backward", "gelu_tanh_backward")
+def weighed_backward(m: Model, op: str, out: Operand, grad: Operand, x: Operand) -> str:
+    """That of x · sigmoid(u), where u is x or a polynomial of it."""
+    value, one = m.expanded(x), _number(m, 1, out)
+    inner, within = value, value  # u, and x times its derivative
+    if op == "gelu_tanh_backward":
+        k = 2 * np.sqrt(2 / np.pi)
+        square, linear = m("Mul", value, value), _number(m, k, out)
+        inner, within = [
+            m("Mul", value, m("Add", m("Mul", square, _number(m, c * k, out)), linear))
+            for c in (0.044715, 3 * 0.044715)
+        ]
+    s = m("Sigmoid", inner)
+    slope = m("Mul", s, m("Add", m("Mul", within, m("Sub", one, s)), one))
+    return m("Mul", m.expanded(grad), slope)
+
+
 def _quick(m: Model, value: str, slope: float, out: Operand) -> str:
     return m("Mul", value, m("Sigmoid", m("Mul", value, _number(m, slope, out))))
 

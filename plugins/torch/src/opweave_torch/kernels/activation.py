@@ -16,7 +16,7 @@ from opweave.ops.activation import QUICK
 from opweave_torch.kernels.binding import in_order, rounded, scalar, widened, widening, widening_arrays
 from opweave_torch.kernels.table import HALVES, KERNELS, NUMBERS, WIDE
 from opweave_torch.memory import tensor
-from opweave_torch.native import out_function
+from opweave_torch.native import backward_function, out_function
 
 __all__ = ["FUNCTIONS", "gelu_call", "gelu_quick_calls"]
 
@@ -73,6 +73,18 @@ def relu(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
 @KERNELS(*FUNCTIONS, inplace=True)
 def activation(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     return partial(FUNCTIONS[op], tensor(x), out=tensor(out))
+
+
+_BACKWARD: Final[dict[str, Callable[..., Any]]] = {
+    "relu_backward": partial(backward_function("threshold_backward"), threshold=0),
+    "silu_backward": backward_function("silu_backward"),
+    "gelu_tanh_backward": partial(backward_function("gelu_backward"), approximate="tanh"),
+}
+
+
+@KERNELS(*_BACKWARD, inplace=True)
+def backward(stream: Stream, op: str, out: Arg, grad: Arg, x: Arg) -> Call:
+    return partial(_BACKWARD[op], tensor(grad), tensor(x), grad_input=tensor(out))
 
 
 @KERNELS("gelu", inplace=True)

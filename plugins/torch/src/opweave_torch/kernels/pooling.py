@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -14,11 +14,10 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import f32, i64
 from opweave.ops.windows import overlap
-from opweave_torch import native
 from opweave_torch.kernels.binding import in_order
 from opweave_torch.kernels.table import INTEGERS, KERNELS
 from opweave_torch.memory import tensor
-from opweave_torch.native import max_pool_with_indices, out_function
+from opweave_torch.native import backward_function, max_pool_with_indices, out_function
 
 
 def _plane(x: Tensor) -> Tensor:
@@ -57,6 +56,9 @@ def _largest(step: Step) -> Arrays:
     return found | (wide if x.dtype.is_half else {})
 
 
+_BACKWARD: Final = backward_function("max_pool2d_with_indices_backward")
+
+
 @KERNELS("max_pool_backward", workspace=_largest)
 def max_pool_backward(
     stream: Stream, op: str, out: Arg, grad: Arg, x: Arg, *, most: Arg, indices: Arg, **attrs: Any
@@ -74,7 +76,7 @@ def max_pool_backward(
     return in_order([
         *before,
         partial(max_pool_with_indices(), source, *sizes, out=(largest, places)),
-        partial(native.max_pool_backward(), given, source, *sizes, places, grad_input=result),
+        partial(_BACKWARD, given, source, *sizes, places, grad_input=result),
         *after,
     ])  # fmt: skip
 
