@@ -12,11 +12,11 @@ from opweave.contract.offloading import flops
 from opweave.graph.opdef import OPS
 from opweave.host.memory import HostMemory
 from opweave.host.processor import cpu_name
-from opweave_torch.fusing import FusingStream
+from opweave_torch.fusing import FusingCpuStream
+from opweave_torch.groups import TorchCpuStream
 from opweave_torch.kernels import kernels_for_cpu
 from opweave_torch.options import Options
 from opweave_torch.packed import packed_types
-from opweave_torch.stream import TorchStream
 
 __all__ = ["TorchCpuDevice", "cpu_features", "is_worth_a_switch"]
 
@@ -43,7 +43,7 @@ class TorchCpuDevice(HostMemory):
     threaded = True
     survives_fork = False  # torch's threads are OpenMP's, which a child would wait for
     kernels = kernels_for_cpu()
-    stream_class = TorchStream
+    stream_class: type[Stream] = TorchCpuStream
 
     def __init__(self) -> None:
         self.description = f"PyTorch on {cpu_name()}"
@@ -60,7 +60,7 @@ class TorchCpuDevice(HostMemory):
 
     def _open(self, **params: Any) -> Stream:
         options = Options.of(params, ("threads", "deterministic", "compile"))
-        return (FusingStream if options.compile else TorchStream)(self, options)
+        return (FusingCpuStream if options.compile else TorchCpuStream)(self, options)
 
     def _wants(self, step: Step) -> bool:
         return is_worth_a_switch(step)

@@ -14,12 +14,13 @@ from torch import Tensor
 from opweave.contract import Arg, Call, Group, Step, pointwise_groups
 from opweave.graph.dtypes import as_dtype
 from opweave.ops.activation import QUICK
+from opweave_torch.groups import TorchCpuStream
 from opweave_torch.kernels import elementwise, rounding
 from opweave_torch.kernels.table import FLOATS
 from opweave_torch.memory import tensor, torch_dtype
 from opweave_torch.stream import TorchStream
 
-__all__ = ["FusingStream"]
+__all__ = ["FusingCpuStream", "FusingStream"]
 
 
 def _sign(x: Tensor) -> Tensor:
@@ -74,6 +75,10 @@ class FusingStream(TorchStream):
 
     def _bind(self, group: Group) -> Call:
         return super()._bind(group) if len(group.steps) == 1 else _bind_fused(group)
+
+
+class FusingCpuStream(TorchCpuStream, FusingStream):
+    """The same in the memory of the process, after what goes along with products."""
 
 
 # --- one group ------------------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "backward_function", "convolution", "flash_attention_on_cpu", "has_fused_attention", "inference_mode",
-    "int4_packed", "int4_product", "max_pool_with_indices", "multiplies_bf16", "out_function", "packed_linear",
-    "packed_product",
+    "backward_function", "convolution", "flash_attention_on_cpu", "gelu_of_packed_product", "has_fused_attention",
+    "inference_mode", "int4_packed", "int4_product", "max_pool_with_indices", "multiplies_bf16", "out_function",
+    "packed_linear", "packed_product",
 ]  # fmt: skip
 
 _NN: Final[Any] = torch._C._nn
@@ -124,6 +124,12 @@ def packed_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """``x @ weight.T + bias`` of a weight that `packed_linear` made, a new tensor."""
     product: Tensor = _LINEAR(x, packed, bias, "none", [], "")
     return product
+
+
+def gelu_of_packed_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """The exact gelu of `packed_product`, a new tensor. Where the product is infinite it is NaN."""
+    found: Tensor = _LINEAR(x, packed, bias, "gelu", [], "none")
+    return found
 
 
 def int4_packed(integers: Tensor) -> Tensor:

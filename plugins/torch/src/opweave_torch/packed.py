@@ -19,15 +19,16 @@ from opweave.graph.layout import Shape
 from opweave.host.repacked import RepackedType
 from opweave.ops.blocks import block_parts, dequantize
 from opweave_torch.memory import shaped
-from opweave_torch.native import int4_packed, int4_product, multiplies_bf16, packed_linear, packed_product
+from opweave_torch.native import int4_packed, int4_product, multiplies_bf16, packed_product
+from opweave_torch.packed_weight import PackedWeight
 
 if TYPE_CHECKING:
     from opweave.contract import BufferType, Step
     from opweave.graph.tensor import Tensor as Leaf
 
-__all__ = ["MOST_ROWS", "Int4Type", "PackedType", "PackedWeight", "multiply_int4", "multiply_packed", "packed_types"]
+__all__ = ["MOST_ROWS", "Int4Type", "PackedType", "multiply_int4", "packed_types"]
 
-MOST_ROWS: Final = 512
+MOST_ROWS: Final = 4096
 """Rows of a product from which on what packing saves does not pay for a second copy of the weights."""
 
 GROUP: Final = 32
@@ -35,18 +36,6 @@ GROUP: Final = 32
 
 OUTPUTS: Final = 16
 """torch's products with integers of 4 bits take multiples of so many rows of weights."""
-
-
-class PackedWeight(NamedTuple):
-    """What `PackedType` makes of a tensor.
-
-    Attributes:
-        packed: in the layout of oneDNN.
-        blocks: the bytes of a quantized tensor, which its decoded values do not tell; else ``None``.
-    """
-
-    packed: Tensor
-    blocks: np.ndarray[Any, Any] | None
 
 
 class PackedType(RepackedType):
@@ -81,20 +70,20 @@ class PackedType(RepackedType):
             return True
         if w.dtype is bf16:  # also of a product in f32 that may be computed in bf16
             return size >= 1 << 14
-        return x.dtype is f32 and rows * size >= (1 << 19 if size >= 1 << 18 else 1 << 23)
+        return x.dtype is f32 and rows * size >= (1 << 19 if size >= 1 << 18 else 1 << 21)
 
     def _pack(self, data: np.ndarray[Any, Any], dtype: DType, shape: Shape) -> PackedWeight:
         with torch.inference_mode():
             if dtype.is_quantized:
                 blocks = data.copy().reshape(shape[0], -1)
-                return PackedWeight(packed_linear(torch.from_numpy(dequantize(blocks, dtype))), blocks)
+                return PackedWeight(torch.from_numpy(dequantize(blocks, dtype)), blocks)
             strides = (shape[1] * dtype.itemsize, dtype.itemsize)
-            return PackedWeight(packed_linear(shaped(torch.from_numpy(data.copy()), dtype, shape, strides)), None)
+            return PackedWeight(shaped(torch.from_numpy(data.copy()), dtype, shape, strides))
 
     def _unpack(self, packed: PackedWeight, dtype: DType, shape: Shape) -> np.ndarray[Any, Any]:
         if packed.blocks is not None:
             return packed.blocks
-        return _bytes(packed.packed.to_dense())
+        return _bytes(packed.dense())
 
 
 class Int4Weight(NamedTuple):
@@ -166,11 +155,6 @@ class Int4Type(RepackedType):
         return found
 
 
-def multiply_packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """``x @ weight.T + bias``, a new tensor."""
-    return packed_product(x, weight.packed, bias)
-
-
 def multiply_int4(x: Tensor, weight: Int4Weight) -> Tensor:
     """``x @ weight.T`` of rows in bf16, a new tensor."""
     return int4_product(x, weight.packed, GROUP, weight.scales)
@@ -191,9 +175,9 @@ def _packing_works() -> bool:
     matrix = torch.arange(64.0).reshape(8, 8)
     try:
         with torch.inference_mode():
-            packed = packed_linear(matrix)
-            same = torch.equal(packed.to_dense(), matrix)
-            product = multiply_packed(matrix, PackedWeight(packed, None), None)
+            weight = PackedWeight(matrix)
+            same = torch.equal(weight.dense(), matrix)
+            product = packed_product(matrix, weight.packed, None)
             return bool(same and torch.allclose(product, matrix @ matrix.T))
     except Exception:  # whatever another version raises
         return False

@@ -18,7 +18,7 @@ from opweave_torch.kernels.table import HALVES, KERNELS, NUMBERS, WIDE
 from opweave_torch.memory import tensor
 from opweave_torch.native import backward_function, out_function
 
-__all__ = ["FUNCTIONS", "gelu_call", "gelu_quick_calls"]
+__all__ = ["FUNCTIONS", "SMALL", "gelu", "gelu_call", "gelu_quick_calls"]
 
 _GELU: Final = out_function("gelu")
 
@@ -47,6 +47,14 @@ def gelu_call(source: Tensor, target: Tensor) -> Call:
     if source.numel() <= SMALL:
         return loop
     return partial(_large_gelu, source, partial(_GELU, source, out=target), loop)
+
+
+def gelu(source: Tensor, *, out: Tensor) -> None:
+    """The exact form on the CPU, by torch's own loop."""
+    if source.is_contiguous() and out.is_contiguous():
+        _gelu_loop(source.view(-1), out.view(-1))()
+    else:
+        _GELU(source, out=out)
 
 
 def _gelu_loop(source: Tensor, target: Tensor) -> Call:
@@ -88,7 +96,7 @@ def backward(stream: Stream, op: str, out: Arg, grad: Arg, x: Arg) -> Call:
 
 
 @KERNELS("gelu", inplace=True)
-def gelu(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
+def exact_gelu(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     return gelu_call(tensor(x), tensor(out))
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import prod
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
@@ -17,7 +16,10 @@ from opweave_torch.kernels.half_products import CPU_WITH_BF16
 from opweave_torch.kernels.matmul import as_source, matrix_arrays
 from opweave_torch.kernels.table import HALVES, KERNELS, QUANTIZED
 from opweave_torch.memory import tensor
-from opweave_torch.packed import Int4Type, PackedType, multiply_int4, multiply_packed
+from opweave_torch.native import gelu_of_packed_product, packed_product
+from opweave_torch.packed import Int4Type, PackedType, multiply_int4
+
+__all__ = ["Product", "operands", "product_of_int4", "product_of_packed"]
 
 
 def _is_in(step: Step, kind: type) -> str | None:
@@ -65,11 +67,7 @@ _TYPES: Final = [*map(as_dtype, f"f32 {HALVES}".split()), *QUANTIZED]
 def linear_of_packed(
     stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: object = None, **arrays: Arg
 ) -> Call:
-    dtype = f32 if w.dtype.is_quantized else w.dtype
-    source, before = as_source(x, arrays)
-    biases, loads = converted(dtype, [] if b is None else [b], arrays)
-    weight, bias = w.handle, biases[0] if biases else None
-    return _stored(out, [*before, *loads], lambda: multiply_packed(source, weight.value, bias))
+    return _stored(out, product_of_packed(x, w, b, arrays))
 
 
 def _blocks_in_bf16(step: Step) -> str | None:
@@ -82,25 +80,65 @@ def _blocks_in_bf16(step: Step) -> str | None:
 def linear_of_int4(
     stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: object = None, **arrays: Arg
 ) -> Call:
+    return _stored(out, product_of_int4(x, w, b, arrays))
+
+
+# --- what these kernels, and groups of steps around a product, have in common -----------------------------------------
+
+
+class Product(NamedTuple):
+    """A product that makes a new tensor of its result, a matrix.
+
+    Attributes:
+        before: calls to make before.
+        result: computes it.
+        gelu: the same with the exact gelu of it, wrong where a result is infinite; ``None``: there is no such function.
+    """
+
+    before: Sequence[Call]
+    result: Callable[[], Tensor]
+    gelu: Callable[[], Tensor] | None = None
+
+
+def operands(
+    dtype: DType, x: Arg, b: Arg | None, arrays: Mapping[str, Arg]
+) -> tuple[Tensor, Tensor | None, list[Call]]:
+    """Rows as one matrix and the bias, both in ``dtype``, and the calls that convert them."""
     source, before = as_source(x, arrays)
-    biases, loads = converted(bf16, [] if b is None else [b], arrays)
+    biases, loads = converted(dtype, [] if b is None else [b], arrays)
+    return source, biases[0] if biases else None, [*before, *loads]
+
+
+def product_of_packed(x: Arg, w: Arg, b: Arg | None, arrays: Mapping[str, Arg]) -> Product:
+    """With a weight packed by oneDNN."""
+    source, bias, before = operands(f32 if w.dtype.is_quantized else w.dtype, x, b, arrays)
     weight = w.handle
-    if not biases:
-        return _stored(out, before, lambda: multiply_int4(source, weight.value))
-    return _stored(out, [*before, *loads], lambda: multiply_int4(source, weight.value).add_(biases[0]))
+    return Product(
+        before,
+        lambda: packed_product(source, weight.value.packed, bias),
+        lambda: gelu_of_packed_product(source, weight.value.packed, bias),
+    )
 
 
-def _stored(out: Arg, before: Sequence[Call], product: Callable[[], Tensor]) -> Call:
-    """The calls before, and then the product, copied from the tensor that torch makes of it."""
+def product_of_int4(x: Arg, w: Arg, b: Arg | None, arrays: Mapping[str, Arg]) -> Product:
+    """With a weight of integers of 4 bits."""
+    source, bias, before = operands(bf16, x, b, arrays)
+    weight = w.handle
+    if bias is None:
+        return Product(before, lambda: multiply_int4(source, weight.value))
+    return Product(before, lambda: multiply_int4(source, weight.value).add_(bias))
+
+
+def _stored(out: Arg, product: Product) -> Call:
+    """The product, copied from the tensor that torch makes of it."""
     target = tensor(out)
-    rows = (prod(out.shape[:-1]), out.shape[-1])
-    whole: Any = target.view(rows) if target.is_contiguous() else None
+    whole: Any = target.view(-1, target.shape[-1]) if target.is_contiguous() else None
+    result = product.result
 
     def store() -> None:
-        result = product()
         if whole is not None:
-            whole.copy_(result)
+            whole.copy_(result())
         else:
-            target.copy_(result.view(target.shape))
+            target.copy_(result().view(target.shape))
 
-    return in_order([*before, store])
+    return in_order([*product.before, store])

@@ -1,0 +1,164 @@
+"""`TorchCpuStream`: products with weights in special memory run as one call with what surrounds them.
+
+* Products of the same rows (queries, keys and values; gate and up) become one product, and a gated unit of two of them
+  goes along.
+* An activation or a sum of a product's result goes along. torch makes a new tensor of the product; the next operation
+  then stores, instead of a copy.
+* Attention writes its result in the order in which it is wanted next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Final
+
+from opweave.contract import Arg, Call, Group, Step
+from opweave.contract.kernels import Kernel
+from opweave.graph.dtypes import f32
+from opweave_torch.kernels.groups import ACTIVATIONS, GATES, bind_group, rearranged
+from opweave_torch.packed import Int4Type, PackedType
+from opweave_torch.stream import TorchStream
+
+__all__ = ["TorchCpuStream"]
+
+
+class TorchCpuStream(TorchStream):
+    """Runs calls in the calling thread, on memory of the process."""
+
+    def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
+        found = _Groups(steps, self.device.kernels.find).found
+        grouped = {i for members in found.values() for i in members}
+        groups: list[Group] = []
+        waiting: list[Step] = []
+        for i, step in enumerate(steps):
+            if i in found:
+                groups += [*super()._fuse(waiting), self._group([steps[k] for k in found[i]])]
+                waiting = []
+            elif i not in grouped:
+                waiting.append(step)
+        return [*groups, *super()._fuse(waiting)]
+
+    def _group(self, steps: Sequence[Step]) -> Group:
+        """Steps as one call; their first one is given workspace."""
+        first = rearranged(*steps) if steps[0].op == "attention" else steps[0]
+        return Group(tuple(steps), 0 if first is None else self.device._workspace(first))
+
+    def _bind(self, group: Group) -> Call:
+        if len(group.steps) > 1 and group.steps[0].op in ("linear", "attention"):
+            return bind_group(self, group)
+        return super()._bind(group)
+
+
+class _Groups:
+    """The groups of a split.
+
+    Attributes:
+        found: number of the step in whose place a group runs -> the numbers of its steps.
+    """
+
+    def __init__(self, steps: Sequence[Step], find: Callable[[Step], Kernel | None]) -> None:
+        self.steps, self.find = steps, find
+        self.found: Final[dict[int, list[int]]] = {}
+        self.readers: dict[Hashable, list[int]] = {}
+        self.writers: dict[Hashable, list[int]] = {}
+        for i, step in enumerate(steps):
+            for src in step.srcs:
+                self.readers.setdefault(_memory(src), []).append(i)
+            self.writers.setdefault(_memory(step.out), []).append(i)
+        taken: set[int] = set()
+        for i, step in enumerate(steps):
+            if i in taken:
+                continue
+            members, place = [i], i
+            if step.op == "linear" and isinstance(step.srcs[1].buffer_type, (PackedType, Int4Type)):
+                members, place = self._products(i)
+            elif step.op == "attention":
+                members, place = self._attention(i)
+            if len(members) > 1 and not taken.intersection(members):
+                self.found[place] = members
+                taken.update(members)
+
+    def _products(self, i: int) -> tuple[list[int], int]:
+        members = self._joint(i)
+        if len(members) == 1:
+            j = self._continuation(i)
+            return ([i, j], j) if j is not None else ([i], i)
+        if len(members) == 2:
+            last = {self._only_reader(k) for k in members}
+            j = last.pop()
+            if not last and j is not None and self._is_gated(j) and self._stays(i, j):
+                return [*members, j], j
+        return members, i
+
+    def _joint(self, i: int) -> list[int]:
+        """The products of the same rows with packed weights that can run in place of the product ``i``."""
+        first = self.steps[i]
+        members = [i]
+        if not isinstance(first.srcs[1].buffer_type, PackedType):
+            return members
+        for j in dict.fromkeys(self.readers[_memory(first.srcs[0])]):
+            step = self.steps[j]
+            alike = j > i and step.op == "linear" and step.srcs[0] == first.srcs[0] and _form(step) == _form(first)
+            if alike and self.writers[_memory(step.out)] == [j] and self._stays(j, i):
+                members.append(j)
+        return members
+
+    def _continuation(self, i: int) -> int | None:
+        """The step that goes along with the product ``i``."""
+        product, j = self.steps[i], self._only_reader(i)
+        if j is None or not self._stays(i, j):
+            return None
+        step = self.steps[j]
+        if any(arg.dtype is not product.out.dtype for arg in (step.out, *step.srcs)):
+            return None
+        if step.op in ACTIVATIONS:
+            return j
+        return j if step.op == "add" and step.out.shape == self._result(i, j).shape else None
+
+    def _attention(self, i: int) -> tuple[list[int], int]:
+        j = self._only_reader(i, whole=False)
+        if j is None or self.steps[j].op != "contiguous" or not self._stays(i, j):
+            return [i], i
+        step = rearranged(self.steps[i], self.steps[j])
+        return ([i, j], j) if step is not None and self.find(step) is self.find(self.steps[i]) else ([i], i)
+
+    def _is_gated(self, j: int) -> bool:
+        step = self.steps[j]
+        return step.op in GATES and step.attrs.get("approximate") != "quick" and step.srcs[0] != step.srcs[1]
+
+    # --- what depends on what ---------------------------------------------------------------------------------------
+
+    def _only_reader(self, i: int, *, whole: bool = True) -> int | None:
+        """The one step that reads the result of step ``i``, which nobody else needs; with ``whole`` all of it, in
+        order."""
+        step = self.steps[i]
+        key = _memory(step.out)
+        readers = self.readers.get(key, [])
+        if step.live or len(readers) != 1 or self.writers[key] != [i] or not step.out.is_dense:
+            return None
+        shown = self._result(i, readers[0])
+        if whole and (shown.offset != step.out.offset or not shown.is_dense or shown.size != step.out.size):
+            return None
+        return readers[0]
+
+    def _result(self, i: int, j: int) -> Arg:
+        """The result of step ``i`` as step ``j`` reads it."""
+        key = _memory(self.steps[i].out)
+        return next(src for src in self.steps[j].srcs if _memory(src) == key)
+
+    def _stays(self, i: int, j: int) -> bool:
+        """Whether step ``i`` finds the same operands in the place of ``j``."""
+        first, last = sorted((i, j))
+        writes = [k for src in self.steps[i].srcs for k in self.writers.get(_memory(src), ())]
+        return not any(first <= k < last for k in writes)
+
+
+def _memory(arg: Arg) -> Hashable:
+    return arg.value if arg.buffer is None else ("buffer", id(arg.buffer))
+
+
+def _form(step: Step) -> Hashable:
+    """What products that run as one have in common besides their rows."""
+    w, kind = step.srcs[1], step.srcs[1].buffer_type
+    packed = (f32 if w.dtype.is_quantized else w.dtype) if isinstance(kind, PackedType) else None
+    return packed, step.out.dtype, step.precision, len(step.srcs)
