@@ -14,6 +14,12 @@ from opweave_cpu import CpuDevice
 Array = np.ndarray[Any, Any]
 
 
+@pytest.fixture(autouse=True)
+def _declining(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are about NumPy's kernels; those of compiled ones decide otherwise."""
+    monkeypatch.setenv("OPWEAVE_CPU_JIT", "0")
+
+
 @pytest.fixture
 def device() -> CpuDevice:
     return CpuDevice()

@@ -13,6 +13,7 @@ from opweave.host.processor import cpu_name
 from opweave.host.threads import ThreadPool
 from opweave_cpu.decoded import DecodedType
 from opweave_cpu.hardware import cpu_features
+from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.kernels import KERNELS
 from opweave_cpu.stream import CpuStream
 
@@ -44,7 +45,12 @@ class _Processor(NumPyMemory):
     def _open(self, *, threads: int | str | ThreadPool | None = None, **params: Any) -> Stream:
         if params:
             return super()._open(**params)  # which refuses unknown parameters
-        return CpuStream(self, check_threads(threads) if isinstance(threads, str) else threads)
+        count = check_threads(threads) if isinstance(threads, str) else threads
+        if why_not() is None:
+            from opweave_cpu.jit.stream import CompilingStream
+
+            return CompilingStream(self, count)
+        return CpuStream(self, count)
 
 
 class CpuDevice(_Processor, HostMemory):

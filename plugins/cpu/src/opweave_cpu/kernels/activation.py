@@ -211,7 +211,7 @@ def gelu_tanh_body(dtype: DType) -> Body:
 # tail. Numerators and monic denominators, constant term first, fitted here for the two widths: largest relative error
 # of R 4.8e-9 on 0 .. 13 and 4.9e-17 on 0 .. 37. All coefficients are positive, so that nothing cancels. Beyond these
 # ranges a Q(a) is below the smallest normal number.
-_TAIL: Final[dict[int, tuple[float, Sequence[float], Sequence[float]]]] = {
+TAIL: Final[dict[int, tuple[float, Sequence[float], Sequence[float]]]] = {
     4: (
         13.0,
         (49.93746928442097, 43.443544113005586, 18.056036045272126, 3.9759834776440477, 0.3989482638966621),
@@ -235,7 +235,7 @@ _TAIL: Final[dict[int, tuple[float, Sequence[float], Sequence[float]]]] = {
 def normal_tail(dtype: DType) -> Callable[[Array, Array, Array], None]:
     """What makes ``p`` of ``a``, from 0 on: a Q(a), where Q is the upper tail of the normal distribution. Cuts ``a`` at
     the limit of ``dtype``; ``q`` is scratch."""
-    limit, *coefficients = _TAIL[dtype.itemsize]
+    limit, *coefficients = TAIL[dtype.itemsize]
     numerator, denominator = ([constant(c, dtype) for c in reversed(cs)] for cs in coefficients)
     power, base = exponential(dtype)
     largest, factor = constant(limit, dtype), constant(-0.5 * base, dtype)

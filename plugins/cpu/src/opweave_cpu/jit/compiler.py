@@ -1,0 +1,164 @@
+"""From the text of a function in LLVM's language to machine code in the process, by way of a cache on disk.
+
+A text is compiled once on a machine: later processes load the object file, without an optimizer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cache, cached_property
+from hashlib import sha256
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any, Final
+
+from opweave.concurrency import Lock
+from opweave.contract import Call
+from opweave.host.cache import FileCache
+
+__all__ = ["CACHE", "ENTRY", "VARIABLE", "FirstRun", "MachineCode", "is_wanted", "target", "why_not"]
+
+VARIABLE: Final = "OPWEAVE_CPU_JIT"
+"""Environment variable: ``0`` leaves all work to NumPy."""
+
+CACHE: Final = "OPWEAVE_CPU_JIT_CACHE"
+"""Environment variable: the folder of compiled functions, or ``0`` for none."""
+
+ENTRY: Final = "kernel"
+"""The function that a text defines. Its only argument is the address of an array of 64-bit words."""
+
+
+def why_not() -> str | None:
+    """Why nothing is compiled in this process, or ``None`` if it is. Imports nothing."""
+    if os.environ.get(VARIABLE, "").strip() == "0":
+        return f"{VARIABLE}=0 declines it"
+    if find_spec("llvmlite") is None:
+        return "llvmlite is not installed: pip install opweave-cpu[jit]"
+    return None
+
+
+def is_wanted() -> bool:
+    """Whether chains of steps are compiled in this process."""
+    return why_not() is None
+
+
+class _Target:
+    """The processor of this machine, as LLVM sees it. Loads compiled functions; they stay for the life of the process.
+
+    Attributes:
+        features: LLVM's names of what the processor has, with a sign before each.
+    """
+
+    def __init__(self) -> None:
+        from llvmlite import binding
+
+        self._binding: Final = binding
+        binding.initialize_native_target()
+        binding.initialize_native_asmprinter()
+        name, features = binding.get_host_cpu_name(), binding.get_host_cpu_features()
+        self.features: Final[frozenset[str]] = frozenset(k for k, has in features.items() if has)
+        self.machine: Final = binding.Target.from_default_triple().create_target_machine(
+            cpu=name, features=features.flatten(), opt=3, reloc="pic", codemodel="default"
+        )
+        self.identity: Final = f"{version('llvmlite')} {binding.llvm_version_info} {name} {features.flatten()}"
+        self.cache: Final = FileCache(CACHE, "cpu-jit", largest=1 << 20, limit=64 << 20, checked=True)
+        self.lock: Final = Lock()
+        self._engine: Any = None
+
+    def compile(self, text: str) -> bytes:
+        """The object file of a text."""
+        binding = self._binding
+        module = binding.parse_assembly(text)
+        module.verify()
+        options = binding.create_pipeline_tuning_options(speed_level=2)
+        passes = binding.create_pass_builder(self.machine, options)
+        passes.getModulePassManager().run(module, passes)
+        return bytes(self.machine.emit_object(module))
+
+    def load(self, name: str, data: bytes) -> int:
+        """The address of a function of an object file."""
+        binding = self._binding
+        if self._engine is None:
+            self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), self.machine)
+        self._engine.add_object_file(binding.ObjectFileRef.from_data(data))
+        self._engine.finalize_object()
+        return int(self._engine.get_function_address(name))
+
+
+@cache
+def target() -> _Target:
+    """The one of this process."""
+    return _Target()
+
+
+_RELEASING: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_HOLDING: Final = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+
+
+class MachineCode:
+    """A function, compiled when it is first asked for.
+
+    Args:
+        text: a module in LLVM's language, in which ``ENTRY`` stands for the name of the function.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text: Final = text
+        self._name: Final = f"opweave_{sha256(f'{target().identity} {text}'.encode()).hexdigest()}"
+        self._address = 0
+
+    def load(self, *, compiling: bool) -> bool:
+        """Whether it is ready: it was made before, in this process or another one, or, if allowed, is made now."""
+        if self._address:
+            return True
+        here = target()
+        with here.lock:
+            if self._address:
+                return True
+            data = here.cache.load(self._name)
+            if data is None:
+                if not compiling:
+                    return False
+                data = here.compile(self._text.replace(f'@"{ENTRY}"', f'@"{self._name}"'))
+                here.cache.store(self._name, data)
+            self._address = here.load(self._name, data)
+        return True
+
+    @cached_property
+    def releasing(self) -> Callable[[Any], None]:
+        """The function, which lets other threads of Python run meanwhile."""
+        return _RELEASING(self._address)
+
+    @cached_property
+    def holding(self) -> Callable[[Any], None]:
+        """The function, which keeps the interpreter's lock: for work that takes less time than passing that on."""
+        return _HOLDING(self._address)
+
+
+class FirstRun:
+    """A call whose function is compiled when it is first made, or by `compile`.
+
+    Args:
+        code: its function.
+        bind: returns the call once the function is there.
+    """
+
+    __slots__ = ("_bind", "_code", "call")
+
+    def __init__(self, code: MachineCode, bind: Callable[[], Call]) -> None:
+        self._code, self._bind = code, bind
+        self.call: Call = self._compile_and_call
+
+    def __call__(self) -> None:
+        self.call()
+
+    def compile(self) -> None:
+        """Have it ready for the first run."""
+        self._code.load(compiling=True)
+        self.call = self._bind()
+
+    def _compile_and_call(self) -> None:
+        self.compile()
+        self.call()

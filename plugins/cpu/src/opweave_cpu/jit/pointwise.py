@@ -1,0 +1,152 @@
+"""Chains of pointwise steps as one compiled loop each: every element is read once, and written where others need it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from opweave.contract import Arg, Call, Step, Stream
+from opweave_cpu.jit.compiler import MachineCode
+from opweave_cpu.jit.formulas import formula_of
+from opweave_cpu.jit.vectors import Vector
+from opweave_cpu.jit.walk import Operand, bind_walk, walk_over
+from opweave_cpu.jit.writer import Writer, compute_kind, takes
+
+__all__ = ["MOST_STEPS", "MOST_WORK", "bind_chain", "fits", "is_worth_compiling", "work_of"]
+
+MOST_STEPS: Final = 32
+"""Steps of a chain at most."""
+
+MOST_WORK: Final = 512
+"""Elementary operations of a chain at most: compiling takes about a tenth of a millisecond for each."""
+
+WORTH_WORK: Final = 12
+"""Elementary operations from which on a single step is compiled: NumPy makes several passes, or none that is fast."""
+
+_CHOICES: Final = frozenset({"copy", "contiguous", "where"})
+"""Operations that keep every bit, those of a signalling NaN too, which converting a half type would change."""
+
+_TRUTHS: Final = frozenset({"less", "less_equal", "equal", "not_equal", "where", "cast", "copy", "contiguous"})
+"""Operations that read or write bool."""
+
+
+def fits(step: Step) -> bool:
+    """Whether a compiled chain may contain the step."""
+    formula = formula_of(step.op, step.attrs)
+    if formula is None:
+        return False
+    truths = step.op in _TRUTHS
+    return all(
+        truths and (arg.buffer_type is None or arg.buffer_type.is_raw)
+        if arg.dtype.name == "bool"
+        else takes(arg, wide=formula.wide)
+        for arg in (step.out, *step.srcs)
+    )
+
+
+def is_worth_compiling(step: Step) -> bool:
+    """Whether a step that fits is compiled on its own."""
+    formula = formula_of(step.op, step.attrs)
+    halves = any(arg.dtype.is_half for arg in (step.out, *step.srcs))
+    return formula is not None and (formula.work >= WORTH_WORK or (halves and step.op not in _CHOICES))
+
+
+def work_of(step: Step) -> int:
+    """Elementary operations for one element."""
+    formula = formula_of(step.op, step.attrs)
+    return 0 if formula is None else formula.work
+
+
+class _Instruction(NamedTuple):
+    """A step: numbers of values are those of the operands that are read, then those of the steps before.
+
+    Attributes:
+        formula: as `formula_of` takes it.
+        form: what else decides over the formula.
+        sources: numbers of values.
+        dtype: name of the type of the result.
+        into: the operand that it is written to, or -1.
+    """
+
+    formula: str
+    form: str
+    sources: tuple[int, ...]
+    dtype: str
+    into: int
+
+
+def _window(arg: Arg) -> Hashable:
+    """A key that is equal for two operands of the same elements."""
+    memory = arg.value if arg.buffer is None else (id(arg.buffer), arg.offset)
+    return memory, arg.shape, arg.strides, arg.dtype.name
+
+
+def bind_chain(stream: Stream, steps: Sequence[Step]) -> Call:
+    """The call for bound steps over one output shape, as `opweave.contract.pointwise_groups` gives them. Results
+    without memory are used by later ones of the steps only, and stay in registers."""
+    values: dict[Hashable, int] = {}
+    reads: list[Arg] = []
+    made: set[Hashable] = set()
+    for step in steps:
+        for src in step.srcs:
+            key = _window(src)
+            if key not in made and key not in values:
+                values[key] = len(reads)
+                reads.append(src)
+        made.add(_window(step.out))
+    writes: list[Arg] = []
+    instructions = []
+    for number, step in enumerate(steps, len(reads)):
+        sources = tuple([values[_window(src)] for src in step.srcs])
+        values[_window(step.out)] = number
+        into = -1
+        if step.out.buffer is not None:
+            into = len(reads) + len(writes)
+            writes.append(step.out)
+        form = str(step.attrs.get("approximate", ""))
+        instructions.append(_Instruction(step.op, form, sources, step.out.dtype.name, into))
+    args = [*reads, *writes]
+    walk = walk_over(steps[0].out.shape, [arg.strides for arg in args])
+    key = len(walk.lengths), walk.operands(args), len(reads), tuple(instructions)
+    code = stream.artefact(("chain", key), partial(_compiled, *key))
+    numbers = [step.attrs[name] for step in steps for name in _numbers(step.op, step.attrs)]
+    return bind_walk(stream, code, walk, args, numbers, work=sum(map(work_of, steps)) + len(args))
+
+
+def _numbers(op: str, attrs: Any) -> tuple[str, ...]:
+    formula = formula_of(op, attrs)
+    assert formula is not None
+    return formula.numbers
+
+
+def _compiled(axes: int, operands: Sequence[Operand], reads: int, instructions: Sequence[_Instruction]) -> MachineCode:
+    writer = Writer(axes, operands)
+    formulas = [formula_of(i.formula, {"approximate": i.form}) for i in instructions]
+    numbers = []
+    for instruction, formula in zip(instructions, formulas, strict=True):
+        assert formula is not None
+        kind = compute_kind(instruction.dtype)
+        numbers.append([writer.scalar().to(kind) for _ in formula.numbers])
+    used = {source for instruction in instructions for source in instruction.sources}
+    with writer.rows() as rows:
+
+        def element(i: Any, mask: Any, _: int) -> None:
+            values = [writer.read(k, rows[k], i, mask) for k in range(reads)]
+            for instruction, formula, extra in zip(instructions, formulas, numbers, strict=True):
+                assert formula is not None
+                sources = [values[s] for s in instruction.sources]
+                value = _converted(formula.make(*sources, *extra), compute_kind(instruction.dtype))
+                if len(values) in used:
+                    value = writer.rounded(value, instruction.dtype)
+                values.append(value)
+            for number, instruction in enumerate(instructions, reads):
+                if instruction.into >= 0:
+                    writer.write(instruction.into, rows[instruction.into], i, values[number], mask)
+
+        writer.elements(element)
+    return MachineCode(writer.end())
+
+
+def _converted(x: Vector, kind: str) -> Vector:
+    return x.compare("!=", 0.0) if kind == "bool" and x.is_float else x.to(kind)

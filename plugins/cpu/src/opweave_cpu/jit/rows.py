@@ -1,0 +1,218 @@
+"""Operations that reduce each row and then compute its elements, softmax and the norms, as one compiled loop each.
+
+A row is passed over two or three times, in the first-level cache where it fits. Sums have 64 running parts, so that
+none becomes long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from opweave.contract import Arg, Call, Step, Stream
+from opweave_cpu.jit.compiler import MachineCode
+from opweave_cpu.jit.functions import exp, logarithm
+from opweave_cpu.jit.vectors import Vector, fma, intrinsic, select
+from opweave_cpu.jit.walk import Operand, bind_walk, walk_over
+from opweave_cpu.jit.writer import Writer, compute_kind, takes
+
+__all__ = ["bind_rows", "fits"]
+
+LONGEST_ROW: Final = 1 << 16
+"""Elements of a row up to which its sums are as accurate as NumPy's: each part has a thousand terms at most."""
+
+SHORTEST_ROW: Final = 8
+"""Elements from which on rows are computed a vector at a time."""
+
+PARTS: Final = 4
+"""Vectors that a sum, or a maximum, is kept in: an addition takes several cycles, and then four are under way."""
+
+Element = Callable[[Any, Any], Vector]
+
+
+class Row:
+    """A row of the operands of a kernel, while it is written.
+
+    Attributes:
+        kind: the type to compute in.
+        count: the length of the row, in all lanes.
+    """
+
+    def __init__(self, writer: Writer, rows: Sequence[Any], kind: str) -> None:
+        self._writer, self._rows, self.kind = writer, rows, kind
+        code = writer.code
+        self.count: Final = writer.splat(code.sitofp(writer.length, writer.number(0, kind).value.type.element), kind)
+
+    def source(self, k: int) -> Element:
+        """``f(i, mask)``: the elements of operand ``k`` from ``i`` on."""
+        return lambda i, mask: self._writer.read(k, self._rows[k], i, mask)
+
+    def reduced(self, element: Element, start: float, fold: Callable[[Vector, Vector], Vector]) -> list[Vector]:
+        """``element`` of the whole row, folded into `PARTS` vectors that begin as ``start``."""
+        writer, code = self._writer, self._writer.code
+        first = writer.number(start, self.kind)
+        cells = [writer.cell(first) for _ in range(PARTS)]
+
+        def body(i: Any, mask: Any, part: int) -> None:
+            value = element(i, mask)
+            if mask is not None:
+                value = select(Vector(code, mask, "bool"), value, first)
+            cells[part].set(fold(cells[part].get(), value))
+
+        writer.elements(body, PARTS)
+        return [cell.get() for cell in cells]
+
+    def total(self, element: Element) -> Vector:
+        """The sum of ``element`` over the row, in all lanes."""
+        a, b, c, d = self.reduced(element, 0.0, lambda total, x: total + x)
+        return self._writer.total((a + b) + (c + d))
+
+    def largest(self, element: Element) -> Vector:
+        """The largest ``element`` of the row, NaN if there is one, in all lanes."""
+        a, b, c, d = self.reduced(element, float("-inf"), _larger)
+        return self._writer.largest(_larger(_larger(a, b), _larger(c, d)))
+
+    def write(self, element: Element) -> None:
+        """Make ``element`` the result."""
+        k = len(self._rows) - 1
+        self._writer.elements(lambda i, mask, _: self._writer.write(k, self._rows[k], i, element(i, mask), mask), 2)
+
+    def written(self) -> Element:
+        """The result so far, where writing did not round it."""
+        return self.source(len(self._rows) - 1)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether writing rounds."""
+        return self._writer.operand(len(self._rows) - 1).dtype != self.kind
+
+
+def _larger(a: Vector, b: Vector) -> Vector:
+    return intrinsic("maximum", a, b)
+
+
+# --- the operations -------------------------------------------------------------------------------------------------
+
+
+def _scores(row: Row, sources: int, scale: Vector) -> Element:
+    """What softmax is of: scaled, and with the mask added."""
+
+    def score(i: Any, mask: Any) -> Vector:
+        x = row.source(0)(i, mask) * scale
+        return x + row.source(1)(i, mask) if sources > 1 else x
+
+    return score
+
+
+def _softmax(row: Row, sources: int, scale: Vector) -> None:
+    score = _scores(row, sources, scale)
+    top = row.largest(score)
+
+    def power(i: Any, mask: Any) -> Vector:
+        return exp(score(i, mask) - top)
+
+    if row.rounds:  # computed twice, as they cannot be kept in the result
+        factor = 1.0 / row.total(power)
+        row.write(lambda i, mask: power(i, mask) * factor)
+        return
+    row.write(power)
+    factor = 1.0 / row.total(row.written())
+    row.write(lambda i, mask: row.written()(i, mask) * factor)
+
+
+def _log_softmax(row: Row, sources: int) -> None:
+    x = row.source(0)
+    top = row.largest(x)
+    rest = logarithm(row.total(lambda i, mask: exp(x(i, mask) - top)))
+    row.write(lambda i, mask: (x(i, mask) - top) - rest)
+
+
+def _l2_norm(row: Row, sources: int, eps: Vector) -> None:
+    x = row.source(0)
+    length = intrinsic("sqrt", _squares(row, x))
+    least = select(length < eps, eps, length)
+    row.write(lambda i, mask: x(i, mask) / least)
+
+
+def _squares(row: Row, element: Element) -> Vector:
+    def square(i: Any, mask: Any) -> Vector:
+        x = element(i, mask)
+        return x * x
+
+    return row.total(square)
+
+
+def _norm(row: Row, sources: int, eps: Vector, *, centred: bool) -> None:
+    """Sources are the values, then a weight, or a weight and a bias, or nothing."""
+    element = row.source(0)
+    if centred:
+        x, mean = element, row.total(element) / row.count
+        element = lambda i, mask: x(i, mask) - mean  # noqa: E731
+    factor = 1.0 / intrinsic("sqrt", _squares(row, element) / row.count + eps)
+
+    def result(i: Any, mask: Any) -> Vector:
+        y = element(i, mask) * factor
+        if sources == 2:
+            return y * row.source(1)(i, mask)
+        return fma(y, row.source(1)(i, mask), row.source(2)(i, mask)) if sources > 2 else y
+
+    row.write(result)
+
+
+class _Form(NamedTuple):
+    """How to compute an operation.
+
+    Attributes:
+        write: writes it for one row, given the number of sources and the numbers.
+        work: elementary operations for one element.
+        numbers: attributes, in order.
+        wide: whether it computes in f64 too.
+    """
+
+    write: Callable[..., None]
+    work: int
+    numbers: tuple[str, ...] = ()
+    wide: bool = False
+
+
+_FORMS: Final[Mapping[str, _Form]] = {
+    "softmax": _Form(_softmax, 20, ("scale",)),
+    "log_softmax": _Form(_log_softmax, 20),
+    "l2_norm": _Form(_l2_norm, 6, ("eps",), wide=True),
+    "rms_norm": _Form(partial(_norm, centred=False), 6, ("eps",), wide=True),
+    "layer_norm": _Form(partial(_norm, centred=True), 8, ("eps",), wide=True),
+}
+
+
+def fits(step: Step) -> bool:
+    """Whether a step is compiled."""
+    form = _FORMS.get(step.op)
+    if form is None or not SHORTEST_ROW <= step.out.shape[-1] <= LONGEST_ROW:
+        return False
+    return all(takes(arg, wide=form.wide) for arg in (step.out, *step.srcs))
+
+
+def bind_rows(stream: Stream, step: Step) -> Call:
+    """The call for a bound step that fits."""
+    form, args, shape = _FORMS[step.op], [*step.srcs, step.out], step.out.shape
+    walk = walk_over(shape, [_repeated(arg, len(shape)) for arg in args], rows=True)
+    key = step.op, len(walk.lengths), walk.operands(args)
+    code = stream.artefact(("rows", key), partial(_compiled, *key))
+    numbers = [step.attrs[name] for name in form.numbers]
+    return bind_walk(stream, code, walk, args, numbers, work=form.work, rows=True)
+
+
+def _repeated(arg: Arg, axes: int) -> tuple[int, ...]:
+    """The strides of an operand that is repeated along the axes which it lacks, by NumPy's rule of broadcasting."""
+    strides = tuple([0 if n == 1 else stride for n, stride in zip(arg.shape, arg.strides, strict=True)])
+    return (*(0,) * (axes - len(strides)), *strides)
+
+
+def _compiled(op: str, axes: int, operands: Sequence[Operand]) -> MachineCode:
+    writer, form = Writer(axes, operands), _FORMS[op]
+    kind = compute_kind(operands[-1].dtype)
+    numbers = [writer.scalar().to(kind) for _ in form.numbers]
+    with writer.rows() as rows:
+        form.write(Row(writer, rows, kind), len(operands) - 1, *numbers)
+    return MachineCode(writer.end())

@@ -1,0 +1,96 @@
+"""`CompilingStream`: a CPU stream whose chains of steps are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Final
+
+from opweave.contract import Call, Group, Step, pointwise_groups
+from opweave.graph.opdef import OPS
+from opweave_cpu.jit.compiler import FirstRun, target
+from opweave_cpu.stream import CpuStream
+
+__all__ = ["CompilingStream"]
+
+ROWS: Final = frozenset({"softmax", "log_softmax", "l2_norm", "rms_norm", "layer_norm"})
+"""Operations of `opweave_cpu.jit.rows`."""
+
+
+class CompilingStream(CpuStream):
+    """Runs kernels as `CpuStream`, but chains of pointwise steps, and single ones for which NumPy makes several passes,
+    as functions that are compiled when they are first run, once on a machine."""
+
+    @property
+    def lists_operands(self) -> bool:
+        return False
+
+    def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
+        if not _may_compile(steps) or not _multiplies_and_adds():
+            return super()._fuse(steps)
+        from opweave_cpu.jit import pointwise
+
+        groups: list[Group] = []
+        for run in pointwise_groups(steps, pointwise.fits, pointwise.MOST_STEPS):
+            for chain in _chains(run, pointwise.MOST_WORK):
+                compiled = _is_compiled(chain)
+                groups.append(Group(tuple(chain), 0 if compiled else self.device._workspace(chain[0])))
+        return groups
+
+    def _bind(self, group: Group) -> Call:
+        if not _may_compile(group.steps) or not _is_compiled(group.steps):
+            return super()._bind(group)
+        from opweave_cpu.jit import pointwise, rows
+
+        if len(group.steps) == 1 and rows.fits(group.steps[0]):
+            return rows.bind_rows(self, group.steps[0])
+        return pointwise.bind_chain(self, group.steps)
+
+    def _warm(self, call: Call) -> None:
+        if isinstance(call, FirstRun):
+            call.compile()
+
+
+def _may_compile(steps: Sequence[Step]) -> bool:
+    """Whether there is anything to look at: asked first, so that nobody loads LLVM for nothing."""
+    return any(_is_known(step.op) for step in steps)
+
+
+@cache
+def _is_known(op: str) -> bool:
+    known = OPS.get(op)
+    return op in ROWS or (known is not None and known.pointwise)
+
+
+def _is_compiled(steps: Sequence[Step]) -> bool:
+    """Whether steps that `_fuse` has put into a group are compiled."""
+    if not _multiplies_and_adds():
+        return False
+    from opweave_cpu.jit import pointwise, rows
+
+    if len(steps) > 1:
+        return True
+    step = steps[0]
+    return rows.fits(step) or (pointwise.fits(step) and pointwise.is_worth_compiling(step))
+
+
+@cache
+def _multiplies_and_adds() -> bool:
+    """Whether the processor does both at once: elsewhere LLVM calls a function for it."""
+    return not target().features.isdisjoint({"fma", "neon", "fp-armv8"})
+
+
+def _chains(run: Sequence[Step], most: int) -> list[list[Step]]:
+    """A run in parts of at most that much work."""
+    from opweave_cpu.jit.pointwise import work_of
+
+    chains: list[list[Step]] = [[]]
+    total = 0
+    for step in run:
+        work = work_of(step)
+        if chains[-1] and total + work > most:
+            chains.append([])
+            total = 0
+        chains[-1].append(step)
+        total += work
+    return chains

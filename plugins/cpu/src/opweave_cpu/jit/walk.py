@@ -1,0 +1,125 @@
+"""How a kernel walks over its operands: axes that lie alike are one, and the work of threads are parts of the first."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from math import prod
+from struct import pack, unpack
+from typing import Final, NamedTuple
+
+from opweave.contract import Arg, Call, Stream
+from opweave.graph.layout import Shape
+from opweave_cpu.jit.compiler import FirstRun, MachineCode
+from opweave_cpu.tiles import at_once, shares, workers_of
+
+__all__ = ["SPREAD_WORK", "Operand", "Walk", "bind_walk", "walk_over"]
+
+SPREAD_WORK: Final = 1 << 19
+"""Elementary operations, such as an addition or a part of a polynomial, from which on a kernel is spread over threads:
+with fewer, waking a thread takes longer than is saved."""
+
+HOLDING_WORK: Final = 1 << 13
+"""Elementary operations up to which a kernel keeps the interpreter's lock."""
+
+
+class Operand(NamedTuple):
+    """An operand as a kernel sees it.
+
+    Attributes:
+        dtype: name of its type in memory.
+        inner: bytes from one element to the next along the last axis: the size of the type, 0 where one number is
+            repeated, -1 for any other, which the kernel is told.
+    """
+
+    dtype: str
+    inner: int
+
+
+class Walk(NamedTuple):
+    """Lengths, outermost first, and for each operand the bytes from one element to the next along each axis."""
+
+    lengths: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+
+    def operands(self, args: Sequence[Arg]) -> tuple[Operand, ...]:
+        kinds = []
+        for arg, strides in zip(args, self.strides, strict=True):
+            inner = strides[-1]
+            kinds.append(Operand(arg.dtype.name, inner if inner in (0, arg.dtype.itemsize) else -1))
+        return tuple(kinds)
+
+
+def walk_over(shape: Shape, strides: Sequence[Sequence[int]], *, rows: bool = False) -> Walk:
+    """The shortest walk over ``shape``: axes of one element are left out, and those that lie alike in every operand
+    are one.
+
+    Args:
+        strides: of each operand, in bytes, as many as axes.
+        rows: the last axis stays as it is.
+    """
+    lengths: list[int] = []
+    steps: list[list[int]] = []  # by axis
+    for axis, n in enumerate(shape):
+        last = axis == len(shape) - 1
+        own = [s[axis] for s in strides]
+        if n == 1 and not (rows and last):
+            continue
+        if lengths and not (rows and last) and all(a == b * n for a, b in zip(steps[-1], own, strict=True)):
+            lengths[-1], steps[-1] = lengths[-1] * n, own
+        else:
+            lengths.append(n)
+            steps.append(own)
+    if not lengths:
+        lengths, steps = [1], [[0] * len(strides)]
+    return Walk(tuple(lengths), tuple(zip(*steps, strict=True)))
+
+
+def bind_walk(
+    stream: Stream,
+    code: MachineCode,
+    walk: Walk,
+    args: Sequence[Arg],
+    numbers: Iterable[float] = (),
+    *,
+    work: int,
+    rows: bool = False,
+) -> Call:
+    """The call of a kernel over bound operands.
+
+    Args:
+        numbers: what the formulas take beside operands.
+        work: elementary operations for one element.
+        rows: the last axis is not cut.
+    """
+    total = work * prod(walk.lengths)
+    count = workers_of(stream) if total >= SPREAD_WORK else 1
+    axis, unit = _cut_axis(walk, rows)
+    words = [unpack("q", pack("d", float(n)))[0] for n in numbers]
+    arrays = []
+    for part in shares(-(-walk.lengths[axis] // unit), count):
+        start, stop = part.start * unit, min(part.stop * unit, walk.lengths[axis])
+        lengths = [*walk.lengths]
+        lengths[axis] = stop - start
+        values = [*lengths]
+        for arg, strides in zip(args, walk.strides, strict=True):
+            values += [arg.address + start * strides[axis], *strides]
+        arrays.append((ctypes.c_int64 * (len(values) + len(words)))(*values, *words))
+    bind = partial(_bound, code, arrays, holding=total <= HOLDING_WORK)
+    return bind() if code.load(compiling=False) else FirstRun(code, bind)
+
+
+def _cut_axis(walk: Walk, rows: bool) -> tuple[int, int]:
+    """The axis whose parts threads work on, and of how many elements a part is a multiple: no two threads write into
+    one cache line, if they can help it."""
+    last = len(walk.lengths) - 1
+    axis = 0
+    if len(walk.lengths) > 1 and walk.lengths[0] < 8:  # too few for equal parts
+        axis = max(range(last if rows else last + 1), key=lambda i: walk.lengths[i])
+    return axis, 64 if axis == last else 1
+
+
+def _bound(code: MachineCode, arrays: Sequence[ctypes.Array[ctypes.c_int64]], *, holding: bool) -> Call:
+    function: Callable[[object], None] = code.holding if holding else code.releasing
+    return at_once([partial(function, ctypes.byref(array)) for array in arrays])

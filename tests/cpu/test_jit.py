@@ -1,0 +1,330 @@
+"""Compiled chains and rows compute what NumPy and the references do; when they are compiled, and from where loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from math import log10
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import opweave as ow
+from opweave.conformance import CASES
+from opweave.host.cache import FileCache
+from opweave_cpu import CpuDevice
+
+pytest.importorskip("llvmlite")
+
+from opweave_cpu.jit import compiler
+from opweave_cpu.jit.compiler import FirstRun
+from opweave_cpu.jit.formulas import FORMULAS
+from opweave_cpu.jit.stream import ROWS, CompilingStream
+from tests.support.kernels import assert_right_where_accepted, by_operation
+
+TYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+EPS = {"f32": 2e-7, "f64": 1e-15, "f16": 1e-3, "bf16": 8e-3}
+
+
+@pytest.fixture(autouse=True)
+def _compiling(monkeypatch):
+    monkeypatch.delenv("OPWEAVE_CPU_JIT", raising=False)
+
+
+def calls_of(program):
+    return [call for run_list in program.run_lists for plan in run_list.plans for call in plan.calls]
+
+
+# --- chains ---------------------------------------------------------------------------------------------------------
+
+UNARY = ["neg", "abs", "square", "relu", "hardswish", "floor", "leaky_relu", "step"]
+NARROW = ["exp", "expm1", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "softplus", "elu", "log1p"]
+BINARY = ["add", "sub", "mul", "minimum", "maximum", "reglu"]
+
+
+@st.composite
+def chains(draw):
+    """A type, a shape, how two inputs lie, and steps: an operation with the numbers of the values that it takes."""
+    name = draw(st.sampled_from(sorted(TYPES)))
+    shape = (*draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)), draw(st.sampled_from([1, 3, 16, 37])))
+    layout = draw(st.sampled_from(["dense", "transposed", "row", "column", "cut"]))
+    unary = UNARY + (NARROW if name != "f64" else [])
+    steps = []
+    for number in range(2, draw(st.integers(4, 12))):
+        if draw(st.booleans()):
+            steps.append((draw(st.sampled_from(unary)), (draw(st.integers(0, number - 1)),)))
+        else:
+            steps.append((draw(st.sampled_from(BINARY)), tuple(draw(st.integers(0, number - 1)) for _ in range(2))))
+    return name, shape, layout, steps
+
+
+def laid_out(tensor_shape, layout, dtype):
+    """A leaf and the view of it that has ``tensor_shape``."""
+    if layout == "transposed":
+        leaf = ow.input("jit_b", (*tensor_shape[:-2], tensor_shape[-1], tensor_shape[-2]), dtype)
+        return leaf, leaf.transpose(*range(len(tensor_shape) - 2), -1, -2)
+    if layout == "row":
+        leaf = ow.input("jit_b", tensor_shape[-1:], dtype)
+        return leaf, leaf
+    if layout == "column":
+        leaf = ow.input("jit_b", (*tensor_shape[:-1], 1), dtype)
+        return leaf, leaf
+    if layout == "cut":
+        leaf = ow.input("jit_b", (*tensor_shape[:-1], 2 * tensor_shape[-1] + 1), dtype)
+        return leaf, leaf[..., 1::2]
+    leaf = ow.input("jit_b", tensor_shape, dtype)
+    return leaf, leaf
+
+
+@settings(max_examples=25, deadline=None)
+@given(chains(), st.integers(0, 2**16))
+def test_a_chain_computes_what_its_steps_do_one_by_one(chain, seed):
+    name, shape, layout, steps = chain
+    rng = np.random.default_rng(seed)
+    first = ow.input("jit_a", shape, name)
+    leaf, second = laid_out(shape, layout, name)
+    values = [first, ow.broadcast_to(second, shape)]
+    for op, sources in steps:
+        values.append(getattr(ow, op)(*[values[i] for i in sources]))
+    outputs = [values[-1], values[len(values) // 2] + values[0] - values[1]]
+    feed = {t: rng.uniform(-2, 2, t.shape).astype(TYPES[name]) for t in (first, leaf)}
+    got = ow.Scheduler("cpu").build(outputs).run(feed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPWEAVE_CPU_JIT", "0")
+        want = ow.Scheduler("cpu").build(outputs).run(feed)
+    for g, w in zip(got, want, strict=True):
+        g, w = g.astype(np.float64), w.astype(np.float64)
+        scale = np.abs(w[np.isfinite(w)]).max(initial=1.0)
+        both = np.isfinite(g) & np.isfinite(w)
+        # Each step may differ by a unit in the last place, and steps such as floor make a whole one of that.
+        wrong = both & (np.abs(g - w) > 64 * EPS[name] * scale)
+        if any(op in ("floor", "step") for op, _ in steps):
+            assert wrong.mean() < 0.2
+        else:
+            assert not wrong.any()
+            np.testing.assert_array_equal(np.isnan(g), np.isnan(w))
+
+
+def test_arithmetic_is_that_of_numpy_bit_by_bit():
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 5, 777)).astype(np.float32)
+    x, y = ow.input("bits_a", a.shape), ow.input("bits_b", b.shape)
+    out = ((x * y + x) / (y - 0.5) - ow.sqrt(ow.abs(x))) * 3.0 + 1.0
+    f = np.float32
+    want = ((a * b + a) / (b - f(0.5)) - np.sqrt(np.abs(a))) * f(3) + f(1)
+    np.testing.assert_array_equal(ow.Scheduler("cpu").build(out).run({x: a, y: b}), want)
+
+
+def test_values_inside_of_a_chain_are_rounded_to_their_type():
+    x = ow.input("rounded_a", (40,), "bf16")
+    a = np.linspace(1, 2, 40).astype(ml_dtypes.bfloat16)
+    got = ow.Scheduler("cpu").build((x + 0.003) - x).run({x: a})
+    bf16 = ml_dtypes.bfloat16
+    want = ((a.astype(np.float32) + np.float32(0.003)).astype(bf16).astype(np.float32) - a.astype(np.float32)).astype(
+        bf16
+    )
+    np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
+
+
+def test_comparisons_and_bool_stay_in_registers():
+    x = ow.input("bool_a", (3, 21))
+    a = np.random.default_rng(1).standard_normal((3, 21)).astype(np.float32)
+    a[0, 0] = np.nan
+    flag = x > 0.25
+    program = ow.Scheduler("cpu").build([ow.where(flag, x * 2.0, -x), ow.cast(flag, "f32"), flag])
+    got = program.run({x: a})
+    np.testing.assert_array_equal(got[0], np.where(a > 0.25, a * 2, -a))
+    np.testing.assert_array_equal(got[1], (a > 0.25).astype(np.float32))
+    np.testing.assert_array_equal(got[2], a > 0.25)
+
+
+def test_a_chain_is_one_call_and_its_inner_values_have_no_memory():
+    x = ow.input("one_call_a", (1 << 16,))
+    program = ow.Scheduler("cpu").build(ow.exp(x * 0.5) * ow.tanh(x) - x)
+    assert len(calls_of(program)) == 1
+    assert program.memory["cpu"].temporaries == 2 * 4 * x.size  # the input and the result
+
+
+def test_threads_compute_parts_of_one_chain():
+    rng = np.random.default_rng(2)
+    a, b = rng.standard_normal((1025, 1027)).astype(np.float32), rng.standard_normal((1025, 1)).astype(np.float32)
+    x, y = ow.input("threads_a", a.shape), ow.input("threads_b", b.shape)
+    out = ow.gelu(x * y) + y
+    one, two = (ow.Scheduler(ow.open_device(f"cpu?threads={n}")).build(out).run({x: a, y: b}) for n in (1, 2))
+    np.testing.assert_array_equal(one, two)
+
+
+# --- every formula --------------------------------------------------------------------------------------------------
+
+
+def _compiled_cases():
+    """Of each operation that is compiled every fourth case; with ``OPWEAVE_TEST_ALL`` every one."""
+    cases = [case for case in CASES if case.op in ROWS or case.op in {op.split()[0] for op in FORMULAS}]
+    return cases if os.environ.get("OPWEAVE_TEST_ALL") else cases[::4]
+
+
+@pytest.mark.parametrize("cases", by_operation(_compiled_cases()))
+def test_compiled_steps_are_within_the_limits_of_their_operations(cases):
+    assert_right_where_accepted(CpuDevice(), cases)
+
+
+# --- functions ------------------------------------------------------------------------------------------------------
+
+SPECIAL = np.array(
+    [0.0, -0.0, 1e-45, -1e-45, 1e-38, -1e-38, np.inf, -np.inf, np.nan, 88.72, 88.73, -87.4, -103.9, -104.5], np.float32
+)
+
+
+def grid(low, high):
+    """Numbers of all magnitudes between two, of both signs where the first is negative."""
+    some = np.logspace(-30, log10(high), 20001).astype(np.float32)
+    signs = [some, -some[some <= -low]] if low < 0 else [some]
+    return np.concatenate([*signs, np.linspace(low, high, 20001, dtype=np.float32), SPECIAL])
+
+
+def softplus(x):
+    return np.logaddexp(x, 0)
+
+
+@pytest.mark.parametrize(
+    ("op", "truth", "span", "units"),
+    [
+        ("exp", np.exp, (-104, 89), 2.5),
+        ("expm1", np.expm1, (-30, 89), 3),
+        ("log", np.log, (1e-37, 3e38), 3),
+        ("log1p", np.log1p, (-0.999, 3e38), 4),
+        ("tanh", np.tanh, (-12, 12), 5),
+        ("sigmoid", lambda x: 1 / (1 + np.exp(-x)), (-80, 80), 5),
+        ("softplus", softplus, (-80, 80), 6),
+        ("silu", lambda x: x / (1 + np.exp(-x)), (-80, 80), 5),
+    ],
+)
+def test_functions_are_accurate_to_a_few_units_in_the_last_place(op, truth, span, units):
+    a = grid(*span)
+    x = ow.input(f"{op}_grid", a.shape)
+    got = ow.Scheduler("cpu").build(getattr(ow, op)(x)).run({x: a})
+    with np.errstate(all="ignore"):
+        want = truth(a.astype(np.float64))
+        near = want.astype(np.float32)
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(near))
+        np.testing.assert_array_equal(got[np.isinf(near)], near[np.isinf(near)])
+        fine = np.isfinite(near)
+        unit = np.spacing(np.maximum(np.abs(near[fine]), np.float32(1.2e-38))).astype(np.float64)
+        # Far below zero e**-x is infinite, and silu becomes 0 where it still has a subnormal value.
+        error = np.maximum(np.abs(got[fine] - want[fine]) - (1.2e-38 if op == "silu" else 0), 0)
+        assert np.max(error / unit) <= units
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+def _norm(x, w, b):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * w + b
+
+
+def _softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("name", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("n", [8, 17, 64, 100, 4099])
+def test_rows(name, n):
+    rng = np.random.default_rng(n)
+    a = (rng.standard_normal((7, n)) * 3).astype(TYPES[name])
+    w, b = (rng.standard_normal(n).astype(TYPES[name]) for _ in range(2))
+    x, u, v = (ow.input(f"rows_{i}", t.shape, name) for i, t in enumerate((a, w, b)))
+    program = ow.Scheduler("cpu").build([ow.softmax(x), ow.layer_norm(x, u, v), ow.log_softmax(x), ow.rms_norm(x)])
+    got = program.run({x: a, u: w, v: b})
+    a, w, b = (t.astype(np.float64) for t in (a, w, b))
+    want = [_softmax(a), _norm(a, w, b), np.log(_softmax(a)), a / np.sqrt((a**2).mean(-1, keepdims=True) + 1e-6)]
+    for g, t in zip(got, want, strict=True):
+        np.testing.assert_allclose(g.astype(np.float64), t, rtol=4 * EPS[name], atol=4 * EPS[name] * np.abs(t).max())
+
+
+def test_a_row_with_nan_is_nan_and_masked_ones_are_zero():
+    a = np.zeros((3, 40), np.float32)
+    a[0, 39], a[1, 5:] = np.nan, -np.inf
+    x = ow.input("nan_rows", a.shape)
+    got = ow.Scheduler("cpu").build(ow.softmax(x)).run({x: a})
+    assert np.isnan(got[0]).all()
+    np.testing.assert_allclose(got[1], [0.2] * 5 + [0] * 35, rtol=1e-6)
+
+
+# --- compiling ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_compiled_where_it_is_declined(monkeypatch):
+    assert isinstance(CpuDevice().open(), CompilingStream)
+    monkeypatch.setenv("OPWEAVE_CPU_JIT", "0")
+    assert not isinstance(CpuDevice().open(), CompilingStream)
+    assert "OPWEAVE_CPU_JIT" in (compiler.why_not() or "")
+
+
+def test_warming_compiles_what_the_first_run_would(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler.target(), "cache", FileCache("", "", tmp_path, checked=True))
+    x = ow.input("warmed", (19, 3))
+    program = ow.Scheduler("cpu").build(ow.exp(x * 0.123) * ow.tanh(x) - ow.silu(x + 7.0) * ow.sqrt(x))
+    (call,) = calls_of(program)
+    assert isinstance(call, FirstRun)
+    program.warm()
+    assert list(tmp_path.iterdir())
+    monkeypatch.setattr(compiler.target(), "compile", None)
+    program.run({x: np.ones((19, 3), np.float32)})
+
+
+def test_the_largest_chain_compiles_in_less_than_a_second(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler.target(), "cache", FileCache("", "", tmp_path, checked=True))
+    x = ow.input("largest", (64,), "bf16")
+    y = x
+    for _ in range(32):
+        y = ow.gelu(y)
+    program = ow.Scheduler("cpu").build(y)
+    (call, *_) = calls_of(program)
+    assert isinstance(call, FirstRun)
+    start = time.process_time()
+    call.compile()
+    assert time.process_time() - start < 1
+
+
+SECOND = """
+import json, os, sys
+import numpy as np, opweave as ow
+from opweave_cpu.jit import compiler
+compiled = []
+before = compiler.target().compile
+compiler.target().compile = lambda text: compiled.append(1) or before(text)
+x = ow.input("x", (50,))
+got = ow.Scheduler("cpu").build(ow.exp(x) * 2.0 + x).run({x: np.ones(50, np.float32)})
+print(json.dumps([len(compiled), float(got[0])]))
+"""
+
+
+def test_another_process_finds_what_was_compiled_and_compiles_what_is_damaged(tmp_path):
+    def run():
+        env = {**os.environ, "OPWEAVE_CPU_JIT_CACHE": str(tmp_path), "OPWEAVE_BACKENDS": "cpu"}
+        done = subprocess.run([sys.executable, "-c", SECOND], env=env, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+
+    assert run() == [1, pytest.approx(2 * np.e + 1, rel=1e-6)]
+    assert run()[0] == 0
+    (entry,) = tmp_path.iterdir()
+    entry.write_bytes(entry.read_bytes()[:-1])
+    assert run()[0] == 1
+
+
+def test_nobody_loads_llvm_for_a_graph_without_chains():
+    code = (
+        "import sys, numpy as np, opweave as ow, opweave_cpu; x = ow.input('x', (4, 4));"
+        "ow.Scheduler('cpu').build(x @ x).run({x: np.ones((4, 4), np.float32)}); print('llvmlite' in sys.modules)"
+    )
+    env = {**os.environ, "OPWEAVE_BACKENDS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
