@@ -8,10 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from opweave.contract import Arg
+from opweave.contract import Arg, Call, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.blocks import Decoder, scratch_bytes
+from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import Array, stretches
 
 __all__ = ["BLOCK_TILE", "RowDecoder", "decoder_scratch", "longest", "row_tiles"]
@@ -84,6 +85,7 @@ class RowDecoder:
     """
 
     def __init__(self, w: Arg, tiles: Sequence[slice], arrays: Mapping[str, Arg]) -> None:
+        self._w, self._values = w, arrays["weights"]
         values, blocks = arrays["weights"].view, w.shape[-1] // w.dtype.block
         decoding, narrow = arrays.get("decoding"), arrays.get("narrow")
         scratch = np.empty(0, np.uint8) if decoding is None else decoding.view
@@ -107,6 +109,12 @@ class RowDecoder:
     def __call__(self, n: int) -> tuple[Callable[[Array], None], Array]:
         """``decode(blocks)`` for ``n`` rows of blocks, as `fields_of` shows them, and the array of their values."""
         return self._known[n]
+
+    def compiled(self, stream: Stream, tile: slice) -> Call | None:
+        """The call that decodes a tile of a matrix, where the stream has a faster one."""
+        if not isinstance(stream, CpuStream) or self._values.dtype is not _F32:
+            return None
+        return stream.decode_rows(self._w, tile, self._values)
 
 
 def _decode(parts: Sequence[tuple[slice, Callable[[Array], None]]], blocks: Array) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from opweave.contract import Call, Device, Stream
+from opweave.contract import Arg, Call, Device, Stream
 from opweave.host.threads import ThreadPool, pool_of
 from opweave.tracing import TRACE
 from opweave_cpu.threads import CURRENT, THREADS, set_up_numpy
@@ -43,6 +43,11 @@ class CpuStream(Stream):
     def keep_context(self) -> None:
         """From now on run calls with the caller's context variables, which a Python function among them may read."""
         self._foreign = True
+
+    def decode_rows(self, w: Arg, rows: slice, values: Arg) -> Call | None:
+        """The call that decodes rows of quantized weights into the first rows of ``values`` (f32, dense), where there
+        is a faster way to do it than NumPy's."""
+        return None
 
     def _inlines(self, other: Stream) -> bool:
         return (

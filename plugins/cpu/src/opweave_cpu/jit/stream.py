@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
-from opweave.contract import Call, Group, Step, pointwise_groups
+from opweave.contract import Arg, Call, Group, Step, pointwise_groups
 from opweave.graph.opdef import OPS
 from opweave_cpu.jit.compiler import FirstRun, target
 from opweave_cpu.stream import CpuStream
@@ -40,11 +40,20 @@ class CompilingStream(CpuStream):
     def _bind(self, group: Group) -> Call:
         if not _may_compile(group.steps) or not _is_compiled(group.steps):
             return super()._bind(group)
-        from opweave_cpu.jit import pointwise, rows
+        from opweave_cpu.jit import pointwise, products, rows
 
         if len(group.steps) == 1 and rows.fits(group.steps[0]):
             return rows.bind_rows(self, group.steps[0])
+        if len(group.steps) == 1 and products.fits(group.steps[0]):
+            return products.bind_product(self, group.steps[0])
         return pointwise.bind_chain(self, group.steps)
+
+    def decode_rows(self, w: Arg, rows: slice, values: Arg) -> Call | None:
+        if not _multiplies_and_adds():
+            return None
+        from opweave_cpu.jit import products
+
+        return products.bind_decoding(self, w, rows, values) if products.is_decoded(w) else None
 
     def _warm(self, call: Call) -> None:
         if isinstance(call, FirstRun):
@@ -53,7 +62,7 @@ class CompilingStream(CpuStream):
 
 def _may_compile(steps: Sequence[Step]) -> bool:
     """Whether there is anything to look at: asked first, so that nobody loads LLVM for nothing."""
-    return any(_is_known(step.op) for step in steps)
+    return any(_is_known(step.op) or (step.op == "linear" and step.srcs[1].dtype.is_quantized) for step in steps)
 
 
 @cache
@@ -66,12 +75,12 @@ def _is_compiled(steps: Sequence[Step]) -> bool:
     """Whether steps that `_fuse` has put into a group are compiled."""
     if not _multiplies_and_adds():
         return False
-    from opweave_cpu.jit import pointwise, rows
+    from opweave_cpu.jit import pointwise, products, rows
 
     if len(steps) > 1:
         return True
     step = steps[0]
-    return rows.fits(step) or (pointwise.fits(step) and pointwise.is_worth_compiling(step))
+    return rows.fits(step) or products.fits(step) or (pointwise.fits(step) and pointwise.is_worth_compiling(step))
 
 
 @cache

@@ -119,7 +119,7 @@ class Writer:
     # --- loops ------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _loop(self, start: Any, stop: Any, step: int) -> Iterator[Any]:
+    def loop(self, start: Any, stop: Any, step: int) -> Iterator[Any]:
         """Code for each i from ``start`` on, as long as it is below ``stop``."""
         code = self.code
         before = code.block
@@ -148,7 +148,7 @@ class Writer:
         if axis == len(self._lengths) - 1:
             yield bases
             return
-        with self._loop(_I64(0), self._lengths[axis], 1) as i:
+        with self.loop(_I64(0), self._lengths[axis], 1) as i:
             code = self.code
             moved = [code.add(b, code.mul(i, s[axis])) for b, s in zip(bases, self._strides, strict=True)]
             with self._axes(axis + 1, moved) as inner:
@@ -165,10 +165,10 @@ class Writer:
         """
         code, step = self.code, LANES * vectors
         whole = code.and_(self.length, _I64(-step))
-        with self._loop(_I64(0), whole, step) as i:
+        with self.loop(_I64(0), whole, step) as i:
             for k in range(vectors):
                 body(code.add(i, _I64(k * LANES)), None, k)
-        with self._loop(whole, self.length, LANES) as i:
+        with self.loop(whole, self.length, LANES) as i:
             lanes = ir.Constant(vector_type("i64"), list(range(LANES)))
             left = self.splat(code.sub(self.length, i), "i64")
             body(i, code.icmp_signed("<", lanes, left.value), 0)
@@ -210,6 +210,12 @@ class Writer:
             return
         name, types = f"llvm.masked.store.v{LANES}{stored}.p0", [kind, kind.as_pointer(), vector_type("bool")]
         self._aligned(name, types, ir.VoidType(), dtype, 2)(narrow.value, address, mask)
+
+    def write_one(self, k: int, row: Any, value: Vector) -> None:
+        """Write the first lane to the only element of operand ``k``, rounded to its type."""
+        narrow = self._narrowed(value, self._operands[k].dtype)
+        one = self.code.extract_element(narrow.value, ir.IntType(32)(0))
+        self.code.store(one, self.code.inttoptr(row, one.type.as_pointer()))
 
     def rounded(self, value: Vector, dtype: str) -> Vector:
         """A value as it would be read after it was written."""

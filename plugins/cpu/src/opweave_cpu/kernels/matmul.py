@@ -223,7 +223,8 @@ def linear_of_blocks(
     bias = None if b is None else b.view
     for tile in tiles:
         decode, weights = decoder(tile.stop - tile.start)
-        calls.append(partial(decode, stored[tile]))
+        compiled = decoder.compiled(stream, tile)
+        calls.append(partial(decode, stored[tile]) if compiled is None else compiled)
         some = None if bias is None else bias[tile]
         if results is None:
             result = target.reshape(-1, outputs)[:, tile]
