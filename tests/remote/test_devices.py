@@ -103,14 +103,14 @@ def test_a_run_takes_one_round_trip(pair, monkeypatch):
         values = np.ones(100, F32)
         program.run(x=values)
         sent = []
-        right = stream._link.wire.send
+        right = stream._link.wire.push
 
-        def send(parts):
-            sent.append(parts)
-            right(parts)
+        def push(data, counts):
+            sent.append(bytes(data))
+            right(data, counts)
 
-        monkeypatch.setattr(stream._link.wire, "send", send)
-        monkeypatch.setattr(connection.control.wire, "send", lambda parts: pytest.fail("a message beside"))
+        monkeypatch.setattr(stream._link.wire, "push", push)
+        monkeypatch.setattr(connection.control.wire, "push", lambda *_: pytest.fail("a message beside"))
         np.testing.assert_allclose(program.run(x=values)[0], np.exp(values) + 1, rtol=1e-6)
         assert len(sent) == 1
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opweave.concurrency import Lock
 from opweave.contract import MemorySpace, Plan
-from opweave.errors import FormatError, OpweaveError, Unavailable
+from opweave.errors import FormatError, LifetimeError, OpweaveError, Unavailable
 from opweave.lifecycle import close_at_exit
 from opweave_remote.description import ServerInfo
 from opweave_remote.failures import decode_error
@@ -91,7 +91,7 @@ class Connection:
         self.dropped: Final[deque[int]] = deque()  # numbers of buffers that were freed
         wire, described = self._open(SESSION, "session", token, deadline)
         self.info: Final = ServerInfo.decode(described)
-        self.control: Final = Link(self.fate, wire)
+        self.control: Final = Link(self.fate, wire, watches=True)
         self._spaces: Final[dict[int, MemorySpace]] = {}
         from opweave_remote.device import RemoteDevice
 
@@ -181,6 +181,10 @@ class Connection:
             if not isinstance(error.__cause__, (OSError, EOFError)):
                 raise
             self.fate.lose(error.message)
+            self.fate.check()
+            raise
+        except LifetimeError:
+            self.fate.lose("it was started again and does not know this client")
             self.fate.check()
             raise
         return Link(self.fate, wire, device)

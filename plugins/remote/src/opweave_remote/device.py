@@ -216,6 +216,6 @@ def _wait_for(replies: Sequence[Reply]) -> None:
     for reply in replies:
         reply.link.flush()
     for reply in replies:
-        reply.arrived.wait()
+        reply.wait()
     for reply in replies:
         reply.result()

@@ -1,24 +1,32 @@
-"""`Link`: one connection of a client. Messages go out in order; a thread takes the answers and wakes who waits for
-them."""
+"""`Link`: one connection of a client. Messages go out in order.
+
+Whoever waits for an answer takes what arrives. A thread does that where several wait, where nobody waits for what is
+under way, and for the connection that shows whether the server is there.
+
+Ctrl-C may interrupt the main thread after any call: nothing that was sent or received is lost by that (`FrameReader`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 from itertools import count
-from threading import local
+from queue import SimpleQueue
+from threading import get_ident, local
 from typing import Any, Final
 
 from opweave.concurrency import Latch, Lock, Worker, start_thread
 from opweave.errors import DeviceLostError, FormatError, LifetimeError, OpweaveError
 from opweave_remote.failures import Failure, decode_error, lost
-from opweave_remote.wire import Kind, encode
+from opweave_remote.wire import Kind, encode, encode_again
 from opweave_remote.wires import Wire
 
 __all__ = ["CARRYING", "Fate", "Link", "Reply"]
 
 _SENT_AT_ONCE: Final = 1 << 16
 """What is queued is sent when it has so many bytes, if nobody asked for it before. More is sent by a thread."""
+_FITS: Final = 1 << 14
+"""So many bytes the system takes at once, also if the other side receives nothing."""
 
 
 class Carrying(local):
@@ -43,6 +51,7 @@ class Fate:
     Attributes:
         error: why it is lost, ``None``: it stands.
         ended: set when it is lost or was closed.
+        links: those that have not ended.
         explain: says what is known of the cause when it is lost; ``""``: nothing.
     """
 
@@ -53,6 +62,7 @@ class Fate:
         self.explain: Callable[[], str] = str
         self._lock: Final = Lock()
         self._ends: list[Callable[[], object]] = []
+        self.links: tuple[Link, ...] = ()
 
     def at_end(self, end: Callable[[], object]) -> None:
         """Call ``end`` when it is over, or now if it is."""
@@ -61,11 +71,17 @@ class Fate:
         if self.error is not None:
             end()
 
-    def forget(self, end: Callable[[], object]) -> None:
-        """Do not call ``end`` any more."""
+    def join(self, link: Link) -> None:
+        """One more link, which ends when it is over."""
         with self._lock:
-            if end in self._ends:
-                self._ends.remove(end)
+            self.links = (*self.links, link)
+        if self.error is not None:
+            link.end()
+
+    def leave(self, link: Link) -> None:
+        """A link has ended."""
+        with self._lock:
+            self.links = tuple([other for other in self.links if other is not link])
 
     def lose(self, why: str, *, wanted: bool = False) -> None:
         """The server is lost: everybody who waits is woken, and later calls are refused. May be called from any
@@ -78,8 +94,9 @@ class Fate:
             if self.error is None:
                 self.error = lost(self.name, why if wanted else self.explain() or why)
             ends, self._ends = self._ends, []
+            links = self.links
         self.ended.set()
-        for end in ends:
+        for end in (*ends, *[link.end for link in links]):
             end()
 
     def check(self) -> None:
@@ -109,11 +126,14 @@ class Reply:
         self.value: Any = None
         self.failure: Failure | None = None
 
+    def wait(self) -> None:
+        """Wait for the answer, or the failure."""
+        if not self.arrived.is_set():
+            self.link.wait_for(self)
+
     def result(self) -> Any:
         """Wait, then return the value or raise the failure."""
-        if not self.arrived.is_set():
-            self.link.flush()
-            self.arrived.wait()
+        self.wait()
         if self.failure is not None:
             raise self.failure.error
         return self.value
@@ -126,9 +146,10 @@ class Link:
         fate: of the whole connection to that server. If this link breaks, all is lost.
         wire: connected, both sides have proved who they are.
         device: name of the device whose errors come this way.
+        watches: its thread takes everything, and so notices at once when the server is gone.
     """
 
-    def __init__(self, fate: Fate, wire: Wire, device: str = "") -> None:
+    def __init__(self, fate: Fate, wire: Wire, device: str = "", *, watches: bool = False) -> None:
         self.fate: Final = fate
         self.wire: Final = wire
         self.device: Final = device
@@ -136,12 +157,20 @@ class Link:
         self._lock: Final = Lock()
         self._out: list[bytes | memoryview] = []
         self._size = 0
+        self._left = memoryview(b"")  # what is being sent
+        self._sent: Final[list[int]] = []  # bytes of it that are sent
         self._asked: Final[dict[int, Reply]] = {}
-        self._tickets: Final = count(1)
+        self._new = 0  # questions that were not flushed yet
+        self._tickets: Final[list[int]] = []  # those that are free again: frames that come again are known
+        self._more_tickets: Final = count(1)
         self._sender: Worker | None = None
         self._closing = False
         self._ended: Final = Latch()
-        fate.at_end(wire.end)
+        self._watches: Final = watches
+        self._reader = 0  # the thread that takes what arrives, 0: none
+        self._waiting = 0
+        self._wake: Final[SimpleQueue[None]] = SimpleQueue()
+        fate.join(self)
         start_thread(self._read, name=f"opweave {fate.name}")
 
     # --- out ----------------------------------------------------------------------------------------------------------
@@ -154,11 +183,9 @@ class Link:
                 self.fate.check()
             if self._closing:
                 raise LifetimeError(f"a connection to {self.fate.name} was closed")
-            self._out.append(frame)
-            self._size += len(frame)
-            if data is not None:
-                self._out.append(data)
-                self._size += len(data)
+            size = len(frame) if data is None else len(frame) + len(data)
+            self._out += (frame,) if data is None else (frame, data)
+            self._size += size
             if self._size >= _SENT_AT_ONCE:
                 self.flush()
 
@@ -175,14 +202,16 @@ class Link:
         with self._lock:
             self._recorded += event > 0
             reply = Reply(self, into, event, self._recorded)
-            ticket = next(self._tickets)
+            ticket = self._tickets.pop() if self._tickets else next(self._more_tickets)
             self._asked[ticket] = reply
+            self._new += 1
             try:
-                self.post(encode(kind, ticket, *args, size=0 if data is None else len(data)), data)
-            except BaseException:
+                make = encode_again if kind in _REPEATED else encode
+                self.post(make(kind, ticket, *args, size=0 if data is None else len(data)), data)
+            except Exception:
                 self._asked.pop(ticket, None)
                 raise
-            return reply
+            return reply  # interrupted before that, the message may be queued: then its answer finds the reply
 
     def call(self, kind: Kind, *args: Any, data: memoryview | None = None, into: memoryview | None = None) -> Any:
         """Send a message and wait for its answer; raises what failed, `DeviceLostError` where nothing comes."""
@@ -191,20 +220,42 @@ class Link:
     def flush(self) -> None:
         """Send what is queued."""
         with self._lock:
-            if not self._out:
+            if not self._out and not self._left:
+                return
+            # The server may be sending answers that nobody takes, and take no messages meanwhile.
+            if not self._reader and (len(self._asked) > self._new or (self._asked and self._size > _FITS)):
+                self._wake.put(None)
+            self._new = 0
+            if self._size < 2 * _SENT_AT_ONCE and (self._sender is None or not self._sender.jobs):
+                self._push()
                 return
             try:
-                out, size = self._out, self._size
-                self._out, self._size = [], 0
-                if size < 2 * _SENT_AT_ONCE and (self._sender is None or not self._sender.jobs):
-                    self._send(out)
-                    return
+                out: list[bytes | memoryview] = [self._left[sum(self._sent) :], *self._out]
+                self._left, self._out, self._size = memoryview(b""), [], 0
+                del self._sent[:]
                 if self._sender is None:
                     self._sender = Worker(f"opweave to {self.fate.name}", _begin)
                 self._sender.put(partial(self._send, out))
             except BaseException as error:
                 self.fate.lose(f"{type(error).__name__} came while a message was being sent, which is cut off")
                 raise
+
+    def _push(self) -> None:
+        """Send a few bytes at once. An interrupt leaves the rest for the next time."""
+        sent = self._sent
+        try:
+            while True:
+                if sent:
+                    self._left = self._left[sent[0] :]
+                    del sent[0]
+                if not self._left:
+                    if not self._out:
+                        return
+                    joined = memoryview(b"".join(self._out))
+                    self._left, self._out, self._size = joined, [], 0
+                self.wire.push(self._left, sent)
+        except OSError as error:
+            self.fate.lose(f"sending failed: {error}")
 
     def _send(self, out: list[bytes | memoryview]) -> None:
         try:
@@ -215,12 +266,67 @@ class Link:
 
     # --- in -----------------------------------------------------------------------------------------------------------
 
+    def wait_for(self, reply: Reply) -> None:
+        """Wait for the answer to a message of this link."""
+        self.flush()
+        for other in self.fate.links:
+            # What is waited for may be behind work whose results have to be taken first.
+            if other is not self and other._asked and not other._reader:
+                other._wake.put(None)
+        me, carrying, counted = get_ident(), CARRYING.active, False
+        failed = True
+        try:
+            self._waiting += 1
+            counted = True
+            if not self._reader and not self._watches:
+                self._reader = me
+            if self._reader == me:
+                CARRYING.active = True
+                while not reply.arrived.is_set():
+                    self._take()
+            else:
+                reply.arrived.wait()
+            failed = False
+        except Exception:
+            pass  # the thread meets it too, and ends the link
+        finally:
+            if self._reader == me:
+                self._reader = 0
+            self._waiting -= counted
+            CARRYING.active = carrying
+            if failed or self._waiting:
+                self._wake.put(None)
+        reply.arrived.wait()
+
+    def query(self, reply: Reply) -> bool:
+        """Whether an answer is there; does not wait."""
+        if not reply.arrived.is_set() and not self._reader:
+            self.flush()
+            self._wake.put(None)
+        return reply.arrived.is_set()
+
+    def end(self) -> None:
+        """Nothing more is sent or received; from any thread."""
+        self.wire.end()
+        self._wake.put(None)
+
     def _read(self) -> None:
         _begin()
-        why = "the connection ended"
+        me, why = get_ident(), "the connection ended"
         try:
             while True:
-                self._take()
+                if not self._watches:
+                    self._wake.get()
+                while self._watches or self._asked or self._closing or self.fate.error is not None:
+                    if not self._reader:
+                        self._reader = me
+                    if self._reader != me:
+                        break  # whoever it is wakes this thread at the end, if others wait
+                    while True:
+                        self._take()
+                        if not self._asked and not self._watches:
+                            break
+                    self._reader = 0
         except EOFError:
             pass
         except (FormatError, OSError) as error:
@@ -229,7 +335,7 @@ class Link:
             why = f"{type(error).__name__}: {error}"
         if not self._closing:
             self.fate.lose(why)
-        self.fate.forget(self.wire.end)
+        self.fate.leave(self)
         self.wire.end()
         with self._lock:
             self._closing = True
@@ -247,8 +353,9 @@ class Link:
         self._ended.set()
 
     def _take(self) -> None:
+        """Take one message. Where an interrupt comes within this, it is taken again."""
         reader = self.wire.reader
-        frame = reader.frame()
+        frame = reader.peek()
         if frame.kind is Kind.REFUSED:
             raise FormatError(f"it refused a message: {decode_error(frame.args[0]).error}")
         ticket = frame.args[0]
@@ -265,9 +372,11 @@ class Link:
             reply.value = frame.args[1]
         else:
             reply.failure = decode_error(frame.args[1], self.device)
-        reply.into = None
-        del self._asked[ticket]
         reply.arrived.set()
+        del self._asked[ticket]
+        reader.current = None
+        reply.into = None
+        self._tickets.append(ticket)
 
     # --- end ----------------------------------------------------------------------------------------------------------
 
@@ -287,8 +396,9 @@ class Link:
         if sender is not None:
             sender.close()
             sender.ended.wait()
-        self.wire.end()
+        self.end()
         self._ended.wait()
 
 
+_REPEATED: Final = frozenset({Kind.DOWNLOAD, Kind.RECORD, Kind.SYNC})
 _ANSWERS: Final = frozenset({Kind.DONE, Kind.DATA, Kind.FAILED})

@@ -18,7 +18,7 @@ from opweave_remote.failures import Failure
 from opweave_remote.link import CARRYING, Link, Reply
 from opweave_remote.memory import RemoteMemory
 from opweave_remote.steps import encode_group, encode_step
-from opweave_remote.wire import Kind, encode, fields
+from opweave_remote.wire import Kind, encode, encode_again, fields
 
 if TYPE_CHECKING:
     from opweave_remote.device import RemoteDevice
@@ -139,15 +139,15 @@ class RemoteStream(Stream):
     def _wait(self, handle: Any) -> bool:
         if not isinstance(handle, Reply) or handle.link.fate is not self._link.fate:
             return False  # an event of another server
-        self._link.post(encode(Kind.WAIT, handle.stream, handle.number))
+        self._link.post(encode_again(Kind.WAIT, handle.stream, handle.number))
         return True
 
     def _join(self, handle: Reply) -> None:
-        handle.arrived.wait()
+        handle.wait()
         self._raise(handle.failure)
 
     def _query(self, handle: Reply) -> bool:
-        if not handle.arrived.is_set():
+        if not handle.link.query(handle):
             return False
         self._raise(handle.failure)
         return True
@@ -158,7 +158,7 @@ class RemoteStream(Stream):
         known = self._known
         reply = self._link.ask(Kind.SYNC)
         self._link.flush()
-        reply.arrived.wait()
+        reply.wait()
         if reply.failure is not None and (not reply.failure.number or reply.failure.number != known):
             self._raise(reply.failure)
 
@@ -186,7 +186,7 @@ class RemoteStream(Stream):
         number, most = buffer.handle.number, buffer.handle.connection.info.max_data
         for at in range(0, len(data), most):
             piece = data[at : at + most]
-            self._link.post(encode(Kind.UPLOAD, number, offset + at, size=len(piece)), piece)
+            self._link.post(encode_again(Kind.UPLOAD, number, offset + at, size=len(piece)), piece)
 
     def _download(self, buffer: Buffer, offset: int, out: memoryview) -> None:
         number, most = buffer.handle.number, buffer.handle.connection.info.max_data
@@ -207,5 +207,5 @@ class RemoteStream(Stream):
             where = str(source.connection.address)
             self._link.post(encode(Kind.PULL, target.number, dst_offset, where, grant, size))
             return True
-        self._link.post(encode(Kind.MOVE, target.number, dst_offset, source.number, src_offset, size))
+        self._link.post(encode_again(Kind.MOVE, target.number, dst_offset, source.number, src_offset, size))
         return True

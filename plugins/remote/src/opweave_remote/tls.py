@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections import deque
+from collections.abc import Callable
+from operator import call
 from threading import Lock
 from typing import Final
 
 __all__ = ["TlsSocket"]
 
 _PIECE: Final = 1 << 18
+_RECEIVED: Final = 1 << 16
 
 
 class TlsSocket:
@@ -32,8 +36,12 @@ class TlsSocket:
         self._tls: Final = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
         )
+        self._read: Final[Callable[[int, memoryview], int]] = self._tls.read  # type: ignore[assignment]  # into memory
         self._lock: Final = Lock()  # of the state of TLS; never held while the socket is waited for
-        self._raw: Final = memoryview(bytearray(_PIECE))
+        self._written: Final[list[int]] = []  # bytes that TLS has taken, until they are sent
+        self._cipher: Final[list[memoryview]] = []
+        self._gone: Final[list[int]] = []  # bytes of the first of these that are sent
+        self._raw: Final[deque[bytes]] = deque()  # received, and not yet given to TLS
         while True:
             try:
                 self._tls.do_handshake()
@@ -53,35 +61,56 @@ class TlsSocket:
         if made:
             self._sock.sendall(made)
 
-    def _take(self) -> int:
-        got = self._sock.recv_into(self._raw)
+    def _take(self) -> bool:
+        """Receive what TLS reads next; ``False`` at the end of the connection."""
+        if not self._raw:
+            self._raw.extend(map(self._sock.recv, (_RECEIVED,)))
+        ended = not self._raw[0]
         with self._lock:
-            if got:
-                self._incoming.write(self._raw[:got])
-            else:
+            if ended:
                 self._incoming.write_eof()
-        return got
+            else:
+                deque(map(self._incoming.write, map(call, (self._raw.popleft,))), 0)
+        return not ended
 
-    def recv_into(self, target: memoryview) -> int:
-        """Receive at least one byte; 0 at the end of the connection."""
+    def receive(self, target: memoryview, got: list[int]) -> None:
+        """Receive at least one byte, and append their number to ``got``; 0 at the end of the connection. An interrupt
+        loses nothing: each step is one call into C."""
         while True:
             try:
                 with self._lock:
-                    return int(self._tls.read(len(target), target))
+                    got.extend(map(self._read, (len(target),), (target,)))
+                return
             except ssl.SSLWantReadError:
-                if not self._take():
-                    return 0
+                if self._take():
+                    continue
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                return 0
+                pass
+            got.append(0)
+            return
 
     def sendall(self, data: bytes | memoryview) -> None:
         """Send all of ``data``."""
         view = memoryview(data)
         for at in range(0, len(view), _PIECE):
-            with self._lock:
-                self._tls.write(view[at : at + _PIECE])
-                made = self._outgoing.read()
-            self._sock.sendall(made)
+            self.push(view[at : at + _PIECE], [])
+
+    def push(self, data: bytes | memoryview, sent: list[int]) -> None:
+        """Send ``data`` and append its size to ``sent``. After an interrupt it is called again with the same data."""
+        with self._lock:
+            if not self._written:
+                self._written.extend(map(self._tls.write, (data,)))
+            self._cipher.extend(map(memoryview, map(self._outgoing.read, (-1,))))
+        while self._cipher:
+            if self._gone:
+                self._cipher[0] = self._cipher[0][self._gone[0] :]
+                del self._gone[0]
+            if not self._cipher[0]:
+                del self._cipher[0]
+                continue
+            self._gone.extend(map(self._sock.send, (self._cipher[0],)))
+        sent += self._written
+        del self._written[:]
 
     def shutdown(self, how: int) -> None:
         """End the connection below TLS."""

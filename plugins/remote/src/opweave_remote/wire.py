@@ -7,8 +7,9 @@ arguments, a list in msgpack without extension types; then the data, raw bytes. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
+from functools import lru_cache
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +19,7 @@ from opweave.errors import FormatError
 
 __all__ = [
     "HEAD", "MAGIC", "MAX_BEFORE_PROOF", "MAX_VERSION", "MIN_VERSION", "SCHEMA", "Frame", "FrameReader", "Kind",
-    "checked", "encode", "fields",
+    "checked", "encode", "encode_again", "fields",
 ]  # fmt: skip
 
 MAGIC: Final = b"ow"
@@ -32,6 +33,8 @@ MAX_BEFORE_PROOF: Final = 4096
 """Bytes of arguments of a frame before the other side has proved who it is; data is not accepted then."""
 
 _BUFFERED: Final = 1 << 16
+_LONGEST_KNOWN: Final = 64
+_MOST_KNOWN: Final = 1024
 _DEEPEST: Final = 24
 
 
@@ -109,6 +112,10 @@ SCHEMA: Final[dict[Kind, str]] = {
 that is checked where it is read."""
 
 _WITH_DATA: Final = frozenset({Kind.WRITE, Kind.UPLOAD, Kind.DATA})
+_REPEATED: Final = frozenset({
+    Kind.RUN, Kind.UPLOAD, Kind.DOWNLOAD, Kind.MOVE, Kind.RECORD, Kind.WAIT, Kind.SYNC, Kind.DONE, Kind.DATA,
+})  # fmt: skip
+"""Messages that come again and again with the same arguments."""
 _KINDS: Final = {int(kind): kind for kind in Kind}
 _CHECKS: Final[dict[str, Callable[[Any], bool]]] = {
     "u": lambda value: type(value) is int and 0 <= value < 1 << 63,
@@ -130,6 +137,10 @@ def encode(kind: Kind, *args: Any, size: int = 0) -> bytes:
     """A frame without its data, of which ``size`` bytes follow."""
     packed: bytes = msgpack.packb(args)
     return HEAD.pack(MAGIC, kind, 0, len(packed), size) + packed
+
+
+encode_again: Final = lru_cache(4096)(encode)
+"""`encode`, for messages that come again with the same numbers."""
 
 
 def checked(kind: int, packed: bytes | memoryview, size: int) -> Frame:
@@ -198,19 +209,30 @@ _FURTHER: Final[dict[str, Callable[[Any], bool]]] = {
 class FrameReader:
     """Takes frames from a source of bytes, and their data straight into the memory that it is for.
 
+    An interrupt of the main thread (Ctrl-C) at any moment of a call loses nothing: what was received is noted by the
+    same call into C that receives it, and a frame stays `current` until whoever takes it has dealt with it. Interrupts
+    come after calls, so that assignments beside each other are made together.
+
     Args:
-        receive: receives into a buffer at least one byte and returns how many; 0 at the end.
+        receive: receives at least one byte into a buffer and appends their number to the list; 0 at the end.
 
     Attributes:
         max_args, max_data: the most bytes of arguments and of data of a frame; settable.
+        current: the frame that `peek` found, until it is set to ``None``.
+        received: bytes so far.
     """
 
-    def __init__(self, receive: Callable[[memoryview], int], max_args: int, max_data: int) -> None:
+    def __init__(self, receive: Callable[[memoryview, list[int]], None], max_args: int, max_data: int) -> None:
         self.max_args = max_args
         self.max_data = max_data
+        self.current: Frame | None = None
+        self.received = 0
         self._receive: Final = receive
         self._memory = memoryview(bytearray(_BUFFERED))
         self._start = self._end = 0
+        self._filled = 0  # bytes of the current frame's data that are where they belong
+        self._got: Final[list[int]] = []  # bytes behind `_end`, or behind `_filled` while data comes
+        self._known: Final[dict[bytes, Frame]] = {}
 
     @property
     def holds_more(self) -> bool:
@@ -224,6 +246,14 @@ class FrameReader:
             EOFError: the other side has ended, between two frames or within one.
             FormatError: bytes that are no frame, a frame above the limits, or arguments of other types.
         """
+        found = self.peek()
+        self.current = None
+        return found
+
+    def peek(self) -> Frame:
+        """The next message, again and again until ``current`` is set to ``None``; raises as `frame`."""
+        if self.current is not None:
+            return self.current
         if self._end - self._start < HEAD.size:
             self._fill(HEAD.size)
         magic, kind, zero, length, size = HEAD.unpack_from(self._memory, self._start)
@@ -235,46 +265,70 @@ class FrameReader:
         if self._end - self._start < HEAD.size + length:
             self._fill(HEAD.size + length)
         first = self._start + HEAD.size
-        self._start = first + length
-        frame = checked(kind, self._memory[first : first + length], size)
+        last = first + length
+        if length > _LONGEST_KNOWN:
+            frame = checked(kind, self._memory[first:last], size)
+        else:
+            # Runs of a program send the same frames again and again.
+            raw = bytes(self._memory[self._start : last])
+            known = self._known.get(raw)
+            if known is None:
+                known = checked(kind, raw[HEAD.size :], size)
+                if known.kind in _REPEATED and (known.args[-1] is None or type(known.args[-1]) is int):
+                    if len(self._known) >= _MOST_KNOWN:
+                        self._known.clear()
+                    self._known[raw] = known
+            frame = known
+        self._start, self._filled, self.current = last, 0, frame
         if self._start == self._end:
             self._start = self._end = 0
         return frame
 
     def _fill(self, need: int) -> None:
         """Receive until ``need`` bytes are here."""
-        have = self._end - self._start
-        if self._start + need > len(self._memory):
-            memory = memoryview(bytearray(max(need, _BUFFERED)))
-            memory[:have] = self._memory[self._start : self._end]
-            self._memory, self._start, self._end = memory, 0, have
-        while self._end - self._start < need:
-            got = self._receive(self._memory[self._end :])
-            if not got:
+        got = self._got
+        while True:
+            if got:  # also those of a call that was interrupted
+                self._end += got[0]
+                self.received += got[0]
+                del got[0]
+            have = self._end - self._start
+            if have >= need:
+                return
+            if self._start + need > len(self._memory):
+                memory = memoryview(bytearray(max(need, _BUFFERED)))
+                memory[:have] = self._memory[self._start : self._end]
+                self._memory, self._start, self._end = memory, 0, have
+            self._receive(self._memory[self._end :], got)
+            if not got[0]:
+                del got[0]
                 raise EOFError("the other side has ended the connection")
-            self._end += got
 
     def into(self, target: memoryview) -> None:
-        """Fill ``target`` with the next bytes; raises ``EOFError`` as `frame`."""
-        size = len(target)
+        """Fill ``target`` with the data of the latest frame, from where an interrupt left off; raises ``EOFError`` as
+        `frame`."""
+        size, got = len(target), self._got
         at = min(size, self._end - self._start)
-        target[:at] = self._memory[self._start : self._start + at]
-        self._start += at
-        if self._start == self._end:
-            self._start = self._end = 0
-        while at < size:
-            got = self._receive(target[at:])
-            if not got:
+        if at and not self._filled:
+            target[:at] = self._memory[self._start : self._start + at]
+            self._start, self._filled = self._start + at, at
+            if self._start == self._end:
+                self._start = self._end = 0
+        while True:
+            if got:
+                self._filled += got[0]
+                self.received += got[0]
+                del got[0]
+            if self._filled >= size:
+                return
+            self._receive(target[self._filled :], got)
+            if not got[0]:
+                del got[0]
                 raise EOFError("the other side has ended the connection")
-            at += got
 
     def skip(self, size: int) -> None:
         """Leave out bytes."""
         scratch = memoryview(bytearray(min(size, 1 << 20)))
         for at in range(0, size, len(scratch) or 1):
+            self._filled = 0
             self.into(scratch[: size - at])
-
-
-def frames_size(parts: Sequence[bytes | memoryview]) -> int:
-    """Bytes of encoded frames and their data."""
-    return sum(map(len, parts))

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from opweave.errors import FormatError
@@ -51,6 +52,10 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+def _receive(sock: socket.socket, target: memoryview, got: list[int]) -> None:
+    got.extend(map(sock.recv_into, (target,)))  # one call into C, see `FrameReader`
+
+
 def tuned(sock: socket.socket) -> socket.socket:
     """The socket, set to send small messages at once."""
     if sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -71,19 +76,23 @@ class Wire:
 
     Attributes:
         reader: takes what arrives.
-        sent, received: bytes so far.
+        sent: bytes so far.
     """
 
     def __init__(self, sock: socket.socket | TlsSocket, max_args: int, max_data: int) -> None:
         self.sock: Final = sock
-        self.reader: Final = FrameReader(self._receive, max_args, max_data)
-        self.sent = self.received = 0
+        receive = sock.receive if isinstance(sock, TlsSocket) else partial(_receive, sock)
+        self.reader: Final = FrameReader(receive, max_args, max_data)
+        self.sent = 0
         self._gathers: Final = hasattr(sock, "sendmsg")
 
-    def _receive(self, target: memoryview) -> int:
-        got = self.sock.recv_into(target)
-        self.received += got
-        return got
+    def push(self, data: memoryview, sent: list[int]) -> None:
+        """Send at least one byte of ``data`` and append their number to ``sent``, in one call into C: an interrupt
+        leaves no doubt about what was sent. Raises ``OSError``."""
+        if isinstance(self.sock, TlsSocket):
+            self.sock.push(data, sent)
+        else:
+            sent.extend(map(self.sock.send, (data,)))
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
         """Send encoded frames and their data; raises ``OSError``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import sha256
+from threading import Lock
 from typing import Any, Final
 
 from opweave.contract import Buffer, Step
@@ -11,14 +12,16 @@ from opweave.errors import FormatError, OpweaveError
 from opweave.host.storage import copy_bytes
 from opweave_remote.failures import encode_error
 from opweave_remote.server.session import Session, numbers_of
-from opweave_remote.server.transfers import receive_into, send_from
+from opweave_remote.server.transfers import data_of, receive_into
 from opweave_remote.steps import decode_steps
-from opweave_remote.wire import Frame, Kind, encode
+from opweave_remote.wire import Frame, Kind, encode, encode_again
 from opweave_remote.wires import Wire
 
 __all__ = ["Channel", "DeviceChannel"]
 
 Serve = Callable[..., Any]
+
+_SMALL: Final = 1 << 14
 
 
 class Channel:
@@ -37,6 +40,8 @@ class Channel:
         self.session: Final = session
         self.wire: Final = wire
         self.served: dict[Kind, Serve] = {}
+        self._out: list[bytes | memoryview] = []  # answers that leave together
+        self._sending: Final = Lock()
 
     def serve(self) -> None:
         """Serve messages until the client ends the connection, or sends what this connection does not take: that is
@@ -44,6 +49,8 @@ class Channel:
         reader = self.wire.reader
         try:
             while True:
+                if not reader.holds_more:
+                    self.flush()
                 frame = reader.frame()
                 work = self.served.get(frame.kind)
                 if work is None:
@@ -51,7 +58,8 @@ class Channel:
                 self.perform(work, frame)
         except FormatError as error:
             self.session.metrics.add("refused_total")
-            self.wire.say(Kind.REFUSED, encode_error(error))
+            self.send([encode(Kind.REFUSED, encode_error(error))])
+            self.flush()
 
     def perform(self, work: Serve, frame: Frame) -> None:
         """Serve one message and answer it."""
@@ -59,12 +67,29 @@ class Channel:
 
     def answer(self, ticket: int, value: Any = None) -> None:
         """Send the answer to a message."""
-        self.wire.send([encode(Kind.DONE, ticket, value)])
+        self.send([encode_again(Kind.DONE, ticket, None) if value is None else encode(Kind.DONE, ticket, value)])
 
     def fail(self, ticket: int, error: list[Any]) -> None:
         """Send what failed instead of an answer."""
         self.session.metrics.add("failures_total")
-        self.wire.send([encode(Kind.FAILED, ticket, error)])
+        self.send([encode(Kind.FAILED, ticket, error)])
+
+    def send(self, parts: list[bytes | memoryview]) -> None:
+        """Send an answer: if it is small, together with those behind it (`flush`); from any thread."""
+        with self._sending:
+            if sum(map(len, parts)) > _SMALL:
+                out, self._out = [*self._out, *parts], []
+                self.wire.send(out)
+            else:
+                self._out += map(bytes, parts)  # the memory may be written to before it is sent
+
+    def flush(self) -> None:
+        """Send the answers that are ready."""
+        if self._out:
+            with self._sending:
+                out, self._out = self._out, []
+                if out:
+                    self.wire.send(out)
 
 
 class DeviceChannel(Channel):
@@ -100,7 +125,7 @@ class DeviceChannel(Channel):
             self.fail(ticket, encode_error(error))
             return
         if kind is Kind.READ:
-            send_from(self.wire, ticket, *value)
+            self.send(data_of(ticket, *value))
         else:
             self.answer(ticket, value)
 

@@ -82,6 +82,12 @@ class Metrics:
         with self._lock:
             self._values[name] += value
 
+    def ran(self, seconds: float) -> None:
+        """Count a run."""
+        with self._lock:
+            self._values["runs_total"] += 1
+            self._values["run_seconds_total"] += seconds
+
     @contextmanager
     def during(self, name: str) -> Iterator[None]:
         """Count one more within a ``with`` block."""

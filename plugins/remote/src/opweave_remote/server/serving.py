@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Final
 
 from opweave.contract import Device, MemorySpace
-from opweave.errors import FormatError, OpweaveError, Unavailable
+from opweave.errors import FormatError, LifetimeError, OpweaveError, Unavailable
 from opweave.registry.discovery import core_version
 from opweave_remote.description import DeviceInfo, ServerInfo, plain_features
 from opweave_remote.failures import encode_error
@@ -24,7 +24,7 @@ from opweave_remote.server.monitor import Monitor
 from opweave_remote.server.pulling import NAMED, Puller
 from opweave_remote.server.session import Session
 from opweave_remote.server.streams import StreamChannel
-from opweave_remote.server.transfers import send_from
+from opweave_remote.server.transfers import data_of
 from opweave_remote.tls import TlsSocket
 from opweave_remote.wire import MAX_BEFORE_PROOF, MAX_VERSION, MIN_VERSION, Kind
 from opweave_remote.wires import HEARTBEAT, SESSION, STREAM, Wire, same_machine, tuned
@@ -136,7 +136,7 @@ class Server:
             with suppress(OSError):
                 wire.say(Kind.REFUSED, encode_error(error))
         finally:
-            self.metrics.add("received_bytes_total", wire.received)
+            self.metrics.add("received_bytes_total", wire.reader.received)
             self.metrics.add("sent_bytes_total", wire.sent)
 
     def _check(self, wire: Wire, preamble: bytes) -> None:
@@ -160,8 +160,9 @@ class Server:
                 key = grant.secret
         # Also for a session that does not exist: an empty key proves nothing.
         if wants and not (is_proof(shown, key, b"client", nonce, own, role.encode(), name) and key):
-            raise Unavailable("the token is wrong" if role == "session" else "there is no such session",
-                              remedy="use the server's token file" if role == "session" else "")  # fmt: skip
+            if role != "session":  # also where a client comes back whose server was started again meanwhile
+                raise LifetimeError("there is no such session")
+            raise Unavailable("the token is wrong", remedy="use the server's token file")
         mine = proof(key, b"server", own, nonce)
         if role == "session":
             self._serve_session(wire, mine)
@@ -170,7 +171,7 @@ class Server:
             buffer = session.buffer(grant.buffer)
             buffer.check(grant.offset, grant.size)
             self._release(wire)
-            send_from(wire, 0, buffer, grant.offset, grant.size)
+            wire.send(data_of(0, buffer, grant.offset, grant.size))
         elif session is not None and role in ("stream", "bulk"):
             self._serve_link(session, wire, role, mine)
         else:

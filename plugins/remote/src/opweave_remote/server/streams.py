@@ -22,7 +22,7 @@ from opweave.errors import FormatError, LifetimeError, OpweaveError
 from opweave_remote.failures import encode_error
 from opweave_remote.server.channels import Channel, Serve
 from opweave_remote.server.session import Session, numbers_of
-from opweave_remote.server.transfers import receive_into, send_from
+from opweave_remote.server.transfers import data_of, receive_into
 from opweave_remote.steps import decode_groups, decode_steps
 from opweave_remote.wire import Frame, Kind, encode
 from opweave_remote.wires import Wire
@@ -68,6 +68,8 @@ class StreamChannel(Channel):
             else:
                 self.answer(args[0], value)
             return
+        if self._out and (kind in _LONG or size > _BUFFERED):
+            self.flush()  # nobody waits longer for what is ready
         if kind in _ALWAYS:
             work(*args)
             return
@@ -160,6 +162,8 @@ class StreamChannel(Channel):
         while (work := self._later.get()) is not None:
             try:
                 work()
+                if self._later.empty():
+                    self.flush()
             except (OSError, EOFError):  # nobody is there any more
                 continue
 
@@ -196,9 +200,7 @@ class StreamChannel(Channel):
             raise LifetimeError(f"there is no plan {number}")
         start = perf_counter()
         plan.run()
-        metrics = self.session.metrics
-        metrics.add("runs_total")
-        metrics.add("run_seconds_total", perf_counter() - start)
+        self.session.metrics.ran(perf_counter() - start)
 
     def _upload(self, number: int, offset: int, size: int) -> None:
         stream, reader = self.stream, self.wire.reader
@@ -240,7 +242,7 @@ class StreamChannel(Channel):
         if size > self.session.limits.message:
             raise FormatError(f"{size:,} bytes are too many for one message")
         if not stream.is_async:
-            send_from(self.wire, ticket, buffer, offset, size)
+            self.send(data_of(ticket, buffer, offset, size))
             return
         staging = np.empty(size, np.uint8)
         self._stage(size)
@@ -254,7 +256,7 @@ class StreamChannel(Channel):
             self._break(error)
             self.fail(ticket, self.broken or encode_error(error))
         else:
-            self.wire.send([encode(Kind.DATA, ticket, size=staging.size), staging.data])
+            self.send([encode(Kind.DATA, ticket, size=staging.size), staging.data])
         finally:
             with self._moved:
                 self._staged -= staging.size
@@ -354,4 +356,6 @@ class StreamChannel(Channel):
 
 
 _ANSWERED: Final = frozenset({Kind.OPEN, Kind.FUSE, Kind.COMPILE})
+_LONG: Final = frozenset({Kind.RUN, Kind.MOVE, Kind.PULL, Kind.WAIT, Kind.SYNC})
+_BUFFERED: Final = 1 << 14
 _ALWAYS: Final = frozenset({Kind.RECORD, Kind.SYNC, Kind.DROP})

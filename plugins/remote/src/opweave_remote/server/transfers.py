@@ -6,10 +6,10 @@ import numpy as np
 
 from opweave.contract import Buffer
 from opweave.contract.memory import BOUNCE_BYTES
-from opweave_remote.wire import Kind, encode
+from opweave_remote.wire import Kind, encode_again
 from opweave_remote.wires import Wire
 
-__all__ = ["receive_into", "send_from"]
+__all__ = ["data_of", "receive_into"]
 
 
 def receive_into(wire: Wire, buffer: Buffer, offset: int, size: int) -> None:
@@ -27,7 +27,7 @@ def receive_into(wire: Wire, buffer: Buffer, offset: int, size: int) -> None:
         buffer.upload(offset + at, piece)
 
 
-def send_from(wire: Wire, ticket: int, buffer: Buffer, offset: int, size: int) -> None:
-    """Send the bytes of a buffer as the answer to a message: straight from its memory, where the process reaches it."""
+def data_of(ticket: int, buffer: Buffer, offset: int, size: int) -> list[bytes | memoryview]:
+    """The bytes of a buffer as the answer to a message: its own memory, where the process reaches it."""
     data = buffer.host_bytes(offset, size) if buffer.is_host else buffer.read(offset, size).data
-    wire.send([encode(Kind.DATA, ticket, size=size), data])
+    return [encode_again(Kind.DATA, ticket, size=size), data]

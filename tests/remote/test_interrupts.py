@@ -1,0 +1,31 @@
+"""Ctrl-C at any moment of a run loses no byte of a connection: the next run gives its result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import opweave as ow
+import opweave_remote
+from tests.support.interrupts import interrupted, needs_timer
+
+
+@needs_timer
+@pytest.mark.parametrize("parallel", [False, True])
+def test_interrupted_runs_leave_the_connection_whole(parallel):
+    device = opweave_remote.isolated("cpu")
+    x = ow.input("x", (64,))
+    values = np.arange(64, dtype=np.float32)
+    try:
+        with ow.Scheduler(device, parallel=parallel) as scheduler:
+            program = scheduler.build(x * 3 + 1)
+
+            def check() -> None:
+                assert device.alive, device.connection.fate.error
+                for _ in range(3):
+                    np.testing.assert_array_equal(program.run(x=values), values * 3 + 1)
+
+            check()
+            interrupted(150, lambda: program.run(x=values), check, every=1, longest=4e-4)
+    finally:
+        device.connection.close()
