@@ -14,6 +14,7 @@ import opweave as ow
 import opweave_remote
 from opweave.errors import DeviceLostError, ExecutionError, UnknownNameError
 from opweave_remote.server import worker
+from tests.support.remote import stop_process
 
 F32 = np.float32
 
@@ -63,7 +64,7 @@ def test_a_process_that_is_stopped_is_lost():
     before = children()
     device = opweave_remote.isolated("cpu", deadline=1)
     (process,) = children() - before
-    os.kill(int(process), signal.SIGSTOP)
+    stop_process(int(process))
     start = time.monotonic()
     with pytest.raises(DeviceLostError, match="stopped"):
         device.alloc(10)

@@ -25,7 +25,7 @@ from opweave_remote.wire import HEAD, MAGIC, MAX_BEFORE_PROOF, Kind, encode
 from opweave_remote.wires import SESSION, STREAM, Wire
 from tests.support.remote import TOKEN, pair_dial
 
-MUTATIONS = int(os.environ.get("OPWEAVE_TEST_MUTATIONS", "10000"))
+MUTATIONS = int(os.environ.get("OPWEAVE_TEST_MUTATIONS", "5000"))
 MEMORY = 1 << 20
 VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1, 2, 7, 255, 1 << 20, 1 << 40, (1 << 63) - 1, 1.5, float("nan"), "", "cpu", "f32", "add", "any",

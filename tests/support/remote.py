@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ from opweave_remote.connection import Connection
 from opweave_remote.security import make_token
 from opweave_remote.server.serving import Server
 
-__all__ = ["TOKEN", "ServerProcess", "beside", "own_token", "pair_dial", "serve_process"]
+__all__ = ["TOKEN", "ServerProcess", "beside", "own_token", "pair_dial", "serve_process", "stop_process"]
 
 TOKEN = b"a token for the tests"
 
@@ -53,6 +54,14 @@ def own_token(folder: Path) -> Path:
     if not path.exists():
         make_token(path)
     return path
+
+
+def stop_process(process: int) -> None:
+    """Stop a process by SIGSTOP, and wait until it stands still."""
+    os.kill(process, signal.SIGSTOP)
+    stat = Path(f"/proc/{process}/stat")
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.001)
 
 
 class ServerProcess:
