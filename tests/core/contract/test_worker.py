@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -229,3 +230,16 @@ def test_a_process_ends_whoever_still_holds_a_stream():
     ended = subprocess.run([sys.executable, "-c", FORGOTTEN], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
     assert ended.stderr.endswith("ValueError: nobody closes the scheduler, and this keeps it\n")
+
+
+def test_a_stream_in_a_cycle_that_nobody_closed_is_collected():
+    # Weak references to the worker are called before the finalizer of the stream: its thread has ended by then.
+    class Cycle:
+        pass
+
+    for _ in range(4):
+        cycle = Cycle()
+        cycle.me, cycle.stream = cycle, HostDevice().open(worker=True)  # type: ignore[attr-defined]
+        cycle.stream.call(int)  # type: ignore[attr-defined]
+        del cycle
+        gc.collect()

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerStream"]
 
+ENDS_SECONDS: Final = 0.1
+"""How often a thread that waits for a worker looks whether that has ended."""
+
 
 class QueuedEvent:
     """The handle of an event of a `WorkerStream`.
@@ -204,7 +207,10 @@ class WorkerStream(Stream):
             # The thread cannot wait for itself; what was queued before is done. At interpreter shutdown it has ended.
             return
         event = self._record()
-        event.passed.wait()
+        while not event.passed.wait(ENDS_SECONDS):
+            if self._worker.ended.is_set():
+                # Collected as garbage together with this stream, whose finalizer waits here; it did what was queued.
+                return
         try:
             if event.error is None and event.inner is not None:
                 event.inner.synchronize()
