@@ -192,7 +192,8 @@ def test_outputs_are_looked_up_by_the_tensors_of_the_graph(pair, network):
         assert [array.tolist() for array in seen.values()] == [expected(value).tolist()]
 
 
-def test_a_lost_device_is_replaced_by_the_others_with_the_values_of_the_host():
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_lost_device_is_replaced_by_the_others_with_the_values_of_the_host(parallel):
     lost = Fragile("gpu")
     devices = [Separate("stays"), lost]
     w, v = numbers(24, 12), numbers(12, 24, seed=1) / 8
@@ -201,12 +202,14 @@ def test_a_lost_device_is_replaced_by_the_others_with_the_values_of_the_host():
     out = ow.linear(ow.exp(-ow.linear(x, group["w"])), group["v"])
     value = numbers(5, 12) / 8
     want = np.exp(-(value @ w.T)) @ v.T
-    scheduler = ow.Scheduler([*devices, HostDevice()])
+    scheduler = ow.Scheduler([*devices, HostDevice()], parallel=parallel)
     np.testing.assert_allclose(scheduler.build(out).run(x_lost=value), want, rtol=1e-4, atol=1e-5)
     lost.lost = True
     with pytest.raises(ow.ExecutionError, match="fell off the bus") as caught:
         scheduler.build(out).run(x_lost=value)
     assert isinstance(caught.value.__cause__, ow.DeviceLostError)
+    assert caught.value.device == "gpu"
+    assert "exp" in str(caught.value)
     with scheduler.without("gpu") as rest:
         np.testing.assert_allclose(rest.build(out).run(x_lost=value), want, rtol=1e-4, atol=1e-5)
         assert set(rest.build(out).memory) == {"stays", "hostdevice"}
