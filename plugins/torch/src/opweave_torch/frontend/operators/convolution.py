@@ -121,7 +121,7 @@ def _avg_pool(
     return avg_pool(rank, x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
 
-@operator("adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_avg_pool3d")
+@operator("adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d")
 def _adaptive_avg_pool(call: Call, x: Tensor, size: Sequence[int]) -> Any:
     rank = len(_each(size, 1))
     lengths = x.shape[x.ndim - rank :]
@@ -166,4 +166,6 @@ def _resampling(name: str) -> Callable[..., Any]:
 
 for _name in MODES:
     _packet = f"_upsample{_name}" if _name.startswith("_") else f"upsample_{_name}"
-    operator(_packet, f"{_packet}.vec")(_resampling(_name))
+    operator(f"{_packet}.vec")(_resampling(_name))
+    if _name not in ("bilinear2d", "bicubic2d"):  # of these, torch decomposes the other overloads before it exports
+        operator(_packet)(_resampling(_name))

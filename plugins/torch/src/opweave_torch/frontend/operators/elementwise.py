@@ -48,7 +48,7 @@ for _name, _built in FUNCTIONS.items():
     operator(_name)(_function(_name, _built))
 
 
-@operator("clone", "alias", "detach", "lift_fresh_copy", "contiguous")
+@operator("clone", "alias", "detach")
 def _same(call: Call, x: Tensor, **_: Any) -> Tensor:
     return x
 
@@ -101,7 +101,7 @@ def _mul(call: Call, a: Tensor, b: Any) -> Any:
     return _both(call, ow.mul, a, b)
 
 
-@operator("div.Tensor", "div.Scalar", "true_divide.Tensor")
+@operator("div.Tensor", "div.Scalar")
 def _div(call: Call, a: Tensor, b: Any) -> Any:
     return _both(call, ow.div, a, b)
 
@@ -118,19 +118,19 @@ def _div_mode(call: Call, a: Tensor, b: Any, rounding_mode: str | None = None) -
 def _pow(call: Call, a: Any, b: Any) -> Any:
     if not call.dtype.is_float:
         return call.fallback(a, b)
-    if b == 2 and isinstance(b, (int, float)):
+    if isinstance(b, (int, float)) and b == 2:
         return ow.square(a.astype(call.dtype))
     if isinstance(a, (int, float)):
         a = ow.constant(a, call.dtype)
     return _both(call, ow.pow, a, b)
 
 
-@operator("maximum", "fmax")
+@operator("maximum")
 def _maximum(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return ow.maximum(a.astype(call.dtype), b.astype(call.dtype))
 
 
-@operator("minimum", "fmin")
+@operator("minimum")
 def _minimum(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return ow.minimum(a.astype(call.dtype), b.astype(call.dtype))
 

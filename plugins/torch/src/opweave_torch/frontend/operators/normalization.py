@@ -170,8 +170,3 @@ def _native_dropout(call: Call, x: Tensor, p: float, train: bool | None) -> Any:
     kept = random_by_torch(call, overload("bernoulli.p"), ow.full(x.shape, 0.0, "f32"), 1 - p).astype("bool")
     scale = 0.0 if p == 1 else 1 / (1 - p)
     return ow.where(kept, x * scale, ow.constant(0, x.dtype)), kept
-
-
-@operator("dropout")
-def _dropout(call: Call, x: Tensor, p: float, train: bool) -> Any:
-    return call.fallback(x, p, train) if train and p else x

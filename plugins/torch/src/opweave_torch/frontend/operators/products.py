@@ -32,9 +32,9 @@ def _linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     return ow.linear(x, weight, bias)
 
 
-@operator("addmm", "addbmm", "baddbmm", "addmv")
+@operator("addmm", "baddbmm", "addmv")
 def _addmm(call: Call, bias: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1) -> Any:
-    if not call.dtype.is_float or str(call.node.target).startswith("aten.addbmm"):
+    if not call.dtype.is_float:
         return call.fallback(bias, a, b, beta=beta, alpha=alpha)
     if beta == alpha == 1 and bias.ndim == 1 and b.ndim == 2 and _is_transposed(b):
         return ow.linear(a, ow.swapaxes(b, 0, 1), bias)

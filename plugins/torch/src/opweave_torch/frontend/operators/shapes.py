@@ -13,12 +13,12 @@ from opweave_torch.frontend.operators.table import operator
 __all__: list[str] = []
 
 
-@operator("view", "_unsafe_view", "reshape", "view_copy")
+@operator("view", "_unsafe_view")
 def _view(call: Call, x: Tensor, shape: Sequence[int]) -> Tensor:
     return ow.reshape(x, tuple(shape))
 
 
-@operator("permute", "permute_copy")
+@operator("permute")
 def _permute(call: Call, x: Tensor, dims: Sequence[int]) -> Tensor:
     return ow.transpose(x, tuple(dims))
 
@@ -28,12 +28,12 @@ def _transpose(call: Call, x: Tensor, a: int, b: int) -> Tensor:
     return ow.swapaxes(x, a, b) if x.ndim else x
 
 
-@operator("t", "numpy_T")
+@operator("t")
 def _t(call: Call, x: Tensor) -> Tensor:
     return ow.transpose(x) if x.ndim > 1 else x
 
 
-@operator("unsqueeze", "unsqueeze_copy")
+@operator("unsqueeze")
 def _unsqueeze(call: Call, x: Tensor, dim: int) -> Tensor:
     return ow.expand_dims(x, dim)
 
@@ -45,16 +45,11 @@ def _squeeze(call: Call, x: Tensor, dim: Any = None) -> Tensor:
     return ow.reshape(x, [n for i, n in enumerate(x.shape) if n != 1 or i not in axes])
 
 
-@operator("expand", "expand_copy")
+@operator("expand")
 def _expand(call: Call, x: Tensor, size: Sequence[int], implicit: bool = False) -> Tensor:
     more = len(size) - x.ndim
     shape = [x.shape[i - more] if n == -1 else n for i, n in enumerate(size)]
     return ow.broadcast_to(x, tuple(shape))
-
-
-@operator("flatten.using_ints")
-def _flatten(call: Call, x: Tensor, start: int = 0, end: int = -1) -> Tensor:
-    return ow.flatten(x, start, end)
 
 
 @operator("slice.Tensor")
@@ -66,7 +61,7 @@ def _slice(
     return x[tuple(cut)]
 
 
-@operator("select.int", "select_copy.int")
+@operator("select.int")
 def _select(call: Call, x: Tensor, dim: int, index: int) -> Any:
     if isinstance(index, Tensor):
         return call.fallback(x, dim, index)
@@ -85,7 +80,7 @@ def _parts(x: Tensor, sizes: Sequence[int], dim: int) -> tuple[Tensor, ...]:
     return tuple(parts)
 
 
-@operator("split_with_sizes", "split_with_sizes_copy")
+@operator("split_with_sizes")
 def _split_with_sizes(call: Call, x: Tensor, sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     return _parts(x, sizes, dim)
 
@@ -94,11 +89,6 @@ def _split_with_sizes(call: Call, x: Tensor, sizes: Sequence[int], dim: int = 0)
 def _split(call: Call, x: Tensor, size: int, dim: int = 0) -> tuple[Tensor, ...]:
     n = x.shape[dim]
     return _parts(x, [min(size, n - start) for start in range(0, n, size)] or [0], dim)
-
-
-@operator("chunk")
-def _chunk(call: Call, x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    return _split(call, x, max(-(-x.shape[dim] // chunks), 1), dim)
 
 
 @operator("unbind.int")
@@ -158,11 +148,6 @@ def _constant_pad(call: Call, x: Tensor, pads: Sequence[int], value: Any = 0) ->
 @operator("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
 def _reflection_pad(call: Call, x: Tensor, pads: Sequence[int]) -> Any:
     return ow.pad(x, _widths(x, pads), "reflect") if min(pads) >= 0 else call.fallback(x, pads)
-
-
-@operator("replication_pad1d", "replication_pad2d", "replication_pad3d")
-def _replication_pad(call: Call, x: Tensor, pads: Sequence[int]) -> Any:
-    return call.fallback(x, pads)
 
 
 @operator("tril")
