@@ -14,6 +14,7 @@ import numpy as np
 import opweave as ow
 from opweave.errors import DTypeError, SchedulerError, ShapeError, UnknownNameError, UnsupportedOpError
 from opweave.graph.arrays import host_array
+from opweave.graph.dtypes import DType
 from opweave.scheduler.program import PlannedGraph
 from opweave_onnx.background import Background
 from opweave_onnx.buckets import Buckets
@@ -52,6 +53,8 @@ class Model:
         self._owned: Final = owned
         self._buckets: Final = buckets
         self._runner: Final = Runner(self.session, source.graph)
+        self._inputs: Final = {value.name: value for value in source.graph.inputs}
+        self._dtypes: Final[dict[int, DType]] = {}  # of numbers of element types, as far as they were asked for
         self._lock: Final = Lock()
         self._background: Background | None = None
         axes = {axis for value in source.graph.inputs for axis in value.shape or () if not isinstance(axis, int)}
@@ -212,35 +215,42 @@ class Model:
             self.scheduler.close()
 
     def _checked(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        known = {value.name: value for value in self.inputs}
+        known = self._inputs
         for name in feeds:
             if name not in known:
                 raise UnknownNameError("input", str(name), known, f"(of {self.source.where})")
         lengths: dict[str, int] = {}
         return {name: self._fit(value, feeds, lengths) for name, value in known.items()}
 
+    def _what(self, value: Value) -> str:
+        return f"{self.source.where}: input {value.name!r}"
+
     def _fit(self, value: Value, feeds: Mapping[str, Any], lengths: dict[str, int]) -> Any:
-        what = f"{self.source.where}: input {value.name!r}"
         if value.name not in feeds:
             if not value.elem:
                 return None  # an optional one
-            raise SchedulerError(f"{what} is missing; the inputs are {', '.join(v.name for v in self.inputs)}")
+            raise SchedulerError(
+                f"{self._what(value)} is missing; the inputs are {', '.join(v.name for v in self.inputs)}"
+            )
         given = feeds[value.name]
         if not value.elem:
             if isinstance(given, (list, tuple)):
                 return [host_array(v, copy=False) for v in given]
             return None if given is None else host_array(given, copy=False)
-        dtype = dtype_of(value.elem, what)
-        if isinstance(given, np.ndarray) and given.dtype != dtype.numpy:
-            raise DTypeError(f"{what} is {dtype}, not {given.dtype}; convert it with astype(...)")
-        array = host_array(given, dtype, copy=False)
+        dtype = self._dtypes.get(value.elem)
+        if dtype is None:
+            dtype = self._dtypes[value.elem] = dtype_of(value.elem, self._what(value))
+        is_array = isinstance(given, np.ndarray)
+        if is_array and given.dtype != dtype.numpy:
+            raise DTypeError(f"{self._what(value)} is {dtype}, not {given.dtype}; convert it with astype(...)")
+        array = given if is_array and given.flags.c_contiguous else host_array(given, dtype, copy=False)
         if value.shape is not None:
             fits = len(value.shape) == array.ndim
             for want, n in zip(value.shape, array.shape, strict=False):
                 fits = fits and (want is None or n == (want if isinstance(want, int) else lengths.setdefault(want, n)))
             if not fits:
                 shown = ", ".join("?" if n is None else str(n) for n in value.shape)
-                raise ShapeError(f"{what} has the shape ({shown}), not {array.shape}"
+                raise ShapeError(f"{self._what(value)} has the shape ({shown}), not {array.shape}"
                                  + (f", with {lengths}" if lengths else ""))  # fmt: skip
         return array
 

@@ -57,7 +57,7 @@ class Session:
         self._runners: Final[dict[Graph, Runner]] = {}
         self._bodies: Final[OrderedDict[Hashable, Any]] = OrderedDict()
         self._lock: Final = RLock()
-        self._derived: Final[dict[Any, Tensor]] = {}
+        self._derived: Final[dict[tuple[Tensor, Hashable], Tensor]] = {}
 
     def build(self, outputs: Mapping[str, Tensor]) -> ow.Program[dict[str, Array]] | None:
         """The program for outputs; ``None`` if there are none."""
@@ -96,16 +96,19 @@ class Session:
             return tensor.leaf.data
         return known
 
-    def derived(self, key: Hashable, compute: Callable[[], Array]) -> Tensor:
-        """A weight that is computed of others, once for all programs.
+    def derived(self, x: Tensor, key: Hashable, compute: Callable[[], Array]) -> Tensor:
+        """A tensor that is computed of a known one: of a weight once for all programs, as a weight; else as a constant.
 
         Args:
-            key: what it is computed of.
+            key: what distinguishes it from others that are computed of ``x``.
         """
+        if x not in self._arrays:
+            return ow.constant(compute())
         with self._lock:
-            if key not in self._derived:
-                self._derived[key] = ow.weights({"derived": compute()})["derived"]
-            return self._derived[key]
+            if (x, key) not in self._derived:
+                name = f"{x.name} derived"
+                self._derived[x, key] = ow.weights({name: compute()})[name]
+            return self._derived[x, key]
 
     def operator(self, node: Node) -> Operator:
         """What builds a node.

@@ -102,6 +102,8 @@ def key_of_feeds(feeds: Mapping[str, Any]) -> Any:
 
 def named_arrays(value: Any, label: str) -> dict[str, Array]:
     """The arrays in a value or nested lists of them, by name."""
+    if isinstance(value, np.ndarray):
+        return {label: value}
     if value is None:
         return {}
     if isinstance(value, (list, tuple)):
@@ -142,7 +144,10 @@ class Runner:
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Run once: name -> array, or list of arrays for a sequence, in and out."""
         stage = self._root(feeds)
-        values = {name: a for label, value in feeds.items() for name, a in named_arrays(value, label).items()}
+        values = dict(feeds)
+        for label, value in feeds.items():
+            if not isinstance(value, np.ndarray):
+                values.update(named_arrays(value, label))
         done: list[tuple[dict[str, Array], Any]] = []
         while True:
             computed = stage.compute(values)

@@ -188,11 +188,11 @@ def _moved(call: Call, x: Tensor, zero: Tensor | None) -> tuple[Tensor, int]:
     array = call.trace.session.array
     known, shift = array(x), None if zero is None else array(zero.root)
     if known is not None and (zero is None or shift is not None):
-        values = known.astype(np.int32) - (
-            0 if zero is None or shift is None else shift.astype(np.int32).reshape(zero.shape)
-        )
+        less = np.zeros((), np.int32) if zero is None or shift is None else shift.astype(np.int32).reshape(zero.shape)
+        values = known.astype(np.int32) - less
         largest = int(np.abs(values).max(initial=0))
-        return call.trace.session.derived((x, zero), lambda: values.astype(np.float32)), largest
+        key = less.shape, less.tobytes()
+        return call.trace.session.derived(x, key, lambda: values.astype(np.float32)), largest
     limits = np.iinfo(x.dtype.numpy)
     if zero is None:
         return x.astype("f32"), max(-limits.min, limits.max)

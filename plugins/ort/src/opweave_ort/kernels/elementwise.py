@@ -177,3 +177,8 @@ def swiglu_oai(m: Model, op: str, out: Operand, x: Operand, gate: Operand, *, al
     high, low = _number(m, limit, out), _number(m, -limit, out)
     value = m("Add", m("Min", m("Max", m.expanded(x), low), high), _number(m, 1, out))
     return m("Mul", _quick(m, m("Min", gate.name, high), alpha, out), value)
+
+
+@emits("minimum", "maximum", dtypes="bool")
+def logic(m: Model, op: str, out: Operand, a: Operand, b: Operand) -> str:
+    return m("And" if op == "minimum" else "Or", *spread(m, out, a, b))
