@@ -274,7 +274,7 @@ class KernelTable:
     def bind(self, stream: Stream, group: Group) -> Call:
         """The call for a group of one step; raises `UnsupportedOpError` if no kernel supports it."""
         step = group.steps[0]
-        kernel = self.find(step)
+        kernel = group.kernel or self.find(step)
         if kernel is None or len(group.steps) > 1:
             why = "fused groups need a stream that overrides _bind" if kernel else self.why_not(step)
             raise UnsupportedOpError(f"{stream.device.name} does not run {step.op}", {stream.device.name: str(why)})

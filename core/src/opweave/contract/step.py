@@ -14,6 +14,7 @@ from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape, Strides, is_dense, nbytes, span
 
 if TYPE_CHECKING:
+    from opweave.contract.kernels import Kernel
     from opweave.contract.memory import BufferType
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
@@ -178,8 +179,9 @@ class Group(NamedTuple):
         donatable: those of ``dead`` that are temporaries: the call may overwrite their memory.
 
     Attributes:
-        call: the call that the stream has bound before, in another program, for equal steps on the same operands;
-            only for streams with ``shares_calls``.
+        call: the call that the stream has bound before, in another program, for equal steps on the same operands; only
+            for streams with ``shares_calls``.
+        kernel: of a single step the kernel that the device's table has chosen for it, where that is known.
     """
 
     steps: tuple[Step, ...]
@@ -192,6 +194,7 @@ class Group(NamedTuple):
     dead: frozenset[int] = frozenset()
     donatable: frozenset[int] = frozenset()
     call: Call | None = None
+    kernel: Kernel | None = None
 
     def describe(self) -> str:
         """What it computes, as error messages show it: its nodes and where they were built, else its operations."""

@@ -139,6 +139,10 @@ class WorkerStream(Stream):
     def lists_operands(self) -> bool:
         return self.inner.lists_operands
 
+    @property
+    def shares_calls(self) -> bool:
+        return self.inner.shares_calls
+
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
         return self.inner._fuse(steps)
 

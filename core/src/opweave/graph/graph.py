@@ -56,49 +56,6 @@ class Graph:
     def __len__(self) -> int:
         return len(self.nodes)
 
-    def matched(self, outputs: Sequence[Tensor]) -> tuple[Graph, dict[Tensor, Tensor]] | None:
-        """The graph of ``outputs`` if it has the structure of this one, perhaps in other sizes, and for each tensor of
-        this one that in its place. It is made without sorting, as the order is the same. ``None`` where an operation, a
-        dtype or what a node reads differs, or a leaf other than an input or a constant.
-
-        Raises:
-            HazardError, LayoutError, SchedulerError: as of graphs.
-        """
-        pairs: dict[Tensor, Tensor] = {}
-        if len(outputs) != len(self.outputs):
-            return None
-        for known, output in zip(self.outputs, outputs, strict=True):
-            if pairs.setdefault(known, output) is not output:
-                return None
-        for known in reversed(self.nodes):
-            other = pairs[known]
-            if other.op is not known.op or other.dtype is not known.dtype or len(other.srcs) != len(known.srcs):
-                return None
-            for source, taken in zip(known.srcs, other.srcs, strict=True):
-                if pairs.setdefault(source, taken) is not taken:
-                    return None
-        leaves = [(known, pairs[known]) for known in self.leaves]
-        if len(set(pairs.values())) < len(pairs) or not all(_match(known, leaf) for known, leaf in leaves):
-            return None
-        made = object.__new__(Graph)
-        made.outputs = tuple(outputs)  # type: ignore[misc]  # as `__init__` does
-        made.nodes = tuple([pairs[known] for known in self.nodes])  # type: ignore[misc]
-        made.leaves = tuple([leaf for _, leaf in leaves])  # type: ignore[misc]
-        written = [node for node in made.nodes if node.op is not None and node.op.writes]
-        if written:
-            aliases = _aliases(list(dict.fromkeys((*self.leaves, *made.leaves))))
-            if any(leaf is not known and (leaf in aliases or known in aliases) for known, leaf in leaves):
-                return None  # new constants over the memory of a state: other nodes may have to come first
-            for node in written:
-                versions = aliases.get(node.srcs[0].root, (node.srcs[0].root,))
-                for source in node.srcs[1:]:
-                    if source.root in versions:
-                        _check_self_overlap(node, source)
-        _check_names([t for t in made.leaves if t.leaf is not None and t.leaf.kind in ("input", "state")])
-        if any(node.dtype.block > 1 for node in made.nodes):
-            _check_blocks(made.nodes)
-        return made, pairs
-
     # --- saving -----------------------------------------------------------------------------------------------------
 
     def to_bytes(self, *, constants: bool = True, weights: bool = False, states: bool = False) -> bytes:
@@ -219,17 +176,6 @@ def _check_blocks(nodes: Iterable[Tensor]) -> None:
                 "the transpose of a quantized matrix only serves as the right operand of matmul "
                 f"(x @ w.T, which is linear(x, w)), not as an output or for another node: {tensor.describe()}"
             )
-
-
-def _match(known: Tensor, other: Tensor) -> bool:
-    """Whether ``other`` may take the place of a leaf of a graph: itself, or an input or constant of the same dtype."""
-    if other is known:
-        return True
-    if known.leaf is None or other.leaf is None or known.dtype is not other.dtype:
-        return False
-    kind = known.leaf.kind
-    unplaced = known.leaf.placement is None and other.leaf.placement is None
-    return kind == other.leaf.kind and (kind == "input" or (kind == "constant" and unplaced))
 
 
 def _check_names(leaves: Iterable[Tensor]) -> None:

@@ -24,14 +24,13 @@ from opweave.scheduler.bind import Bindings, bind
 from opweave.scheduler.capabilities import Capabilities
 from opweave.scheduler.executor import Executor
 from opweave.scheduler.fuse import Groups, fuse
-from opweave.scheduler.lower import Former, lower
+from opweave.scheduler.lower import lower
 from opweave.scheduler.partition import partition
 from opweave.scheduler.precision import Allowed, precisions_of
 from opweave.scheduler.program import Outputs, Program
 from opweave.scheduler.runs import ProgramState
 from opweave.scheduler.splits import Partition
 from opweave.scheduler.target import Target
-from opweave.scheduler.update import updated
 
 if TYPE_CHECKING:
     from opweave.scheduler.lower import Show
@@ -70,32 +69,14 @@ class Builder:
         pins: Mapping[Tensor, int],
         placed: Mapping[Tensor, Placement],
         allowed: Allowed,
-        similar: Iterable[Program] = (),
-    ) -> tuple[Partition, Program | None]:
-        """The graph of ``tensors``, placed and divided into splits; and the one of the ``similar`` programs from which
-        this was updated, because only sizes differ."""
-        if not self.by_cost and self.memory_limit is None and not placed:
-            for program in similar:
-                parts = self._update(program.partition, tensors, pins, allowed)
-                if parts is not None:
-                    return parts, program
+    ) -> Partition:
+        """The graph of ``tensors``, placed and divided into splits."""
         graph = Graph(tensors)
         if any(t.leaf is not None and t.leaf.shards is not None for t in graph.leaves):
             graph, pins, placed = self._split(graph, pins, placed)
         if self.memory_limit is not None and not placed:  # what was placed by hand stays as it is
             graph, pins = self._within_limit(graph, pins, allowed, self.memory_limit)
-        return self._divide(graph, pins, placed, precisions_of(graph.nodes, allowed)), None
-
-    def _update(
-        self, known: Partition, tensors: tuple[Tensor, ...], pins: Mapping[Tensor, int], allowed: Allowed
-    ) -> Partition | None:
-        """The partition of ``tensors`` if their graph matches a known one and is divided in the same way."""
-        matched = known.graph.matched(tensors)
-        if matched is None:
-            return None
-        graph, pairs = matched
-        assignment = assign(graph, self.targets, pins, self.op_offload, precisions=precisions_of(graph.nodes, allowed))
-        return updated(known, graph, pairs, assignment)
+        return self._divide(graph, pins, placed, precisions_of(graph.nodes, allowed))
 
     def _split(
         self, graph: Graph, pins: Mapping[Tensor, int], placed: Mapping[Tensor, Placement]
@@ -158,14 +139,14 @@ class Builder:
         form: Outputs,
         pins: Mapping[Tensor, int],
         show: Show | None = None,
-        known: Program | None = None,
+        similar: Iterable[Program] = (),
     ) -> Program:
-        """The program of a partition, with memory; ``show`` is called with the values of observed nodes. ``known`` is
-        the program from which the partition was updated."""
+        """The program of a partition, with memory; ``show`` is called with the values of observed nodes. ``similar``
+        programs of this scheduler may have calls that serve again."""
         groups = fuse(parts)
         plan, bindings, leases = self._take_memory(parts, groups, 1 if show is not None else self.n_slots)
         executor = self.executor
-        former = None if known is None else Former(known.partition, known._groups, known._state.lists)
+        former = next((known._former for known in similar if known._former.is_alike(parts)), None)
         lists = lower(
             parts, groups, bindings, overlapping=self.parallel, count=executor.count_copied, show=show, former=former
         )

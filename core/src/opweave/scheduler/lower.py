@@ -5,9 +5,8 @@ Everything that can be decided is decided here; a run only makes the calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from operator import is_
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -40,12 +39,13 @@ if TYPE_CHECKING:
     from opweave.contract.step import Arg, Call, Step
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.bind import Bindings
+    from opweave.scheduler.former import Former, Known
     from opweave.scheduler.fuse import Groups
     from opweave.scheduler.group_operands import Lister
     from opweave.scheduler.splits import Copy, Partition, PlannedStep, Split
     from opweave.scheduler.target import Target
 
-__all__ = ["Former", "lower"]
+__all__ = ["lower"]
 
 Events = list["Event | None"]
 Show = Callable[["Tensor", "Arg"], None]
@@ -64,8 +64,7 @@ def lower(
     """The run list of every slot.
 
     Args:
-        former: the program that the partition was updated from: its operands and calls are taken where neither sizes
-            nor memory have changed.
+        former: a program that is alike: its operands and calls are taken where neither sizes nor memory have changed.
         overlapping: a run may begin before the last one has ended.
         count: called with the bytes of each copy whose size is known only when it is made.
         show: called with each observed node and its value where it lies.
@@ -90,66 +89,6 @@ def lower(
     return [made.result for made in lists]
 
 
-class Former(NamedTuple):
-    """A program of the same structure, whose partition a new one was updated from."""
-
-    partition: Partition
-    groups: Groups
-    lists: Sequence[RunList]
-
-    def at(self, slot: int, bindings: Bindings) -> _Known | None:
-        """What a slot of it holds; ``None`` if it has fewer of them, or was closed."""
-        before = self.lists[slot].bindings if slot < len(self.lists) else None
-        if before is None:
-            return None
-        same = list(map(is_, before.buffers, bindings.buffers))
-        for storage, (old, new) in enumerate(zip(before.offsets, bindings.offsets, strict=True)):
-            if old != new or before.handles.get(storage) is not bindings.handles.get(storage):
-                same[storage] = False
-        actions = self.lists[slot].actions.actions
-        plans = {a.split.index: a.plan._calls for a in actions if a.plan is not None and a.split is not None}
-        return _Known(self, before, same, plans)
-
-
-class _Known(NamedTuple):
-    """What one slot of a former program holds.
-
-    Attributes:
-        bindings: its memory.
-        same: by storage id, whether it lies where it lay.
-        plans: index of a split -> the calls of its plan.
-    """
-
-    former: Former
-    bindings: Bindings
-    same: Sequence[bool]
-    plans: Mapping[int, Sequence[Call] | None]
-
-    def calls(self, split: Split, groups: Groups, bindings: Bindings) -> list[Call | None] | None:
-        """For every group of a split the call of the former program, where its operands, its kernel and its scratch
-        memory are the same; ``None``: of none of them."""
-        k, same, scratch, workspaces = split.index, self.same, self.bindings.workspaces, bindings.workspaces
-        calls, stream = self.plans.get(k), split.target.stream
-        before, fused = self.former.partition.splits[k].items, groups.of_split[k]
-        if calls is None or not stream.shares_calls or len(calls) != len(before if fused is None else fused):
-            return None
-        equal = [
-            old[2] is new[2] and old[3] is new[3] and old[4] is new[4] and same[new[2][0]]
-            and all(same[source[0]] for source in new[3])
-            for old, new in zip(before, split.items, strict=True)
-        ]  # fmt: skip
-        if fused is not None:
-            known = self.former.groups.of_split[k]
-            equal = [
-                known is not None and known[g] == group and all(equal[i] for i in group.items)
-                for g, group in enumerate(fused)
-            ]
-        return [
-            call if equal[g] and ((k, g) not in workspaces or scratch.get((k, g)) == workspaces[k, g]) else None
-            for g, call in enumerate(calls)
-        ]
-
-
 class _Entry(NamedTuple):
     """One act of a run, with its call (feeds are called by the run itself)."""
 
@@ -168,7 +107,7 @@ class _Lowering:
         bindings: Bindings,
         count: Callable[[int], object],
         show: Show | None,
-        known: _Known | None,
+        known: Known | None,
     ) -> None:
         self.known: Final = known
         self.partition: Final = partition
@@ -383,7 +322,7 @@ def _compile(
     bindings: Bindings,
     arg: Callable[[StorageView], Arg],
     lister: Lister | None,
-    known: _Known | None,
+    known: Known | None,
 ) -> Plan:
     """The steps of a split as a plan of its target's stream."""
     fused, workspaces = groups.of_split[split.index], bindings.workspaces
@@ -423,7 +362,9 @@ def _compile(
         items = [split.items[i] for i in indices]
         nodes = tuple([item.node for item in items if item.node is not None])
         same = former[g] if former is not None else None
-        group = Group(tuple(map(step_of, items)), size, workspaces.get((split.index, g)), nodes, call=same)
+        kernel = items[0].support.kernel if len(items) == 1 else None
+        steps, scratch = tuple(map(step_of, items)), workspaces.get((split.index, g))
+        group = Group(steps, size, scratch, nodes, call=same, kernel=kernel)
         ready.append(group if lister is None or not stream.lists_operands else lister.listed(group, split, g))
     return stream.compile(ready)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from opweave.scheduler.assign import Assignment
     from opweave.scheduler.target import Target
 
-__all__ = ["copied_window", "in_copy", "packer_of", "partition"]
+__all__ = ["partition"]
 
 
 def partition(
@@ -338,13 +338,19 @@ class _Partitioner:
         cause: str = "transfer",
     ) -> StorageView:
         """A packed copy of a window in the target's memory, made before the split; one for each version and range."""
-        _, offset, dtype, _, strides = operand
-        once, packed, range_key = copied_window(source, operand)
+        _, offset, dtype, shape, strides = operand
+        once, packed, dense = shape, strides, True
+        if source.base is not None:
+            # Repeated axes are copied once and repeated again in the copy.
+            once = tuple([1 if s == 0 else n for n, s in zip(shape, strides, strict=True)])
+            dense = is_dense(once, strides, dtype)
+            packed = dense_strides(once, dtype)
+        range_key = nbytes(once, dtype) if dense else (once, strides)
         leaf = source.root.leaf
         placement = leaf.placement if leaf is not None and leaf.kind == "weight" else None
         brought = cause == "transfer" and placement is not None and placement.buffer.is_host
         fetched = brought and node in self.fetched
-        ids = self._selected(source, node, target) if fetched and isinstance(range_key, int) else None
+        ids = self._selected(source, node, target) if fetched and dense else None
         key = (source.root, offset, range_key, target.index, ids)
         copied = self.copied.get(key)
         if copied is None:
@@ -356,7 +362,9 @@ class _Partitioner:
             self.made_in[storage] = -1
             if fetched:
                 self.fetched_here.append(key)
-        return in_copy(copied.storage, source, operand, packed)
+        if source.base is not None:
+            packed = tuple([0 if s == 0 else p for p, s in zip(packed, strides, strict=True)])
+        return StorageView(copied.storage, 0, dtype, shape, packed)
 
     def _gathers(self, node: Tensor, target: Target) -> bool:
         """Whether the pieces of a ``concat`` are copied straight to their places in it: some of them are brought from
@@ -421,7 +429,16 @@ class _Partitioner:
     def _packer(self, target: Target, dtype: DType, shape: Shape, strides: Strides) -> Support | None:
         key = (target.index, dtype, shape, strides)
         if key not in self.packers:
-            self.packers[key] = packer_of(target, dtype, shape, strides)
+            out = Arg(None, 0, dtype, shape, dense_strides(shape, dtype), None, 0)
+            step = Step("contiguous", out, (Arg(None, 0, dtype, shape, strides, None, 1),), {})
+            support = None
+            if target.device.why_not(step) is None:
+                table = target.device.kernels
+                support = Support(
+                    None, workspace=target.device._workspace(step), kernel=table.find(step),
+                    arrays=table.scratch(step).arrays,
+                )  # fmt: skip
+            self.packers[key] = support
         return self.packers[key]
 
     # --- results ----------------------------------------------------------------------------------------------------
@@ -482,32 +499,3 @@ class _Partitioner:
         root = output.root
         target = self.targets[self.target_of.get(root, len(self.targets) - 1)]
         return StorageView(self._home(root, target), output.offset, output.dtype, output.shape, output.strides)
-
-
-def copied_window(source: Tensor, operand: StorageView) -> tuple[Shape, Strides, object]:
-    """Shape and strides of the copy of a window, and what distinguishes it from copies of other bytes that begin where
-    it does. Repeated axes are copied once."""
-    _, _, dtype, shape, strides = operand
-    if source.base is None:
-        return shape, strides, nbytes(shape, dtype)
-    once = tuple([1 if s == 0 else n for n, s in zip(shape, strides, strict=True)])
-    dense = is_dense(once, strides, dtype)
-    return once, dense_strides(once, dtype), nbytes(once, dtype) if dense else (once, strides)
-
-
-def in_copy(storage: int, source: Tensor, operand: StorageView, packed: Strides) -> StorageView:
-    """A window in its copy, repeated axes repeated again."""
-    if source.base is not None:
-        packed = tuple([0 if s == 0 else p for p, s in zip(packed, operand.strides, strict=True)])
-    return StorageView(storage, 0, operand.dtype, operand.shape, packed)
-
-
-def packer_of(target: Target, dtype: DType, shape: Shape, strides: Strides) -> Support | None:
-    """How a target's device packs a window by a kernel of its own, ``None``: it does not."""
-    out = Arg(None, 0, dtype, shape, dense_strides(shape, dtype), None, 0)
-    step = Step("contiguous", out, (Arg(None, 0, dtype, shape, strides, None, 1),), {})
-    if target.device.why_not(step) is not None:
-        return None
-    table = target.device.kernels
-    workspace = target.device._workspace(step)
-    return Support(None, workspace=workspace, kernel=table.find(step), arrays=table.scratch(step).arrays)

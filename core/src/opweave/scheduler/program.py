@@ -21,6 +21,7 @@ from opweave.host.storage import Adopted, bind_read
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.scheduler.allocate import MemoryUse, allocate, memory_use
 from opweave.scheduler.executor import Executor
+from opweave.scheduler.former import Former
 from opweave.scheduler.fuse import fuse
 from opweave.scheduler.placements import Placements
 from opweave.scheduler.runs import ProgramState
@@ -155,6 +156,11 @@ class Program(Planned, Generic[R_co]):
 
     def __reduce__(self) -> NoReturn:
         raise not_pickled(self)
+
+    @property
+    def _former(self) -> Former:
+        """What it serves for when another program is built."""
+        return Former(self.partition, self._groups, self._state.lists)
 
     # --- running ----------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from opweave.scheduler.arena import Arena, Lease
 from opweave.scheduler.arguments import Where, checked_options, checked_outputs, checked_placements, repack_limit
 from opweave.scheduler.collector import COLLECTOR
 from opweave.scheduler.executor import Executor
-from opweave.scheduler.precision import Allowed, checked_precision
+from opweave.scheduler.precision import checked_precision
 from opweave.scheduler.program import Array, Outputs, PlannedGraph, Program
 from opweave.scheduler.target import Target, check_buffer_type
 from opweave.tracing import TRACE
@@ -45,9 +45,6 @@ Precisions = Precision | Mapping[str, Precision] | None
 PROGRAMS_KEPT: Final = 64
 """How many programs a scheduler remembers, so that building the same outputs again costs nothing."""
 
-SIMILAR_TRIED: Final = 4
-"""To how many of these the graph of a new build is compared, to find one of the same structure in other sizes."""
-
 
 class Stats(NamedTuple):
     """What a scheduler has done since it was made.
@@ -57,7 +54,6 @@ class Stats(NamedTuple):
         runs: runs that began.
         copied: bytes that they copied between memories.
         allocated: bytes taken for temporaries.
-        updated: of those built, how many took over the plan of a graph of the same structure in other sizes.
     """
 
     built: int
@@ -65,7 +61,6 @@ class Stats(NamedTuple):
     runs: int
     copied: int
     allocated: int
-    updated: int = 0
 
 
 class Scheduler:
@@ -134,7 +129,7 @@ class Scheduler:
         )
         self._op_offload: Final = op_offload
         self._buffer_types: Final = dict(buffer_types or {})
-        self._built = self._reused = self._updated = 0
+        self._built = self._reused = 0
         self._pins: dict[Tensor, int] = {}
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._targets: Final[list[Target]] = []
@@ -283,10 +278,8 @@ class Scheduler:
                 self._compute_at_once()
             builder = self._builder
             with COLLECTOR.away():
-                similar = () if placed else self._similar(form, tensors, allowed)
-                parts, known = builder.plan(tensors, pinned, placed, allowed, similar)
-                program = builder.compile(parts, outputs, dict(pinned), known=known)
-                self._updated += known is not None
+                parts = builder.plan(tensors, pinned, placed, allowed)
+                program = builder.compile(parts, outputs, dict(pinned), similar=self._similar(form, tensors))
             if TRACE.listening:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
             registry.program_built(program)
@@ -299,18 +292,12 @@ class Scheduler:
                 arena.reclaim()
             return program
 
-    def _similar(self, form: Any, tensors: tuple[Tensor, ...], allowed: Allowed) -> Iterator[Program]:
-        """The latest programs that may be of the same structure as the graph of ``tensors``, in other sizes."""
-        ends = [(tensor.op, tensor.dtype) for tensor in tensors]
-        tried = 0
-        for (known_form, known, _, placements, known_allowed), program in reversed([*self._programs.items()]):
-            if known_form != form or placements or known_allowed != allowed or not program.is_current:
-                continue
-            if [(tensor.op, tensor.dtype) for tensor in known] == ends:
+    def _similar(self, form: Any, tensors: tuple[Tensor, ...]) -> Iterator[Program]:
+        """The latest programs with outputs of the same operations, perhaps in other sizes."""
+        ops = [tensor.op for tensor in tensors]
+        for (known_form, known, *_), program in reversed([*self._programs.items()]):
+            if known_form == form and program.is_current and [tensor.op for tensor in known] == ops:
                 yield program
-                tried += 1
-                if tried == SIMILAR_TRIED:
-                    return
 
     def _compute_at_once(self) -> None:
         """Give each synchronous device a thread, so that the parts of weights in shards are computed at once."""
@@ -339,7 +326,7 @@ class Scheduler:
             tensors, _ = checked_outputs(outputs)
             allowed = self._allowed if precision is None else checked_precision(precision)
             pinned = {**self._pins, **self._resolve_pins(pins or {})}
-            return PlannedGraph(self._builder.plan(tensors, pinned, {}, allowed)[0], self.n_slots)
+            return PlannedGraph(self._builder.plan(tensors, pinned, {}, allowed), self.n_slots)
 
     def reserve(self, *outputs: Outputs) -> dict[str, int]:
         """Take memory for the largest graphs that will come, so that later builds allocate nothing. Kept until `reset`.
@@ -410,7 +397,7 @@ class Scheduler:
     def stats(self) -> Stats:
         """What was built, run, allocated and copied so far."""
         executor, allocated = self._executor, sum(arena.allocated for arena in self._arenas)
-        return Stats(self._built, self._reused, executor.begun, executor.copied, allocated, self._updated)
+        return Stats(self._built, self._reused, executor.begun, executor.copied, allocated)
 
     def synchronize(self) -> None:
         """Wait until all submitted runs have ended and all streams are done.

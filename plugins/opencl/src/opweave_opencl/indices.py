@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakValueDictionary, ref
@@ -78,20 +78,21 @@ class IndexChecks:
         self._count = 0
         self._bound: list[Site] = []  # since the last plan was begun
         self._group = -1
+        self._groups: Iterator[int] = iter(())
         # Copies under way, with the sites whose record they may bring. Dropping the event of a copy waits for the copy.
         self._copies: Final[deque[tuple[cl.Event, Sequence[Site]]]] = deque()
         self._lock: Final = RLock()
 
     # --- binding ----------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """A plan is about to be bound."""
+    def begin(self, groups: Iterable[int]) -> None:
+        """A plan is about to be bound, namely these groups of it, by their numbers."""
         self._bound = []
-        self._group = -1
+        self._groups = iter(groups)
 
     def enter_group(self) -> None:
-        """The kernels that are bound next belong to the next group of it."""
-        self._group += 1
+        """The kernels that are bound next belong to the next of them."""
+        self._group = next(self._groups, -1)
 
     def bind(self, op: str, length: int) -> Bound:
         """What a kernel gets that reads indices, which are to be below ``length``."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opweave.contract import Arg, Buffer, Call, Group, Plan, Rows, Step, Stream, flat_rows
 from opweave.errors import ExecutionError, LifetimeError
+from opweave.graph.opdef import OPS
 from opweave.tracing import TRACE
 from opweave_opencl.clock import DeviceClock
 from opweave_opencl.errors import translate
@@ -112,7 +113,9 @@ class OpenCLStream(Stream):
 
     def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
         indices = self.indices
-        indices.begin()
+        # The sites of kernels that read indices belong to one plan.
+        groups = [g._replace(call=None) if any(OPS[step.op].indices for step in g.steps) else g for g in groups]
+        indices.begin([number for number, group in enumerate(groups) if group.call is None])
         try:
             calls = list(super()._compile(groups))
         finally:
@@ -128,6 +131,14 @@ class OpenCLStream(Stream):
 
             calls[-1] = submit
         return calls
+
+    @property
+    def shares_calls(self) -> bool:
+        return True
+
+    @property
+    def lists_operands(self) -> bool:
+        return False  # groups are bound by their steps alone
 
     def _compiled(self, plan: Plan) -> None:
         self.indices.attach(plan)

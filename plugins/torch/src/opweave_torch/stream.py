@@ -36,6 +36,10 @@ class TorchStream(Stream):
         with inference_mode(), one_tensor_a_window():
             return super()._compile(groups)
 
+    @property
+    def shares_calls(self) -> bool:
+        return type(self)._compile is TorchStream._compile
+
     def _inlines(self, other: Stream) -> bool:
         return isinstance(other, TorchStream) and type(other)._run is type(self)._run and other.options == self.options
 

@@ -1,0 +1,95 @@
+"""What a program that was built before still serves for: operands and calls of a new one.
+
+A decoder with a growing cache builds a graph for each token of which most steps are those of the token before, on
+operands of the same sizes in the same memory. What was made of such steps when the former program was lowered, views of
+memory and bound kernels, is taken over: making it again is most of what a build costs. Everything else is planned anew,
+so that devices, bytes and results are those of a first build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import is_
+from typing import TYPE_CHECKING, NamedTuple
+
+from opweave.contract.stream import Stream
+from opweave.contract.worker import WorkerStream
+
+if TYPE_CHECKING:
+    from opweave.contract.step import Call
+    from opweave.scheduler.bind import Bindings
+    from opweave.scheduler.fuse import Groups
+    from opweave.scheduler.run_list import RunList
+    from opweave.scheduler.splits import Partition, Split
+
+__all__ = ["Former", "Known"]
+
+
+class Former(NamedTuple):
+    """A program that was built before, of whose graph a new one may differ in sizes."""
+
+    partition: Partition
+    groups: Groups
+    lists: Sequence[RunList]
+
+    def is_alike(self, partition: Partition) -> bool:
+        """Whether storages and steps of both have the same numbers on the same targets."""
+        known = self.partition
+        steps = [(split.target, len(split.items)) for split in known.splits]
+        return known.arenas == partition.arenas and steps == [(s.target, len(s.items)) for s in partition.splits]
+
+    def at(self, slot: int, bindings: Bindings) -> Known | None:
+        """What a slot of it holds; ``None`` if it has fewer of them, or was closed."""
+        before = self.lists[slot].bindings if slot < len(self.lists) else None
+        if before is None:
+            return None
+        same = list(map(is_, before.buffers, bindings.buffers))
+        for storage, (old, new) in enumerate(zip(before.offsets, bindings.offsets, strict=True)):
+            if old != new or before.handles.get(storage) is not bindings.handles.get(storage):
+                same[storage] = False
+        actions = self.lists[slot].actions.actions
+        plans = {a.split.index: a.plan._calls for a in actions if a.plan is not None and a.split is not None}
+        return Known(self, before, same, plans)
+
+
+class Known(NamedTuple):
+    """What one slot of a former program holds.
+
+    Attributes:
+        bindings: its memory.
+        same: by storage id, whether it lies where it lay.
+        plans: index of a split -> the calls of its plan.
+    """
+
+    former: Former
+    bindings: Bindings
+    same: Sequence[bool]
+    plans: Mapping[int, Sequence[Call] | None]
+
+    def calls(self, split: Split, groups: Groups, bindings: Bindings) -> list[Call | None] | None:
+        """For every group of a split the call of the former program, where its operands, its kernel and its scratch
+        memory are the same; ``None``: of none of them."""
+        k, same, scratch, workspaces = split.index, self.same, self.bindings.workspaces, bindings.workspaces
+        calls, stream = self.plans.get(k), split.target.stream
+        made_by = stream.inner if isinstance(stream, WorkerStream) else stream
+        plain = type(made_by)._compile is Stream._compile
+        before, fused = self.former.partition.splits[k].items, groups.of_split[k]
+        if calls is None or not stream.shares_calls or len(calls) != len(before if fused is None else fused):
+            return None
+        equal = [
+            old[4] is new[4] and same[new[2][0]] and old[2] == new[2] and old[3] == new[3]
+            and all(same[source[0]] for source in new[3])
+            for old, new in zip(before, split.items, strict=True)
+        ]  # fmt: skip
+        if fused is not None:
+            known = self.former.groups.of_split[k]
+            equal = [
+                known is not None and known[g] == group and all(equal[i] for i in group.items)
+                for g, group in enumerate(fused)
+            ]
+        if not plain:
+            equal[-1] = False
+        return [
+            call if equal[g] and ((k, g) not in workspaces or scratch.get((k, g)) == workspaces[k, g]) else None
+            for g, call in enumerate(calls)
+        ]
