@@ -63,13 +63,14 @@ def run(device: Any, outputs: Any, feeds: dict[str, Array], **options: Any) -> t
         ("bf16", "bf16", "exact", 2e-5),
         ("q8_0", "f32", "exact", 1e-12),
         ("q8_0", "bf16", "exact", 2e-5),
+        ("q8_0", "f32", "int8", 3e-5),
     ],
 )
 @pytest.mark.parametrize("biased", [True, False])
 def test_products_of_the_same_rows_are_one(
     device: TorchCpuDevice, dtype: str, rows: str, precision: str, limit: float, biased: bool
 ) -> None:
-    if "bf16" in (dtype, rows, precision) and not multiplies_bf16():
+    if {"bf16", "int8"} & {dtype, rows, precision} and not multiplies_bf16():
         pytest.skip("this processor has no instructions for bf16")
     values = {name: matrix(n) for name, n in (("q", 640), ("k", 512), ("v", 512))}
     arrays: dict[str, Any] = dict(values)
@@ -92,23 +93,23 @@ def test_products_of_the_same_rows_are_one(
 
 
 def test_weights_in_one_piece_are_counted_once_and_can_be_written(device: TorchCpuDevice) -> None:
-    values = {"a": matrix(), "b": matrix()}
+    values = {"a": matrix(), "b": matrix(), "bias": RNG.standard_normal(OUTPUTS).astype(F)}
     weights = ow.weights(dict(values))
     x, y = ow.input("x", (ROWS, INPUTS)), ow.input("y", (ROWS, INPUTS))
     fed = RNG.standard_normal((ROWS, INPUTS)).astype(F)
     with ow.Scheduler([device, "host"]) as scheduler:
-        both = scheduler.build([ow.linear(x, weights["a"]), ow.linear(x, weights["b"])])
+        both = scheduler.build([ow.linear(x, weights[name], weights["bias"]) for name in "ab"])
         both.run(x=fed)
         assert both.memory["torch:cpu"].library == 0
         alone = scheduler.build(ow.linear(y, weights["b"]))
         assert nmse(np.array(alone.run(y=fed)), linear(fed, values["b"])) < 1e-12
         assert both.memory["torch:cpu"].library == values["b"].nbytes  # packed again, for the one that reads it alone
-        new = matrix()
-        weights.write({"b": new})
+        new = {"b": matrix(), "bias": RNG.standard_normal(OUTPUTS).astype(F)}
+        weights.write(new)
         first, second = both.run(x=fed)
-        assert nmse(np.array(first), linear(fed, values["a"])) < 1e-12
-        assert nmse(np.array(second), linear(fed, new)) < 1e-12
-        assert nmse(np.array(alone.run(y=fed)), linear(fed, new)) < 1e-12
+        assert nmse(np.array(first), linear(fed, values["a"], new["bias"])) < 1e-12
+        assert nmse(np.array(second), linear(fed, new["b"], new["bias"])) < 1e-12
+        assert nmse(np.array(alone.run(y=fed)), linear(fed, new["b"])) < 1e-12
     np.testing.assert_array_equal(ow.read(weights["a"]), values["a"])
 
 

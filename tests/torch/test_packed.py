@@ -50,6 +50,9 @@ CASES = [
     ("q4_0", "bf16", "exact", "torch:cpu.packed", 2e-5),
     ("q4_0", "f32", "bf16", "torch:cpu.int4", 3e-5),
     ("q4_1", "f32", "bf16", "torch:cpu.int4", 3e-5),
+    ("q8_0", "f32", "bf16", "torch:cpu.packed_bf16", 3e-5),
+    ("q8_0", "bf16", "bf16", "torch:cpu.packed_bf16", 3e-5),
+    ("q8_0", "f16", "int8", "torch:cpu.packed_bf16", 3e-5),
 ]
 
 
@@ -73,9 +76,10 @@ def test_products_read_packed_weights(
 
 
 @pytest.mark.parametrize(("dtype", "memory"), [("f32", "packed"), ("bf16", "packed"), ("q8_0", "packed"),
-                                               ("q4_0", "packed"), ("q4_0", "int4"), ("q4_1", "int4")])  # fmt: skip
+                                               ("q4_0", "packed"), ("q4_0", "packed_bf16"),
+                                               ("q4_0", "int4"), ("q4_1", "int4")])  # fmt: skip
 def test_packed_weights_are_read_bit_for_bit(device: TorchCpuDevice, dtype: str, memory: str) -> None:
-    if dtype == "bf16" and not multiplies_bf16():
+    if "bf16" in dtype + memory and not multiplies_bf16():
         pytest.skip("this processor has no instructions for bf16")
     weight, _ = given(dtype, (48, 96))
     want = np.asarray(weight.data if isinstance(weight, ow.Blocks) else weight)
@@ -103,12 +107,25 @@ def test_small_products_and_a_declining_caller_get_no_copies(device: TorchCpuDev
         assert [row.repacked for row in program.explain().nodes] == [""]
 
 
+def test_more_rows_of_4_bits_are_multiplied_in_bf16(device: TorchCpuDevice) -> None:
+    if not multiplies_bf16():
+        pytest.skip("this processor has no instructions for bf16")
+    weight, values = given("q4_0")
+    x = ow.input("x", (16, 1024))
+    fed = np.random.default_rng(7).standard_normal(x.shape).astype(F)
+    with ow.Scheduler([device, "host"], precision="int8") as scheduler:
+        program = scheduler.build(ow.linear(x, ow.weights({"w": weight})["w"]))
+        assert nmse(np.array(program.run(x=fed)), fed.astype(np.float64) @ values.T) < 3e-5
+    assert [row.repacked for row in program.explain().nodes] == ["torch:cpu.packed_bf16"]
+
+
 @pytest.mark.parametrize(
     ("array", "memory", "why"),
     [
         (np.zeros(64, F), "packed", "matrices only"),
         (np.zeros((64, 64), np.float16), "packed", "f32, bf16 and quantized"),
         (np.zeros((64, 64), F), "int4", "q4_0 and q4_1"),
+        (np.zeros((64, 64), F), "packed_bf16", "quantized types"),
         (ow.Blocks(np.zeros(20 * 18, np.uint8), (20, 32), "q4_0"), "int4", "multiple of 16"),
     ],
 )

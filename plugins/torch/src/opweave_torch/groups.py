@@ -14,8 +14,8 @@ from typing import Final
 
 from opweave.contract import Arg, Call, Group, Step
 from opweave.contract.kernels import Kernel
-from opweave.graph.dtypes import f32
 from opweave_torch.kernels.groups import ACTIVATIONS, GATES, bind_group, rearranged
+from opweave_torch.kernels.packed_products import computed_in
 from opweave_torch.packed import Int4Type, PackedType
 from opweave_torch.stream import TorchStream
 
@@ -159,6 +159,6 @@ def _memory(arg: Arg) -> Hashable:
 
 def _form(step: Step) -> Hashable:
     """What products that run as one have in common besides their rows."""
-    w, kind = step.srcs[1], step.srcs[1].buffer_type
-    packed = (f32 if w.dtype.is_quantized else w.dtype) if isinstance(kind, PackedType) else None
+    w = step.srcs[1]
+    packed = computed_in(w) if isinstance(w.buffer_type, PackedType) else None
     return packed, step.out.dtype, step.precision, len(step.srcs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Final
 
 import torch
@@ -10,11 +10,10 @@ from torch import Tensor
 
 from opweave.contract import Arg, Call, Group, Step, Stream
 from opweave.contract.workspace import scratch_args
-from opweave.graph.dtypes import f32
 from opweave_torch.kernels.activation import FUNCTIONS, SMALL, gelu
 from opweave_torch.kernels.binding import in_order
 from opweave_torch.kernels.matmul import as_source
-from opweave_torch.kernels.packed_products import Product, product_of_int4, product_of_packed
+from opweave_torch.kernels.packed_products import Product, computed_in, product_of_int4, product_of_packed
 from opweave_torch.memory import tensor, torch_dtype
 from opweave_torch.native import packed_product
 from opweave_torch.packed import PackedType
@@ -53,7 +52,8 @@ def bind_group(stream: Stream, group: Group) -> Call:
     arrays: Any = scratch_args(kernel.scratch(first).arrays, group.scratch)
     products = [step for step in group.steps if step.op == "linear"]
     if len(products) > 1:
-        return JointProduct(products, None if last.op == "linear" else last, arrays)
+        constant = {group.reads[i].value for i in group.constant}
+        return JointProduct(products, None if last.op == "linear" else last, arrays, constant)
     x, w, *bias = first.srcs
     form = product_of_packed if isinstance(w.buffer_type, PackedType) else product_of_int4
     product = form(x, w, bias[0] if bias else None, arrays)
@@ -112,14 +112,20 @@ class JointProduct:
         products: steps with packed weights, all with a bias or all without.
         gated: a gated unit of the results of two products; ``None``: the results are stored.
         arrays: workspace of the first product.
+        constant: numbers of the values that no node writes.
     """
 
-    def __init__(self, products: Sequence[Step], gated: Step | None, arrays: dict[str, Arg]) -> None:
+    def __init__(
+        self, products: Sequence[Step], gated: Step | None, arrays: dict[str, Arg], constant: Set[int]
+    ) -> None:
         x, w = products[0].srcs[:2]
         self._source, before = as_source(x, arrays)
         self._weights = [step.srcs[1].handle for step in products]
-        self._biases = [tensor(step.srcs[2]) for step in products if len(step.srcs) > 2]
-        self._dtype = torch_dtype(f32 if w.dtype.is_quantized else w.dtype)
+        biases = [step.srcs[2] for step in products if len(step.srcs) > 2]
+        self._biases = [tensor(b) for b in biases]
+        self._keeps_bias = all(b.value in constant for b in biases)
+        self._bias: Tensor | None = None
+        self._dtype = torch_dtype(computed_in(w))
         self._parts: list[PackedWeight] = []
         self._whole: Tensor
         counts = [step.out.shape[-1] for step in products]
@@ -134,11 +140,18 @@ class JointProduct:
         """Bytes of the weights that were packed again for somebody who reads them alone."""
         return sum(part.nbytes for part in self._parts if not part.is_in(self._whole))
 
+    def refresh(self, token: object) -> None:
+        """Weights were written; those that are packed are compared at each run."""
+        self._bias = None
+
     def _product(self) -> Tensor:
         parts = [weight.value for weight in self._weights]
         if parts != self._parts:  # the first run, or weights were written
             self._whole, self._parts = joint_weight(parts), parts
-        bias = torch.cat(self._biases).to(self._dtype) if self._biases else None
+        bias = self._bias
+        if bias is None and self._biases:
+            bias = torch.cat(self._biases).to(self._dtype)
+            self._bias = bias if self._keeps_bias else None
         return packed_product(self._source, self._whole, bias)
 
     def _stores(self, products: Sequence[Step], counts: Sequence[int]) -> Call:

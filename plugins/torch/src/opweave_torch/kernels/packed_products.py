@@ -17,29 +17,37 @@ from opweave_torch.kernels.matmul import as_source, matrix_arrays
 from opweave_torch.kernels.table import HALVES, KERNELS, QUANTIZED
 from opweave_torch.memory import tensor
 from opweave_torch.native import gelu_of_packed_product, packed_product
-from opweave_torch.packed import Int4Type, PackedType, multiply_int4
+from opweave_torch.packed import Int4Type, PackedType, RoundedType, multiply_int4
 
-__all__ = ["Product", "operands", "product_of_int4", "product_of_packed"]
+__all__ = ["Product", "computed_in", "operands", "product_of_int4", "product_of_packed"]
 
 
 def _is_in(step: Step, kind: type) -> str | None:
     return None if isinstance(step.srcs[1].buffer_type, kind) else "the weights are not packed"
 
 
-def _dtype(step: Step) -> DType:
-    """The type to multiply in: that of packed plain weights, f32 for blocks."""
-    w = step.srcs[1].dtype
-    return f32 if w.is_quantized else w
+def computed_in(w: Arg) -> DType:
+    """The type to multiply in with a packed weight."""
+    kind = w.buffer_type
+    assert isinstance(kind, PackedType)
+    return kind.computes_in(w.dtype)
 
 
 def _why_not(step: Step) -> str | None:
-    return _is_in(step, PackedType) or (None if step.srcs[1].dtype.is_quantized else of_other_type(step, 1, 2))
+    w = step.srcs[1]
+    if w.dtype.is_quantized and isinstance(w.buffer_type, RoundedType):
+        return "the weights are rounded to bf16"
+    return _is_in(step, PackedType) or (None if w.dtype.is_quantized else of_other_type(step, 1, 2))
 
 
 def _why_not_in_bf16(step: Step) -> str | None:
     if step.srcs[1].dtype is not bf16 or step.srcs[0].dtype is not f32:
         return "rows in f32 are multiplied by weights in bf16"
     return _is_in(step, PackedType)
+
+
+def _rounded_why_not(step: Step) -> str | None:
+    return _is_in(step, RoundedType) or (None if step.srcs[1].dtype.is_quantized else "the weights are not quantized")
 
 
 def _arrays(step: Step, dtype: DType) -> Arrays:
@@ -49,7 +57,7 @@ def _arrays(step: Step, dtype: DType) -> Arrays:
 
 
 def _arrays_of(step: Step) -> Arrays:
-    return _arrays(step, _dtype(step))
+    return _arrays(step, computed_in(step.srcs[1]))
 
 
 def _arrays_in_bf16(step: Step) -> Arrays:
@@ -63,6 +71,9 @@ _TYPES: Final = [*map(as_dtype, f"f32 {HALVES}".split()), *QUANTIZED]
     "linear", dtypes="f32 bf16", precision="bf16", accepts=PackedType, when=_why_not_in_bf16,
     workspace=_arrays_in_bf16,
 )  # fmt: skip
+@CPU_WITH_BF16(
+    "linear", dtypes=_TYPES, precision="bf16", accepts=RoundedType, when=_rounded_why_not, workspace=_arrays_in_bf16
+)
 @KERNELS("linear", dtypes=_TYPES, accepts=PackedType, when=_why_not, workspace=_arrays_of)
 def linear_of_packed(
     stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: object = None, **arrays: Arg
@@ -111,7 +122,7 @@ def operands(
 
 def product_of_packed(x: Arg, w: Arg, b: Arg | None, arrays: Mapping[str, Arg]) -> Product:
     """With a weight packed by oneDNN."""
-    source, bias, before = operands(f32 if w.dtype.is_quantized else w.dtype, x, b, arrays)
+    source, bias, before = operands(computed_in(w), x, b, arrays)
     weight = w.handle
     return Product(
         before,
