@@ -21,7 +21,7 @@ def tokenized(texts):
     return np.array([each.ids for each in found]), np.array([each.attention_mask for each in found], np.float32)
 
 
-def encoder(devices):
+def encoder(devices, precision=None):
     shared = {f"encoder.layer.{i}.*": devices[i * len(devices) // LAYERS] for i in range(LAYERS)}
     w = ow.load_weights(f"{MODEL_DIR}/model.safetensors", shared)
 
@@ -31,7 +31,7 @@ def encoder(devices):
     def norm(x, name):
         return ow.layer_norm(x, w[f"{name}.LayerNorm.weight"], w[f"{name}.LayerNorm.bias"], eps=1e-12)
 
-    @ow.compile(devices=devices)
+    @ow.compile(devices=devices, precision=precision)
     def encode(ids, is_token):
         words, places, kinds = (w[f"embeddings.{n}_embeddings.weight"] for n in ("word", "position", "token_type"))
         x = norm(ow.embedding(words, ids) + places[: ids.shape[1]] + kinds[0], "embeddings")
