@@ -1,12 +1,13 @@
-"""Products with quantized weights on ``ort:cpu`` beside the operator itself: ``MatMulNBits`` in a bare session of ONNX
-Runtime with io binding, and beside ggml where llama-cpp-python is installed (`benchmarks/_ggml.py` says how to build it
-for this processor), with as many threads.
+"""Products with quantized weights on ``ort:cpu`` and ``torch:cpu`` beside the operator itself: ``MatMulNBits`` in a
+bare session of ONNX Runtime with io binding, and beside ggml where llama-cpp-python is installed
+(`benchmarks/_ggml.py` says how to build it for this processor), with as many threads.
 
-1, 16 and 128 rows of weights of 4096 × 4096 and 4096 × 14336, in q4_0 and q8_0: in ``int8`` (activations quantized in
-blocks), and at full precision. The contestants take turns in one process; the figure of each is its fastest sample.
+1, 16 and 128 rows of weights of 4096 × 4096 and 4096 × 14336, in q4_0, q8_0, and for ``torch:cpu`` q4_k and q6_k: where
+``int8`` is allowed (activations quantized in blocks; torch computes in bf16), and at full precision. The contestants
+take turns in one process; the figure of each is its fastest sample.
 
-Target: in ``int8`` 1.03 times the bare session, and ahead of ggml, which computes in int8 too; of its kinds of memory
-for weights the fastest counts.
+Target: of ``ort:cpu`` in ``int8`` 1.03 times the bare session, and the faster device in ``int8`` ahead of ggml, which
+computes in int8 too; of its kinds of memory for weights the fastest counts.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def blocks(name: str, rows: int, columns: int) -> Array:
     dtype = as_dtype(name)
     rng = np.random.default_rng(0)
     data = rng.integers(0, 256, (rows, columns // dtype.block, dtype.itemsize), np.uint8)
-    data[..., :2] = np.array([0.01], np.float16).view(np.uint8)
+    scale = np.array([0.01], np.float16).view(np.uint8)
+    for at in {"q4_k": (0, 2), "q6_k": (208,)}.get(name, (0,)):
+        data[..., at : at + 2] = scale
     return data.reshape(rows, -1)
 
 
@@ -76,30 +79,36 @@ def main() -> None:
     if has_ggml:
         report.machine |= {"llama-cpp-python": _ggml.version(), "ggml features": _ggml.features()}
     for outputs, inputs in [(1024, 1024)] if quick else [(4096, 4096), (14336, 4096)]:
-        for name in ("q4_0", "q8_0"):
+        for name in ("q4_0", "q8_0", "q4_k", "q6_k"):
             data = blocks(name, outputs, inputs)
             weights = ow.weights({"w": ow.Blocks(data, (outputs, inputs), name)})
             for rows in (1, 16, 128):
                 x = np.random.default_rng(1).standard_normal((rows, inputs)).astype(np.float32)
-                contestants: dict[str, Callable[[], object]] = {"bare int8": bare(name, data, x, 4)}
+                contestants: dict[str, Callable[[], object]] = {}
+                has_operator = name in ("q4_0", "q8_0")
+                if has_operator:
+                    contestants["bare int8"] = bare(name, data, x, 4)
                 graph = ow.linear(ow.input("x", x.shape), weights["w"])
-                for precision in ("int8", "exact"):
-                    program = ow.Scheduler("ort:cpu").build(graph, precision=precision)
-                    contestants[precision] = partial(program.run, x=x)
+                for device in ("ort:cpu", "torch:cpu") if has_operator else ("torch:cpu",):
+                    for precision in ("int8", "exact"):
+                        program = ow.Scheduler(device).build(graph, precision=precision)
+                        contestants[f"{device.partition(':')[0]} {precision}"] = partial(program.run, x=x)
                 if has_ggml:
                     contestants |= {f"ggml {k}": run for k, run in _ggml.products(name, data, x, threads).items()}
                 times = {k: min(v) for k, v in interleaved(contestants, 5 if quick else SAMPLES, 0.02).items()}
-                ratio = times["int8"] / times["bare int8"]
                 peers = [times.pop(k) for k in [*times] if k.startswith("ggml")]
+                ours = min(v for k, v in times.items() if k.endswith(" int8") and k != "bare int8")
                 if peers:
                     times["ggml"] = min(peers)
                 figures = {k.replace(" ", "_") + "_ms": round(v * 1e3, 3) for k, v in times.items()}
-                report.row(weights=f"{name} {outputs}x{inputs}", rows=rows, **figures, ratio=round(ratio, 3))
+                product = f"{name} {outputs}x{inputs}"
+                if has_operator:
+                    ratio = times["ort int8"] / times["bare int8"]
+                    figures["ratio"] = round(ratio, 3)
+                    report.target(f"{product}, {rows} rows, int8", ratio, 1.03, "times MatMulNBits")
+                report.row(weights=product, rows=rows, **figures)
                 if peers:
-                    report.target(
-                        f"{name} {outputs}x{inputs}, {rows} rows", times["int8"] / min(peers), 1, "times ggml"
-                    )
-                report.target(f"{name} {outputs}x{inputs}, {rows} rows, int8", ratio, 1.03, "times MatMulNBits")
+                    report.target(f"{product}, {rows} rows", ours / min(peers), 1, "times ggml")
     report.finish("products with quantized weights")
 
 

@@ -17,7 +17,7 @@ from opweave.conformance.limits import limits
 from opweave_torch.accelerator import SeparateCpuDevice
 from opweave_torch.device import TorchCpuDevice
 from opweave_torch.kernels import WITH_BF16, half_products
-from opweave_torch.native import multiplies_bf16
+from opweave_torch.native import multiplies_bf16, multiplies_tiles_of_bf16
 
 F = np.float32
 Build = Callable[[list[Any]], ow.Tensor]
@@ -99,8 +99,11 @@ def test_a_processor_takes_them_where_it_has_instructions_for_bf16() -> None:
     with ow.Scheduler("torch:cpu") as scheduler:
         many = scheduler.partition(ow.linear(x, w), precision="bf16").explain().nodes
         one = scheduler.partition(ow.linear(x[:1], w), precision="bf16").explain().nodes
+        q, k, v = (ow.input(name, (1, 2, 8, 16)) for name in "qkv")
+        mixed = scheduler.partition(ow.attention(q, k, v), precision="bf16").explain().nodes
     assert [row.precision for row in many] == ["bf16" if multiplies_bf16() else "exact"]
     assert [row.precision for row in one] == ["exact"], "products of one row are no faster"
+    assert [row.precision for row in mixed] == ["bf16" if multiplies_tiles_of_bf16() else "exact"]
 
 
 # --- quantized weights ----------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from torch import Tensor
 
 __all__ = [
     "backward_function", "convolution", "flash_attention_on_cpu", "gelu_of_packed_product", "has_fused_attention",
-    "inference_mode", "int4_packed", "int4_product", "max_pool_with_indices", "multiplies_bf16", "out_function",
-    "packed_linear", "packed_product",
+    "inference_mode", "int4_packed", "int4_product", "max_pool_with_indices", "multiplies_bf16",
+    "multiplies_tiles_of_bf16", "out_function", "packed_linear", "packed_product",
 ]  # fmt: skip
 
 _NN: Final[Any] = torch._C._nn
@@ -25,9 +25,17 @@ _INFERENCE_MODE: Final[Any] = getattr(torch._C, "_InferenceMode", torch.inferenc
 
 def multiplies_bf16() -> bool:
     """Whether the processor has instructions for products in bf16 that torch's libraries use."""
-    cpu: Any = torch.cpu
-    asked = [getattr(cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
-    return any(ask is not None and ask() for ask in asked)
+    return _processor_has("_is_avx512_bf16_supported") or multiplies_tiles_of_bf16()
+
+
+def multiplies_tiles_of_bf16() -> bool:
+    """Whether these multiply whole tiles (AMX)."""
+    return _processor_has("_is_amx_tile_supported")
+
+
+def _processor_has(name: str) -> bool:
+    ask: Callable[[], bool] | None = getattr(torch.cpu, name, None)
+    return ask is not None and ask()
 
 
 def out_function(name: str) -> Callable[..., Any]:
