@@ -9,6 +9,7 @@ import sys
 import time
 from math import log10
 
+import gguf
 import ml_dtypes
 import numpy as np
 import pytest
@@ -17,15 +18,21 @@ from hypothesis import strategies as st
 
 import opweave as ow
 from opweave.conformance import CASES
+from opweave.contract import Arg
+from opweave.graph.dtypes import as_dtype
+from opweave.graph.layout import dense_strides
 from opweave.host.cache import FileCache
 from opweave_cpu import CpuDevice
 
 pytest.importorskip("llvmlite")
 
 from opweave_cpu.jit import compiler
+from opweave_cpu.jit.blocks import DECODERS
 from opweave_cpu.jit.compiler import FirstRun
 from opweave_cpu.jit.formulas import FORMULAS
-from opweave_cpu.jit.stream import ROWS, CompilingStream
+from opweave_cpu.jit.rows import FORMS
+from opweave_cpu.jit.stream import CompilingStream
+from opweave_cpu.jit.supported import BLOCKS, ROWS
 from tests.support.kernels import assert_right_where_accepted, by_operation
 
 TYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -258,6 +265,62 @@ def test_a_row_with_nan_is_nan_and_masked_ones_are_zero():
     np.testing.assert_allclose(got[1], [0.2] * 5 + [0] * 35, rtol=1e-6)
 
 
+# --- products -------------------------------------------------------------------------------------------------------
+
+
+def random_blocks(name, outputs, inputs, rng):
+    """Blocks of weights, shape (outputs, bytes of a row), all of whose f16 numbers are finite."""
+    dtype = as_dtype(name)
+    data = rng.integers(0, 256, (outputs, inputs // dtype.block, dtype.itemsize)).astype(np.uint8)
+    for at in (0, 2, 208) if name == "q6_k" else (0, 2):
+        data[..., at + 1 : at + 2] &= 0x3F
+    return data.reshape(outputs, -1)
+
+
+@pytest.mark.parametrize("name", sorted(BLOCKS))
+@pytest.mark.parametrize("rows", [1, 3, 8, 20])
+def test_products_with_quantized_weights(name, rows):
+    rng = np.random.default_rng(rows)
+    data = random_blocks(name, 37, 512, rng)
+    a, b = rng.standard_normal((rows, 512)).astype(np.float32), rng.standard_normal(37).astype(np.float32)
+    x, bias = ow.input("blocks_a", a.shape), ow.input("blocks_b", b.shape)
+    w = ow.weights({"w": ow.Blocks(data, (37, 512), name)})["w"]
+    program = ow.Scheduler("cpu").build(ow.linear(x, w, bias))
+    values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[name.upper()]).astype(np.float64)
+    want = a @ values.T + b
+    limit = 1e-6 * (np.abs(a) @ np.abs(values.T))
+    assert (np.abs(program.run({x: a, bias: b}) - want) <= limit + 1e-6).all()
+    assert program.memory["cpu"].weights < 2 * data.nbytes  # and no decoded copy
+
+
+@pytest.mark.parametrize("name", sorted(BLOCKS))
+def test_decoded_values_are_those_of_gguf_to_the_bit(name):
+    data = random_blocks(name, 16, 512, np.random.default_rng(5))
+    device = CpuDevice()
+    stream = device.open()
+    dtype = as_dtype(name)
+    source, target = device.alloc(data.nbytes), device.alloc(16 * 512 * 4)
+    source.upload(0, data)
+    w = Arg(source, 0, dtype, (16, 512), dense_strides((16, 512), dtype))
+    values = Arg(target, 0, as_dtype("f32"), (16, 512), (2048, 4))
+    assert isinstance(stream, CompilingStream)
+    call = stream.decode_rows(w, slice(0, 16), values)
+    assert call is not None
+    call()
+    np.testing.assert_array_equal(values.view, gguf.quants.dequantize(data, gguf.GGMLQuantizationType[name.upper()]))
+
+
+@pytest.mark.parametrize("name", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(("rows", "inputs"), [(1, 48), (2, 48), (8, 48), (9, 48), (3, 50)])
+def test_products_of_few_rows(name, rows, inputs):
+    rng = np.random.default_rng(rows)
+    a, v = (rng.standard_normal((n, inputs)).astype(TYPES[name]) for n in (rows, 21))
+    x, w = ow.input("few_a", a.shape, name), ow.weights({"w": v})["w"]
+    got = ow.Scheduler("cpu").build(ow.linear(x, w)).run({x: a}).astype(np.float64)
+    want = a.astype(np.float64) @ v.astype(np.float64).T
+    np.testing.assert_allclose(got, want, rtol=2 * EPS[name], atol=20 * 2e-7)
+
+
 # --- compiling ------------------------------------------------------------------------------------------------------
 
 
@@ -318,6 +381,11 @@ def test_another_process_finds_what_was_compiled_and_compiles_what_is_damaged(tm
     (entry,) = tmp_path.iterdir()
     entry.write_bytes(entry.read_bytes()[:-1])
     assert run()[0] == 1
+
+
+def test_what_is_said_to_be_compiled_is():
+    assert set(FORMS) == ROWS
+    assert set(DECODERS) == BLOCKS
 
 
 def test_nobody_loads_llvm_for_a_graph_without_chains():

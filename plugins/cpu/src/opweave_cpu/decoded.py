@@ -11,6 +11,8 @@ from opweave.graph.dtypes import DType, f32
 from opweave.graph.layout import Shape
 from opweave.host.repacked import RepackedType
 from opweave.ops.blocks import dequantize
+from opweave_cpu.jit.compiler import why_not
+from opweave_cpu.jit.supported import BLOCKS, VECTOR
 
 if TYPE_CHECKING:
     from opweave.contract import Step
@@ -53,6 +55,10 @@ class DecodedType(RepackedType):
         return None
 
     def _pays(self, step: Step, source: int) -> bool:
+        weights = step.srcs[source]
+        whole = weights.dtype.is_half and weights.shape[-1] % VECTOR == 0
+        if (weights.dtype.name in BLOCKS or whole) and why_not() is None:
+            return False  # compiled functions read them as they lie, in less time than f32
         rows = prod(step.out.shape[:-1])
         return step.op == "linear" and source == 1 and rows <= MOST_ROWS and step.out.dtype.name != "f64"
 

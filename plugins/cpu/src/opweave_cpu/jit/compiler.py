@@ -18,7 +18,7 @@ from opweave.concurrency import Lock
 from opweave.contract import Call
 from opweave.host.cache import FileCache
 
-__all__ = ["CACHE", "ENTRY", "VARIABLE", "FirstRun", "MachineCode", "is_wanted", "target", "why_not"]
+__all__ = ["CACHE", "ENTRY", "VARIABLE", "FirstRun", "MachineCode", "target", "why_not"]
 
 VARIABLE: Final = "OPWEAVE_CPU_JIT"
 """Environment variable: ``0`` leaves all work to NumPy."""
@@ -30,18 +30,18 @@ ENTRY: Final = "kernel"
 """The function that a text defines. Its only argument is the address of an array of 64-bit words."""
 
 
+@cache
+def _is_installed() -> bool:
+    return find_spec("llvmlite") is not None
+
+
 def why_not() -> str | None:
     """Why nothing is compiled in this process, or ``None`` if it is. Imports nothing."""
     if os.environ.get(VARIABLE, "").strip() == "0":
         return f"{VARIABLE}=0 declines it"
-    if find_spec("llvmlite") is None:
+    if not _is_installed():
         return "llvmlite is not installed: pip install opweave-cpu[jit]"
     return None
-
-
-def is_wanted() -> bool:
-    """Whether chains of steps are compiled in this process."""
-    return why_not() is None
 
 
 class _Target:

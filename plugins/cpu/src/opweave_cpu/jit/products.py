@@ -1,8 +1,9 @@
-"""Products with quantized weights: blocks are decoded in registers, and multiplied there or stored for BLAS."""
+"""Products with quantized weights, and those of half types: decoded in registers, and multiplied there or stored for
+BLAS."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.graph.dtypes import DType, as_dtype
 from opweave_cpu.jit.blocks import DECODERS, Block
 from opweave_cpu.jit.compiler import MachineCode
-from opweave_cpu.jit.vectors import LANES, fma
+from opweave_cpu.jit.vectors import LANES, Vector, fma
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk
 from opweave_cpu.jit.writer import Writer, takes
 
@@ -31,18 +32,30 @@ _F32: Final = as_dtype("f32")
 
 def fits(step: Step) -> bool:
     """Whether a product is compiled as a whole."""
-    if step.op != "linear" or not is_decoded(step.srcs[1]):
+    if step.op != "linear" or not (is_decoded(step.srcs[1]) or _is_read(step.srcs[1])):
         return False
     x, w = step.srcs[:2]
     others = (step.out, x, *step.srcs[2:])
-    dense = step.out.is_dense and x.is_dense
-    return dense and x.size // w.shape[1] <= MOST_ROWS and all(takes(arg, wide=False) for arg in others)
+    rows = x.size // w.shape[1]
+    if rows > MOST_ROWS or (
+        rows == 1 and w.dtype is _F32
+    ):  # a single row BLAS multiplies as fast as memory can be read
+        return False
+    return step.out.is_dense and x.is_dense and all(takes(arg, wide=False) for arg in others)
+
+
+def _is_read(w: Arg) -> bool:
+    """Whether weights are read as they lie, in vectors."""
+    lies = len(w.shape) == 2 and w.shape[1] % LANES == 0 and w.strides[1] == w.dtype.itemsize
+    return lies and (w.dtype is _F32 or w.dtype.is_half) and takes(w, wide=False)
 
 
 def is_decoded(w: Arg) -> bool:
-    """Whether weights can be decoded by compiled functions."""
-    raw = w.buffer_type is None or w.buffer_type.is_raw
-    return raw and len(w.shape) == 2 and w.dtype.name in DECODERS and w.strides[1] == w.dtype.itemsize
+    """Whether weights can be decoded, or converted, by compiled functions."""
+    if w.dtype.is_half:
+        return _is_read(w)
+    lies = len(w.shape) == 2 and w.strides[1] == w.dtype.itemsize and w.dtype.name in DECODERS
+    return lies and (w.buffer_type is None or w.buffer_type.is_raw)
 
 
 def bind_product(stream: Stream, step: Step) -> Call:
@@ -66,7 +79,15 @@ def _row(arg: Arg, r: int, length: int) -> Arg:
 
 def _product(weights: DType, rows: int, of: str, bias: str, into: str) -> MachineCode:
     sources = [Operand(of, as_dtype(of).itemsize)] * rows
-    writer = Writer(2, [Operand("", 0), *sources, *[Operand(bias, 0)] * bool(bias), *[Operand(into, 0)] * rows])
+    writer = Writer(
+        2,
+        [
+            Operand(weights.name, weights.itemsize),
+            *sources,
+            *[Operand(bias, 0)] * bool(bias),
+            *[Operand(into, 0)] * rows,
+        ],
+    )
     parts = max(1, _SUMS // rows)
     with writer.rows() as places:
         zero = writer.number(0.0, "f32")
@@ -87,9 +108,13 @@ def _product(weights: DType, rows: int, of: str, bias: str, into: str) -> Machin
     return MachineCode(writer.end())
 
 
-def _values(writer: Writer, weights: DType, row: Any) -> Any:
-    """The values of a row of weights and where they are in it, within a loop over its blocks."""
+def _values(writer: Writer, weights: DType, row: Any) -> Iterator[tuple[Any, Vector]]:
+    """The values of a row of weights and where they are in it, within a loop over its blocks, or vectors."""
     code = writer.code
+    if weights.is_float:
+        with writer.loop(_I64(0), writer.length, LANES) as i:
+            yield i, writer.read(0, row, i)
+        return
     with writer.loop(_I64(0), code.sdiv(writer.length, _I64(weights.block)), 1) as number:
         block = Block(writer, code.add(row, code.mul(number, _I64(weights.itemsize))))
         start = code.mul(number, _I64(weights.block))
@@ -107,8 +132,7 @@ def bind_decoding(stream: Stream, w: Arg, rows: slice, values: Arg) -> Call:
 
 
 def _decoding(weights: DType) -> MachineCode:
-    operands: Sequence[Operand] = [Operand("", 0), Operand("f32", 4)]
-    writer = Writer(2, operands)
+    writer = Writer(2, [Operand(weights.name, weights.itemsize), Operand("f32", 4)])
     with writer.rows() as places:
         for i, value in _values(writer, weights, places[0]):
             writer.write(1, places[1], i, value)

@@ -17,7 +17,7 @@ from opweave_cpu.jit.vectors import Vector, fma, intrinsic, select
 from opweave_cpu.jit.walk import Operand, bind_walk, walk_over
 from opweave_cpu.jit.writer import Writer, compute_kind, takes
 
-__all__ = ["bind_rows", "fits"]
+__all__ = ["FORMS", "bind_rows", "fits"]
 
 LONGEST_ROW: Final = 1 << 16
 """Elements of a row up to which its sums are as accurate as NumPy's: each part has a thousand terms at most."""
@@ -176,7 +176,7 @@ class _Form(NamedTuple):
     wide: bool = False
 
 
-_FORMS: Final[Mapping[str, _Form]] = {
+FORMS: Final[Mapping[str, _Form]] = {
     "softmax": _Form(_softmax, 20, ("scale",)),
     "log_softmax": _Form(_log_softmax, 20),
     "l2_norm": _Form(_l2_norm, 6, ("eps",), wide=True),
@@ -187,7 +187,7 @@ _FORMS: Final[Mapping[str, _Form]] = {
 
 def fits(step: Step) -> bool:
     """Whether a step is compiled."""
-    form = _FORMS.get(step.op)
+    form = FORMS.get(step.op)
     if form is None or not SHORTEST_ROW <= step.out.shape[-1] <= LONGEST_ROW:
         return False
     return all(takes(arg, wide=form.wide) for arg in (step.out, *step.srcs))
@@ -195,7 +195,7 @@ def fits(step: Step) -> bool:
 
 def bind_rows(stream: Stream, step: Step) -> Call:
     """The call for a bound step that fits."""
-    form, args, shape = _FORMS[step.op], [*step.srcs, step.out], step.out.shape
+    form, args, shape = FORMS[step.op], [*step.srcs, step.out], step.out.shape
     walk = walk_over(shape, [_repeated(arg, len(shape)) for arg in args], rows=True)
     key = step.op, len(walk.lengths), walk.operands(args)
     code = stream.artefact(("rows", key), partial(_compiled, *key))
@@ -210,7 +210,7 @@ def _repeated(arg: Arg, axes: int) -> tuple[int, ...]:
 
 
 def _compiled(op: str, axes: int, operands: Sequence[Operand]) -> MachineCode:
-    writer, form = Writer(axes, operands), _FORMS[op]
+    writer, form = Writer(axes, operands), FORMS[op]
     kind = compute_kind(operands[-1].dtype)
     numbers = [writer.scalar().to(kind) for _ in form.numbers]
     with writer.rows() as rows:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Final
 
 from opweave.contract import Arg, Call, Group, Step, pointwise_groups
 from opweave.graph.opdef import OPS
 from opweave_cpu.jit.compiler import FirstRun, target
+from opweave_cpu.jit.supported import BLOCKS, ROWS
 from opweave_cpu.stream import CpuStream
 
 __all__ = ["CompilingStream"]
-
-ROWS: Final = frozenset({"softmax", "log_softmax", "l2_norm", "rms_norm", "layer_norm"})
-"""Operations of `opweave_cpu.jit.rows`."""
 
 
 class CompilingStream(CpuStream):
@@ -62,7 +59,15 @@ class CompilingStream(CpuStream):
 
 def _may_compile(steps: Sequence[Step]) -> bool:
     """Whether there is anything to look at: asked first, so that nobody loads LLVM for nothing."""
-    return any(_is_known(step.op) or (step.op == "linear" and step.srcs[1].dtype.is_quantized) for step in steps)
+    return any(_is_known(step.op) or _multiplies(step) for step in steps)
+
+
+def _multiplies(step: Step) -> bool:
+    """Whether it is a product that may be compiled."""
+    if step.op != "linear":
+        return False
+    weights = step.srcs[1].dtype
+    return weights.name in BLOCKS or weights.is_half or weights.name == "f32"
 
 
 @cache

@@ -15,6 +15,7 @@ from opweave.ops.blocks import fields_of
 from opweave_cpu.blocks import RowDecoder, decoder_scratch, longest, row_tiles
 from opweave_cpu.hardware import has_openblas
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
+from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import Array, compute_dtype, in_turn, window
 from opweave_cpu.workers import is_blas_matrix
 
@@ -158,7 +159,7 @@ def _linear_workspace(step: Step) -> Arrays:
 @KERNELS("linear", dtypes=NUMBERS, workspace=_linear_workspace)
 def linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, **scratch: Arg) -> Call:
     if "packed" in scratch:
-        return _linear_by_tiles(out, x, w, b, **scratch)
+        return _linear_by_tiles(stream, out, x, w, b, **scratch)
     rows, target = x.view, out.view
     if rows.ndim != 2:
         rows, target = rows.reshape(-1, w.shape[1]), target.reshape(-1, w.shape[0])
@@ -170,7 +171,15 @@ def linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = No
 
 
 def _linear_by_tiles(
-    out: Arg, x: Arg, w: Arg, b: Arg | None, packed: Arg, results: Arg, weights: Arg, ordered: Arg | None = None
+    stream: Stream,
+    out: Arg,
+    x: Arg,
+    w: Arg,
+    b: Arg | None,
+    packed: Arg,
+    results: Arg,
+    weights: Arg,
+    ordered: Arg | None = None,
 ) -> Call:
     """Some rows of the weights at a time: converted, multiplied, rounded into their columns of ``out``."""
     left, target, stored = packed.view, out.view, w.view
@@ -180,7 +189,8 @@ def _linear_by_tiles(
     for tile in row_tiles(w, len(left)):
         some = weights.view[: tile.stop - tile.start]
         call, result = tile_product(left, some, results.view, out.shape[:-1], turned=turned)
-        calls += [partial(np.copyto, some, stored[tile]), call]
+        convert = stream.decode_rows(w, tile, weights) if isinstance(stream, CpuStream) and w.dtype.is_half else None
+        calls += [convert or partial(np.copyto, some, stored[tile]), call]
         calls += store_calls(result, None if bias is None else bias[tile], target[..., tile], ordered)
     return in_turn(calls)
 

@@ -1,0 +1,16 @@
+"""What is compiled, for those who ask before anything of LLVM is loaded."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["BLOCKS", "ROWS", "VECTOR"]
+
+VECTOR: Final = 16
+"""Rows of weights in half types, and in f32, have a multiple of so many elements where they are read as they lie."""
+
+ROWS: Final = frozenset({"softmax", "log_softmax", "l2_norm", "rms_norm", "layer_norm"})
+"""Operations of `opweave_cpu.jit.rows`."""
+
+BLOCKS: Final = frozenset({"q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"})
+"""Types of weights that `opweave_cpu.jit.blocks` decodes."""
