@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from math import log10
+from math import erf, log10
 
 import gguf
 import ml_dtypes
@@ -207,6 +207,7 @@ def softplus(x):
         ("log", np.log, (1e-37, 3e38), 3),
         ("log1p", np.log1p, (-0.999, 3e38), 4),
         ("tanh", np.tanh, (-12, 12), 5),
+        ("erf", np.vectorize(erf), (-6, 6), 3),
         ("sigmoid", lambda x: 1 / (1 + np.exp(-x)), (-80, 80), 5),
         ("softplus", softplus, (-80, 80), 6),
         ("silu", lambda x: x / (1 + np.exp(-x)), (-80, 80), 5),

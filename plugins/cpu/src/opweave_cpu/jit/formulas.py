@@ -10,6 +10,7 @@ from opweave.graph.opdef import OPS
 from opweave.ops.activation import QUICK
 from opweave_cpu.jit.functions import (
     absolute,
+    erf,
     exp,
     expm1,
     gelu,
@@ -104,6 +105,7 @@ FORMULAS: Final[dict[str, Formula]] = {
     "log": Formula(logarithm, 20, wide=False),
     "log1p": Formula(log1p_of, 26, wide=False),
     "tanh": Formula(tanh, 20, wide=False),
+    "erf": Formula(erf, 44, wide=False),
     "relu": Formula(lambda x: larger(x, 0.0)),
     "leaky_relu": Formula(lambda x, slope: select(x > 0.0, x, x * slope), 2, ("negative_slope",)),
     "elu": Formula(_elu, 14, ("alpha",), wide=False),

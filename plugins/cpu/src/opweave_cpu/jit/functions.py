@@ -7,25 +7,16 @@ errors named are the largest relative ones of the function, before rounding. NaN
 
 from __future__ import annotations
 
-from math import log, log2, pi, sqrt
+from math import e, factorial, log, log2, pi, sqrt
 from typing import Final
 
 from opweave_cpu.jit.vectors import Vector, fma, intrinsic, polynomial, select
 from opweave_cpu.kernels.activation import TAIL
 
 __all__ = [
-    "absolute",
-    "exp",
-    "expm1",
-    "gelu",
-    "gelu_tanh",
-    "larger",
-    "log1p_of",
-    "logarithm",
-    "silu",
-    "smaller",
-    "tanh",
-]
+    "absolute", "erf", "exp", "expm1", "gelu", "gelu_tanh", "larger", "log1p_of", "logarithm", "silu", "smaller",
+    "softplus", "tanh",
+]  # fmt: skip
 
 _LN2_HIGH: Final = 0.693359375
 """ln 2 in 9 bits, so that its products with whole numbers up to 2**15 are exact."""
@@ -33,6 +24,7 @@ _LN2_LOW: Final = log(2) - _LN2_HIGH
 
 _ROUNDER: Final = 1.5 * 2**23
 """Added to a number below 2**22 it leaves the nearest whole number in the last bits."""
+_ROUNDER_BITS: Final = 0x4B400000
 
 _EXP: Final = (0.4999999815394633, 0.16666543619531363, 0.04166719989614182, 0.008366520718611915, 0.001388251896227088)
 """(exp(r) - 1 - r) / r² for |r| up to ln(2) / 2; error of exp(r) - 1: 1.4e-8."""
@@ -60,14 +52,10 @@ def larger(a: Vector, b: Vector | float) -> Vector:
 
 def _reduced(x: Vector) -> tuple[Vector, Vector]:
     """A whole number n and r with x = n ln 2 + r, |r| at most about ln(2) / 2."""
-    shifted = fma(x, log2_e, _ROUNDER)
+    shifted = fma(x, log2(e), _ROUNDER)
     n = shifted - _ROUNDER
     r = fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, x))
     return shifted.bits("i32") - _ROUNDER_BITS, r
-
-
-log2_e: Final = log2(2.718281828459045)
-_ROUNDER_BITS: Final = 0x4B400000
 
 
 def _power_of_two(n: Vector) -> Vector:
@@ -139,10 +127,26 @@ def gelu_tanh(x: Vector) -> Vector:
     return x / (exp(fma(x * x, a * 0.044715, a) * x) + 1.0)
 
 
+def _upper_tail(a: Vector) -> Vector:
+    """Q(a), the upper tail of the normal distribution from 0 on: see `TAIL`. ``a`` is not above its limit."""
+    _, numerator, denominator = TAIL[4]
+    return polynomial(a, numerator) / polynomial(a, (*denominator, 1.0)) * exp(a * a * -0.5)
+
+
 def gelu(x: Vector) -> Vector:
-    """x/2 + |x|/2 - |x| Q(|x|), where Q is the upper tail of the normal distribution: see `TAIL`."""
-    limit, numerator, denominator = TAIL[4]
+    """x/2 + |x|/2 - |x| Q(|x|), where Q is the upper tail of the normal distribution."""
     whole = absolute(x)
-    a = smaller(whole, limit)
-    tail = polynomial(a, numerator) / polynomial(a, (*denominator, 1.0)) * exp(a * a * -0.5)
-    return x * 0.5 + whole * 0.5 - tail * a
+    a = smaller(whole, TAIL[4][0])
+    return x * 0.5 + whole * 0.5 - _upper_tail(a) * a
+
+
+_ERF: Final = [2 / sqrt(pi) * (-1) ** n / (factorial(n) * (2 * n + 1)) for n in range(11)]
+"""The Taylor series of erf(x) / x in x²: its last term is below half a unit in the last place of erf(1)."""
+
+
+def erf(x: Vector) -> Vector:
+    """Up to |x| = 1 the Taylor series, which keeps the digits near 0; from there on 1 - 2 Q(√2 |x|)."""
+    a = absolute(x)
+    near = polynomial(a * a, _ERF) * a
+    far = 1.0 - _upper_tail(smaller(a * sqrt(2), TAIL[4][0])) * 2.0
+    return intrinsic("copysign", select(a < 1.0, near, far), x)
