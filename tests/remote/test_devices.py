@@ -7,7 +7,7 @@ import pytest
 
 import opweave as ow
 import opweave_remote
-from opweave.contract import Usage
+from opweave.contract import Usage, WorkerStream
 from opweave.errors import (
     AllocationError,
     DeviceLostError,
@@ -93,12 +93,15 @@ def test_all_nodes_of_a_build_are_asked_about_in_one_message(pair, monkeypatch):
         assert len([1 for kind, _ in asked if kind is Kind.ASK]) <= 1
 
 
-def test_a_run_takes_one_round_trip(pair, monkeypatch):
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_run_takes_one_round_trip(pair, monkeypatch, parallel):
     _, connection = pair
     x = ow.input("x", (100,))
-    with ow.Scheduler(connection.devices[0]) as scheduler:
+    with ow.Scheduler(connection.devices[0], parallel=parallel) as scheduler:
         program = scheduler.build((ow.exp(x) + 1, x * 2))
         (stream,) = scheduler.streams
+        if isinstance(stream, WorkerStream):
+            stream = stream.inner
         assert isinstance(stream, RemoteStream)
         values = np.ones(100, F32)
         program.run(x=values)

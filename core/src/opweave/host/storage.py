@@ -352,7 +352,8 @@ def bind_read_ahead(src: Arg, stream: Stream) -> Callable[[], np.ndarray[Any, An
     """Prepare queueing the reading of ``src`` on ``stream``: the call returns a new array, which is filled when the
     stream has come there. ``None`` for streams that do not read ahead, and for operands that are not dense."""
     buffer = _memory(src)
-    if not (stream.reads_ahead and stream.is_async and src.is_dense and stream._owns(buffer)):
+    queue = stream.inner if isinstance(stream, WorkerStream) else stream
+    if not (queue.reads_ahead and queue.is_async and src.is_dense and queue._owns(buffer)):
         return None
 
     def call() -> np.ndarray[Any, Any]:
