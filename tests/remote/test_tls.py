@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 import ssl
 
 import numpy as np
 import pytest
-import trustme
 
 import opweave as ow
 import opweave_remote
 from opweave.errors import Unavailable
 from tests.support.remote import ServerProcess, serve_process
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """Certificates of an authority, of another one, and one that has expired."""
-    folder = tmp_path_factory.mktemp("tls")
-    ca, other = trustme.CA(), trustme.CA()
-    ca.cert_pem.write_to_path(folder / "ca.pem")
-    other.cert_pem.write_to_path(folder / "other.pem")
-    past = datetime.datetime.now() - datetime.timedelta(days=1)
-    made = {
-        "server": ca.issue_cert("localhost", "127.0.0.1"),
-        "client": ca.issue_cert("somebody@example.org"),
-        "expired": ca.issue_cert("localhost", "127.0.0.1", not_after=past),
-        "stranger": other.issue_cert("else@example.org"),
-    }
-    for name, cert in made.items():
-        cert.private_key_pem.write_to_path(folder / f"{name}.key")
-        (folder / f"{name}.pem").write_bytes(b"".join(c.bytes() for c in cert.cert_chain_pems))
-    return lambda name: str(folder / name)
 
 
 def tls(files, name="server"):
