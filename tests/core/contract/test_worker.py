@@ -239,7 +239,7 @@ def test_a_stream_in_a_cycle_that_nobody_closed_is_collected():
 
     for _ in range(4):
         cycle = Cycle()
-        cycle.me, cycle.stream = cycle, HostDevice().open(worker=True)  # type: ignore[attr-defined]
-        cycle.stream.call(int)  # type: ignore[attr-defined]
+        cycle.me, cycle.stream = cycle, HostDevice().open(worker=True)
+        cycle.stream.call(int)
         del cycle
         gc.collect()
