@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long making an example takes says how busy the machine is, not whether the code is right.
+settings.register_profile("opweave", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("opweave")
 
 HERE = Path(__file__).parent
 SMOKE = (

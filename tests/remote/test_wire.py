@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opweave.errors import FormatError
@@ -42,7 +42,7 @@ def reader_of(data: bytes, pieces: random.Random | None = None, **limits: int) -
     return FrameReader(receive, **{"max_args": 1 << 20, "max_data": 1 << 20, **limits})
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None)
 @given(st.data(), st.sampled_from(list(Kind)), st.integers(0, 2**32))
 def test_messages_come_back_however_they_are_cut(data, kind, seed):
     args = [data.draw(SAMPLES[letter]) for letter in SCHEMA[kind]]
