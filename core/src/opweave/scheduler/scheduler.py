@@ -16,7 +16,6 @@ from opweave.contract.memory import BufferType
 from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
 from opweave.errors import SchedulerError, not_pickled
-from opweave.graph.graph import Graph
 from opweave.graph.leaf import Placement
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
@@ -274,11 +273,11 @@ class Scheduler:
 
                     raise simulated_error(target.device)
             start = perf_counter_ns()
-            if len(self._targets) > 1 and any(t.leaf is not None and t.leaf.shards for t in Graph(tensors).leaves):
-                self._compute_at_once()
             builder = self._builder
             with COLLECTOR.away():
                 parts = builder.plan(tensors, pinned, placed, allowed)
+                if hasattr(parts.graph, "sharded") and self._compute_at_once():
+                    parts = builder.plan(tensors, pinned, placed, allowed)
                 program = builder.compile(parts, outputs, dict(pinned), similar=self._similar(form, tensors))
             if TRACE.listening:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
@@ -299,14 +298,19 @@ class Scheduler:
             if known_form == form and program.is_current and [tensor.op for tensor in known] == ops:
                 yield program
 
-    def _compute_at_once(self) -> None:
-        """Give each synchronous device a thread, so that the parts of weights in shards are computed at once."""
+    def _compute_at_once(self) -> bool:
+        """Give each synchronous device a thread, so that the parts of weights in shards are computed at once. Returns
+        whether there is a new stream."""
+        before = list(self._targets)
+        if len(before) == 1:
+            return False
         together = sum(target.device.threaded for target in self._targets)
         for index, target in enumerate(self._targets):
             params: dict[str, Any] = {}
             if target.device.threaded:
                 params["threads"] = self._threads or _equal_part(together)
             self._targets[index] = target.at_once(**params)
+        return self._targets != before
 
     def rebuild(self, program: Program) -> Program:
         """The same program on the streams of this scheduler, which has the same devices in the same order: each node
