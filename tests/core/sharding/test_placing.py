@@ -208,8 +208,7 @@ def test_a_lost_device_is_replaced_by_the_others_with_the_values_of_the_host(par
     with pytest.raises(ow.ExecutionError, match="fell off the bus") as caught:
         scheduler.build(out).run(x_lost=value)
     assert isinstance(caught.value.__cause__, ow.DeviceLostError)
-    assert caught.value.device == "gpu"
-    assert "exp" in str(caught.value)
+    assert caught.value.device == "gpu", str(caught.value)
     with scheduler.without("gpu") as rest:
         np.testing.assert_allclose(rest.build(out).run(x_lost=value), want, rtol=1e-4, atol=1e-5)
         assert set(rest.build(out).memory) == {"stays", "hostdevice"}

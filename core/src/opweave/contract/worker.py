@@ -100,11 +100,20 @@ class WorkerStream(Stream):
         if isinstance(handle, QueuedEvent):
             handle.passed.wait()
             if handle.error is not None:
-                event.synchronize()  # raises
+                self._raise_as_waiting(event)
             if handle.inner is not None:
                 self.inner.wait(handle.inner)
         else:
             self.inner.wait(event)
+
+    @staticmethod
+    def _raise_as_waiting(event: Event) -> None:
+        """Raise the failure of an event as one of its device, so that it is not taken for one of this stream."""
+        try:
+            event.synchronize()
+        except Exception as error:
+            other = event.stream.device.name
+            raise ExecutionError(f"work on {other} failed, which this waited for: {error}", device=other) from error
 
     # --- the queue --------------------------------------------------------------------------------------------------
 

@@ -108,15 +108,17 @@ def _ended_on_purpose(error: BaseException) -> BaseException | None:
 
 
 def _finish(targets: Sequence[Target]) -> list[Target]:
-    """Wait for all streams; returns those whose queued work failed."""
-    failed = []
+    """Wait for all streams; returns those whose queued work failed, first those that did not fail by waiting for
+    others."""
+    failed: list[tuple[bool, Target]] = []
     for target in targets:
         for stream in target.streams:
             stream.settle()
             if stream.is_async and stream.failure is not None:
-                failed.append(target)
+                reasons = [r.device for r in _chain(stream.failure) if isinstance(r, ExecutionError)]
+                failed.append((any(device not in ("", target.name) for device in reasons), target))
             stream.recover()
-    return failed
+    return [target for _, target in sorted(failed, key=lambda row: row[0])]
 
 
 def _written(split: Split, first: int, last: int) -> list[Tensor]:
