@@ -260,7 +260,8 @@ def explain(
         for copy in split.write_backs:
             target = where(partition, copy.dst.storage)
             lines.append(_copy_line(copy.tensor, copy.cause, copy.nbytes, split.target.name, target))
-    for tensor in getattr(graph, "sharded", ()):  # of a graph that was split
+    for tensor in graph.sharded:
+        assert tensor.leaf is not None and tensor.leaf.shards is not None
         shards = tensor.leaf.shards
         parts = zip(shards.devices, shards.parts, strict=True)
         each = ", ".join(f"{device} {part.shape[shards.axis]}" for device, part in parts)

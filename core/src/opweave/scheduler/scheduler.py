@@ -276,7 +276,7 @@ class Scheduler:
             builder = self._builder
             with COLLECTOR.away():
                 parts = builder.plan(tensors, pinned, placed, allowed)
-                if hasattr(parts.graph, "sharded") and self._compute_at_once():
+                if parts.graph.sharded and self._compute_at_once():
                     parts = builder.plan(tensors, pinned, placed, allowed)
                 program = builder.compile(parts, outputs, dict(pinned), similar=self._similar(form, tensors))
             if TRACE.listening:
@@ -494,11 +494,10 @@ class Scheduler:
     def _withdraw_leaves(self, device: Device) -> None:
         graphs = [state.partition for state in self._executor.states]
         for parts in graphs:
-            sharded = getattr(parts.graph, "sharded", ())
-            if sharded:
+            if parts.graph.sharded:
                 from opweave.sharding.placing import keep_values  # weights of most programs are whole
 
-                keep_values(sharded, device)
+                keep_values(parts.graph.sharded, device)
         leaves = {t: None for parts in graphs for t in parts.leaves}
         for tensor in leaves:
             withdraw(tensor, device)

@@ -26,7 +26,6 @@ class SplitGraph(Graph):
     """A graph with parts in place of weights in shards.
 
     Attributes:
-        sharded: the weights.
         now: tensor of the graph that was split -> what stands for it as a whole, for those of which there is a whole.
         spread: tensor of that graph -> its parts.
         pins: its tensors -> the index of the target that they belong to, set by the builder.
@@ -36,7 +35,7 @@ class SplitGraph(Graph):
     def __init__(self, outputs: tuple[Tensor, ...], sharded: tuple[Tensor, ...], values: Values) -> None:
         super().__init__(outputs)
         here = {*self.nodes, *self.leaves}
-        self.sharded: Final = sharded
+        self.sharded = sharded
         self.pins: Mapping[Tensor, int] = {}
         self.causes: Mapping[Tensor, str] = {}
         self.now: Final[dict[Tensor, Tensor]] = dict(values.plain)
