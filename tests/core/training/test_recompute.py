@@ -120,6 +120,26 @@ def test_a_limit_of_memory_is_kept_with_the_same_results(share):
     assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
 
 
+def test_deep_stacks_keep_the_last_value_of_each_segment():
+    """64 layers of which only some are kept, with each layer computed at most twice. In such a chain no value can be
+    computed again unless the one before it is, too."""
+    h = ow.input("stack", (64, WIDTH))
+    w = [ow.input(f"stack{i}", (WIDTH, WIDTH)) for i in range(64)]
+    for each in w:
+        h = ow.tanh(ow.linear(h, each) * 0.1)
+    outputs = ow.gradients(ow.mean(ow.square(h)), w[::-1])
+    want, whole = run(outputs)
+    results = sum(output.nbytes for output in outputs)
+    limit = results + (whole - results) * 2 // 5
+    with ow.Scheduler("cpu", memory_limit=limit) as scheduler:
+        program = scheduler.build(outputs)
+        got = program.run(values(outputs))
+        assert scheduler.buffer_size("cpu") <= limit
+        names = [node.op.name for node in program.partition.graph.nodes if node.op is not None]
+    assert 64 < names.count("linear") <= 2 * 64
+    assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
+
+
 def test_a_plan_within_the_limit_computes_nothing_again():
     _, outputs = network(False)
     with ow.Scheduler("cpu", memory_limit=1 << 30) as scheduler:

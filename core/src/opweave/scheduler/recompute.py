@@ -7,7 +7,9 @@ Sublinear Memory Cost", 2016. What is computed again waits for the node before i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import accumulate, pairwise
 from typing import Final
 
 from opweave.graph.graph import Graph
@@ -19,11 +21,19 @@ __all__ = ["less_memory"]
 SMALLEST: Final = 4096
 """Bytes of values that are worth computing again."""
 
+NEARLY: Final = 0.9
+"""Values are computed again if they are not read while at least this share of the most memory is in use."""
+
+SEGMENTS: Final = (32, 24, 16, 12, 8, 6, 4, 3, 2)
+"""Into how many segments a graph is divided where computing single values again is not enough."""
+
 
 def less_memory(graph: Graph, limit: int, planned: Callable[[Graph], int]) -> tuple[Graph, dict[Tensor, Tensor]]:
     """The graph, changed to compute as little as possible again for a plan that takes at most ``limit`` bytes.
 
-    Values are tried in the order of what computing them again costs for each byte that it saves, by bisection.
+    Values are tried in the order of what computing them again costs for each byte that it saves, by bisection. Where
+    all of them save too little, the values are divided into segments of about equally many bytes, of which only the
+    last value is kept (Chen et al., algorithm 3), into as many as there may be.
 
     Args:
         graph: the graph as it was built.
@@ -36,55 +46,134 @@ def less_memory(graph: Graph, limit: int, planned: Callable[[Graph], int]) -> tu
     """
     best: tuple[Graph, dict[Tensor, Tensor]] = graph, {}
     least = planned(graph)
-    chosen = _candidates(graph) if least > limit else []
-    low, high = 1, len(chosen)
-    while low <= high:
-        number = (low + high) // 2
-        tried = _rewritten(graph, dict(chosen[:number]))
+    if least <= limit:
+        return best
+    values = _Values(graph)
+
+    def fits(chosen: Collection[Tensor]) -> bool:
+        nonlocal best, least
+        tried = _rewritten(graph, values.with_sources(chosen))
         size = planned(tried[0])
         if size <= limit or size < least:
             best, least = tried, size
-        if size <= limit:
+        return size <= limit
+
+    rated = values.rated()
+    low, high = 1, len(rated)
+    while low <= high:
+        number = (low + high) // 2
+        if fits(rated[:number]):
             high = number - 1
         else:
             low = number + 1
+    if least > limit:
+        any(fits(chosen) for chosen in values.segments())
     return best
 
 
-def _candidates(graph: Graph) -> list[tuple[Tensor, int]]:
-    """Values to compute again with the position after which their readers read that, the cheapest first."""
-    position = {node: i for i, node in enumerate(graph.nodes)}
-    read: dict[Tensor, list[int]] = {}
-    overwritten: dict[Tensor, int] = {}
-    for node, at in position.items():
+class _Values:
+    """The values of a graph that can be computed again, and when they are read.
+
+    Attributes:
+        late: value that is not read while nearly most memory is in use, but before and after -> position of its first
+            reader after that.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._position: Final = {node: i for i, node in enumerate(graph.nodes)}
+        self._nodes: Final = graph.nodes
+        self._kept: Final = {output.root for output in graph.outputs}
+        self._read: Final[dict[Tensor, list[int]]] = {}
+        self._overwritten: Final[dict[Tensor, int]] = {}
+        for node, at in self._position.items():
+            assert node.op is not None
+            if node.op.writes:
+                self._overwritten[node.srcs[0].root] = at
+            if not node.is_view:
+                for source in node.srcs:
+                    self._read.setdefault(source.root, []).append(at)
+        sizes = self._sizes()
+        peak = sizes.index(max(sizes))
+        full = [at for at, size in enumerate(sizes) if size >= NEARLY * sizes[peak]]
+        self.late: Final[dict[Tensor, int]] = {}
+        self._over_peak: Final[list[Tensor]] = []
+        for node, at in self._position.items():
+            moments = [at, *self._read.get(node, ())]
+            for first, then in pairwise(moments):
+                # What is read just before is still there in any case.
+                spans = then - first >= 3 and bisect_left(full, then) > bisect_right(full, first)
+                if spans and node.nbytes >= SMALLEST and self._may_be_again(node, then):
+                    self.late[node] = then
+                    if first < peak < then:
+                        self._over_peak.append(node)
+                    break
+
+    def _sizes(self) -> list[int]:
+        """The bytes of the values that are in use at each position."""
+        changes = [0] * (len(self._nodes) + 1)
+        for node, at in self._position.items():
+            assert node.op is not None
+            if not node.is_view and not node.op.writes:
+                changes[at] += node.nbytes
+                if node not in self._kept:
+                    changes[self._read.get(node, [at])[-1] + 1] -= node.nbytes
+        return list(accumulate(changes))
+
+    def _may_be_again(self, node: Tensor, at: int) -> bool:
+        """Whether a node can be computed again at a position: from versions of states that are still there."""
         assert node.op is not None
-        if node.op.writes:
-            overwritten[node.srcs[0].root] = at
-        if not node.is_view:
-            for source in node.srcs:
-                read.setdefault(source.root, []).append(at)
-    kept = {output.root for output in graph.outputs}
-    late: dict[Tensor, int] = {}  # value -> position of its first late reader
-    rated = []
-    for node, at in position.items():
-        op = node.op
-        assert op is not None
-        if node.is_view or op.writes or op.name == "custom" or not node.srcs or node in kept or node.nbytes < SMALLEST:
-            continue
-        moments = [at, *read.get(node, ())]
-        gap, end = max((b - a, b) for a, b in zip(moments, moments[1:] or moments, strict=False))
-        roots = {source.root for source in node.srcs}
-        if gap < 3 or any(overwritten.get(root, end) < end for root in roots):
-            continue
-        # Sources that would otherwise be gone by then live longer.
-        longer = [r for r in roots if r.op is not None and r not in late and read[r][-1] < end]
-        saved = node.nbytes - sum(r.nbytes for r in longer)
-        if saved > 0:
-            late[node] = end
-            work = op.flops(node) * (1 if op.product else 4) + sum(s.nbytes for s in node.srcs) + node.nbytes
-            rated.append((work / saved, at, node))
-    rated.sort(key=lambda row: row[:2])
-    return [(node, late[node]) for _, _, node in rated]
+        return not (
+            node.is_view or node.op.writes or node.op.name == "custom" or not node.srcs or node in self._kept
+            or any(self._overwritten.get(source.root, at) < at for source in node.srcs)
+        )  # fmt: skip
+
+    def with_sources(self, chosen: Collection[Tensor]) -> dict[Tensor, int]:
+        """Values to compute again, with the position from which their readers read that: the chosen ones, and those of
+        which they are made that are no longer there by then. What one is made of is computed again with it."""
+        again = {node: self.late[node] for node in chosen}
+        queue = sorted(again, key=self._position.__getitem__)
+        while queue:
+            node = queue.pop()
+            at = again[node]
+            for root in {source.root for source in node.srcs}:
+                if root in again:
+                    again[root] = min(again[root], at)
+                elif root.op is not None and self._read[root][-1] < at and self._may_be_again(root, at):
+                    again[root] = at
+                    insort(queue, root, key=self._position.__getitem__)
+        return again
+
+    def rated(self) -> list[Tensor]:
+        """Values that save memory each for itself, the cheapest for each byte first."""
+        rows = []
+        for node, end in self.late.items():
+            again = self.with_sources((node,))
+            roots = {source.root for value in again for source in value.srcs} - set(again)
+            # Sources that would otherwise be gone by then live longer.
+            saved = node.nbytes - sum(r.nbytes for r in roots if r.op is not None and self._read[r][-1] < end)
+            if saved > 0:
+                rows.append((sum(map(_work, again)) / saved, self._position[node], node))
+        return [node for _, _, node in sorted(rows, key=lambda row: row[:2])]
+
+    def segments(self) -> Iterator[list[Tensor]]:
+        """Values that are computed again if the last one of each segment is kept, for fewer and fewer segments."""
+        total = sum(node.nbytes for node in self._over_peak)
+        for number in SEGMENTS:
+            chosen, size = [], 0
+            for node in self._over_peak:
+                size += node.nbytes
+                if size * number < total:
+                    chosen.append(node)
+                else:
+                    size = 0
+            yield chosen
+
+
+def _work(node: Tensor) -> int:
+    """What computing a node costs, in bytes that are moved: products take less time for each operation."""
+    assert node.op is not None
+    flops = node.op.flops(node) * (1 if node.op.product else 4)
+    return flops + sum(source.nbytes for source in node.srcs) + node.nbytes
 
 
 def _rewritten(graph: Graph, chosen: Mapping[Tensor, int]) -> tuple[Graph, dict[Tensor, Tensor]]:

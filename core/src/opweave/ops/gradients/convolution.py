@@ -24,7 +24,7 @@ from opweave.ops.windows import fitting
 
 Pads = Sequence[tuple[int, int]]
 
-COLUMNS: Final = 1 << 17
+COLUMNS: Final = 1 << 16
 """Bytes of columns above which the gradient of weights is added up over parts of the batch."""
 
 MOST_PARTS: Final = 8

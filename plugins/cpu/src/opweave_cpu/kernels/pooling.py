@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -55,10 +55,17 @@ def max_pool(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
     return bind_workers(stream, _jobs(out), _workers(out, attrs), tile_calls)
 
 
+SMALL_TILE: Final = 1 << 14
+"""Bytes of the windows of a tile below which calling takes longer than a pass."""
+
+
 def _backward_jobs(grad: Arg) -> list[tuple[slice, slice]]:
     """Some examples, and some of their channels: the windows of a tile."""
     examples, channels = grad.shape[:2]
-    lines = max(1, TILE // compute_dtype(grad.dtype).itemsize // prod(grad.shape[2:]))
+    dtype = compute_dtype(grad.dtype)
+    # Small gradients are halved, since the scratch memory of a tile is 2.5 times as large as the tile.
+    tile = min(TILE, max(SMALL_TILE, grad.size * dtype.itemsize // 2))
+    lines = max(1, tile // dtype.itemsize // prod(grad.shape[2:]))
     together = min(channels, lines)
     return list(product(stretches(examples, max(1, lines // together)), stretches(channels, together)))
 
