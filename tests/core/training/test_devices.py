@@ -10,6 +10,7 @@ import pytest
 import opweave as ow
 from opweave.graph.opdef import OPS
 from opweave.training import SGD, AdamW, LossScale, Trainer
+from opweave_opencl import OpenCLBackend
 from tests.support.devices import Separate
 from tests.support.small_training import DATA, FIRST, network, parameters, trainer
 
@@ -65,6 +66,28 @@ def test_replicas_on_other_backends_equal_accumulated_batches(device):
             found.append(ends(made))
     for name in FIRST:
         np.testing.assert_array_equal(found[0][name], found[1][name])
+
+
+def test_replicas_on_two_parts_of_an_opencl_device_equal_accumulated_batches(monkeypatch):
+    monkeypatch.setenv("OPWEAVE_OPENCL_SUBDEVICES", "2")
+    monkeypatch.setenv("OPWEAVE_OPENCL_DEVICES", "intel")
+    registry = ow.Registry()
+    try:
+        registry.register(OpenCLBackend)
+    except ow.Unavailable as error:
+        pytest.skip(str(error))
+    halves = [d for d in registry.devices() if d.name.count(".")][:2]
+    if len(halves) < 2:
+        pytest.skip("a device of one compute unit has no parts")
+    found = []
+    for devices, options in ((halves[:1], {"accumulate": 4}), (halves, {"replicas": halves, "accumulate": 2})):
+        with trainer(devices=[*devices, "host"], batch=8, clip_norm=0.5, **options) as made:
+            made.fit(DATA, 2)
+            program = next(iter(made._programs.values()))
+            assert {d.name for d in devices} <= {name for name, _ in program.explain().splits}
+            found.append((ends(made), [row.train.loss for row in made.history]))
+    assert same(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
 
 
 def test_a_replica_on_no_device_of_the_scheduler_is_refused():
