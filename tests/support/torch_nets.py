@@ -150,7 +150,7 @@ class UNet(nn.Module):
 class Vit(nn.Module):
     """Dosovitskiy et al., 2020, of torch's own encoder layers."""
 
-    def __init__(self, size: int = 32, patch: int = 8, width: int = 32, depth: int = 2, classes: int = 10) -> None:
+    def __init__(self, size: int = 32, patch: int = 8, width: int = 32, depth: int = 1, classes: int = 10) -> None:
         super().__init__()
         self.patch = nn.Conv2d(3, width, patch, patch)
         self.token = nn.Parameter(torch.randn(1, 1, width) * 0.02)
@@ -187,7 +187,7 @@ class Gpt2(nn.Module):
     """Radford et al., 2019: learned positions, the head shares the embedding."""
 
     def __init__(
-        self, vocabulary: int = 100, length: int = 64, width: int = 32, depth: int = 2, heads: int = 4
+        self, vocabulary: int = 100, length: int = 64, width: int = 32, depth: int = 1, heads: int = 4
     ) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
@@ -233,7 +233,7 @@ class LlamaBlock(nn.Module):
 class Llama(nn.Module):
     """Touvron et al., 2023: rotary positions, groups of heads that share keys, RMS norm, gated feed-forward."""
 
-    def __init__(self, vocabulary: int = 100, width: int = 32, depth: int = 2, heads: int = 4, groups: int = 2) -> None:
+    def __init__(self, vocabulary: int = 100, width: int = 32, depth: int = 1, heads: int = 4, groups: int = 2) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList([LlamaBlock(width, heads, groups) for _ in range(depth)])
@@ -272,7 +272,7 @@ class Bert(nn.Module):
     """Devlin et al., 2018, with attention written out, a mask, and the mean of the tokens."""
 
     def __init__(
-        self, vocabulary: int = 100, length: int = 64, width: int = 32, depth: int = 2, heads: int = 4
+        self, vocabulary: int = 100, length: int = 64, width: int = 32, depth: int = 1, heads: int = 4
     ) -> None:
         super().__init__()
         self.words, self.places, self.types = (

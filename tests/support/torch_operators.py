@@ -20,13 +20,13 @@ FUNCTIONS = """
 ACTIVATIONS = "silu hardswish hardsigmoid gelu leaky_relu elu softplus relu6 hardtanh mish logsigmoid celu selu"
 
 
-def _of_one(function: Callable[..., Any], operand: str) -> Case:
+def _of(function: Callable[[torch.Tensor], torch.Tensor], operand: str) -> Case:
     return lambda t: function(t[operand])
 
 
 ELEMENTWISE: dict[str, Case] = {
-    **{name: _of_one(getattr(torch, name), "p") for name in FUNCTIONS.split()},
-    **{name: _of_one(getattr(nnf, name), "x") for name in ACTIVATIONS.split()},
+    **{name: _of(getattr(torch, name), "p") for name in FUNCTIONS.split()},
+    **{name: _of(getattr(nnf, name), "x") for name in ACTIVATIONS.split()},
     "gelu tanh": lambda t: nnf.gelu(t["x"], approximate="tanh"),
     "softplus beta": lambda t: nnf.softplus(t["x"], 2.0),
     "add": lambda t: (t["x"] + t["y"], t["x"] + 2, torch.add(t["x"], t["y"], alpha=3), t["i"] + t["j"], t["i"] + 1.5),

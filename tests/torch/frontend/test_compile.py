@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import opweave as ow
 from opweave.errors import SchedulerError, UnknownNameError
-from tests.support.torch_nets import Llama, ResNet, ids, picture, randomized
+from tests.support.torch_nets import Llama, ids, picture
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 
@@ -34,7 +34,7 @@ def test_torch_knows_the_backend() -> None:
     assert "opweave" in torch._dynamo.list_backends()
 
 
-@pytest.mark.parametrize("device", ["torch:cpu", "cpu", "opencl:0"])
+@pytest.mark.parametrize("device", ["cpu", "opencl:0"])
 def test_inference(device: str) -> None:
     try:
         ow.device(device)
@@ -49,7 +49,7 @@ def test_inference(device: str) -> None:
 
 
 def test_shapes_that_change() -> None:
-    module = Llama(depth=1).eval()
+    module = nn.Sequential(nn.Embedding(50, 8), nn.LayerNorm(8), nn.Linear(8, 4), nn.Flatten(1))
     run = compiled(module, "cpu", dynamic=True)
     with torch.no_grad():
         for batch, length in ((2, 7), (3, 9), (2, 12)):
@@ -111,9 +111,17 @@ class Mixed(nn.Module):
         return functional.cross_entropy(y.flatten(0, 1), x.flatten() % 8)
 
 
+def pictures_net() -> nn.Module:
+    """Convolutions, batch norm, pooling."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.ConvTranspose2d(4, 4, 2, 2),
+        nn.AvgPool2d(2), nn.Hardswish(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("kind", "devices"),
-    [("mixed", "torch:cpu"), ("mixed", "cpu,host"), ("mixed", "opencl:0,host"), ("resnet", "torch:cpu")],
+    [("mixed", "torch:cpu"), ("mixed", "opencl:0,host"), ("pictures", "torch:cpu")],
 )
 def test_training(kind: str, devices: str) -> None:
     names = devices.split(",")
@@ -121,13 +129,13 @@ def test_training(kind: str, devices: str) -> None:
         ow.device(names[0])
     except ow.OpweaveError as error:
         pytest.skip(str(error))
-    module: nn.Module = Mixed() if kind == "mixed" else randomized(ResNet())
+    module: nn.Module = Mixed() if kind == "mixed" else pictures_net()
     module.train()
     other = copy.deepcopy(module)
     run = compiled(module, *names)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (module, other)]
     for seed in range(3):
-        x = ids(2, 6, seed, 20) if kind == "mixed" else picture(2, 3, 32, seed)
+        x = ids(2, 6, seed, 20) if kind == "mixed" else picture(2, 3, 16, seed)
         for optimizer, model in zip(optimizers, (run, other), strict=True):
             optimizer.zero_grad()
             loss = model(x).square().mean()

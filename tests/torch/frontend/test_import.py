@@ -14,13 +14,13 @@ from torch.export import Dim, export
 import opweave as ow
 from opweave.errors import DTypeError, SchedulerError, ShapeError, UnknownNameError, UnsupportedOpError
 from opweave_torch import import_program
-from tests.support.torch_nets import NETS, CachedAttention, Llama, ResNet, Tagger, ids, picture, randomized
+from tests.support.torch_nets import NETS, CachedAttention, Llama, Tagger, ids, picture, randomized
 
 pytestmark = [
     # Of torch's own export.
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*were assigned during export"),
 ]
-PLACEMENTS = ("torch:cpu", "cpu", "opencl:0", "cpu,torch:cpu", "opencl:0,cpu")
+PLACEMENTS = ("torch:cpu", "cpu", "opencl:0")
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 
 
@@ -94,9 +94,7 @@ def test_networks_split_over_two_memories(name: str, programs: dict[str, Any]) -
     ("name", "dtype"),
     [
         ("llama", torch.float64),
-        ("llama", torch.float16),
         ("llama", torch.bfloat16),
-        ("resnet", torch.bfloat16),
     ],
     ids=str,
 )
@@ -126,7 +124,8 @@ def test_dynamic_batch_and_length() -> None:
 
 
 def test_dynamic_pictures() -> None:
-    module = randomized(ResNet())
+    layers = nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1)
+    module = randomized(nn.Sequential(*layers))
     program = exported(module, picture(2, 3, 64), dynamic_shapes=({0: Dim("n"), 2: Dim.AUTO, 3: Dim.AUTO},))
     with import_program(program, ["torch:cpu"]) as model:
         for n, size in ((1, 32), (3, 48)):
