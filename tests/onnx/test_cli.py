@@ -60,6 +60,11 @@ def test_plan(path, tmp_path):
     assert document["lacking"] == {}
 
 
+def test_lengths_of_axes_that_are_not_there_are_told(path):
+    with pytest.raises(AssertionError, match="there is no dynamic axis named 'foo'; there are: batch"):
+        call("plan", path, "--devices", "cpu", "--dim", "foo=3")
+
+
 def test_plan_says_what_a_device_lacks(tmp_path):
     file = tmp_path / "m.onnx"
     file.write_bytes(model([node("Det", "x", "y")], [value("x", np.float32, [2, 2])], ["y"]).SerializeToString())

@@ -40,8 +40,7 @@ def floats(*shape):
 
 
 @pytest.mark.parametrize("reduction", ["none", "add"])
-@pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize(("known", "axis"), [(False, 0), (False, 1), (True, 2)])
 def test_scatter_elements(placement, reduction, known, axis):
     ids = np.argsort(RNG.random((3, 4, 5)), axis)[:2, :2, :2].astype(I64)
     ids = np.minimum(ids, (3, 4, 5)[axis] - 1) - (3, 4, 5)[axis] * (RNG.random(ids.shape) < 0.5)
@@ -160,7 +159,8 @@ def test_products_of_quantized_integers_are_exact(placement, known, length):
             assert len(loaded.session._derived) == 1
 
 
-@pytest.mark.parametrize("operator", ["Erf", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Atanh"])
-def test_elementary_functions_run_on_every_device(placement, operator):
-    proto = made(operator, [value("x", F32, [64])])
+def test_elementary_functions_run_on_every_device(placement):
+    names = ("Erf", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Atanh")
+    proto = model([node(name, "x", name.lower()) for name in names], [value("x", F32, [64])],
+                  [name.lower() for name in names])  # fmt: skip
     agree(proto, {"x": np.linspace(-0.95, 0.95, 64, dtype=F32)}, placement)

@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from opweave.cli.output import Row, human_bytes, plain, print_json, print_rows, quiet_stdout
-from opweave.errors import SchedulerError
+from opweave.errors import SchedulerError, UnknownNameError
 
 if TYPE_CHECKING:
     from opweave_onnx.graphs import Value
@@ -64,7 +64,10 @@ def _feeds(model: Model, dims: list[str] | None, inputs: list[str] | None) -> di
     from opweave_onnx.compare import examples
 
     lengths = {}
+    axes = {axis for value in model.inputs for axis in value.shape or () if isinstance(axis, str)}
     for name, text in _pairs(dims, "--dim").items():
+        if name not in axes:
+            raise UnknownNameError("dynamic axis", name, axes)
         if not text.isdigit():
             raise SchedulerError(f"the length of {name!r} is a number, not {text!r}")
         lengths[name] = int(text)
