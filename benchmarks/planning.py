@@ -11,6 +11,10 @@ whatever else the machine does can only add to it; the median stands beside it.
   times as much a node as at 1,000.
 - ``again``: the outputs are made once more by the same calls and built on the same scheduler. Target: at most a fifth
   of ``first``.
+- ``next``: an encoder, a decoder with a growing cache and a stack (``sized_graphs.py``) are built in one size and then
+  in two others, over the same leaves and on the same scheduler, on each of ``cpu``, ``torch:cpu`` and ``opencl`` that
+  is here. The first build also takes the weights in, and repacks them where the device wants that. Target: at most a
+  quarter of ``first``.
 """
 
 from __future__ import annotations
@@ -28,11 +32,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where 
 
 from benchmarks._measure import Report, median, options
 from benchmarks.graphs import GRAPHS, Place, configurations
+from benchmarks.sized_graphs import SIZED
 
 SHAPES = ("chain", "u", "transformer")
 PER_NODE = 12e-6
 GROWTH = 1.5
 AGAIN = 0.2
+
+
+NEXT = 0.25
+DEVICES = (("cpu",), ("torch:cpu",), ("opencl", "cpu"))
 
 
 class Sample(NamedTuple):
@@ -60,6 +69,43 @@ def sample(shape: str, nodes: int, devices: Sequence[ow.Device], place: Place) -
     result = Sample(first, again, len(program.partition.graph), steps, len(program.splits))
     scheduler.close()
     return result
+
+
+def resized(report: Report, samples: int) -> None:
+    """First builds, and builds of the same graphs in other sizes on the same scheduler."""
+    for names in DEVICES:
+        try:
+            devices = [ow.device(name) for name in names]
+        except (ow.PluginError, ow.UnknownNameError):
+            continue
+        for graph, make in SIZED.items():
+            first, following = [], []
+            for _ in range(samples):
+                made = make()
+                outputs = [made.at(size) for size in made.sizes]
+                gc.collect()
+                with ow.Scheduler(devices) as scheduler:
+                    times = []
+                    for output in outputs:
+                        start = perf_counter()
+                        program = scheduler.build(output)
+                        times.append(perf_counter() - start)
+                first.append(times[0])
+                following.append(times[-1])
+            nodes, ratio = len(program.partition.graph), min(following) / min(first)
+            report.row(
+                graph=f"{graph}, {' to '.join(map(str, made.sizes[::2]))} rows",
+                devices=names[0],
+                nodes=nodes,
+                steps=sum(len(split.items) for split in program.splits),
+                splits=len(program.splits),
+                first_ms=min(first) * 1e3,
+                us_per_node=min(first) / nodes * 1e6,
+                next_ms=min(following) * 1e3,
+                next_us_per_node=min(following) / nodes * 1e6,
+                next_over_first=ratio,
+            )
+            report.target(f"{graph} on {names[0]}: built in another size over first, at most", ratio, NEXT, "times")
 
 
 def main() -> None:
@@ -97,6 +143,7 @@ def main() -> None:
             )
             report.target(f"{name}: a node at {last:,} over 1,000", per_node[last] / per_node[1000], GROWTH, "times")
             report.target(f"{name}: built again over first, at most", max(again.values()), AGAIN, "times")
+    resized(report, 4 if given.quick else 12)
     report.finish("Scheduler.build, from outputs to compiled program (minima)")
 
 
