@@ -13,6 +13,7 @@ from opweave.host.processor import cpu_name
 from opweave.host.threads import ThreadPool
 from opweave_cpu.decoded import DecodedType
 from opweave_cpu.hardware import cpu_features
+from opweave_cpu.huge_pages import HugePageType, has_huge_pages
 from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.kernels import KERNELS
 from opweave_cpu.stream import CpuStream
@@ -34,10 +35,14 @@ class _Processor(NumPyMemory):
     def _decoded(self) -> DecodedType:
         return DecodedType(self)  # made when asked for: its space is that of the device
 
+    @cached_property
+    def _huge_pages(self) -> tuple[HugePageType, ...]:
+        return (HugePageType(self),) if has_huge_pages() else ()
+
     @property
     def buffer_types(self) -> Sequence[BufferType]:
-        """Ordinary memory, and weights kept decoded."""
-        return self.default_buffer_type, self._decoded
+        """Ordinary memory, weights kept decoded, and memory in huge pages where the system has them."""
+        return self.default_buffer_type, self._decoded, *self._huge_pages
 
     def features(self) -> Mapping[str, Any]:
         return cpu_features()

@@ -1,0 +1,57 @@
+"""`HugePageType`: memory of the CPU in pages of 2 MiB, for large weights and caches that are read at random.
+
+Each page that is touched takes an entry of the processor's table of addresses, of which there are a few thousand: with
+pages of 4 KiB they cover some MiB, with huge ones some GiB. The system is asked for them (``madvise``), and gives
+ordinary pages where it has no free huge ones.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from weakref import finalize
+
+import numpy as np
+
+from opweave.contract import BufferType, Usage
+from opweave.host.reservations import RESERVATIONS
+
+if TYPE_CHECKING:
+    from opweave.contract import Device
+
+__all__ = ["HUGE_PAGE", "HugePageType", "has_huge_pages"]
+
+HUGE_PAGE: Final = 1 << 21
+"""Bytes of a huge page on x86-64, and on ARM with pages of 4 KiB."""
+
+_SETTING: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def has_huge_pages() -> bool:
+    """Whether the system gives huge pages to programs that ask for them: Linux, unless it is set to ``never``."""
+    try:
+        return hasattr(mmap, "MADV_HUGEPAGE") and "[never]" not in _SETTING.read_text()
+    except OSError:
+        return False
+
+
+class HugePageType(BufferType):
+    """Ordinary memory in huge pages: ``buffer_type="cpu.huge_pages"``. Its buffers take whole pages of 2 MiB."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device, f"{device.name}.huge_pages")
+
+    def _alloc(self, size: int, usage: Usage) -> np.ndarray[Any, Any]:
+        whole = -(-size // HUGE_PAGE) * HUGE_PAGE
+        RESERVATIONS.reserve(whole)
+        try:
+            pages = mmap.mmap(-1, whole + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, ValueError, OverflowError) as error:
+            RESERVATIONS.release(whole)
+            raise MemoryError(str(error)) from None
+        raw = np.frombuffer(pages, np.uint8)
+        skip = -raw.__array_interface__["data"][0] % HUGE_PAGE
+        finalize(raw, RESERVATIONS.release, whole).atexit = False  # views keep `raw` alive
+        pages.madvise(mmap.MADV_HUGEPAGE, skip, whole)
+        return raw[skip : skip + size]
