@@ -86,7 +86,7 @@ class _Groups:
         if len(members) == 2:
             last = {self._only_reader(k) for k in members}
             j = last.pop()
-            if not last and j is not None and self._is_gated(j) and self._stays(i, j):
+            if not last and j is not None and self._is_gated(j) and all(self._stays(k, j) for k in members):
                 return [*members, j], j
         return members, i
 

@@ -19,7 +19,7 @@ from opweave_torch.memory import tensor
 from opweave_torch.native import gelu_of_packed_product, packed_product
 from opweave_torch.packed import Int4Type, PackedType, RoundedType, multiply_int4
 
-__all__ = ["Product", "computed_in", "operands", "product_of_int4", "product_of_packed"]
+__all__ = ["Product", "computed_in", "product_of_int4", "product_of_packed"]
 
 
 def _is_in(step: Step, kind: type) -> str | None:
@@ -111,7 +111,7 @@ class Product(NamedTuple):
     gelu: Callable[[], Tensor] | None = None
 
 
-def operands(
+def _operands(
     dtype: DType, x: Arg, b: Arg | None, arrays: Mapping[str, Arg]
 ) -> tuple[Tensor, Tensor | None, list[Call]]:
     """Rows as one matrix and the bias, both in ``dtype``, and the calls that convert them."""
@@ -122,7 +122,7 @@ def operands(
 
 def product_of_packed(x: Arg, w: Arg, b: Arg | None, arrays: Mapping[str, Arg]) -> Product:
     """With a weight packed by oneDNN."""
-    source, bias, before = operands(computed_in(w), x, b, arrays)
+    source, bias, before = _operands(computed_in(w), x, b, arrays)
     weight = w.handle
     return Product(
         before,
@@ -133,7 +133,7 @@ def product_of_packed(x: Arg, w: Arg, b: Arg | None, arrays: Mapping[str, Arg]) 
 
 def product_of_int4(x: Arg, w: Arg, b: Arg | None, arrays: Mapping[str, Arg]) -> Product:
     """With a weight of integers of 4 bits."""
-    source, bias, before = operands(bf16, x, b, arrays)
+    source, bias, before = _operands(bf16, x, b, arrays)
     weight = w.handle
     if bias is None:
         return Product(before, lambda: multiply_int4(source, weight.value))
