@@ -195,6 +195,23 @@ def test_a_product_stays_before_a_write_to_what_it_reads(device: TorchCpuDevice)
     assert nmse(got, linear(np.ones((ROWS, INPUTS), F), w) + linear(new, v)) < 1e-12
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_gated_unit_stays_behind_a_write_to_a_bias(device: TorchCpuDevice, turned: bool) -> None:
+    """One of its products reads a bias that is written before the unit comes."""
+    weights = ow.weights({"w": matrix(), "v": matrix(), "b": np.zeros(OUTPUTS, F)})
+    kept = ow.state(f"groups.bias.{turned}", (OUTPUTS,), device=device, fill=1)
+    x = ow.input("x", (ROWS, INPUTS))
+    plain, shifted = ow.linear(x, weights["w"], weights["b"]), ow.linear(x, weights["v"], kept)
+    written = ow.assign(kept, plain[0] * 100)
+    fed = RNG.standard_normal((ROWS, INPUTS)).astype(F)
+    values = [plain, shifted]
+    (_, got), _ = run(device, [written, ow.reglu(*(values[::-1] if turned else values))], {"x": fed})
+    first, second = (linear(fed, np.array(ow.read(weights[name]))) for name in "wv")
+    second = second + 1
+    want = second * np.maximum(first, 0) if turned else first * np.maximum(second, 0)
+    assert nmse(got, want) < 1e-12
+
+
 def test_without_packed_weights_products_stay_alone(device: TorchCpuDevice) -> None:
     weights = ow.weights({"a": matrix(), "b": matrix()})
     x = ow.input("x", (ROWS, INPUTS))
