@@ -3,7 +3,7 @@ BLAS."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -12,16 +12,19 @@ from llvmlite import ir
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.graph.dtypes import DType, as_dtype
 from opweave_cpu.jit.blocks import DECODERS, Block
-from opweave_cpu.jit.compiler import MachineCode
+from opweave_cpu.jit.compiler import MachineCode, target
 from opweave_cpu.jit.vectors import LANES, Vector, fma
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk
 from opweave_cpu.jit.writer import Writer, takes
 
 __all__ = ["bind_decoding", "bind_product", "fits", "is_decoded"]
 
-MOST_ROWS: Final = 8
-"""Rows up to which a product reads each block once and multiplies it in registers; of more rows BLAS is faster, even
-though it reads decoded weights from memory."""
+MOST_ROWS: Final = 16
+"""Rows up to which a product multiplies weights in registers; of more rows BLAS is faster, even though it reads decoded
+weights from memory."""
+
+MOST_PASS: Final = 8
+"""Rows that are multiplied in one pass over some rows of weights."""
 
 _SUMS: Final = 4
 """Sums that are under way at once, at least: an addition takes several cycles."""
@@ -63,63 +66,97 @@ def bind_product(stream: Stream, step: Step) -> Call:
     out, x, w, *bias = step.out, *step.srcs
     outputs, inputs = w.shape
     rows = x.size // inputs
-    args = [w, *[_row(x, r, inputs) for r in range(rows)], *bias, *[_row(out, r, outputs) for r in range(rows)]]
-    strides = [(w.strides[0], 0), *[(0, x.dtype.itemsize)] * rows, *[(b.strides[0], 0) for b in bias]]
-    walk = Walk((outputs, inputs), (*strides, *[(out.dtype.itemsize, 0)] * rows))
-    key = w.dtype.name, rows, x.dtype.name, bias[0].dtype.name if bias else "", out.dtype.name
+    together = _together(rows, outputs)
+    size = out.dtype.itemsize
+    ours = range(together)
+    args = [_row_of_weights(w, k) for k in ours] + [_part(x, r * inputs, inputs) for r in range(rows)]
+    args += [_part(b, k, outputs - k) for b in bias for k in ours]
+    args += [_part(out, r * outputs + k, outputs - k) for r in range(rows) for k in ours]
+    strides = [(together * w.strides[0], 0)] * together + [(0, x.dtype.itemsize)] * rows
+    strides += [(together * b.strides[0], 0) for b in bias for _ in ours] + [(together * size, 0)] * (rows * together)
+    walk = Walk((outputs // together, inputs), tuple(strides))
+    key = w.dtype.name, rows, together, x.dtype.name, bias[0].dtype.name if bias else "", out.dtype.name
     code = stream.artefact(("product", key), partial(_product, w.dtype, *key[1:]))
-    return bind_walk(stream, code, walk, args, work=rows + 2, rows=True)
+    return bind_walk(stream, code, walk, args, work=together * (rows + 2), rows=True)
 
 
-def _row(arg: Arg, r: int, length: int) -> Arg:
-    """Row ``r`` of a dense operand."""
-    itemsize = arg.dtype.itemsize
-    return Arg(arg.buffer, arg.offset + r * length * itemsize, arg.dtype, (length,), (itemsize,))
+def _most_sums() -> int:
+    """Vectors of sums that fit the registers beside what is multiplied."""
+    return 16 if "avx512f" in target().features else 4
 
 
-def _product(weights: DType, rows: int, of: str, bias: str, into: str) -> MachineCode:
-    sources = [Operand(of, as_dtype(of).itemsize)] * rows
-    writer = Writer(
-        2,
-        [
-            Operand(weights.name, weights.itemsize),
-            *sources,
-            *[Operand(bias, 0)] * bool(bias),
-            *[Operand(into, 0)] * rows,
-        ],
-    )
-    parts = max(1, _SUMS // rows)
+def _together(rows: int, outputs: int) -> int:
+    """Rows of weights that are multiplied at once, so that each vector of ``x`` is read less often. A single row of it
+    stays in the cache, and memory is read fastest from one place at a time."""
+    if rows == 1:
+        return 1
+    some = min(rows, _most_sums() // 2)
+    return next(n for n in (4, 2, 1) if outputs % n == 0 and n * some <= _most_sums())
+
+
+def _part(arg: Arg, first: int, length: int) -> Arg:
+    """Elements of a dense operand, or of one axis, from the first one on."""
+    stride = arg.strides[-1] if arg.strides else arg.dtype.itemsize
+    return Arg(arg.buffer, arg.offset + first * stride, arg.dtype, (length,), (stride,))
+
+
+def _row_of_weights(w: Arg, k: int) -> Arg:
+    return Arg(w.buffer, w.offset + k * w.strides[0], w.dtype, w.shape[1:], w.strides[1:])
+
+
+def _product(weights: DType, rows: int, together: int, of: str, bias: str, into: str) -> MachineCode:
+    stored, sources = Operand(weights.name, weights.itemsize), Operand(of, as_dtype(of).itemsize)
+    biases, results = [Operand(bias, 0)] * (together * bool(bias)), [Operand(into, 0)] * (rows * together)
+    writer = Writer(2, [stored] * together + [sources] * rows + biases + results)
+    most = max(1, min(MOST_PASS, _most_sums() // together))
     with writer.rows() as places:
-        zero = writer.number(0.0, "f32")
-        cells = [[writer.cell(zero) for _ in range(parts)] for _ in range(rows)]
-        for number, (i, value) in enumerate(_values(writer, weights, places[0])):
-            for r in range(rows):
-                cell = cells[r][number % parts]
-                cell.set(fma(writer.read(1 + r, places[1 + r], i), value, cell.get()))
-        for r in range(rows):
-            first, *others = [cell.get() for cell in cells[r]]
-            for other in others:
-                first = first + other
-            total = writer.total(first)
-            if bias:
-                total = total + writer.read(1 + rows, places[1 + rows], _I64(0))
-            k = len(places) - rows + r
-            writer.write_one(k, places[k], total)
+        for first in range(0, rows, most):
+            some = range(first, min(first + most, rows))
+            totals = _sums(writer, weights, places, together, some)
+            for (r, k), total in totals.items():
+                if bias:
+                    at = together + rows + k
+                    total = total + writer.read(at, places[at], _I64(0))
+                at = len(places) - (rows - r) * together + k
+                writer.write_one(at, places[at], total)
     return MachineCode(writer.end())
 
 
-def _values(writer: Writer, weights: DType, row: Any) -> Iterator[tuple[Any, Vector]]:
-    """The values of a row of weights and where they are in it, within a loop over its blocks, or vectors."""
+def _sums(
+    writer: Writer, weights: DType, places: Sequence[Any], together: int, rows: range
+) -> dict[tuple[int, int], Vector]:
+    """By row of x and row of weights: the sum of their products, in all lanes."""
+    zero = writer.number(0.0, "f32")
+    parts = max(1, _SUMS // (len(rows) * together))
+    cells = {(r, k): [writer.cell(zero) for _ in range(parts)] for r in rows for k in range(together)}
+    for number, (i, values) in enumerate(_values(writer, weights, places[:together])):
+        for r in rows:
+            x = writer.read(together + r, places[together + r], i)
+            for k, value in enumerate(values):
+                cell = cells[r, k][number % parts]
+                cell.set(fma(x, value, cell.get()))
+    totals = {}
+    for at, (first, *others) in cells.items():
+        total = first.get()
+        for other in others:
+            total = total + other.get()
+        totals[at] = writer.total(total)
+    return totals
+
+
+def _values(writer: Writer, weights: DType, rows: Sequence[Any]) -> Iterator[tuple[Any, Sequence[Vector]]]:
+    """Where some values are in rows of weights, the operands from 0 on, and those of each row, within a loop over their
+    blocks, or vectors."""
     code = writer.code
     if weights.is_float:
         with writer.loop(_I64(0), writer.length, LANES) as i:
-            yield i, writer.read(0, row, i)
+            yield i, [writer.read(k, row, i) for k, row in enumerate(rows)]
         return
     with writer.loop(_I64(0), code.sdiv(writer.length, _I64(weights.block)), 1) as number:
-        block = Block(writer, code.add(row, code.mul(number, _I64(weights.itemsize))))
-        start = code.mul(number, _I64(weights.block))
-        for k, value in enumerate(DECODERS[weights.name](block)):
-            yield code.add(start, _I64(k * LANES)), value
+        offset, start = code.mul(number, _I64(weights.itemsize)), code.mul(number, _I64(weights.block))
+        blocks = [DECODERS[weights.name](Block(writer, code.add(row, offset))) for row in rows]
+        for k, values in enumerate(zip(*blocks, strict=True)):
+            yield code.add(start, _I64(k * LANES)), values
 
 
 def bind_decoding(stream: Stream, w: Arg, rows: slice, values: Arg) -> Call:
@@ -134,6 +171,6 @@ def bind_decoding(stream: Stream, w: Arg, rows: slice, values: Arg) -> Call:
 def _decoding(weights: DType) -> MachineCode:
     writer = Writer(2, [Operand(weights.name, weights.itemsize), Operand("f32", 4)])
     with writer.rows() as places:
-        for i, value in _values(writer, weights, places[0]):
+        for i, (value,) in _values(writer, weights, places[:1]):
             writer.write(1, places[1], i, value)
     return MachineCode(writer.end())
