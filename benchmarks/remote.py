@@ -1,17 +1,23 @@
-"""What a remote device costs: one split over loopback beside a bare round trip, large transfers beside a bare socket.
+"""What a remote device costs: one split over loopback beside a bare round trip, large transfers beside a bare socket, a
+transformer pipelined over two servers beside one; where Ray is installed, a split beside a call of an actor.
 
 The server is a process of its own, and so is the bare one, which sends back 100 bytes, or takes and sends a block, by
 blocking sockets with TCP_NODELAY. Limits: a split takes at most 1.3 bare round trips and 20 us; large transfers reach
-0.8 of what the bare socket does.
+0.8 of what the bare socket does; two servers do at least 1.6 times the work of one, where there are processors for
+both; a call of a Ray actor takes at least 5 times what a split takes.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +27,7 @@ import opweave_remote
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
 
 from benchmarks._measure import Report, interleaved, options
+from examples import text
 
 ECHO = """
 import socket, sys
@@ -53,7 +60,8 @@ def server(folder: str) -> tuple[subprocess.Popen[str], str, str]:
     command = [sys.executable, "-m", "opweave", "serve-devices"]
     subprocess.run([*command, "--make-token", token], check=True)
     own = ["--listen", "127.0.0.1:0", "--token-file", token, "--devices", "cpu", "--grace", "0"]
-    process = subprocess.Popen([*command, *own], stdout=subprocess.PIPE, text=True)
+    one_thread = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    process = subprocess.Popen([*command, *own], stdout=subprocess.PIPE, text=True, env=one_thread)
     assert process.stdout is not None
     return process, process.stdout.readline().split()[2].rstrip(":"), token
 
@@ -74,6 +82,9 @@ def main() -> None:
             device = opweave_remote.connect(address, token_file=token).devices[0]
             _small(report, device, sock, samples)
             _large(report, device, sock, size, max(samples // 10, 5))
+            _pipelined(report, 8 if given.quick else 40)
+            if importlib.util.find_spec("ray") is not None:
+                _beside_ray(report, device, samples)
         finally:
             process.terminate()
             process.wait()
@@ -97,6 +108,63 @@ def _small(report: Report, device: ow.Device, sock: socket.socket, samples: int)
     best = {name: min(values) * 1e6 for name, values in timed.items()}
     report.row(what="one split of 16 numbers", us=best["remote"], bare_us=best["bare"], local_us=best["local"])
     report.target("split beyond the local run", best["remote"] - best["local"], 1.3 * best["bare"] + 20, "us")
+
+
+def _beside_ray(report: Report, device: ow.Device, samples: int) -> None:
+    """A split beside a call of a Ray actor that does the same. The last one: Ray's processes are never idle."""
+    ray: Any = importlib.import_module("ray")
+    x, values = ow.input("x", (16,)), np.ones(16, np.float32)
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        actor = ray.remote(Adder).remote()
+        with ow.Scheduler(device) as scheduler:
+            program = scheduler.build(x + 1)
+            timed = interleaved(
+                {"remote": lambda: program.run(x=values), "ray": lambda: ray.get(actor.add.remote(values))}, samples
+            )
+    finally:
+        ray.shutdown()
+    best = {name: min(values) * 1e6 for name, values in timed.items()}
+    report.row(what="a split beside Ray", us=best["remote"])
+    report.row(what="a call of a Ray actor", us=best["ray"])
+    report.target("split beside a call of a Ray actor", best["remote"] / best["ray"], 1 / 5, "")
+
+
+class Adder:
+    """Adds 1."""
+
+    def add(self, x: Any) -> Any:
+        return x + 1
+
+
+def _pipelined(report: Report, runs: int) -> None:
+    """A transformer with its layers on one server, and on two."""
+    size = text.Size(layers=4, width=256, heads=8, context=64)
+    arrays, ids = text.parameters(80, size), ow.input("ids", (4, 64), "i32")
+    values = np.random.default_rng(0).integers(0, 80, (4, 64)).astype(np.int32)
+    with ExitStack() as stack:
+        devices = []
+        for _ in range(2):
+            process, address, token = server(stack.enter_context(tempfile.TemporaryDirectory()))
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+            devices.append(opweave_remote.connect(address, token_file=token).devices[0])
+        contestants = {}
+        for name, used in (("one", devices[:1]), ("two", devices)):
+            scheduler = stack.enter_context(ow.Scheduler([*used, "host"], parallel=True))
+            weights = ow.weights(arrays, {f"{i}.*": used[i * len(used) // 4].name for i in range(4)})
+            program = scheduler.build(text.transformer(ids, weights, size))
+
+            def stream(program: ow.Program = program) -> None:
+                for future in [program.submit(ids=values) for _ in range(runs)]:
+                    future.result()
+
+            contestants[name] = stream
+        timed = interleaved(contestants, 3)
+    best = {name: min(seconds) for name, seconds in timed.items()}
+    report.row(what=f"{runs} runs of a transformer, two servers", us=best["two"] * 1e6)
+    report.row(what=f"{runs} runs of a transformer, one server", us=best["one"] * 1e6)
+    report.target("two servers beside one", best["two"] / best["one"], 1 / 1.6, "")
 
 
 def _large(report: Report, device: ow.Device, sock: socket.socket, size: int, samples: int) -> None:
