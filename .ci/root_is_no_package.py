@@ -8,9 +8,10 @@ from typing import Any, NoReturn
 MESSAGE = """
 The root of this repository is no package. To install opweave from this clone, name the packages:
 
-    pip install ./core ./plugins/cpu        # and ./plugins/torch, ./plugins/ort, ./plugins/opencl, ./plugins/remote
+    pip install ./core ./plugins/cpu        # and ./plugins/torch, ./plugins/ort, ./plugins/opencl,
+                                            # ./plugins/remote, ./plugins/ray
 
-From a package index: pip install "opweave[cpu]" (or [opencl], [ort], [remote], [torch], [all]).
+From a package index: pip install "opweave[cpu]" (or [opencl], [ort], [ray], [remote], [torch], [all]).
 To work on it: pip install -r requirements/test.txt -r requirements/checks.txt
 """
 
