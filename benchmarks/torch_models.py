@@ -6,11 +6,15 @@ opweave. Figures are the shortest of interleaved runs."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
 
 from benchmarks._measure import Report, interleaved, options
 from opweave_torch import import_program

@@ -261,7 +261,8 @@ def explain(
             target = where(partition, copy.dst.storage)
             lines.append(_copy_line(copy.tensor, copy.cause, copy.nbytes, split.target.name, target))
     for tensor in graph.sharded:
-        assert tensor.leaf is not None and tensor.leaf.shards is not None
+        assert tensor.leaf is not None
+        assert tensor.leaf.shards is not None
         shards = tensor.leaf.shards
         parts = zip(shards.devices, shards.parts, strict=True)
         each = ", ".join(f"{device} {part.shape[shards.axis]}" for device, part in parts)

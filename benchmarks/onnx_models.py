@@ -5,7 +5,9 @@ A run through the front end makes the calls of one program, so it should take wh
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -16,6 +18,9 @@ from onnx import helper, numpy_helper
 
 import opweave as ow
 import opweave_onnx
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
+
 from benchmarks._measure import Report, interleaved, options
 
 LAYERS, WIDTH, ROWS = 24, 512, 64
