@@ -144,6 +144,9 @@ def test_kernels_take_a_base_and_an_offset(device, stream, offset):
 def test_what_one_buffer_cannot_hold_is_chunked(device, monkeypatch):
     """Weights and temporaries of more than the largest buffer lie in several."""
     limit = 64 << 10
+    assert (
+        device.host_buffer_type.max_size is None or device.host_buffer_type.max_size > limit
+    )  # made before the change
     monkeypatch.setattr(device, "max_buffer_size", limit)
     monkeypatch.setattr(device, "_default_type", None)
     rng = np.random.default_rng(0)

@@ -165,7 +165,8 @@ def test_predictions_are_those_of_all_examples_in_their_order():
     want = functional.linear(torch.relu(functional.linear(torch.tensor(X), w0, b0)), w1, b1).numpy()
     with trainer(batch=20) as made:
         np.testing.assert_allclose(made.predict(DATA), want, rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(made.predict({"x": X[:7]}), made.predict(DATA)[:7])
+        # Kernels for few rows may add in another order than those for many.
+        np.testing.assert_allclose(made.predict({"x": X[:7]}), made.predict(DATA)[:7], rtol=1e-5, atol=1e-6)
 
 
 def test_each_label_of_an_example_counts():

@@ -56,7 +56,10 @@ def encode_group(group: Group) -> list[Any]:
 
 
 def _encode_arg(arg: Arg) -> list[Any]:
-    number = 0 if arg.buffer is None else arg.buffer.handle.number
+    number = 0
+    if arg.buffer is not None:
+        arg.buffer.check(arg.offset, 0)  # a freed one has no number
+        number = arg.buffer.handle.number
     return [number, arg.offset, arg.dtype.name, list(arg.shape), list(arg.strides), arg.value]
 
 

@@ -18,6 +18,7 @@ from opweave_torch.groups import TorchCpuStream
 from opweave_torch.kernels import elementwise, rounding
 from opweave_torch.kernels.table import FLOATS
 from opweave_torch.memory import tensor, torch_dtype
+from opweave_torch.native import gelu_tanh_gradient, silu_gradient
 from opweave_torch.stream import TorchStream
 
 __all__ = ["FusingCpuStream", "FusingStream"]
@@ -45,8 +46,8 @@ FUNCTIONS: Final[dict[str, Callable[..., Tensor]]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_quick": lambda x: x * torch.sigmoid(QUICK * x),
     "relu_backward": lambda grad, y: torch.where(y <= 0, 0, grad),
-    "silu_backward": torch.ops.aten.silu_backward,
-    "gelu_tanh_backward": lambda grad, x: torch.ops.aten.gelu_backward(grad, x, approximate="tanh"),
+    "silu_backward": silu_gradient,
+    "gelu_tanh_backward": gelu_tanh_gradient,
     "minimum": torch.minimum,
     "maximum": torch.maximum,
 }

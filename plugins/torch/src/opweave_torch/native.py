@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "backward_function", "convolution", "flash_attention_on_cpu", "gelu_of_packed_product", "has_fused_attention",
-    "inference_mode", "int4_packed", "int4_product", "max_pool_with_indices", "multiplies_bf16",
-    "multiplies_tiles_of_bf16", "out_function", "packed_linear", "packed_product",
+    "backward_function", "convolution", "flash_attention_on_cpu", "gelu_of_packed_product", "gelu_tanh_gradient",
+    "has_fused_attention", "inference_mode", "int4_packed", "int4_product", "max_pool_with_indices", "multiplies_bf16",
+    "multiplies_tiles_of_bf16", "out_function", "packed_linear", "packed_product", "silu_gradient",
 ]  # fmt: skip
 
 _NN: Final[Any] = torch._C._nn
@@ -157,3 +157,15 @@ def backward_function(name: str) -> Callable[..., Any]:
     """torch's function for the gradient of an operation, which takes ``grad_input=`` for the result."""
     function: Callable[..., Any] = getattr(torch.ops.aten, name).grad_input
     return function
+
+
+def silu_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient of silu, a new tensor."""
+    made: Tensor = torch.ops.aten.silu_backward(grad, x)
+    return made
+
+
+def gelu_tanh_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient of gelu by tanh, a new tensor."""
+    made: Tensor = torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
+    return made

@@ -16,6 +16,7 @@ import torch
 
 import opweave as ow
 from opweave.errors import SchedulerError, UnknownNameError
+from opweave_torch.frontend.native import by_autograd, called_with_a_list, core_decompositions, parameter_places
 from opweave_torch.frontend.operators import OPERATORS
 from opweave_torch.frontend.runner import Runner
 from opweave_torch.frontend.source import Source, check_operators
@@ -43,8 +44,6 @@ def opweave(
         UnknownNameError: an option that does not exist, or a device.
         UnsupportedOpError: operators that cannot be expressed, all of them with their places.
     """
-    from torch._dynamo.backends.common import aot_autograd
-
     given = dict(options or {})
     for name in given:
         if name not in OPTIONS:
@@ -60,10 +59,11 @@ def opweave(
         scheduler = _scheduler(names, given.get("placement", "priority"), given.get("precision", "exact"))
     learning = partial(_compiled, scheduler=scheduler, max_programs=most, fixed=False)
     inferring = partial(_compiled, scheduler=scheduler, max_programs=most, fixed=True)
-    compiler = aot_autograd(
+    compiler = by_autograd(
         fw_compiler=learning, bw_compiler=learning, inference_compiler=inferring, decompositions=_decompositions()
     )
-    return compiler(module, example_inputs)  # type: ignore[no-any-return]
+    compiled: Callable[..., Any] = compiler(module, example_inputs)
+    return compiled
 
 
 @cache
@@ -78,7 +78,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     """How torch decomposes operators that opweave has no builder for."""
     with catch_warnings():
         simplefilter("ignore")
-        table = torch._decomp.core_aten_decompositions()
+        table = core_decompositions()
     return {target: function for target, function in table.items() if target not in OPERATORS}
 
 
@@ -86,22 +86,13 @@ def _compiled(
     module: torch.fx.GraphModule, example_inputs: Sequence[Any], *, scheduler: ow.Scheduler, max_programs: int,
     fixed: bool,
 ) -> Callable[..., Any]:  # fmt: skip
-    from torch._functorch.aot_autograd import make_boxed_func
-
     fed = [node for node in module.graph.nodes if node.op == "placeholder"]
     results: Any = next(iter(reversed(module.graph.nodes))).args[0]
     outputs = results if isinstance(results, (list, tuple)) else [results]
     source = Source("the compiled module", module, {}, fed, outputs)
     check_operators(source)
-    run = _Compiled(source, scheduler, max_programs, _parameters() if fixed else ())
-    return make_boxed_func(run)  # type: ignore[no-any-return]
-
-
-def _parameters() -> Sequence[int]:
-    """The places of the arguments that are parameters and buffers of the module, as torch tells."""
-    context = torch._guards.TracingContext.try_get()
-    found = context.fw_metadata.static_input_indices if context is not None and context.fw_metadata is not None else ()
-    return tuple(found or ())
+    run = _Compiled(source, scheduler, max_programs, parameter_places() if fixed else ())
+    return called_with_a_list(run)
 
 
 class _Compiled:

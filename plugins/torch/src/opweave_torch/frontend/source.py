@@ -17,6 +17,7 @@ from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from opweave.errors import UnsupportedOpError
+from opweave_torch.frontend.native import is_function, is_operator
 from opweave_torch.frontend.operators import OPERATORS, runs_by_torch
 
 __all__ = ["Source", "check_operators", "module_path", "place_of", "read_program"]
@@ -134,8 +135,8 @@ def check_operators(source: Source) -> None:
 
 def _is_known(node: torch.fx.Node) -> bool:
     target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return not isinstance(target, torch._ops.OperatorBase)  # Python's, for lengths
+    if not is_operator(target):
+        return is_function(target)  # Python's, for lengths
     name = target._schema.name.removeprefix("aten::")
     if name in CHECKS or f"{name}.{target._overloadname}" in SHAPES:
         return True

@@ -17,6 +17,7 @@ from opweave.errors import OpweaveError, ShapeError, UnsupportedOpError
 from opweave.graph.tensor import Tensor
 from opweave_torch.frontend.call import Call, constant_of, leaves_of
 from opweave_torch.frontend.folding import is_pure, on_host
+from opweave_torch.frontend.native import is_operator
 from opweave_torch.frontend.operators import OPERATORS
 from opweave_torch.frontend.operators.fallback import run_by_torch
 from opweave_torch.frontend.source import CHECKS, SHAPES, Source, module_path, place_of
@@ -104,7 +105,7 @@ class Trace:
         target: Any = node.target
         args, kwargs = torch.fx.map_arg((self._args.get(node, node.args), node.kwargs), self.of)
         computed = leaves_of((args, kwargs), is_tensor)
-        if not isinstance(target, torch._ops.OpOverload):
+        if not is_operator(target):
             if computed and target is not operator.getitem:
                 raise UnsupportedOpError("Python computes with the values of tensors")
             return target(*args, **kwargs)

@@ -14,7 +14,7 @@ import torch
 
 import opweave as ow
 from opweave.graph.tensor import Tensor
-from opweave_torch.frontend.operators.table import overload
+from opweave_torch.frontend.native import overload
 from opweave_torch.frontend.source import Source
 
 __all__ = ["Updates"]

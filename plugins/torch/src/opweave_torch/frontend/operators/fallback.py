@@ -1,7 +1,7 @@
 """Operators that opweave has no operation for: torch computes them on the host, as a custom node.
 
 So every functional operator runs whose results have shapes that follow from those of its arguments, also those of other
-libraries (``torch.ops.mine.blur``).
+libraries.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import opweave as ow
 from opweave.errors import UnsupportedOpError
 from opweave.graph.tensor import Tensor
 from opweave_torch.frontend.call import Call
+from opweave_torch.frontend.native import is_operator, without_values
 from opweave_torch.frontend.values import Array, array_of, dtype_of, tensor_of
 from opweave_torch.memory import torch_dtype
 
@@ -25,7 +25,7 @@ __all__ = ["random_by_torch", "run_by_torch", "runs_by_torch"]
 
 def runs_by_torch(target: Any) -> bool:
     """Whether an operator changes none of its arguments and returns tensors only."""
-    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+    if not is_operator(target) or target._schema.is_mutable:
         return False
     kinds = [str(value.type) for value in target._schema.returns]
     return bool(kinds) and all(kind in ("Tensor", "List[Tensor]") for kind in kinds)
@@ -98,7 +98,7 @@ def run_by_torch(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     target: Any = call.node.target
     tensors: list[Tensor] = []
     frozen = _frozen((tuple(args), dict(kwargs)), tensors)
-    with FakeTensorMode():
+    with without_values():
         shown = _applied(target, frozen, [torch.empty(t.shape, dtype=torch_dtype(t.dtype)) for t in tensors])
     name = call.node.name if torch.Tag.nondeterministic_seeded in target.tags else ""
 

@@ -11,8 +11,9 @@ import torch
 import opweave as ow
 from opweave.graph.tensor import Tensor
 from opweave_torch.frontend.call import Call, constant_of
+from opweave_torch.frontend.native import overload
 from opweave_torch.frontend.operators.fallback import random_by_torch
-from opweave_torch.frontend.operators.table import operator, overload
+from opweave_torch.frontend.operators.table import operator
 
 __all__: list[str] = []
 

@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-import torch
+from opweave_torch.frontend.native import overload
 
-__all__ = ["OPERATORS", "operator", "overload"]
+__all__ = ["OPERATORS", "operator"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 OPERATORS: Final[dict[Any, Callable[..., Any]]] = {}
-"""An overload of an operator, as ``torch.ops.aten.add.Tensor`` -> what builds its nodes. It is called with the `Call`
+"""An overload of an operator, as ``aten.add.Tensor`` -> what builds its nodes. It is called with the `Call`
 and the arguments of the overload, its tensors as tensors of opweave, and returns a tensor, or a tuple of them for
 several results; ``None`` stands for a result that it does not build."""
-
-
-def overload(name: str) -> Any:
-    """The overload of ATen by its name, ``"add.Tensor"``; ``"relu"`` is ``"relu.default"``. ``None``: this version of
-    torch does not have it."""
-    packet, _, which = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet, None), which or "default", None)
 
 
 def operator(*names: str) -> Callable[[F], F]:
