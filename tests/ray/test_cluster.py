@@ -14,7 +14,10 @@ import opweave as ow
 from opweave.errors import DeviceLostError, ExecutionError, Unavailable
 from opweave_remote.link import Fate
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
+    pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),  # of jax, where another test has imported it
+]
 
 F32 = np.float32
 
