@@ -37,6 +37,16 @@ def test_rows_are_written_and_read_in_one_session(scheduler, dtype):
         assert np.array_equal(program.read("cache"), want)
 
 
+def test_numbers_without_axes_are_read_anew_in_each_run(scheduler):
+    steps = ow.state("steps", ())
+    after, share = ow.accumulate(steps, 1.0), ow.expm1((steps + 1.0) * -0.5) * ow.input("rate", ())
+    program = scheduler.build([share, after])
+    for n in range(1, 4):
+        got = program.run(rate=np.array(n, np.float32))
+        np.testing.assert_allclose(got[0], np.expm1(n * -0.5) * n, rtol=1e-6)
+        assert got[1] == n
+
+
 def test_a_large_state_is_not_copied(scheduler):
     """A copy of 256 MB would take more than 10 ms."""
     cache = ow.state("cache", (1 << 16, 1024))

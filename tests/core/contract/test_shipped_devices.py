@@ -281,3 +281,17 @@ def test_runs_overlap_in_slots(device):
         futures = [program.submit(x=np.full((4, 6), n, np.float32)) for n in range(6)]
         for n, future in enumerate(futures):
             np.testing.assert_allclose(future.result(), np.full((4, 6), np.exp(-n)), rtol=1e-5)
+
+
+def test_values_without_axes_are_read_anew_in_each_run(device):
+    steps, x = ow.state(f"steps of {device.name}", ()), ow.input("number", ())
+    weights = ow.weights({"scale": np.array(2, np.float32)})
+    product = (steps + 1.0) * x * weights["scale"]
+    outputs = [product, ow.accumulate(steps, 1.0), ow.add_region(x, ow.set_region(product, x, ()), ())]
+    with ow.Scheduler([device, HostDevice()]) as scheduler:
+        program = scheduler.build(outputs)
+        for n in range(1, 5):
+            scale = 2 if n < 3 else 5
+            weights.write({"scale": np.array(scale, np.float32)})
+            got = program.run(number=np.array(n + 0.5, np.float32))
+            assert [value.item() for value in got] == [n * (n + 0.5) * scale, n, 2 * n + 1]

@@ -126,7 +126,7 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
         if staged:
             stage = np.empty(source.shape, arg.dtype.numpy)
             lead = tuple([slice(0, 1) if not s else slice(None) for s in arg.strides])
-            before.append(partial(np.copyto, stage, arg.view[lead]))
+            before.append(partial(np.copyto, stage, arg.view[*lead, ...]))  # ``...``: a view, also without axes
             kept.append(stage)
             address = stage.__array_interface__["data"][0]
         inputs.append((source.dtype, source.shape, address))
@@ -200,7 +200,7 @@ def _value(arg: Arg) -> Any:
     shape = whole_of(arg)
     if shape is None:
         lead = tuple([slice(0, 1) if not s else slice(None) for s in arg.strides])
-        array = np.ascontiguousarray(arg.view[lead])
+        array = np.ascontiguousarray(arg.view[*lead, ...])
     else:
         array = arg.buffer.view(arg.offset, arg.dtype, shape, dense_strides(shape, arg.dtype))
     return _shared(array, arg.dtype)

@@ -243,7 +243,8 @@ def _add_rows(check: Call, lists: Sequence[tuple[Array, Array]], out: Array, tot
 @KERNELS("add_region", dtypes=NUMBERS, inplace=True)
 def region(stream: Stream, op: str, out: Arg, x: Arg, value: Arg, *, offsets: tuple[int, ...]) -> Call:
     target = out.view
-    window = target[tuple([slice(at, at + n) for at, n in zip(offsets, value.shape, strict=True)])]
+    places: tuple[Any, ...] = tuple([slice(at, at + n) for at, n in zip(offsets, value.shape, strict=True)])
+    window = target[*places, ...]  # ``...``: a view, also without axes
     if op == "set_region":
         write = copy_call(stream, window, value.view)
     else:

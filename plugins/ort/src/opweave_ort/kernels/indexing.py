@@ -53,7 +53,9 @@ def _region(m: Model, x: Operand, value: Operand, offsets: tuple[int, ...]) -> t
     widths = [*offsets, *[n - at - k for n, at, k in zip(x.shape, offsets, value.shape, strict=True)]]
     inside = np.zeros(x.shape, np.bool_)
     inside[tuple([slice(at, at + k) for at, k in zip(offsets, value.shape, strict=True)])] = True
-    spread = m("Pad", m.expanded(value), m.integers(*widths), m.constant(0, x.dtype), mode="constant")
+    spread = m.expanded(value)
+    if offsets:  # ONNX Runtime pads nothing without axes
+        spread = m("Pad", spread, m.integers(*widths), m.constant(0, x.dtype), mode="constant")
     return spread, m.constant(inside)
 
 
