@@ -20,7 +20,7 @@ __all__ = ["features", "products", "version"]
 
 Array = np.ndarray[Any, Any]
 
-TYPES: Final = {"f32": 0, "q4_0": 2, "q8_0": 8}
+TYPES: Final = {"f32": 0, "q4_0": 2, "q8_0": 8, "q4_k": 12, "q6_k": 14}
 FEATURES: Final = ("avx", "avx2", "avx_vnni", "avx512", "avx512_vbmi", "avx512_vnni", "avx512_bf16", "amx_int8", "fma",
                    "f16c", "neon", "dotprod", "matmul_int8", "sve")  # fmt: skip
 
