@@ -125,8 +125,7 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
         address = arg.address
         if staged:
             stage = np.empty(source.shape, arg.dtype.numpy)
-            lead = tuple([slice(0, 1) if not s else slice(None) for s in arg.strides])
-            before.append(partial(np.copyto, stage, arg.view[*lead, ...]))  # ``...``: a view, also without axes
+            before.append(partial(np.copyto, stage, _unrepeated(arg)))
             kept.append(stage)
             address = stage.__array_interface__["data"][0]
         inputs.append((source.dtype, source.shape, address))
@@ -194,13 +193,18 @@ def _shared(array: np.ndarray[Any, Any], dtype: DType) -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, ONNX_TYPES[dtype])
 
 
+def _unrepeated(arg: Arg) -> np.ndarray[Any, Any]:
+    """The elements of an operand, of axes along which they only repeat the first ones: a view of its memory."""
+    lead: tuple[Any, ...] = tuple([slice(None) if step else slice(0, 1) for step in arg.strides])
+    return arg.view[*lead, ...]  # without ``...`` an operand without axes would be a number and no view
+
+
 def _value(arg: Arg) -> Any:
     """The weight as ONNX Runtime's value over the same memory; a copy where it is in no dense array."""
     assert arg.buffer is not None
     shape = whole_of(arg)
     if shape is None:
-        lead = tuple([slice(0, 1) if not s else slice(None) for s in arg.strides])
-        array = np.ascontiguousarray(arg.view[*lead, ...])
+        array = np.ascontiguousarray(_unrepeated(arg))
     else:
         array = arg.buffer.view(arg.offset, arg.dtype, shape, dense_strides(shape, arg.dtype))
     return _shared(array, arg.dtype)
