@@ -12,6 +12,7 @@ from opweave.graph.opdef import OPS
 if TYPE_CHECKING:
     from opweave.contract.step import Arg, Group, Step
     from opweave.contract.stream import Stream
+    from opweave.graph.layout import Shape
 
 __all__ = ["check_fusion", "pointwise_groups"]
 
@@ -32,14 +33,16 @@ def pointwise_groups(
     """
     supports = is_pointwise or _is_pointwise
     runs: list[list[Step]] = []
-    open_run = False
+    accesses: _Accesses | None = None  # of the last run, while it is open
     for step in steps:
         fits = supports(step)
-        if fits and open_run and len(runs[-1]) < limit and _fits_run(step, runs[-1]):
+        if fits and accesses is not None and len(runs[-1]) < limit and accesses.allow(step):
             runs[-1].append(step)
         else:
             runs.append([step])
-        open_run = fits
+            accesses = _Accesses(step.out.shape) if fits else None
+        if accesses is not None:
+            accesses.add(step)
     return runs
 
 
@@ -48,16 +51,29 @@ def _is_pointwise(step: Step) -> bool:
     return op is not None and op.pointwise
 
 
-def _fits_run(step: Step, run: Sequence[Step]) -> bool:
-    """Whether one elementwise kernel can compute ``run`` and then ``step``."""
-    if step.out.shape != run[0].out.shape:
-        return False
-    for other in run:
-        if any(_crosses(arg, other.out) for arg in (step.out, *step.srcs)):
+class _Accesses:
+    """What the steps of a run read and write, by memory, so that a step is compared only with those that share some."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._reads: dict[tuple[str, int], list[Arg]] = {}
+        self._writes: dict[tuple[str, int], list[Arg]] = {}
+
+    def add(self, step: Step) -> None:
+        for arg in step.srcs:
+            self._reads.setdefault(_memory_key(arg), []).append(arg)
+        self._writes.setdefault(_memory_key(step.out), []).append(step.out)
+
+    def allow(self, step: Step) -> bool:
+        """Whether one elementwise kernel can compute the run and then ``step``."""
+        out = step.out
+        if out.shape != self._shape:
             return False
-        if any(_crosses(arg, step.out) for arg in other.srcs):
-            return False
-    return True
+        for arg in (out, *step.srcs):
+            for written in self._writes.get(_memory_key(arg), ()):
+                if _crosses(arg, written):
+                    return False
+        return not any(_crosses(read, out) for read in self._reads.get(_memory_key(out), ()))
 
 
 def _memory_key(arg: Arg) -> tuple[str, int]:
@@ -65,9 +81,7 @@ def _memory_key(arg: Arg) -> tuple[str, int]:
 
 
 def _crosses(a: Arg, b: Arg) -> bool:
-    """Whether two operands share bytes other than element by element."""
-    if _memory_key(a) != _memory_key(b):
-        return False
+    """Whether two operands in one memory share bytes other than element by element."""
     if a.offset == b.offset and a.shape == b.shape and a.strides == b.strides and a.dtype is b.dtype:
         return False
     return a.offset < b.offset + b.span and b.offset < a.offset + a.span
