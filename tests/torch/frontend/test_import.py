@@ -85,7 +85,11 @@ def test_networks_split_over_two_memories(name: str, programs: dict[str, Any]) -
     with import_program(program, ["opencl:0", "cpu"]) as model:
         placed = sorted(model.weights)
         half = {name: "cpu" if i < len(placed) // 2 else "opencl:0" for i, name in enumerate(placed)}
-    with import_program(program, ["opencl:0", "cpu"], weights=half) as model:
+    # Rates that were measured on a busy machine may offload all of the work to the first device.
+    with (
+        ow.Scheduler(["opencl:0", "cpu"], op_offload=False) as scheduler,
+        import_program(program, scheduler, weights=half) as model,
+    ):
         assert_same(model(*args), want)
         assert {split.target.name for split in model.program().splits} == {"opencl:0", "cpu"}
 
