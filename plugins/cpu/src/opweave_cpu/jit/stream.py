@@ -81,10 +81,13 @@ def _is_compiled(steps: Sequence[Step]) -> bool:
     if not _multiplies_and_adds():
         return False
     from opweave_cpu.jit import pointwise, products, rows
+    from opweave_cpu.kernels.integer_products import runs_in_int8
 
     if len(steps) > 1:
         return True
     step = steps[0]
+    if step.precision == "int8" and runs_in_int8(step):
+        return False
     return rows.fits(step) or products.fits(step) or (pointwise.fits(step) and pointwise.is_worth_compiling(step))
 
 

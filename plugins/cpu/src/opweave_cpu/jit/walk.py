@@ -85,6 +85,7 @@ def bind_walk(
     *,
     work: int,
     rows: bool = False,
+    by_first: bool = False,
 ) -> Call:
     """The call of a kernel over bound operands.
 
@@ -92,10 +93,11 @@ def bind_walk(
         numbers: what the formulas take beside operands.
         work: elementary operations for one element.
         rows: the last axis is not cut.
+        by_first: only the first axis is.
     """
     total = work * prod(walk.lengths)
     count = workers_of(stream) if total >= SPREAD_WORK else 1
-    axis, unit = _cut_axis(walk, rows)
+    axis, unit = (0, 1) if by_first else _cut_axis(walk, rows)
     words = [unpack("q", pack("d", float(n)))[0] for n in numbers]
     arrays = []
     for part in shares(-(-walk.lengths[axis] // unit), count):

@@ -69,7 +69,10 @@ class Writer:
 
     Attributes:
         code: where instructions go.
+        lengths: elements along each axis.
         length: elements along the last axis.
+        bases: addresses of the operands.
+        strides: of each operand, bytes from one element to the next along each axis.
     """
 
     def __init__(self, axes: int, operands: Sequence[Operand]) -> None:
@@ -79,13 +82,13 @@ class Writer:
         self.code: Any = ir.IRBuilder(self._function.append_basic_block())
         self._operands: Final = operands
         self._words = 0
-        self._lengths = [self._word() for _ in range(axes)]
-        self.length: Final = self._lengths[-1]
-        self._bases: list[Any] = []
-        self._strides: list[list[Any]] = []
+        self.lengths: Final = [self._word() for _ in range(axes)]
+        self.length: Final = self.lengths[-1]
+        self.bases: Final[list[Any]] = []
+        self.strides: Final[list[list[Any]]] = []
         for _ in operands:
-            self._bases.append(self._word())
-            self._strides.append([self._word() for _ in range(axes)])
+            self.bases.append(self._word())
+            self.strides.append([self._word() for _ in range(axes)])
 
     def _word(self) -> Any:
         self._words += 1
@@ -108,6 +111,20 @@ class Writer:
 
     def operand(self, k: int) -> Operand:
         return self._operands[k]
+
+    def at(self, k: int, *indices: Any) -> Any:
+        """The address of an element of operand ``k``, by its indices along the first axes."""
+        code, address = self.code, self.bases[k]
+        for index, stride in zip(indices, self.strides[k], strict=False):
+            address = code.add(address, code.mul(index, stride))
+        return address
+
+    def array(self, kind: Any, count: int) -> Any:
+        """The address of memory for that many values of a type of LLVM, which begins at a cache line."""
+        with self.code.goto_entry_block():
+            place = self.code.alloca(ir.ArrayType(kind, count))
+            place.align = 64
+            return self.code.ptrtoint(place, _I64)
 
     def cell(self, start: Vector) -> Cell:
         """A variable that begins as ``start``."""
@@ -140,17 +157,17 @@ class Writer:
     @contextmanager
     def rows(self) -> Iterator[list[Any]]:
         """Code for each row, an index along all axes but the last; gives the addresses of the operands' rows."""
-        with self._axes(0, self._bases) as bases:
+        with self._axes(0, self.bases) as bases:
             yield bases
 
     @contextmanager
     def _axes(self, axis: int, bases: list[Any]) -> Iterator[list[Any]]:
-        if axis == len(self._lengths) - 1:
+        if axis == len(self.lengths) - 1:
             yield bases
             return
-        with self.loop(_I64(0), self._lengths[axis], 1) as i:
+        with self.loop(_I64(0), self.lengths[axis], 1) as i:
             code = self.code
-            moved = [code.add(b, code.mul(i, s[axis])) for b, s in zip(bases, self._strides, strict=True)]
+            moved = [code.add(b, code.mul(i, s[axis])) for b, s in zip(bases, self.strides, strict=True)]
             with self._axes(axis + 1, moved) as inner:
                 yield inner
 
@@ -214,8 +231,12 @@ class Writer:
     def write_one(self, k: int, row: Any, value: Vector) -> None:
         """Write the first lane to the only element of operand ``k``, rounded to its type."""
         narrow = self._narrowed(value, self._operands[k].dtype)
-        one = self.code.extract_element(narrow.value, ir.IntType(32)(0))
+        one = self.first(narrow)
         self.code.store(one, self.code.inttoptr(row, one.type.as_pointer()))
+
+    def first(self, x: Vector) -> Any:
+        """The first lane."""
+        return self.code.extract_element(x.value, ir.IntType(32)(0))
 
     def rounded(self, value: Vector, dtype: str) -> Vector:
         """A value as it would be read after it was written."""
@@ -233,7 +254,7 @@ class Writer:
     def _pointers(self, k: int, row: Any, i: Any, stored: str) -> Any:
         code = self.code
         lanes = Vector(code, ir.Constant(vector_type("i64"), list(range(LANES))), "i64")
-        stride = self.splat(self._strides[k][-1], "i64")
+        stride = self.splat(self.strides[k][-1], "i64")
         places = (lanes + self.splat(i, "i64")) * stride + self.splat(row, "i64")
         return code.inttoptr(places.value, ir.VectorType(TYPES[stored].as_pointer(), LANES))
 

@@ -1,0 +1,352 @@
+"""Products in ``int8``: quantized weights as they lie, by activations that are rounded to bytes first.
+
+Of the activations each 256 of a row become a *record*: their bytes in some order, then 16 f32 — with 8 groups of 32 the
+factor of each, then the sum of each; with groups of 16 their factors, then 16 more for their sums. What the weights of
+a group are beyond a multiple of their integers is multiplied by the sum. A group of 32 shares a factor, as in q8_0.
+
+Few rows are multiplied one after the other by the integers of a row of weights, in registers. For more rows, stretches
+of 16 rows of weights are unpacked and transposed, so that each lane adds up one result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+from llvmlite import ir
+
+from opweave.contract import Arg, Call, Stream
+from opweave.graph.dtypes import DType
+from opweave_cpu.jit.compiler import MachineCode, target
+from opweave_cpu.jit.integers import BYTES, PIECES, STRETCH, Form, Stretch, dot, form_of, load, store
+from opweave_cpu.jit.vectors import LANES, Vector, fma, intrinsic, select, vector_type
+from opweave_cpu.jit.walk import Operand, Walk, bind_walk
+from opweave_cpu.jit.writer import Writer
+from opweave_cpu.tiles import in_turn
+
+__all__ = ["bind_integer_product", "record_bytes"]
+
+FEW_ROWS: Final = 5
+"""Rows up to which they are multiplied one after the other."""
+
+CHUNK: Final = 128
+"""Rows whose sums are in the cache at once. Weights are unpacked anew for each so many."""
+
+_I8: Final = ir.IntType(8)
+_I32: Final = ir.IntType(32)
+_I64: Final = ir.IntType(64)
+_F32: Final = ir.FloatType()
+_VECTOR_BYTES: Final = 64
+
+
+def _together() -> int:
+    """Rows that are multiplied at once by a vector of transposed integers: their sums fit the registers."""
+    return 8 if "avx512f" in target().features else 2
+
+
+def record_bytes(dtype: DType) -> int:
+    """Bytes of 256 activations, for weights of that type."""
+    return STRETCH + _VECTOR_BYTES * (form_of(dtype.name).groups // 8)
+
+
+def padded_rows(rows: int) -> int:
+    """Rows for which there are records: a multiple of those that are multiplied at once."""
+    return rows if rows <= FEW_ROWS else -(-rows // _together()) * _together()
+
+
+def bind_integer_product(stream: Stream, out: Arg, x: Arg, w: Arg, b: Arg | None, records: Arg) -> Call:
+    """The call ``out = x @ w.T + b``, of dense operands.
+
+    Args:
+        records: ``u8``, `record_bytes` for each of the `padded_rows` and 256 inputs or part of them.
+    """
+    inputs = w.shape[1]
+    rows, size, form = x.size // inputs, x.dtype.itemsize, form_of(w.dtype.name)
+    stretches, tail = -(-inputs // STRETCH), inputs % STRETCH
+    record, few = record_bytes(w.dtype), rows <= FEW_ROWS
+    of_stretch = padded_rows(rows) * record
+    lies = (inputs * size, STRETCH * size, size), (record, of_stretch, 1)
+    key = "records", w.dtype.name, x.dtype.name, tail, few
+    code = stream.artefact(key, partial(_records, form, x.dtype, tail, ordered=few))
+    before = bind_walk(stream, code, Walk((rows, stretches, STRETCH), lies), [x, records], work=4, by_first=True)
+    biases = [] if b is None else [b]
+    bind = _bind_few if few else _bind_many
+    return in_turn([before, *bind(stream, form, tail, (rows, stretches), [w, records, *biases, out], of_stretch)])
+
+
+def _bind_few(
+    stream: Stream, form: Form, tail: int, lengths: tuple[int, int], args: Sequence[Arg], of_stretch: int
+) -> list[Call]:
+    (rows, stretches), (w, records, *biases, out) = lengths, args
+    outputs, inputs = w.shape
+    size, types = out.dtype.itemsize, (w.dtype.name, *[a.dtype.name for a in args[2:]])
+    code = stream.artefact(("few rows", rows, tail, types), partial(_few, form, tail, rows, biases, out.dtype))
+    strides = [(stretches_bytes(form, inputs), form.size * form.blocks), (0, of_stretch)]
+    strides += [*[(a.dtype.itemsize, 0) for a in biases], *[(size, 0)] * rows]
+    results = [_from(out, r * outputs * size) for r in range(rows)]
+    walk = Walk((outputs, stretches), tuple(strides))
+    work = STRETCH // 4 * (rows + 1)
+    return [bind_walk(stream, code, walk, [w, records, *biases, *results], work=work, by_first=True)]
+
+
+def _bind_many(
+    stream: Stream, form: Form, tail: int, lengths: tuple[int, int], args: Sequence[Arg], of_stretch: int
+) -> list[Call]:
+    (rows, stretches), (w, records, *biases, out) = lengths, args
+    outputs, inputs = w.shape
+    row, size = stretches_bytes(form, inputs), out.dtype.itemsize
+    types = w.dtype.name, *[a.dtype.name for a in args[2:]]
+    code = stream.artefact(("many rows", tail, types), partial(_many, form, tail, biases, out.dtype))
+    strides = [(LANES * row, form.size * form.blocks, 0), (0, of_stretch, record_bytes(w.dtype))]
+    strides += [*[(LANES * a.dtype.itemsize, 0, 0) for a in biases], (LANES * size, 0, outputs * size)]
+    calls = []
+    # Of rows of weights that are no multiple of 16 the last 16 are multiplied too, some of them a second time.
+    for first, count in ((0, outputs // LANES), (outputs - LANES, int(outputs % LANES > 0))):
+        if count:
+            some = [_from(w, first * row), records, *[_from(a, first * a.dtype.itemsize) for a in (*biases, out)]]
+            walk = Walk((count, stretches, rows), tuple(strides))
+            calls.append(bind_walk(stream, code, walk, some, work=STRETCH, by_first=True))
+    return calls
+
+
+def stretches_bytes(form: Form, inputs: int) -> int:
+    """Bytes of a row of weights."""
+    return inputs * form.blocks // STRETCH * form.size
+
+
+def _from(arg: Arg, nbytes: int) -> Arg:
+    return Arg(arg.buffer, arg.offset + nbytes, arg.dtype, arg.shape, arg.strides)
+
+
+# --- activations ----------------------------------------------------------------------------------------------------
+
+
+def _records(form: Form, x: DType, tail: int, *, ordered: bool) -> MachineCode:
+    """Rounds activations. In the order of the integers for few rows, else in their own."""
+    writer = Writer(3, [Operand(x.name, x.itemsize), Operand("i8", 1)])
+    code = writer.code
+    place = {run: at for at, run in enumerate(form.order)} if ordered else {run: run for run in range(PIECES)}
+    with writer.loop(_I64(0), writer.lengths[0], 1) as r, writer.loop(_I64(0), writer.lengths[1], 1) as s:
+        source, record = writer.at(0, r, s), writer.at(1, r, s)
+        is_last = code.icmp_signed("==", s, code.sub(writer.lengths[1], _I64(1)))
+        left = code.select(is_last, _I64(tail or STRETCH), _I64(STRETCH))
+        for group in range(PIECES // 2):
+            runs = (2 * group, 2 * group + 1)
+            values = []
+            for run in runs:
+                lanes = ir.Constant(vector_type("i64"), list(range(run * LANES, (run + 1) * LANES)))
+                mask = code.icmp_signed("<", lanes, writer.splat(left, "i64").value) if tail else None
+                values.append(writer.read(0, source, _I64(run * LANES), mask))
+            largest = writer.largest(intrinsic("maximum", *[intrinsic("fabs", v) for v in values]))
+            factor = largest * (1 / 127)
+            inverse = select(largest > 1e-37, 127.0 / largest, 0.0)
+            sums = []
+            for run, value in zip(runs, values, strict=True):
+                scaled = intrinsic("rint", value * inverse)
+                # Of infinite numbers and NaN the factor is one, too, and with it the result.
+                whole = select(intrinsic("fabs", scaled) < 128.0, scaled, 0.0)
+                integers = code.fptosi(whole.value, vector_type("i32"))
+                at = code.add(record, _I64(place[run] * LANES))
+                store(code, code.trunc(integers, vector_type("i8")), at)
+                sums.append(whole)
+            first = [writer.first(v) for v in (factor, *[writer.total(v) * factor * form.offset for v in sums])]
+            _store_scalars(code, record, form, group, *first)
+    return MachineCode(writer.end())
+
+
+def _store_scalars(code: Any, record: Any, form: Form, group: int, factor: Any, low: Any, high: Any) -> None:
+    def put(value: Any, lane: int) -> None:
+        store(code, value, code.add(record, _I64(STRETCH + 4 * lane)), 4)
+
+    if form.groups == 8:
+        put(factor, group)
+        put(code.fadd(low, high), 8 + group)
+        return
+    for k, total in enumerate((low, high)):
+        put(factor, 2 * group + k)
+        put(total, LANES + 2 * group + k)
+
+
+# --- rows of weights ------------------------------------------------------------------------------------------------
+
+
+class _Row:
+    """Rows of weights, while a kernel is written: where their stretches are.
+
+    A last stretch that has fewer than eight blocks is read from a copy, behind which are zeros.
+    """
+
+    def __init__(self, writer: Writer, form: Form, tail: int) -> None:
+        self._writer, self._form, self._tail = writer, form, tail
+        if tail:
+            with writer.code.goto_entry_block():
+                kind = ir.ArrayType(_I8, form.size * form.blocks)
+                self._copy = writer.code.alloca(kind)
+                writer.code.store(ir.Constant(kind, None), self._copy)
+
+    def stretch(self, row: Any, s: Any) -> Stretch:
+        """Stretch ``s`` of the row at an address."""
+        writer, form, code = self._writer, self._form, self._writer.code
+        size = form.size * form.blocks
+        address = code.add(row, code.mul(s, _I64(size)))
+        if self._tail:
+            is_last = code.icmp_signed("==", s, code.sub(writer.lengths[1], _I64(1)))
+            copy = code.ptrtoint(self._copy, _I64)
+            with code.if_then(is_last, likely=False):
+                for at in range(0, self._tail * size // STRETCH, 2):
+                    half = load(code, ir.IntType(16), code.add(address, _I64(at)))
+                    store(code, half, code.add(copy, _I64(at)))
+            address = code.select(is_last, copy, address)
+        return Stretch(writer, address, form.size)
+
+
+def _vector(code: Any, address: Any, at: int) -> Vector:
+    return Vector(code, load(code, vector_type("f32"), code.add(address, _I64(at)), 4), "f32")
+
+
+def _float(code: Any, integers: Any) -> Vector:
+    return Vector(code, code.sitofp(integers, vector_type("f32")), "f32")
+
+
+def _few(form: Form, tail: int, rows: int, biases: Sequence[Arg], into: DType) -> MachineCode:
+    """Some rows by one row of weights after the other."""
+    record = STRETCH + _VECTOR_BYTES * (form.groups // 8)
+    operands = [Operand("i8", 1)] * 2 + [Operand(b.dtype.name, 0) for b in biases] + [Operand(into.name, 0)] * rows
+    writer = Writer(2, operands)
+    code, weights = writer.code, _Row(writer, form, tail)
+    zeros, zero = ir.Constant(vector_type("i32"), None), writer.number(0.0, "f32")
+    with writer.rows() as places:
+        cells = [[writer.cell(zero) for _ in range(3)] for _ in range(rows)]
+        with writer.loop(_I64(0), writer.length, 1) as s:
+            integers, factors = form.decode(weights.stretch(places[0], s))
+            first = writer.at(1, _I64(0), s)
+            for r, (*sums, rest) in enumerate(cells):
+                x = code.add(first, _I64(r * record))
+                both = factors * _vector(code, x, STRETCH)
+                if form.groups == 8:
+                    rest.set(rest.get() + both)
+                else:
+                    rest.set(fma(factors, _vector(code, x, STRETCH + _VECTOR_BYTES), rest.get()))
+                for number, (groups, those) in enumerate(_alike(form)):
+                    total: Any = zeros
+                    for k in those:
+                        some = load(code, ir.VectorType(_I8, BYTES), code.add(x, _I64(k * BYTES)))
+                        total = dot(code, total, integers[k], some, signed=form.signed)
+                    lanes = ir.Constant(vector_type("i32"), [groups[lane // 4] for lane in range(LANES)])
+                    of_lanes = Vector(code, code.shuffle_vector(both.value, both.value, lanes), "f32")
+                    cell = sums[number % 2]
+                    cell.set(fma(_float(code, total), of_lanes, cell.get()))
+        for r, (one, two, rest) in enumerate(cells):
+            beyond = rest.get()
+            if form.groups == 8:
+                upper = ir.Constant(vector_type("bool"), [0] * 8 + [1] * 8)
+                beyond = select(Vector(code, upper, "bool"), beyond, 0.0)
+            result = writer.total(one.get() + two.get() + beyond)
+            if biases:
+                result = result + writer.read(2, places[2], _I64(0))
+            at = len(places) - rows + r
+            writer.write_one(at, places[at], result)
+    return MachineCode(writer.end())
+
+
+def _alike(form: Form) -> list[tuple[tuple[int, ...], list[int]]]:
+    """The vectors of integers by the groups of their quarters: those with equal groups are added up as integers."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for k in range(PIECES // 4):
+        found.setdefault(form.group_of_run[4 * k : 4 * k + 4], []).append(k)
+    return [*found.items()]
+
+
+# --- 16 rows of weights at a time -----------------------------------------------------------------------------------
+
+
+def _many(form: Form, tail: int, biases: Sequence[Arg], into: DType) -> MachineCode:
+    """Any number of rows by 16 rows of weights after the other."""
+    operands = [Operand("i8", 1)] * 2 + [Operand(b.dtype.name, b.dtype.itemsize) for b in biases]
+    writer = Writer(3, [*operands, Operand(into.name, into.itemsize)])
+    code, weights, out = writer.code, _Row(writer, form, tail), len(operands)
+    sums = writer.array(vector_type("f32"), CHUNK)
+    panel = writer.array(vector_type("i32"), BYTES)
+    factors = writer.array(vector_type("f32"), LANES)
+    unpacked = writer.array(vector_type("i32"), 5 * LANES)
+    all_rows, together, zero = writer.lengths[2], _together(), ir.Constant(vector_type("f32"), None)
+
+    def place(array: Any, i: Any) -> Any:
+        return code.add(array, code.mul(i, _I64(_VECTOR_BYTES)))
+
+    with ExitStack() as stack:
+        n = stack.enter_context(writer.loop(_I64(0), writer.lengths[0], 1))
+        chunk = stack.enter_context(writer.loop(_I64(0), all_rows, CHUNK))
+        beyond = code.sub(all_rows, chunk)
+        rows = code.select(code.icmp_signed("<", beyond, _I64(CHUNK)), beyond, _I64(CHUNK))
+        with writer.loop(_I64(0), rows, together) as r:  # those behind the last row, too
+            for k in range(together):
+                store(code, zero, place(sums, code.add(r, _I64(k))), 64)
+        with writer.loop(_I64(0), writer.lengths[1], 1) as s:
+            with writer.loop(_I64(0), _I64(LANES), 1) as lane:
+                row = code.add(writer.at(0, n), code.mul(lane, code.lshr(writer.strides[0][0], _I64(4))))
+                vectors, scales = form.decode(weights.stretch(row, s))
+                for k, vector in enumerate((*vectors, scales.value)):
+                    store(code, vector, place(unpacked, code.add(lane, _I64(k * LANES))), 64)
+            _transpose(writer, form, unpacked, panel, factors)
+            with writer.loop(_I64(0), rows, together) as r:
+                x = writer.at(1, _I64(0), s, code.add(chunk, r))
+                _multiply(writer, form, x, panel, factors, place(sums, r))
+        with writer.loop(_I64(0), rows, 1) as r:
+            result = Vector(code, load(code, vector_type("f32"), place(sums, r), 64), "f32")
+            if biases:
+                result = result + writer.read(2, writer.at(2, n), _I64(0))
+            writer.write(out, writer.at(out, n, _I64(0), code.add(chunk, r)), _I64(0), result)
+    return MachineCode(writer.end())
+
+
+def _transpose(writer: Writer, form: Form, unpacked: Any, panel: Any, factors: Any) -> None:
+    """Rows of integers and factors become columns: four integers of one place, or a factor, of each of the rows. The
+    integers are put into the order of the activations."""
+    code, kind = writer.code, vector_type("i32")
+    for k in range(5):
+        rows = [load(code, kind, code.add(unpacked, _I64((k * LANES + r) * _VECTOR_BYTES)), 64) for r in range(LANES)]
+        for distance in (8, 4, 2, 1):
+            low = [lane + (LANES - distance if lane & distance else 0) for lane in range(LANES)]
+            high = [lane + (LANES if lane & distance else distance) for lane in range(LANES)]
+            for r in range(LANES):
+                if not r & distance:
+                    a, b = rows[r], rows[r + distance]
+                    rows[r] = code.shuffle_vector(a, b, ir.Constant(kind, low))
+                    rows[r + distance] = code.shuffle_vector(a, b, ir.Constant(kind, high))
+        for lane, column in enumerate(rows):
+            at = lane if k == 4 else 4 * form.order[4 * k + lane // 4] + lane % 4
+            store(code, column, code.add(factors if k == 4 else panel, _I64(at * _VECTOR_BYTES)), 64)
+
+
+def _multiply(writer: Writer, form: Form, x: Any, panel: Any, factors: Any, sums: Any) -> None:
+    """Adds the products of some rows and a stretch of 16 rows of weights to their sums."""
+    code, record = writer.code, STRETCH + _VECTOR_BYTES * (form.groups // 8)
+    words, together = BYTES // form.groups, _together()
+    cells = [writer.cell(_vector(code, sums, r * _VECTOR_BYTES)) for r in range(together)]
+    with writer.loop(_I64(0), _I64(form.groups), 1) as group:
+        totals: list[Any] = [ir.Constant(vector_type("i32"), None)] * together
+        integers = code.add(panel, code.mul(group, _I64(words * _VECTOR_BYTES)))
+        bytes_at = code.add(x, code.mul(group, _I64(4 * words)))
+        for word in range(words):
+            some = load(code, ir.VectorType(_I8, BYTES), code.add(integers, _I64(word * _VECTOR_BYTES)), 64)
+            for r in range(together):
+                four = load(code, _I32, code.add(bytes_at, _I64(r * record + 4 * word)), 4)
+                same = code.bitcast(writer.splat(four, "i32").value, ir.VectorType(_I8, BYTES))
+                totals[r] = dot(code, totals[r], some, same, signed=form.signed)
+        lane = code.mul(group, _I64(_VECTOR_BYTES))
+        factor = _vector(code, code.add(factors, lane), 0)
+        beyond = _vector(code, code.add(factors, lane), 8 * _VECTOR_BYTES) if form.groups == 8 else factor
+        numbers = code.add(x, code.mul(group, _I64(4)))
+        for r, (cell, total) in enumerate(zip(cells, totals, strict=True)):
+            at = r * record + STRETCH
+            own, rest = (
+                writer.splat(load(code, _F32, code.add(numbers, _I64(at + ahead)), 4), "f32")
+                for ahead in (0, 32 if form.groups == 8 else _VECTOR_BYTES)
+            )
+            cell.set(fma(_float(code, total), factor * own, cell.get()))
+            cell.set(fma(beyond, rest, cell.get()))
+    for r, cell in enumerate(cells):
+        store(code, cell.get().value, code.add(sums, _I64(r * _VECTOR_BYTES)), 4)

@@ -1,0 +1,288 @@
+"""The integers of quantized blocks, 256 at a time, as products of bytes take them.
+
+A *stretch* is 256 consecutive weights of a row: one block of the k-quants, or eight blocks of 32. Its integers are four
+vectors of 64 bytes, in the order in which unpacking gives them, which its `Form` tells, and its factors one vector.
+The formats are those of GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from llvmlite import ir
+
+from opweave_cpu.jit.compiler import target
+from opweave_cpu.jit.vectors import LANES, Vector, declared, vector_type
+from opweave_cpu.jit.writer import Writer
+
+__all__ = ["STRETCH", "Form", "dot", "form_of", "load", "multiplies_bytes", "store"]
+
+STRETCH: Final = 256
+"""Weights of a stretch."""
+
+BYTES: Final = 64
+"""Integers of a vector."""
+
+PIECES: Final = STRETCH // LANES
+"""Runs of 16 weights in a stretch."""
+
+_I8: Final = ir.IntType(8)
+_I16: Final = ir.IntType(16)
+_I32: Final = ir.IntType(32)
+_I64: Final = ir.IntType(64)
+_HALF: Final = ir.HalfType()
+_F32: Final = ir.FloatType()
+
+
+def _of(kind: Any, n: int) -> Any:
+    return ir.VectorType(kind, n)
+
+
+def load(code: Any, kind: Any, address: Any, align: int = 1) -> Any:
+    """A value of that type of LLVM at an address."""
+    return code.load(code.inttoptr(address, kind.as_pointer()), align=align)
+
+
+def store(code: Any, value: Any, address: Any, align: int = 1) -> None:
+    code.store(value, code.inttoptr(address, value.type.as_pointer()), align=align)
+
+
+def multiplies_bytes() -> bool:
+    """Whether the processor has instructions that multiply bytes and add the products up."""
+    return {"avx2", "f16c"} <= target().features
+
+
+def _has_dot() -> bool:
+    """Whether one instruction multiplies bytes without a sign by bytes with one, and adds four products to each sum."""
+    return not target().features.isdisjoint({"avx512vnni", "avxvnni"})
+
+
+def dot(code: Any, total: Any, integers: Any, x: Any, *, signed: bool) -> Any:
+    """Sums of four products each: 16 lanes of i32, ``total`` plus the products of 64 integers with bytes of ``x``.
+
+    Args:
+        integers: ``<64 x i8>``, without a sign unless ``signed``.
+        x: ``<64 x i8>``, each from -127 to 127.
+    """
+    if _has_dot() and not signed and "avx512vnni" in target().features:
+        return _dot_at_once(code, total, integers, x)
+    operands = [[_half(code, value, k) for value in (total, integers, x)] for k in (0, 1)]
+    if _has_dot() and not signed:
+        halves = [_dot_at_once(code, *half) for half in operands]
+    else:
+        halves = [code.add(half[0], _dot_by_pairs(code, *half[1:], signed=signed)) for half in operands]
+    return code.shuffle_vector(*halves, ir.Constant(_of(_I32, LANES), list(range(LANES))))
+
+
+def _dot_at_once(code: Any, total: Any, integers: Any, x: Any) -> Any:
+    words = total.type
+    function = declared(code, f"llvm.x86.avx512.vpdpbusd.{32 * words.count}", words, [words] * 3)
+    return code.call(function, [total, code.bitcast(integers, words), code.bitcast(x, words)])
+
+
+def _half(code: Any, value: Any, k: int) -> Any:
+    n = value.type.count // 2
+    return code.shuffle_vector(value, value, ir.Constant(_of(_I32, n), list(range(k * n, (k + 1) * n))))
+
+
+def _dot_by_pairs(code: Any, integers: Any, x: Any, *, signed: bool) -> Any:
+    """Products of 32 bytes by AVX2. The sum of two products, at most 2 · 128 · 127, fits 16 bits."""
+    some, pairs = _of(_I8, 32), _of(_I16, 16)
+    if signed:  # the instruction takes one factor without a sign: |w| x sign(w)
+        x = code.call(declared(code, "llvm.x86.avx2.psign.b", some, [some] * 2), [x, integers])
+        negative = code.icmp_signed("<", integers, ir.Constant(some, None))
+        integers = code.select(negative, code.neg(integers), integers)
+    twos = code.call(declared(code, "llvm.x86.avx2.pmadd.ub.sw", pairs, [some] * 2), [integers, x])
+    add = declared(code, "llvm.x86.avx2.pmadd.wd", _of(_I32, 8), [pairs] * 2)
+    return code.call(add, [twos, ir.Constant(pairs, [1] * 16)])
+
+
+class Stretch:
+    """One stretch, while a kernel is written.
+
+    Args:
+        address: of its first byte.
+        size: bytes of a block.
+    """
+
+    def __init__(self, writer: Writer, address: Any, size: int) -> None:
+        self.code, self._writer, self._address, self._size = writer.code, writer, address, size
+
+    def load(self, kind: Any, at: int, block: int = 0) -> Any:
+        return load(self.code, kind, self.code.add(self._address, _I64(block * self._size + at)))
+
+    def bytes(self, at: int, n: int, blocks: Sequence[int] = (0,)) -> Any:
+        """``<64 x i8>``: ``n`` bytes at that place of each of the blocks, repeated until there are 64."""
+        parts = [self.load(_of(_I8, n), at, block) for block in blocks]
+        while len(parts) * n < BYTES:
+            parts *= 2
+        return self.joined(parts)
+
+    def joined(self, parts: Sequence[Any]) -> Any:
+        """Vectors of one type one after the other."""
+        whole = list(parts)
+        while len(whole) > 1:
+            lanes = ir.Constant(_of(_I32, 2 * whole[0].type.count), list(range(2 * whole[0].type.count)))
+            whole = [self.code.shuffle_vector(a, b, lanes) for a, b in zip(whole[::2], whole[1::2], strict=True)]
+        return whole[0]
+
+    def masked(self, value: Any, mask: int) -> Any:
+        return self.code.and_(value, ir.Constant(value.type, [mask] * value.type.count))
+
+    def shifted(self, value: Any, *by: int) -> Any:
+        """Bytes shifted right, or left where ``by`` is negative, by as much as said of each of equal parts of the
+        vector. Bits come in from neighbours: to be masked."""
+        code, pairs = self.code, _of(_I16, BYTES // 2)
+        words = code.bitcast(value, pairs)
+        for sign, shift in ((1, code.lshr), (-1, code.shl)):
+            each = [max(0, sign * b) for b in by for _ in range(BYTES // 2 // len(by))]
+            if any(each):
+                words = shift(words, ir.Constant(pairs, each))
+        return code.bitcast(words, _of(_I8, BYTES))
+
+    def nibbles(self, value: Any) -> tuple[Any, Any]:
+        return self.masked(value, 15), self.masked(self.shifted(value, 4), 15)
+
+    def bits(self, at: int, first: int, blocks: Sequence[int]) -> Any:
+        """``<64 x i8>``: 16 where a bit of the i32 at that place is set, of each block 16 bits from the first one."""
+        code = self.code
+        words = [code.trunc(code.lshr(self.load(_I32, at, b), _I32(first)), _I16) for b in blocks]
+        whole: Any = ir.Constant(_of(_I16, len(blocks)), ir.Undefined)
+        for k, word in enumerate(words):
+            whole = code.insert_element(whole, word, _I32(k))
+        flags = code.bitcast(whole, _of(ir.IntType(1), BYTES))
+        return code.select(flags, ir.Constant(_of(_I8, BYTES), [16] * BYTES), ir.Constant(_of(_I8, BYTES), None))
+
+    def halves(self, *ats: int) -> Vector:
+        """The f16 at those places of the eight blocks, as f32: of all blocks the first, then of all the second."""
+        code = self.code
+        whole: Any = ir.Constant(_of(_HALF, LANES), ir.Undefined)
+        for k, at in enumerate(ats):
+            for block in range(8):
+                whole = code.insert_element(whole, self.load(_HALF, at, block), _I32(8 * k + block))
+        return Vector(code, code.fpext(whole, vector_type("f32")), "f32")
+
+    def half(self, at: int) -> Any:
+        """The f16 at that place in all lanes, as f32."""
+        return self._writer.splat(self.code.fpext(self.load(_HALF, at), _F32), "f32")
+
+
+Decoded = tuple[list[Any], Vector]
+
+
+def _q8_0(s: Stretch) -> Decoded:
+    vectors = [s.bytes(2, 32, (2 * k, 2 * k + 1)) for k in range(4)]
+    if _has_dot():  # which takes bytes without a sign: 128 more
+        vectors = [s.code.xor(v, ir.Constant(v.type, [-128] * BYTES)) for v in vectors]
+    return vectors, s.halves(0, 0)
+
+
+def _of_nibbles(heads: tuple[int, int], quants: int, upper: int | None = None) -> Callable[[Stretch], Decoded]:
+    def decode(s: Stretch) -> Decoded:
+        vectors = []
+        for blocks in (range(4), range(4, 8)):
+            for k, part in enumerate(s.nibbles(s.bytes(quants, 16, blocks))):
+                vectors.append(part if upper is None else s.code.or_(part, s.bits(upper, 16 * k, blocks)))
+        return vectors, s.halves(*heads)
+
+    return decode
+
+
+def _in_parts(quants: int, upper: int | None) -> Callable[[Stretch], Decoded]:
+    """Eight parts of 32 integers, two of them in each 32 bytes; their fifth bits in the bytes at ``upper``."""
+
+    def decode(s: Stretch) -> Decoded:
+        vectors = []
+        high = None if upper is None else s.bytes(upper, 32)
+        for k in (0, 1):
+            for odd, part in enumerate(s.nibbles(s.bytes(quants + 64 * k, 64))):
+                if high is not None:
+                    first = 4 * k + odd  # the bit of the first 32 integers; that of the others is two further
+                    part = s.code.or_(part, s.masked(s.shifted(high, first - 4, first - 2), 16))
+                vectors.append(part)
+        return vectors, _scales_of_parts(s)
+
+    return decode
+
+
+def _scales_of_parts(s: Stretch) -> Vector:
+    """The scales of the eight parts, and their minima, of 6 bits each in 12 bytes."""
+    code = s.code
+
+    def masked(value: Any, by: int, mask: int) -> Any:
+        return code.and_(code.lshr(value, _I32(by)), _I32(mask * 0x01010101))
+
+    def upper(value: Any) -> Any:
+        return code.shl(masked(value, 6, 3), _I32(4))
+
+    a, b, c = (s.load(_I32, at) for at in (4, 8, 12))
+    words = [masked(a, 0, 63), code.or_(masked(c, 0, 15), upper(a)),
+             masked(b, 0, 63), code.or_(masked(c, 4, 15), upper(b))]  # fmt: skip
+    whole: Any = ir.Constant(_of(_I32, 4), ir.Undefined)
+    for k, word in enumerate(words):
+        whole = code.insert_element(whole, word, _I32(k))
+    integers = code.zext(code.bitcast(whole, _of(_I8, LANES)), vector_type("i32"))
+    both = code.fpext(s.load(_of(_HALF, 2), 0), _of(_F32, 2))
+    factors = code.shuffle_vector(both, both, ir.Constant(vector_type("i32"), [0] * 8 + [1] * 8))
+    return Vector(code, integers, "i32").to("f32") * Vector(code, factors, "f32")
+
+
+def _q6_k(s: Stretch) -> Decoded:
+    vectors = []
+    for n in (0, 1):
+        low, high = s.bytes(64 * n, 64), s.bytes(128 + 32 * n, 32)
+        for k, part in enumerate(s.nibbles(low)):
+            vectors.append(s.code.or_(part, s.masked(s.shifted(high, 4 * k - 4, 4 * k - 2), 48)))
+    scales = Vector(s.code, s.load(vector_type("i8"), 192), "i8").to("i32").to("f32")
+    return vectors, scales * s.half(208)
+
+
+class Form(NamedTuple):
+    """What the integers and factors of a stretch mean.
+
+    Each group of integers q has a factor f, and its weights are ``f q + g``.
+
+    Attributes:
+        size: bytes of a block.
+        blocks: blocks of a stretch.
+        groups: groups of a stretch. The factors of 8 groups are lanes 0 to 7, followed by their h; those of 16 all.
+        offset: what gives g: ``offset h`` with 8 groups, ``offset f`` with 16.
+        order: the runs of 16 weights in the order of the integers.
+        signed: whether integers have a sign.
+        decode: unpacks a stretch.
+    """
+
+    size: int
+    blocks: int
+    groups: int
+    offset: int
+    order: tuple[int, ...]
+    signed: bool
+    decode: Callable[[Stretch], Decoded]
+
+    @property
+    def group_of_run(self) -> tuple[int, ...]:
+        """By place of 16 integers: their group."""
+        return tuple([run * self.groups // PIECES for run in self.order])
+
+
+_IN_ORDER: Final = tuple(range(PIECES))
+_LOW_AND_HIGH: Final = (0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)
+_PARTS: Final = (0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15)
+
+
+def form_of(name: str) -> Form:
+    """How the integers of a type of weights, one of `opweave_cpu.jit.supported.BLOCKS`, are unpacked."""
+    if name == "q8_0":
+        unsigned = _has_dot()
+        return Form(34, 8, 8, -128 if unsigned else 0, _IN_ORDER, not unsigned, _q8_0)
+    return {
+        "q4_0": Form(18, 8, 8, -8, _LOW_AND_HIGH, False, _of_nibbles((0, 0), 2)),
+        "q4_1": Form(20, 8, 8, 1, _LOW_AND_HIGH, False, _of_nibbles((0, 2), 4)),
+        "q5_0": Form(22, 8, 8, -16, _LOW_AND_HIGH, False, _of_nibbles((0, 0), 6, 2)),
+        "q5_1": Form(24, 8, 8, 1, _LOW_AND_HIGH, False, _of_nibbles((0, 2), 8, 4)),
+        "q4_k": Form(144, 1, 8, -1, _PARTS, False, _in_parts(16, None)),
+        "q5_k": Form(176, 1, 8, -1, _PARTS, False, _in_parts(48, 16)),
+        "q6_k": Form(210, 1, 16, -32, _IN_ORDER, False, _q6_k),
+    }[name]

@@ -1,0 +1,187 @@
+"""Products with quantized weights in ``int8`` on ``cpu``, compiled."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import opweave as ow
+from opweave.contract import Arg, Step
+from opweave.graph.dtypes import as_dtype
+from opweave.graph.layout import dense_strides
+from opweave.graph.precision import Precision
+from opweave_cpu.device import CpuDevice
+
+pytest.importorskip("llvmlite")
+gguf = pytest.importorskip("gguf")
+
+from opweave_cpu.jit import compiler, integer_products, integers  # noqa: E402
+from opweave_cpu.jit.supported import BLOCKS  # noqa: E402
+
+Array = np.ndarray[Any, Any]
+
+PROCESSORS = {
+    "haswell": "avx2 f16c fma",
+    "skylake-avx512": "avx2 f16c fma avx512f avx512bw avx512vl",
+    "alderlake": "avx2 f16c fma avxvnni",
+    "znver4": "avx2 f16c fma avx512f avx512bw avx512vl avx512vnni",
+    "znver5": "avx2 f16c fma avx512f avx512bw avx512vl avx512vnni avxvnni",
+    "sapphirerapids": "avx2 f16c fma avx512f avx512bw avx512vl avx512vnni avxvnni amx-int8",
+}
+"""Some of what LLVM says of a processor."""
+
+needs_bytes = pytest.mark.skipif(not integers.multiplies_bytes(), reason="no instructions for products of bytes")
+
+
+@pytest.fixture(autouse=True)
+def _compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(compiler.VARIABLE, raising=False)
+
+
+def random_blocks(name: str, outputs: int, inputs: int, rng: np.random.Generator) -> Array:
+    """Blocks of weights, shape (outputs, bytes of a row), all of whose f16 numbers are finite."""
+    dtype = as_dtype(name)
+    data = rng.integers(0, 256, (outputs, inputs // dtype.block, dtype.itemsize)).astype(np.uint8)
+    for at in (0, 2, 208) if name == "q6_k" else (0, 2):
+        data[..., at + 1 : at + 2] &= 0x3F
+    return data.reshape(outputs, -1)
+
+
+def rounded(x: Array) -> Array:
+    """Activations as bytes and a factor for each 32, and back."""
+    groups = x.astype(np.float32).reshape(-1, 32)
+    largest = np.abs(groups).max(-1, keepdims=True)
+    with np.errstate(all="ignore"):
+        whole = np.rint(groups * np.where(largest > 0, np.float32(127) / largest, 0).astype(np.float32))
+    return (whole.astype(np.float64) * largest / 127).reshape(x.shape)
+
+
+def product(name: str, rows: int, inputs: int, outputs: int, **options: Any) -> tuple[Array, Array, Array]:
+    """A product in int8, the same computed in f64 from the rounded activations, and the sizes of what is added up."""
+    rng = np.random.default_rng(rows)
+    data = random_blocks(name, outputs, inputs, rng)
+    into = options.pop("into", "f32")
+    dtype = as_dtype(into).numpy
+    a, b = rng.standard_normal((rows, inputs)).astype(dtype), rng.standard_normal(outputs).astype(dtype)
+    x, bias = ow.input("int8_x", a.shape, into), ow.input("int8_b", b.shape, into)
+    w = ow.weights({"w": ow.Blocks(data, (outputs, inputs), name)})["w"]
+    program = ow.Scheduler(options.pop("device", "cpu")).build(ow.linear(x, w, bias), precision="int8")
+    values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[name.upper()]).astype(np.float64)
+    near = rounded(a)
+    got = program.run({x: a, bias: b}).astype(np.float64)
+    return got, near @ values.T + b.astype(np.float64), np.abs(near) @ np.abs(values.T) + 1
+
+
+@needs_bytes
+@pytest.mark.parametrize("name", sorted(BLOCKS))
+@pytest.mark.parametrize("rows", [1, 5, 6, 130])
+def test_a_product_is_that_of_rounded_activations(name: str, rows: int) -> None:
+    length = 512 if as_dtype(name).block == 256 else 32 * 19  # of blocks of 32 also a part of a stretch
+    got, want, size = product(name, rows, length, 37)
+    assert (np.abs(got - want) <= 4e-6 * size).all()
+
+
+@needs_bytes
+@pytest.mark.parametrize("into", ["f16", "bf16"])
+@pytest.mark.parametrize("rows", [2, 9])
+def test_rows_and_results_of_half_types(into: str, rows: int) -> None:
+    got, want, size = product("q4_0", rows, 288, 33, into=into)
+    unit = 2.0**-11 if into == "f16" else 2.0**-8
+    assert (np.abs(got - want) <= unit * np.abs(want) + 4e-6 * size).all()
+
+
+@needs_bytes
+@pytest.mark.parametrize("rows", [1, 40])
+def test_threads_compute_parts(rows: int) -> None:
+    one, two = (product("q4_k", rows, 1024, 1040, device=ow.open_device(f"cpu?threads={n}"))[0] for n in (1, 2))
+    np.testing.assert_array_equal(one, two)
+
+
+@needs_bytes
+@pytest.mark.parametrize("rows", [1, 7])
+def test_rows_of_zeros_and_of_numbers_that_are_none(rows: int) -> None:
+    data = random_blocks("q8_0", 16, 64, np.random.default_rng(0))
+    a = np.zeros((rows, 64), np.float32)
+    x = ow.input("special_x", a.shape)
+    w = ow.weights({"w": ow.Blocks(data, (16, 64), "q8_0")})["w"]
+    program = ow.Scheduler("cpu").build(ow.linear(x, w), precision="int8")
+    assert not program.run({x: a}).any()
+    for special in (np.nan, np.inf):
+        a[0, 40] = special
+        got = program.run({x: a})
+        assert not np.isfinite(got[0]).any()
+        assert not got[1:].any()
+
+
+@needs_bytes
+def test_what_is_not_computed_in_int8() -> None:
+    def precision(outputs: int, rows: int, name: str = "q8_0", allowed: Precision = "int8") -> str:
+        dtype = as_dtype(name)
+        shapes = [((rows, 64), as_dtype("f32")), ((outputs, 64), dtype)]
+        x, w = [Arg(None, 0, kind, shape, dense_strides(shape, kind)) for shape, kind in shapes]
+        out = Arg(None, 0, as_dtype("f32"), (rows, outputs), (4 * outputs, 4))
+        step = Step("linear", out, (x, w), {"blocks": dtype} if dtype.is_quantized else {}, precision=allowed)
+        kernel = CpuDevice().kernels.find(step)
+        assert kernel is not None
+        return kernel.precision
+
+    assert precision(16, 3) == "int8"
+    assert precision(16, 3, allowed="bf16") == "exact"
+    assert precision(15, 3) == precision(16, 5000) == precision(16, 3, "f32") == precision(16, 3, "mxfp4") == "exact"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(compiler.VARIABLE, "0")
+        assert precision(16, 3) == "exact"
+
+
+# --- other processors -----------------------------------------------------------------------------------------------
+
+
+@needs_bytes
+@pytest.mark.parametrize("name", ["q8_0", "q5_k", "q6_k"])
+@pytest.mark.parametrize("rows", [2, 20])
+def test_without_instructions_for_dot_products(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler.target(), "features", frozenset(PROCESSORS["haswell"].split()))
+    got, want, size = product(name, rows, 512, 37, device=CpuDevice())
+    assert (np.abs(got - want) <= 4e-6 * size).all()
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_code_for_other_processors(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llvmlite import binding
+
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    machine = binding.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(cpu=processor, opt=3)
+    written: list[str] = []
+
+    class Machine:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(machine, name)
+
+        def emit_object(self, module: Any) -> bytes:
+            written.append(machine.emit_assembly(module))
+            return b""
+
+    here = compiler.target()
+    monkeypatch.setattr(here, "features", frozenset(PROCESSORS[processor].split()))
+    monkeypatch.setattr(integer_products, "MachineCode", here.compile)
+    f32, form = as_dtype("f32"), integers.form_of("q5_1")
+    for make in (
+        lambda: integer_products._records(form, f32, 32, ordered=True),
+        lambda: integer_products._few(form, 32, 2, [], f32),
+        lambda: integer_products._many(integers.form_of("q8_0"), 0, [], f32),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(here, "machine", Machine())
+            patch.setattr(binding, "create_pass_builder", partial(_pass_builder, binding.create_pass_builder, machine))
+            make()
+    assert not [line for text in written for line in text.splitlines() if line.startswith("\tcall")]
+    instructions = "vpdpbusd" if "vnni" in PROCESSORS[processor] else "vpmaddubsw"
+    assert all(instructions in text for text in written[1:])
+
+
+def _pass_builder(make: Any, machine: Any, _: Any, options: Any) -> Any:
+    return make(machine, options)
