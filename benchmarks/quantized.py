@@ -1,13 +1,14 @@
-"""Products with quantized weights on ``ort:cpu`` and ``torch:cpu`` beside the operator itself: ``MatMulNBits`` in a
-bare session of ONNX Runtime with io binding, and beside ggml where llama-cpp-python is installed
+"""Products with quantized weights on ``ort:cpu``, ``torch:cpu`` and ``cpu`` beside the operator itself, ``MatMulNBits``
+in a bare session of ONNX Runtime with io binding, and beside ggml where llama-cpp-python is installed
 (`benchmarks/_ggml.py` says how to build it for this processor), with as many threads.
 
-1, 16 and 128 rows of weights of 4096 × 4096 and 4096 × 14336, in q4_0, q8_0, and for ``torch:cpu`` q4_k and q6_k: where
-``int8`` is allowed (activations quantized in blocks; torch computes in bf16), and at full precision. The contestants
-take turns in one process; the figure of each is its fastest sample.
+1, 16 and 128 rows of weights of 4096 × 4096 and 4096 × 14336, in q4_0, q8_0, and but for ``ort:cpu`` q4_k and q6_k:
+where ``int8`` is allowed (activations quantized in blocks; torch computes in bf16), and at full precision. The
+contestants take turns in one process; the figure of each is its fastest sample.
 
-Target: of ``ort:cpu`` in ``int8`` 1.03 times the bare session, and the faster device in ``int8`` ahead of ggml, which
-computes in int8 too; of its kinds of memory for weights the fastest counts.
+Targets: of ``ort:cpu`` in ``int8`` 1.03 times the bare session; the fastest device in ``int8``, and at full precision,
+ahead of ggml, which computes in int8 always, and of whose kinds of memory for weights the fastest counts; of ``cpu``
+1.1 times its own product with weights in f32.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnxruntime
 
 import opweave as ow
 from opweave.graph.dtypes import as_dtype, f32
+from opweave.graph.precision import Precision
 from opweave.host.cores import usable_cores
 from opweave_ort.model import MICROSOFT, ONNX_TYPES, Model
 from opweave_ort.weights import form_of, pack, pieces
@@ -35,6 +37,7 @@ from benchmarks._measure import Report, interleaved, options
 
 Array = np.ndarray[Any, Any]
 SAMPLES = 15
+PRECISIONS: Final[tuple[Precision, ...]] = ("int8", "exact")
 
 
 def blocks(name: str, rows: int, columns: int) -> Array:
@@ -79,6 +82,8 @@ def main() -> None:
     if has_ggml:
         report.machine |= {"llama-cpp-python": _ggml.version(), "ggml features": _ggml.features()}
     for outputs, inputs in [(1024, 1024)] if quick else [(4096, 4096), (14336, 4096)]:
+        values = np.random.default_rng(2).standard_normal((outputs, inputs), np.float32)
+        f32_weights = ow.weights({"w": values})
         for name in ("q4_0", "q8_0", "q4_k", "q6_k"):
             data = blocks(name, outputs, inputs)
             weights = ow.weights({"w": ow.Blocks(data, (outputs, inputs), name)})
@@ -89,15 +94,19 @@ def main() -> None:
                 if has_operator:
                     contestants["bare int8"] = bare(name, data, x, 4)
                 graph = ow.linear(ow.input("x", x.shape), weights["w"])
-                for device in ("ort:cpu", "torch:cpu") if has_operator else ("torch:cpu",):
-                    for precision in ("int8", "exact"):
+                for device in ("ort:cpu", "torch:cpu", "cpu") if has_operator else ("torch:cpu", "cpu"):
+                    for precision in PRECISIONS:
                         program = ow.Scheduler(device).build(graph, precision=precision)
                         contestants[f"{device.partition(':')[0]} {precision}"] = partial(program.run, x=x)
+                f32_graph = ow.linear(ow.input("x", x.shape), f32_weights["w"])
+                contestants["cpu f32"] = partial(ow.Scheduler("cpu").build(f32_graph).run, x=x)
                 if has_ggml:
                     contestants |= {f"ggml {k}": run for k, run in _ggml.products(name, data, x, threads).items()}
                 times = {k: min(v) for k, v in interleaved(contestants, 5 if quick else SAMPLES, 0.02).items()}
                 peers = [times.pop(k) for k in [*times] if k.startswith("ggml")]
-                ours = min(v for k, v in times.items() if k.endswith(" int8") and k != "bare int8")
+                best = {
+                    p: min(v for k, v in times.items() if k.endswith(f" {p}") and "bare" not in k) for p in PRECISIONS
+                }
                 if peers:
                     times["ggml"] = min(peers)
                 figures = {k.replace(" ", "_") + "_ms": round(v * 1e3, 3) for k, v in times.items()}
@@ -107,8 +116,10 @@ def main() -> None:
                     figures["ratio"] = round(ratio, 3)
                     report.target(f"{product}, {rows} rows, int8", ratio, 1.03, "times MatMulNBits")
                 report.row(weights=product, rows=rows, **figures)
-                if peers:
-                    report.target(f"{product}, {rows} rows", ours / min(peers), 1, "times ggml")
+                for precision in PRECISIONS if peers else ():
+                    report.target(f"{product}, {rows} rows, {precision}", best[precision] / min(peers), 1, "times ggml")
+                own = min(times["cpu int8"], times["cpu exact"]) / times["cpu f32"]
+                report.target(f"{product}, {rows} rows, cpu", own, 1.1, "times cpu in f32")
     report.finish("products with quantized weights")
 
 
