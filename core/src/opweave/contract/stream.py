@@ -7,7 +7,7 @@ call, and overrides methods of `StreamHooks`. `Plan` and `Event` are not subclas
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from sys import is_finalizing
 from types import MappingProxyType
 from typing import Any, Final, Self, TypeVar
@@ -164,6 +164,10 @@ class Stream(Submitting):
         self._compiled(plan)
         return plan
 
+    @cached_property
+    def _parameters(self) -> str:
+        return repr(sorted(self.opened_with.items()))
+
     def artefact(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` returned for ``key`` first, for compilers: called by an author's ``_compile`` and ``_bind``.
 
@@ -173,7 +177,7 @@ class Stream(Submitting):
             key: all that the result depends on, such as `Structure.key`.
         """
         known = self.device._artefacts
-        full = (type(self), repr(sorted(self.opened_with.items())), key)
+        full = (type(self), self._parameters, key)
         found = known.pop(full, None)
         if found is None:
             found = make()

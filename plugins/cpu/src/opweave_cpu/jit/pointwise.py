@@ -88,36 +88,37 @@ def bind_chain(stream: Stream, steps: Sequence[Step]) -> Call:
     values: dict[Hashable, int] = {}
     reads: list[Arg] = []
     made: set[Hashable] = set()
+    windows = []
     for step in steps:
-        for src in step.srcs:
-            key = _window(src)
-            if key not in made and key not in values:
-                values[key] = len(reads)
+        sources = [_window(src) for src in step.srcs]
+        for src, window in zip(step.srcs, sources, strict=True):
+            if window not in made and window not in values:
+                values[window] = len(reads)
                 reads.append(src)
-        made.add(_window(step.out))
+        result = _window(step.out)
+        made.add(result)
+        windows.append((sources, result))
     writes: list[Arg] = []
-    instructions = []
-    for number, step in enumerate(steps, len(reads)):
-        sources = tuple([values[_window(src)] for src in step.srcs])
-        values[_window(step.out)] = number
+    instructions, numbers = [], []
+    work = 0
+    for number, (step, (sources, result)) in enumerate(zip(steps, windows, strict=True), len(reads)):
+        op, out, attrs = step.op, step.out, step.attrs
+        places = tuple([values[source] for source in sources])
+        values[result] = number
         into = -1
-        if step.out.buffer is not None:
+        if out.buffer is not None:
             into = len(reads) + len(writes)
-            writes.append(step.out)
-        form = str(step.attrs.get("approximate", ""))
-        instructions.append(_Instruction(step.op, form, sources, step.out.dtype.name, into))
+            writes.append(out)
+        instructions.append(_Instruction(op, str(attrs.get("approximate", "")), places, out.dtype.name, into))
+        formula = formula_of(op, attrs)
+        assert formula is not None
+        work += formula.work
+        numbers += [attrs[name] for name in formula.numbers]
     args = [*reads, *writes]
     walk = walk_over(steps[0].out.shape, [arg.strides for arg in args])
     key = len(walk.lengths), walk.operands(args), len(reads), tuple(instructions)
     code = stream.artefact(("chain", key), partial(_compiled, *key))
-    numbers = [step.attrs[name] for step in steps for name in _numbers(step.op, step.attrs)]
-    return bind_walk(stream, code, walk, args, numbers, work=sum(map(work_of, steps)) + len(args))
-
-
-def _numbers(op: str, attrs: Any) -> tuple[str, ...]:
-    formula = formula_of(op, attrs)
-    assert formula is not None
-    return formula.numbers
+    return bind_walk(stream, code, walk, args, numbers, work=work + len(args))
 
 
 def _compiled(axes: int, operands: Sequence[Operand], reads: int, instructions: Sequence[_Instruction]) -> MachineCode:

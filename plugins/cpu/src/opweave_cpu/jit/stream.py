@@ -29,20 +29,21 @@ class CompilingStream(CpuStream):
 
         groups: list[Group] = []
         for run in pointwise_groups(steps, pointwise.fits, pointwise.MOST_STEPS):
-            for chain in _chains(run, pointwise.MOST_WORK):
-                compiled = _is_compiled(chain)
+            for chain in [run] if len(run) == 1 else _chains(run, pointwise.MOST_WORK):
+                compiled = len(chain) > 1 or _is_compiled(chain[0])
                 groups.append(Group(tuple(chain), 0 if compiled else self.device._workspace(chain[0])))
         return groups
 
     def _bind(self, group: Group) -> Call:
-        if not _may_compile(group.steps) or not _is_compiled(group.steps):
+        step = group.steps[0]
+        if len(group.steps) == 1 and not (_may_compile(group.steps) and _is_compiled(step)):
             return super()._bind(group)
         from opweave_cpu.jit import pointwise, products, rows
 
-        if len(group.steps) == 1 and rows.fits(group.steps[0]):
-            return rows.bind_rows(self, group.steps[0])
-        if len(group.steps) == 1 and products.fits(group.steps[0]):
-            return products.bind_product(self, group.steps[0])
+        if step.op in ROWS:
+            return rows.bind_rows(self, step)
+        if step.op == "linear":
+            return products.bind_product(self, step)
         return pointwise.bind_chain(self, group.steps)
 
     def decode_rows(self, w: Arg, rows: slice, values: Arg) -> Call | None:
@@ -76,19 +77,22 @@ def _is_known(op: str) -> bool:
     return op in ROWS or (known is not None and known.pointwise)
 
 
-def _is_compiled(steps: Sequence[Step]) -> bool:
-    """Whether steps that `_fuse` has put into a group are compiled."""
+def _is_compiled(step: Step) -> bool:
+    """Whether a step that `_fuse` has put into a group of its own is compiled."""
     if not _multiplies_and_adds():
         return False
     from opweave_cpu.jit import pointwise, products, rows
-    from opweave_cpu.kernels.integer_products import runs_in_int8
 
-    if len(steps) > 1:
-        return True
-    step = steps[0]
-    if step.precision == "int8" and runs_in_int8(step):
-        return False
-    return rows.fits(step) or products.fits(step) or (pointwise.fits(step) and pointwise.is_worth_compiling(step))
+    if step.op in ROWS:
+        return rows.fits(step)
+    if step.op == "linear":
+        if step.precision == "int8":
+            from opweave_cpu.kernels.integer_products import runs_in_int8
+
+            if runs_in_int8(step):
+                return False
+        return products.fits(step)
+    return pointwise.is_worth_compiling(step) and pointwise.fits(step)
 
 
 @cache
