@@ -211,9 +211,8 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
         moment += 1
         times.append(moment)
         for copy in split.copies:
-            death[copy.src.storage] = moment
-            if copy.ids is not None:
-                death[copy.ids.storage] = moment
+            for read in copy.reads:
+                death[read] = moment
             dst = copy.dst.storage
             if birth[dst] < 0:
                 early = copy.cause == "weight-fetch" and split.target.fetches_ahead

@@ -5,6 +5,7 @@ Steps are fused before memory is planned: a value that is used only inside of on
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -105,9 +106,7 @@ def _last_readers(partition: Partition) -> dict[int, int]:
     last: dict[int, int] = {}
     for split in partition.splits:
         for copy in split.copies:
-            last[copy.src.storage] = split.index
-            if copy.ids is not None:
-                last[copy.ids.storage] = split.index
+            last.update(dict.fromkeys(copy.reads, split.index))
         for item in split.items:
             for source in item.srcs:
                 last[source.storage] = split.index
@@ -121,16 +120,9 @@ def _last_readers(partition: Partition) -> dict[int, int]:
 
 def _internal(partition: Partition, grouped: Sequence[Sequence[FusedGroup] | None]) -> set[int]:
     """Storage ids that only the group which makes them reads."""
-    outside = (-1, -1)
-    readers: dict[int, set[tuple[int, int]]] = {}
+    readers: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
     makers: dict[int, tuple[int, int]] = {}
     for split, groups in zip(partition.splits, grouped, strict=True):
-        for copy in (*split.copies, *split.write_backs):
-            readers.setdefault(copy.src.storage, set()).add(outside)
-            if copy.ids is not None:
-                readers.setdefault(copy.ids.storage, set()).add(outside)
-        if split.observed is not None:
-            readers.setdefault(split.observed[1].storage, set()).add(outside)
         alone = [FusedGroup((i,), 0) for i in range(len(split.items))] if groups is None else groups
         for g, (indices, _) in enumerate(alone):
             for index in indices:
@@ -138,8 +130,8 @@ def _internal(partition: Partition, grouped: Sequence[Sequence[FusedGroup] | Non
                 if len(indices) > 1 and partition.arenas[item.out.storage] >= 0:
                     makers[item.out.storage] = (split.index, g)
                 for source in item.srcs:
-                    readers.setdefault(source.storage, set()).add((split.index, g))
-    for output in partition.outputs:
-        if output is not None:
-            readers.setdefault(output.storage, set()).add(outside)
-    return {storage for storage, group in makers.items() if readers.get(storage, set()) == {group}}
+                    readers[source.storage].add((split.index, g))
+    outside = {storage for copy in partition.copies for storage in copy.reads}
+    outside |= {split.observed[1].storage for split in partition.splits if split.observed is not None}
+    outside |= {output.storage for output in partition.outputs if output is not None}
+    return {s for s, group in makers.items() if s not in outside and readers[s] == {group}}

@@ -189,7 +189,7 @@ class _Lowering:
             storage = self.partition.inputs.get(tensor)
             feed = Feed(tensor, shape, tensor.dtype.numpy, None, None, False, None)
             if storage is not None:
-                arg = self.arg(StorageView(storage, 0, tensor.dtype, tensor.shape, tensor.strides))
+                arg = self.arg(StorageView.of(tensor, storage))
                 target = self.targets[self.partition.arenas[storage]]
                 view, put, queued = bind_write(arg, target.stream)
                 feed = feed._replace(view=view, put=put, queued=queued, target=target)
@@ -226,14 +226,12 @@ class _Lowering:
         beside = copy.cause == "weight-fetch" and target.copier is not None
         stream = target.copier if beside and target.copier is not None else target.stream
         dst, src = self.arg(copy.dst), self.arg(copy.src)
-        reads: tuple[int, ...] = (copy.src.storage,)
         if copy.ids is None:
             call, queued = bind_copy(dst, stream, src)
         else:
             call, queued = bind_selected_copy(dst, stream, src, self.arg(copy.ids), self.count)
-            reads = (copy.src.storage, copy.ids.storage)
         queue = HOST_QUEUE if not queued else target.index + len(self.targets) if beside else target.index
-        self._add(queue, reads, (copy.dst.storage,), call, Action("copy", target, split, copy))
+        self._add(queue, copy.reads, (copy.dst.storage,), call, Action("copy", target, split, copy))
 
     def _stream(self, queue: int) -> Stream:
         """Queues are the targets' streams in order, and then their copiers."""

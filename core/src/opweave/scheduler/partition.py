@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 from opweave.contract.memory import BufferType
 from opweave.contract.space import HOST_SPACE, MemorySpace
-from opweave.contract.step import Arg, Step
 from opweave.graph.layout import Shape, Strides, dense_strides, is_dense, nbytes
 from opweave.graph.leaf import Leaf
 from opweave.graph.tensor import new_leaf
 from opweave.scheduler.precision import rounded_sources
 from opweave.scheduler.splits import Copy, Partition, PlannedStep, Split, StorageView
-from opweave.scheduler.target import Support
+from opweave.scheduler.target import Support, packing_support
 
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
@@ -247,8 +246,12 @@ class _Partitioner:
         # A version of a state whose writer has no elements: the bytes are those of the state.
         return self._settle(root, self._home(root.memory, target))
 
+    def _seen(self, tensor: Tensor, target: Target) -> StorageView:
+        """What a tensor shows where its root lies, for a reader on ``target``."""
+        return StorageView.of(tensor, self._home(tensor.root, target))
+
     def _settle(self, root: Tensor, storage: int) -> int:
-        self.home[root] = StorageView(storage, 0, root.dtype, root.shape, root.strides)
+        self.home[root] = StorageView.of(root, storage)
         return storage
 
     def _leaf(self, root: Tensor, leaf: Leaf, target: Target) -> int:
@@ -299,7 +302,7 @@ class _Partitioner:
         if 0 in source.shape:
             return self._empty(source), split
         found = self._home(root, target)
-        operand = StorageView(found, source.offset, source.dtype, source.shape, source.strides)
+        operand = StorageView.of(source, found)
         able = self.assignment.capabilities
         if not self._reaches(target, found):
             # What lies where no device of this scheduler reaches it stays with the program.
@@ -326,7 +329,7 @@ class _Partitioner:
         storage = self.uploaded[HOST_SPACE].get(source)
         if storage is None:
             storage = self.uploaded[HOST_SPACE][source] = self._own(source, HOST_SPACE)
-        return StorageView(storage, 0, source.dtype, source.shape, dense_strides(source.shape, source.dtype))
+        return StorageView.dense(storage, source.dtype, source.shape)
 
     def _copy(
         self,
@@ -385,14 +388,10 @@ class _Partitioner:
         storage, offset, axis = self._temporary(node, node.nbytes, target.index), 0, node.attrs["axis"]
         for source in node.srcs:
             window = StorageView(storage, offset, node.dtype, source.shape, node.strides)
-            piece = StorageView(
-                self._home(source.root, target), source.offset, source.dtype, source.shape, source.strides
-            )
-            split.copies.append(Copy(source, piece, window, "gather"))
+            split.copies.append(Copy(source, self._seen(source, target), window, "gather"))
             block = node.dtype.block if axis == node.ndim - 1 else 1
             offset += source.shape[axis] // block * node.strides[axis]
-        self.home[node] = StorageView(storage, 0, node.dtype, node.shape, node.strides)
-        self.made_in[storage] = -1
+        self.made_in[self._settle(node, storage)] = -1
         return split
 
     def _selected(self, source: Tensor, node: Tensor, target: Target) -> StorageView | None:
@@ -401,8 +400,7 @@ class _Partitioner:
         source = self.originals.get(source, source)
         if selects is None or node.srcs[selects[0]] is not source or node.srcs.count(source) > 1:
             return None
-        ids = node.srcs[selects[1]]
-        return StorageView(self._home(ids.root, target), ids.offset, ids.dtype, ids.shape, ids.strides)
+        return self._seen(node.srcs[selects[1]], target)
 
     def _pack(
         self, source: Tensor, operand: StorageView, target: Target, split: _OpenSplit
@@ -414,7 +412,7 @@ class _Partitioner:
             return known, split
         _, _, dtype, shape, strides = operand
         storage = self._temporary(source, nbytes(shape, dtype), target.index)
-        packed = StorageView(storage, 0, dtype, shape, dense_strides(shape, dtype))
+        packed = StorageView.dense(storage, dtype, shape)
         support = self._packer(target, dtype, shape, strides)
         if support is not None:
             split.items.append(PlannedStep("contiguous", None, packed, (operand,), support))
@@ -430,16 +428,7 @@ class _Partitioner:
     def _packer(self, target: Target, dtype: DType, shape: Shape, strides: Strides) -> Support | None:
         key = (target.index, dtype, shape, strides)
         if key not in self.packers:
-            out = Arg(None, 0, dtype, shape, dense_strides(shape, dtype), None, 0)
-            step = Step("contiguous", out, (Arg(None, 0, dtype, shape, strides, None, 1),), {})
-            support = None
-            if target.device.why_not(step) is None:
-                table = target.device.kernels
-                support = Support(
-                    None, workspace=target.device._workspace(step), kernel=table.find(step),
-                    arrays=table.scratch(step).arrays,
-                )  # fmt: skip
-            self.packers[key] = support
+            self.packers[key] = packing_support(target.device, dtype, shape, strides)
         return self.packers[key]
 
     # --- results ----------------------------------------------------------------------------------------------------
@@ -453,7 +442,7 @@ class _Partitioner:
         assert op is not None
         storage = self._home(written.root, target)
         self._settle(node, storage)
-        region = StorageView(storage, written.offset, written.dtype, written.shape, written.strides)
+        region = StorageView.of(written, storage)
         if 0 in written.shape:
             return split
         if self._reaches(target, storage) and written.memory not in self.prepared:
@@ -463,7 +452,7 @@ class _Partitioner:
         if split.items:
             split = self._open(target)
         copy = self._temporary(written, nbytes(written.shape, written.dtype), target.index)
-        window = StorageView(copy, 0, written.dtype, written.shape, dense_strides(written.shape, written.dtype))
+        window = StorageView.dense(copy, written.dtype, written.shape)
         split.copies.append(Copy(written, region, window, "region"))
         split.items.append(PlannedStep(op.name, node, window, operands, support))
         split.write_backs.append(Copy(node, window, region, "write-back"))
@@ -483,12 +472,9 @@ class _Partitioner:
         op = node.op
         assert op is not None
         storage = self._own(node, buffer.space)
-        final = StorageView(storage, 0, node.dtype, node.shape, node.strides)
-        if self._reaches(target, storage) and buffer.type.is_raw:
-            out = final
-        else:
-            at = self._temporary(node, node.nbytes, target.index)
-            out = StorageView(at, 0, node.dtype, node.shape, node.strides)
+        out = final = StorageView.of(node, storage)
+        if not (self._reaches(target, storage) and buffer.type.is_raw):
+            out = StorageView.of(node, self._temporary(node, node.nbytes, target.index))
             split.write_backs.append(Copy(node, out, final, "write-back"))
         split.items.append(PlannedStep(op.name, node, out, operands, support))
         self._settle(node, out.storage)
@@ -499,4 +485,4 @@ class _Partitioner:
             return None
         root = output.root
         target = self.targets[self.target_of.get(root, len(self.targets) - 1)]
-        return StorageView(self._home(root, target), output.offset, output.dtype, output.shape, output.strides)
+        return self._seen(output, target)

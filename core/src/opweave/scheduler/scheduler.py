@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import cached_property, partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, overload
@@ -14,7 +14,6 @@ from opweave import registry
 from opweave.contract.device import Device
 from opweave.contract.memory import BufferType
 from opweave.contract.stream import Stream
-from opweave.contract.worker import WorkerStream
 from opweave.errors import SchedulerError, not_pickled
 from opweave.graph.leaf import Placement
 from opweave.graph.precision import Precision
@@ -26,14 +25,15 @@ from opweave.scheduler.arena import Arena, Lease
 from opweave.scheduler.arguments import Where, checked_options, checked_outputs, checked_placements, repack_limit
 from opweave.scheduler.collector import COLLECTOR
 from opweave.scheduler.executor import Executor
+from opweave.scheduler.opening import close_targets, equal_part, open_targets, resolved_pins, target_of
 from opweave.scheduler.precision import checked_precision
 from opweave.scheduler.program import Array, Outputs, PlannedGraph, Program
-from opweave.scheduler.target import Target, check_buffer_type
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
     from opweave.host.threads import ThreadPool
     from opweave.scheduler.build import Builder
+    from opweave.scheduler.target import Target
 
 __all__ = ["Scheduler", "Stats"]
 
@@ -133,29 +133,9 @@ class Scheduler:
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._targets: Final[list[Target]] = []
         self._executor: Final = Executor(self._targets, self.n_slots, parallel=self.parallel)
-        try:
-            shared = threads
-            together = sum(isinstance(item, Device) and item.threaded for item in resolved)
-            if threads is None and parallel and together > 1:
-                shared = _equal_part(together)
-            for index, item in enumerate(resolved):
-                device = item if isinstance(item, Device) else item.device
-                kind = kinds.pop(device.name, None)
-                check_buffer_type(device, kind)
-                params: dict[str, Any] = {"threads": shared} if shared is not None and device.threaded else {}
-                stream = item if isinstance(item, Stream) else item.open(worker=bool(parallel), **params)
-                if parallel and not isinstance(stream, WorkerStream):
-                    raise SchedulerError(f"{stream!r} has no thread of its own, which parallel=True needs: "
-                                         "give the device, or device.open(worker=True)")  # fmt: skip
-                target = Target(index, stream, kind, owned=stream is not item, repack=self._repack)
-                if target.owned and not stream.is_async:
-                    stream._submission = self._executor.ownership
-                self._targets.append(target)
-            if kinds:
-                raise SchedulerError(f"buffer types for devices that are not here: {', '.join(kinds)}")
-        except BaseException:
-            self._close_streams()
-            raise
+        self._targets.extend(
+            open_targets(resolved, kinds, self.parallel, threads, self._repack, self._executor.ownership)
+        )
         self._arenas: Final = [Arena(target) for target in self._targets]
         self._reserved: Final[list[Lease]] = []
         notify_after_fork(self)
@@ -196,11 +176,11 @@ class Scheduler:
 
     def buffer_type(self, device: Where) -> BufferType:
         """The kind of memory that temporaries of a device lie in."""
-        return self._targets[self._index(device)].buffer_type
+        return target_of(self._targets, device).buffer_type
 
     def buffer_size(self, device: Where) -> int:
         """Bytes that are allocated for temporaries on a device."""
-        return self._arenas[self._index(device)].nbytes
+        return self._arenas[target_of(self._targets, device).index].nbytes
 
     # --- building ---------------------------------------------------------------------------------------------------
 
@@ -210,7 +190,7 @@ class Scheduler:
         with self._executor.lock:
             self._pins.pop(tensor, None)
             if device is not None:
-                self._pins.update(self._resolve_pins({tensor: device}))
+                self._pins.update(resolved_pins(self._targets, {tensor: device}))
 
     @overload
     def build(
@@ -257,7 +237,7 @@ class Scheduler:
         """
         with self._executor.lock:
             tensors, form = checked_outputs(outputs)
-            pinned = {**self._pins, **self._resolve_pins(pins)} if pins else self._pins
+            pinned = {**self._pins, **resolved_pins(self._targets, pins)} if pins else self._pins
             placed = checked_placements(placements) if placements else {}
             allowed = self._allowed if precision is None else checked_precision(precision)
             key = (form, tensors, tuple(pinned.items()), tuple(placed.values()), allowed)
@@ -304,12 +284,9 @@ class Scheduler:
         before = list(self._targets)
         if len(before) == 1:
             return False
-        together = sum(target.device.threaded for target in self._targets)
-        for index, target in enumerate(self._targets):
-            params: dict[str, Any] = {}
-            if target.device.threaded:
-                params["threads"] = self._threads or _equal_part(together)
-            self._targets[index] = target.at_once(**params)
+        shared = self._threads or equal_part(sum(target.device.threaded for target in before))
+        for index, target in enumerate(before):
+            self._targets[index] = target.at_once(**({"threads": shared} if target.device.threaded else {}))
         return self._targets != before
 
     def rebuild(self, program: Program) -> Program:
@@ -329,7 +306,7 @@ class Scheduler:
             self._executor.check_open()
             tensors, _ = checked_outputs(outputs)
             allowed = self._allowed if precision is None else checked_precision(precision)
-            pinned = {**self._pins, **self._resolve_pins(pins or {})}
+            pinned = {**self._pins, **resolved_pins(self._targets, pins or {})}
             return PlannedGraph(self._builder.plan(tensors, pinned, {}, allowed), self.n_slots)
 
     def reserve(self, *outputs: Outputs) -> dict[str, int]:
@@ -353,47 +330,15 @@ class Scheduler:
         return Builder(self._targets, self._arenas, self._executor, by_cost, self._op_offload, self.parallel,
                        self.n_slots, self._memory_limit, forget, HostDevice())  # fmt: skip
 
-    def _resolve_pins(self, pins: Mapping[Tensor, Where]) -> dict[Tensor, int]:
-        if not isinstance(pins, Mapping):
-            raise SchedulerError(f"pins are a mapping of computed tensors to devices, not {pins!r:.60}")
-        resolved = {}
-        for tensor, where in pins.items():
-            leaf = tensor.root.leaf if isinstance(tensor, Tensor) else None
-            if not isinstance(tensor, Tensor) or (leaf is not None and leaf.kind not in ("input", "state")):
-                raise SchedulerError("computed tensors, inputs and states are pinned; place weights when making them, "
-                                     f"not {tensor!r:.60}")  # fmt: skip
-            if leaf is not None and leaf.placement is not None:
-                device = self._targets[self._index(where)].device
-                if leaf.placement.buffer.device is not device:
-                    raise SchedulerError(f"{tensor.describe()} lies on {leaf.placement.buffer.device.name} and cannot "
-                                         f"be pinned to {device.name}")  # fmt: skip
-                continue
-            resolved[tensor.root] = self._index(where)
-        return resolved
-
     def find(self, where: Where) -> Device:
         """The device of this scheduler that is meant; raises `SchedulerError` if there is none."""
-        return self._targets[self._index(where)].device
+        return target_of(self._targets, where).device
 
     def supports(self, device: Where, tensor: Tensor) -> bool:
         """Whether a device of this scheduler runs a node; raises `SchedulerError` as `find`."""
         from opweave.scheduler.capabilities import Capabilities  # importing opweave must not pay for it
 
-        return Capabilities(self._targets, (), (tensor,)).supports(self._targets[self._index(device)], tensor)
-
-    def _index(self, where: Where) -> int:
-        if not isinstance(where, (str, Device, Stream)):
-            raise SchedulerError(f"a device, a stream or the name of a device, not {where!r:.60}")
-        name = where if isinstance(where, str) else where.name if isinstance(where, Device) else where.device.name
-        for target in self._targets:
-            if where is target.device or where is target.stream:
-                return target.index
-        if isinstance(where, str):
-            wanted = name.lower()
-            for target in self._targets:
-                if target.name.lower() == wanted or target.name.lower().split(":")[0] == wanted:
-                    return target.index
-        raise SchedulerError(f"{name!r} is not a device of {self!r}")
+        return Capabilities(self._targets, (), (tensor,)).supports(target_of(self._targets, device), tensor)
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
@@ -448,7 +393,7 @@ class Scheduler:
                 `close` may not be.
         """
         self._executor.check_closer(whole=True)
-        lost = self._targets[self._index(device)]
+        lost = target_of(self._targets, device)
         rest = [target for target in self._targets if target is not lost]
         if not rest:
             raise SchedulerError(f"{lost.name} is the only device of {self!r}")
@@ -518,7 +463,7 @@ class Scheduler:
             try:
                 self.reset()
             finally:
-                self._close_streams()
+                close_targets(self._targets)
 
     def _after_fork(self) -> None:
         if not all(target.device.survives_fork for target in self._targets):
@@ -526,18 +471,6 @@ class Scheduler:
 
     def _describe_pending(self) -> str:
         return self._executor.step_under_way()
-
-    def _close_streams(self) -> None:
-        with ExitStack() as stack:  # all of them, whatever one of them raises
-            for target in reversed(self._targets):
-                stack.callback(target.close)
-
-
-def _equal_part(number: int) -> int:
-    """How many of the processors each of ``number`` devices uses that compute at once."""
-    from opweave.host.cores import usable_cores  # importing opweave must not pay for it
-
-    return max(1, usable_cores().usable // number)
 
 
 def _forget(programs: dict[Any, Program], program: Program) -> None:

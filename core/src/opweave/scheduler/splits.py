@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from opweave.graph.layout import Shape, Strides, nbytes
+from opweave.graph.layout import Shape, Strides, dense_strides, nbytes
 
 if TYPE_CHECKING:
     from opweave.contract.memory import BufferType
@@ -46,6 +46,16 @@ class StorageView(NamedTuple):
     shape: Shape
     strides: Strides
 
+    @classmethod
+    def of(cls, tensor: Tensor, storage: int) -> StorageView:
+        """What a tensor shows of the storage in which its root lies."""
+        return cls(storage, tensor.offset, tensor.dtype, tensor.shape, tensor.strides)
+
+    @classmethod
+    def dense(cls, storage: int, dtype: DType, shape: Shape) -> StorageView:
+        """Packed elements at the start of a storage."""
+        return cls(storage, 0, dtype, shape, dense_strides(shape, dtype))
+
 
 class PlannedStep(NamedTuple):
     """A step before it has memory. ``node`` is ``None`` for a packing step that the core inserted."""
@@ -68,6 +78,11 @@ class Copy(NamedTuple):
     dst: StorageView
     cause: str
     ids: StorageView | None = None
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The storages that are read."""
+        return (self.src.storage,) if self.ids is None else (self.src.storage, self.ids.storage)
 
     @property
     def nbytes(self) -> int:

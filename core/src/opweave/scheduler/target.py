@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -22,14 +23,17 @@ if TYPE_CHECKING:
 
     from opweave.contract.kernels import Kernel
     from opweave.contract.workspace import ArrayLayout
+    from opweave.graph.dtypes import DType
+    from opweave.graph.layout import Shape, Strides
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Signature, Window
 
-__all__ = ["Support", "Target", "check_buffer_type", "unbound_step"]
+__all__ = ["Support", "Target", "check_buffer_type", "packing_support", "unbound_step"]
 
 NONE: Final[Mapping[int, Any]] = MappingProxyType({})
 
 
+@dataclass(slots=True, eq=False)
 class Support:
     """What a device says of a signature, asked once.
 
@@ -48,38 +52,18 @@ class Support:
         repacked: positions of read-only sources of which it is given a copy in special memory, made once -> that kind.
     """
 
-    __slots__ = (
-        "allowed", "arrays", "inplace", "kernel", "nbytes", "packed", "precision", "reason", "repacked", "rounded",
-        "unpacked", "workspace",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        reason: str | None,
-        packed: bool = False,
-        inplace: bool = False,
-        workspace: int = 0,
-        kernel: Kernel | None = None,
-        unpacked: frozenset[BufferType] = frozenset(),
-        arrays: tuple[ArrayLayout, ...] | None = None,
-        nbytes: int = 0,
-        allowed: Precision = "exact",
-        precision: Precision = "exact",
-        rounded: frozenset[int] = frozenset(),
-        repacked: Mapping[int, BufferType] = NONE,
-    ) -> None:
-        self.repacked = repacked
-        self.allowed = allowed
-        self.precision = precision
-        self.rounded = rounded
-        self.reason = reason
-        self.packed = packed
-        self.inplace = inplace
-        self.workspace = workspace
-        self.kernel = kernel
-        self.unpacked = unpacked
-        self.arrays = arrays
-        self.nbytes = nbytes
+    reason: str | None
+    packed: bool = False
+    inplace: bool = False
+    workspace: int = 0
+    kernel: Kernel | None = None
+    unpacked: frozenset[BufferType] = frozenset()
+    arrays: tuple[ArrayLayout, ...] | None = None
+    nbytes: int = 0
+    allowed: Precision = "exact"
+    precision: Precision = "exact"
+    rounded: frozenset[int] = frozenset()
+    repacked: Mapping[int, BufferType] = field(default_factory=lambda: NONE)
 
 
 def unbound_step(
@@ -118,6 +102,18 @@ def _rounded(window: Window) -> Window:
     """The window of the same elements of a leaf in bf16."""
     dtype, shape, strides = window
     return bf16, shape, tuple([s // dtype.itemsize * bf16.itemsize for s in strides])
+
+
+def packing_support(device: Device, dtype: DType, shape: Shape, strides: Strides) -> Support | None:
+    """How ``device`` makes a dense copy of a window in its memory; ``None``: it has no kernel for that."""
+    out = Arg(None, 0, dtype, shape, dense_strides(shape, dtype), None, 0)
+    step = Step("contiguous", out, (Arg(None, 0, dtype, shape, strides, None, 1),), {})
+    if device.why_not(step) is not None:
+        return None
+    kernels = device.kernels
+    return Support(
+        None, workspace=device._workspace(step), kernel=kernels.find(step), arrays=kernels.scratch(step).arrays
+    )
 
 
 def check_buffer_type(device: Device, kind: BufferType | None) -> None:
