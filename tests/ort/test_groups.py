@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.conformance.bench import chain_of
+from opweave.errors import chain_of
 from opweave_ort.sessions import SESSIONS
 from opweave_ort.stream import translated
 

@@ -9,7 +9,7 @@ import pytest
 
 import opweave as ow
 from examples import decoder
-from opweave.conformance.bench import chain_of
+from opweave.errors import chain_of
 
 DTYPES = ("f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool")
 

@@ -29,7 +29,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 __all__ = [
@@ -209,6 +209,13 @@ def raise_backend_failure(error: BaseException, device: str, doing: str, node: s
 
 class SchedulerError(OpweaveError):
     """A scheduler, program or leaf was used in a way that is not possible."""
+
+
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and its causes (``__cause__``), the outermost first."""
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def not_pickled(what: object) -> SchedulerError:

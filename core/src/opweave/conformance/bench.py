@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
     from opweave.contract.stream import Stream
 
-__all__ = ["ROUNDS", "Bench", "StreamChecklist", "chain_of", "join_threads", "start_threads"]
+__all__ = ["ROUNDS", "Bench", "StreamChecklist", "join_threads", "start_threads"]
 
 ROUNDS: Final = 2
 """How often a check whose result depends on timing is repeated."""
@@ -161,10 +161,3 @@ class _CheckThread(Thread):
             self.work()
         except BaseException as error:
             self.error = error
-
-
-def chain_of(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and its causes."""
-    while error is not None:
-        yield error
-        error = error.__cause__

@@ -15,7 +15,7 @@ from opweave.graph.leaf import Leaf
 from opweave.graph.tensor import Tensor, input, new_leaf
 
 __all__ = [
-    "FLOATS", "INTS", "LAYOUTS", "SIZES", "STRIDED", "Case", "Layout", "Operand", "Values", "case",
+    "FLOATS", "INTS", "LAYOUTS", "SIZES", "STRIDED", "Case", "Layout", "Operand", "Values", "case", "tag_of",
 ]  # fmt: skip
 
 Layout = Literal["contiguous", "offset", "rows", "sliced", "transposed", "broadcast"]
@@ -106,6 +106,11 @@ STRIDED: Final[tuple[Shape, ...]] = ((5, 17), (2, 3, 8))
 
 def _short(shape: Shape) -> str:
     return "x".join(map(str, shape)) or "scalar"
+
+
+def tag_of(options: dict[str, Any]) -> str:
+    """Options as the end of an id."""
+    return "-".join(f"{name}{value}".replace(" ", "") for name, value in options.items())
 
 
 def case(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from opweave.contract.plan import StepError
-from opweave.errors import Cancelled, ExecutionError, LifetimeError
+from opweave.errors import Cancelled, ExecutionError, LifetimeError, chain_of
 
 if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
@@ -84,24 +84,13 @@ def settle_failure(
     return result
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    at: BaseException | None = error
-    while at is not None:
-        yield at
-        at = at.__cause__
-
-
 def _failed_step(error: BaseException) -> StepError | None:
     """The failure of the step that caused ``error``, perhaps on another stream than the one that raised it."""
-    found = None
-    for reason in _chain(error):
-        if isinstance(reason, StepError):
-            found = reason
-    return found
+    return next((reason for reason in reversed([*chain_of(error)]) if isinstance(reason, StepError)), None)
 
 
 def _ended_on_purpose(error: BaseException) -> BaseException | None:
-    for reason in _chain(error):
+    for reason in chain_of(error):
         if not isinstance(reason, Exception) or isinstance(reason, (Cancelled, LifetimeError)):
             return reason
     return None
@@ -115,7 +104,7 @@ def _finish(targets: Sequence[Target]) -> list[Target]:
         for stream in target.streams:
             stream.settle()
             if stream.is_async and stream.failure is not None:
-                reasons = [r.device for r in _chain(stream.failure) if isinstance(r, ExecutionError)]
+                reasons = [r.device for r in chain_of(stream.failure) if isinstance(r, ExecutionError)]
                 failed.append((any(device not in ("", target.name) for device in reasons), target))
             stream.recover()
     return [target for _, target in sorted(failed, key=lambda row: row[0])]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from opweave import ops
-from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case
+from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case, tag_of
 from opweave.graph.layout import Shape
 
 Form = tuple[Shape, Shape, dict[str, Any]]
@@ -45,13 +44,11 @@ TRANSPOSED: Final[tuple[Form, ...]] = (
 
 
 def _convolutions(op: str, forms: tuple[Form, ...], dtype: str) -> Iterator[Case]:
-    build = getattr(ops, op)
     for shape, kernel, options in forms:
         channels = kernel[1] * options.get("groups", 1) if "transpose" in op else kernel[0]
         x, w = Operand(shape, dtype), Operand(kernel, dtype)
-        tag = "-".join(f"{name}{value}".replace(" ", "") for name, value in options.items())
-        yield case(op, x, w, build=build, **options, tag=tag)
-        yield case(op, x, w, Operand((channels,), dtype), build=build, **options, tag=tag)
+        yield case(op, x, w, **options, tag=tag_of(options))
+        yield case(op, x, w, Operand((channels,), dtype), **options, tag=tag_of(options))
 
 
 def cases() -> Iterator[Case]:

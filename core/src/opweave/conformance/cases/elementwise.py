@@ -33,6 +33,13 @@ def elementwise(
             yield case(op, *[Operand((67,), dtype, values="special")] * sources, **given)
 
 
+def nan_on_either_side(op: str) -> Iterator[Case]:
+    for dtype in FLOATS:
+        special, normal = Operand((67,), dtype, values="special"), Operand((67,), dtype)
+        yield case(op, special, normal, tag="left")
+        yield case(op, normal, special, tag="right")
+
+
 def cases() -> Iterator[Case]:
     for name in ("add", "sub", "mul"):
         yield from elementwise(name, 2, (*FLOATS, *INTS))

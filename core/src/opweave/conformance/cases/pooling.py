@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from opweave import ops
-from opweave.conformance.case import FLOATS, INTS, LAYOUTS, Case, Operand, case
+from opweave.conformance.case import FLOATS, INTS, LAYOUTS, Case, Operand, case, tag_of
 from opweave.graph.layout import Shape
 from opweave.graph.tensor import input
 from opweave.ops.pooling import max_pool_backward
@@ -24,10 +24,6 @@ def _one_axis(value: Any) -> Any:
     return value[-1] if isinstance(value, tuple) else value
 
 
-def _tag(options: dict[str, Any]) -> str:
-    return "-".join(f"{name}{value}".replace(" ", "") for name, value in options.items())
-
-
 def _backward(x: Operand, tag: str, **options: Any) -> Case:
     """The gradient of a pooling, for that of its result in the layout of ``x``."""
     pooled = getattr(ops, f"max_pool{len(x.shape) - 2}d")(input("x", x.shape, x.dtype), **options)
@@ -41,8 +37,8 @@ def cases() -> Iterator[Case]:
             line = {name: _one_axis(value) for name, value in options.items()}
             for kind in ("max", "avg"):
                 one, two = f"{kind}_pool1d", f"{kind}_pool2d"
-                yield case(one, Operand(shape[:-1], dtype), **line, tag=_tag(line))
-                yield case(two, Operand(shape, dtype), **options, tag=_tag(options))
+                yield case(one, Operand(shape[:-1], dtype), **line, tag=tag_of(line))
+                yield case(two, Operand(shape, dtype), **options, tag=tag_of(options))
         x = Operand((1, 2, 9, 8), dtype)
         yield case("max_pool2d", x, kernel_size=3, dilation=(2, 1), stride=1, padding=1, tag="dilated")
         yield case("avg_pool2d", x, kernel_size=3, stride=2, padding=1, count_include_pad=False, tag="inner")
@@ -52,7 +48,7 @@ def cases() -> Iterator[Case]:
                 yield case(name, Operand((3, 4, 5, 6), dtype, layout), kernel_size=2, padding=1)
             yield case(name, Operand((1, 2, 9, 12), dtype, values="special"), kernel_size=3, padding=1)
         for shape, options in (*[(s[:-1], {k: _one_axis(v) for k, v in o.items()}) for s, o in FORMS[:4]], *FORMS):
-            yield _backward(Operand(shape, dtype), _tag(options), **options)
+            yield _backward(Operand(shape, dtype), tag_of(options), **options)
         yield _backward(x, "dilated", kernel_size=3, dilation=(2, 1), stride=1, padding=1)
         yield _backward(x._replace(values="ties"), "ties", kernel_size=3, stride=2, padding=1)
         for layout in LAYOUTS:

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from opweave.conformance.case import FLOATS, INTS, LAYOUTS, SIZES, STRIDED, Case, Layout, Operand, case
-from opweave.conformance.cases.elementwise import elementwise
+from opweave.conformance.cases.elementwise import elementwise, nan_on_either_side
 from opweave.graph.layout import Shape
 
 
 def cases() -> Iterator[Case]:
     for name in ("minimum", "maximum"):
         yield from elementwise(name, 2, (*FLOATS, *INTS, "bool"))
-        for dtype in FLOATS:
-            # A NaN on either side.
-            special, normal = Operand((67,), dtype, values="special"), Operand((67,), dtype)
-            yield case(name, special, normal, tag="left")
-            yield case(name, normal, special, tag="right")
+        yield from nan_on_either_side(name)
     yield from elementwise("clamp", 1, FLOATS, tag="both", min=-0.3, max=0.7)
     yield from elementwise("clamp", 1, FLOATS, tag="min", min=-0.3)
     yield from elementwise("clamp", 1, FLOATS, tag="max", max=0.7)

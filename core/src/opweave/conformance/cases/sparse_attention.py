@@ -13,12 +13,7 @@ SIZES: Final = ((1, 1, 1, 1, 1), (2, 3, 5, 4, 7), (1, 8, 33, 16, 65), (1, 4, 1, 
 
 def cases() -> Iterator[Case]:
     for dtype in FLOATS:
-        for batch, heads, tokens, size, keys in (
-            (1, 1, 1, 1, 1),
-            (2, 3, 5, 4, 7),
-            (1, 8, 33, 16, 65),
-            (1, 4, 1, 64, 300),
-        ):
+        for batch, heads, tokens, size, keys in SIZES:
             q, k = Operand((batch, heads, tokens, size), dtype), Operand((batch, keys, size), dtype)
             yield case("indexer_scores", q, k, Operand((batch, heads, tokens), dtype))
         for layout in LAYOUTS:

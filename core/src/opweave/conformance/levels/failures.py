@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from opweave import ops
-from opweave.conformance.bench import Bench, chain_of
+from opweave.conformance.bench import Bench
 from opweave.conformance.checklist import Checklist, Mismatch, Subject, expect, expect_raises, inapplicable
 from opweave.conformance.levels.faults import Planted
 from opweave.conformance.trial import step_of
 from opweave.contract.plan import Plan
 from opweave.contract.step import Call
 from opweave.contract.stream import Stream
-from opweave.errors import AllocationError, ExecutionError
+from opweave.errors import AllocationError, ExecutionError, chain_of
 from opweave.graph.tensor import Tensor
 from opweave.graph.tensor import input as leaf
 from opweave.host.device import HostDevice

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from opweave.conformance.bench import Bench, StreamChecklist, chain_of, join_threads, start_threads
+from opweave.conformance.bench import Bench, StreamChecklist, join_threads, start_threads
 from opweave.conformance.checklist import Mismatch, expect, expect_raises, inapplicable
 from opweave.conformance.workload import Workload
 from opweave.contract.step import Call
 from opweave.contract.stream import Stream
-from opweave.errors import BoundsError, ExecutionError, LayoutError, LifetimeError
+from opweave.errors import BoundsError, ExecutionError, LayoutError, LifetimeError, chain_of
 
 __all__ = ["CHECKS", "Planted"]
 

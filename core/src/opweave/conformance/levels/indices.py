@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from opweave.conformance.bench import chain_of
 from opweave.conformance.cases import cases_for
 from opweave.conformance.checklist import Check, Mismatch, Subject, expect, inapplicable
 from opweave.conformance.trial import Trial, step_of, the_node
 from opweave.conformance.values import leaf_values
-from opweave.errors import BoundsError, OpweaveError
+from opweave.errors import BoundsError, OpweaveError, chain_of
 from opweave.graph.opdef import OPS
 
 if TYPE_CHECKING:

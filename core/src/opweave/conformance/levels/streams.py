@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from opweave.conformance.bench import ROUNDS, Bench, StreamChecklist, chain_of, join_threads, start_threads
+from opweave.conformance.bench import ROUNDS, Bench, StreamChecklist, join_threads, start_threads
 from opweave.conformance.checklist import Mismatch, expect, expect_equal, inapplicable
 from opweave.conformance.companions import SeparateMemory
-from opweave.errors import Cancelled, ExecutionError
+from opweave.errors import Cancelled, ExecutionError, chain_of
 from opweave.host.device import HostDevice
 
 if TYPE_CHECKING:
