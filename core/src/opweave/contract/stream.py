@@ -66,8 +66,7 @@ class Stream(Submitting):
     has_thread = False
     """Whether a thread of this process does its work; see `WorkerStream`."""
 
-    # --- capabilities and state
-    # ---------------------------------------------------------------------------------------------
+    # --- capabilities and state ---------------------------------------------------------------------------------------
 
     @property
     def has_events(self) -> bool:

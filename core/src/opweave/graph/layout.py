@@ -69,10 +69,8 @@ def dense_strides(shape: Shape, dtype: DType) -> Strides:
     for length in reversed(shape):
         strides.append(step)
         step *= length
-    if not step:
-        step = (
-            prod([n for n in lengths if n]) * dtype.itemsize
-        )  # of an empty tensor NumPy and drivers check the lengths that are not 0
+    if not step:  # of an empty tensor NumPy and drivers check the lengths that are not 0
+        step = prod([n for n in lengths if n]) * dtype.itemsize
     if step >= _ADDRESSES:
         raise ShapeError(f"shape {lengths} of {dtype} has more bytes than the address space")
     strides.reverse()

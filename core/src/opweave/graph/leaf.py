@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -107,6 +108,7 @@ class Copies:
         return [location for _, location in self.items()]
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Leaf:
     """The bytes of a leaf tensor, and where they are.
 
@@ -126,33 +128,17 @@ class Leaf:
             ``None``.
     """
 
-    __slots__ = (
-        "__weakref__", "borrowed", "converted", "copies", "damaged", "data", "device", "fill", "group", "inferred",
-        "kind", "name", "placement", "shards",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        kind: LeafKind,
-        name: str,
-        data: np.ndarray[Any, Any] | None = None,
-        *,
-        device: str | None = None,
-        fill: float = 0,
-        group: object = None,
-        borrowed: bool = False,
-        inferred: bool = False,
-    ) -> None:
-        self.kind: Final = kind
-        self.name = name
-        self.data = data
-        self.device = device
-        self.fill = fill
-        self.group = group
-        self.borrowed = borrowed
-        self.inferred = inferred
-        self.placement: Location | None = None
-        self.copies: Final = Copies()
-        self.converted: Final[dict[DType, Tensor]] = {}
-        self.damaged = ""
-        self.shards: Shards | None = None
+    kind: LeafKind
+    name: str
+    data: np.ndarray[Any, Any] | None = None
+    _: KW_ONLY
+    device: str | None = None
+    fill: float = 0
+    group: object = None
+    borrowed: bool = False
+    inferred: bool = False
+    placement: Location | None = field(default=None, init=False)
+    copies: Copies = field(default_factory=Copies, init=False)
+    converted: dict[DType, Tensor] = field(default_factory=dict, init=False)
+    damaged: str = field(default="", init=False)
+    shards: Shards | None = field(default=None, init=False)

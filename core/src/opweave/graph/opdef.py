@@ -7,6 +7,7 @@ Operators of `Tensor` look operations up in this table by name, so that ``tensor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -76,6 +77,7 @@ def flops_per_element(n: int) -> Callable[[Tensor], int]:
     return lambda out: n * out.size
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class OpDef:
     """The definition of an operation: what any backend's kernel for it must do.
 
@@ -118,61 +120,38 @@ class OpDef:
         samples: returns the nodes with which profiles measure the operation; ``None``: it is not measured.
     """
 
-    __slots__ = (
-        "build", "exact", "family", "flops", "formula", "gradient", "index_out", "indices", "infer", "inplace",
-        "is_view", "limits", "name", "nan", "pointwise", "product", "reference", "rough", "runs_like", "samples",
-        "selects", "slack", "writes",
-    )  # fmt: skip
+    name: str
+    _: KW_ONLY
+    infer: Infer
+    reference: Callable[..., Any]
+    inplace: tuple[int, ...] = ()
+    writes: bool = False
+    is_view: bool = False
+    indices: tuple[int, ...] = ()
+    index_out: bool = False
+    selects: tuple[int, int] | None = None
+    pointwise: bool = False
+    flops: Callable[[Tensor], int] = None  # type: ignore[assignment]  # set below
+    formula: str = ""
+    product: bool = False
+    exact: bool = False
+    slack: float = 1.0
+    limits: Mapping[str, Limits] = field(default_factory=dict)
+    rough: Mapping[Precision, Limits] = None  # type: ignore[assignment]  # set below
+    nan: bool = True
+    runs_like: str = "add"
+    samples: Callable[[], Iterable[Sample]] | None = None
+    gradient: Gradient | None = None
+    build: Callable[..., Tensor] | None = field(default=None, init=False)
+    family: str = field(init=False)
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        infer: Infer,
-        reference: Callable[..., Any],
-        inplace: tuple[int, ...] = (),
-        writes: bool = False,
-        is_view: bool = False,
-        indices: tuple[int, ...] = (),
-        index_out: bool = False,
-        selects: tuple[int, int] | None = None,
-        pointwise: bool = False,
-        flops: Callable[[Tensor], int] | None = None,
-        formula: str = "",
-        product: bool = False,
-        exact: bool = False,
-        slack: float = 1.0,
-        limits: Mapping[str, Limits] = MappingProxyType({}),
-        rough: Mapping[Precision, Limits] | None = None,
-        nan: bool = True,
-        runs_like: str = "add",
-        samples: Callable[[], Iterable[Sample]] | None = None,
-        gradient: Gradient | None = None,
-    ) -> None:
-        self.name: Final = name
-        defined_in = getattr(reference, "__module__", None) or ""
-        self.family: Final = defined_in.rpartition(".")[2] if defined_in.startswith("opweave.ops.") else "third-party"
-        self.infer: Final = infer
-        self.reference: Final = reference
-        self.inplace: Final = inplace
-        self.writes: Final = writes
-        self.is_view: Final = is_view
-        self.indices: Final = indices
-        self.index_out: Final = index_out
-        self.selects: Final = selects
-        self.pointwise: Final = pointwise
-        self.flops: Final = flops or flops_per_element(1 if pointwise else 0)
-        self.formula: Final = formula
-        self.product: Final = product
-        self.exact: Final = exact
-        self.slack: Final = slack
-        self.limits: Final = limits
-        self.rough: Final = rough if rough is not None else ROUGH if product else MappingProxyType({})
-        self.nan: Final = nan
-        self.runs_like: Final = runs_like
-        self.samples: Final = samples
-        self.gradient: Gradient | None = gradient
-        self.build: Callable[..., Tensor] | None = None
+    def __post_init__(self) -> None:
+        defined_in = getattr(self.reference, "__module__", None) or ""
+        self.family = defined_in.rpartition(".")[2] if defined_in.startswith("opweave.ops.") else "third-party"
+        if self.flops is None:
+            self.flops = flops_per_element(1 if self.pointwise else 0)
+        if self.rough is None:
+            self.rough = ROUGH if self.product else {}
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"

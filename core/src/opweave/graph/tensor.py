@@ -208,16 +208,17 @@ class Tensor(Operators):
     def __deepcopy__(self, memo: Any) -> Tensor:
         return self  # symbolic; and a copy of a state would be another state of the same name
 
+    def _label(self) -> str:
+        what = self.op.name if self.op else self.leaf.kind if self.leaf else "tensor"
+        label = f" {self.name!r}" if self.name != what else ""
+        return f"{what}{label} {self.dtype}{list(self.shape)}"
+
     def describe(self) -> str:
         """Op, name, type, shape and build site in one line, as error messages show it."""
-        what = self.op.name if self.op else self.leaf.kind if self.leaf else "tensor"
-        label = f" {self.name!r}" if self.name != what else ""
-        return f"{what}{label} {self.dtype}{list(self.shape)} (built at {self.site})"
+        return f"{self._label()} (built at {self.site})"
 
     def __repr__(self) -> str:
-        what = self.op.name if self.op else self.leaf.kind if self.leaf else "tensor"
-        label = f" {self.name!r}" if self.name != what else ""
-        return f"<Tensor {what}{label} {self.dtype}{list(self.shape)}>"
+        return f"<Tensor {self._label()}>"
 
     # --- its memory, for other libraries -----------------------------------------------------------------------------
 

@@ -14,34 +14,11 @@ from opweave.registry.records import Diagnosis, FileFormat, PluginRecord, State,
 from opweave.registry.registry import Registry
 
 __all__ = [
-    "REGISTRY",
-    "Diagnosis",
-    "FileFormat",
-    "PluginRecord",
-    "Registry",
-    "State",
-    "UnusableDevice",
-    "backend",
-    "backends",
-    "best_device",
-    "buffer_type",
-    "default_devices",
-    "device",
-    "devices",
-    "file_format",
-    "formats",
-    "hookimpl",
-    "load",
-    "load_all",
-    "load_all_from_path",
-    "open_device",
-    "plugins",
-    "program_built",
-    "register",
-    "register_device",
-    "rescan",
-    "unload",
-]
+    "REGISTRY", "Diagnosis", "FileFormat", "PluginRecord", "Registry", "State", "UnusableDevice", "backend",
+    "backends", "best_device", "buffer_type", "default_devices", "device", "devices", "file_format", "formats",
+    "hookimpl", "load", "load_all", "load_all_from_path", "open_device", "plugins", "program_built", "register",
+    "register_device", "rescan", "unload",
+]  # fmt: skip
 
 Memory = str | BufferType | None
 """How callers name a kind of memory; ``None``: the ordinary one."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from opweave.errors import Broken, Incompatible, NameConflict, PluginError, Unavailable, UnknownNameError
@@ -152,6 +153,7 @@ class LoadedBackend(NamedTuple):
     rank: int
 
 
+@dataclass(eq=False)
 class Plugin:
     """A plugin as the registry keeps it, from discovery to unloading.
 
@@ -169,31 +171,30 @@ class Plugin:
         tried: its code was run at least once; after a failure `Registry.load` may try again.
     """
 
-    def __init__(
-        self,
-        name: str,
-        value: str,
-        fetch: Callable[[], object] | None = None,
-        *,
-        distribution: str = "",
-        version: str = "",
-        requires: Sequence[str] = (),
-        packages: frozenset[str] = frozenset(),
-        origin: str = "",
-    ) -> None:
-        self.name, _, self.variant = name.partition("@")
-        self.value, self.fetch, self.score = value, fetch, 0.0
-        self.distribution, self.version, self.requires = distribution, version, requires
-        self.packages, self.origin = packages, origin
-        self.state = State.DISCOVERED
-        self.backends: list[LoadedBackend] = []
-        self.unusable: list[UnusableDevice] = []
-        self.ops: list[OpDef] = []
-        self.module: object = None
-        self.loading = self.tried = False
-        self._error: PluginError | None = None
-        self._cause: BaseException | None = None
-        self._traceback = ""
+    name: str
+    value: str
+    fetch: Callable[[], object] | None = None
+    _: KW_ONLY
+    distribution: str = ""
+    version: str = ""
+    requires: Sequence[str] = ()
+    packages: frozenset[str] = frozenset()
+    origin: str = ""
+    variant: str = field(default="", init=False)
+    score: float = field(default=0.0, init=False)
+    state: State = field(default=State.DISCOVERED, init=False)
+    backends: list[LoadedBackend] = field(default_factory=list, init=False)
+    unusable: list[UnusableDevice] = field(default_factory=list, init=False)
+    ops: list[OpDef] = field(default_factory=list, init=False)
+    module: object = field(default=None, init=False)
+    loading: bool = field(default=False, init=False)
+    tried: bool = field(default=False, init=False)
+    _error: PluginError | None = field(default=None, init=False)
+    _cause: BaseException | None = field(default=None, init=False)
+    _traceback: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self.name, _, self.variant = self.name.partition("@")
 
     @property
     def label(self) -> str:
