@@ -20,7 +20,9 @@ from opweave.ops.operands import (
     as_mask,
     as_number,
     builds,
+    check_shape_of,
     floats,
+    misfit,
     optional_operands,
     wide,
 )
@@ -48,16 +50,14 @@ def _attention_infer(
         or not k.shape[1]
         or q.shape[1] % k.shape[1]
     ):
-        raise ShapeError(
-            "attention: needs q (batch, heads, tokens, size), k (batch, groups, keys, size) and v (batch, groups, "
-            f"keys, out), the heads a multiple of the groups, not {q.describe()}, {k.describe()} and {v.describe()}"
-        )
+        needs = ("q (batch, heads, tokens, size), k (batch, groups, keys, size) and v (batch, groups, keys, out), the "
+                 "heads a multiple of the groups")  # fmt: skip
+        raise misfit("attention", needs, q, k, v)
     scores = (*q.shape[:3], k.shape[2])
     mask, sinks = optional_operands(rest, masked)
-    if mask is not None and mask.shape != scores:
-        raise ShapeError(f"attention: the mask must have the shape {scores} of the scores; got {mask.describe()}")
+    check_shape_of("attention", "the mask", mask, scores)
     if sinks is not None and sinks.shape != (q.shape[1],):
-        raise ShapeError(f"attention: needs ({q.shape[1]},) sinks, one a head, not {sinks.describe()}")
+        raise misfit("attention", f"({q.shape[1]},) sinks, one a head", sinks)
     if not k.shape[2]:
         raise ShapeError(f"attention: there are no keys to choose from: {k.describe()}")
     return (*q.shape[:3], v.shape[3]), q.dtype
@@ -91,8 +91,7 @@ def _attention(
 
 
 def _samples() -> list[Tensor]:
-    sizes = [operand(1, heads, rows, size) for heads, rows, size in ((2, 8, 16), (4, 64, 32), (8, 256, 64))]
-    return [attention(q, q, q) for q in sizes]
+    return [attention(q, q, q) for q in (operand(1, 2, 8, 16), operand(1, 4, 64, 32), operand(1, 8, 256, 64))]
 
 
 ATTENTION: Final = OpDef(

@@ -17,7 +17,7 @@ from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import Infer, OpDef
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.operands import Array, builds, floats, make, unquantized, wide
+from opweave.ops.operands import Array, builds, check_shape_of, floats, make, misfit, unquantized, wide
 from opweave.ops.samples import measured, operand
 from opweave.ops.windows import as_lengths, batched, fitting, window_attrs, windows_of
 
@@ -26,11 +26,6 @@ __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
 Padding = int | tuple[int, ...] | Literal["valid", "same"]
 Pads = tuple[tuple[int, int], ...]
 """Zeros before and after each axis."""
-
-
-def _check_bias(op: str, channels: int, bias: Tensor | None) -> None:
-    if bias is not None and bias.shape != (channels,):
-        raise ShapeError(f"{op}: the bias must have shape ({channels},), one number a channel; got {bias.describe()}")
 
 
 def _with_bias(y: Array, bias: Array | None) -> Array:
@@ -45,16 +40,14 @@ def _conv_infer(op: str, rank: int) -> Infer:
         x: Tensor, w: Tensor, b: Tensor | None = None, *, stride: Shape, padding: Pads, dilation: Shape, groups: int
     ) -> tuple[Shape, DType]:
         if x.ndim != rank + 2 or w.ndim != rank + 2:
-            raise ShapeError(
-                f"{op}: needs x (batch, in, ...) and weights (out, in / groups, ...), {rank} axes behind those of the "
-                f"channels, not {x.describe()} and {w.describe()}"
-            )
+            shapes = "x (batch, in, ...) and weights (out, in / groups, ...)"
+            raise misfit(op, f"{shapes}, {rank} axes behind those of the channels", x, w)
         if x.shape[1] != w.shape[1] * groups or w.shape[0] % groups or not w.shape[0]:
             raise ShapeError(
                 f"{op}: {groups} groups do not divide the channels: needs x (batch, in, ...) and weights "
                 f"(out, in / groups, ...), not {x.describe()} and {w.describe()}"
             )
-        _check_bias(op, w.shape[0], b)
+        check_shape_of(op, "the bias", b, w.shape[:1], "one number a channel")
         lengths = [n + sum(pads) for n, pads in zip(x.shape[2:], padding, strict=True)]
         places = tuple(map(fitting, lengths, w.shape[2:], stride, dilation))
         if min(places) < 1 or min(w.shape[2:]) < 1:
@@ -79,11 +72,7 @@ def _conv(
     return _with_bias(np.moveaxis(np.concatenate(parts, -1), -1, 1), b)
 
 
-def _conv2d_samples() -> list[Tensor]:
-    return [conv2d(operand(1, c, n, n), operand(c, c, 3, 3), padding=1) for c, n in ((4, 8), (16, 16), (32, 32))]
-
-
-def _define_conv(op: str, rank: int) -> OpDef:
+def _define_conv(op: str, rank: int, **facts: Any) -> OpDef:
     return OpDef(
         op,
         infer=_conv_infer(op, rank),
@@ -93,12 +82,16 @@ def _define_conv(op: str, rank: int) -> OpDef:
         product=True,
         slack=4.0,
         runs_like="conv2d",
-        samples=measured(_conv2d_samples, _conv2d_samples) if op == "conv2d" else None,
+        **facts,
     )
 
 
+def _conv2d_samples() -> list[Tensor]:
+    return [conv2d(operand(1, c, n, n), operand(c, c, 3, 3), padding=1) for c, n in ((4, 8), (16, 16), (32, 32))]
+
+
 CONV1D: Final = _define_conv("conv1d", 1)
-CONV2D: Final = _define_conv("conv2d", 2)
+CONV2D: Final = _define_conv("conv2d", 2, samples=measured(_conv2d_samples, _conv2d_samples))
 CONV3D: Final = _define_conv("conv3d", 3)
 
 
@@ -121,7 +114,7 @@ def _build_conv(
     attrs["groups"] = as_lengths(name, "groups", groups, 1)[0]
     w = make(name, weight)
     if w.ndim != rank + 2:
-        raise ShapeError(f"{name}: needs weights (out, in / groups) and {rank} more axes, not {w.describe()}")
+        raise misfit(name, f"weights (out, in / groups) and {rank} more axes", w)
     attrs["padding"] = _pads(name, padding, w.shape[2:], attrs["stride"], attrs["dilation"])
     return batched(name, make(name, x), rank, lambda y: node(op, floats(name, y, w, optional=[bias]), attrs))
 
@@ -193,12 +186,10 @@ def _transpose_infer(op: str, rank: int) -> Infer:
         dilation: Shape,
     ) -> tuple[Shape, DType]:
         if x.ndim != rank + 2 or w.ndim != rank + 2 or x.shape[1] != w.shape[0] or w.shape[0] % groups:
-            raise ShapeError(
-                f"{op}: needs x (batch, in, ...) and weights (in, out / groups, ...), {rank} axes behind those of the "
-                f"channels, {groups} groups of them, not {x.describe()} and {w.describe()}"
-            )
+            shapes = "x (batch, in, ...) and weights (in, out / groups, ...)"
+            raise misfit(op, f"{shapes}, {rank} axes behind those of the channels, {groups} groups of them", x, w)
         channels = w.shape[1] * groups
-        _check_bias(op, channels, b)
+        check_shape_of(op, "the bias", b, (channels,), "one number a channel")
         sizes = zip(x.shape[2:], w.shape[2:], stride, padding, output_padding, dilation, strict=True)
         lengths = tuple([(n - 1) * s - 2 * p + d * (k - 1) + extra + 1 for n, k, s, p, extra, d in sizes])
         if min(lengths) < 1 or min(*w.shape[2:], *x.shape[2:]) < 1:
@@ -340,7 +331,7 @@ def _im2col_infer(
     x: Tensor, *, kernel_size: Shape, dilation: Shape, padding: Shape, stride: Shape
 ) -> tuple[Shape, DType]:
     if x.ndim != len(kernel_size) + 2:
-        raise ShapeError(f"im2col: needs (batch, channels) and {len(kernel_size)} more axes, not {x.describe()}")
+        raise misfit("im2col", f"(batch, channels) and {len(kernel_size)} more axes", x)
     lengths = [n + 2 * p for n, p in zip(x.shape[2:], padding, strict=True)]
     places = tuple(map(fitting, lengths, kernel_size, stride, dilation))
     if min(places) < 1:
@@ -387,6 +378,6 @@ def im2col(x: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride
     y = unquantized("im2col", x)
     rank = len(kernel_size) if isinstance(kernel_size, (tuple, list)) else y.ndim - 2
     if not 1 <= rank <= 3:
-        raise ShapeError(f"im2col: needs one to three axes behind batch and channels, not {y.describe()}")
+        raise misfit("im2col", "one to three axes behind batch and channels", y)
     attrs = window_attrs("im2col", rank, kernel_size=kernel_size, dilation=dilation, padding=padding, stride=stride)
     return batched("im2col", y, rank, lambda z: node(IM2COL, (z,), attrs))

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from opweave.errors import ShapeError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import SAMPLE_IDS, OpDef, flops_per_element
@@ -14,7 +13,7 @@ from opweave.graph.tensor import Tensor, node
 from opweave.ops.indexing import check_ids
 from opweave.ops.matmul import with_weights
 from opweave.ops.movement import expand_dims
-from opweave.ops.operands import Array, as_ids, builds, make, no_bools, promoted, wide, wide_weights
+from opweave.ops.operands import Array, as_ids, builds, make, misfit, no_bools, promoted, wide, wide_weights
 from opweave.ops.samples import measured, operand
 
 __all__ = ["add_expert", "expert_linear"]
@@ -26,10 +25,8 @@ __all__ = ["add_expert", "expert_linear"]
 def _expert_linear_infer(x: Tensor, w: Tensor, ids: Tensor, *, blocks: DType | None = None) -> tuple[Shape, DType]:
     fits = x.ndim == 3 and w.ndim == 3 and ids.ndim == 2
     if not fits or x.shape[0] != ids.shape[0] or x.shape[1] not in (1, ids.shape[1]) or x.shape[2] != w.shape[2]:
-        raise ShapeError(
-            "expert_linear: needs x (tokens, in) or (tokens, used, in), w (experts, out, in) and ids (tokens, used), "
-            f"not {x.describe()}, {w.describe()} and {ids.describe()}"
-        )
+        needs = "x (tokens, in) or (tokens, used, in), w (experts, out, in) and ids (tokens, used)"
+        raise misfit("expert_linear", needs, x, w, ids)
     return (*ids.shape, w.shape[1]), x.dtype
 
 
@@ -49,15 +46,6 @@ def _routed(*sizes: tuple[int, int]) -> list[Tensor]:
     ]
 
 
-def _few_rows() -> list[Tensor]:
-    """Products whose time depends on the bytes of the weights."""
-    return _routed((4, 16), (4, 64), (4, 256))
-
-
-def _many_rows() -> list[Tensor]:
-    return _routed((8, 16), (32, 64), (64, 256))
-
-
 EXPERT_LINEAR = OpDef(
     "expert_linear",
     infer=_expert_linear_infer,
@@ -68,7 +56,7 @@ EXPERT_LINEAR = OpDef(
     formula="y[t, u, o] = Σᵢ x[t, u, i] · w[ids[t, u], o, i]",
     product=True,
     slack=4.0,
-    samples=measured(_few_rows, _many_rows),
+    samples=measured(lambda: _routed((4, 16), (4, 64), (4, 256)), lambda: _routed((8, 16), (32, 64), (64, 256))),
 )
 
 
@@ -104,10 +92,7 @@ def expert_linear(x: Any, w: Any, ids: Any) -> Tensor:
 
 def _add_expert_infer(x: Tensor, table: Tensor, ids: Tensor) -> tuple[Shape, DType]:
     if table.ndim != 2 or x.shape != (*ids.shape, table.shape[1]) or x.dtype is not table.dtype:
-        raise ShapeError(
-            "add_expert: needs x (..., n), a table (experts, n) and ids (...), not "
-            f"{x.describe()}, {table.describe()} and {ids.describe()}"
-        )
+        raise misfit("add_expert", "x (..., n), a table (experts, n) and ids (...)", x, table, ids)
     return x.shape, x.dtype
 
 

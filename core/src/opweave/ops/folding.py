@@ -15,7 +15,7 @@ from opweave.ops.arrangement import pad
 from opweave.ops.elementwise import add
 from opweave.ops.indexing import embedding
 from opweave.ops.movement import concat, expand_dims, reshape, transpose
-from opweave.ops.operands import floating, floats, unquantized
+from opweave.ops.operands import floating, floats, misfit, unquantized
 from opweave.ops.windows import as_lengths
 
 __all__ = ["add_relative_positions", "col2im1d", "relative_positions", "window_partition", "window_unpartition"]
@@ -44,7 +44,7 @@ def col2im1d(x: Any, kernel_size: int, stride: int = 1, padding: int = 0) -> Ten
     (taps,), (step,) = as_lengths(op, "kernel_size", kernel_size, 1, 1), as_lengths(op, "stride", stride, 1, 1)
     (cut,) = as_lengths(op, "padding", padding, 1, 0)
     if y.ndim != 3 or y.shape[1] % taps or not y.shape[2]:
-        raise ShapeError(f"{op}: needs x (batch, channels · {taps}, windows), not {y.describe()}")
+        raise misfit(op, f"x (batch, channels · {taps}, windows)", y)
     batch, channels, windows = y.shape[0], y.shape[1] // taps, y.shape[2]
     length = (windows - 1) * step + taps - 2 * cut
     if length < 1:
@@ -87,7 +87,7 @@ def window_partition(x: Any, size: int) -> Tensor:
     y = unquantized("window_partition", x)
     (n,) = as_lengths("window_partition", "size", size, 1, 1)
     if y.ndim != 4:
-        raise ShapeError(f"window_partition: needs x (batch, height, width, channels), not {y.describe()}")
+        raise misfit("window_partition", "x (batch, height, width, channels)", y)
     batch, height, width, channels = y.shape
     down, across = -(-height // n), -(-width // n)
     if (down * n, across * n) != (height, width):
@@ -115,9 +115,7 @@ def window_unpartition(windows: Any, size: Any) -> Tensor:
     n = y.shape[1] if y.ndim == 4 else 0
     down, across = (-(-height // n), -(-width // n)) if n else (1, 1)
     if not n or y.shape[2] != n or y.shape[0] % (down * across):
-        raise ShapeError(
-            f"window_unpartition: needs windows (batch · {down * across}, n, n, channels), not {y.describe()}"
-        )
+        raise misfit("window_unpartition", f"windows (batch · {down * across}, n, n, channels)", y)
     y = reshape(y, (-1, down, across, n, n, y.shape[3]))
     y = reshape(transpose(y, (0, 1, 3, 2, 4, 5)), (-1, down * n, across * n, y.shape[5]))
     return y[:, :height, :width]
@@ -140,7 +138,7 @@ def relative_positions(table: Any, queries: int, keys: int) -> Tensor:
     y = unquantized("relative_positions", table)
     (m,), (n,) = (as_lengths("relative_positions", "positions", count, 1, 1) for count in (queries, keys))
     if y.ndim != 2 or y.shape[0] < m + n - 1:
-        raise ShapeError(f"relative_positions: needs a table (at least {m + n - 1}, size), not {y.describe()}")
+        raise misfit("relative_positions", f"a table (at least {m + n - 1}, size)", y)
     return embedding(y, constant(np.arange(m)[:, None] - np.arange(n) + n - 1))
 
 
@@ -164,9 +162,8 @@ def add_relative_positions(scores: Any, vertical: Any, horizontal: Any) -> Tenso
     y, v, h = floats("add_relative_positions", scores, vertical, horizontal)
     fits = v.ndim == h.ndim == 4 and v.shape[:3] == h.shape[:3]
     if not fits or y.shape != (v.shape[0], v.shape[1] * v.shape[2], v.shape[3] * h.shape[3]):
-        raise ShapeError(
-            "add_relative_positions: needs scores (batch, height · width, key_height · key_width) and (batch, height, "
-            f"width, key_height) and (…, key_width), not {y.describe()}, {v.describe()} and {h.describe()}"
-        )
+        needs = ("scores (batch, height · width, key_height · key_width) and (batch, height, width, key_height) and "
+                 "(…, key_width)")  # fmt: skip
+        raise misfit("add_relative_positions", needs, y, v, h)
     grid = reshape(y, (*v.shape, h.shape[3]))
     return reshape(add(add(grid, expand_dims(v, -1)), expand_dims(h, -2)), y.shape)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from opweave.errors import ShapeError
 from opweave.graph.tensor import Tensor
 from opweave.ops.elementwise import add, mul
 from opweave.ops.matmul import matmul
 from opweave.ops.movement import expand_dims, squeeze, swapaxes
-from opweave.ops.operands import floats
+from opweave.ops.operands import floats, misfit
 
 __all__ = ["hyper_connection_post", "hyper_connection_pre"]
 
@@ -36,10 +35,7 @@ def hyper_connection_pre(streams: Any, weights: Any) -> Tensor:
     """
     x, w = floats("hyper_connection_pre", streams, weights)
     if x.ndim < 2 or w.shape != x.shape[:-1]:
-        raise ShapeError(
-            f"hyper_connection_pre: needs streams (..., n, size) and weights (..., n), not {x.describe()} and "
-            f"{w.describe()}"
-        )
+        raise misfit("hyper_connection_pre", "streams (..., n, size) and weights (..., n)", x, w)
     return squeeze(matmul(expand_dims(w, -2), x), -2)
 
 
@@ -69,8 +65,6 @@ def hyper_connection_post(x: Any, streams: Any, weights: Any, mixing: Any) -> Te
         or w.shape != old.shape[:-1]
         or (mixed.shape != (*w.shape, *w.shape[-1:]))
     ):
-        raise ShapeError(
-            "hyper_connection_post: needs x (..., size), streams (..., n, size), weights (..., n) and mixing "
-            f"(..., n, n), not {y.describe()}, {old.describe()}, {w.describe()} and {mixed.describe()}"
-        )
+        needs = "x (..., size), streams (..., n, size), weights (..., n) and mixing (..., n, n)"
+        raise misfit("hyper_connection_post", needs, y, old, w, mixed)
     return add(mul(expand_dims(w, -1), expand_dims(y, -2)), matmul(swapaxes(mixed, -1, -2), old))

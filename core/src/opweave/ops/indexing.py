@@ -9,7 +9,7 @@ import numpy as np
 from opweave.errors import BoundsError, DTypeError, LayoutError, ShapeError
 from opweave.graph.dtypes import DType, f32
 from opweave.graph.layout import Shape, broadcast_shapes
-from opweave.graph.opdef import OpDef
+from opweave.graph.opdef import OpDef, build
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.movement import after, broadcast_to, flatten
 from opweave.ops.operands import (
@@ -20,6 +20,7 @@ from opweave.ops.operands import (
     builds,
     cast,
     make,
+    misfit,
     no_bools,
     plain,
     wide,
@@ -59,10 +60,6 @@ def _embedding(table: Array, ids: Array, *, blocks: DType | None = None) -> Arra
     return dequantize(picked, blocks)
 
 
-def _embedding_samples() -> list[Tensor]:
-    return [embedding(operand(r, c), operand(r // 2, dtype="i32")) for r, c in ROWS]
-
-
 EMBEDDING = OpDef(
     "embedding",
     infer=_embedding_infer,
@@ -71,7 +68,7 @@ EMBEDDING = OpDef(
     selects=(0, 1),
     formula="y[i, ...] = table[ids[i], ...]",
     exact=True,
-    samples=measured(_embedding_samples),
+    samples=measured(lambda: [build("embedding", operand(r, c), operand(r // 2, dtype="i32")) for r, c in ROWS]),
 )
 
 
@@ -338,12 +335,14 @@ def _version(region: Tensor, *srcs: Tensor) -> tuple[Shape, DType]:
     return region.root.shape, region.dtype
 
 
+def check_rows(op: str, x: Tensor, ids: Tensor, rows: Tensor) -> None:
+    """Raises `ShapeError` unless ``rows`` can replace the rows of ``x`` that ``ids`` name."""
+    if not x.ndim or ids.ndim != 1 or rows.shape != (*ids.shape, *x.shape[1:]) or rows.dtype is not x.dtype:
+        raise misfit(op, "a tensor (n, ...), ids (m,) and rows (m, ...) of the tensor's dtype", x, ids, rows)
+
+
 def _index_copy_infer(state: Tensor, ids: Tensor, rows: Tensor) -> tuple[Shape, DType]:
-    if not state.ndim or ids.ndim != 1 or rows.shape != (*ids.shape, *state.shape[1:]) or rows.dtype is not state.dtype:
-        raise ShapeError(
-            "index_copy: needs a state (n, ...), ids (m,) and rows (m, ...) of the state's dtype, not "
-            f"{state.describe()}, {ids.describe()} and {rows.describe()}"
-        )
+    check_rows("index_copy", state, ids, rows)
     return _version(state)
 
 
@@ -390,7 +389,7 @@ def index_copy(state: Any, ids: Any, rows: Any) -> Tensor:
         raise LayoutError(f"index_copy: rows would cut the blocks of {region.describe()}; add an axis of rows")
     if region.ndim and i.ndim == 1:
         shape = (*i.shape, *region.shape[1:])
-        values = _spread("index_copy", _writable("index_copy", values, region), shape, region)
+        values = spread("index_copy", _writable("index_copy", values, region), shape, region)
     return _written(INDEX_COPY, region, i, cast(values, region.dtype))
 
 
@@ -480,10 +479,11 @@ def accumulate(region: Any, value: Any) -> Tensor:
 
 def _write(op: OpDef, target: Tensor, value: Any) -> Tensor:
     v = _writable(op.name, make(op.name, value, target), target)
-    return _written(op, target, cast(_spread(op.name, v, target.shape, target), target.dtype))
+    return _written(op, target, cast(spread(op.name, v, target.shape, target), target.dtype))
 
 
-def _spread(op: str, value: Tensor, shape: Shape, region: Tensor) -> Tensor:
+def spread(op: str, value: Tensor, shape: Shape, region: Tensor) -> Tensor:
+    """A value broadcast to the ``shape`` of a part of ``region``; raises `ShapeError` that names both."""
     try:
         return broadcast_to(value, shape)
     except ShapeError:

@@ -13,7 +13,7 @@ from opweave.graph.layout import Shape
 from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, constant, node
 from opweave.ops.matmul import matmul
-from opweave.ops.operands import Array, as_flag, as_number, builds, floating, unquantized, wide
+from opweave.ops.operands import Array, as_flag, as_number, builds, floating, misfit, unquantized, wide
 from opweave.ops.windows import as_lengths
 
 __all__ = ["interpolate"]
@@ -169,7 +169,7 @@ def interpolate(
         raise ShapeError("interpolate: align_corners is no option of the mode nearest")
     rank = y.ndim - 2
     if rank < 1:
-        raise ShapeError(f"interpolate: needs (batch, channels) and at least one more axis, not {y.describe()}")
+        raise misfit("interpolate", "(batch, channels) and at least one more axis", y)
     factors: Factors = None
     if size is None:
         factors = _factors(scale_factor, y.shape[2:])
@@ -183,12 +183,7 @@ def interpolate(
         y = floating("interpolate", y)
         _interpolate_infer(y, size=lengths, scale_factor=factors, mode=mode, align_corners=aligned)
         return _smoothed(y, lengths, factors, tap_kind(mode), aligned)
-    attrs = {
-        "size": lengths,
-        "scale_factor": factors,
-        "mode": mode,
-        "align_corners": aligned,
-    }
+    attrs = {"size": lengths, "scale_factor": factors, "mode": mode, "align_corners": aligned}
     return node(INTERPOLATE, (y if mode == "nearest" else floating("interpolate", y),), attrs)
 
 

@@ -20,6 +20,7 @@ from opweave.ops.operands import (
     builds,
     floating,
     floats,
+    misfit,
     wide,
 )
 
@@ -135,7 +136,7 @@ def solve_triangular(a: Any, b: Any, *, upper: bool = False, unitriangular: bool
     op = "solve_triangular"
     m, x = floats(op, a, b)
     if m.ndim < 2 or x.ndim < 2 or m.shape[-1] != m.shape[-2] or m.shape[-1] != x.shape[-2]:
-        raise ShapeError(f"{op}: needs A (..., n, n) and b (..., n, columns), not {m.describe()} and {x.describe()}")
+        raise misfit(op, "A (..., n, n) and b (..., n, columns)", m, x)
     try:
         lead = np.broadcast_shapes(m.shape[:-2], x.shape[:-2])
     except ValueError:
@@ -150,7 +151,7 @@ def solve_triangular(a: Any, b: Any, *, upper: bool = False, unitriangular: bool
 
 def _sinkhorn_infer(x: Tensor, *, iterations: int, eps: float) -> tuple[Shape, DType]:
     if x.ndim < 2 or x.shape[-1] != x.shape[-2] or not x.shape[-1]:
-        raise ShapeError(f"sinkhorn: needs square matrices (..., n, n), not {x.describe()}")
+        raise misfit("sinkhorn", "square matrices (..., n, n)", x)
     return x.shape, x.dtype
 
 

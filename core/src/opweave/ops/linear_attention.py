@@ -17,7 +17,7 @@ from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.elementwise import exp, mul, neg
 from opweave.ops.movement import expand_dims, reshape
-from opweave.ops.operands import Array, as_flag, as_number, builds, floating, floats, wide
+from opweave.ops.operands import Array, as_flag, as_number, builds, check_shape_of, floating, floats, misfit, wide
 
 __all__ = ["gated_delta_rule", "gated_linear_attention", "linear_attention", "rwkv6", "rwkv7"]
 
@@ -36,23 +36,17 @@ def _infer(
     q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, decay: bool, bonus: bool, removal: bool, state: bool, last: bool
 ) -> tuple[Shape, DType]:
     if q.ndim != 4 or k.shape != q.shape or v.ndim != 4 or v.shape[:3] != q.shape[:3] or not q.shape[3]:
-        raise ShapeError(
-            "linear_attention: needs q and k (batch, heads, tokens, size) and v (batch, heads, tokens, v_size), not "
-            f"{q.describe()}, {k.describe()} and {v.describe()}"
-        )
+        needs = "q and k (batch, heads, tokens, size) and v (batch, heads, tokens, v_size)"
+        raise misfit("linear_attention", needs, q, k, v)
     batch, heads, _, size = q.shape
     w, u, a, b, h = linear_attention_operands(rest, decay, bonus, removal, state)
     if w is not None and w.shape not in (q.shape, (*q.shape[:3], 1)):
         raise ShapeError(f"linear_attention: the decay must have shape {q.shape} or {(*q.shape[:3], 1)}; "
                          f"got {w.describe()}")  # fmt: skip
-    for name, operand, want in (
-        ("bonus", u, (heads, size)),
-        ("removal", a, q.shape),
-        ("insertion", b, q.shape),
-        ("state", h, (batch, heads, size, v.shape[3])),
-    ):
-        if operand is not None and operand.shape != want:
-            raise ShapeError(f"linear_attention: the {name} must have shape {want}; got {operand.describe()}")
+    check_shape_of("linear_attention", "the bonus", u, (heads, size))
+    check_shape_of("linear_attention", "the removal", a, q.shape)
+    check_shape_of("linear_attention", "the insertion", b, q.shape)
+    check_shape_of("linear_attention", "the state", h, (batch, heads, size, v.shape[3]))
     return ((v.size + batch * heads * size * v.shape[3],) if last else v.shape), q.dtype
 
 
@@ -200,10 +194,8 @@ def gated_delta_rule(
     op = "gated_delta_rule"
     keys, gates, strengths = floating(op, k), floating(op, g), floating(op, beta)
     if keys.ndim != 4 or gates.shape not in (keys.shape, keys.shape[:3]) or strengths.shape != keys.shape[:3]:
-        raise ShapeError(
-            f"{op}: needs k (batch, heads, tokens, size), g of its shape or (batch, heads, tokens), and beta (batch, "
-            f"heads, tokens), not {keys.describe()}, {gates.describe()} and {strengths.describe()}"
-        )
+        needs = "k (batch, heads, tokens, size), g of its shape or (batch, heads, tokens), beta (batch, heads, tokens)"
+        raise misfit(op, needs, keys, gates, strengths)
     decay = exp(gates if gates.ndim == 4 else expand_dims(gates, -1))
     written = mul(expand_dims(strengths, -1), keys)
     # The key reads S after it has shrunk: kᵀ · diag(decay) · S.
@@ -292,6 +284,6 @@ def rwkv7(
 def _scaled(op: str, q: Any, scale: float | None) -> Tensor:
     queries = floating(op, q)
     if queries.ndim != 4 or not queries.shape[3]:
-        raise ShapeError(f"{op}: needs queries (batch, heads, tokens, size), not {queries.describe()}")
+        raise misfit(op, "queries (batch, heads, tokens, size)", queries)
     factor = queries.shape[3] ** -0.5 if scale is None else as_number(op, "scale", scale)
     return queries if factor == 1 else mul(queries, factor)

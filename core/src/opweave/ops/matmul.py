@@ -13,7 +13,7 @@ from opweave.errors import ShapeError
 from opweave.graph import opdef
 from opweave.graph.dtypes import DType, f32
 from opweave.graph.layout import Shape, broadcast_shapes, is_dense, reshape_strides
-from opweave.graph.opdef import OpDef, Sample
+from opweave.graph.opdef import OpDef, Sample, build
 from opweave.graph.tensor import Tensor, constant, node
 from opweave.ops.elementwise import add, mul
 from opweave.ops.movement import expand_dims, reshape, swapaxes, transpose
@@ -22,7 +22,9 @@ from opweave.ops.operands import (
     broadcast_to,
     builds,
     cast,
+    check_shape_of,
     make,
+    misfit,
     no_bools,
     plain,
     promoted,
@@ -38,19 +40,8 @@ __all__ = ["linear", "matmul", "outer"]
 
 def _matmul_infer(a: Tensor, b: Tensor) -> tuple[Shape, DType]:
     if a.ndim < 2 or b.ndim < 2 or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2] or a.dtype is not b.dtype:
-        raise ShapeError(
-            f"matmul: needs (..., m, k) and (..., k, n) of one dtype, the leading axes equal, not {a.describe()} and "
-            f"{b.describe()}"
-        )
+        raise misfit("matmul", "(..., m, k) and (..., k, n) of one dtype, the leading axes equal", a, b)
     return (*a.shape[:-1], b.shape[-1]), a.dtype
-
-
-def _matmul_vectors() -> list[Tensor]:
-    return [matmul(operand(1, n), operand(n, n)) for n in (32, 256, 1024)]
-
-
-def _matmul_squares() -> list[Tensor]:
-    return [matmul(operand(b, m, n), operand(b, n, m)) for b, m, n in ((2, 8, 16), (8, 64, 64), (8, 256, 64))]
 
 
 MATMUL = OpDef(
@@ -62,7 +53,12 @@ MATMUL = OpDef(
     product=True,
     slack=4.0,
     runs_like="linear",
-    samples=measured(_matmul_vectors, _matmul_squares),
+    samples=measured(
+        lambda: [build("matmul", operand(1, n), operand(n, n)) for n in (32, 256, 1024)],
+        lambda: [
+            build("matmul", operand(b, m, n), operand(b, n, m)) for b, m, n in ((2, 8, 16), (8, 64, 64), (8, 256, 64))
+        ],
+    ),
 )
 
 
@@ -121,9 +117,8 @@ def _is_transposed_matrix(y: Tensor) -> bool:
 
 def _linear_infer(x: Tensor, w: Tensor, b: Tensor | None = None, *, blocks: DType | None = None) -> tuple[Shape, DType]:
     if w.ndim != 2 or x.ndim < 2 or x.shape[-1] != w.shape[1]:
-        raise ShapeError(f"linear: needs x (..., in) and w (out, in), not {x.describe()} and {w.describe()}")
-    if b is not None and b.shape != w.shape[:1]:
-        raise ShapeError(f"linear: the bias must have shape ({w.shape[0]},), one number a row of w; got {b.describe()}")
+        raise misfit("linear", "x (..., in) and w (out, in)", x, w)
+    check_shape_of("linear", "the bias", b, w.shape[:1], "one number a row of w")
     return (*x.shape[:-1], w.shape[0]), x.dtype
 
 
@@ -217,8 +212,7 @@ def _linear_of_batch(x: Tensor, w: Tensor, *biases: Tensor) -> Tensor:
     """`linear` of an ``x`` of at least two axes with matrices of any number."""
     *lead, outputs, inputs = w.shape
     if x.shape[-1] != inputs or any(b.shape != (outputs,) for b in biases):
-        given = " and ".join(t.describe() for t in (x, w, *biases))
-        raise ShapeError(f"linear: needs x (..., in), w (..., out, in) and b (out,), not {given}")
+        raise misfit("linear", "x (..., in), w (..., out, in) and b (out,)", x, w, *biases)
     try:
         batch = broadcast_shapes(x.shape[:-2], tuple(lead))
     except ShapeError as error:

@@ -30,7 +30,7 @@ from opweave.graph.layout import (
     resolve_reshape,
     slice_window,
 )
-from opweave.graph.opdef import OpDef, define_op, flops_per_element
+from opweave.graph.opdef import OpDef, build, define_op, flops_per_element
 from opweave.graph.tensor import Tensor, node, shows_columns_of_blocks, view_node
 from opweave.ops.operands import Array, as_axis, as_integer, builds, explain, make, plain, promoted, rows, unquantized
 from opweave.ops.samples import ROWS, measured, operand, over_rows
@@ -422,10 +422,6 @@ def _concat_infer(*pieces: Tensor, axis: int) -> tuple[Shape, DType]:
     return (*first.shape[:axis], length, *first.shape[axis + 1 :]), first.dtype
 
 
-def _concat_samples() -> list[Tensor]:
-    return [concat([operand(*s), operand(*s)], -1) for s in ROWS]
-
-
 CONCAT = OpDef(
     "concat",
     infer=_concat_infer,
@@ -433,7 +429,7 @@ CONCAT = OpDef(
     formula="the pieces one after the other along axis",
     exact=True,
     runs_like="copy",
-    samples=measured(_concat_samples),
+    samples=measured(lambda: [build("concat", [operand(*s), operand(*s)], -1) for s in ROWS]),
 )
 
 

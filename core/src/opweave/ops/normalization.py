@@ -22,8 +22,10 @@ from opweave.ops.operands import (
     as_mask,
     as_number,
     builds,
+    check_shape_of,
     floating,
     make,
+    misfit,
     promoted,
     wide,
 )
@@ -57,8 +59,7 @@ def _norm(op: OpDef, x: Any, weight: Any, bias: Any, axis: int, attrs: dict[str,
     x = floating(op.name, x)
     if weight is None and bias is not None:
         y, b = node(op, (x,), attrs), make(op.name, bias)
-        if b.shape != (y.shape[axis],):
-            raise ShapeError(f"{op.name}: the bias must have shape ({y.shape[axis]},); got {b.describe()}")
+        check_shape_of(op.name, "the bias", b, (y.shape[axis],))
         return add(y, b if axis == -1 else reshape(b, (-1, *[1] * (y.ndim - 1 - axis))))
     return node(op, promoted(op.name, x, *[make(op.name, p) for p in (weight, bias) if p is not None]), attrs)
 
@@ -326,9 +327,7 @@ def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6) -> Tensor:
 
 def _group_norm_infer(x: Tensor, *parameters: Tensor, groups: int, eps: float) -> tuple[Shape, DType]:
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
-        raise ShapeError(
-            f"group_norm: needs x (n, channels, ...) whose channels make {groups} equal groups, not {x.describe()}"
-        )
+        raise misfit("group_norm", f"x (n, channels, ...) whose channels make {groups} equal groups", x)
     _check_parameters("group_norm", x, 1, parameters)
     return x.shape, x.dtype
 

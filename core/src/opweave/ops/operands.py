@@ -17,9 +17,9 @@ from opweave.graph.tensor import Tensor, as_tensor, constant, shows_columns_of_b
 
 __all__ = [
     "Array", "Number", "added", "as_axis", "as_fill", "as_flag", "as_ids", "as_integer", "as_mask", "as_number",
-    "broadcast_to", "builds", "cast", "explain", "float_and_number", "float_pair", "floating", "floats", "is_number",
-    "make", "no_bools", "optional_operands", "pair", "plain", "promoted", "rows", "shows_columns_of_blocks",
-    "unquantized", "wide", "wide_weights",
+    "broadcast_to", "builds", "cast", "check_shape_of", "explain", "float_and_number", "float_pair", "floating",
+    "floats", "is_number", "make", "misfit", "no_bools", "optional_operands", "pair", "plain", "promoted", "rows",
+    "shows_columns_of_blocks", "unquantized", "wide", "wide_weights",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -78,6 +78,18 @@ def _named(operands: tuple[Tensor, ...]) -> str:
     if len(operands) == 1:
         return f"the operand is {operands[0].describe()}"
     return "the operands are " + " and ".join(t.describe() for t in operands)
+
+
+def misfit(op: str, needs: str, *operands: Tensor) -> ShapeError:
+    """The error for operands that do not fit an operation; ``needs`` says which shapes would."""
+    *first, last = [x.describe() for x in operands]
+    return ShapeError(f"{op}: needs {needs}, not {', '.join(first)}{' and ' if first else ''}{last}")
+
+
+def check_shape_of(op: str, what: str, x: Tensor | None, shape: Shape, why: str = "") -> None:
+    """Refuse an optional operand, called ``what``, of another shape, which ``why`` explains; raises `ShapeError`."""
+    if x is not None and x.shape != shape:
+        raise ShapeError(f"{op}: {what} must have shape {shape}{', ' * bool(why)}{why}; got {x.describe()}")
 
 
 def rows(op: str, *operands: Tensor) -> None:

@@ -11,57 +11,56 @@ import numpy as np
 from opweave.errors import DTypeError, ShapeError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
-from opweave.graph.opdef import Infer, OpDef, define_op
+from opweave.graph.opdef import Infer, OpDef, build, define_op
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.operands import Array, as_flag, builds, floating, unquantized, wide
+from opweave.ops.operands import Array, as_flag, builds, floating, misfit, unquantized, wide
 from opweave.ops.samples import measured, operand
 from opweave.ops.windows import as_lengths, batched, fitting, window_attrs, windows_of
 
 __all__ = ["avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d"]
 
 
-def _places(n: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
-    extent = dilation * (kernel - 1) + 1
-    if not ceil_mode:
-        return fitting(n + 2 * padding, kernel, stride, dilation)
-    count = -(-(n + 2 * padding - extent) // stride) + 1
-    # The last window has to begin inside of the input or the padding before it.
-    return count - 1 if (count - 1) * stride >= n + padding else count
+def _places(
+    lengths: Shape,
+    *,
+    kernel_size: Shape,
+    stride: Shape,
+    padding: Shape,
+    dilation: Shape,
+    ceil_mode: bool,
+    **averaging: Any,
+) -> Shape:
+    """How many windows there are along each axis."""
+    counts = []
+    for n, k, s, p, d in zip(lengths, kernel_size, stride, padding, dilation, strict=True):
+        count = fitting(n + 2 * p + (s - 1 if ceil_mode else 0), k, s, d)
+        # The last window has to begin inside of the input or the padding before it.
+        counts.append(count - 1 if ceil_mode and (count - 1) * s >= n + p else count)
+    return tuple(counts)
 
 
 def _pool_infer(op: str, rank: int) -> Infer:
-    def infer(
-        x: Tensor,
-        *,
-        kernel_size: Shape,
-        stride: Shape,
-        padding: Shape,
-        dilation: Shape,
-        ceil_mode: bool,
-        **averaging: Any,
-    ) -> tuple[Shape, DType]:
+    def infer(x: Tensor, **window: Any) -> tuple[Shape, DType]:
         if x.ndim != rank + 2:
-            raise ShapeError(f"{op}: needs (batch, channels) and {rank} more axes, not {x.describe()}")
-        for p, k in zip(padding, kernel_size, strict=True):
+            raise misfit(op, f"(batch, channels) and {rank} more axes", x)
+        kernel, padding = window["kernel_size"], window["padding"]
+        for p, k in zip(padding, kernel, strict=True):
             if 2 * p > k:
                 raise ShapeError(f"{op}: padding {p} must be at most half of the window of {k}; {x.describe()}")
-        sizes = zip(x.shape[2:], kernel_size, stride, padding, dilation, strict=True)
-        places = tuple([_places(*axis, ceil_mode) for axis in sizes])
+        places = _places(x.shape[2:], **window)
         if min(places) < 1:
-            raise ShapeError(f"{op}: no window of {kernel_size} fits into {x.describe()} with padding {padding}")
+            raise ShapeError(f"{op}: no window of {kernel} fits into {x.describe()} with padding {padding}")
         return (*x.shape[:2], *places), x.dtype
 
     return infer
 
 
-def _padded_windows(
-    x: Array, fill: Any, kernel: Shape, stride: Shape, padding: Shape, dilation: Shape, ceil_mode: bool
-) -> Array:
+def _padded_windows(x: Array, fill: Any, **window: Any) -> Array:
     """All windows, also those that run over the end, as far as there are places for them."""
-    pads, places = [(0, 0), (0, 0)], []
-    for n, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True):
-        places.append(_places(n, k, s, p, d, ceil_mode))
-        pads.append((p, max(p, (places[-1] - 1) * s + d * (k - 1) + 1 - n - p)))
+    kernel, stride, dilation = window["kernel_size"], window["stride"], window["dilation"]
+    places, pads = _places(x.shape[2:], **window), [(0, 0), (0, 0)]
+    for n, m, k, s, p, d in zip(x.shape[2:], places, kernel, stride, window["padding"], dilation, strict=True):
+        pads.append((p, max(p, (m - 1) * s + d * (k - 1) + 1 - n - p)))
     views = windows_of(np.pad(x, pads, constant_values=fill), kernel, stride, dilation)
     return views[(slice(None), slice(None), *[slice(n) for n in places])]
 
@@ -86,44 +85,24 @@ def _define(op: str, rank: int, reference: Callable[..., Array], more_flops: int
 # --- the largest ----------------------------------------------------------------------------------------------------
 
 
-def _max_pool(
-    x: Array, *, kernel_size: Shape, stride: Shape, padding: Shape, dilation: Shape, ceil_mode: bool
-) -> Array:
+def _max_pool(x: Array, **window: Any) -> Array:
     lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
-    views = _padded_windows(x, lowest, kernel_size, stride, padding, dilation, ceil_mode)
-    result: Array = views.max(tuple(range(-len(kernel_size), 0)))
+    result: Array = _padded_windows(x, lowest, **window).max(tuple(range(2 - x.ndim, 0)))
     return result
-
-
-def _max_pool2d_samples() -> list[Tensor]:
-    return [max_pool2d(operand(1, c, n, n), 2) for c, n in ((4, 8), (16, 32), (64, 64))]
 
 
 MAX_POOL1D: Final = _define("max_pool1d", 1, _max_pool, 0, _MAX, exact=True)
 MAX_POOL2D: Final = _define(
-    "max_pool2d",
-    2,
-    _max_pool,
-    0,
-    _MAX,
-    exact=True,
-    samples=measured(_max_pool2d_samples),
-)
+    "max_pool2d", 2, _max_pool, 0, _MAX, exact=True,
+    samples=measured(lambda: [build("max_pool2d", operand(1, c, n, n), 2) for c, n in ((4, 8), (16, 32), (64, 64))]),
+)  # fmt: skip
 
 
-def _build(
-    op: OpDef,
-    rank: int,
-    x: Tensor,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    flags: dict[str, bool],
-    **more: Any,
-) -> Tensor:
-    stride = kernel_size if stride is None else stride
-    attrs = window_attrs(op.name, rank, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation)
+def _build(op: OpDef, rank: int, x: Tensor, window: dict[str, Any], flags: dict[str, bool], **more: Any) -> Tensor:
+    """The node; by default windows follow each other without gaps."""
+    if window["stride"] is None:
+        window["stride"] = window["kernel_size"]
+    attrs = window_attrs(op.name, rank, **window)
     attrs |= {name: as_flag(op.name, name, flag) for name, flag in flags.items()} | more
     return batched(op.name, x, rank, lambda y: node(op, (y,), attrs))
 
@@ -133,7 +112,8 @@ def _build_max_pool(
 ) -> Tensor:
     y = unquantized(op.name, x)
     y = y if y.dtype.is_integer else floating(op.name, y)
-    return _build(op, rank, y, kernel_size, stride, padding, dilation, {"ceil_mode": ceil_mode})
+    window = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
+    return _build(op, rank, y, window, {"ceil_mode": ceil_mode})
 
 
 @builds(MAX_POOL1D)
@@ -169,29 +149,20 @@ def max_pool2d(
     return _build_max_pool(MAX_POOL2D, 2, x, kernel_size, stride, padding, dilation, ceil_mode)
 
 
-def _backward_infer(
-    grad: Tensor, x: Tensor, *, kernel_size: Shape, stride: Shape, padding: Shape, dilation: Shape, ceil_mode: bool
-) -> tuple[Shape, DType]:
-    sizes = zip(x.shape[2:], kernel_size, stride, padding, dilation, strict=True)
-    places = tuple([_places(*axis, ceil_mode) for axis in sizes])
+def _backward_infer(grad: Tensor, x: Tensor, **window: Any) -> tuple[Shape, DType]:
     if not x.dtype.is_float:
         raise DTypeError(f"max_pool_backward: only floats have gradients, not {x.describe()}")
-    if grad.shape != (*x.shape[:2], *places) or grad.dtype is not x.dtype:
+    if grad.shape != (*x.shape[:2], *_places(x.shape[2:], **window)) or grad.dtype is not x.dtype:
         raise ShapeError(f"max_pool_backward: needs the gradient of every window of {x.describe()}: {grad.describe()}")
     return x.shape, x.dtype
 
 
 def _max_pool_backward(
-    grad: Array,
-    x: Array,
-    *,
-    kernel_size: Shape,
-    stride: Shape,
-    padding: Shape,
-    dilation: Shape,
-    ceil_mode: bool,
+    grad: Array, x: Array, *, kernel_size: Shape, stride: Shape, padding: Shape, dilation: Shape, ceil_mode: bool
 ) -> Array:
-    views = _padded_windows(x, -np.inf, kernel_size, stride, padding, dilation, ceil_mode)
+    views = _padded_windows(
+        x, -np.inf, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation, ceil_mode=ceil_mode
+    )
     places = views.shape[: grad.ndim]
     best = np.unravel_index(views.reshape(*places, -1).argmax(-1), kernel_size)
     at: list[Array] = list(np.indices(places, sparse=True))
@@ -234,23 +205,13 @@ def window_counts(n: int, places: int, kernel: int, stride: int, padding: int, i
     return counted
 
 
-def _avg_pool(
-    x: Array,
-    *,
-    kernel_size: Shape,
-    stride: Shape,
-    padding: Shape,
-    dilation: Shape,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor: int,
-) -> Array:
-    views = _padded_windows(wide(x), 0.0, kernel_size, stride, padding, dilation, ceil_mode)
-    rank = len(kernel_size)
-    total: Array = views.sum(tuple(range(-rank, 0)))
+def _avg_pool(x: Array, *, count_include_pad: bool, divisor: int, **window: Any) -> Array:
+    rank = x.ndim - 2
+    total: Array = _padded_windows(wide(x), 0.0, **window).sum(tuple(range(-rank, 0)))
     if divisor:
         return total / divisor
-    for axis, (n, k, s, p) in enumerate(zip(x.shape[2:], kernel_size, stride, padding, strict=True)):
+    axes = zip(x.shape[2:], window["kernel_size"], window["stride"], window["padding"], strict=True)
+    for axis, (n, k, s, p) in enumerate(axes):
         counts = window_counts(n, total.shape[2 + axis], k, s, p, count_include_pad)
         total = total / counts.reshape(-1, *[1] * (rank - 1 - axis))
     return total
@@ -265,7 +226,8 @@ def _build_avg_pool(
 ) -> Tensor:
     number = 0 if divisor is None else as_lengths(op.name, "divisor_override", divisor, 1)[0]
     flags = {"ceil_mode": ceil_mode, "count_include_pad": include}
-    return _build(op, rank, floating(op.name, x), kernel, stride, padding, 1, flags, divisor=number)
+    window = {"kernel_size": kernel, "stride": stride, "padding": padding, "dilation": 1}
+    return _build(op, rank, floating(op.name, x), window, flags, divisor=number)
 
 
 @builds(AVG_POOL1D)

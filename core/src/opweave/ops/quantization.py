@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, overload
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, Final, overload
 
 import numpy as np
 
@@ -33,11 +34,12 @@ def _quantize(x: Array, importance: Array | None = None, *, dtype: DType) -> Arr
     return encode(x, dtype, importance)
 
 
-def _quantize_samples() -> list[Sample]:
-    def build(dtype: str) -> list[Tensor]:
-        return [node(QUANTIZE, (operand(*s),), {"dtype": as_dtype(dtype)}) for s in ((8, 256), (64, 512), (256, 1024))]
+_SIZES: Final = ((8, 256), (64, 512), (256, 1024))
 
-    return [Sample("f32", lambda: build("q8_0"))]
+
+def _quantize_samples() -> list[Sample]:
+    attrs = {"dtype": as_dtype("q8_0")}
+    return [Sample("f32", lambda: [node(QUANTIZE, (operand(*s),), attrs) for s in _SIZES])]
 
 
 QUANTIZE = OpDef(
@@ -160,11 +162,9 @@ def _dequantize(x: Array, *, blocks: DType) -> Array:
     return dequantize(x, blocks)
 
 
-def _dequantize_samples() -> list[Sample]:
-    def build(dtype: str) -> list[Tensor]:
-        return [dequantize(weight(*s, dtype=dtype)) for s in ((8, 256), (64, 512), (256, 1024))]
-
-    return [Sample(dtype, lambda dtype=dtype: build(dtype)) for dtype in ("q8_0", "q4_k")]  # type: ignore[misc]
+def _dequantize_samples() -> Iterator[Sample]:
+    for dtype in ("q8_0", "q4_k"):
+        yield Sample(dtype, partial(lambda t: [dequantize(weight(*s, dtype=t)) for s in _SIZES], dtype))
 
 
 DEQUANTIZE = OpDef(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import pi, prod
 from operator import index as as_index
 from typing import Any, Final
@@ -12,7 +13,7 @@ from opweave.errors import DTypeError, OpweaveError, ShapeError
 from opweave.graph import opdef
 from opweave.graph.dtypes import DType, DTypeLike, as_dtype, bool_, f32, f64, i64
 from opweave.graph.layout import Shape, check_shape
-from opweave.graph.opdef import Limits, OpDef, define_op, flops_per_element
+from opweave.graph.opdef import Limits, OpDef, flops_per_element
 from opweave.graph.tensor import Tensor, constant, node
 from opweave.ops.movement import reshape
 from opweave.ops.operands import Array, broadcast_to, builds, cast, floating, is_number
@@ -118,22 +119,22 @@ def _normal(key: Array, counter: Array, *, shape: Shape, dtype: DType) -> Array:
 SIZES: Final = (1 << 10, 1 << 16, 1 << 20)
 
 
-def _samples(op: str) -> list[Tensor]:
-    key, counter = operand(dtype="i64"), operand(dtype="i64")
-    return [opdef.build(op, (n,), key, counter) for n in SIZES]
-
-
-UNIFORM: Final = define_op(
-    OpDef(
-        "uniform",
+def _define(name: str, reference: Callable[..., Array], flops: int, formula: str, **facts: Any) -> OpDef:
+    """The definition of a distribution. ``flops`` are those of an element, ``facts`` as `OpDef` has them."""
+    return OpDef(
+        name,
         infer=_infer,
-        reference=_uniform,
+        reference=reference,
         indices=(0, 1),
-        flops=flops_per_element(25),
-        formula="⌊word · 2^(digits − 32)⌋ · 2^−digits, words by Philox4x32-10(key, counter)",
-        exact=True,
-        samples=measured(lambda: _samples("uniform")),
+        flops=flops_per_element(flops),
+        formula=formula,
+        samples=measured(lambda: [opdef.build(name, (n,), *[operand(dtype="i64")] * 2) for n in SIZES]),
+        **facts,
     )
+
+
+UNIFORM: Final = _define(
+    "uniform", _uniform, 25, "⌊word · 2^(digits − 32)⌋ · 2^−digits, words by Philox4x32-10(key, counter)", exact=True
 )
 
 
@@ -161,17 +162,12 @@ def uniform(shape: Any, key: Any, counter: Any, dtype: DTypeLike = f32) -> Tenso
     return _drawn(UNIFORM, shape, key, counter, dtype)
 
 
-NORMAL: Final = define_op(
-    OpDef(
-        "normal",
-        infer=_infer,
-        reference=_normal,
-        indices=(0, 1),
-        flops=flops_per_element(50),
-        formula="√(−2 ln u) · (cos 2πv, sin 2πv), u and v of words by Philox4x32-10(key, counter)",
-        limits={"f64": Limits(1e-30, 1e-14), "f32": Limits(1e-13, 2e-6)},
-        samples=measured(lambda: _samples("normal")),
-    )
+NORMAL: Final = _define(
+    "normal",
+    _normal,
+    50,
+    "√(−2 ln u) · (cos 2πv, sin 2πv), u and v of words by Philox4x32-10(key, counter)",
+    limits={"f64": Limits(1e-30, 1e-14), "f32": Limits(1e-13, 2e-6)},
 )
 
 

@@ -59,7 +59,9 @@ def _count(x: Array | Tensor, axes: tuple[int, ...]) -> int:
     return math.prod([x.shape[a] for a in axes])
 
 
-def _reduce(op: OpDef, x: Tensor, axis: Axes, keepdims: bool, dtype: DType, **attrs: Any) -> Tensor:
+def _reduce(op: OpDef, value: Any, axis: Axes, keepdims: bool, integers: DType | None = None, **attrs: Any) -> Tensor:
+    """The node, and a view of it; integers are reduced in the dtype ``integers`` (``None``: in their own)."""
+    x = unquantized(op.name, value)
     try:
         axes = normalize_axes(tuple(axis) if isinstance(axis, list) else axis, x.ndim)  # type: ignore[arg-type]
     except OpweaveError as error:
@@ -72,7 +74,8 @@ def _reduce(op: OpDef, x: Tensor, axis: Axes, keepdims: bool, dtype: DType, **at
         raise ShapeError(
             f"{op.name}: of no elements there is none; axes {axes} of the operand {x.describe()} are empty"
         )
-    kept, source = as_flag(op.name, "keepdims", keepdims), cast(x, dtype)
+    kept = as_flag(op.name, "keepdims", keepdims)
+    source = x if integers is None or x.dtype.is_float else cast(x, integers)
     result = node(op, (source,), {"axes": axes, **attrs}) if axes or op is VAR else source
     return reshape(result, tuple([1 if i in axes else n for i, n in enumerate(x.shape)])) if kept else result
 
@@ -97,8 +100,7 @@ def sum(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
         ShapeError: an axis named twice.
         DTypeError: a quantized operand.
     """
-    x = unquantized("sum", x)
-    return _reduce(SUM, x, axis, keepdims, x.dtype if x.dtype.is_float else i64)
+    return _reduce(SUM, x, axis, keepdims, i64)
 
 
 PROD = _reduction("prod", lambda x, *, axes: np.prod(wide(x), axes), "Π x over axes", slack=2.0, runs_like="sum")
@@ -107,8 +109,7 @@ PROD = _reduction("prod", lambda x, *, axes: np.prod(wide(x), axes), "Π x over 
 @builds(PROD)
 def prod(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The product over one, several or (by default) all axes; 1 over no elements. Types and errors as `sum`."""
-    x = unquantized("prod", x)
-    return _reduce(PROD, x, axis, keepdims, x.dtype if x.dtype.is_float else i64)
+    return _reduce(PROD, x, axis, keepdims, i64)
 
 
 def _mean(x: Array, *, axes: tuple[int, ...]) -> Array:
@@ -124,8 +125,7 @@ MEAN = _reduction("mean", _mean, "Σ x / n over axes", slack=2.0, runs_like="sum
 def mean(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The mean over one, several or (by default) all axes; NaN over no elements, f32 of integers. Raises `BoundsError`
     for an axis that there is not, `ShapeError` for one named twice, `DTypeError` for a quantized operand."""
-    x = unquantized("mean", x)
-    return _reduce(MEAN, x, axis, keepdims, x.dtype if x.dtype.is_float else f32)
+    return _reduce(MEAN, x, axis, keepdims, f32)
 
 
 def _var(x: Array, *, axes: tuple[int, ...], correction: float) -> Array:
@@ -156,9 +156,7 @@ def var(x: Any, axis: Axes = None, correction: float = 1.0, keepdims: bool = Fal
         ShapeError: an axis named twice.
         DTypeError: a quantized operand, or a correction that is no number.
     """
-    x = unquantized("var", x)
-    dtype = x.dtype if x.dtype.is_float else f32
-    return _reduce(VAR, x, axis, keepdims, dtype, correction=as_number("var", "correction", correction))
+    return _reduce(VAR, x, axis, keepdims, f32, correction=as_number("var", "correction", correction))
 
 
 MAX = _reduction(
@@ -180,8 +178,7 @@ def max(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
         ShapeError: an axis named twice, or one of length 0.
         DTypeError: a quantized operand.
     """
-    x = unquantized("max", x)
-    return _reduce(MAX, x, axis, keepdims, x.dtype)
+    return _reduce(MAX, x, axis, keepdims)
 
 
 MIN = _reduction("min", lambda x, *, axes: np.min(wide(x), axes), "min x over axes", exact=True, runs_like="max")
@@ -192,8 +189,7 @@ def min(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The smallest element over one, several or (by default) all axes; NaN if one of them is NaN. Raises `BoundsError`
     for an axis that there is not, `ShapeError` for one named twice or of length 0, `DTypeError` for a quantized
     operand."""
-    x = unquantized("min", x)
-    return _reduce(MIN, x, axis, keepdims, x.dtype)
+    return _reduce(MIN, x, axis, keepdims)
 
 
 ARGMAX = OpDef(

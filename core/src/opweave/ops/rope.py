@@ -10,7 +10,7 @@ import numpy as np
 from opweave.errors import DTypeError, ShapeError
 from opweave.graph.dtypes import DType, f32, f64
 from opweave.graph.layout import Shape, Strides
-from opweave.graph.opdef import OpDef, flops_per_element
+from opweave.graph.opdef import OpDef, build, flops_per_element
 from opweave.graph.tensor import Tensor, constant, node
 from opweave.ops.elementwise import mul
 from opweave.ops.movement import concat
@@ -23,7 +23,9 @@ from opweave.ops.operands import (
     broadcast_to,
     builds,
     cast,
+    check_shape_of,
     floating,
+    misfit,
     unquantized,
     wide,
 )
@@ -149,12 +151,11 @@ def _rope_infer(
     **options: Any,
 ) -> tuple[Shape, DType]:
     if x.ndim < 2 or dims > x.shape[-1]:
-        raise ShapeError(f"rope: needs x (..., tokens, size) of at least {dims} elements a token, not {x.describe()}")
+        raise misfit("rope", f"x (..., tokens, size) of at least {dims} elements a token", x)
     want = (*([len(sections)] if sections else []), *x.shape[:-1])
-    if positions.shape != want:
-        raise ShapeError(f"rope: needs positions of shape {want} for {x.describe()}, not {positions.describe()}")
+    check_shape_of("rope", "the positions", positions, want, f"for {x.describe()}")
     if factors is not None and factors.shape != (dims // 2,):
-        raise ShapeError(f"rope: needs ({dims // 2},) frequency factors, one a pair, not {factors.describe()}")
+        raise misfit("rope", f"({dims // 2},) frequency factors, one a pair", factors)
     if factors is not None and factors.dtype is not _factor_dtype(x.dtype):
         raise DTypeError(
             f"rope: frequency factors are {_factor_dtype(x.dtype)} where x is {x.dtype}, as angles are computed in "
@@ -190,10 +191,6 @@ def _rope(
     return y
 
 
-def _rope_samples() -> list[Tensor]:
-    return [rope(operand(h, r, 64), operand(r, dtype="i32")) for h, r in ((2, 4), (8, 64), (16, 256))]
-
-
 ROPE: Final = OpDef(
     "rope",
     infer=_rope_infer,
@@ -202,7 +199,9 @@ ROPE: Final = OpDef(
     indices=(1,),
     flops=flops_per_element(3),
     formula="(a, b) → (a cos φ − b sin φ, a sin φ + b cos φ), φ = position · scale · base^(−2i / dims)",
-    samples=measured(_rope_samples),
+    samples=measured(
+        lambda: [build("rope", operand(h, r, 64), operand(r, dtype="i32")) for h, r in ((2, 4), (8, 64), (16, 256))]
+    ),
 )
 
 
@@ -295,7 +294,7 @@ def rope(
     if attrs["ext_factor"] and attrs["base"] == 1:
         raise DTypeError("rope: with a base of 1 all pairs turn alike, and ext_factor has nothing to choose by")
     if y.ndim < 2:
-        raise ShapeError(f"rope: needs x (..., tokens, size), not {y.describe()}")
+        raise misfit("rope", "x (..., tokens, size)", y)
     divisors = None if factors is None else cast(unquantized("rope", factors), _factor_dtype(y.dtype))
     if anew:
         own = constant(_restarting(parts, attrs["base"]), _factor_dtype(y.dtype))
@@ -333,7 +332,7 @@ def _spread_positions(at: Tensor, x: Tensor, sections: tuple[int, ...]) -> Tenso
 
 def _timestep_infer(t: Tensor, *, dim: int, max_period: float) -> tuple[Shape, DType]:
     if t.ndim != 1:
-        raise ShapeError(f"timestep_embedding: needs timesteps (n,), not {t.describe()}")
+        raise misfit("timestep_embedding", "timesteps (n,)", t)
     return (t.shape[0], dim), t.dtype
 
 

@@ -6,24 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from opweave.errors import ShapeError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.indexing import check_ids
-from opweave.ops.movement import broadcast_to
+from opweave.ops.indexing import check_ids, check_rows, spread
 from opweave.ops.operands import Array, as_ids, builds, cast, make, plain
 
 __all__ = ["set_rows"]
 
 
 def _infer(x: Tensor, ids: Tensor, rows: Tensor) -> tuple[Shape, DType]:
-    if not x.ndim or ids.ndim != 1 or rows.shape != (*ids.shape, *x.shape[1:]) or rows.dtype is not x.dtype:
-        raise ShapeError(
-            "set_rows: needs a tensor (n, ...), ids (m,) and rows (m, ...) of the tensor's dtype, not "
-            f"{x.describe()}, {ids.describe()} and {rows.describe()}"
-        )
+    check_rows("set_rows", x, ids, rows)
     return x.shape, x.dtype
 
 
@@ -67,8 +61,5 @@ def set_rows(x: Any, ids: Any, rows: Any) -> Tensor:
     values = make("set_rows", rows, y)
     plain("set_rows", y, values)
     if y.ndim and i.ndim == 1:
-        try:
-            values = broadcast_to(values, (*i.shape, *y.shape[1:]))
-        except ShapeError as error:
-            raise ShapeError(f"set_rows: {error}; of {y.describe()}, {i.describe()} and {values.describe()}") from None
+        values = spread("set_rows", values, (*i.shape, *y.shape[1:]), y)
     return node(SET_ROWS, (y, i, cast(values, y.dtype)), {})

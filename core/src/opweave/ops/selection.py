@@ -9,7 +9,7 @@ import numpy as np
 from opweave.errors import DTypeError, ShapeError
 from opweave.graph.dtypes import DType, bool_, f32, i32
 from opweave.graph.layout import Shape, broadcast_shapes
-from opweave.graph.opdef import OpDef
+from opweave.graph.opdef import OpDef, build
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.elementwise import elementwise, same
 from opweave.ops.operands import (
@@ -141,10 +141,6 @@ def _where_infer(condition: Tensor, a: Tensor, b: Tensor) -> tuple[Shape, DType]
     return same(a, b)
 
 
-def _where_samples() -> list[Tensor]:
-    return [where(operand(*s, dtype="bool"), operand(*s), operand(*s)) for s in ROWS]
-
-
 WHERE = OpDef(
     "where",
     infer=_where_infer,
@@ -153,7 +149,7 @@ WHERE = OpDef(
     pointwise=True,
     formula="a where the condition holds, else b",
     exact=True,
-    samples=measured(_where_samples),
+    samples=measured(lambda: [build("where", operand(*s, dtype="bool"), operand(*s), operand(*s)) for s in ROWS]),
 )
 
 

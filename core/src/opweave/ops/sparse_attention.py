@@ -6,12 +6,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from opweave.errors import ShapeError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.operands import Array, builds, floats, wide
+from opweave.ops.operands import Array, builds, floats, misfit, wide
 
 __all__ = ["indexer_scores"]
 
@@ -25,10 +24,8 @@ def _infer(q: Tensor, k: Tensor, weights: Tensor) -> tuple[Shape, DType]:
         or not q.shape[1]
         or weights.shape != q.shape[:3]
     ):
-        raise ShapeError(
-            "indexer_scores: needs q (batch, heads, tokens, size), k (batch, keys, size) and weights (batch, heads, "
-            f"tokens), not {q.describe()}, {k.describe()} and {weights.describe()}"
-        )
+        needs = "q (batch, heads, tokens, size), k (batch, keys, size) and weights (batch, heads, tokens)"
+        raise misfit("indexer_scores", needs, q, k, weights)
     return (q.shape[0], q.shape[2], k.shape[1]), q.dtype
 
 

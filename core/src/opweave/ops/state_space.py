@@ -21,7 +21,19 @@ from opweave.ops.activation import silu
 from opweave.ops.elementwise import add, mul
 from opweave.ops.indexing import embedding
 from opweave.ops.movement import concat, expand_dims, reshape
-from opweave.ops.operands import Array, as_flag, as_integer, broadcast_to, builds, floats, make, optional_operands, wide
+from opweave.ops.operands import (
+    Array,
+    as_flag,
+    as_integer,
+    broadcast_to,
+    builds,
+    check_shape_of,
+    floats,
+    make,
+    misfit,
+    optional_operands,
+    wide,
+)
 
 __all__ = ["causal_conv1d", "selective_scan"]
 
@@ -31,16 +43,10 @@ __all__ = ["causal_conv1d", "selective_scan"]
 
 def _conv_infer(x: Tensor, w: Tensor, *rest: Tensor, biased: bool) -> tuple[Shape, DType]:
     if x.ndim != 3 or w.ndim != 2 or w.shape[0] != x.shape[1] or not w.shape[1]:
-        raise ShapeError(
-            "causal_conv1d: needs x (batch, channels, tokens) and weights (channels, k), not "
-            f"{x.describe()} and {w.describe()}"
-        )
+        raise misfit("causal_conv1d", "x (batch, channels, tokens) and weights (channels, k)", x, w)
     bias, before = optional_operands(rest, biased)
-    if bias is not None and bias.shape != w.shape[:1]:
-        raise ShapeError(f"causal_conv1d: the bias must have shape ({w.shape[0]},); got {bias.describe()}")
-    want = (*x.shape[:2], w.shape[1] - 1)
-    if before is not None and before.shape != want:
-        raise ShapeError(f"causal_conv1d: the elements before must have shape {want}; got {before.describe()}")
+    check_shape_of("causal_conv1d", "the bias", bias, w.shape[:1])
+    check_shape_of("causal_conv1d", "the elements before", before, (*x.shape[:2], w.shape[1] - 1))
     return x.shape, x.dtype
 
 
@@ -118,16 +124,11 @@ def _scan_infer(
         or u.shape[1] % b.shape[1]
         or c.shape != b.shape
     ):
-        raise ShapeError(
-            "selective_scan: needs u and delta (batch, channels, tokens), A (channels, n), B and C (batch, groups, n, "
-            f"tokens), not {', '.join([x.describe() for x in (u, delta, a, b, c)])}"
-        )
+        needs = "u and delta (batch, channels, tokens), A (channels, n), B and C (batch, groups, n, tokens)"
+        raise misfit("selective_scan", needs, u, delta, a, b, c)
     d, state = optional_operands(rest, skip)
-    if d is not None and d.shape != a.shape[:1]:
-        raise ShapeError(f"selective_scan: D must have shape ({a.shape[0]},), one a channel; got {d.describe()}")
-    want = (u.shape[0], *a.shape)
-    if state is not None and state.shape != want:
-        raise ShapeError(f"selective_scan: the state must have shape {want}; got {state.describe()}")
+    check_shape_of("selective_scan", "D", d, a.shape[:1], "one a channel")
+    check_shape_of("selective_scan", "the state", state, (u.shape[0], *a.shape))
     return ((u.size + u.shape[0] * a.size,) if last else u.shape), u.dtype
 
 
