@@ -16,13 +16,7 @@ from opweave.registry import PluginRecord
 
 __all__ = ["collect", "show_plugins"]
 
-_COLOURS: Final = {
-    "ready": "green",
-    "unavailable": "yellow",
-    "broken": "red",
-    "incompatible": "red",
-    "disabled": "dim",
-}
+_COLOURS: Final = {"ready": "green", "unavailable": "yellow", "broken": "red", "incompatible": "red", "disabled": "dim"}
 
 
 def collect() -> dict[str, Any]:

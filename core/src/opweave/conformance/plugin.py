@@ -33,11 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--opweave-config", metavar="FILE", help="default: conformance.toml in the current directory")
     group.addoption("--opweave-beside", metavar="DEVICE", default="", help="a further second device for level 4")
     group.addoption(
-        "--opweave-timeout",
-        metavar="SECONDS",
-        type=float,
-        default=SECONDS,
-        help="timeout of a check from level 3 on",
+        "--opweave-timeout", metavar="SECONDS", type=float, default=SECONDS, help="timeout of a check from level 3 on"
     )
 
 

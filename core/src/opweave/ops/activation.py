@@ -22,12 +22,7 @@ __all__ = [
 # --- ramps ----------------------------------------------------------------------------------------------------------
 
 RELU = elementwise(
-    "relu",
-    lambda x: np.maximum(wide(x), 0),
-    "max(x, 0)",
-    exact=True,
-    runs_like="silu",
-    samples=over_rows("relu"),
+    "relu", lambda x: np.maximum(wide(x), 0), "max(x, 0)", exact=True, runs_like="silu", samples=over_rows("relu")
 )
 
 
@@ -84,13 +79,7 @@ def elu(x: Any, alpha: float = 1.0) -> Tensor:
     return node(ELU, (floating("elu", x),), {"alpha": as_number("elu", "alpha", alpha)})
 
 
-SOFTPLUS = elementwise(
-    "softplus",
-    lambda x: np.logaddexp(wide(x), 0),
-    "ln(1 + eˣ)",
-    flops=4,
-    runs_like="exp",
-)
+SOFTPLUS = elementwise("softplus", lambda x: np.logaddexp(wide(x), 0), "ln(1 + eˣ)", flops=4, runs_like="exp")
 
 
 @builds(SOFTPLUS)
@@ -110,11 +99,7 @@ def _xielu(x: Array, *, alpha_p: float, alpha_n: float, beta: float, eps: float)
 
 
 XIELU = elementwise(
-    "xielu",
-    _xielu,
-    "αₚ x² + β x if x > 0, else αₙ (exp(min(x, ε)) − 1 − x) + β x",
-    flops=8,
-    runs_like="exp",
+    "xielu", _xielu, "αₚ x² + β x if x > 0, else αₙ (exp(min(x, ε)) − 1 − x) + β x", flops=8, runs_like="exp"
 )
 
 
@@ -179,13 +164,7 @@ def gelu_of(x: Array) -> Array:
 
 
 GELU = elementwise(
-    "gelu",
-    gelu_of,
-    "x · (1 + erf(x / √2)) / 2",
-    flops=5,
-    slack=2.0,
-    runs_like="silu",
-    samples=over_rows("gelu"),
+    "gelu", gelu_of, "x · (1 + erf(x / √2)) / 2", flops=5, slack=2.0, runs_like="silu", samples=over_rows("gelu")
 )
 
 
@@ -265,11 +244,7 @@ def silu(x: Any) -> Tensor:
 
 
 HARDSWISH = elementwise(
-    "hardswish",
-    lambda x: wide(x) * _hardsigmoid(x),
-    "x · min(max(x + 3, 0), 6) / 6",
-    flops=5,
-    runs_like="relu",
+    "hardswish", lambda x: wide(x) * _hardsigmoid(x), "x · min(max(x + 3, 0), 6) / 6", flops=5, runs_like="relu"
 )
 
 

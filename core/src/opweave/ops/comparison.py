@@ -27,15 +27,7 @@ def _infer(a: Tensor, b: Tensor) -> tuple[Shape, DType]:
 
 
 def _define(name: str, reference: Callable[[Array, Array], Array], formula: str, **facts: Any) -> OpDef:
-    return OpDef(
-        name,
-        infer=_infer,
-        reference=reference,
-        pointwise=True,
-        formula=formula,
-        exact=True,
-        **facts,
-    )
+    return OpDef(name, infer=_infer, reference=reference, pointwise=True, formula=formula, exact=True, **facts)
 
 
 LESS = _define("less", lambda a, b: np.less(wide(a), wide(b)), "a < b", samples=over_rows("less", operands=2))

@@ -12,19 +12,7 @@ from opweave.graph.layout import Shape, broadcast_shapes
 from opweave.graph.opdef import OpDef, build
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.movement import after, broadcast_to, flatten
-from opweave.ops.operands import (
-    Array,
-    as_axis,
-    as_ids,
-    as_integer,
-    builds,
-    cast,
-    make,
-    misfit,
-    no_bools,
-    plain,
-    wide,
-)
+from opweave.ops.operands import Array, as_axis, as_ids, as_integer, builds, cast, make, misfit, no_bools, plain, wide
 from opweave.ops.operands import rows as in_rows
 from opweave.ops.samples import ROWS, measured, operand
 

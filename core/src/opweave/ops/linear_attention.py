@@ -212,15 +212,7 @@ def gated_delta_rule(
 
 
 def rwkv6(
-    r: Any,
-    k: Any,
-    v: Any,
-    w: Any,
-    u: Any,
-    *,
-    scale: float = 1.0,
-    state: Any = None,
-    return_last_state: bool = False,
+    r: Any, k: Any, v: Any, w: Any, u: Any, *, scale: float = 1.0, state: Any = None, return_last_state: bool = False
 ) -> Any:
     """The time mixing of RWKV 6: y = rᵀ · (S + diag(u) · k · vᵀ), S = diag(exp(w)) · S + k · vᵀ.
 

@@ -67,13 +67,7 @@ def _norm(op: OpDef, x: Any, weight: Any, bias: Any, axis: int, attrs: dict[str,
 def _define(name: str, infer: Infer, reference: Callable[..., Array], flops: int, formula: str, **facts: Any) -> OpDef:
     """The definition of a normalization. ``flops`` are those of an element, ``facts`` as `OpDef` has them."""
     return OpDef(
-        name,
-        infer=infer,
-        reference=reference,
-        inplace=(0,),
-        flops=flops_per_element(flops),
-        formula=formula,
-        **facts,
+        name, infer=infer, reference=reference, inplace=(0,), flops=flops_per_element(flops), formula=formula, **facts
     )
 
 
@@ -234,12 +228,7 @@ def _along(op: OpDef, srcs: tuple[Tensor, ...], axis: int, attrs: dict[str, Any]
 
 
 LOG_SOFTMAX = _define(
-    "log_softmax",
-    _norm_infer("log_softmax"),
-    _log_softmax,
-    5,
-    "x − ln Σ eˣ over the last axis",
-    runs_like="softmax",
+    "log_softmax", _norm_infer("log_softmax"), _log_softmax, 5, "x − ln Σ eˣ over the last axis", runs_like="softmax"
 )
 
 
@@ -380,12 +369,7 @@ def _l2_norm(x: Array, *, eps: float) -> Array:
 
 
 L2_NORM = _define(
-    "l2_norm",
-    _norm_infer("l2_norm"),
-    _l2_norm,
-    4,
-    "x / max(√Σ x², eps) over the last axis",
-    runs_like="rms_norm",
+    "l2_norm", _norm_infer("l2_norm"), _l2_norm, 4, "x / max(√Σ x², eps) over the last axis", runs_like="rms_norm"
 )
 
 

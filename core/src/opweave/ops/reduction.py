@@ -15,18 +15,7 @@ from opweave.graph.layout import Shape, normalize_axes
 from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.movement import reshape
-from opweave.ops.operands import (
-    Array,
-    as_axis,
-    as_flag,
-    as_number,
-    builds,
-    cast,
-    explain,
-    pair,
-    unquantized,
-    wide,
-)
+from opweave.ops.operands import Array, as_axis, as_flag, as_number, builds, cast, explain, pair, unquantized, wide
 from opweave.ops.samples import over_rows
 
 __all__ = ["argmax", "count_equal", "max", "mean", "min", "prod", "sum", "var"]
@@ -46,12 +35,7 @@ def _reduction(name: str, reference: Callable[..., Any], formula: str, *, flops:
         facts: further ones, as `OpDef` has them.
     """
     return OpDef(
-        name,
-        infer=_reduced,
-        reference=reference,
-        flops=lambda out: flops * out.srcs[0].size,
-        formula=formula,
-        **facts,
+        name, infer=_reduced, reference=reference, flops=lambda out: flops * out.srcs[0].size, formula=formula, **facts
     )
 
 

@@ -142,13 +142,7 @@ def distinct_positions(shape: Shape, strides: Strides, sections: tuple[int, ...]
 
 
 def _rope_infer(
-    x: Tensor,
-    positions: Tensor,
-    factors: Tensor | None = None,
-    *,
-    dims: int,
-    sections: tuple[int, ...],
-    **options: Any,
+    x: Tensor, positions: Tensor, factors: Tensor | None = None, *, dims: int, sections: tuple[int, ...], **options: Any
 ) -> tuple[Shape, DType]:
     if x.ndim < 2 or dims > x.shape[-1]:
         raise misfit("rope", f"x (..., tokens, size) of at least {dims} elements a token", x)

@@ -42,12 +42,7 @@ def ceil(x: Any) -> Tensor:
     return _whole(CEIL, x)
 
 
-ROUND = elementwise(
-    "round",
-    lambda x: np.rint(wide(x)),
-    "the nearest whole number, the even one of two",
-    exact=True,
-)
+ROUND = elementwise("round", lambda x: np.rint(wide(x)), "the nearest whole number, the even one of two", exact=True)
 
 
 @builds(ROUND)

@@ -33,13 +33,7 @@ __all__ = ["clamp", "maximum", "minimum", "step", "where"]
 
 # --- by size --------------------------------------------------------------------------------------------------------
 
-MINIMUM = elementwise(
-    "minimum",
-    lambda a, b: np.minimum(wide(a), wide(b)),
-    "min(a, b)",
-    sources=2,
-    exact=True,
-)
+MINIMUM = elementwise("minimum", lambda a, b: np.minimum(wide(a), wide(b)), "min(a, b)", sources=2, exact=True)
 
 
 @builds(MINIMUM)
@@ -57,13 +51,7 @@ def minimum(a: Any, b: Any) -> Tensor:
     return node(MINIMUM, pair("minimum", a, b), {})
 
 
-MAXIMUM = elementwise(
-    "maximum",
-    lambda a, b: np.maximum(wide(a), wide(b)),
-    "max(a, b)",
-    sources=2,
-    exact=True,
-)
+MAXIMUM = elementwise("maximum", lambda a, b: np.maximum(wide(a), wide(b)), "max(a, b)", sources=2, exact=True)
 
 
 @builds(MAXIMUM)

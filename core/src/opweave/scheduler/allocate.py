@@ -84,12 +84,7 @@ def memory_use(partition: Partition, temporaries: Mapping[int, int]) -> dict[str
 
 
 def allocate(
-    partition: Partition,
-    groups: Groups,
-    capacities: Sequence[Sequence[int]],
-    n_slots: int = 1,
-    *,
-    tight: bool = False,
+    partition: Partition, groups: Groups, capacities: Sequence[Sequence[int]], n_slots: int = 1, *, tight: bool = False
 ) -> MemoryPlan:
     """Plan the memory of all temporaries.
 

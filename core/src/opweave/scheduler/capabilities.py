@@ -147,10 +147,7 @@ def _special_signatures(
 
 
 def _mark_whole(
-    targets: Sequence[Target],
-    nodes: Sequence[Tensor],
-    special: Container[Tensor],
-    signatures: dict[Tensor, Signature],
+    targets: Sequence[Target], nodes: Sequence[Tensor], special: Container[Tensor], signatures: dict[Tensor, Signature]
 ) -> dict[str, int]:
     """Enter for products the signatures that name their read-only sources, where a device would rather read those in
     special memory and has room for the copies. Returns the bytes of copies that have to be made, by device."""

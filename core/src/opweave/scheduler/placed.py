@@ -31,11 +31,7 @@ class PlacedMemory:
     """
 
     def __init__(
-        self,
-        able: Capabilities,
-        leaves: Sequence[Tensor],
-        readers: Mapping[Tensor, Sequence[Tensor]],
-        op_offload: bool,
+        self, able: Capabilities, leaves: Sequence[Tensor], readers: Mapping[Tensor, Sequence[Tensor]], op_offload: bool
     ) -> None:
         self._able: Final = able
         self._op_offload: Final = op_offload

@@ -39,13 +39,7 @@ __all__ = ["profile_run"]
 
 
 def profile_run(
-    program: Program,
-    feeds: Mapping[Any, Any] | None = None,
-    /,
-    *,
-    runs: int = 10,
-    limits: bool = True,
-    **named: Any,
+    program: Program, feeds: Mapping[Any, Any] | None = None, /, *, runs: int = 10, limits: bool = True, **named: Any
 ) -> RunProfile:
     """Run a program some times and measure each of its steps and transfers.
 
