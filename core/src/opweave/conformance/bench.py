@@ -83,6 +83,16 @@ class Bench:
         """A workload that takes so long that reading its result without waiting for it gives a wrong one."""
         return self._task(stream, long_enough(self.device).steps, source)
 
+    def with_task(self) -> tuple[Stream, Workload]:
+        """A new stream, and a workload of one step on it."""
+        stream = self.open()
+        return stream, self.task(stream)
+
+    def with_long_task(self) -> tuple[Stream, Workload]:
+        """A new stream, and a long workload on it."""
+        stream = self.open()
+        return stream, self.long_task(stream)
+
     def _task(self, stream: Stream, steps: int, source: Buffer | None) -> Workload:
         task = Workload(stream, long_enough(self.device).elements, steps, source)
         self._tasks.append(task)

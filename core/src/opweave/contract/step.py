@@ -117,7 +117,7 @@ class Arg:
         return is_dense(self.shape, self.strides, self.dtype)
 
     def _lies_at(self, buffer: Buffer | None, offset: int, handle: Any) -> bool:
-        """Whether this is what it is in that memory; for operands of one dtype, shape and strides."""
+        """Whether an operand of the same dtype, shape and strides at that place equals this one."""
         return self.buffer is buffer and self.offset == offset and self.handle is handle
 
     def _key(self) -> tuple[Any, ...]:

@@ -87,7 +87,7 @@ class _Loader:
             made = next(self._leaves)
         else:
             made = self._leaf(row, shape, dtype)
-        # As texts: 2.0 and True are equal to lengths, and are none.
+        # Compared as texts, because 2.0 and True equal 2 and 1 and are no lengths.
         if repr(made.shape) != repr(shape) or made.dtype is not dtype:
             raise FormatError(f"{made.describe()} was saved as {dtype}{list(shape)}")
         self.tensors.append(made)

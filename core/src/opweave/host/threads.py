@@ -45,7 +45,7 @@ class ThreadPool:
             thread that runs a program keeps its own.
 
     Raises:
-        PluginError: a size or a priority that makes no sense; processors that there are not, that the process may not
+        PluginError: a size or a priority that makes no sense; processors that do not exist, that the process may not
             use, or cannot choose on this system; a priority that it may not set.
     """
 

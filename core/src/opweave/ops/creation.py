@@ -89,7 +89,7 @@ def arange(start: Number, stop: Number | None = None, step: Number = 1, dtype: D
         Shape (max(0, ceil((stop - start) / step)),).
 
     Raises:
-        ShapeError: a step of 0, or more numbers than there are.
+        ShapeError: a step of 0, or 2^63 numbers or more.
         DTypeError: something that is no number, numbers that ``dtype`` does not hold, bool or a quantized dtype.
     """
     if stop is None:

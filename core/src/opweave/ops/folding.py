@@ -132,8 +132,8 @@ def relative_positions(table: Any, queries: int, keys: int) -> Tensor:
         Shape (queries, keys, size): row q − k + keys − 1 for query q and key k.
 
     Raises:
-        ShapeError: a table that is no matrix or has too few rows.
-        DTypeError: numbers of positions that are none.
+        ShapeError: a table that is no matrix or has too few rows, numbers of positions that are no positive integers.
+        DTypeError: a quantized table.
     """
     y = unquantized("relative_positions", table)
     (m,), (n,) = (as_lengths("relative_positions", "positions", count, 1, 1) for count in (queries, keys))

@@ -200,7 +200,7 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
 
 
 def swapaxes(x: Any, a: int, b: int) -> Tensor:
-    """``x`` with two axes exchanged; a view. Raises `BoundsError` for an axis that there is not, `LayoutError` where
+    """``x`` with two axes exchanged; a view. Raises `BoundsError` for an axis outside of its own, `LayoutError` where
     the last axis of a quantized tensor would move (a matrix may be transposed)."""
     x = make("swapaxes", x)
     i, j = as_axis("swapaxes", a, x), as_axis("swapaxes", b, x)
@@ -303,7 +303,7 @@ def broadcast_to(x: Any, shape: Any) -> Tensor:
     try:
         target = check_shape(shape, x.dtype)
         strides = broadcast_strides(x.shape, x.strides, target)
-        dense_strides(target, x.dtype)  # which refuses more than there are addresses for
+        dense_strides(target, x.dtype)  # raises where the elements have more bytes than the address space
     except OpweaveError as error:
         raise explain(error, "broadcast_to", x) from None
     return x if target == x.shape else _view(BROADCAST_TO, x, {"shape": target}, target, strides, x.offset)

@@ -108,7 +108,7 @@ MEAN = _reduction("mean", _mean, "Σ x / n over axes", slack=2.0, runs_like="sum
 @builds(MEAN)
 def mean(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The mean over one, several or (by default) all axes; NaN over no elements, f32 of integers. Raises `BoundsError`
-    for an axis that there is not, `ShapeError` for one named twice, `DTypeError` for a quantized operand."""
+    for an axis outside of those of ``x``, `ShapeError` for one named twice, `DTypeError` for a quantized operand."""
     return _reduce(MEAN, x, axis, keepdims, f32)
 
 
@@ -171,7 +171,7 @@ MIN = _reduction("min", lambda x, *, axes: np.min(wide(x), axes), "min x over ax
 @builds(MIN)
 def min(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The smallest element over one, several or (by default) all axes; NaN if one of them is NaN. Raises `BoundsError`
-    for an axis that there is not, `ShapeError` for one named twice or of length 0, `DTypeError` for a quantized
+    for an axis outside of those of ``x``, `ShapeError` for one named twice or of length 0, `DTypeError` for a quantized
     operand."""
     return _reduce(MIN, x, axis, keepdims)
 

@@ -79,7 +79,7 @@ class Arena:
         return added
 
     def reclaim(self) -> None:
-        """Give back chunks that no lease is left of. Callers take turns."""
+        """Give back the chunks that no lease holds any more. Called with the executor's lock held."""
         while self._dropped:
             for chunk in self._dropped.popleft():
                 left = self._users.get(chunk, 0) - 1

@@ -35,8 +35,7 @@ def _await(event: Event) -> None:
 @stream("event-done")
 def _(bench: Bench) -> None:
     """`Event.done` becomes true only when the work before the event is done, and without anyone waiting for it."""
-    queue = bench.open()
-    task = bench.long_task(queue)
+    queue, task = bench.with_long_task()
     for _ in range(ROUNDS):
         values = bench.start(task)
         event = queue.record()
@@ -50,8 +49,7 @@ def _(bench: Bench) -> None:
 @stream("event-synchronize")
 def _(bench: Bench) -> None:
     """Waiting for an event on the host waits for all the work before it."""
-    queue = bench.open()
-    task = bench.long_task(queue)
+    queue, task = bench.with_long_task()
     for _ in range(ROUNDS):
         values = bench.start(task)
         event = queue.record()
@@ -113,8 +111,7 @@ def _(bench: Bench) -> None:
 @stream("event-threads")
 def _(bench: Bench) -> None:
     """Other threads may wait for events, and for the stream, while it is submitted to."""
-    queue = bench.open()
-    task = bench.task(queue)
+    queue, task = bench.with_task()
     values = bench.feed(task)
     for _ in range(10):
         task.plan.run()

@@ -88,8 +88,7 @@ def _expect_equal(got: Any, want: Any, what: str) -> None:
 def _(subject: Subject) -> None:
     """Allocations larger than the device's memory raise AllocationError; queued work goes on."""
     with Bench(subject) as bench:
-        queue = bench.open()
-        task = bench.long_task(queue)
+        queue, task = bench.with_long_task()
         values = bench.start(task)
         size = 4 * ABSURD
         error = expect_raises(AllocationError, f"allocating {size:,} bytes", lambda: bench.alloc(size))
@@ -220,8 +219,7 @@ def _cycle(subject: Subject) -> None:
     device = subject.device
     for worker in (False, True):
         with Bench(subject, worker=worker) as bench:
-            queue = bench.open()
-            task = bench.task(queue)
+            queue, task = bench.with_task()
             bench.alloc(ELEMENTS)
             bench.start(task)
             queue.synchronize()

@@ -83,8 +83,7 @@ def _(bench: Bench) -> None:
     """A call that raises in the middle of a plan is reported with its exception and the step's number."""
     from opweave.contract.plan import StepError
 
-    queue = bench.open()
-    task = bench.long_task(queue)
+    queue, task = bench.with_long_task()
     bench.feed(task)
     count = _number_of_calls(task)
     for at in sorted({0, count // 2, count - 1}):
@@ -100,8 +99,7 @@ def _(bench: Bench) -> None:
 @stream("remembered")
 def _(bench: Bench) -> None:
     """A failed stream raises its failure at each synchronization until it recovers."""
-    queue = bench.open()
-    task = bench.task(queue)
+    queue, task = bench.with_task()
     _failure(queue, _break(task, 0))
     for _ in range(2):
         expect(queue.failure is not None, "a stream that failed has no failure")
@@ -115,8 +113,7 @@ def _(bench: Bench) -> None:
 @stream("events")
 def _(bench: Bench) -> None:
     """Waiting for events behind a failure raises, also after recovering; events before it are not affected."""
-    queue = bench.open()
-    task = bench.task(queue)
+    queue, task = bench.with_task()
     bench.start(task)
     before = queue.record()
     before.synchronize()
@@ -161,8 +158,7 @@ def _(bench: Bench) -> None:
 @stream("recovers")
 def _(bench: Bench) -> None:
     """After recovering, plans, uploads, downloads and events are as before, again and again."""
-    queue = bench.open()
-    task = bench.task(queue)
+    queue, task = bench.with_task()
     for _ in range(3):
         _failure(queue, _break(task, 0))
         queue.recover()
@@ -181,8 +177,7 @@ def _(bench: Bench) -> None:
 @stream("refused")
 def _(bench: Bench) -> None:
     """Invalid transfers (ranges, arrays, memory) raise their error at once and do not make the stream fail."""
-    queue = bench.open()
-    task = bench.task(queue)
+    queue, task = bench.with_task()
     end, frozen = task.nbytes, np.zeros(8, np.uint8)
     frozen.flags.writeable = False
     refused: list[tuple[type[Exception], str, Callable[[], object]]] = [
@@ -250,8 +245,7 @@ def _(bench: Bench) -> None:
     """While one thread submits a plan, submitting from another one raises LifetimeError; both can go on afterwards."""
     if bench.worker:
         inapplicable("submitting only queues")
-    queue = bench.open()
-    task = bench.task(queue)
+    queue, task = bench.with_task()
     values = bench.feed(task)
     inside, go = Flag(), Flag()
 

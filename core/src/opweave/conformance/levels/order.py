@@ -46,8 +46,7 @@ def _(bench: Bench) -> None:
 @stream("order-upload-run-download")
 def _(bench: Bench) -> None:
     """Uploads, plans and downloads are done in the order in which they were submitted, without waiting in between."""
-    queue = bench.open()
-    task = bench.long_task(queue)
+    queue, task = bench.with_long_task()
     fed = [task.values(bench.rng) for _ in range(4)]
     got = [task.empty() for _ in fed]
     for values, out in zip(fed, got, strict=True):
@@ -138,8 +137,7 @@ def _(bench: Bench) -> None:
 @stream("plans-repeated")
 def _(bench: Bench) -> None:
     """A plan that is run many times reads its operands anew in each run, waited for or not."""
-    queue = bench.open()
-    task = bench.task(queue)
+    queue, task = bench.with_task()
     for i in range(20):
         values = task.values(bench.rng)
         queue.upload(task.x, 0, values)
@@ -187,8 +185,7 @@ def _(bench: Bench) -> None:
 @stream("upload-gives-back")
 def _(bench: Bench) -> None:
     """After synchronizing the stream, or an event behind the upload, the uploaded array may be changed."""
-    queue = bench.open()
-    task = bench.task(queue)
+    queue, task = bench.with_task()
     for wait in (queue.synchronize, lambda: queue.record().synchronize()):
         values = task.values(bench.rng)
         kept = values.copy()
@@ -203,8 +200,7 @@ def _(bench: Bench) -> None:
 @stream("download-complete")
 def _(bench: Bench) -> None:
     """Downloads are complete after synchronizing the stream or an event, and write nothing outside of their array."""
-    queue = bench.open()
-    task = bench.long_task(queue)
+    queue, task = bench.with_long_task()
     for _ in range(ROUNDS):
         for wait in (queue.synchronize, lambda: queue.record().synchronize()):
             framed = np.full(task.nbytes + 128, 0xA5, np.uint8)
@@ -225,8 +221,7 @@ def _(bench: Bench) -> None:
 def _(bench: Bench) -> None:
     """Closing a stream finishes what is queued, downloads too."""
     for _ in range(ROUNDS):
-        queue = bench.open()
-        task = bench.long_task(queue)
+        queue, task = bench.with_long_task()
         got, values = task.empty(), bench.start(task)
         queue.download(task.out, 0, got)
         queue.close()

@@ -79,8 +79,7 @@ def _queue_copy(task: Workload, queue: Stream, target: Buffer) -> None:
 @stream("copy-order")
 def _(bench: Bench) -> None:
     """A queued copy runs after the work submitted before it and before the work submitted after it."""
-    queue = bench.open()
-    task = bench.long_task(queue)
+    queue, task = bench.with_long_task()
     kept = bench.alloc(task.nbytes)
     for _ in range(ROUNDS):
         kept.fill(0xA5)
@@ -160,8 +159,7 @@ def _(bench: Bench) -> None:
 @stream("copy-keeps-source")
 def _(bench: Bench) -> None:
     """The source of a queued copy may be freed at once: freeing waits."""
-    queue = bench.open()
-    task = bench.long_task(queue)
+    queue, task = bench.with_long_task()
     kept = bench.alloc(task.nbytes)
     kept.fill(0xA5)
     values = bench.start(task)
@@ -185,8 +183,7 @@ def _sources(bench: Bench) -> Iterator[Device]:
 @stream("abort-idle")
 def _(bench: Bench) -> None:
     """Aborting an idle stream changes neither finished results nor later work."""
-    queue = bench.open()
-    task = bench.task(queue)
+    queue, task = bench.with_task()
     queue.abort()
     values = bench.start(task)
     queue.synchronize()
@@ -199,8 +196,7 @@ def _(bench: Bench) -> None:
 @stream("abort-running")
 def _(bench: Bench) -> None:
     """Aborting from another thread ends the work or lets it end; after recovering the stream works as before."""
-    queue = bench.open()
-    task = bench.long_task(queue)
+    queue, task = bench.with_long_task()
     for round_ in range(3):
         values = bench.feed(task)
         begun = threading.Event()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -36,19 +38,19 @@ RANGES: Final = (
 """Offsets and sizes, aligned and not."""
 
 
-def _filled(subject: Subject) -> tuple[Buffer, Bytes]:
+@contextmanager
+def _filled(subject: Subject) -> Iterator[tuple[Buffer, Bytes]]:
     """A buffer of random bytes, and what it holds."""
     value = noise(subject, TOTAL)
-    buffer = subject.device.alloc(TOTAL)
-    buffer.upload(0, value)
-    return buffer, value
+    with subject.device.alloc(TOTAL) as buffer:
+        buffer.upload(0, value)
+        yield buffer, value
 
 
 @transfers("upload")
 def _(subject: Subject) -> None:
     """An upload writes its range, at any offset and of any size, and no byte outside of it."""
-    buffer, want = _filled(subject)
-    with buffer:
+    with _filled(subject) as (buffer, want):
         for at, size in RANGES:
             piece = noise(subject, size)
             want[at : at + size] = piece
@@ -59,8 +61,7 @@ def _(subject: Subject) -> None:
 @transfers("download")
 def _(subject: Subject) -> None:
     """A download reads its range, at any offset and of any size, and writes its array only."""
-    buffer, want = _filled(subject)
-    with buffer:
+    with _filled(subject) as (buffer, want):
         for at, size in RANGES:
             out = np.full(size + 16, 0xA5, np.uint8)
             buffer.download(at, out[8 : 8 + size])
@@ -74,8 +75,7 @@ def _(subject: Subject) -> None:
 @transfers("empty-ranges")
 def _(subject: Subject) -> None:
     """Ranges of no bytes are allowed anywhere, at the end too, and change nothing."""
-    buffer, want = _filled(subject)
-    with buffer:
+    with _filled(subject) as (buffer, want):
         for at in (0, 17, TOTAL):
             buffer.upload(at, b"")
             buffer.fill(1, at, 0)
@@ -87,8 +87,7 @@ def _(subject: Subject) -> None:
 @transfers("fill")
 def _(subject: Subject) -> None:
     """A fill sets its range, at any offset and of any size, and no byte outside of it."""
-    buffer, want = _filled(subject)
-    with buffer:
+    with _filled(subject) as (buffer, want):
         for i, (at, size) in enumerate(RANGES):
             value = (0, 1, 0xA5, 255, 128)[i % 5]
             buffer.fill(value, at, size)
@@ -102,8 +101,7 @@ def _(subject: Subject) -> None:
 @transfers("copy")
 def _(subject: Subject) -> None:
     """A copy between two buffers writes its range, from any offset to any other, and no byte outside of it."""
-    (source, values), (target, want) = _filled(subject), _filled(subject)
-    with source, target:
+    with _filled(subject) as (source, values), _filled(subject) as (target, want):
         for (at, size), (to, _) in zip(RANGES, reversed(RANGES), strict=True):
             to = min(to, TOTAL - size)
             copy_bytes(target, to, source, at, size)
@@ -115,8 +113,7 @@ def _(subject: Subject) -> None:
 @transfers("copy-within")
 def _(subject: Subject) -> None:
     """A copy within a buffer is right, also where the ranges overlap, forward and backward."""
-    buffer, want = _filled(subject)
-    with buffer:
+    with _filled(subject) as (buffer, want):
         for to, at, size in ((0, 2500, 2500), (2501, 1, 2000), (1, 0, 4999), (0, 1, 4999), (100, 163, 777), (9, 9, 99)):
             copy_bytes(buffer, to, buffer, at, size)
             want[to : to + size] = want[at : at + size].copy()
@@ -142,8 +139,7 @@ def _(subject: Subject) -> None:
 @transfers("bounds")
 def _(subject: Subject) -> None:
     """Ranges outside of a buffer are refused with a BoundsError and nothing is written."""
-    buffer, want = _filled(subject)
-    with buffer:
+    with _filled(subject) as (buffer, want):
         for at, size in ((TOTAL, 1), (TOTAL - 1, 2), (-1, 1), (0, TOTAL + 1), (1 << 40, 1)):
             data, out = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
             for what, use in (
@@ -169,8 +165,7 @@ def _(subject: Subject) -> None:
 @transfers("stream-transfers")
 def _(subject: Subject) -> None:
     """Transfers of a stream happen in its order; nothing has to wait in between."""
-    buffer, want = _filled(subject)
-    with buffer, subject.device.open() as stream:
+    with _filled(subject) as (buffer, want), subject.device.open() as stream:
         early, late = np.zeros(TOTAL, np.uint8), np.zeros(TOTAL, np.uint8)
         stream.download(buffer, 0, early)
         pieces = [noise(subject, 100) for _ in range(3)]
@@ -268,8 +263,7 @@ def _(subject: Subject) -> None:
     if not subject.device.caps.map:
         inapplicable("it does not map its memory")
     for _ in range(2):
-        buffer, want = _filled(subject)
-        with buffer:
+        with _filled(subject) as (buffer, want):
             for at, size in RANGES:
                 with mapped(buffer, at, size) as view:
                     expect_equal(bytes(view), want[at : at + size], f"{size} mapped bytes at {at}")
