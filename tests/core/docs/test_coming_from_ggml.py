@@ -19,10 +19,10 @@ from tests.core.scheduler.test_parity import OPERATIONS
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "coming-from-ggml.md").read_text(encoding="utf-8")
 
-FUNCTIONS, OPS = 243, 110
+FUNCTIONS, OPS = 257, 110
 """How many there are: the functions of the headers of October 2025 and of 2024, each once, with the members of the
-interfaces, the optional procedures, transfers of rows, memory of graphs, training and remote devices; the operations of
-August 2026."""
+interfaces, the optional procedures, transfers of rows, memory of graphs, threads, quantizing, training and remote
+devices; the operations of August 2026."""
 
 CAPABILITIES = {
     "more operations",
@@ -102,6 +102,31 @@ def test_row(row: Row):
     path, _, name = row.shown.partition("::")
     assert re.fullmatch(r"tests/[\w/]+/test_\w+\.py", path), row.shown
     assert name.partition("[")[0] in written_in(ROOT / path), f"{path} has no {name}"
+
+
+ELSEWHERE = (
+    "ggml_opt_",
+    "ggml_backend_rpc_",
+    "ggml_backend_is_rpc",
+    "ggml_threadpool_",
+    "ggml_backend_cpu_set_threadpool",
+    "ggml_numa_init",
+    "ggml_is_numa",
+)
+"""How functions begin that are of the processor alone, of remote devices, or of training, with its own tests on
+devices."""
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in FUNCTION_ROWS if not row.ggml.startswith(ELSEWHERE)], ids=lambda r: r.ggml
+)
+def test_functions_are_shown_on_every_shipped_backend(row: Row):
+    """A test of a double would show that a backend can be so, not that `cpu`, `opencl` and `torch` are."""
+    path, _, name = row.shown.partition("::")
+    source = (ROOT / path).read_text(encoding="utf-8")
+    assert "from tests.support.real_devices import" in source, f"{path} is of doubles"
+    test = next(item for item in ast.parse(source).body if isinstance(item, ast.FunctionDef) and item.name == name)
+    assert {arg.arg for arg in test.args.args} & {"device", "name", "real_device"}, f"{name} is of one device"
 
 
 def test_every_name_in_the_text_resolves():

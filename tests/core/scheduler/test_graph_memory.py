@@ -41,17 +41,17 @@ def test_memory_that_is_reserved_for_the_largest_graph_serves_the_others(device)
         assert scheduler.buffer_size(device) == 0
 
 
-def test_several_devices_have_memory_of_their_own():
-    devices = [make("cpu"), make("torch")]
+def test_several_devices_have_memory_of_their_own(device):
+    devices = [device, make("torch" if device is make("cpu") else "cpu")]
     x = ow.input("x", (64, 16))
     first, second = ow.neg(x), ow.exp(ow.neg(x))
     with ow.Scheduler(devices) as scheduler:
         pins = {first: devices[0], second: devices[1]}
         planned = scheduler.partition(second, pins).memory
         program = scheduler.build(second, pins)
-        for device in devices:
-            assert scheduler.buffer_size(device) == planned[device.name].temporaries > 0
-            assert scheduler.buffer_type(device) is device.default_buffer_type
+        for each in devices:
+            assert scheduler.buffer_size(each) == planned[each.name].temporaries > 0
+            assert scheduler.buffer_type(each) is each.default_buffer_type
         values = np.ones((64, 16), np.float32)
         np.testing.assert_allclose(program.run(x=values), np.exp(-values), rtol=1e-5)
 

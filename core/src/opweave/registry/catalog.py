@@ -192,7 +192,7 @@ class Catalog:
         for name in self.selection.backends:
             meant = [plugin for plugin in self if discovery.names(name, plugin)]
             if not meant:
-                errors.append(UnknownNameError("plugin", name, self.known_names(), "(from OPWEAVE_BACKENDS)"))
+                errors.append(UnknownNameError("plugin", name, self.known_names("plugin"), "(from OPWEAVE_BACKENDS)"))
             # A discovered plugin is no failure here: it was unloaded, or is being loaded.
             elif not any(plugin.state in (State.READY, State.DISCOVERED) for plugin in meant):
                 errors.append(next((p for p in meant if p.claims_name), meant[0]).failure())
@@ -201,10 +201,13 @@ class Catalog:
                 errors[0].add_note(f"and {further}")
             raise errors[0]
 
-    def known_names(self) -> list[str]:
-        """Names to suggest: of devices, and of plugins that have none yet."""
-        known = {device.name for loaded in self.backends() for device in loaded.devices}
-        return sorted(known | {plugin.name for plugin in self.plugins if not plugin.backends})
+    def known_names(self, what: str) -> list[str]:
+        """Names to suggest for a ``"device"``: of devices, and of plugins that have none yet; for a ``"backend"`` or a
+        ``"plugin"``: of those."""
+        if what == "device":
+            known = {device.name for loaded in self.backends() for device in loaded.devices}
+            return sorted(known | {plugin.name for plugin in self.plugins if not plugin.backends})
+        return sorted({loaded.backend.name for loaded in self.backends()} | {plugin.name for plugin in self.plugins})
 
 
 def _source(plugin: Plugin) -> str:

@@ -434,7 +434,7 @@ class Registry:
         hint = f"(not usable: {', '.join(failed)}; `opweave plugins` says why)" if failed else ""
         if not isinstance(name, (str, os.PathLike)):
             hint = f"(a name is a str, not an object of type {type(name).__name__})"
-        raise UnknownNameError(what, str(name), self._catalog.known_names() if known is None else known, hint)
+        raise UnknownNameError(what, str(name), self._catalog.known_names(what) if known is None else known, hint)
 
 
 class _Registered(Backend):
