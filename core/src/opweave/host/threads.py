@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from opweave.futures import Task
 
-__all__ = ["NODES", "ThreadPool", "node_processors", "pool_of"]
+__all__ = ["NODES", "ThreadPool", "node_processors", "numbers_in", "pool_of"]
 
 NODES: Final = Path("/sys/devices/system/node")
 """Where Linux lists the NUMA nodes of the machine."""
@@ -193,13 +193,18 @@ def node_processors(node: int, root: Path = NODES) -> frozenset[int]:
         PluginError: there is no such node.
     """
     try:
-        text = (root / f"node{node}" / "cpulist").read_text(encoding="ascii").strip()
+        text = (root / f"node{node}" / "cpulist").read_text(encoding="ascii")
     except OSError:
         known = sorted(path.name.removeprefix("node") for path in root.glob("node[0-9]*"))
         nodes = f"nodes of this machine: {', '.join(known) or 'unknown'}"
         raise PluginError(f"there is no NUMA node {node}", remedy=nodes) from None
+    return numbers_in(text)
+
+
+def numbers_in(text: str) -> frozenset[int]:
+    """The numbers in a list as Linux writes it: ``"0-2,6"``."""
     found: set[int] = set()
-    for part in filter(None, text.split(",")):
+    for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
         found.update(range(int(first), int(last or first) + 1))
     return frozenset(found)

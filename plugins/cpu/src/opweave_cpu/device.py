@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from opweave.contract import BufferType, Kind, MemorySpace, Stream
+from opweave.contract import BufferType, Caps, Kind, MemorySpace, Stream
 from opweave.contract.parameters import check_threads
 from opweave.host.memory import HostMemory, NumPyMemory
 from opweave.host.processor import cpu_name
@@ -16,6 +16,7 @@ from opweave_cpu.hardware import cpu_features
 from opweave_cpu.huge_pages import HugePageType, has_huge_pages
 from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.kernels import KERNELS
+from opweave_cpu.node_memory import NodeType, memory_nodes
 from opweave_cpu.stream import CpuStream
 
 __all__ = ["CpuDevice", "IsolatedCpuDevice"]
@@ -39,10 +40,20 @@ class _Processor(NumPyMemory):
     def _huge_pages(self) -> tuple[HugePageType, ...]:
         return (HugePageType(self),) if has_huge_pages() else ()
 
+    @cached_property
+    def _nodes(self) -> tuple[NodeType, ...]:
+        return tuple(NodeType(self, node) for node in memory_nodes())
+
     @property
     def buffer_types(self) -> Sequence[BufferType]:
-        """Ordinary memory, weights kept decoded, and memory in huge pages where the system has them."""
-        return self.default_buffer_type, self._decoded, *self._huge_pages
+        """Ordinary memory, weights kept decoded, memory in huge pages where the system has them, and memory of each
+        NUMA node where there are several."""
+        return self.default_buffer_type, self._decoded, *self._huge_pages, *self._nodes
+
+    @property
+    def caps(self) -> Caps:
+        """Streams fuse where there is a compiler, although `stream_class` does not."""
+        return super().caps._replace(fuse=why_not() is None)
 
     def features(self) -> Mapping[str, Any]:
         return cpu_features()

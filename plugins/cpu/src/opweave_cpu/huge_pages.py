@@ -10,14 +10,13 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from weakref import finalize
-
-import numpy as np
 
 from opweave.contract import BufferType, Usage
-from opweave.host.reservations import RESERVATIONS
+from opweave_cpu.pages import allocate_pages
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from opweave.contract import Device
 
 __all__ = ["HUGE_PAGE", "HugePageType", "has_huge_pages"]
@@ -43,15 +42,8 @@ class HugePageType(BufferType):
         super().__init__(device, f"{device.name}.huge_pages")
 
     def _alloc(self, size: int, usage: Usage) -> np.ndarray[Any, Any]:
-        whole = -(-size // HUGE_PAGE) * HUGE_PAGE
-        RESERVATIONS.reserve(whole)
-        try:
-            pages = mmap.mmap(-1, whole + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except (OSError, ValueError, OverflowError) as error:
-            RESERVATIONS.release(whole)
-            raise MemoryError(str(error)) from None
-        raw = np.frombuffer(pages, np.uint8)
-        skip = -raw.__array_interface__["data"][0] % HUGE_PAGE
-        finalize(raw, RESERVATIONS.release, whole).atexit = False  # views keep `raw` alive
-        pages.madvise(mmap.MADV_HUGEPAGE, skip, whole)
-        return raw[skip : skip + size]
+        return allocate_pages(size, HUGE_PAGE, _ask_for_huge)
+
+
+def _ask_for_huge(pages: mmap.mmap, offset: int, size: int, address: int) -> None:
+    pages.madvise(mmap.MADV_HUGEPAGE, offset, size)
