@@ -10,11 +10,13 @@ import pytest
 
 import opweave as ow
 from opweave.graph.dtypes import QUANTIZED, f32
+from opweave.host.device import HostDevice
+from opweave.host.reservations import RESERVATIONS
 from opweave.ops.blocks import block_parts, dequantize
 from opweave_ort.model import Model
 from opweave_ort.runtime import RUNTIME, allocated
 from opweave_ort.sessions import SESSIONS, Session
-from opweave_ort.weights import FOUR_BITS, PACKED, block_length, pack, pieces
+from opweave_ort.weights import FOUR_BITS, REVERSIBLE, block_length, pack, pieces
 
 NAMES = [t.name for t in QUANTIZED]
 
@@ -70,17 +72,55 @@ def test_a_repacked_weight_has_the_same_values(name):
 def test_a_repacked_weight_is_there_once_and_goes_with_its_programs(device):
     dtype = next(t for t in QUANTIZED if t.name == "q4_0")
     w = ow.weights({"w": ow.Blocks(random_blocks(dtype, 8, 2), (8, 64), "q4_0")})
-    gc.collect()
-    before = PACKED.nbytes
+    before = RESERVATIONS.reserved
     with ow.Scheduler(device) as scheduler:
         programs = [scheduler.build(ow.linear(ow.input("x", (n, 64)), w["w"])) for n in (1, 3)]
-        assert PACKED.nbytes - before == 8 * 32 + 8 * 2 * 4
+        assert [p.memory[device.name].weights for p in programs] == [8 * 32 + 8 * 2 * 4] * 2
+        assert list(w["w"].leaf.copies) == [device.buffer_type("packed")]
+        assert RESERVATIONS.reserved - before < 2 * 320 + 2 * 1024, "there is one"
         x = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
         want = x @ dequantize(random_blocks(dtype, 8, 2), dtype).T
         np.testing.assert_allclose(programs[1].run(x=x), want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
     del programs, scheduler
     gc.collect()
-    assert PACKED.nbytes == before
+    assert RESERVATIONS.reserved == before
+    assert list(w["w"].leaf.copies) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_that_are_placed_repacked_are_read_back_bit_for_bit(device, name):
+    dtype = next(t for t in QUANTIZED if t.name == name)
+    data = random_blocks(dtype, 16, 2, seed=3)
+    shape = (16, 2 * dtype.block)
+    x = np.random.default_rng(0).standard_normal((2, shape[1])).astype(np.float32)
+    for short in ("packed", "packed_int8"):
+        kind, blocks = device.buffer_type(short), ow.Blocks(data, shape, name)
+        if short == "packed_int8" and name in FOUR_BITS:
+            with pytest.raises(ow.UnsupportedOpError, match="of 4 bits"):
+                ow.weights({"w": blocks}, buffer_type=kind)
+            continue
+        w = ow.weights({"w": blocks}, buffer_type=kind)["w"]
+        assert w.placement.buffer.type is kind
+        size = sum(array.nbytes for array in pack(data, dtype, kind.form).values())
+        assert kind.alloc_size(w) == size + (0 if name in REVERSIBLE else data.nbytes)
+        buffer, offset = w.placement.buffer, w.placement.offset
+        assert np.array_equal(buffer.read(offset, w.nbytes), data.ravel())
+        assert np.array_equal(buffer.read(offset + 7, 30), data.ravel()[7:37])
+        precision = "exact" if short == "packed" else "int8"
+        with ow.Scheduler([device, HostDevice()]) as scheduler:
+            program = scheduler.build(ow.linear(ow.input("x", x.shape), w), precision=precision)
+            assert program.device_of(program.partition.graph.outputs[0]) is device
+            assert program.n_copies == 0
+            want = x.astype(np.float64) @ dequantize(data, dtype).astype(np.float64).T
+            bound = (1e-4 if precision == "exact" else 0.1) * np.abs(want).max()
+            np.testing.assert_allclose(program.run(x=x), want, rtol=1e-3, atol=bound)
+
+
+def test_scales_that_are_no_numbers_are_kept_as_they_are(device):
+    data = random_blocks(next(t for t in QUANTIZED if t.name == "q8_0"), 4, 2)
+    data[1, :2] = 1, 0x7C  # a signalling NaN, which loses a bit when it is converted
+    w = ow.weights({"w": ow.Blocks(data, (4, 64), "q8_0")}, buffer_type=device.buffer_type("packed"))["w"]
+    assert np.array_equal(w.placement.buffer.read(w.placement.offset, w.nbytes), data.ravel())
 
 
 def test_explain_counts_repacked_weights_and_they_can_be_declined(device, monkeypatch):
@@ -88,9 +128,15 @@ def test_explain_counts_repacked_weights_and_they_can_be_declined(device, monkey
     w = ow.weights({"w": ow.Blocks(random_blocks(dtype, 8, 2), (8, 64), "q4_0")})
     graph = ow.linear(ow.input("x", (1, 64)), w["w"])
     with ow.Scheduler(device) as scheduler:
+        program = scheduler.build(graph)
+        assert "weights in ortdevice.packed" in str(program.explain())
+        assert [row.repacked for row in program.explain().nodes] == ["ortdevice.packed"]
+        assert program.memory[device.name].weights == 320
+    with ow.Scheduler(device, repack=False) as scheduler:  # ONNX Runtime has no product with blocks
         assert "1 step in one session with 320 bytes of repacked weights" in str(scheduler.build(graph).explain())
     monkeypatch.setenv("OPWEAVE_ORT_PACK", "0")
     declining = type(device)(device.provider)
+    assert declining.buffer_types == (declining.default_buffer_type,)
     with ow.Scheduler(declining) as scheduler, pytest.raises(ow.UnsupportedOpError, match="OPWEAVE_ORT_PACK=0"):
         scheduler.build(graph)
 

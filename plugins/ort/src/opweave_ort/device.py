@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnxruntime
 
-from opweave.contract import Step, Stream
+from opweave.contract import BufferType, Step, Stream
 from opweave.contract.offloading import flops
 from opweave.errors import Unavailable
 from opweave.graph.opdef import OPS
@@ -15,6 +15,7 @@ from opweave.host.memory import HostMemory
 from opweave.host.processor import cpu_name
 from opweave.host.threads import ThreadPool
 from opweave_ort.kernels import KERNELS
+from opweave_ort.packed import PackedType
 from opweave_ort.providers import Provider, features
 from opweave_ort.runtime import PACK_VARIABLE, flag
 from opweave_ort.stream import OrtStream
@@ -48,8 +49,14 @@ class OrtDevice(HostMemory):
         self.threaded = provider.id == "cpu"
         self.options: Mapping[str, str] = {"device_id": str(number)} if provider.numbered else {}
         self.packs = flag(PACK_VARIABLE, True)
+        self._packed = (PackedType(self, "halves"), PackedType(self, "bytes")) if self.packs else ()
         where = cpu_name() if provider.id == "cpu" else provider.name.removesuffix("ExecutionProvider")
         self.description = f"ONNX Runtime {onnxruntime.__version__} on {where}"
+
+    @property
+    def buffer_types(self) -> Sequence[BufferType]:
+        """The memory of the process, and quantized weights repacked for products, unless that is declined."""
+        return self.default_buffer_type, *self._packed
 
     def features(self) -> Mapping[str, Any]:
         """ONNX Runtime's version and its providers."""

@@ -143,10 +143,13 @@ def is_large(step: Step) -> bool:
 
 def _session(stream: OrtStream, bound: Bound, model: Model, threads: int | ThreadPool, pattern: Pattern) -> Session:
     structure, args = bound.structure, _weight_args(bound)
-    packed = [PACKED.get(arg, form) for n, arg in args.items() if (form := structure.sources[n].form)]
-    keep: list[Any] = [*packed, *[arg.buffer for arg in args.values()]]
+    prepared = [arg.handle for arg in args.values()]
+    packed = [
+        PACKED.get(arg, form) for n, arg in args.items() if (form := structure.sources[n].form) and arg.handle is None
+    ]
+    keep: list[Any] = [*packed, *prepared, *[arg.buffer for arg in args.values()]]
     repacked = _packed_by_the_library(structure) if flag(PACK_VARIABLE, True) else 0
-    repacked += sum([weight.nbytes for weight in packed])
+    repacked += sum([weight.nbytes for weight in packed])  # others are counted as weights of the program
     wide = any(node.dtype is f64 for node in structure.nodes)
     return Session(
         model.serialized(pattern), _weights(structure, args), stream.provider, stream.provider_options, threads, keep,
@@ -168,10 +171,14 @@ def _weights(structure: Structure, args: Mapping[int, Arg], token: object = None
         if not source.form:
             found[f"w{number}"] = _value(arg)
             continue
-        packed = PACKED.get(arg, source.form)
-        if token is not None:
-            packed.refresh(token)
-        found |= {f"w{number}{p.name}": _shared(packed.arrays[p.name], p.dtype) for p in source.pieces}
+        if arg.handle is not None:
+            arrays = arg.handle.value.arrays
+        else:
+            packed = PACKED.get(arg, source.form)
+            if token is not None:
+                packed.refresh(token)
+            arrays = packed.arrays
+        found |= {f"w{number}{p.name}": _shared(arrays[p.name], p.dtype) for p in source.pieces}
     return found
 
 

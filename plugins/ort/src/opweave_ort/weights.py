@@ -8,7 +8,7 @@ sums of the activations.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from threading import Lock
 from typing import Any, Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
@@ -22,7 +22,8 @@ from opweave.graph.precision import Precision
 from opweave.ops.blocks import BlockParts, block_parts
 
 __all__ = [
-    "FOUR_BITS", "OFFSETS", "PACKED", "Form", "PackedWeight", "Piece", "block_length", "form_of", "pack", "pieces",
+    "FOUR_BITS", "OFFSETS", "PACKED", "REVERSIBLE", "Form", "PackedWeight", "Piece", "block_length", "form_of", "pack",
+    "pieces", "unpack",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -35,6 +36,9 @@ FOUR_BITS: Final = frozenset({"q4_0", "q4_1", "q4_k", "q3_k", "q2_k", "tq1_0", "
 
 OFFSETS: Final = frozenset({"q4_1", "q5_1", "q2_k", "q4_k", "q5_k"})
 """Types with an offset a block; their integers have no sign, those of the others have one."""
+
+REVERSIBLE: Final = frozenset({"q4_0", "q4_1", "q5_0", "q5_1", "q8_0"})
+"""Types whose blocks follow from what they are repacked to, as each scale is stored as it is used."""
 
 _PARTS_OF_16: Final = frozenset({"q2_k", "q3_k", "q6_k", "iq2_s", "iq2_xs", "iq1_m", "nvfp4"})
 
@@ -96,7 +100,8 @@ def pack(data: Array, dtype: DType, form: Form) -> dict[str, Array]:
     else:
         whole = integers + 128 * signed
         result["low"], result["high"] = _nibbles(whole & 15), _nibbles(whole >> 4)
-        result["high_scales"] = scales * np.float32(16)
+        with np.errstate(all="ignore"):  # scales that are no numbers are what they are
+            result["high_scales"] = scales * np.float32(16)
     if parts.offsets is not None:
         offsets = parts.offsets.reshape(outputs, -1)
         result["offsets"] = np.ascontiguousarray(np.repeat(offsets, blocks // offsets.shape[1], 1).T)
@@ -107,6 +112,34 @@ def _nibbles(integers: Array) -> Array:
     """Two integers of 4 bits a byte, the first one in the lower half."""
     values = integers.astype(np.uint8)
     return values[..., ::2] | values[..., 1::2] << 4
+
+
+def unpack(arrays: Mapping[str, Array], dtype: DType, form: Form) -> Array:
+    """What `pack` was given, bit for bit, of a type in `REVERSIBLE` with scales and offsets that are numbers."""
+    if form == "bytes":
+        whole = arrays["bytes"]
+    else:
+        whole = _integers(arrays["low"])
+        if dtype.name not in FOUR_BITS:
+            whole = whole | _integers(arrays["high"]) << 4
+    outputs, blocks, _ = whole.shape
+    parts = [arrays["scales"][..., None].astype(np.float16).view(np.uint8)]
+    if dtype.name in OFFSETS:
+        parts.append(arrays["offsets"].T[..., None].astype(np.float16).view(np.uint8))
+    if dtype.name == "q8_0":
+        parts.append(whole ^ 128)  # from 0 .. 255 to the bytes of -128 .. 127
+    else:
+        raw = whole - np.uint8(112) if dtype.name == "q5_0" else whole
+        if dtype.name.startswith("q5"):
+            parts.append(np.packbits(raw >> 4, -1, "little"))
+        low = raw & 15
+        parts.append(low[..., :16] | low[..., 16:] << 4)
+    return np.concatenate(parts, -1).reshape(outputs, blocks * dtype.itemsize)
+
+
+def _integers(pairs: Array) -> Array:
+    """The reverse of `_nibbles`."""
+    return np.stack([pairs & 15, pairs >> 4], -1).reshape(*pairs.shape[:-1], -1)
 
 
 class PackedWeight:
