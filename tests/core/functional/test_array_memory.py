@@ -69,7 +69,7 @@ def test_what_somebody_else_has_is_copied_before_it_is_donated():
     assert cell.owned() is not array
     cell.put(array)
     assert cell.owned() is array
-    cell.drop()
+    cell.array = None
     assert memory.read(0, 8).tobytes() == bytes(8)
 
 

@@ -77,6 +77,17 @@ def test_feeds_that_do_not_fit_are_refused_before_anything_runs(feeds, error, sa
     assert program.run(x=np.ones((4, 4), F)).sum() == 16
 
 
+def test_an_input_with_another_name_for_messages_is_fed_as_itself_and_by_its_key():
+    a, b = ow.input("fed a", (2,)).named("left"), ow.input("fed b", (2,))
+    program = ow.Scheduler(HostDevice()).build(ow.sub(a, b))
+    one, two = np.full(2, 1, F), np.full(2, 2, F)
+    for feeds in ({a: two, b: one}, {b: one, a: two}, {a: two, "fed b": one}, {"fed a": two, "fed b": one}):
+        assert program.run(feeds).tolist() == [1, 1]
+    assert program.run({a: two}, **{"fed b": one}).tolist() == [1, 1]
+    with pytest.raises(ow.SchedulerError, match="no value for input 'left'"):
+        program.run({ow.neg(a): two, b: one})
+
+
 def test_numbers_and_sequences_are_converted():
     x = ow.input("x", (3,))
     n = ow.input("n", (2,), "i32")

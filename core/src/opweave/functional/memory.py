@@ -62,10 +62,6 @@ class Cell:
         array = self.load()
         return self.memory.library.copy(array) if self.borrowed else array
 
-    def drop(self) -> None:
-        """Forget the array; its bytes are undefined from here on."""
-        self.array = None
-
 
 class ArrayMemory:
     """``size`` bytes of memory that hold arrays of a library: the handle of an `ArrayDevice`'s buffer.

@@ -257,6 +257,8 @@ def bind_write(dst: Arg, stream: Stream) -> tuple[np.ndarray[Any, Any] | None, A
     """
     buffer = _memory(dst)
     if buffer.device.dlpack_device is not None and not buffer.is_host and not isinstance(stream, WorkerStream):
+        if buffer.type.is_typed and dst.is_dense and not stream.is_async:
+            return None, _bind_taking(dst), False
         _, put, queued = _bind_write(buffer, dst, stream)
         adopt = _bind_adopt(buffer, dst, stream)
         return None, lambda array: adopt(array) if isinstance(array, Adopted) else put(array), queued
@@ -278,6 +280,19 @@ def _bind_write(buffer: Buffer, dst: Arg, stream: Stream) -> tuple[np.ndarray[An
         put = _putter(dst)
         return None, _when_idle(stream, lambda array: put(_contiguous(array), True)), False
     return None, partial(write, dst), False
+
+
+def _bind_taking(dst: Arg) -> Callable[[Any], None]:
+    """A function that gives `dst`, in memory that takes arrays, an array of the host or one of the device's memory."""
+    put = _putter(dst)
+
+    def taking(array: Any) -> None:
+        if type(array) is Adopted:
+            put(array.buffer.owner, True)
+        else:
+            put(array if array.flags.c_contiguous else np.ascontiguousarray(array), True)
+
+    return taking
 
 
 def _bind_adopt(buffer: Buffer, dst: Arg, stream: Stream) -> Callable[[Adopted], None]:
@@ -341,7 +356,7 @@ def bind_read(src: Arg, stream: Stream | None = None) -> Call:
     buffer = _memory(src)
     if buffer.type.is_typed and src.is_dense:
         get = _getter(src)
-        call: Call = lambda: np.array(get(), order="C", copy=True)  # noqa: E731
+        call: Call = lambda: get().copy()  # noqa: E731
     else:
         call = src.view.copy if buffer.is_host and src.is_dense else partial(read, src)
     # Work that the thread has submitted to an asynchronous inner stream may still be in flight.

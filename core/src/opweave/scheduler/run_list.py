@@ -294,18 +294,26 @@ def fitted(
     run_list: RunList, written: Mapping[str, Array], feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]
 ) -> list[tuple[Feed, Any]]:
     """An array for every input, checked."""
+    if feeds is not None and type(feeds) is not dict and not isinstance(feeds, Mapping):
+        what = type(feeds).__name__
+        raise SchedulerError(f"values are fed as {{input or its name: array}}, or by name, not as {what}")
+    ready: list[tuple[Feed, Any]] = []
+    if feeds and not named and len(feeds) == len(run_list.feeds):
+        for feed in run_list.feeds.values():  # most callers: each input itself, and its array
+            value = feeds.get(feed.tensor)
+            if value is None:
+                break
+            if type(value) is not np.ndarray or value.shape != feed.shape or value.dtype is not feed.dtype:
+                value = feed.fit(value)
+            ready.append((feed, value))
+        else:
+            return ready
+        ready.clear()
     given: dict[Any, Any] = {}
     if feeds is not None:
-        if type(feeds) is not dict and not isinstance(feeds, Mapping):
-            what = type(feeds).__name__
-            raise SchedulerError(f"values are fed as {{input or its name: array}}, or by name, not as {what}")
-        given = {
-            key if type(key) is str else key.name if isinstance(key, Tensor) else key: value
-            for key, value in feeds.items()
-        }
+        given = {key.key or key.name if isinstance(key, Tensor) else key: value for key, value in feeds.items()}
     if named:
         given.update(named)
-    ready: list[tuple[Feed, Any]] = []
     for name, feed in run_list.feeds.items():
         value = given.pop(name, None)
         if value is None:
