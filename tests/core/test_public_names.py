@@ -38,8 +38,8 @@ NAMES = """
 
 CONTRACT_NAMES = """
     HOST_SPACE
-    Arg Backend Buffer BufferType Call Caps Device DeviceProps Event Features Group Kind MemorySpace
-    MultiBuffer Offloading Plan Rows SetThreads Step StepError Stream Structure Usage
+    Arg Backend Buffer BufferType Call Caps Device DeviceProps Event Features Group Kind Launch MemorySpace
+    MultiBuffer Offloading Plan Range Rows SetThreads Step StepError Stream Structure Usage
     WorkerStream
     flat_rows mapped pointwise_groups structure_of
 """.split()  # noqa: SIM905

@@ -91,8 +91,10 @@ def honest(control: bool) -> list[tuple[Kind, list[Any], bytes]]:
         (Kind.RECORD, [5], b""),
         (Kind.WAIT, [1, 1], b""),
         (Kind.PULL, [1, 0, "127.0.0.1:9", bytes(64), 16], b""),
+        (Kind.BIND, [7, 2, [[1, 0, 16]], [1], [[1, 64, 16]]], b""),
+        (Kind.LAUNCH, [8, 2], bytes(16)),
         (Kind.SYNC, [6], b""),
-        (Kind.DROP, [[1]], b""),
+        (Kind.DROP, [[1, 2]], b""),
     ]
 
 

@@ -6,7 +6,7 @@ Public methods of `Stream` check their arguments before they call a hook; hooks 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from opweave.contract.step import Arg, Call, Group, Step
 from opweave.errors import raise_backend_failure
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from opweave.contract.rows import Rows
     from opweave.contract.stream import Stream
 
-__all__ = ["StreamHooks"]
+__all__ = ["Launch", "Range", "StreamHooks"]
+
+Range: TypeAlias = "tuple[Buffer, int, int]"
+Launch: TypeAlias = tuple[Call, Sequence[memoryview], Sequence[memoryview]]
 
 
 class StreamHooks:
@@ -131,6 +134,19 @@ class StreamHooks:
         return self.is_functional or type(self)._fuse is not StreamHooks._fuse
 
     # --- running ----------------------------------------------------------------------------------------------------
+
+    def _bind_launch(self, writes: Sequence[Range], plan: Plan, reads: Sequence[Range]) -> Launch | None:
+        """One call that does a whole run: it writes, runs ``plan``, reads, and returns when all that is complete. For
+        devices where each question and answer takes long. Default: ``None``, which this stream does not do.
+
+        Args:
+            writes, reads: buffer, offset and number of the bytes, in memory of this device.
+
+        Returns:
+            The call, memory for the bytes of each of ``writes``, and of each of ``reads``. The call raises the
+            `StepError` of a failing step.
+        """
+        return None
 
     def _run(self, calls: Iterator[Call]) -> None:
         """Make the calls of a plan in order. Override it for what has to hold during the calls: a current context, a

@@ -30,6 +30,7 @@ from opweave.host.storage import (
 from opweave.scheduler.bind import operands
 from opweave.scheduler.fuse import FusedGroup, bound_step
 from opweave.scheduler.hazards import HOST_QUEUE, Access, Act, Need, find_waits
+from opweave.scheduler.launch import bind_launch
 from opweave.scheduler.run_list import Action, CallList, Feed, Fetch, RunList
 from opweave.scheduler.splits import StorageView
 
@@ -292,6 +293,11 @@ class _Lowering:
         result.actions = CallList(calls, actions)
         # Where nothing is queued, not even an upload, each call is complete when it returns.
         flat = None if result.streams else _flattened(calls, actions)
+        if result.streams and len(lists) == 1 and self.show is None:
+            flat = bind_launch(result, self.partition, actions, self.arg)
+            if flat is not None:
+                result.streams.clear()
+                result.actions = flat
         result.calls = result.actions if flat is None else flat
         for buffer in {self.bindings.buffers[storage] for storage in self.partition.owners}:
             assert buffer is not None

@@ -37,7 +37,7 @@ def _traced(call: Call, action: Action) -> Call:
             data["queue"] = "copies"
     if action.plan is not None:
         data["steps"] = action.plan.size
-        if TRACE.detailed:
+        if TRACE.detailed and call == action.plan.run:
             call = partial(action.plan.run, _timed(action))
     if isinstance(stream, WorkerStream) and action.kind in ("plan", "copy"):
         return partial(_emit_from, stream, call, action.kind, name, data)

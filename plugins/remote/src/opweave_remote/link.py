@@ -28,6 +28,9 @@ _SENT_AT_ONCE: Final = 1 << 16
 _FITS: Final = 1 << 14
 """So many bytes the system takes at once, also if the other side receives nothing."""
 
+_OWN: Final = 1 << 32
+"""From here on tickets belong to messages that are sent again and again."""
+
 
 class Carrying(local):
     """Whether this thread carries messages. Finalisers may come there too, and must not wait for what it carries."""
@@ -175,7 +178,7 @@ class Link:
 
     # --- out ----------------------------------------------------------------------------------------------------------
 
-    def post(self, frame: bytes, data: memoryview | None = None) -> None:
+    def post(self, frame: bytes | memoryview, data: memoryview | None = None) -> None:
         """Queue an encoded message, and data that stays unchanged until its effect is known. It is sent with `flush`,
         or when much is queued."""
         with self._lock:
@@ -212,6 +215,31 @@ class Link:
                 self._asked.pop(ticket, None)
                 raise
             return reply  # interrupted before that, the message may be queued: then its answer finds the reply
+
+    def ticket(self) -> int:
+        """A ticket for messages that are sent by `ask_again`."""
+        with self._lock:
+            return _OWN + next(self._more_tickets)
+
+    def ask_again(self, ticket: int, message: memoryview, into: memoryview) -> Reply:
+        """Send a message that was encoded once, with a ticket of its own, and whose data has changed since.
+
+        Args:
+            message: is not written to until the answer is there.
+            into: where the answer's data goes.
+        """
+        if ticket in self._asked:  # its run was interrupted
+            self._asked[ticket].wait()
+        with self._lock:
+            reply = Reply(self, into)
+            self._asked[ticket] = reply
+            self._new += 1
+            try:
+                self.post(message)
+            except Exception:
+                self._asked.pop(ticket, None)
+                raise
+            return reply
 
     def call(self, kind: Kind, *args: Any, data: memoryview | None = None, into: memoryview | None = None) -> Any:
         """Send a message and wait for its answer; raises what failed, `DeviceLostError` where nothing comes."""
@@ -376,7 +404,8 @@ class Link:
         del self._asked[ticket]
         reader.current = None
         reply.into = None
-        self._tickets.append(ticket)
+        if ticket < _OWN:
+            self._tickets.append(ticket)
 
     # --- end ----------------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
-from opweave.contract import Buffer, Call, Group, Plan, Step, StepError, Stream
+from opweave.contract import Buffer, Call, Group, Launch, Plan, Range, Step, StepError, Stream
 from opweave.errors import DeviceLostError, FormatError
 from opweave_remote.failures import Failure
 from opweave_remote.link import CARRYING, Link, Reply
@@ -53,6 +54,46 @@ class RemoteCall:
 
     def __del__(self) -> None:
         self._dropped.append(self.number)  # told with the next message: finalisers may come within any call
+
+
+class RemoteLaunch:
+    """Runs a plan with what it is fed and gives, by one message there and one back.
+
+    Attributes:
+        plan: what runs.
+        sent, received: the memory of what is fed, and of what comes back.
+    """
+
+    __slots__ = ("_message", "_number", "_stream", "_ticket", "plan", "received", "sent")
+
+    def __init__(self, stream: RemoteStream, plan: Plan, number: int, writes: Sequence[Range], reads: Sequence[Range]):
+        self.plan: Final = plan
+        self._stream: Final = stream
+        self._number: Final = number
+        self._ticket: Final = stream._link.ticket()
+        sizes = [size for _, _, size in writes]
+        head = encode(Kind.LAUNCH, self._ticket, number, size=sum(sizes))
+        self._message: Final = memoryview(bytearray(head) + bytearray(sum(sizes)))
+        self.sent: Final = _cut(self._message[len(head) :], sizes)
+        sizes = [size for _, _, size in reads]
+        self.received: Final = memoryview(bytearray(sum(sizes)))
+
+    def __call__(self) -> None:
+        stream = self._stream
+        if stream._dropped:
+            stream._drop_plans()
+        reply = stream._link.ask_again(self._ticket, self._message, self.received)
+        reply.wait()
+        if reply.failure is not None:
+            stream._raise(reply.failure)
+
+    def __del__(self) -> None:
+        self._stream._dropped.append(self._number)
+
+
+def _cut(memory: memoryview, sizes: Sequence[int]) -> list[memoryview]:
+    """Parts of these sizes, one behind the other."""
+    return [memory[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
 
 
 class RemoteStream(Stream):
@@ -119,6 +160,14 @@ class RemoteStream(Stream):
         for call in plan.calls:
             if isinstance(call, RemoteCall):
                 self._plans[call.number] = plan
+
+    def _bind_launch(self, writes: Sequence[Range], plan: Plan, reads: Sequence[Range]) -> Launch | None:
+        calls = [call for call in plan.calls if isinstance(call, RemoteCall)]
+        number = self._connection.number()
+        rows = [[[b.handle.number, offset, size] for b, offset, size in ranges] for ranges in (writes, reads)]
+        self._link.call(Kind.BIND, number, rows[0], [call.number for call in calls], rows[1])
+        launch = RemoteLaunch(self, plan, number, writes, reads)
+        return launch, launch.sent, _cut(launch.received, [size for _, _, size in reads])
 
     def _drop_plans(self) -> None:
         numbers = []

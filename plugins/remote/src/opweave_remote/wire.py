@@ -7,7 +7,7 @@ arguments, a list in msgpack without extension types; then the data, raw bytes. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from struct import Struct
@@ -41,6 +41,8 @@ _DEEPEST: Final = 24
 class Kind(IntEnum):
     """What a message is."""
 
+    __hash__ = int.__hash__  # that of `enum` is written in Python, and each message is looked up several times
+
     CHALLENGE = 1
     HELLO = 2
     WELCOME = 3
@@ -68,6 +70,8 @@ class Kind(IntEnum):
     WAIT = 30
     SYNC = 31
     DROP = 32
+    BIND = 33
+    LAUNCH = 34
     DONE = 40
     DATA = 41
     FAILED = 42
@@ -102,7 +106,9 @@ SCHEMA: Final[dict[Kind, str]] = {
     Kind.RECORD: "u",  # ticket
     Kind.WAIT: "uu",  # stream, number of its event
     Kind.SYNC: "u",  # ticket
-    Kind.DROP: "*",  # numbers of plans
+    Kind.DROP: "*",  # numbers of plans and launches
+    Kind.BIND: "uu***",  # ticket, number of the new launch, ranges to write, numbers of plans, ranges to read
+    Kind.LAUNCH: "uu",  # ticket, number of the launch; with the data of all that it writes
     # Answers
     Kind.DONE: "u*",  # ticket, value
     Kind.DATA: "u",  # ticket; with data
@@ -111,9 +117,10 @@ SCHEMA: Final[dict[Kind, str]] = {
 """Kind -> one letter for each argument: ``u`` an integer from 0 to 2^63 - 1, ``s`` a text, ``b`` bytes, ``*`` a value
 that is checked where it is read."""
 
-_WITH_DATA: Final = frozenset({Kind.WRITE, Kind.UPLOAD, Kind.DATA})
+_WITH_DATA: Final = frozenset({Kind.WRITE, Kind.UPLOAD, Kind.LAUNCH, Kind.DATA})
 _REPEATED: Final = frozenset({
-    Kind.RUN, Kind.UPLOAD, Kind.DOWNLOAD, Kind.MOVE, Kind.RECORD, Kind.WAIT, Kind.SYNC, Kind.DONE, Kind.DATA,
+    Kind.RUN, Kind.UPLOAD, Kind.DOWNLOAD, Kind.MOVE, Kind.RECORD, Kind.WAIT, Kind.SYNC, Kind.LAUNCH, Kind.DONE,
+    Kind.DATA,
 })  # fmt: skip
 """Messages that come again and again with the same arguments."""
 _KINDS: Final = {int(kind): kind for kind in Kind}
@@ -325,6 +332,12 @@ class FrameReader:
             if not got[0]:
                 del got[0]
                 raise EOFError("the other side has ended the connection")
+
+    def scatter(self, targets: Sequence[memoryview]) -> None:
+        """Fill each of ``targets`` in turn with the data of the latest frame; after an interrupt it cannot go on."""
+        for target in targets:
+            self._filled = 0
+            self.into(target)
 
     def skip(self, size: int) -> None:
         """Leave out bytes."""

@@ -21,10 +21,11 @@ from opweave.contract import Plan, StepError, Stream
 from opweave.errors import FormatError, LifetimeError, OpweaveError
 from opweave_remote.failures import encode_error
 from opweave_remote.server.channels import Channel, Serve
+from opweave_remote.server.launches import BoundLaunch
 from opweave_remote.server.session import Session, numbers_of
 from opweave_remote.server.transfers import data_of, receive_into
 from opweave_remote.steps import decode_groups, decode_steps
-from opweave_remote.wire import Frame, Kind, encode
+from opweave_remote.wire import Frame, Kind, encode, encode_again
 from opweave_remote.wires import Wire
 
 __all__ = ["StreamChannel"]
@@ -45,6 +46,7 @@ class StreamChannel(Channel):
         self.broken: Errors | None = None  # the failure since which work is dropped
         self._failures = 0
         self._plans: Final[dict[int, Plan]] = {}
+        self._launches: Final[dict[int, BoundLaunch]] = {}
         self._numbers: Final[dict[int, int]] = {}  # id of a plan -> its number
         self._working = False
         self._recorded = 0
@@ -76,12 +78,12 @@ class StreamChannel(Channel):
         if self.broken is not None:
             if size:
                 self.wire.reader.skip(size)
-            if kind is Kind.DOWNLOAD:
+            if kind in _GIVING:
                 self.later(partial(self.fail, args[0], self.broken))
             return
         self._working = True
         try:
-            work(*args, size) if kind is Kind.UPLOAD else work(*args)
+            work(*args, size) if kind is Kind.UPLOAD or kind is Kind.LAUNCH else work(*args)
         except StepError as error:
             plan = -1 if error.plan is None else self._numbers.get(id(error.plan), -1)
             self._break(error.error, plan, -1 if error.step is None else error.step)
@@ -91,7 +93,7 @@ class StreamChannel(Channel):
             self._break(error)
         finally:
             self._working = False
-        if self.broken is not None and kind is Kind.DOWNLOAD:
+        if self.broken is not None and kind in _GIVING:
             self.later(partial(self.fail, args[0], self.broken))
 
     def _break(self, error: BaseException, plan: int = -1, step: int = -1) -> None:
@@ -127,6 +129,8 @@ class StreamChannel(Channel):
             Kind.WAIT: self._wait,
             Kind.SYNC: self._sync,
             Kind.DROP: self._drop,
+            Kind.BIND: self._bind,
+            Kind.LAUNCH: self._launch,
         }
         return [type(stream)._fuse is not Stream._fuse or stream.is_functional, stream.lists_operands]
 
@@ -191,16 +195,41 @@ class StreamChannel(Channel):
             if plan is not None:
                 self._numbers.pop(id(plan), None)
                 plan.close()
+            self._launches.pop(number, None)
 
     # --- work ---------------------------------------------------------------------------------------------------------
 
-    def _run(self, number: int) -> None:
+    def _plan(self, number: int) -> Plan:
         plan = self._plans.get(number)
         if plan is None:
             raise LifetimeError(f"there is no plan {number}")
+        return plan
+
+    def _run(self, number: int) -> None:
+        plan = self._plan(number)
         start = perf_counter()
         plan.run()
         self.session.metrics.ran(perf_counter() - start)
+
+    def _bind(self, number: int, writes: Any, plans: Any, reads: Any) -> None:
+        assert self.stream is not None
+        if number in self._launches or len(self._launches) >= self.session.limits.plans:
+            raise FormatError(f"launch {number}: a stream keeps {self.session.limits.plans:,}, each by its number")
+        found = [self._plan(n) for n in numbers_of(plans)]
+        self._launches[number] = BoundLaunch(self.session, self.stream, found, writes, reads)
+
+    def _launch(self, ticket: int, number: int, size: int) -> None:
+        launch = self._launches.get(number)
+        if launch is None or size != launch.size:
+            self.wire.reader.skip(size)
+            raise LifetimeError(f"there is no launch {number} of {size:,} bytes")
+        try:
+            read, seconds = launch.run(self.wire.reader)
+        except OpweaveError as error:
+            self._break_by(error)  # it may be told by an event
+            return
+        self.session.metrics.ran(seconds)
+        self.send([encode_again(Kind.DATA, ticket, size=sum(map(len, read))), *read])
 
     def _upload(self, number: int, offset: int, size: int) -> None:
         stream, reader = self.stream, self.wire.reader
@@ -355,7 +384,8 @@ class StreamChannel(Channel):
             self.fail(ticket, broken)
 
 
-_ANSWERED: Final = frozenset({Kind.OPEN, Kind.FUSE, Kind.COMPILE})
-_LONG: Final = frozenset({Kind.RUN, Kind.MOVE, Kind.PULL, Kind.WAIT, Kind.SYNC})
+_ANSWERED: Final = frozenset({Kind.OPEN, Kind.FUSE, Kind.COMPILE, Kind.BIND})
+_GIVING: Final = frozenset({Kind.DOWNLOAD, Kind.LAUNCH})
+_LONG: Final = frozenset({Kind.RUN, Kind.MOVE, Kind.PULL, Kind.WAIT, Kind.SYNC, Kind.LAUNCH})
 _BUFFERED: Final = 1 << 14
 _ALWAYS: Final = frozenset({Kind.RECORD, Kind.SYNC, Kind.DROP})
