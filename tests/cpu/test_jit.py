@@ -22,6 +22,8 @@ from opweave.contract import Arg
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.layout import dense_strides
 from opweave.host.cache import FileCache
+from opweave.leaf_memory import place
+from opweave.ops.movement import after
 from opweave_cpu import CpuDevice
 
 pytest.importorskip("llvmlite")
@@ -157,6 +159,37 @@ def test_a_chain_is_one_call_and_its_inner_values_have_no_memory():
     program = ow.Scheduler("cpu").build(ow.exp(x * 0.5) * ow.tanh(x) - x)
     assert len(calls_of(program)) == 1
     assert program.memory["cpu"].temporaries == 2 * 4 * x.size  # the input and the result
+
+
+@pytest.mark.parametrize("name", sorted(TYPES))
+def test_writing_states_is_a_part_of_a_chain(name):
+    rng = np.random.default_rng(3)
+    x, sum_, last = ow.input("chain_x", (7, 37), name), ow.state("sum_", (7, 37), name), ow.state("last", (9, 37), name)
+    total = ow.accumulate(sum_, ow.square(x) - sum_)
+    kept = ow.assign(last[1:8], total * 0.5)
+    program = ow.Scheduler("cpu").build([after(total - x, [kept])])
+    assert len(calls_of(program)) == 1
+    assert program.memory["cpu"].temporaries == ow.Scheduler("cpu").build(x - 1.0).memory["cpu"].temporaries
+    old, value = [rng.standard_normal((7, 37)).astype(TYPES[name]) for _ in range(2)]
+    ow.write(sum_, old)
+    (got,) = program.run({x: value})
+    change = (value * value).astype(TYPES[name]) - old
+    want = old + change
+    for found, truth in ((got, want - value), (ow.read(sum_), want), (ow.read(last)[1:8], want * TYPES[name](0.5))):
+        np.testing.assert_allclose(np.float64(found), np.float64(truth), rtol=4 * EPS[name], atol=4 * EPS[name])
+    np.testing.assert_array_equal(ow.read(last)[[0, 8]], 0)
+
+
+def test_a_state_is_not_written_beside_a_reader_of_the_same_bytes_elsewhere():
+    memory = ow.device("cpu").alloc(4 * 80)
+    whole, inside = ow.state("same_whole", (64,)), ow.state("same_inside", (64,))
+    place(whole, memory, 0)
+    place(inside, memory, 64)
+    ow.write(whole, np.arange(64, dtype=np.float32))
+    written = ow.assign(inside, ow.input("same_x", (64,)) - 1.0)
+    program = ow.Scheduler("cpu").build([after(whole * 2.0, [written])])
+    (got,) = program.run({"same_x": np.zeros(64, np.float32)})
+    np.testing.assert_array_equal(got, 2.0 * np.arange(64))
 
 
 def test_threads_compute_parts_of_one_chain():

@@ -97,6 +97,13 @@ def test_a_writer_may_depend_on_a_reader_of_the_old_version():
     assert [t.name for t in graph.nodes] == ["exp", "assign"]
 
 
+def test_what_the_next_version_is_made_of_comes_after_the_other_readers():
+    state, x = ow.state("s", (4, 4)), ow.input("x", (4, 4))
+    made, other = ow.exp(x) * 0.5 + state, x @ state
+    graph = Graph([ow.accumulate(state, ow.copy(made)), other])
+    assert [t.name for t in graph.nodes] == ["matmul", "exp", "scale", "add", "copy", "accumulate"]
+
+
 def test_two_writers_of_one_version_are_refused():
     state = ow.state("cache", (4, 3))
     with pytest.raises(ow.HazardError, match="two nodes write the same version of 'cache'") as caught:

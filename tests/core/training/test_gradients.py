@@ -103,6 +103,21 @@ def test_activations_agree_with_torch_also_far_from_zero(name):
     agree(getattr(ow, name), ACTIVATIONS[name], x)
 
 
+@pytest.mark.parametrize("overlapping", [False, True])
+def test_relu_before_pooling_is_decided_window_by_window(overlapping):
+    rng = np.random.default_rng(5)
+    values = np.round(rng.standard_normal((2, 3, 8, 8)), 1)  # ties, and zeros
+    x = ow.input("pooled_x", values.shape, "f64")
+    stride = 1 if overlapping else 2
+    loss = ow.sum(ow.square(ow.max_pool2d(ow.relu(x), 2, stride)))
+    grad = ow.gradients(loss, x)
+    (masks,) = [t.shape for t in Graph(grad).nodes if t.op.name == "relu_backward"]
+    assert masks == ((2, 3, 7, 7) if overlapping else (2, 3, 4, 4))
+    given = torch.tensor(values, requires_grad=True)
+    torch.nn.functional.max_pool2d(given.relu(), 2, stride).square().sum().backward()
+    np.testing.assert_allclose(evaluate(grad, {x: values}, {}), given.grad, rtol=1e-12)
+
+
 def test_gelu_keeps_its_digits_in_f32_near_zero():
     x = np.array([1e-30, 1e-7, 2.0**-16, 2.0**-15, 1e-3, -1e-5], np.float32)
     (got,) = grads_of(ow.gelu, x, grad=np.ones(6, np.float32))

@@ -15,7 +15,7 @@ from opweave.errors import HazardError, LayoutError, SchedulerError
 from opweave.graph.layout import span
 from opweave.graph.tensor import Tensor, shows_columns_of_blocks
 
-__all__ = ["Graph"]
+__all__ = ["Graph", "location_of", "overlapping_leaves"]
 
 
 class Graph:
@@ -123,7 +123,14 @@ class Graph:
         return f"<Graph of {len(self.nodes)} nodes, {len(self.leaves)} leaves, {len(self.outputs)} outputs>"
 
 
-def _sort(outputs: Iterable[Tensor], before: dict[Tensor, list[Tensor]] | None = None) -> list[Tensor]:
+Readers = tuple[list[Tensor], list[Tensor]]
+"""The nodes that read what a node overwrites: those that follow it in an order by sources alone, and the others, of
+which its value may be made."""
+
+_NO_READERS: Final[Readers] = [], []
+
+
+def _sort(outputs: Iterable[Tensor], before: dict[Tensor, Readers] | None = None) -> list[Tensor]:
     """The tensors that ``outputs`` need, depth first, sources first; ``before[t]`` must precede ``t`` as well."""
     order: list[Tensor] = []
     done: set[Tensor] = set()
@@ -135,7 +142,9 @@ def _sort(outputs: Iterable[Tensor], before: dict[Tensor, list[Tensor]] | None =
         if tensor in done:
             stack.pop()
             continue
-        pending = []
+        # Other readers of a state come before what its next version is made of, which then takes memory for less long.
+        first, last = _NO_READERS if before is None else before.get(tensor, _NO_READERS)
+        pending = [s for s in first if s not in done]
         for s in tensor.srcs:
             if s not in done:
                 if s.srcs:
@@ -144,8 +153,7 @@ def _sort(outputs: Iterable[Tensor], before: dict[Tensor, list[Tensor]] | None =
                     # A leaf.
                     done.add(s)
                     order.append(s)
-        if before is not None and tensor in before:
-            pending += [s for s in before[tensor] if s not in done]
+        pending += [s for s in last if s not in done]
         if not pending:
             stack.pop()
             done.add(tensor)
@@ -162,7 +170,7 @@ def _sort(outputs: Iterable[Tensor], before: dict[Tensor, list[Tensor]] | None =
     return order
 
 
-def _raise_cycle(a: Tensor, b: Tensor, before: dict[Tensor, list[Tensor]]) -> None:
+def _raise_cycle(a: Tensor, b: Tensor, before: dict[Tensor, Readers]) -> None:
     writer, reader = (a, b) if a in before else (b, a)
     raise HazardError(
         f"{writer.describe()} overwrites what {reader.describe()} reads, and neither can come first; "
@@ -193,9 +201,9 @@ def _check_names(leaves: Iterable[Tensor]) -> None:
             )
 
 
-def _anti_dependencies(order: list[Tensor], outputs: Iterable[Tensor]) -> dict[Tensor, list[Tensor]]:
+def _anti_dependencies(order: list[Tensor], outputs: Iterable[Tensor]) -> dict[Tensor, Readers]:
     """Writing node -> the nodes that read the version which it overwrites."""
-    same_memory = _aliases(order)
+    same_memory = overlapping_leaves(order)
     writers: dict[Tensor, Tensor] = {}  # version -> the node that overwrites it
     for tensor in order:
         if tensor.op is not None and tensor.op.writes:
@@ -206,16 +214,18 @@ def _anti_dependencies(order: list[Tensor], outputs: Iterable[Tensor]) -> dict[T
                         f"two nodes write the same version of {tensor.memory.name!r}: {other.describe()} and "
                         f"{tensor.describe()}; let the second one write what the first one returned"
                     )
-    before: dict[Tensor, list[Tensor]] = {}
+    before: dict[Tensor, Readers] = {}
+    passed: set[Tensor] = set()
     for tensor in order:
         if tensor.op is None or tensor.op.is_view:
             continue
+        passed.add(tensor)
         for source in tensor.srcs[1:] if tensor.op.writes else tensor.srcs:
             writer = writers.get(source.root)
             if writer is tensor:
                 _check_self_overlap(tensor, source)
             elif writer is not None:
-                before.setdefault(writer, []).append(tensor)
+                before.setdefault(writer, ([], []))[writer not in passed].append(tensor)
     for output in outputs:
         writer = writers.get(output.root)
         if writer is not None:
@@ -232,7 +242,7 @@ def _check_self_overlap(tensor: Tensor, source: Tensor) -> None:
     a, c = target.offset, source.offset
     if source.memory is not target.memory:
         # Two leaves over the same bytes: compare addresses.
-        a, c = a + (_location(target.memory) or (0, 0))[1], c + (_location(source.memory) or (0, 0))[1]
+        a, c = a + (location_of(target.memory) or (0, 0))[1], c + (location_of(source.memory) or (0, 0))[1]
     b = a + span(target.shape, target.strides, target.dtype)
     d = c + span(source.shape, source.strides, source.dtype)
     if a < d and c < b:
@@ -241,7 +251,7 @@ def _check_self_overlap(tensor: Tensor, source: Tensor) -> None:
         )
 
 
-def _location(tensor: Tensor) -> tuple[int, int] | None:
+def location_of(tensor: Tensor) -> tuple[int, int] | None:
     """Memory and position of the first byte of a leaf (see `Buffer.location`), ``None`` while it has no bytes."""
     leaf = tensor.leaf
     if leaf is None:
@@ -253,11 +263,11 @@ def _location(tensor: Tensor) -> tuple[int, int] | None:
     return None
 
 
-def _aliases(order: list[Tensor]) -> dict[Tensor, tuple[Tensor, ...]]:
+def overlapping_leaves(order: Iterable[Tensor]) -> dict[Tensor, tuple[Tensor, ...]]:
     """Leaf -> all leaves that overlap with it in memory, for those that overlap with another one."""
     ranges = []
     for tensor in order:
-        location = _location(tensor)
+        location = location_of(tensor)
         if location is not None:
             ranges.append((*location, location[1] + tensor.nbytes, tensor))
     ranges.sort(key=lambda r: r[:3])

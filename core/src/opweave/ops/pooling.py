@@ -181,6 +181,7 @@ MAX_POOL_BACKWARD: Final = define_op(
         "max_pool_backward",
         infer=_backward_infer,
         reference=_max_pool_backward,
+        inplace=(1,),
         flops=lambda out: 2 * out.srcs[0].size * prod(out.attrs["kernel_size"]),
         formula="dx[n, c, j] = Σ_i dy[n, c, i], over the windows i of max_pool whose first largest element is j",
         nan=False,

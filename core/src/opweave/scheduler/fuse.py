@@ -6,11 +6,12 @@ Steps are fused before memory is planned: a value that is used only inside of on
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, NamedTuple
 
 from opweave.contract.step import Arg, Step
 from opweave.contract.stream import Stream
+from opweave.graph.graph import location_of, overlapping_leaves
 
 if TYPE_CHECKING:
     from opweave.scheduler.splits import Partition, PlannedStep, Split, StorageView
@@ -55,8 +56,10 @@ def fuse(partition: Partition) -> Groups:
     """
     if all(_fuses_nothing(split) for split in partition.splits):
         return unfused(partition)
-    last_reader = _last_readers(partition)
-    grouped = [None if _fuses_nothing(split) else _groups(split, partition, last_reader) for split in partition.splits]
+    last_reader, same = _last_readers(partition), _same_memory(partition)
+    grouped = [
+        None if _fuses_nothing(split) else _groups(split, partition, last_reader, same) for split in partition.splits
+    ]
     return Groups(grouped, _internal(partition, grouped))
 
 
@@ -72,13 +75,15 @@ def _fuses_nothing(split: Split) -> bool:
     return type(split.target.stream)._fuse is Stream._fuse and not split.target.stream.is_functional
 
 
-def _groups(split: Split, partition: Partition, last_reader: dict[int, int]) -> list[FusedGroup]:
+def _groups(
+    split: Split, partition: Partition, last_reader: dict[int, int], same: Mapping[int, tuple[int, int]]
+) -> list[FusedGroup]:
     steps = []
     for item in split.items:
         out = item.out.storage
         live = last_reader.get(out, -1) > split.index or partition.arenas[out] < 0
-        srcs = tuple([_source(source, partition) for source in item.srcs])
-        steps.append(bound_step(item, _unbound(item.out), srcs, live=live))
+        srcs = tuple([_source(source, partition, same) for source in item.srcs])
+        steps.append(bound_step(item, _unbound(item.out, same), srcs, live=live))
     index_of = {id(step): i for i, step in enumerate(steps)}
     return [
         FusedGroup(tuple([index_of[id(step)] for step in group.steps]), group.workspace)
@@ -86,13 +91,27 @@ def _groups(split: Split, partition: Partition, last_reader: dict[int, int]) -> 
     ]
 
 
-def _unbound(operand: StorageView) -> Arg:
-    return Arg(None, operand.offset, operand.dtype, operand.shape, operand.strides, None, operand.storage)
+def _same_memory(partition: Partition) -> dict[int, tuple[int, int]]:
+    """Storage id of a leaf that lies over the bytes of others -> the id that stands for all of them, and its place
+    there: what writes one of them must not be fused with what reads the same bytes at other positions."""
+    storage_of = {tensor: storage for storage, (tensor, _) in partition.owners.items()}
+    same = {}
+    for leaf, group in overlapping_leaves(partition.graph.leaves).items():
+        first = next((other for other in group if other in storage_of), leaf)
+        here, start = location_of(leaf), location_of(first)
+        if leaf in storage_of and here is not None and start is not None:
+            same[storage_of[leaf]] = storage_of[first], here[1] - start[1]
+    return same
 
 
-def _source(operand: StorageView, partition: Partition) -> Arg:
+def _unbound(operand: StorageView, same: Mapping[int, tuple[int, int]]) -> Arg:
+    storage, shift = same.get(operand.storage, (operand.storage, 0))
+    return Arg(None, operand.offset + shift, operand.dtype, operand.shape, operand.strides, None, storage)
+
+
+def _source(operand: StorageView, partition: Partition, same: Mapping[int, tuple[int, int]]) -> Arg:
     """An operand before memory is planned, with the kind of memory that it is read in where that is special."""
-    arg = _unbound(operand)
+    arg = _unbound(operand, same)
     prepared = partition.assignment.capabilities.prepared
     if operand.storage in partition.repacked:
         arg._type = partition.repacked[operand.storage]

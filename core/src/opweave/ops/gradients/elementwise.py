@@ -14,6 +14,7 @@ from opweave.graph.dtypes import f16
 from opweave.graph.tensor import Tensor
 from opweave.ops.activation import QUICK, gelu_tanh_backward, relu_backward, silu_backward
 from opweave.ops.gradients.rules import gradient_of, vanishing
+from opweave.ops.pooling import MAX_POOL_BACKWARD, max_pool_backward
 
 # --- arithmetic -----------------------------------------------------------------------------------------------------
 
@@ -132,6 +133,11 @@ def _reciprocal(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
 
 @gradient_of("relu")
 def _relu(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
+    if grad.op is MAX_POOL_BACKWARD and grad.srcs[1] is out:
+        # What a window passes on is decided by its largest element alone. So there are fewer elements to decide on, and
+        # nothing reads all of ``out`` after the windows have, whose gradient may then be written over it.
+        pool = ops.max_pool1d if out.ndim == 3 else ops.max_pool2d
+        return max_pool_backward(relu_backward(grad.srcs[0], pool(out, **grad.attrs)), out, **grad.attrs)
     return relu_backward(grad, out)
 
 

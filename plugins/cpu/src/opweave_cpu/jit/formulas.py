@@ -15,14 +15,17 @@ from opweave_cpu.jit.functions import (
     expm1,
     gelu,
     gelu_tanh,
+    gelu_tanh_backward,
     larger,
     log1p_of,
     logarithm,
     silu,
+    silu_backward,
     smaller,
     softplus,
     tanh,
 )
+from opweave_cpu.jit.supported import WRITES
 from opweave_cpu.jit.vectors import Vector, fma, intrinsic, select
 
 __all__ = ["FORMULAS", "Formula", "formula_of"]
@@ -36,12 +39,14 @@ class Formula(NamedTuple):
         work: elementary operations for one element.
         numbers: the attributes that it takes, in order, as vectors of the type of the result.
         wide: whether it computes in f64 too.
+        adds: the result is added to what it is written over, which is the first argument of ``make``.
     """
 
     make: Callable[..., Vector]
     work: int = 1
     numbers: tuple[str, ...] = ()
     wide: bool = True
+    adds: bool = False
 
 
 def _sign(x: Vector) -> Vector:
@@ -138,6 +143,11 @@ FORMULAS: Final[dict[str, Formula]] = {
     "round": Formula(_of("rint")),
     "trunc": Formula(_of("trunc")),
     "cast": Formula(_same),
+    "relu_backward": Formula(lambda grad, y: select(y.compare("<=", 0.0), 0.0, grad)),
+    "silu_backward": Formula(silu_backward, 20, wide=False),
+    "gelu_tanh_backward": Formula(gelu_tanh_backward, 26, wide=False),
+    "assign": Formula(_same),
+    "accumulate": Formula(lambda old, x: old + x, adds=True),
 }
 """By operation; those of geglu by its form too."""
 
@@ -145,6 +155,6 @@ FORMULAS: Final[dict[str, Formula]] = {
 def formula_of(op: str, attrs: Any) -> Formula | None:
     """The formula of an operation with its attributes."""
     known = OPS.get(op)
-    if known is None or not known.pointwise:
+    if known is None or not (known.pointwise or op in WRITES):
         return None
     return FORMULAS.get(f"{op} {attrs['approximate']}" if op == "geglu" else op)

@@ -14,8 +14,8 @@ from opweave_cpu.jit.vectors import Vector, fma, intrinsic, polynomial, select
 from opweave_cpu.kernels.activation import TAIL
 
 __all__ = [
-    "absolute", "erf", "exp", "expm1", "gelu", "gelu_tanh", "larger", "log1p_of", "logarithm", "silu", "smaller",
-    "softplus", "tanh",
+    "absolute", "erf", "exp", "expm1", "gelu", "gelu_tanh", "gelu_tanh_backward", "larger", "log1p_of", "logarithm",
+    "silu", "silu_backward", "smaller", "softplus", "tanh",
 ]  # fmt: skip
 
 _LN2_HIGH: Final = 0.693359375
@@ -125,6 +125,21 @@ def gelu_tanh(x: Vector) -> Vector:
     """x / (1 + exp(-2u)) with 2u = x (a + b x²)."""
     a = -2 * sqrt(2 / pi)
     return x / (exp(fma(x * x, a * 0.044715, a) * x) + 1.0)
+
+
+def silu_backward(grad: Vector, x: Vector) -> Vector:
+    """dy s (1 + x (1 - s)) with s = 1 / (1 + exp(-x)); where exp overflows, 0."""
+    s = 1.0 / (exp(-x) + 1.0)
+    return grad * s * fma(x, 1.0 - s, 1.0)
+
+
+def gelu_tanh_backward(grad: Vector, x: Vector) -> Vector:
+    """dy s (1 + x (1 - s) 2u') with s = 1 / (1 + exp(-2u)) and 2u = x (a + b x²)."""
+    a = 2 * sqrt(2 / pi)
+    square = x * x
+    s = 1.0 / (exp(fma(square, -a * 0.044715, -a) * x) + 1.0)
+    slope = fma(square, 3 * a * 0.044715, a)
+    return grad * s * fma(x * (1.0 - s), slope, 1.0)
 
 
 def _upper_tail(a: Vector) -> Vector:

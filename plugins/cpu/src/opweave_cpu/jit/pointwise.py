@@ -24,7 +24,7 @@ MOST_WORK: Final = 512
 WORTH_WORK: Final = 12
 """Elementary operations from which on a single step is compiled: NumPy makes several passes, or none that is fast."""
 
-_CHOICES: Final = frozenset({"copy", "contiguous", "where"})
+_CHOICES: Final = frozenset({"copy", "contiguous", "where", "assign"})
 """Operations that keep every bit, those of a signalling NaN too, which converting a half type would change."""
 
 _TRUTHS: Final = frozenset({"less", "less_equal", "equal", "not_equal", "where", "cast", "copy", "contiguous"})
@@ -88,20 +88,23 @@ def bind_chain(stream: Stream, steps: Sequence[Step]) -> Call:
     values: dict[Hashable, int] = {}
     reads: list[Arg] = []
     made: set[Hashable] = set()
-    windows = []
+    taking = []
     for step in steps:
-        sources = [_window(src) for src in step.srcs]
-        for src, window in zip(step.srcs, sources, strict=True):
+        formula = formula_of(step.op, step.attrs)
+        assert formula is not None
+        taken = (step.out, *step.srcs) if formula.adds else step.srcs
+        sources = [_window(src) for src in taken]
+        for src, window in zip(taken, sources, strict=True):
             if window not in made and window not in values:
                 values[window] = len(reads)
                 reads.append(src)
         result = _window(step.out)
         made.add(result)
-        windows.append((sources, result))
+        taking.append((formula, sources, result))
     writes: list[Arg] = []
     instructions, numbers = [], []
     work = 0
-    for number, (step, (sources, result)) in enumerate(zip(steps, windows, strict=True), len(reads)):
+    for number, (step, (formula, sources, result)) in enumerate(zip(steps, taking, strict=True), len(reads)):
         op, out, attrs = step.op, step.out, step.attrs
         places = tuple([values[source] for source in sources])
         values[result] = number
@@ -110,8 +113,6 @@ def bind_chain(stream: Stream, steps: Sequence[Step]) -> Call:
             into = len(reads) + len(writes)
             writes.append(out)
         instructions.append(_Instruction(op, str(attrs.get("approximate", "")), places, out.dtype.name, into))
-        formula = formula_of(op, attrs)
-        assert formula is not None
         work += formula.work
         numbers += [attrs[name] for name in formula.numbers]
     args = [*reads, *writes]

@@ -8,7 +8,7 @@ from functools import cache
 from opweave.contract import Arg, Call, Group, Step, pointwise_groups
 from opweave.graph.opdef import OPS
 from opweave_cpu.jit.compiler import FirstRun, target
-from opweave_cpu.jit.supported import BLOCKS, ROWS
+from opweave_cpu.jit.supported import BLOCKS, ROWS, WRITES
 from opweave_cpu.stream import CpuStream
 
 __all__ = ["CompilingStream"]
@@ -74,7 +74,7 @@ def _multiplies(step: Step) -> bool:
 @cache
 def _is_known(op: str) -> bool:
     known = OPS.get(op)
-    return op in ROWS or (known is not None and known.pointwise)
+    return op in ROWS or op in WRITES or (known is not None and known.pointwise)
 
 
 def _is_compiled(step: Step) -> bool:

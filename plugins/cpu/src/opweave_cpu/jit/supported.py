@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BLOCKS", "ROWS", "VECTOR"]
+__all__ = ["BLOCKS", "ROWS", "VECTOR", "WRITES"]
 
 VECTOR: Final = 16
 """Rows of weights in half types, and in f32, have a multiple of so many elements where they are read as they lie."""
 
 ROWS: Final = frozenset({"softmax", "log_softmax", "l2_norm", "rms_norm", "layer_norm"})
 """Operations of `opweave_cpu.jit.rows`."""
+
+WRITES: Final = frozenset({"assign", "accumulate"})
+"""Operations that write a state element by element, which chains may contain."""
 
 BLOCKS: Final = frozenset({"q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"})
 """Types of weights that `opweave_cpu.jit.blocks` decodes."""

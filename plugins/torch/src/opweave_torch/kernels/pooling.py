@@ -59,7 +59,7 @@ def _largest(step: Step) -> Arrays:
 _BACKWARD: Final = backward_function("max_pool2d_with_indices_backward")
 
 
-@KERNELS("max_pool_backward", workspace=_largest)
+@KERNELS("max_pool_backward", inplace=True, workspace=_largest)
 def max_pool_backward(
     stream: Stream, op: str, out: Arg, grad: Arg, x: Arg, *, most: Arg, indices: Arg, **attrs: Any
 ) -> Call:
@@ -71,6 +71,7 @@ def max_pool_backward(
         given, source, result = (tensor(attrs.pop(f"wide_{name}")) for name in ("grad", "x", "out"))
         before = [partial(given.copy_, narrow[0]), partial(source.copy_, narrow[1])]
         after = [partial(narrow[2].copy_, result)]
+    # Once the places of the largest elements are known, nothing reads x, over which the result may lie.
     sizes = [*_geometry(attrs), _two(attrs["dilation"], 1), attrs["ceil_mode"]]
     given, source, result, largest, places = (_plane(t) for t in (given, source, result, tensor(most), tensor(indices)))
     return in_order([
