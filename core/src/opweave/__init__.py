@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from opweave.tools.copy_graph import copy_graph as copy_graph
     from opweave.tools.profile_run import profile_run as profile_run
     from opweave.tools.trace import trace as trace
+    from opweave.tools.tune import tune as tune
     from opweave.training.backward import gradients as gradients
     from opweave.warning import OpweaveWarning as OpweaveWarning
     from opweave.whatif.simulate import simulate as simulate
@@ -46,6 +47,7 @@ _LATER = {
     "profile_run": "opweave.tools.profile_run",
     "simulate": "opweave.whatif.simulate",
     "trace": "opweave.tools.trace",
+    "tune": "opweave.tools.tune",
 }
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from opweave.graph.layout import Shape, Strides
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Signature, Tensor
-    from opweave.scheduler.target import Target
+    from opweave.scheduler.target import Support, Target
 
 __all__ = ["ANY", "CostModel", "Curve", "OpCost", "Profile", "decisive_dtype", "measured_type", "window_bytes", "work"]
 
@@ -253,14 +253,25 @@ class CostModel:
             return inf
         if 0 in node.shape:
             return 0.0
-        profile = self.profiles[at]
+        known = self._measured(signature, at, support)
         size, flops = work(node)
-        seconds = profile.step(signature.op.name, decisive_dtype(signature), size, flops, support.precision)
+        seconds = known if known is not None else self.profiles[at].step(
+            signature.op.name, decisive_dtype(signature), size, flops, support.precision
+        )  # fmt: skip
         if support.packed:
             for dtype, shape, strides in signature.srcs:
                 if not is_dense(shape, strides, dtype):
                     seconds += self.pack(at, dtype, shape)
         return seconds
+
+    def _measured(self, signature: Signature, at: int, support: Support) -> float | None:
+        """What such a step took when it was measured inside a program: on the target, or on the device whose figures a
+        simulated target has."""
+        device = self.targets[at].device
+        if not device.simulated:
+            return support.seconds
+        there = signature.support.get(getattr(device, "same_speed", None))
+        return None if there is None else there.seconds
 
     def pack(self, at: int, dtype: DType, shape: Shape) -> float:
         """Seconds of making a contiguous copy on a target."""

@@ -422,14 +422,26 @@ class Scheduler:
         here = [target.device if target.owned else target.stream for target in self._targets]
         return self._over([device, *here] if first else [*here, device], self._buffer_types)
 
-    def _over(self, devices: Sequence[Where], kinds: Mapping[Device | str, BufferType]) -> Scheduler:
+    def _alike(self, placement: Literal["priority", "cost"]) -> Scheduler:
+        """A scheduler over the same devices and streams, with the same options and pins, but its own placement."""
+        here = [target.device if target.owned else target.stream for target in self._targets]
+        made = self._over(here, self._buffer_types, placement)
+        made._pins.update(self._pins)
+        return made
+
+    def _over(
+        self,
+        devices: Sequence[Where],
+        kinds: Mapping[Device | str, BufferType],
+        placement: Literal["priority", "cost"] | None = None,
+    ) -> Scheduler:
         """A scheduler with the options of this one."""
         return Scheduler(
             devices,
             parallel=self.n_slots if self.parallel else False,
             op_offload=self._op_offload,
             buffer_types=kinds,
-            placement=self.placement,
+            placement=placement or self.placement,
             precision=dict(self._allowed),
             memory_limit=self._memory_limit,
             repack=int(min(self._repack, 1 << 62)),

@@ -50,6 +50,7 @@ class Support:
         precision: the one that it is computed in.
         rounded: positions of read-only sources that it is given in bf16, rounded once.
         repacked: positions of read-only sources of which it is given a copy in special memory, made once -> that kind.
+        seconds: what a step took inside a program, where `opweave.tune` has measured it; predictions then use it.
     """
 
     reason: str | None
@@ -64,6 +65,7 @@ class Support:
     precision: Precision = "exact"
     rounded: frozenset[int] = frozenset()
     repacked: Mapping[int, BufferType] = field(default_factory=lambda: NONE)
+    seconds: float | None = None
 
 
 def unbound_step(

@@ -47,6 +47,7 @@ class SimulatedDevice(Device):
         self._ops = None if ops is None else frozenset(ops)
         self._memory: Final = memory
         self._made: Final = made
+        self.same_speed: Device | None = None  # the device whose measured steps are those of this one
         self._declared: Profile | None = None
         if like is not None:
             self.kind, self.alignment, self.max_buffer_size = like.kind, like.alignment, like.max_buffer_size
@@ -64,7 +65,7 @@ class SimulatedDevice(Device):
         """A copy of this device with another name and profile, and with ``memory`` bytes if given."""
         size = self._memory if memory is None else memory
         made = type(self)(name, self.like, None, size, lambda: profile)
-        made._ops = self._ops
+        made._ops, made.same_speed = self._ops, self.same_speed
         return made
 
     def mem_info(self) -> tuple[int, int]:
@@ -147,7 +148,10 @@ def simulate(
     def make() -> Profile:
         return _declare(name, model, rates, bandwidth, launch, dict(links))
 
-    return SimulatedDevice(name, model, known, int(memory), make)
+    made = SimulatedDevice(name, model, known, int(memory), make)
+    if not rates and bandwidth is None and launch is None:
+        made.same_speed = model
+    return made
 
 
 def line(link: Link) -> Curve:
