@@ -199,3 +199,19 @@ def test_most_bytes_are_where_a_pinned_input_is_fed():
         assert plan.device_of(ow.neg(x)) is devices[1]
         assert plan.cause_of(ow.neg(x)) == "most-inputs"
         assert plan.n_copies == 0
+
+
+def test_a_concat_whose_pieces_come_from_another_device_is_shown():
+    one, two = Separate("pieces"), Separate("gathers")
+    x = ow.input("x_concat_shown", (2, 3))
+    pieces = [ow.neg(x), ow.relu(x)]
+    out = ow.concat(pieces, 0)
+    value = np.arange(6, dtype=np.float32).reshape(2, 3) - 3
+    with ow.Scheduler([one, two]) as scheduler:
+        program = scheduler.build(out, pins={pieces[0]: one, pieces[1]: one, out: two})
+        assert not any(step.node is out for split in program.splits for step in split.items)
+        seen: dict[ow.Tensor, np.ndarray] = {}
+        with program.observe(seen.__setitem__):
+            got = program.run(x_concat_shown=value)
+    assert set(seen) == {*pieces, out}
+    np.testing.assert_array_equal(seen[out], got)

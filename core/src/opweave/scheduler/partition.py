@@ -371,10 +371,10 @@ class _Partitioner:
 
     def _gathers(self, node: Tensor, target: Target) -> bool:
         """Whether the pieces of a ``concat`` are copied straight to their places in it: some of them are brought from
-        other memory, none twice, and the places are dense or written by the host."""
+        other memory, none twice, and the places are dense or written by the host; an observer is shown steps."""
         dense = all(n == 1 for n in node.shape[: node.attrs["axis"]])
         once = len({*node.srcs}) == len(node.srcs)
-        if node in self.placed or not once or not (dense or target.buffer_type.is_host):
+        if node in self.placed or node in self.observed or not once or not (dense or target.buffer_type.is_host):
             return False
         roots = [source.root for source in node.srcs]
         return all(root.memory not in self.prepared for root in roots) and not all(

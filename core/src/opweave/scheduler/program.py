@@ -284,7 +284,8 @@ class Program(Planned, Generic[R_co]):
         """
         from opweave.scheduler.observed import ObservedValue  # most programs are not observed
 
-        computed = {item.node: None for split in self.splits for item in split.items if item.node is not None}
+        graph = self.partition.graph  # not the steps: a concat whose pieces are copied to their places is none
+        computed = {node: None for node in graph.nodes if node.base is None and 0 not in node.shape}
         if self._state.observed is not None:
             raise SchedulerError(f"{self!r} is being observed already")
         if nodes is None:
