@@ -24,7 +24,7 @@ from opweave.contract.worker import WorkerStream
 
 __all__ = [
     "HOST_SPACE", "Arg", "Backend", "Buffer", "BufferType", "Call", "Caps", "Device", "DeviceProps", "Event",
-    "Features", "Group", "Kind", "Launch", "MemorySpace", "MultiBuffer", "Offloading", "Plan", "Range", "Rows", "SetThreads",
-    "Step", "StepError", "Stream", "Structure", "Usage", "WorkerStream", "flat_rows", "mapped", "pointwise_groups",
-    "structure_of",
+    "Features", "Group", "Kind", "Launch", "MemorySpace", "MultiBuffer", "Offloading", "Plan", "Range", "Rows",
+    "SetThreads", "Step", "StepError", "Stream", "Structure", "Usage", "WorkerStream", "flat_rows", "mapped",
+    "pointwise_groups", "structure_of",
 ]  # fmt: skip
