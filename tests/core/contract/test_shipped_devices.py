@@ -232,7 +232,7 @@ def test_a_failed_run_says_what_failed_and_leaves_the_device_usable(device):
 def test_a_device_at_a_glance(device):
     props = device.props()
     assert (props.name, props.description, props.kind) == (device.name, device.description, device.kind)
-    assert props.caps is device.caps
+    assert props.caps == device.caps
     free, total = device.mem_info()
     assert 0 < free <= total
     assert device.reaches(device.space)
