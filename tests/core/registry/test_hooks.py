@@ -56,6 +56,15 @@ class TestDoctor:
         assert "its check failed" in found["bad"].message
 
 
+def test_plugins_without_devices_are_not_named_among_devices(folder):
+    folder.add("acme", backend(), value="opweave_acme:Acme")
+    folder.add("front", backend(extra="@hookimpl\ndef opweave_backends(): return []"), value="opweave_front")
+    for name in ("zzz", "front"):
+        with pytest.raises(UnknownNameError) as caught:
+            folder.registry().device(name)
+        assert caught.value.known == ["acme", "host"]
+
+
 FORMATS = """
 from opweave.registry import FileFormat
 

@@ -202,11 +202,11 @@ class Catalog:
             raise errors[0]
 
     def known_names(self, what: str) -> list[str]:
-        """Names to suggest for a ``"device"``: of devices, and of plugins that have none yet; for a ``"backend"`` or a
-        ``"plugin"``: of those."""
+        """Names to suggest for a ``"device"``: of devices, and of plugins that are not loaded or do not work; for a
+        ``"backend"`` or a ``"plugin"``: of those."""
         if what == "device":
             known = {device.name for loaded in self.backends() for device in loaded.devices}
-            return sorted(known | {plugin.name for plugin in self.plugins if not plugin.backends})
+            return sorted(known | {p.name for p in self.plugins if not p.backends and p.state is not State.READY})
         return sorted({loaded.backend.name for loaded in self.backends()} | {plugin.name for plugin in self.plugins})
 
 
