@@ -11,8 +11,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import opweave_onnx
 from opweave.errors import SchedulerError
 from opweave_onnx.cli import add_commands
+from opweave_onnx.compare import examples
 from tests.support.onnx_models import mlp, model, node, value
 
 
@@ -88,6 +90,27 @@ def test_compare(path):
     assert document["agree"]
     assert [row["op"] for row in document["values"]] == ["Gemm", "Relu", "Gemm", "Softmax"]
     assert "no difference beyond rounding" in call("compare", path, "--devices", "cpu")
+
+
+def test_values_that_nobody_gave_suit_the_inputs():
+    """Ids are rows of the tables that they index, masks are ones, images have all values."""
+    inputs = [value("ids", np.int64, ["n"]), value("mask", np.int64, ["n"]), value("picture", np.uint8, ["n"]),
+              value("x", np.float32, ["n"])]  # fmt: skip
+    nodes = [
+        node("Cast", "ids", "ids32", to=6),
+        node("Gather", "wide ids32", "a"),
+        node("Gather", "narrow ids", "b", axis=1),
+    ]  # fmt: skip
+    tables = {"wide": np.zeros((50, 1), np.float32), "narrow": np.zeros((1, 7), np.float32)}
+    with opweave_onnx.load(model(nodes, inputs, ["a", "b"], tables), ["host"]) as loaded:
+        drawn, again = examples(loaded, 3, n=500), examples(loaded, 3, n=500)
+        assert examples(loaded)["ids"].shape == (1,)
+    assert set(drawn["ids"]) == set(range(7))
+    assert (drawn["mask"] == 1).all()
+    assert drawn["picture"].min() < 10
+    assert drawn["picture"].max() > 245
+    assert 0.9 < drawn["x"].std() < 1.1
+    assert all(a.dtype == v.dtype and (a == v).all() for a, v in zip(drawn.values(), again.values(), strict=True))
 
 
 @pytest.mark.parametrize("wrong", [["--dim", "batch"], ["--dim", "batch=x"], ["--input", "x=/nowhere.npy"]])

@@ -113,3 +113,34 @@ def test_weights_of_few_bits(bits, zeros, k):
     if zeros:
         weights["z"] = RNG.integers(0, 256, n * (-(-blocks * bits // 8))).astype(np.uint8)
     check("MatMulNBits", {"x": floats(3, k)}, "y", weights, N=n, K=k, bits=bits, block_size=block)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("each", [False, True], ids=["one scale", "a scale for each gate"])
+def test_lstm_with_weights_of_8_bits(dtype, each):
+    count, size, hidden = 2, 6, 5
+    limits, scales = np.iinfo(dtype), (count, 4 * hidden) if each else (count,)
+    # Zero points of more than one scale are those of a symmetric quantization.
+    zero = np.full(scales, 0 if dtype is np.int8 else 128, dtype)
+    weights = {
+        "w": RNG.integers(limits.min, limits.max, (count, size, 4 * hidden), dtype, endpoint=True),
+        "r": RNG.integers(limits.min, limits.max, (count, hidden, 4 * hidden), dtype, endpoint=True),
+        "b": floats(count, 8 * hidden),
+        "ws": RNG.uniform(0.002, 0.004, scales).astype(F32), "wz": zero,
+        "rs": RNG.uniform(0.002, 0.004, scales).astype(F32), "rz": zero,
+    }  # fmt: skip
+    for steps in (4, 70):  # a part of the graph, and a program that is run again
+        check("DynamicQuantizeLSTM", {"x": floats(steps, 1, size)}, "y yh yc", weights,
+              "x w r b - - - - ws wz rs rz", hidden_size=hidden, direction="bidirectional")  # fmt: skip
+
+
+@pytest.mark.parametrize("scales", [(), (1,), (3,)])
+def test_products_with_weights_of_8_bits(scales):
+    w = {"w": RNG.integers(0, 256, (4, 3), np.uint8, endpoint=False)}
+    by = {"ws": RNG.uniform(0.01, 0.02, scales).astype(F32), "wz": np.full(scales, 131, np.uint8), "b": floats(3)}
+    check("DynamicQuantizeMatMul", {"x": floats(2, 5, 4)}, "y", w | by)
+    check("DynamicQuantizeMatMul", {"x": np.zeros((2, 4), F32)}, "y", w | {"ws": by["ws"]})
+    x = {"x": RNG.integers(0, 256, (5, 4), np.uint8, endpoint=False)}
+    whole = w | by | {"xs": np.array(0.03, F32), "xz": np.array(7, np.uint8)}
+    check("MatMulIntegerToFloat", x, "y", whole, "x w xs ws xz wz b")
+    check("MatMulIntegerToFloat", x, "y", whole, "x w xs ws")

@@ -56,15 +56,15 @@ def read_model(source: Any) -> Source:
         proto, where = source, "the model"
     else:
         if isinstance(source, (bytes, bytearray, memoryview)):
-            data, where = bytes(source), "the model"
+            where = "the model"
+            proto = _parsed(bytes(source), where)
         else:
             path = Path(source)
             where, folder = str(path), path.parent
             try:
-                data = path.read_bytes()
+                proto = _parsed(path.read_bytes(), where)  # whose bytes nobody keeps: the messages have copies
             except OSError as error:
                 raise FormatError(f"{path} cannot be read: {error.strerror or error}") from None
-        proto = _parsed(data, where)
     if not proto.HasField("graph") or not proto.opset_import:
         raise FormatError(f"{where} is no ONNX model: it has no graph, or imports no operators")
     check_texts(

@@ -94,10 +94,17 @@ def rounded(ratio: Tensor, zero: Tensor | None, to: DType, saturate: bool = True
 
 @operator("DynamicQuantizeLinear")
 def _dynamic_quantize(call: Call, x: Tensor) -> Any:
+    values, scale, zero = in_bytes(x)
+    return values.astype("u8"), scale, zero.astype("u8")
+
+
+def in_bytes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Floats in 256 equal steps between their smallest and largest one, zero included; scale, and the value of zero."""
     low, high = ow.minimum(ow.min(x), 0.0), ow.maximum(ow.max(x), 0.0)
     scale = (high - low) / 255.0
+    scale = ow.where(scale > 0.0, scale, ow.constant(1, x.dtype))  # of zeros alone, as ONNX Runtime does
     zero = ow.clamp(ow.round(-low / scale), 0.0, 255.0)
-    return ow.clamp(ow.round(x / scale) + zero, 0.0, 255.0).astype("u8"), scale, zero.astype("u8")
+    return ow.clamp(ow.round(x / scale) + zero, 0.0, 255.0), scale, zero
 
 
 # --- products and convolutions --------------------------------------------------------------------------------------
@@ -122,6 +129,26 @@ def _qlinear_matmul(
         left.astype(f32) * right.astype(f32) / (y_scale if y_scale.size > 1 else ow.reshape(y_scale, ())).astype(f32)
     )
     return requantized(total, factor, y_zero if y_zero.size > 1 else ow.reshape(y_zero, ()))
+
+
+@operator("DynamicQuantizeMatMul", domain="com.microsoft")
+def _dynamic_matmul(
+    call: Call, a: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    values, scale, zero = in_bytes(a)
+    return _matmul_to_float(call, values.astype("u8"), b, scale, b_scale, zero.astype("u8"), b_zero, bias)
+
+
+@operator("MatMulIntegerToFloat", domain="com.microsoft")
+def _matmul_to_float(
+    call: Call, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_zero: Tensor | None = None,
+    b_zero: Tensor | None = None, bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    from opweave_onnx.operators.matmul import integer_product
+
+    factor = ow.reshape(a_scale, ()) * (b_scale if b_scale.size > 1 else ow.reshape(b_scale, ()))
+    y = integer_product(call, a, b, a_zero, b_zero).astype(a_scale.dtype) * factor
+    return y if bias is None else y + bias
 
 
 @operator("QLinearConv")

@@ -9,18 +9,24 @@ import numpy as np
 
 import opweave as ow
 from opweave.graph.tensor import Tensor
-from opweave_onnx.operators.table import operator
+from opweave_onnx.operators.quantization import in_bytes
+from opweave_onnx.operators.table import MICROSOFT, operator
 from opweave_onnx.tensors import Array
 from opweave_onnx.trace import Call
 
 Function = Callable[[Tensor], Tensor]
+QUANTIZED: Final = "DynamicQuantizeLSTM"
 GATES: Final = {"RNN": 1, "GRU": 3, "LSTM": 4}
 DEFAULTS: Final = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
 
 
+def _kind(call: Call) -> str:
+    return "LSTM" if call.node.op == QUANTIZED else call.node.op
+
+
 def _functions(call: Call, directions: int) -> list[list[Function]]:
     """The activation functions of each direction."""
-    names = call.get("activations", ()) or DEFAULTS[call.node.op] * directions
+    names = call.get("activations", ()) or DEFAULTS[_kind(call)] * directions
     alphas, betas = list(call.get("activation_alpha", ())), list(call.get("activation_beta", ()))
 
     def number(values: list[float], default: float) -> float:
@@ -59,12 +65,14 @@ def _functions(call: Call, directions: int) -> list[list[Function]]:
                 made.append(lambda x, a=a, b=b: a * ow.tanh(b * x))  # type: ignore[misc]
             case other:
                 raise call.refuse(f"there is no activation {other!r}")
-    each = len(DEFAULTS[call.node.op])
+    each = len(DEFAULTS[_kind(call)])
     return [made[i * each : (i + 1) * each] for i in range(directions)]
 
 
 def _lstm(call: Call, gates: Tensor, h: Tensor, c: Tensor, parts: dict[str, Any], f: Sequence[Function]) -> Any:
-    i, o, forget, g = ow.split(gates + h @ parts["r"] + parts["rb"], 4, -1)
+    i, o, forget, g = ow.split(
+        gates + (_in_steps(h) if call.node.op == QUANTIZED else h) @ parts["r"] + parts["rb"], 4, -1
+    )
     peephole = parts["p"]
     if peephole is not None:
         n = h.shape[-1]
@@ -129,7 +137,7 @@ class _Direction(NamedTuple):
                 give zeros. ``None``: all do.
         """
         results = []
-        step, zero = STEPS[call.node.op], ow.constant(0, state.dtype)
+        step, zero = STEPS[_kind(call)], ow.constant(0, state.dtype)
         for t, gates in enumerate(inputs):
             new, new_cell = step(call, gates, state, cell, self.parts, self.functions)
             if there is not None:
@@ -151,7 +159,7 @@ def _recurrent(
         x = ow.swapaxes(x, 0, 1)
         h, c = (None if v is None else ow.swapaxes(v, 0, 1) for v in (h, c))
     steps, batch = x.shape[:2]
-    count, size, gates = w.shape[0], r.shape[2], GATES[call.node.op]
+    count, size, gates = w.shape[0], r.shape[2], GATES[_kind(call)]
     functions, clip = _functions(call, count), call.get("clip", 0.0)
     if clip:
         functions = [[lambda v, f=f: f(ow.clamp(v, -clip, clip)) for f in row] for row in functions]  # type: ignore[misc]
@@ -176,7 +184,40 @@ def _recurrent(
             ow.swapaxes(final, 0, 1),
             ow.swapaxes(last_cells, 0, 1),
         )
-    return (y, final, last_cells) if call.node.op == "LSTM" else (y, final)
+    return (y, final, last_cells) if _kind(call) == "LSTM" else (y, final)
+
+
+@operator(QUANTIZED, domain=MICROSOFT)
+def _quantized(
+    call: Call, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None, lengths: Tensor | None, h: Tensor | None,
+    c: Tensor | None, peepholes: Tensor | None, w_scale: Tensor, w_zero: Tensor, r_scale: Tensor, r_zero: Tensor,
+) -> Any:  # fmt: skip
+    """Weights of 8 bits, (directions, inputs, gates); inputs and states are rounded to 8 bits where products read them.
+    The products are those of the integers, times both scales."""
+
+    def weights(values: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        found = [call.trace.session.array(v) for v in (values, scale, zero)]
+        if any(array is None for array in found):
+            raise call.refuse("its weights, their scales and zero points have to be initializers")
+
+        def compute() -> Array:
+            whole, factor, shift = found
+            assert whole is not None
+            assert factor is not None
+            assert shift is not None
+            rows = (len(whole), 1, -1)  # a number for each direction, or for each of its gates
+            floats = (whole.astype(np.float32) - shift.astype(np.float32).reshape(rows)) * factor.reshape(rows)
+            return np.ascontiguousarray(floats.swapaxes(1, 2))
+
+        return call.trace.session.derived(values, QUANTIZED, compute)
+
+    return _recurrent(call, _in_steps(x), weights(w, w_scale, w_zero), weights(r, r_scale, r_zero), bias, lengths, h, c,
+                      peepholes)  # fmt: skip
+
+
+def _in_steps(x: Tensor) -> Tensor:
+    values, scale, zero = in_bytes(x)
+    return (values - zero) * scale
 
 
 def _unrolled(
