@@ -1,5 +1,7 @@
 """Repacked weights: nothing is rounded, each is there once."""
 
+# mypy: no-check-untyped-defs
+
 from __future__ import annotations
 
 import gc
@@ -114,6 +116,19 @@ def test_weights_that_are_placed_repacked_are_read_back_bit_for_bit(device, name
             want = x.astype(np.float64) @ dequantize(data, dtype).astype(np.float64).T
             bound = (1e-4 if precision == "exact" else 0.1) * np.abs(want).max()
             np.testing.assert_allclose(program.run(x=x), want, rtol=1e-3, atol=bound)
+
+
+def test_a_split_that_writes_a_state_reads_them_too(device):
+    """Which of its operands it overwrites is told by addresses, and repacked weights have none."""
+    w = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    blocks = ow.quantize(w, "q8_0")
+    x, total = ow.input("x", (4, 64)), ow.state("total of products", (4, 64))
+    v = np.random.default_rng(1).standard_normal((4, 64)).astype(np.float32)
+    with ow.Scheduler(device) as scheduler:
+        program = scheduler.build(ow.assign(total, total + ow.linear(x, ow.weights({"w": blocks})["w"])))
+        for n in (1, 2):
+            want = n * v @ ow.dequantize(blocks).T
+            np.testing.assert_allclose(program.run(x=v), want, rtol=1e-3, atol=1e-3)
 
 
 def test_scales_that_are_no_numbers_are_kept_as_they_are(device):

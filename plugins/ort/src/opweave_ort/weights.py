@@ -123,7 +123,7 @@ def unpack(arrays: Mapping[str, Array], dtype: DType, form: Form) -> Array:
         if dtype.name not in FOUR_BITS:
             whole = whole | _integers(arrays["high"]) << 4
     outputs, blocks, _ = whole.shape
-    parts = [arrays["scales"][..., None].astype(np.float16).view(np.uint8)]
+    parts: list[Array] = [arrays["scales"][..., None].astype(np.float16).view(np.uint8)]
     if dtype.name in OFFSETS:
         parts.append(arrays["offsets"].T[..., None].astype(np.float16).view(np.uint8))
     if dtype.name == "q8_0":
