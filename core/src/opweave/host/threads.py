@@ -29,7 +29,8 @@ NODES: Final = Path("/sys/devices/system/node")
 
 class ThreadPool:
     """Threads that compute on the processor. Given to ``device.open(threads=pool)`` and ``Scheduler(threads=pool)``, as
-    often as one likes: all that work with one pool together use no more threads than it has.
+    often as one likes: each run uses no more threads than the pool has. Runs that several threads of the program make
+    at once use as many each, as BLAS, torch and ONNX Runtime have threads of their own.
 
     Backends take of it what their libraries allow. ``cpu`` shares its passes among the pool's threads, and limits BLAS
     to as many. ``torch`` computes in as many threads of its own, which it does not let others place. ``ort`` gives
