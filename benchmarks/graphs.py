@@ -16,7 +16,7 @@ import numpy as np
 import opweave as ow
 from opweave_cpu.device import IsolatedCpuDevice
 
-__all__ = ["GRAPHS", "PLACED", "Built", "Place", "chain", "configurations", "diamond", "transformer", "u"]
+__all__ = ["GRAPHS", "MIXED", "PLACED", "Built", "Place", "chain", "configurations", "diamond", "transformer", "u"]
 
 Place = Callable[[float], Any]
 """How far into the graph (0 .. 1) -> the device for weights there, or ``None``."""
@@ -271,3 +271,54 @@ PLACED: Final[dict[str, Callable[..., Built]]] = {
     "wide branches": wide_branches,
 }
 """Name -> ``(size)``: graphs of tens of nodes with weights that are placed nowhere."""
+
+
+def strengths(size: int = 1) -> Built:
+    """Linear attention with decay over 256 rows, then the largest eight of 512 values: four nodes that are computed."""
+    rng = np.random.default_rng(0)
+    x, feeds = _input((1, 4, 256 * size, 32))
+    feeds = {name: _random(rng, *array.shape) for name, array in feeds.items()}
+
+    def build() -> ow.Tensor:
+        h = ow.linear_attention(x, x, x, decay=ow.sigmoid(x))
+        return ow.top_k(h.reshape(64 * size, 512), 8)[0]
+
+    return Built(build(), build, feeds)
+
+
+def attention_and_experts(size: int = 1) -> Built:
+    """Attention over 128 rows with f32 weights, then experts with weights in q4_0 for the last row."""
+    rng = np.random.default_rng(0)
+    rows, columns, hidden, experts = 128 * size, 512, 1024, 8
+    x, feeds = _input((rows, columns))
+    feeds = {name: _random(rng, *array.shape) for name, array in feeds.items()}
+    square = {name: _random(rng, columns, columns) for name in "qkvo"}
+    expert = {
+        "router": _random(rng, experts, columns),
+        "up": _blocks(rng, experts, hidden, columns),
+        "gate": _blocks(rng, experts, hidden, columns),
+        "down": _blocks(rng, experts, columns, hidden),
+    }
+    weights = ow.weights(square | expert)
+
+    def build() -> ow.Tensor:
+        q, k, v = (ow.linear(x, weights[n]).reshape(1, rows, 8, 64).transpose(0, 2, 1, 3) for n in "qkv")
+        mixed = ow.attention(q, k, v).transpose(0, 2, 1, 3).contiguous().reshape(rows, columns)
+        h = (x + ow.linear(mixed, weights["o"]))[-1:].contiguous()
+        share, ids = ow.top_k(ow.softmax(ow.linear(h, weights["router"])), 2)
+        up, gate = ow.expert_linear(h, weights["up"], ids), ow.expert_linear(h, weights["gate"], ids)
+        down = ow.expert_linear(ow.swiglu(up, gate), weights["down"], ids)
+        return h + ow.sum(down * share.reshape(1, 2, 1), axis=1)
+
+    return Built(build(), build, feeds)
+
+
+def _blocks(rng: np.random.Generator, *shape: int) -> Any:
+    return ow.quantize(_random(rng, *shape), "q4_0")
+
+
+MIXED: Final[dict[str, Callable[..., Built]]] = {
+    "strengths": strengths,
+    "attention and experts": attention_and_experts,
+}
+"""Name -> ``(size)``: graphs whose parts are fastest on different devices."""

@@ -28,6 +28,9 @@ __all__ = ["Candidate", "Tuning", "tune"]
 
 ROUNDS: Final = 3
 """How often a placement is chosen by what was measured so far, each time measuring the one that was chosen."""
+RUN_SECONDS: Final = 0.2
+"""Further runs are made until a placement has taken so many seconds: other load makes runs longer, never shorter."""
+MOST_RUNS: Final = 200
 CLOSE: Final = 1.02
 """A placement over several devices has to be faster than every single device by this factor."""
 
@@ -153,7 +156,7 @@ class _Tuner:
         if not trials:
             assert self.refused is not None
             raise self.refused
-        for _ in range(self.runs):
+        for _ in self._turns(min(trials, key=lambda trial: trial.seconds)):
             for trial in trials:
                 self._time(trial)
         trials.sort(key=lambda trial: trial.seconds * (CLOSE if len(set(trial.where)) > 1 else 1.0))
@@ -162,6 +165,11 @@ class _Tuner:
             Candidate(t.name, t.seconds, t.predicted, Counter(at.name for at in t.where if at is not None))
             for t in trials
         ))  # fmt: skip
+
+    def _turns(self, trial: _Trial) -> range:
+        """As many turns as the program should be run once more: by `runs`, and for `RUN_SECONDS`."""
+        self._time(trial)
+        return range(max(self.runs, min(int(RUN_SECONDS / trial.seconds), MOST_RUNS)))
 
     def _time(self, trial: _Trial) -> None:
         start = perf_counter()
@@ -191,7 +199,7 @@ class _Tuner:
             program = self.rules.build(outputs, pins=pins)
             trial = self.trials[where] = _Trial(name, where, program, program.predicted.seconds)
             self.run(program)  # uploads weights, compiles kernels
-            for _ in range(self.runs):
+            for _ in self._turns(trial):
                 self._time(trial)
             self._note(trial)
         except AllocationError as error:
@@ -203,7 +211,7 @@ class _Tuner:
     def _note(self, trial: _Trial) -> None:
         """Remember what each step takes, so that the steps of a run add up to what the run takes beyond transfers."""
         program = trial.program
-        steps = step_times(program, self.runs, self.run)
+        steps = step_times(program, len(self._turns(trial)) // 2 + 1, self.run)
         predicted, parts = program.predicted, program.partition
         switches = sum(profile(split.target.device).switch for split in parts.splits)
         total = sum(seconds for _, _, seconds in steps)
