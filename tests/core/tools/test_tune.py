@@ -56,6 +56,12 @@ class Uneven(Separate):
         super()._free(memory)
 
 
+@pytest.fixture(autouse=True)
+def few_runs(monkeypatch):
+    """As many as are asked for: what sleeps needs no repeating."""
+    monkeypatch.setattr("opweave.tools.tune.RUN_SECONDS", 0.0)
+
+
 @pytest.fixture
 def graph():
     x = ow.input("tuned", (3, 5))
