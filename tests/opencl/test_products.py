@@ -10,6 +10,7 @@ import opweave as ow
 from opweave.conformance import CASES
 from opweave.ops.blocks import dequantize
 from opweave_opencl.indices import VARIABLE
+from opweave_opencl.stream import OpenCLStream
 from opweave_opencl.tuning import Tuning
 from tests.support.kernels import assert_right, by_operation
 from tests.support.opencl import anew
@@ -20,7 +21,7 @@ FORMS = {
     "tiles": Tuning(4, 64, 1, 64, tiled=True, local=1 << 15, units=2),
     "large-tiles": Tuning(4, 64, 1, 64, tiled=True, local=1 << 16, units=0),
 }
-SHAPES = [(1, 1, 1), (1, 300, 70), (5, 1, 17), (129, 513, 65), (130, 40, 200)]
+SHAPES = [(1, 1, 1), (1, 300, 70), (5, 1, 17), (129, 513, 65), (130, 40, 200), (16, 128, 33), (17, 129, 32)]
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -55,6 +56,29 @@ def test_products_of_any_size_and_either_order_of_axes(formed, m, k, n):
     close(run(formed, flipped @ leaves["b"]), want)
     close(run(formed, ow.linear(leaves["a"], leaves["bt"], leaves["bias"])), want + bias)
     close(run(formed, ow.linear(flipped, leaves["bt"])), want)
+
+
+def test_short_sums_of_rows_without_gaps_are_taken_from_panels(device, monkeypatch):
+    """Of many rows; one sum for each element would add up a vector's lanes for a few multiplications each."""
+    if device.tuning.tiled:
+        pytest.skip("work-items share tiles there")
+    names: list[str] = []
+    launch = OpenCLStream.launch
+
+    def noting(self, program, name, *rest):
+        names.append(name)
+        return launch(self, program, name, *rest)
+
+    monkeypatch.setattr(OpenCLStream, "launch", noting)
+    for (batch, m, n, k), kernel in {
+        (4, 64, 48, 32): "panel", (1, 16, 32, 128): "panel", (1, 64, 48, 129): "dots", (2, 15, 48, 32): "dots",
+        (2, 64, 31, 32): "dots",
+    }.items():  # fmt: skip
+        names.clear()
+        q, keys = floats(batch, m, k), floats(batch, n, k)
+        leaves = ow.weights({"short.q": q, "short.k": keys})
+        close(run(device, leaves["short.q"] @ leaves["short.k"].swapaxes(1, 2)), q @ keys.swapaxes(1, 2))
+        assert names == [kernel], (batch, m, n, k)
 
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_k"])
