@@ -162,6 +162,36 @@ def test_orders_of_long_axes_are_stable(stream, n):
     np.testing.assert_array_equal(got, np.argsort(-x, 1, kind="stable"))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (64, 64), (65, 1), (500, 64), (500, 65)])
+def test_the_largest_are_in_the_order_of_a_stable_sort(stream, dtype, n, k):
+    """Also of equal values, and of NaN, which counts as the largest; along an axis with gaps."""
+    x = np.random.default_rng(2).integers(-20, 20, (n, 3)).astype(dtype)
+    if dtype is not np.int64:
+        x[n // 2] = np.nan
+        x[n // 3, 0] = -np.inf
+    got = run(stream, "top_k", np.zeros((k, 3), np.int64), x, k=k, axis=0)
+    keys = np.where(np.isnan(x), -np.inf, -x.astype(np.float64))
+    np.testing.assert_array_equal(got, np.argsort(keys, 0, kind="stable")[:k])
+
+
+def test_the_first_positions_of_long_lines_take_one_pass_on_processors(stream, monkeypatch):
+    if stream.target.tuning.row_group > 1:
+        pytest.skip("groups of work-items share a line there")
+    names: list[str] = []
+    launch = type(stream).launch
+
+    def noting(self, program, name, *rest):
+        names.append(name)
+        return launch(self, program, name, *rest)
+
+    monkeypatch.setattr(type(stream), "launch", noting)
+    run(stream, "top_k", np.zeros((2, 64), np.int64), floats(2, 5000), k=64, axis=1)
+    assert names == ["keep"]
+    run(stream, "top_k", np.zeros((2, 65), np.int64), floats(2, 5000), k=65, axis=1)
+    assert names[1:3] == ["rank", "merge"]
+
+
 def test_long_running_sums_keep_small_addends(stream):
     x = np.full(1 << 20, 0.1, np.float32)
     got = run(stream, "cumsum", np.zeros(1 << 20, np.float32), x, axis=0)

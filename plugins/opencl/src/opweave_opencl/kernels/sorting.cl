@@ -1,9 +1,10 @@
 // Sorting along an axis.
 //
 // Short lines are ordered by `order`. Long ones are merged: `rank` sorts runs, each pass of `merge` makes runs twice as long,
-// and `pick` writes the first positions. Of equal elements the one with the lower position comes first.
+// and `pick` writes the first positions. Few first positions are found by `keep` in one pass, by one work-item of a processor
+// for each line. Of equal elements the one with the lower position comes first.
 //
-// Macros: T, the type of the source; OUT, that of positions.
+// Macros: T, the type of the source; OUT, that of positions; KEPT, the most positions that `keep` finds.
 
 #include "lines.cl"
 
@@ -101,5 +102,27 @@ __kernel void pick(__global const int *positions, __global MEM(OUT) *out, const 
         __global const int *order = positions + p.base[0] + line * p.n;
         __global MEM(OUT) *target = out + LINE_OF(1, line);
         for (long i = get_global_id(0); i < p.k; i += get_global_size(0)) target[i * p.step[1]] = order[i];
+    }
+}
+
+__kernel void keep(__global const MEM(T) *x, __global MEM(OUT) *out, const Params p)
+{
+    FOR_LINES(line) {
+        __global const MEM(T) *source = x + LINE_OF(0, line);
+        __global MEM(OUT) *target = out + LINE_OF(1, line);
+        VAL(T) values[KEPT];
+        long positions[KEPT], count = 0;
+        for (long i = 0; i < p.n; i++) {
+            const VAL(T) own = VALUE(i);
+            if (count == p.k && !BEFORE(own, values[count - 1])) continue;
+            long at = count < p.k ? count++ : count - 1;
+            for (; at > 0 && BEFORE(own, values[at - 1]); at--) {
+                values[at] = values[at - 1];
+                positions[at] = positions[at - 1];
+            }
+            values[at] = own;
+            positions[at] = i;
+        }
+        for (long i = 0; i < count; i++) target[i * p.step[1]] = positions[i];
     }
 }
