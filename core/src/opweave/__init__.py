@@ -11,6 +11,7 @@ from opweave.names import *
 from opweave.ops import *
 
 if TYPE_CHECKING:
+    from opweave.combined.device import combine as combine
     from opweave.cost.store import profile as profile
     from opweave.dlpack import from_dlpack as from_dlpack
     from opweave.formats.load import load_weights as load_weights
@@ -35,6 +36,7 @@ _LATER = {
     "Function": "opweave.function",
     "KVCache": "opweave.kv_cache",
     "OpweaveWarning": "opweave.warning",
+    "combine": "opweave.combined.device",
     "Sharded": "opweave.sharding.placing",
     "ThreadPool": "opweave.host.threads",
     "compare": "opweave.tools.compare",

@@ -11,6 +11,7 @@ from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from opweave.cli.combinations import make_combinations
 from opweave.cli.output import plain, print_json, progress, quiet_stdout
 from opweave.registry.discovery import core_version
 
@@ -52,6 +53,7 @@ def run_conformance(
     start = perf_counter()
     expectations = Expectations.read(config)
     with quiet_stdout():
+        make_combinations((name, beside))
         suite = Suite(
             name, levels=levels, only=only, seed=seed, expectations=expectations, config=config or "", beside=beside,
             seconds=seconds,

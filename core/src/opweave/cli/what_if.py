@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
+from opweave.cli.combinations import make_combinations
 from opweave.cli.output import Row, human_bytes, print_json, print_rows, quiet_stdout
 from opweave.cost.predict import Prediction
 from opweave.errors import SchedulerError, UnknownNameError
@@ -34,6 +35,7 @@ def show_what_if(graph: str, cluster: str, *, pipeline: bool, as_json: bool) -> 
         UnsupportedOpError: no group supports a node.
     """
     with quiet_stdout():
+        make_combinations()
         described = read_cluster(cluster)
         plan = what_if(_outputs(graph), described, pipeline=pipeline)
         predicted = plan.predicted

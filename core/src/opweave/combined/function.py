@@ -1,0 +1,205 @@
+"""`CombinedFunction`: a group of steps as a program of a scheduler over the members of a combination."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import finalize
+
+from opweave import ops
+from opweave.combined.values import Kept, Value
+from opweave.contract.step import Arg, Step
+from opweave.errors import LayoutError
+from opweave.functional.library import ArrayLibrary, in_elements, window_plan
+from opweave.graph.blocks import Blocks
+from opweave.graph.graph import Graph
+from opweave.graph.opdef import OPS
+from opweave.graph.tensor import Tensor, constant, node, view_node
+from opweave.graph.tensor import input as new_input
+from opweave.leaf_memory import write_state
+from opweave.leaves import state, weights
+from opweave.ops.movement import SLICE
+from opweave.sharding.axes import axes_of
+from opweave.sharding.placing import Sharded, place_shards
+
+if TYPE_CHECKING:
+    from opweave.combined.device import CombinedDevice, Members
+    from opweave.graph.layout import Shape
+    from opweave.scheduler.program import Program
+
+__all__ = ["CombinedFunction"]
+
+
+class Ready(NamedTuple):
+    """A program for values that members keep.
+
+    Attributes:
+        program: its outputs are those of the function that are no states, and then a piece of each state's new version.
+        feeds: positions of the arguments that it is fed -> the name of the input.
+        states: position of an output -> the argument whose state it is the new version of.
+    """
+
+    program: Program[Any]
+    feeds: dict[int, str]
+    states: dict[int, int]
+
+
+class CombinedFunction:
+    """What ``_compile_functional`` of a combination returns.
+
+    It has a program for each choice of weights and states among its arguments, because these lie in shards and in
+    memory of the members. A program goes with the first of its values that nobody needs any more.
+    """
+
+    def __init__(
+        self, device: CombinedDevice, members: Members, steps: Sequence[Step], inputs: Sequence[Arg],
+        outputs: Sequence[Arg],
+    ) -> None:  # fmt: skip
+        self._device: Final = device
+        self._members: Final = members
+        self._steps: Final = tuple(steps)
+        self._inputs: Final = tuple(inputs)
+        self._outputs: Final = tuple(outputs)
+        self._written: Final = {step.out.value for step in steps if OPS[step.op].writes}
+        self._ready: Final[dict[tuple[int, ...], Ready]] = {}
+
+    def __call__(self, *values: Value) -> list[Value]:
+        with self._members.lock:
+            ready = self.prepare(values)
+            results = iter(ready.program.run({name: values[i].to_host() for i, name in ready.feeds.items()}))
+        made = []
+        for i in range(len(self._outputs)):
+            at = ready.states.get(i)
+            old = None if at is None else values[at]
+            made.append(Value(next(results)) if old is None else Value.of(_kept(old), old.shape))
+        return made
+
+    def prepare(self, values: Sequence[Value]) -> Ready:
+        """The program for these values; those that members are to keep are given to them."""
+        self._members.forget_unused()
+        kept = {
+            i: self._keep(value, arg) if value.kept is None else value.kept
+            for i, (value, arg) in enumerate(zip(values, self._inputs, strict=True))
+            if value.kept or value.weight or arg.value in self._written or arg.dtype.is_quantized
+        }
+        key = tuple(map(id, kept.values()))
+        found = self._ready.get(key)
+        if found is None or found.program.closed:
+            found = self._ready[key] = self._build({i: holder.leaf for i, holder in kept.items()})
+            for holder in kept.values():
+                finalize(holder, self._drop, key).atexit = False
+        return found
+
+    def _drop(self, key: tuple[int, ...]) -> None:
+        """A value is gone. It may be anywhere that Python's collector runs, so that programs are closed later."""
+        found = self._ready.pop(key, None)
+        if found is not None:
+            self._members.unused.append(found.program)
+
+    def _keep(self, value: Value, arg: Arg) -> Kept:
+        """Give a value to the members: as a state, where the steps write it, else as a weight, which gets its memory
+        when it is in a graph."""
+        array = value.to_host()
+        given = Blocks(array, arg.shape, arg.dtype) if arg.dtype.is_quantized else array
+        if arg.value in self._written:
+            leaf = state(f"{self._device.name}.state", arg.shape, arg.dtype, device=self._device.roomiest())
+            write_state(leaf, given)
+        else:
+            (leaf,) = weights({f"{self._device.name}.weight": given}).values()
+        return value.keep(leaf)
+
+    def _build(self, leaves: dict[int, Tensor]) -> Ready:
+        tensors = [
+            leaves[i] if i in leaves else new_input(f"{i}", arg.shape, arg.dtype) for i, arg in enumerate(self._inputs)
+        ]
+        outputs, states = self._graph(tensors)
+        graph = Graph(tuple(outputs))
+        fresh = [leaf for leaf in leaves.values() if _is_unplaced(leaf)]
+        for leaf, axis in axes_of(graph, fresh).items():
+            try:
+                place_shards([leaf], Sharded(self._device.shares, axis))
+            except LayoutError:
+                continue  # too few whole blocks: it stays whole
+            assert leaf.leaf is not None
+            self._device.note(leaf.leaf, leaf.nbytes)
+        program = self._members.scheduler.build(tuple(outputs))
+        return Ready(program, {i: f"{i}" for i in range(len(tensors)) if i not in leaves}, states)
+
+    def _graph(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[int, int]]:
+        """The steps as nodes over tensors in place of the inputs."""
+        known = {arg.value: tensor for arg, tensor in zip(self._inputs, tensors, strict=True)}
+        position = {arg.value: i for i, arg in enumerate(self._inputs)}
+        for step in self._steps:
+            op, out = OPS[step.op], step.out
+            srcs = [WINDOWS.window(known[arg.value], arg) for arg in step.srcs]
+            if op.writes:
+                region = WINDOWS.window(known[out.value], out)
+                known[out.value] = node(op, (region, *srcs), dict(step.attrs))
+                continue
+            made = node(op, tuple(srcs), dict(step.attrs))
+            whole = known.get(out.value)
+            if out.offset or not out.is_dense or (whole is not None and whole.nbytes != out.nbytes):
+                assert whole is not None
+                made = WINDOWS.with_window(whole, out, made)
+            known[out.value] = made
+        outputs, versions, states = [], [], {}
+        for i, out in enumerate(self._outputs):
+            tensor = known[out.value]
+            if out.value in self._written:
+                states[i] = position[out.value]
+                versions.append(_corner(tensor))
+            else:
+                tensor = tensor if tensor.shape == out.shape else ops.reshape(tensor, out.shape)
+                outputs.append(ops.copy(tensor) if tensor.memory.leaf is not None else tensor)
+        return outputs + versions, states
+
+
+def _kept(value: Value) -> Kept:
+    assert value.kept is not None
+    return value.kept
+
+
+def _is_unplaced(leaf: Tensor) -> bool:
+    assert leaf.leaf is not None
+    return leaf.leaf.kind == "weight" and leaf.leaf.placement is None and leaf.leaf.shards is None
+
+
+def _corner(tensor: Tensor) -> Tensor:
+    """A few elements of the version of a state: it is computed then, and little is read."""
+    return tensor[(*[slice(0, 1)] * (tensor.ndim - 1), slice(0, tensor.dtype.block))] if tensor.ndim else tensor
+
+
+class _Windows(ArrayLibrary):
+    """Windows of tensors as nodes of a graph."""
+
+    def reshape(self, array: Tensor, shape: Shape) -> Tensor:
+        if [n for n in array.shape if n != 1] != [n for n in shape if n != 1]:
+            return ops.reshape(array, shape)
+        bare = array[tuple([0 if n == 1 else slice(None) for n in array.shape])]  # a view, also of what has gaps
+        return bare[tuple([None if n == 1 else slice(None) for n in shape])]
+
+    def transpose(self, array: Tensor, axes: Sequence[int]) -> Tensor:
+        return ops.transpose(array, axes)
+
+    def broadcast_to(self, array: Tensor, shape: Shape) -> Tensor:
+        return ops.broadcast_to(array, shape)
+
+    def take(self, array: Tensor, index: Any) -> Tensor:
+        return array[index]
+
+    def window(self, whole: Tensor, arg: Arg) -> Tensor:
+        if not arg.offset and arg.is_dense and arg.nbytes == whole.nbytes:
+            return self.reshape(whole, arg.shape)
+        if whole.dtype.block == 1:
+            shape, strides, offset = in_elements(arg)
+            if window_plan(whole.size, offset, shape, strides) is not None:
+                return super().window(whole, arg)  # type: ignore[no-any-return]
+        # Slices do not show it, as where rows of a window overlap; then it is cut out of one member's memory.
+        window = {"window": (arg.offset, arg.shape, arg.strides)}
+        return view_node(SLICE, whole, window, arg.shape, arg.strides, whole.offset + arg.offset)
+
+    def updated(self, array: Tensor, index: Any, values: Tensor) -> Tensor:
+        return ops.set_region(array, values, [constant(piece.start or 0, "i64") for piece in index])
+
+
+WINDOWS: Final = _Windows()
