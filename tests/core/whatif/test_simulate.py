@@ -195,6 +195,25 @@ class TestCluster:
         value = 16 * 1024 * 4
         assert predicted.copies == pytest.approx(2 * (1e-5 + value / 2.5e10) + 3 * (2e-6 + value / 2e11))
 
+    def test_a_combined_group_splits_every_weight(self, tmp_path):
+        y = layers(4, 8192)
+        alone = what_if(y, read_cluster(cluster(tmp_path, count=1, memory="80 GiB"))).predicted
+        plan = what_if(y, read_cluster(cluster(tmp_path, count=4, memory="80 GiB", more="combined = true")))
+        predicted = plan.predicted
+        whole = 4 * 8192 * 8192 * 4
+        assert [use.weights for use in predicted.memory.values()] == [whole // 4] * 4
+        # Reading the weights is nearly all of a step: a quarter of it, more launches, and the exchanges.
+        assert alone.busy["gpu"] / 4 < max(predicted.busy.values()) < alone.busy["gpu"] / 2.8
+        assert alone.seconds / 4 < predicted.seconds < alone.seconds / 2
+        assert max(predicted.busy.values()) < 1.2 * min(predicted.busy.values())
+        assert predicted.copies > 0
+        assert (
+            len([node for node in plan.partition.graph.nodes if node.op is not None and node.op.name == "linear"])
+            == 4 * 4
+        )
+        again = what_if(y, read_cluster(cluster(tmp_path, count=1, memory="80 GiB"))).predicted
+        assert again.seconds == alone.seconds, "the weights are whole again"
+
     def test_spread_for_runs_that_overlap(self, tmp_path):
         described = read_cluster(cluster(tmp_path, count=4))
         one, many = what_if(layers(40), described), what_if(layers(40), described, pipeline=True)
@@ -238,9 +257,10 @@ bandwidth = 1e9
         [
             ("", "it describes no devices"),
             ("[[group", "cluster.toml"),
+            ('[[group]]\nname = "a"\nlike = "host"\ncombined = 1', "combined is true or false"),
             ("group = 3", "group has to be a list of tables"),
             ("[[group]]\ncount = 2", "group 1: a group needs a name"),
-            ('[[group]]\nname = "a"\nflop = 1', "no key 'flop'; there are bandwidth, count"),
+            ('[[group]]\nname = "a"\nflop = 1', "no key 'flop'; there are bandwidth, combined, count"),
             ('[[group]]\nname = "a"\ncount = 0', "count is a positive whole number, not 0"),
             ('[[group]]\nname = "a"\nflops = "1"\nbandwidth = 1', "flops is a number, not '1'"),
             ('[[group]]\nname = "a"\nflops = 1\nbandwidth = 1\nmemory = "80 gigs"', "memory is a number of bytes"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
     from opweave.contract.multibuffer import MultiBuffer
 
-__all__ = ["Sharded", "keep_values", "place_shards"]
+__all__ = ["Sharded", "keep_values", "place_shards", "shards_of"]
 
 EVEN: Final = 256
 """Cuts lie at multiples of this many elements, or of a smaller power of two where an axis is short: then weights of
@@ -92,7 +92,7 @@ def place_shards(tensors: Sequence[Tensor], sharded: Sharded) -> list[Buffer | M
         raise SchedulerError(f"{sharded!r} names a device twice: {', '.join(d.name for d in devices)}")
     shares = sharded.shares or _free_bytes(devices)
     names = tuple([device.name for device in devices])
-    cut = [(tensor, _split(tensor, sharded, shares, names)) for tensor in tensors]
+    cut = [(tensor, shards_of(tensor, sharded, shares, names)) for tensor in tensors]
     buffers: list[Buffer | MultiBuffer] = []
     try:
         for i, device in enumerate(devices):
@@ -122,7 +122,7 @@ def _free_bytes(devices: Sequence[Device]) -> tuple[float, ...]:
     return tuple(map(float, free)) if all(size > 0 for size in free) else (1.0,) * len(devices)
 
 
-def _split(tensor: Tensor, sharded: Sharded, shares: Sequence[float], names: tuple[str, ...]) -> Shards:
+def shards_of(tensor: Tensor, sharded: Sharded, shares: Sequence[float], names: tuple[str, ...]) -> Shards:
     """The parts of a weight, without memory."""
     leaf, axis = tensor.leaf, sharded.axis
     assert leaf is not None

@@ -11,6 +11,7 @@
     memory = "80 GiB"
     host = { latency = 1e-5, bandwidth = 2.5e10 }
     link = { latency = 2e-6, bandwidth = 2e11 }   # between two devices of the group
+    combined = true                      # its devices work as one (`opweave.combine`): weights are split over them
 
     [[group]]
     name = "edge"
@@ -36,7 +37,8 @@ from opweave.whatif.simulate import SimulatedDevice, line, simulate
 __all__ = ["Cluster", "DeviceGroup", "read_cluster"]
 
 KEYS: Final = frozenset(
-    ("name", "count", "like", "flops", "bandwidth", "launch", "memory", "host", "link", "ops")
+    ("name", "count", "like", "flops", "bandwidth", "launch", "memory", "host", "link", "ops",
+     "combined")
 )  # fmt: skip
 UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
                 "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
@@ -44,11 +46,12 @@ UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1
 
 @dataclass(frozen=True)
 class DeviceGroup:
-    """``count`` identical devices; ``device`` is one of them."""
+    """``count`` identical devices; ``device`` is one of them; ``combined``: weights are split over all of them."""
 
     name: str
     count: int
     device: SimulatedDevice
+    combined: bool = False
 
     def member(self, number: int, profile: Profile) -> SimulatedDevice:
         """The device with the given number, named ``<group>:<number>``."""
@@ -131,6 +134,9 @@ def _group(where: str, entry: Mapping[str, Any]) -> DeviceGroup:
     for key, figure in [*figures.items(), *(("flops", rate) for rate in rates)]:
         if figure is not None and (isinstance(figure, bool) or not isinstance(figure, (int, float))):
             raise SchedulerError(f"{where}: {key} is a number, not {figure!r}")
+    combined = entry.get("combined", False)
+    if not isinstance(combined, bool):
+        raise SchedulerError(f"{where}: combined is true or false, not {combined!r}")
     if like is not None and not isinstance(like, str):
         raise SchedulerError(f"{where}: like is the name of a device, not {like!r}")
     if ops is not None and not (isinstance(ops, list) and all(isinstance(op, str) for op in ops)):
@@ -139,7 +145,7 @@ def _group(where: str, entry: Mapping[str, Any]) -> DeviceGroup:
     made = simulate(name, like, flops=flops, ops=ops, memory=_bytes(where, entry.get("memory", 0)), link=links or None,
                     **figures)  # fmt: skip
     assert isinstance(made, SimulatedDevice)
-    return DeviceGroup(name, count, made)
+    return DeviceGroup(name, count, made, combined)
 
 
 def _pair(where: str, value: Any) -> tuple[float, float] | float:

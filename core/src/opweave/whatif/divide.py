@@ -2,21 +2,26 @@
 
 The devices of a group are identical, so nodes are placed on groups first, by cost. The nodes of a group are then
 divided into consecutive parts, one for each device: as few parts as its memory allows, or, for pipelining, so many that
-the slowest part is as fast as possible. Both are linear in nodes, whatever the number of devices.
+the slowest part is as fast as possible. Both are linear in nodes, whatever the number of devices. A combined group is
+not divided so: all of its devices compute parts of each node that reads a weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opweave.cost.place import live_bytes
 from opweave.cost.predict import predict
+from opweave.errors import LayoutError
 from opweave.scheduler.program import PlannedGraph
 from opweave.scheduler.scheduler import Scheduler
+from opweave.sharding.axes import axes_of
+from opweave.sharding.placing import Sharded, shards_of
 
 if TYPE_CHECKING:
+    from opweave.graph.graph import Graph
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.program import Outputs
     from opweave.whatif.cluster import Cluster
@@ -52,8 +57,14 @@ def what_if(outputs: Outputs, cluster: Cluster, *, pipeline: bool = False) -> Pl
     live = live_bytes(first.partition.graph.nodes, first.partition.graph.outputs)
     members: list[SimulatedDevice] = []
     pins: dict[Tensor, SimulatedDevice] = {}
+    split: list[Tensor] = []
     for index, nodes in sorted(of_group.items()):
         group = cluster.groups[index]
+        if group.combined and group.count > 1:
+            together = [group.member(number, profiles[index]) for number in range(group.count)]
+            split += _split_weights(first.partition.graph, nodes, together)
+            members += together
+            continue
         loads = [
             Load(seconds.get(n, 0.0), live[n], {r: r.nbytes for s in n.srcs if (r := s.memory).leaf}) for n in nodes
         ]
@@ -65,10 +76,30 @@ def what_if(outputs: Outputs, cluster: Cluster, *, pipeline: bool = False) -> Pl
             start = stop
     if not members:
         members.append(cluster.groups[0].member(0, profiles[0]))
-    with Scheduler(members) as scheduler:
-        plan = scheduler.partition(outputs, pins)
+    try:
+        with Scheduler(members) as scheduler:
+            plan = scheduler.partition(outputs, pins)
+    finally:
+        for weight in split:
+            assert weight.leaf is not None
+            weight.leaf.shards = None  # they are the caller's
     assignment = plan.partition.assignment.with_causes(dict.fromkeys(pins, "cost"))
     return PlannedGraph(replace(plan.partition, assignment=assignment, prediction=predict(plan.partition)))
+
+
+def _split_weights(graph: Graph, nodes: Collection[Tensor], devices: Sequence[SimulatedDevice]) -> list[Tensor]:
+    """Split the weights that some nodes of a graph read over devices, without memory; returns those that are."""
+    names, split = tuple([device.name for device in devices]), []
+    read = {source for node in nodes for source in node.srcs}
+    whole = {t for t in read if t.leaf is not None and t.leaf.kind == "weight" and t.leaf.shards is None}
+    for weight, axis in axes_of(graph, whole).items():
+        assert weight.leaf is not None
+        try:
+            weight.leaf.shards = shards_of(weight, Sharded(devices, axis), [1.0] * len(devices), names)
+        except LayoutError:
+            continue  # too few whole blocks: it stays whole
+        split.append(weight)
+    return split
 
 
 class Load(NamedTuple):
