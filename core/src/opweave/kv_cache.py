@@ -11,7 +11,7 @@ import numpy as np
 
 from opweave import ops
 from opweave.contract import Device
-from opweave.errors import BoundsError, DTypeError, ShapeError
+from opweave.errors import BoundsError, DTypeError, LayoutError, ShapeError
 from opweave.graph.blocks import Blocks
 from opweave.graph.dtypes import DTypeLike, as_dtype, f32
 from opweave.graph.tensor import Tensor
@@ -19,6 +19,7 @@ from opweave.host.storage import array_shape
 from opweave.leaf_memory import write_state
 from opweave.leaves import Where, state
 from opweave.ops.encoding import ENCODED
+from opweave.sharding.placing import Sharded
 
 __all__ = ["Batch", "KVCache"]
 
@@ -87,7 +88,8 @@ class KVCache:
             type that values are quantized to (`opweave.quantize`), such as q8_0 or q4_0: keys and values are quantized
             when they are written, and attention is computed in f32.
         device: where the states lie: a device or its name for all layers, one for each layer, or ``None``: where the
-            first program that uses a state places it.
+            first program that uses a state places it. An `opweave.Sharded` along axis 1 splits them by heads, as it
+            splits the projections of keys and values whose output features lie on the same devices.
         block: the shortest reach, and the tokens of a block.
         blocks: how many blocks all sequences share; ``None``: each sequence has its own memory.
         name: the states are called ``name.layer.keys`` and ``name.layer.values``.
@@ -116,7 +118,7 @@ class KVCache:
         size: int,
         dtype: DTypeLike = f32,
         *,
-        device: Where | Sequence[Where] = None,
+        device: Where | Sharded | Sequence[Where | Sharded] = None,
         block: int = 64,
         blocks: int | None = None,
         name: str = "cache",
@@ -132,9 +134,12 @@ class KVCache:
                 f"KVCache: keys and values are f32, f16, bf16, f64 or {', '.join(ENCODED)}, not {self._dtype}"
             )
         self._computed: Final = f32 if self._dtype.is_quantized else self._dtype
-        devices = [device] * layers if device is None or isinstance(device, (str, Device)) else list(device)
+        devices = [device] * layers if device is None or isinstance(device, (str, Device, Sharded)) else list(device)
         if len(devices) != layers:
             raise ShapeError(f"KVCache: {len(devices)} devices for {layers} layers; give one for each, or one for all")
+        for where in devices:
+            if isinstance(where, Sharded) and where.axis != 1:
+                raise LayoutError(f"KVCache: states are split by heads, along axis 1, not as {where!r} says")
         self._capacity: Final = capacity
         self._paged: Final = blocks is not None
         # Without paging, each sequence has one block of its own, which has room for all of it.
@@ -213,15 +218,18 @@ class KVCache:
     def _erase(self, first: int, count: int) -> None:
         """Set rows of all states to 0. States that no program has placed yet hold nothing else."""
         for each in (*self.keys, *self.values):
-            leaf = each.leaf
-            assert leaf is not None
-            if leaf.placement is not None:
-                buffer, offset, _ = leaf.placement
-                row = each.nbytes // self._shape[0]
-                buffer.device.synchronize()
-                buffer.fill(0, offset + first * row, count * row)
-            elif leaf.data is not None:
-                leaf.data[first : first + count] = 0
+            assert each.leaf is not None
+            shards = each.leaf.shards
+            for part in (each,) if shards is None else shards.parts:
+                leaf = part.leaf
+                assert leaf is not None
+                if leaf.placement is not None:
+                    buffer, offset, _ = leaf.placement
+                    row = part.nbytes // self._shape[0]
+                    buffer.device.synchronize()
+                    buffer.fill(0, offset + first * row, count * row)
+                elif leaf.data is not None:
+                    leaf.data[first : first + count] = 0
 
     def clear(self) -> None:
         """Release every sequence and fill the states with 0, also those that a failed step left half written."""

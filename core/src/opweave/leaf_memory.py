@@ -30,6 +30,7 @@ from opweave.graph.arrays import host_array
 from opweave.graph.blocks import Blocks, checked_blocks
 from opweave.graph.dtypes import DType
 from opweave.graph.leaf import Location, Placement
+from opweave.graph.shards import Shards
 from opweave.graph.tensor import Tensor
 from opweave.host.storage import array_shape, read, write
 from opweave.ops.quantization import quantize
@@ -271,6 +272,10 @@ def read_leaf(tensor: Tensor, *, stream: Stream | None = None) -> np.ndarray[Any
     shape = array_shape(tensor.shape, tensor.dtype)
     if 0 in shape:
         return np.empty(shape, tensor.dtype.numpy)
+    if leaf.kind == "state" and leaf.shards is not None:
+        _check_no_stream(owner, stream)
+        whole = np.concatenate([read_leaf(part) for part in leaf.shards.parts], leaf.shards.axis)
+        return np.array(_shown(tensor, whole), copy=True)
     if leaf.placement is not None:
         arg = _placed_arg(tensor, leaf.placement)
         if stream is not None:
@@ -321,7 +326,10 @@ def write_state(tensor: Tensor, values: Any, *, stream: Stream | None = None) ->
     whole = tensor.size == owner.size
     if leaf.damaged and not whole:
         raise ExecutionError(f"{leaf.damaged}; a part of it does not make it whole", states=(leaf.name,))
-    if leaf.placement is None:
+    if leaf.shards is not None:
+        _check_no_stream(owner, stream)
+        _write_parts(tensor, leaf.shards, array)
+    elif leaf.placement is None:
         if stream is not None:
             raise SchedulerError(f"{owner.describe()} lies nowhere yet, so that no stream writes it; give it a device")
         if leaf.data is None:
@@ -337,6 +345,25 @@ def write_state(tensor: Tensor, values: Any, *, stream: Stream | None = None) ->
             leaf.placement.buffer.device.synchronize()
             write(arg, array)
     leaf.damaged = ""
+
+
+def _check_no_stream(state: Tensor, stream: Stream | None) -> None:
+    if stream is not None:
+        raise SchedulerError(f"{state.describe()} lies in parts on several devices, which no one stream reaches; read "
+                             "and write it without a stream")  # fmt: skip
+
+
+def _write_parts(tensor: Tensor, shards: Shards, array: np.ndarray[Any, Any]) -> None:
+    """Write values of a state in shards, or of a view of it."""
+    state = tensor.memory
+    if tensor.size == state.size:
+        whole = array.reshape(array_shape(state.shape, state.dtype))
+    else:
+        whole = read_leaf(state)
+        _shown(tensor, whole)[...] = array
+    for i, part in enumerate(shards.parts):
+        values = shards.values(whole, i)
+        write_state(part, Blocks(values, part.shape, part.dtype) if part.dtype.is_quantized else values)
 
 
 def _placed_arg(tensor: Tensor, placement: Location) -> Arg:

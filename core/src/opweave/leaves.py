@@ -305,7 +305,7 @@ def state(
     shape: int | Sequence[int],
     dtype: DTypeLike = f32,
     *,
-    device: Where = None,
+    device: Where | Sharded = None,
     fill: float = 0,
     buffer_type: registry.Memory = None,
 ) -> Tensor:
@@ -316,7 +316,8 @@ def state(
         shape: lengths of up to 8 axes.
         dtype: a `DType` or its name. Of a quantized one nodes write whole rows of blocks (`opweave.index_copy`,
             `opweave.assign`).
-        device: a device or its name; ``None``: the first program that uses the state places it.
+        device: a device or its name; an `opweave.Sharded`: each device has a part, which nodes write there; ``None``:
+            the first program that uses the state places it.
         fill: initial value of every element; 0 for a quantized dtype.
         buffer_type: the kind of memory to keep it in, where not the ordinary one: as for `weights`.
 
@@ -326,15 +327,20 @@ def state(
         SchedulerError: memory of another device than ``device`` says.
         DTypeError: a ``fill`` that the dtype does not hold.
         AllocationError: the device has not enough free memory.
-        LayoutError: a last axis that does not consist of whole blocks of a quantized dtype.
+        LayoutError: a last axis that does not consist of whole blocks of a quantized dtype; too few blocks to split.
+        BoundsError: a state that is to be split along an axis that it does not have.
         ShapeError: a missing name, or a shape that is not possible.
     """
     if not isinstance(name, str) or not name:
         raise ShapeError(f"a state needs a name: ow.state('cache', shape), not {name!r:.60}")
     dtype = as_dtype(dtype)
     shape = check_shape(shape if isinstance(shape, int) else tuple(shape), dtype)
-    target = _resolve(device)
+    where = _resolve_or_split(device)
+    target = where if isinstance(where, Device) else None
     kind = registry.buffer_type(buffer_type, target)
+    if kind is not None and where is not target:
+        raise SchedulerError(f"state {name!r} is split over devices and lies in their ordinary memory; leave out its "
+                             "buffer_type")  # fmt: skip
     if not dtype.is_quantized:
         values_for(f"the fill of state {name!r}", fill, dtype)
     elif fill != 0:
@@ -345,4 +351,8 @@ def state(
         place_state(tensor, kind.device, kind)
     elif target is not None:
         place_state(tensor, target)
+    elif where is not None and not isinstance(where, Device):
+        from opweave.sharding.placing import place_state_shards  # most states are whole
+
+        place_state_shards(tensor, where)
     return tensor

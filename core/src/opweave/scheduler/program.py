@@ -251,7 +251,10 @@ class Program(Planned, Generic[R_co]):
         return self._executor.when_idle(partial(read_leaf, leaf))
 
     def _leaf(self, tensor: Tensor | str) -> Tensor:
-        leaves = {t.key: t for t in self.partition.graph.leaves if t.leaf and t.leaf.kind in ("input", "state")}
+        graph = self.partition.graph
+        sharded: tuple[Tensor, ...] = getattr(graph, "sharded", ())  # states too, whose parts are in the graph
+        known = (*graph.leaves, *sharded)
+        leaves = {t.key: t for t in known if t.leaf and t.leaf.kind in ("input", "state")}
         name = tensor if isinstance(tensor, str) else tensor.key
         found = leaves.get(name)
         if found is None or (isinstance(tensor, Tensor) and tensor is not found):

@@ -12,13 +12,13 @@ from opweave.errors import BoundsError, LayoutError, SchedulerError
 from opweave.graph.leaf import Leaf
 from opweave.graph.shards import Shards
 from opweave.graph.tensor import Tensor, new_leaf
-from opweave.leaf_memory import read_leaf, upload
+from opweave.leaf_memory import place_state, read_leaf, upload
 
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
     from opweave.contract.multibuffer import MultiBuffer
 
-__all__ = ["Sharded", "keep_values", "place_shards", "shards_of"]
+__all__ = ["Sharded", "keep_values", "place_shards", "place_state_shards", "shards_of"]
 
 EVEN: Final = 256
 """Cuts lie at multiples of this many elements, or of a smaller power of two where an axis is short: then weights of
@@ -26,13 +26,15 @@ different types and axes are cut at the same places, at whole blocks of every ty
 
 
 class Sharded:
-    """Weights split over several devices, for ``device=`` of `opweave.weights`.
+    """Weights split over several devices, for ``device=`` of `opweave.weights`, or states, for that of `opweave.state`.
 
     Graphs that read them compute each part on the device where it lies. A product with weights that are cut along their
     first axis gives each device a part of the result; cut along the axis that is summed over, each device gives a
     partial sum, and the sums are added. Operations between two products stay split where they can, so that the two
     products of an MLP, or the four of an attention block, exchange values once if the last one is cut along axis 1
-    and the others along axis 0.
+    and the others along axis 0. Nodes that write a state in shards write each part where it lies: `opweave.index_copy`
+    of one that is cut along another axis than its rows, `opweave.assign` and `opweave.accumulate` along any; so a
+    key-value cache is split by heads.
 
     Args:
         devices: device or its name -> share, any positive number: ``{"opencl:0": 3, "opencl:1": 1}``; or a sequence of
@@ -87,11 +89,7 @@ def place_shards(tensors: Sequence[Tensor], sharded: Sharded) -> list[Buffer | M
         LayoutError: too few whole blocks for a part on each device.
         AllocationError: a device has not enough free memory; nothing stays allocated.
     """
-    devices = [registry.device(d) if isinstance(d, str) else d for d in sharded.devices]
-    if len(set(devices)) < len(devices):
-        raise SchedulerError(f"{sharded!r} names a device twice: {', '.join(d.name for d in devices)}")
-    shares = sharded.shares or _free_bytes(devices)
-    names = tuple([device.name for device in devices])
+    devices, shares, names = _resolved(sharded)
     cut = [(tensor, shards_of(tensor, sharded, shares, names)) for tensor in tensors]
     buffers: list[Buffer | MultiBuffer] = []
     try:
@@ -114,6 +112,32 @@ def place_shards(tensors: Sequence[Tensor], sharded: Sharded) -> list[Buffer | M
         assert whole.leaf is not None
         whole.leaf.shards, whole.leaf.placement = shards, None
     return buffers
+
+
+def place_state_shards(tensor: Tensor, sharded: Sharded) -> None:
+    """Split a state and give each part memory on its device, with the values of its ``fill``; raises what
+    `place_shards` raises."""
+    leaf = tensor.leaf
+    assert leaf is not None
+    devices, shares, names = _resolved(sharded)
+    shards = shards_of(tensor, sharded, shares, names)
+    try:
+        for part, device in zip(shards.parts, devices, strict=True):
+            place_state(part, device)
+    except BaseException:
+        for part in shards.parts:
+            if part.leaf is not None and part.leaf.placement is not None:
+                part.leaf.placement.buffer.free()
+        raise
+    leaf.shards = shards
+
+
+def _resolved(sharded: Sharded) -> tuple[list[Device], Sequence[float], tuple[str, ...]]:
+    """The devices, their shares and their names."""
+    devices = [registry.device(d) if isinstance(d, str) else d for d in sharded.devices]
+    if len(set(devices)) < len(devices):
+        raise SchedulerError(f"{sharded!r} names a device twice: {', '.join(d.name for d in devices)}")
+    return devices, sharded.shares or _free_bytes(devices), tuple([device.name for device in devices])
 
 
 def _free_bytes(devices: Sequence[Device]) -> tuple[float, ...]:
@@ -142,7 +166,7 @@ def shards_of(tensor: Tensor, sharded: Sharded, shares: Sequence[float], names: 
     parts = []
     for name, start, stop in zip(names, cuts, cuts[1:], strict=False):
         shape = (*tensor.shape[:axis], stop - start, *tensor.shape[axis + 1 :])
-        part = Leaf("weight", f"{leaf.name}[{start}:{stop}]", device=name, group=leaf.group)
+        part = Leaf(leaf.kind, f"{leaf.name}[{start}:{stop}]", device=name, fill=leaf.fill, group=leaf.group)
         parts.append(new_leaf(part, shape, tensor.dtype))
     return Shards(axis, cuts, tuple(parts), names)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from opweave.errors import LayoutError
 from opweave.graph.graph import Graph
 from opweave.graph.scope import SCOPE
 from opweave.graph.tensor import Tensor, constant, node
@@ -95,6 +96,9 @@ class _Splitter:
     def add(self, tensor: Tensor) -> None:
         """Find what stands for a node, given that for its sources."""
         values = self.values
+        if tensor.state is not None and tensor.state in values.spread:
+            values.spread[tensor] = self._written(tensor)
+            return
         if not any(s in values.spread or s in self.copied for s in tensor.srcs):
             if any(s in values.plain for s in tensor.srcs):
                 self._whole(tensor, self.devices[0])
@@ -157,6 +161,22 @@ class _Splitter:
         parts = [self.values.on(d, tensor, partial(again, tensor, (x, y)), (x, y)) for d, x, y in pairs]
         bias = a.bias or b.bias
         return Spread(a.devices, tuple(parts), SUM, (), bias)
+
+    def _written(self, tensor: Tensor) -> Spread:
+        """The next version of a state in shards, of which each part is written where it lies."""
+        assert tensor.op is not None
+        assert tensor.state is not None
+        region, state = tensor.srcs[0], self.values.spread[tensor.state]
+        found = self.values.spread.get(region)
+        for way in ways(tensor):
+            if found is not None and way.srcs[0] == found.axis and tensor not in self.kept:
+                way = way._replace(out=SUM)  # the axes of a region are not those of the state that results
+                made = self._parts(tensor, way, found.devices, found.cuts, region.shape[found.axis])
+                return made._replace(axis=state.axis, cuts=state.cuts)
+        raise LayoutError(
+            f"{tensor.describe()} cannot be computed in parts: the state {tensor.state.name!r} is split along axis "
+            f"{state.axis}; write regions that have all of that axis, by rows along another one, and pin no such node"
+        )
 
     def _in_parts(self, tensor: Tensor) -> Spread | None:
         """The node in parts, in the way in which most bytes of its sources already are."""

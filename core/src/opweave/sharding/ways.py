@@ -17,7 +17,8 @@ class Way(NamedTuple):
     """One way to compute a node in parts.
 
     Attributes:
-        out: the axis of the result of which each computes a part, or `SUM`.
+        out: the axis of the result of which each computes a part, or `SUM`; of nodes that write a state that of the
+            region.
         srcs: for each source the axis of which it needs the same part, ``None``: it needs all of it.
     """
 
@@ -80,6 +81,19 @@ def _embedding(node: Tensor) -> Iterator[Way]:
     yield Way(SUM, (0, None))  # each device looks up the ids of its rows, and 0 for the others
     for axis in range(ids.ndim):
         yield Way(axis, (None, axis))
+
+
+# --- writing a state ------------------------------------------------------------------------------------------------
+
+
+def _index_copy(node: Tensor) -> Iterator[Way]:
+    for axis in range(1, node.srcs[0].ndim):
+        yield Way(axis, (axis, None, axis))
+
+
+def _assign(node: Tensor) -> Iterator[Way]:
+    for axis in range(node.srcs[0].ndim):
+        yield Way(axis, (axis, axis))
 
 
 # --- along rows -----------------------------------------------------------------------------------------------------
@@ -183,8 +197,9 @@ def _slice(node: Tensor) -> Iterator[Way]:
 WAYS: Final[dict[str, Callable[[Tensor], Iterator[Way]]]] = {
     "linear": _linear, "matmul": _matmul, "attention": _attention, "expert_linear": _expert_linear,
     "embedding": _embedding, "head_softmax": _head_softmax, "rope": _rope, "concat": _concat,
+    "index_copy": _index_copy, "assign": _assign, "accumulate": _assign,
     "transpose": _transpose, "broadcast_to": _broadcast_to, "reshape": _reshape, "slice": _slice,
-    **dict.fromkeys(("softmax", "log_softmax", "layer_norm", "rms_norm", "l2_norm", "dequantize"), _rows),
+    **dict.fromkeys(("softmax", "log_softmax", "layer_norm", "rms_norm", "l2_norm", "dequantize", "quantize"), _rows),
     **dict.fromkeys(("sum", "prod", "mean", "max", "min", "var"), _reduce),
 }  # fmt: skip
 """Operation -> its ways; those of elementwise operations are all axes."""

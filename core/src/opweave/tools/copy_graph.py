@@ -59,6 +59,6 @@ def _copied(tensor: Tensor, device: Device | str | None) -> Tensor:
     if device is None and leaf.placement is not None:
         device = leaf.placement.buffer.device
     made = state(leaf.name, tensor.shape, tensor.dtype, device=device, fill=leaf.fill)
-    if leaf.placement is not None or leaf.data is not None or leaf.damaged:
+    if leaf.placement is not None or leaf.data is not None or leaf.damaged or leaf.shards is not None:
         write_state(made, read_leaf(tensor))
     return made
