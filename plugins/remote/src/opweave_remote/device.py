@@ -24,7 +24,7 @@ __all__ = ["RemoteDevice"]
 
 _LARGE: Final = 1 << 20
 """Transfers from this size on go over the links for large ones, in pieces."""
-_PIECE: Final = 1 << 22
+_PIECE: Final = 1 << 24
 _FEWEST_CACHED: Final = 1 << 16
 """Weights from this size on are looked for in the server's cache."""
 

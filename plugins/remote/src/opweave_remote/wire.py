@@ -213,6 +213,9 @@ _FURTHER: Final[dict[str, Callable[[Any], bool]]] = {
 }
 
 
+Receive = Callable[[memoryview, list[int]], None]
+
+
 class FrameReader:
     """Takes frames from a source of bytes, and their data straight into the memory that it is for.
 
@@ -222,6 +225,7 @@ class FrameReader:
 
     Args:
         receive: receives at least one byte into a buffer and appends their number to the list; 0 at the end.
+        receive_all: as ``receive``, but may wait until the buffer is full: for data, whose size is known.
 
     Attributes:
         max_args, max_data: the most bytes of arguments and of data of a frame; settable.
@@ -229,12 +233,13 @@ class FrameReader:
         received: bytes so far.
     """
 
-    def __init__(self, receive: Callable[[memoryview, list[int]], None], max_args: int, max_data: int) -> None:
+    def __init__(self, receive: Receive, max_args: int, max_data: int, receive_all: Receive | None = None) -> None:
         self.max_args = max_args
         self.max_data = max_data
         self.current: Frame | None = None
         self.received = 0
         self._receive: Final = receive
+        self._receive_all: Final = receive_all or receive
         self._memory = memoryview(bytearray(_BUFFERED))
         self._start = self._end = 0
         self._filled = 0  # bytes of the current frame's data that are where they belong
@@ -328,7 +333,7 @@ class FrameReader:
                 del got[0]
             if self._filled >= size:
                 return
-            self._receive(target[self._filled :], got)
+            self._receive_all(target[self._filled :], got)
             if not got[0]:
                 del got[0]
                 raise EOFError("the other side has ended the connection")

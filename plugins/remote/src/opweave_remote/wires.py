@@ -22,6 +22,7 @@ HEARTBEAT: Final = _PREAMBLE + b"H"
 """The first bytes of a connection, before TLS: they only say who is to accept it."""
 
 _JOINED: Final = 1 << 14
+_WAIT_ALL: Final = getattr(socket, "MSG_WAITALL", 0)
 _MOST_PARTS: Final = 64
 
 
@@ -56,6 +57,11 @@ def _receive(sock: socket.socket, target: memoryview, got: list[int]) -> None:
     got.extend(map(sock.recv_into, (target,)))  # one call into C, see `FrameReader`
 
 
+def _receive_all(sock: socket.socket, target: memoryview, got: list[int]) -> None:
+    # One call for all of it: between calls the thread has to wait for Python's lock, while the sender waits for it.
+    got.extend(map(sock.recv_into, (target,), (0,), (_WAIT_ALL,)))
+
+
 def tuned(sock: socket.socket) -> socket.socket:
     """The socket, set to send small messages at once."""
     if sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -82,7 +88,8 @@ class Wire:
     def __init__(self, sock: socket.socket | TlsSocket, max_args: int, max_data: int) -> None:
         self.sock: Final = sock
         receive = sock.receive if isinstance(sock, TlsSocket) else partial(_receive, sock)
-        self.reader: Final = FrameReader(receive, max_args, max_data)
+        whole = receive if isinstance(sock, TlsSocket) else partial(_receive_all, sock)
+        self.reader: Final = FrameReader(receive, max_args, max_data, whole)
         self.sent = 0
         self._gathers: Final = hasattr(sock, "sendmsg")
 
