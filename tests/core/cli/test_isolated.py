@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -31,43 +33,46 @@ atexit.register(os.write, 1, b"at exit\\n")
 """
 
 
+def run_in(site, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, beside the plugins in the folder ``site`` and no others."""
+    environ = {
+        **os.environ,
+        "OPWEAVE_BACKEND_PATH": str(site),
+        "OPWEAVE_DISABLE": "cpu,opencl,torch",
+        "COLUMNS": "120",
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "opweave", *arguments],
+        capture_output=True, text=True, timeout=100, env=environ, check=False,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def opweave(tmp_path):
-    """Runs the command in a process of its own, beside the plugins in ``tmp_path / "site"`` and no others."""
-
-    def opweave(*arguments: str) -> subprocess.CompletedProcess[str]:
-        environ = {
-            **os.environ,
-            "OPWEAVE_BACKEND_PATH": str(tmp_path / "site"),
-            "OPWEAVE_DISABLE": "cpu,opencl,torch",
-            "COLUMNS": "120",
-        }
-        return subprocess.run(
-            [sys.executable, "-m", "opweave", *arguments],
-            capture_output=True, text=True, timeout=100, env=environ, check=False,
-        )  # fmt: skip
-
-    return opweave
+    """`run_in` the folder ``tmp_path / "site"``."""
+    return partial(run_in, tmp_path / "site")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("where", ["import", "devices"])
 @pytest.mark.parametrize(("source", "why"), DEATHS.values(), ids=DEATHS)
-def test_a_plugin_that_takes_its_process_down_is_named(opweave, tmp_path, source, why, where):
-    if where == "devices":
-        source = backend(body=source.replace("\n", "; "))
-    write_distribution(tmp_path / "site", "bad", source)
-    write_distribution(tmp_path / "site", "good", backend("[Unit(), Unit()]"))
-    seconds = ["--timeout", "4"] if "4 s" in why else []
-    done = opweave("plugins", "--json", *seconds)
-    plugins = {plugin["name"]: plugin for plugin in json.loads(done.stdout)["plugins"]}
-    assert done.returncode == 0
-    assert plugins["good"]["devices"] == ["good:0", "good:1"]
-    assert plugins["bad"]["state"] == "broken"
-    assert why in plugins["bad"]["error"]
-    assert "OPWEAVE_DISABLE=bad" in plugins["bad"]["remedy"]
-    assert "each plugin is asked in a process of its own" in done.stderr
+def test_a_plugin_that_takes_its_process_down_is_named(tmp_path, source, why):
+    def run(where: str) -> subprocess.CompletedProcess[str]:
+        site = tmp_path / where
+        bad = source if where == "import" else backend(body=source.replace("\n", "; "))
+        write_distribution(site, "bad", bad)
+        write_distribution(site, "good", backend("[Unit(), Unit()]"))
+        return run_in(site, "plugins", "--json", *(["--timeout", "4"] if "4 s" in why else []))
+
+    with ThreadPoolExecutor() as pool:
+        for done in pool.map(run, ("import", "devices")):
+            plugins = {plugin["name"]: plugin for plugin in json.loads(done.stdout)["plugins"]}
+            assert done.returncode == 0
+            assert plugins["good"]["devices"] == ["good:0", "good:1"]
+            assert plugins["bad"]["state"] == "broken"
+            assert why in plugins["bad"]["error"]
+            assert "OPWEAVE_DISABLE=bad" in plugins["bad"]["remedy"]
+            assert "each plugin is asked in a process of its own" in done.stderr
 
 
 @pytest.mark.timeout(200)

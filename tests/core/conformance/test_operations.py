@@ -1,5 +1,8 @@
 """The cases themselves: they cover every operation, the references pass them, and each planted fault is found."""
 
+import json
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -26,10 +29,25 @@ def test_cases_are_named_after_the_node_that_they_try():
         assert case.build(*case.tensors()).root.name == case.op, case.id
 
 
+SECOND_HALF = """
+import json
+from opweave.conformance import CASES, run_case
+from opweave.host.device import HostDevice
+
+device = HostDevice()
+print(json.dumps([(case.id, *run_case(device, case)[:2]) for case in CASES[1::2]]))
+"""
+
+
 def test_the_references_pass_all_cases():
-    device = HostDevice()
-    verdicts = [run_case(device, case) for case in CASES]
-    assert [v for v in verdicts if v.status != "passed"] == []
+    """One half of the cases is run in a process of its own at the same time."""
+    with subprocess.Popen([sys.executable, "-c", SECOND_HALF], stdout=subprocess.PIPE, text=True) as child:
+        device = HostDevice()
+        verdicts = [(case.id, *run_case(device, case)[:2]) for case in CASES[::2]]
+        told, _ = child.communicate()
+    verdicts += [tuple(verdict) for verdict in json.loads(told)]
+    assert sorted(name for name, *_ in verdicts) == sorted(case.id for case in CASES)
+    assert [verdict for verdict in verdicts if verdict[1] != "passed"] == []
 
 
 def test_the_seed_decides_the_values():

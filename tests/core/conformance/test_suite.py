@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -329,8 +330,10 @@ def by_pytest(folder: Path, *options: str) -> tuple[int, dict[str, str]]:
 
 def test_the_command_and_pytest_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "conformance.toml").write_text('[unsupported]\n"*-f16-*" = "no halves"\n[xfail]\n"exp-*" = "a bug"\n')
-    said, verdicts = by_command(tmp_path, *[f"--only={pattern}" for pattern in SELECTED])
-    told, tests = by_pytest(tmp_path, *[f"--opweave-only={pattern}" for pattern in SELECTED])
+    with ThreadPoolExecutor() as pool:
+        command = pool.submit(by_command, tmp_path, *[f"--only={pattern}" for pattern in SELECTED])
+        told, tests = by_pytest(tmp_path, *[f"--opweave-only={pattern}" for pattern in SELECTED])
+        said, verdicts = command.result()
     assert set(verdicts.values()) == {"passed", "refused", "skipped", "unsupported", "xfailed", "failed"}
     same = {
         name: status if status in ("passed", "failed", "xfailed") else "skipped" for name, status in verdicts.items()
@@ -344,19 +347,20 @@ def test_pytest_without_anything_to_run_fails(tmp_path: Path) -> None:
     assert code == 1, "all that is selected is refused"
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["opweave", "conformance", "hanging_backend", "--timeout=3", "--only=async-abort-idle"],
+def test_what_hangs_keeps_nobody_from_ending(tmp_path: Path) -> None:
+    commands = (
+        ["opweave", "conformance", "hanging_backend", "--timeout=2", "--only=async-abort-idle"],
         ["pytest", "--pyargs", "opweave.conformance", "-p", "opweave.conformance.plugin", "-p", "no:cacheprovider",
-         "--opweave-backend=hanging_backend", "--opweave-timeout=3", "--opweave-only=async-abort-idle"],
-    ],
-    ids=["command", "pytest"],
-)  # fmt: skip
-def test_what_hangs_keeps_nobody_from_ending(tmp_path: Path, command: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", *command], capture_output=True, text=True, check=False, cwd=tmp_path,
-        env=environment(HANGING), timeout=60,
+         "--opweave-backend=hanging_backend", "--opweave-timeout=2", "--opweave-only=async-abort-idle"],
     )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert "it hangs: after 3 s it is still in _abort (hanging_backend.py, line 15)" in done.stdout
+
+    def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", *command], capture_output=True, text=True, check=False, cwd=tmp_path,
+            env=environment(HANGING), timeout=60,
+        )  # fmt: skip
+
+    with ThreadPoolExecutor() as pool:
+        for done in pool.map(run, commands):
+            assert done.returncode == 1, done.stderr
+            assert "it hangs: after 2 s it is still in _abort (hanging_backend.py, line 15)" in done.stdout
