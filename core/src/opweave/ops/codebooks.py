@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["SIGN_BYTES", "codebook", "levels_of", "packed_codebook"]
+__all__ = ["SIGN_BYTES", "codebook", "packed_codebook"]
 
 Array = np.ndarray[Any, Any]
 
@@ -73,11 +73,6 @@ _MEMBERS: Final = {
 
 SIGN_BYTES: Final = np.array([n | n.bit_count() % 2 << 7 for n in range(128)], np.uint8)
 """The signs of 8 values by 7 bits: the eighth makes their number even."""
-
-
-def levels_of(name: str) -> tuple[int, ...]:
-    """The levels of a codebook, ascending."""
-    return _LEVELS[name]
 
 
 @lru_cache

@@ -37,35 +37,20 @@ class Timeline:
         begin = min((e.start for e in self.events), default=0)
         for event in sorted(self.events, key=lambda e: e.start):
             device = str(event.data.get("device", ""))
-            stamp = (event.start - begin) / 1e3
+            row: dict[str, Any] = {"pid": 1, "ts": (event.start - begin) / 1e3}
+            rows.append(row)
             if event.kind in MEMORY:
                 change = event.data["bytes"] if event.kind == "alloc" else -event.data["bytes"]
                 allocated[device] = allocated.get(device, 0) + change
-                rows.append(
-                    {
-                        "ph": "C",
-                        "pid": 1,
-                        "ts": stamp,
-                        "name": f"memory of {device}",
-                        "args": {"bytes": allocated[device]},
-                    }
-                )
+                row.update(ph="C", name=f"memory of {device}", args={"bytes": allocated[device]})
                 continue
             track = " ".join(filter(None, [device or "opweave", str(event.data.get("queue", ""))]))
             if event.kind in ("step", "kernel"):
                 track += " steps"  # not nested in their splits, since their clock may be another one
-            rows.append(
-                {
-                    "ph": "X",
-                    "pid": 1,
-                    "tid": tracks.setdefault(track, len(tracks) + 1),
-                    "ts": stamp,
-                    "dur": (event.end - event.start) / 1e3,
-                    "name": event.name or event.kind,
-                    "cat": event.kind,
-                    "args": {k: v for k, v in event.data.items() if k != "queue"},
-                }
-            )
+            tid = tracks.setdefault(track, len(tracks) + 1)
+            data = {k: v for k, v in event.data.items() if k != "queue"}
+            took = (event.end - event.start) / 1e3
+            row.update(ph="X", tid=tid, dur=took, name=event.name or event.kind, cat=event.kind, args=data)
         names = [
             {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": track}}
             for track, tid in tracks.items()
