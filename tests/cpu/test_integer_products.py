@@ -1,4 +1,5 @@
-"""Products with quantized weights in ``int8`` on ``cpu``, compiled."""
+"""Products with quantized weights on ``cpu`` whose integers compiled functions unpack: in ``int8``, and of one row
+exactly."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import pytest
 
 import opweave as ow
 from opweave.contract import Arg, Step
+from opweave.contract.kernels import Kernel
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.layout import dense_strides
 from opweave.graph.precision import Precision
@@ -18,8 +20,9 @@ from opweave_cpu.device import CpuDevice
 pytest.importorskip("llvmlite")
 gguf = pytest.importorskip("gguf")
 
-from opweave_cpu.jit import compiler, integer_products, integers  # noqa: E402
+from opweave_cpu.jit import compiler, float_products, integer_products, integers  # noqa: E402
 from opweave_cpu.jit.supported import BLOCKS  # noqa: E402
+from opweave_cpu.kernels.integer_products import linear_of_one_row  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 
@@ -116,24 +119,57 @@ def test_rows_of_zeros_and_of_numbers_that_are_none(rows: int) -> None:
         assert not got[1:].any()
 
 
-@needs_bytes
-def test_what_is_not_computed_in_int8() -> None:
-    def precision(outputs: int, rows: int, name: str = "q8_0", allowed: Precision = "int8") -> str:
-        dtype = as_dtype(name)
-        shapes = [((rows, 64), as_dtype("f32")), ((outputs, 64), dtype)]
-        x, w = [Arg(None, 0, kind, shape, dense_strides(shape, kind)) for shape, kind in shapes]
-        out = Arg(None, 0, as_dtype("f32"), (rows, outputs), (4 * outputs, 4))
-        step = Step("linear", out, (x, w), {"blocks": dtype} if dtype.is_quantized else {}, precision=allowed)
-        kernel = CpuDevice().kernels.find(step)
-        assert kernel is not None
-        return kernel.precision
+def kernel_for(rows: int, outputs: int, name: str = "q8_0", allowed: Precision = "int8") -> Kernel:
+    """The kernel of ``cpu`` for a product."""
+    dtype = as_dtype(name)
+    shapes = [((rows, 64), as_dtype("f32")), ((outputs, 64), dtype)]
+    x, w = [Arg(None, 0, kind, shape, dense_strides(shape, kind)) for shape, kind in shapes]
+    out = Arg(None, 0, as_dtype("f32"), (rows, outputs), (4 * outputs, 4))
+    blocks = {"blocks": dtype} if dtype.is_quantized else {}
+    kernel = CpuDevice().kernels.find(Step("linear", out, (x, w), blocks, precision=allowed))
+    assert kernel is not None
+    return kernel
 
-    assert precision(16, 3) == "int8"
-    assert precision(16, 3, allowed="bf16") == "exact"
-    assert precision(15, 3) == precision(16, 5000) == precision(16, 3, "f32") == precision(16, 3, "mxfp4") == "exact"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(compiler.VARIABLE, "0")
-        assert precision(16, 3) == "exact"
+
+@needs_bytes
+def test_what_is_not_computed_in_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernel_for(3, 16).precision == "int8"
+    others = [kernel_for(3, 16, allowed="bf16"), kernel_for(3, 15), kernel_for(5000, 16)]
+    others += [kernel_for(3, 16, "f32"), kernel_for(3, 16, "mxfp4")]
+    monkeypatch.setenv(compiler.VARIABLE, "0")
+    assert {kernel.precision for kernel in (*others, kernel_for(3, 16))} == {"exact"}
+
+
+# --- one row at full precision --------------------------------------------------------------------------------------
+
+needs_registers = pytest.mark.skipif(not float_products.has_registers(), reason="no vectors of 512 bits")
+
+
+@needs_registers
+@pytest.mark.parametrize("name", sorted(BLOCKS))
+@pytest.mark.parametrize("into", ["f32", "bf16"])
+def test_one_row_exactly(name: str, into: str) -> None:
+    rng = np.random.default_rng(7)
+    inputs = 512 if as_dtype(name).block == 256 else 32 * 19
+    data, dtype = random_blocks(name, 21, inputs, rng), as_dtype(into)
+    a = rng.standard_normal((1, inputs)).astype(dtype.numpy)
+    x, w = ow.input("exact_x", a.shape, into), ow.weights({"w": ow.Blocks(data, (21, inputs), name)})["w"]
+    program = ow.Scheduler("cpu").build(ow.linear(x, w))
+    values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[name.upper()]).astype(np.float64)
+    wide = a.astype(np.float64)
+    want, size = wide @ values.T, np.abs(wide) @ np.abs(values.T)
+    unit = 0 if into == "f32" else 2.0**-8
+    assert (np.abs(program.run({x: a}).astype(np.float64) - want) <= unit * np.abs(want) + 1e-6 * size).all()
+    a[0, 3] = np.inf  # each weight takes part alone: no difference of infinite sums
+    with np.errstate(all="ignore"):
+        want = a.astype(np.float64) @ values.T
+    np.testing.assert_array_equal(program.run({x: a}).astype(np.float64), want)
+
+
+@needs_registers
+def test_which_products_are_those_of_one_row() -> None:
+    assert kernel_for(1, 5, allowed="exact").factory is linear_of_one_row
+    assert kernel_for(2, 5, allowed="exact").factory is not linear_of_one_row
 
 
 # --- other processors -----------------------------------------------------------------------------------------------
@@ -168,19 +204,18 @@ def test_code_for_other_processors(processor: str, monkeypatch: pytest.MonkeyPat
     here = compiler.target()
     monkeypatch.setattr(here, "features", frozenset(PROCESSORS[processor].split()))
     monkeypatch.setattr(integer_products, "MachineCode", here.compile)
+    monkeypatch.setattr(float_products, "MachineCode", here.compile)
     f32, form = as_dtype("f32"), integers.form_of("q5_1")
-    for make in (
-        lambda: integer_products._records(form, f32, 32, ordered=True),
-        lambda: integer_products._few(form, 32, 2, [], f32),
-        lambda: integer_products._many(integers.form_of("q8_0"), 0, [], f32),
-    ):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(here, "machine", Machine())
-            patch.setattr(binding, "create_pass_builder", partial(_pass_builder, binding.create_pass_builder, machine))
-            make()
-    assert not [line for text in written for line in text.splitlines() if line.startswith("\tcall")]
+    monkeypatch.setattr(here, "machine", Machine())
+    monkeypatch.setattr(binding, "create_pass_builder", partial(_pass_builder, binding.create_pass_builder, machine))
+    integer_products._few(form, 32, 2, [], f32)
+    integer_products._many(integers.form_of("q8_0"), 0, [], f32)
     instructions = "vpdpbusd" if "vnni" in PROCESSORS[processor] else "vpmaddubsw"
-    assert all(instructions in text for text in written[1:])
+    assert all(instructions in text for text in written)
+    integer_products._records(form, f32, 32, ordered=True)
+    if float_products.has_registers():
+        float_products._one_exactly(integers.form_of("q4_k"), 0, 1, [], f32)
+    assert not [line for text in written for line in text.splitlines() if line.startswith("\tcall")]
 
 
 def _pass_builder(make: Any, machine: Any, _: Any, options: Any) -> Any:

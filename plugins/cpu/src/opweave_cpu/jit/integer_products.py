@@ -10,7 +10,7 @@ of 16 rows of weights are unpacked and transposed, so that each lane adds up one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
@@ -26,7 +26,15 @@ from opweave_cpu.jit.walk import Operand, Walk, bind_walk
 from opweave_cpu.jit.writer import Writer
 from opweave_cpu.tiles import in_turn
 
-__all__ = ["bind_integer_product", "record_bytes"]
+__all__ = [
+    "FEW_ROWS",
+    "Row",
+    "bind_few",
+    "bind_integer_product",
+    "padded_rows",
+    "record_bytes",
+    "write_totals",
+]
 
 FEW_ROWS: Final = 5
 """Rows up to which they are multiplied one after the other."""
@@ -71,24 +79,40 @@ def bind_integer_product(stream: Stream, out: Arg, x: Arg, w: Arg, b: Arg | None
     key = "records", w.dtype.name, x.dtype.name, tail, few
     code = stream.artefact(key, partial(_records, form, x.dtype, tail, ordered=few))
     before = bind_walk(stream, code, Walk((rows, stretches, STRETCH), lies), [x, records], work=4, by_first=True)
-    biases = [] if b is None else [b]
-    bind = _bind_few if few else _bind_many
-    return in_turn([before, *bind(stream, form, tail, (rows, stretches), [w, records, *biases, out], of_stretch)])
+    args = [w, records, *([] if b is None else [b]), out]
+    if few:
+        return in_turn([before, bind_few(stream, _few, form, tail, (rows, stretches), args, of_stretch)])
+    return in_turn([before, *_bind_many(stream, form, tail, (rows, stretches), args, of_stretch)])
 
 
-def _bind_few(
-    stream: Stream, form: Form, tail: int, lengths: tuple[int, int], args: Sequence[Arg], of_stretch: int
-) -> list[Call]:
+def bind_few(
+    stream: Stream,
+    make: Callable[..., MachineCode],
+    form: Form,
+    tail: int,
+    lengths: tuple[int, int],
+    args: Sequence[Arg],
+    of_stretch: int,
+) -> Call:
+    """The call of a kernel that multiplies some rows by one row of weights after the other.
+
+    Args:
+        make: writes it, given ``form``, ``tail``, the rows, biases and the type of the result.
+        tail: weights of a last stretch that is not whole.
+        lengths: rows, and stretches of each.
+        args: weights, records, a bias if there is one, the result.
+        of_stretch: bytes of the records of one stretch.
+    """
     (rows, stretches), (w, records, *biases, out) = lengths, args
     outputs, inputs = w.shape
     size, types = out.dtype.itemsize, (w.dtype.name, *[a.dtype.name for a in args[2:]])
-    code = stream.artefact(("few rows", rows, tail, types), partial(_few, form, tail, rows, biases, out.dtype))
+    code = stream.artefact((make.__name__, rows, tail, types), partial(make, form, tail, rows, biases, out.dtype))
     strides = [(stretches_bytes(form, inputs), form.size * form.blocks), (0, of_stretch)]
     strides += [*[(a.dtype.itemsize, 0) for a in biases], *[(size, 0)] * rows]
     results = [_from(out, r * outputs * size) for r in range(rows)]
     walk = Walk((outputs, stretches), tuple(strides))
     work = STRETCH // 4 * (rows + 1)
-    return [bind_walk(stream, code, walk, [w, records, *biases, *results], work=work, by_first=True)]
+    return bind_walk(stream, code, walk, [w, records, *biases, *results], work=work, by_first=True)
 
 
 def _bind_many(
@@ -172,7 +196,7 @@ def _store_scalars(code: Any, record: Any, form: Form, group: int, factor: Any, 
 # --- rows of weights ------------------------------------------------------------------------------------------------
 
 
-class _Row:
+class Row:
     """Rows of weights, while a kernel is written: where their stretches are.
 
     A last stretch that has fewer than eight blocks is read from a copy, behind which are zeros.
@@ -215,7 +239,7 @@ def _few(form: Form, tail: int, rows: int, biases: Sequence[Arg], into: DType) -
     record = STRETCH + _VECTOR_BYTES * (form.groups // 8)
     operands = [Operand("i8", 1)] * 2 + [Operand(b.dtype.name, 0) for b in biases] + [Operand(into.name, 0)] * rows
     writer = Writer(2, operands)
-    code, weights = writer.code, _Row(writer, form, tail)
+    code, weights = writer.code, Row(writer, form, tail)
     zeros, zero = ir.Constant(vector_type("i32"), None), writer.number(0.0, "f32")
     with writer.rows() as places:
         cells = [[writer.cell(zero) for _ in range(3)] for _ in range(rows)]
@@ -238,17 +262,25 @@ def _few(form: Form, tail: int, rows: int, biases: Sequence[Arg], into: DType) -
                     of_lanes = Vector(code, code.shuffle_vector(both.value, both.value, lanes), "f32")
                     cell = sums[number % 2]
                     cell.set(fma(_float(code, total), of_lanes, cell.get()))
-        for r, (one, two, rest) in enumerate(cells):
+        totals = []
+        for one, two, rest in cells:
             beyond = rest.get()
             if form.groups == 8:
                 upper = ir.Constant(vector_type("bool"), [0] * 8 + [1] * 8)
                 beyond = select(Vector(code, upper, "bool"), beyond, 0.0)
-            result = writer.total(one.get() + two.get() + beyond)
-            if biases:
-                result = result + writer.read(2, places[2], _I64(0))
-            at = len(places) - rows + r
-            writer.write_one(at, places[at], result)
+            totals.append(one.get() + two.get() + beyond)
+        write_totals(writer, places, totals)
     return MachineCode(writer.end())
+
+
+def write_totals(writer: Writer, places: Sequence[Any], totals: Sequence[Vector]) -> None:
+    """Stores the sum of all lanes for each row, plus the bias if there is one among the operands."""
+    first = len(places) - len(totals)
+    for at, total in enumerate(totals, first):
+        result = writer.total(total)
+        if first > 2:
+            result = result + writer.read(2, places[2], _I64(0))
+        writer.write_one(at, places[at], result)
 
 
 def _alike(form: Form) -> list[tuple[tuple[int, ...], list[int]]]:
@@ -266,7 +298,7 @@ def _many(form: Form, tail: int, biases: Sequence[Arg], into: DType) -> MachineC
     """Any number of rows by 16 rows of weights after the other."""
     operands = [Operand("i8", 1)] * 2 + [Operand(b.dtype.name, b.dtype.itemsize) for b in biases]
     writer = Writer(3, [*operands, Operand(into.name, into.itemsize)])
-    code, weights, out = writer.code, _Row(writer, form, tail), len(operands)
+    code, weights, out = writer.code, Row(writer, form, tail), len(operands)
     sums = writer.array(vector_type("f32"), CHUNK)
     panel = writer.array(vector_type("i32"), BYTES)
     factors = writer.array(vector_type("f32"), LANES)

@@ -171,11 +171,14 @@ class Stretch:
 Decoded = tuple[list[Any], Vector]
 
 
-def _q8_0(s: Stretch) -> Decoded:
-    vectors = [s.bytes(2, 32, (2 * k, 2 * k + 1)) for k in range(4)]
-    if _has_dot():  # which takes bytes without a sign: 128 more
-        vectors = [s.code.xor(v, ir.Constant(v.type, [-128] * BYTES)) for v in vectors]
-    return vectors, s.halves(0, 0)
+def _bytes(*, signed: bool) -> Callable[[Stretch], Decoded]:
+    def decode(s: Stretch) -> Decoded:
+        vectors = [s.bytes(2, 32, (2 * k, 2 * k + 1)) for k in range(4)]
+        if not signed:
+            vectors = [s.code.xor(v, ir.Constant(v.type, [-128] * BYTES)) for v in vectors]
+        return vectors, s.halves(0, 0)
+
+    return decode
 
 
 def _of_nibbles(heads: tuple[int, int], quants: int, upper: int | None = None) -> Callable[[Stretch], Decoded]:
@@ -272,11 +275,16 @@ _LOW_AND_HIGH: Final = (0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)
 _PARTS: Final = (0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15)
 
 
-def form_of(name: str) -> Form:
-    """How the integers of a type of weights, one of `opweave_cpu.jit.supported.BLOCKS`, are unpacked."""
+def form_of(name: str, *, signed: bool | None = None) -> Form:
+    """How the integers of a type of weights, one of `opweave_cpu.jit.supported.BLOCKS`, are unpacked.
+
+    Args:
+        signed: whether integers that are stored with a sign keep it; default: if `dot` is faster with them. Others have
+            128 added.
+    """
     if name == "q8_0":
-        unsigned = _has_dot()
-        return Form(34, 8, 8, -128 if unsigned else 0, _IN_ORDER, not unsigned, _q8_0)
+        keep = not _has_dot() if signed is None else signed
+        return Form(34, 8, 8, 0 if keep else -128, _IN_ORDER, keep, _bytes(signed=keep))
     return {
         "q4_0": Form(18, 8, 8, -8, _LOW_AND_HIGH, False, _of_nibbles((0, 0), 2)),
         "q4_1": Form(20, 8, 8, 1, _LOW_AND_HIGH, False, _of_nibbles((0, 2), 4)),

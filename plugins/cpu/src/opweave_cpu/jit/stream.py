@@ -86,10 +86,10 @@ def _is_compiled(step: Step) -> bool:
     if step.op in ROWS:
         return rows.fits(step)
     if step.op == "linear":
-        if step.precision == "int8":
-            from opweave_cpu.kernels.integer_products import runs_in_int8
+        if step.srcs[1].dtype.name in BLOCKS:
+            from opweave_cpu.kernels.integer_products import unpacks_integers
 
-            if runs_in_int8(step):
+            if unpacks_integers(step):
                 return False
         return products.fits(step)
     return pointwise.is_worth_compiling(step) and pointwise.fits(step)
