@@ -4,6 +4,7 @@ exactly."""
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from opweave.contract.kernels import Kernel
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.layout import dense_strides
 from opweave.graph.precision import Precision
+from opweave.host.cache import FileCache
 from opweave_cpu.device import CpuDevice
 
 pytest.importorskip("llvmlite")
@@ -101,6 +103,18 @@ def test_rows_and_results_of_half_types(into: str, rows: int) -> None:
 def test_threads_compute_parts(rows: int) -> None:
     one, two = (product("q4_k", rows, 1024, 1040, device=ow.open_device(f"cpu?threads={n}"))[0] for n in (1, 2))
     np.testing.assert_array_equal(one, two)
+
+
+@needs_bytes
+@pytest.mark.parametrize("rows", [4, 7])
+def test_warming_compiles_all_that_a_product_calls(rows: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiler.target(), "cache", FileCache("", "", tmp_path, checked=True))
+    weights = ow.weights({"w": ow.Blocks(random_blocks("q5_0", 17, 64, np.random.default_rng(0)), (17, 64), "q5_0")})
+    x = ow.input("warmed_x", (rows, 64))
+    program = ow.Scheduler(CpuDevice()).build(ow.linear(x, weights["w"]), precision="int8")
+    program.warm()
+    monkeypatch.setattr(compiler.target(), "compile", None)
+    program.run({x: np.ones(x.shape, np.float32)})
 
 
 @needs_bytes

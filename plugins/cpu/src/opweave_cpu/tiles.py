@@ -26,8 +26,8 @@ from opweave_cpu.threads import THREADS, set_up_numpy
 
 __all__ = [
     "LONGEST_ROW", "SPREAD", "SPREAD_PASS", "TILE", "Array", "Body", "aligned", "at_once", "bind_tiled", "bound",
-    "compute_dtype", "constant", "copy_call", "for_rows", "in_turn", "most_workers", "repeated", "row_sums", "shares",
-    "show", "spread_pass", "stretches", "tile_cuts", "tile_rows", "tile_scratch", "window",
+    "calls_within", "compute_dtype", "constant", "copy_call", "for_rows", "in_turn", "most_workers", "repeated",
+    "row_sums", "shares", "show", "spread_pass", "stretches", "tile_cuts", "tile_rows", "tile_scratch", "window",
     "worker_scratch", "workers_of",
 ]  # fmt: skip
 
@@ -139,6 +139,14 @@ def at_once(jobs: Sequence[Call]) -> Call:
 def in_turn(calls: Sequence[Call]) -> Call:
     """One call that makes all of ``calls``."""
     return calls[0] if len(calls) == 1 else partial(_call_all, tuple(calls))
+
+
+def calls_within(call: Call) -> Sequence[Call]:
+    """The calls of which `in_turn` made one; of another call that itself."""
+    if isinstance(call, partial) and call.func is _call_all:
+        within: Sequence[Call] = call.args[0]
+        return within
+    return (call,)
 
 
 def _call_all(calls: Iterable[Call]) -> None:

@@ -10,6 +10,7 @@ from opweave.graph.opdef import OPS
 from opweave_cpu.jit.compiler import FirstRun, target
 from opweave_cpu.jit.supported import BLOCKS, ROWS, WRITES
 from opweave_cpu.stream import CpuStream
+from opweave_cpu.tiles import calls_within
 
 __all__ = ["CompilingStream"]
 
@@ -54,8 +55,11 @@ class CompilingStream(CpuStream):
         return products.bind_decoding(self, w, rows, values) if products.is_decoded(w) else None
 
     def _warm(self, call: Call) -> None:
-        if isinstance(call, FirstRun):
-            call.compile()
+        for part in calls_within(call):
+            if isinstance(part, FirstRun):
+                part.compile()
+            elif part is not call:
+                self._warm(part)
 
 
 def _may_compile(steps: Sequence[Step]) -> bool:
