@@ -160,6 +160,15 @@ def test_weights_that_are_fetched_are_rows_with_the_bytes_that_moved():
     assert fetch.nbytes == 3 * 8 * 4
 
 
+def test_states_of_blocks_keep_their_values():
+    cache, row = ow.state("profiled_blocks", (2, 32), "q8_0"), ow.input("row", (1, 32))
+    program = ow.Scheduler("host").build(ow.index_copy(cache, np.array([1]), row))
+    program.run(row=np.full((1, 32), 3, F))
+    before = program.read(cache)
+    ow.profile_run(program, {"row": np.full((1, 32), 5, F)}, runs=1, limits=False)
+    np.testing.assert_array_equal(program.read(cache), before)
+
+
 def test_states_keep_their_values():
     total, x = ow.state("total", (4,)), ow.input("x", (4,))
     with ow.Scheduler("host") as scheduler:

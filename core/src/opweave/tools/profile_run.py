@@ -16,6 +16,7 @@ from opweave.cost.predict import where_lies
 from opweave.cost.profile import CostModel, Profile, decisive_dtype, window_bytes, work
 from opweave.cost.store import profile
 from opweave.errors import SchedulerError
+from opweave.graph.blocks import Blocks
 from opweave.graph.layout import nbytes
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.report import where
@@ -103,7 +104,8 @@ def _states_kept(program: Program) -> Iterator[None]:
         yield
     finally:
         for state, value in values.items():
-            program.write(state, value)
+            blocks = state.dtype.is_quantized
+            program.write(state, Blocks(value, state.shape, state.dtype) if blocks else value)
 
 
 class _Part:
