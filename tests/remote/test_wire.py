@@ -39,7 +39,7 @@ def reader_of(data: bytes, pieces: random.Random | None = None, **limits: int) -
         at += len(piece)
         got.append(len(piece))
 
-    return FrameReader(receive, **{"max_args": 1 << 20, "max_data": 1 << 20, **limits})
+    return FrameReader(receive, limits.get("max_args", 1 << 20), limits.get("max_data", 1 << 20))
 
 
 @settings(deadline=None)

@@ -128,6 +128,29 @@ def test_a_weight_is_split_over_devices(device):
         ow.Sharded([device, device])
 
 
+def test_a_device_over_devices_is_used_like_one(device):
+    """`meta_device`, `meta_split_state`, `meta_split_axis_name`: an MLP whose weights its members share, with one sum;
+    memory is that of both, once where they have the host's in common; the axis and the parts are shown."""
+    other = make("torch" if device is make("cpu") else "cpu")
+    both = ow.combine([device, other])
+    up, down = array(256, 64, seed=2), array(64, 256, seed=3)
+    w = ow.weights({"meta_up": up, "meta_down": down}, device=both)
+    x = ow.input("meta_x", (4, 64))
+    hidden = np.maximum(array(4, 64) @ up.T, 0)
+    with ow.Scheduler([both]) as scheduler:
+        program = scheduler.build(ow.linear(ow.relu(ow.linear(x, w["meta_up"])), w["meta_down"]))
+        np.testing.assert_allclose(program.run(meta_x=array(4, 64)), hidden @ down.T, rtol=1e-3, atol=2e-3)
+    totals = [member.mem_info()[1] for member in both.members]
+    assert both.mem_info()[1] in (sum(totals), max(totals))
+    with ow.Scheduler([device, other]) as scheduler:
+        split = ow.weights({"meta_up": up}, device=ow.Sharded([device, other]))["meta_up"]
+        text = str(scheduler.build(ow.linear(x, split)).explain())
+    assert "128" in text
+    assert "axis 0" in text
+    with pytest.raises(ow.SchedulerError):
+        ow.combine([device, device])
+
+
 @pytest.mark.parametrize("dtype", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k"])
 def test_values_are_quantized_in_blocks(device, dtype):
     """`quantize_chunk`, `quantize_init`, `quantize_free`, `quantize_requires_imatrix`: bytes as the gguf package's;

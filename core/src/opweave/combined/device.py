@@ -245,7 +245,7 @@ class CombinedDevice(ArrayDevice):
         self._reserved -= mem.size
         if mem.size:
             mem.write(0, np.empty(mem.size, np.uint8))  # nothing that lay there is needed any more
-            mem.cell(0, None, (mem.size,)).drop()
+            mem.cell(0, None, (mem.size,)).array = None
         for members in list(self._schedulers.values()):
             members.forget_unused()
 
