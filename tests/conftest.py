@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     near = any(path.is_relative_to(collection_path) or collection_path.is_relative_to(path) for path in CHOSEN)
     return None if near else True
+
+
+def pytest_collection_finish() -> None:
+    """What is there when all tests are collected stays to the end: garbage collections, which many tests and checks of
+    leaks ask for, need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
