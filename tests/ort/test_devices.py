@@ -9,7 +9,9 @@ import onnxruntime
 import pytest
 
 import opweave as ow
+from opweave.contract import Arg, Step
 from opweave.formats.onnx_operators import ONNX_OPERATORS
+from opweave.graph.dtypes import f32, i32
 from opweave.graph.opdef import OPS
 from opweave_ort import OrtBackend, doctor, hooks, providers
 from opweave_ort.runtime import RUNTIME, flag
@@ -34,6 +36,31 @@ def test_a_provider_that_makes_no_session_is_unavailable(monkeypatch):
 
     with pytest.raises(ow.Unavailable, match="NoSuchExecutionProvider"):
         OrtDevice(missing)._probe()
+
+
+def test_a_provider_that_onnx_runtime_leaves_out_is_unavailable(monkeypatch):
+    """Without its libraries it makes a session all the same, on the CPU, and only logs that."""
+    from opweave_ort.device import OrtDevice
+
+    only_cpu = onnxruntime.InferenceSession
+    monkeypatch.setattr(
+        onnxruntime, "InferenceSession",
+        lambda model, options, providers, **more: only_cpu(model, options, providers=["CPUExecutionProvider"]),
+    )  # fmt: skip
+    OrtDevice(providers.PROVIDERS[-1])._probe()
+    cuda = next(p for p in providers.PROVIDERS if p.id == "cuda")
+    with pytest.raises(ow.Unavailable, match=r"CUDAExecutionProvider makes no session: .*left it out"):
+        OrtDevice(cuda)._probe()
+
+
+def test_only_the_cpus_provider_reports_indices_out_of_range():
+    from opweave_ort.device import OrtDevice
+
+    table, ids = Arg(None, 0, f32, (4, 8), (32, 4)), Arg(None, 0, i32, (2,), (4,))
+    step = Step("embedding", Arg(None, 0, f32, (2, 8), (32, 4)), (table, ids), {})
+    said = {p.id: OrtDevice(p).why_not(step) for p in providers.PROVIDERS}
+    assert said.pop("cpu") is None
+    assert all(why is not None and "does not report indices out of range" in why for why in said.values())
 
 
 def test_an_old_onnx_runtime_is_unavailable(monkeypatch):

@@ -70,6 +70,9 @@ class OrtDevice(HostMemory):
     def _why_not(self, step: Step) -> str | None:
         if not self.packs and any(src.dtype.is_quantized for src in step.srcs):
             return f"quantized weights are repacked, which {PACK_VARIABLE}=0 declines"
+        op = OPS.get(step.op)
+        if self.provider.id != "cpu" and op is not None and op.indices and op.family not in ("rope", "random"):
+            return f"{self.provider.name} does not report indices out of range"  # it gives zeros, or other rows
         return super()._why_not(step)
 
     def _probe(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -156,7 +158,20 @@ def probe(provider: Provider, options: Mapping[str, str]) -> Exception | None:
     model = Model()
     model.output(model("Add", *[model.input("in0", f32, (1,))] * 2), f32, (1,))
     try:
-        Session(model.serialized(), {}, provider, options, 1)
+        session = Session(model.serialized(), {}, provider, options, 1)
     except Exception as error:  # ONNX Runtime's errors have no class in common
         return error
-    return None
+    if provider.name in session.native.get_providers():
+        return None
+    return RuntimeError(_left_out(provider))  # ONNX Runtime only logs that, and computes on the CPU
+
+
+def _left_out(provider: Provider) -> str:
+    """Why ONNX Runtime leaves a provider out, as far as loading its library tells."""
+    name = provider.name.removesuffix("ExecutionProvider").lower()
+    for library in Path(onnxruntime.__file__).parent.glob(f"capi/*onnxruntime_providers_{name}.*"):
+        try:
+            ctypes.CDLL(str(library))
+        except OSError as error:
+            return str(error)
+    return "ONNX Runtime left it out: there is no such hardware, or its driver or a library is missing"
