@@ -65,10 +65,6 @@ class FusingStream(TorchStream):
     """A stream whose runs of pointwise steps become one kernel each. They are compiled when they first run, which takes
     seconds, once for each form in a process."""
 
-    @property
-    def lists_operands(self) -> bool:
-        return False  # groups are bound by their steps alone
-
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
         groups = []
         for run in pointwise_groups(steps, _takes):

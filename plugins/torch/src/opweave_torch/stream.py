@@ -37,6 +37,10 @@ class TorchStream(Stream):
             return super()._compile(groups)
 
     @property
+    def lists_operands(self) -> bool:
+        return False  # groups are bound by their steps alone
+
+    @property
     def shares_calls(self) -> bool:
         return type(self)._compile is TorchStream._compile
 
