@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+import opweave as ow
 from opweave.conformance.values import SCALES
 from opweave.contract import Arg, Step
 from opweave.graph.dtypes import as_dtype
@@ -190,6 +191,37 @@ def test_the_first_positions_of_long_lines_take_one_pass_on_processors(stream, m
     assert names == ["keep"]
     run(stream, "top_k", np.zeros((2, 65), np.int64), floats(2, 5000), k=65, axis=1)
     assert names[1:3] == ["rank", "merge"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "swapped", "heads"),
+    [
+        ((2, 3, 7, 10), False, 6),
+        ((2, 3, 7, 10), True, 3),
+        ((1, 5, 1, 8), False, 5),
+        ((1, 1, 4, 8), False, 1),
+        ((7, 8), False, 1),
+    ],
+)
+def test_rows_at_the_same_position_are_turned_by_angles_that_are_computed_once(
+    stream, monkeypatch, shape, swapped, heads
+):
+    if stream.target.tuning.row_group > 1:
+        pytest.skip("each row has work-items of its own there")
+    x, dims = floats(*shape), shape[-1] - 2
+    tensor = ow.constant(np.ascontiguousarray(x.swapaxes(1, 2))).swapaxes(1, 2) if swapped else ow.constant(x)
+    turned = ow.rope(tensor, ow.constant(np.arange(3, 3 + shape[-2])), dims=dims)
+    sizes: list[tuple[int, ...]] = []
+    launch = type(stream).launch
+
+    def noting(self, program, name, size, *rest):
+        sizes.append(size)
+        return launch(self, program, name, size, *rest)
+
+    monkeypatch.setattr(type(stream), "launch", noting)
+    with ow.Scheduler(stream) as scheduler, ow.Scheduler("host") as host:
+        np.testing.assert_allclose(scheduler.build(turned).run(), host.build(turned).run(), rtol=1e-5, atol=1e-6)
+    assert sizes[-1] == (shape[-1] - dims // 2, x[..., 0].size // heads, 1)
 
 
 def test_long_running_sums_keep_small_addends(stream):

@@ -14,10 +14,11 @@ typedef struct {
     long adjacent;        // whether pairs are neighbours, else halves
     long row[8], start[8], stop[8], step[8]; // rows of positions, and the pairs that take their angle from them
     long parts;           // how many of these there are
+    long heads, out_head, x_head; // rows that a work-item turns by the same angles, and the steps between them
     float magnitude;
 } Params;
 
-// One work-item for each pair, then one for each element behind them.
+// One work-item for each pair of `heads` rows, then one for each element behind them.
 __kernel void rope(__global MEM(T) *out, __global const MEM(T) *x, __global const MEM(ID) *positions,
                    __global const float *frequency, __global const MEM(F) *factors, const Params p)
 {
@@ -32,7 +33,8 @@ __kernel void rope(__global MEM(T) *out, __global const MEM(T) *x, __global cons
     }
     if (rest) return; // work-items that fill up the last group
     if (i >= p.pairs) {
-        STORE(T, LOAD(T, x, (i + p.pairs) * p.x_step), out, (i + p.pairs) * p.out_step);
+        for (long head = 0; head < p.heads; head++, out += p.out_head, x += p.x_head)
+            STORE(T, LOAD(T, x, (i + p.pairs) * p.x_step), out, (i + p.pairs) * p.out_step);
         return;
     }
     long row = 0;
@@ -49,9 +51,11 @@ __kernel void rope(__global MEM(T) *out, __global const MEM(T) *x, __global cons
     const float angle = TURN * (part_of_turn(position, high, low) + missing * high);
     const float c = cos(angle) * p.magnitude, s = sin(angle) * p.magnitude;
     const long one = p.adjacent ? 2 * i : i, two = p.adjacent ? 2 * i + 1 : i + p.pairs;
-    const float a = LOAD(T, x, one * p.x_step), b = LOAD(T, x, two * p.x_step);
-    STORE(T, a * c - b * s, out, one * p.out_step);
-    STORE(T, a * s + b * c, out, two * p.out_step);
+    for (long head = 0; head < p.heads; head++, out += p.out_head, x += p.x_head) {
+        const float a = LOAD(T, x, one * p.x_step), b = LOAD(T, x, two * p.x_step);
+        STORE(T, a * c - b * s, out, one * p.out_step);
+        STORE(T, a * s + b * c, out, two * p.out_step);
+    }
 }
 #endif
 

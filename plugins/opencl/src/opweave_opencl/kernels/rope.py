@@ -12,9 +12,19 @@ from opweave.ops.rope import rope_frequencies, section_parts
 from opweave_opencl.kernels.pointwise import spread
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.kernels.tables import keep, table, turns
-from opweave_opencl.layouts import coalesce, element_offset, element_strides, optional_strides, padded, padded_strides
+from opweave_opencl.layouts import (
+    Axes,
+    coalesce,
+    element_offset,
+    element_strides,
+    optional_strides,
+    padded,
+    padded_strides,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from opweave_opencl.stream import OpenCLStream
 
 __all__: list[str] = []
@@ -47,6 +57,7 @@ def rope(
     o_steps, x_steps, p_steps = map(element_strides, (out, x, positions))
     section_step = p_steps[0] if sections else 0
     lengths, lead = coalesce(x.shape[:-1], [o_steps[:-1], x_steps[:-1], p_steps[1 if sections else 0 :]])
+    heads, lengths, lead = _heads(lengths, lead) if stream.target.tuning.row_group == 1 else ((1, 0, 0), lengths, lead)
     words = [len(lengths), *padded(lengths, 1)]
     words += padded_strides(lead)
     operands = [out, x, positions, frequency, factors or x]
@@ -56,13 +67,27 @@ def rope(
     parts = section_parts(sections, interleaved, dims // 2)
     for values in zip(*[(row, part.start, part.stop, part.step or 1) for row, part in parts], strict=True):
         words += padded(values, 1, MOST_PARTS)
-    words.append(len(parts))
+    words += [len(parts), *heads]
     macros = {"ROPE": "1", "T": x.dtype.name, "ID": positions.dtype.name}
     macros |= {"FACTORS": str(int(factors is not None)), "F": (factors or x).dtype.name}
-    rows = x.size // x.shape[-1]
+    rows = x.size // x.shape[-1] // heads[0]
     size, group = spread((x.shape[-1] - dims // 2, rows, 1), stream.target.tuning.group)
     program = stream.target.programs.get("rope", macros)
     return keep(stream.launch(program, "rope", size, group, operands, words, (magnitude,)), frequency)
+
+
+def _heads(lengths: Axes, lead: Sequence[Axes]) -> tuple[Axes, Axes, list[Axes]]:
+    """The longest axis along which positions stay the same, as its length and the steps of out and x, and the others.
+
+    A work-item of a processor takes the sine and cosine of an angle once for all of them.
+    """
+    same = [axis for axis, step in enumerate(lead[2]) if step == 0]
+    if not same:
+        return (1, 0, 0), lengths, list(lead)
+    taken = max(same, key=lengths.__getitem__)
+    kept = [axis for axis in range(len(lengths)) if axis != taken]
+    heads = (lengths[taken], lead[0][taken], lead[1][taken])
+    return heads, tuple([lengths[a] for a in kept]), [tuple([own[a] for a in kept]) for own in lead]
 
 
 @KERNELS("timestep_embedding", dtypes="f32 f16 bf16")
