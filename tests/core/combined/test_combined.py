@@ -185,6 +185,17 @@ def test_states_stay_on_a_member_and_keep_their_values(both):
         assert scheduler.build(ow.sum(cache)).run() == 32
 
 
+def test_a_program_may_write_several_states(both):
+    one, two = (ow.state(f"several_{i}", (4, 3), device=both) for i in range(2))
+    x = ow.input("x_several", (4, 3))
+    with ow.Scheduler(both) as scheduler:
+        program = scheduler.build([ow.assign(one, x), ow.accumulate(two, x)])
+        for _ in range(2):
+            first, second = program.run(x_several=numbers(4, 3))
+    assert np.array_equal(first, numbers(4, 3))
+    assert np.array_equal(second, 2 * numbers(4, 3))
+
+
 def test_memory_of_members_goes_with_what_lies_there(both, pair):
     group = ow.weights(ARRAYS, device=both)
     with ow.Scheduler(both) as scheduler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import finalize
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from opweave.scheduler.program import Program
 
 __all__ = ["CombinedFunction"]
+
+
+NUMBERS: Final = count()
+"""For the names of states, which are unique in a graph."""
 
 
 class Ready(NamedTuple):
@@ -102,7 +107,9 @@ class CombinedFunction:
         array = value.to_host()
         given = Blocks(array, arg.shape, arg.dtype) if arg.dtype.is_quantized else array
         if arg.value in self._written:
-            leaf = state(f"{self._device.name}.state", arg.shape, arg.dtype, device=self._device.roomiest())
+            leaf = state(
+                f"{self._device.name}.state{next(NUMBERS)}", arg.shape, arg.dtype, device=self._device.roomiest()
+            )
             write_state(leaf, given)
         else:
             (leaf,) = weights({f"{self._device.name}.weight": given}).values()
