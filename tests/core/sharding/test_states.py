@@ -73,6 +73,21 @@ def test_parts_are_written_where_they_lie(pair, op, axis):
         assert sorted(n.device for n in writers) == ["left", "right"]
 
 
+@pytest.mark.parametrize("op", ["index_copy", "assign", "accumulate"])
+def test_a_whole_state_takes_what_is_computed_in_parts(pair, op):
+    w = numbers(8, 6)
+    state = ow.state(f"whole_{op}", (4, 8), device=pair[1])
+    x = ow.input("x_whole_state", (4, 6))
+    made = ow.linear(x, ow.weights({"w": w}, device=ow.Sharded(pair, multiple=1))["w"])
+    new = ow.index_copy(state, np.arange(4), made) if op == "index_copy" else getattr(ow, op)(state, made)
+    with ow.Scheduler(pair) as scheduler:
+        program = scheduler.build(ow.neg(new))
+        for times in (1, 2):
+            want = numbers(4, 6) @ w.T * (times if op == "accumulate" else 1)
+            assert np.array_equal(program.run(x_whole_state=numbers(4, 6)), -want)
+    assert np.array_equal(ow.read(state), want)
+
+
 def test_regions_are_written_in_parts(pair):
     state = ow.state("regions_states", (4, 6, 8), device=ow.Sharded(pair, 2, multiple=1))
     row, rows = ow.input("row_regions", (8,)), ow.input("rows_regions", (2, 8, 1))

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from opweave.errors import LayoutError
 from opweave.graph.graph import Graph
 from opweave.graph.scope import SCOPE
-from opweave.graph.tensor import Tensor, constant, node
+from opweave.graph.tensor import Tensor, constant, node, view_node
 from opweave.ops import movement
 from opweave.ops.matmul import LINEAR
 from opweave.ops.selection import where
@@ -103,7 +103,8 @@ class _Splitter:
             if any(s in values.plain for s in tensor.srcs):
                 self._whole(tensor, self.devices[0])
             return
-        if tensor not in self.kept:
+        writes = tensor.op is not None and tensor.op.writes  # a state that is whole
+        if tensor not in self.kept and not writes:
             found = self._sum_of_sums(tensor) or self._in_parts(tensor)
             if found is not None:
                 values.spread[tensor] = found
@@ -269,6 +270,8 @@ def again(tensor: Tensor, srcs: tuple[Tensor, ...], size: tuple[int, int] | None
         return getattr(movement, op.name)(x, shape)  # type: ignore[no-any-return]
     if op.name == "transpose":
         return movement.transpose(x, attrs["axes"])
+    if "window" in attrs:  # of a combination of devices
+        return view_node(op, x, attrs, tensor.shape, tensor.strides, x.offset + attrs["window"][0])
     if op.name == "slice":
         return movement.slice(x, _key(attrs["key"], tensor.srcs[0], x))
     if op.name == "diagonal":

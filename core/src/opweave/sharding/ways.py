@@ -182,7 +182,7 @@ def _reshape(node: Tensor) -> Iterator[Way]:
 def _slice(node: Tensor) -> Iterator[Way]:
     """Axes of which everything is kept."""
     axis = out = 0
-    for key in node.attrs["key"]:
+    for key in node.attrs.get("key", ()):  # other windows than slices cannot be cut
         if key is None:
             out += 1
         elif isinstance(key, tuple):
