@@ -196,6 +196,52 @@ def test_a_program_may_write_several_states(both):
     assert np.array_equal(second, 2 * numbers(4, 3))
 
 
+@pytest.mark.parametrize("blocks", [None, 6])
+def test_a_cache_is_split_by_heads(both, blocks):
+    heads, groups, size, width = 8, 4, 32, 24
+    rng = np.random.default_rng(0)
+    outs = {"q": heads, "k": groups, "v": groups}
+    arrays = {n: rng.standard_normal((h * size, width), F) for n, h in outs.items()}
+    arrays["o"] = rng.standard_normal((width, heads * size), F)
+
+    def run(device: ow.Device) -> tuple[list[np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
+        cache = ow.KVCache(1, 3, 8, groups, size, device=device, block=4, blocks=blocks, name=f"{device.name}{blocks}")
+        w, sequence = ow.weights(arrays, device=device), cache.join()
+        got: list[np.ndarray[Any, Any]] = []
+        with ow.Scheduler(device) as scheduler:
+            for tokens in ([1, 2, 3, 4], [4], [5]):
+                batch = cache.feed({sequence: tokens})
+                n, t = batch.tokens.shape
+                x = ow.input("x_combined_cache", (n * t, width))
+                slots, at = ow.input("slots_combined", (n, t), "i64"), ow.input("at_combined_cache", (n, t), "i64")
+                table = ow.input("blocks_combined", batch.blocks.shape, "i64")
+                q, k, v = (
+                    ow.transpose(ow.reshape(ow.linear(x, w[name]), (n, t, number, size)), (0, 2, 1, 3))
+                    for name, number in outs.items()
+                )
+                seen = cache.attend(0, q, k, v, at, slots, table, batch.reach)
+                out = ow.linear(ow.reshape(ow.transpose(seen, (0, 2, 1, 3)), (n * t, heads * size)), w["o"])
+                feeds = {"x_combined_cache": np.random.default_rng(len(got)).standard_normal((n * t, width), F),
+                         "slots_combined": batch.slots, "at_combined_cache": batch.positions,
+                         "blocks_combined": batch.blocks}  # fmt: skip
+                got.append(scheduler.build(out).run(feeds))
+            for inner in programs(device) if isinstance(device, CombinedDevice) else ():
+                where = [n.device for n in inner.explain().nodes if n.op in ("attention", "index_copy")]
+                assert sorted(where) == ["left"] * 3 + ["right"] * 3
+                assert f"f32{[*cache.keys[0].shape]}" not in str(inner.explain()).partition("shards")[0]
+        # What is written across the cut by another program is right too: the state then lies whole.
+        with ow.Scheduler(device) as scheduler:
+            scheduler.build(ow.sum(ow.assign(cache.keys[0][:, 1], 7.0))).run()
+            got.append(scheduler.build(out).run(feeds))
+        return got, ow.read(cache.keys[0])
+
+    split, keys = run(both)
+    whole, wanted = run(Member("one"))
+    for a, b in zip(split, whole, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max())
+    np.testing.assert_allclose(keys, wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_memory_of_members_goes_with_what_lies_there(both, pair):
     group = ow.weights(ARRAYS, device=both)
     with ow.Scheduler(both) as scheduler:

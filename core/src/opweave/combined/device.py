@@ -38,8 +38,9 @@ def combine(devices: Sequence[str | Device] | Mapping[str | Device, float]) -> C
     """One device over several: programs on it compute with all of them at once, and its memory is theirs together.
 
     Weights on it are split over the members, products along their output features, those that follow along the
-    features that are summed over (Shoeybi et al., "Megatron-LM", 2019); `opweave.Sharded` says so by hand. States and
-    small weights lie whole on one member. It supports what all members support.
+    features that are summed over (Shoeybi et al., "Megatron-LM", 2019); `opweave.Sharded` says so by hand. Key-value
+    caches that such products fill are split by heads; other states lie whole on the member with most room. It supports
+    what all members support.
 
     Args:
         devices: two devices or more, or their names; or a mapping of these to shares, any positive numbers, in which

@@ -17,11 +17,11 @@ from opweave.graph.graph import Graph
 from opweave.graph.opdef import OPS
 from opweave.graph.tensor import Tensor, constant, node, view_node
 from opweave.graph.tensor import input as new_input
-from opweave.leaf_memory import write_state
+from opweave.leaf_memory import place_state, read_leaf, write_state
 from opweave.leaves import state, weights
 from opweave.ops.movement import SLICE
 from opweave.sharding.axes import axes_of
-from opweave.sharding.placing import Sharded, place_shards
+from opweave.sharding.placing import Sharded, place_shards, place_state_shards
 
 if TYPE_CHECKING:
     from opweave.combined.device import CombinedDevice, Members
@@ -102,14 +102,12 @@ class CombinedFunction:
             self._members.unused.append(found.program)
 
     def _keep(self, value: Value, arg: Arg) -> Kept:
-        """Give a value to the members: as a state, where the steps write it, else as a weight, which gets its memory
-        when it is in a graph."""
+        """Give a value to the members: as a state, where the steps write it, else as a weight. It gets its memory when
+        it is in a graph."""
         array = value.to_host()
         given = Blocks(array, arg.shape, arg.dtype) if arg.dtype.is_quantized else array
         if arg.value in self._written:
-            leaf = state(
-                f"{self._device.name}.state{next(NUMBERS)}", arg.shape, arg.dtype, device=self._device.roomiest()
-            )
+            leaf = state(f"{self._device.name}.state{next(NUMBERS)}", arg.shape, arg.dtype)
             write_state(leaf, given)
         else:
             (leaf,) = weights({f"{self._device.name}.weight": given}).values()
@@ -121,16 +119,45 @@ class CombinedFunction:
         ]
         outputs, states = self._graph(tensors)
         graph = Graph(tuple(outputs))
-        fresh = [leaf for leaf in leaves.values() if _is_unplaced(leaf)]
-        for leaf, axis in axes_of(graph, fresh).items():
+        self._place(graph, [leaf for leaf in leaves.values() if _is_unplaced(leaf)])
+        scheduler = self._members.scheduler
+        try:
+            program = scheduler.build(tuple(outputs))
+        except LayoutError:
+            split = [leaf for leaf in leaves.values() if _is_split_state(leaf)]
+            if not split:
+                raise
+            # These steps write across the cut that suited others, whose programs are built anew when they run again.
+            scheduler.reset()
+            for leaf in split:
+                self._make_whole(leaf)
+            program = scheduler.build(tuple(outputs))
+        return Ready(program, {i: f"{i}" for i in range(len(tensors)) if i not in leaves}, states)
+
+    def _place(self, graph: Graph, fresh: Sequence[Tensor]) -> None:
+        """Give weights and states memory: in parts along the axes that suit the graph, else whole. What the scheduler
+        places by itself are whole weights."""
+        weights = {leaf for leaf in fresh if leaf.leaf is not None and leaf.leaf.kind == "weight"}
+        states = {leaf for leaf in fresh if leaf not in weights}
+        for leaf, axis in axes_of(graph, weights, states).items():
             try:
-                place_shards([leaf], Sharded(self._device.shares, axis))
+                if leaf in weights:
+                    place_shards([leaf], Sharded(self._device.shares, axis))
+                else:
+                    place_state_shards(leaf, Sharded(self._device.shares, axis, multiple=1))
             except LayoutError:
                 continue  # too few whole blocks: it stays whole
             assert leaf.leaf is not None
             self._device.note(leaf.leaf, leaf.nbytes)
-        program = self._members.scheduler.build(tuple(outputs))
-        return Ready(program, {i: f"{i}" for i in range(len(tensors)) if i not in leaves}, states)
+        for leaf in states:
+            if _is_unplaced(leaf):
+                place_state(leaf, self._device.roomiest())
+
+    def _make_whole(self, leaf: Tensor) -> None:
+        """Give a state in parts memory on one member."""
+        assert leaf.leaf is not None
+        leaf.leaf.data, leaf.leaf.shards = read_leaf(leaf), None
+        place_state(leaf, self._device.roomiest())
 
     def _graph(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[int, int]]:
         """The steps as nodes over tensors in place of the inputs."""
@@ -167,13 +194,22 @@ def _kept(value: Value) -> Kept:
 
 
 def _is_unplaced(leaf: Tensor) -> bool:
-    assert leaf.leaf is not None
-    return leaf.leaf.kind == "weight" and leaf.leaf.placement is None and leaf.leaf.shards is None
+    return leaf.leaf is not None and leaf.leaf.placement is None and leaf.leaf.shards is None
+
+
+def _is_split_state(leaf: Tensor) -> bool:
+    return leaf.leaf is not None and leaf.leaf.kind == "state" and leaf.leaf.shards is not None
 
 
 def _corner(tensor: Tensor) -> Tensor:
-    """A few elements of the version of a state: it is computed then, and little is read."""
-    return tensor[(*[slice(0, 1)] * (tensor.ndim - 1), slice(0, tensor.dtype.block))] if tensor.ndim else tensor
+    """A few elements of the version of a state: it is computed then, and little is read. They have all of the axis
+    along which caches are cut, so that the state is not gathered."""
+    if not tensor.ndim:
+        return tensor
+    ends = [slice(0, 1)] * (tensor.ndim - 1) + [slice(0, tensor.dtype.block)]
+    if tensor.ndim == 3:
+        ends[1] = slice(None)
+    return tensor[tuple(ends)]
 
 
 class _Windows(ArrayLibrary):
@@ -201,11 +237,28 @@ class _Windows(ArrayLibrary):
             return self.reshape(whole, arg.shape)
         if whole.dtype.block == 1:
             shape, strides, offset = in_elements(arg)
+            if window_plan(whole.size, offset, shape, strides) is None:
+                whole, offset = self._around(whole, offset, shape, strides)
+            arg = Arg(None, offset * whole.dtype.itemsize, arg.dtype, arg.shape, arg.strides)
             if window_plan(whole.size, offset, shape, strides) is not None:
                 return super().window(whole, arg)  # type: ignore[no-any-return]
-        # Slices do not show it, as where rows of a window overlap; then it is cut out of one member's memory.
+        # Slices do not show it, as where rows of a window overlap.
         window = {"window": (arg.offset, arg.shape, arg.strides)}
         return view_node(SLICE, whole, window, arg.shape, arg.strides, whole.offset + arg.offset)
+
+    def _around(self, whole: Tensor, offset: int, shape: Shape, strides: Shape) -> tuple[Tensor, int]:
+        """Rows of the leading axis around a window, as many as whole steps of its largest stride take, and where it
+        begins in them; all of it where there are none."""
+        row = whole.size // whole.shape[0] if whole.ndim > 1 else 0
+        steps = [stride for stride, n in zip(strides, shape, strict=True) if n > 1]
+        if not row or not steps:
+            return whole, offset
+        first, big = offset // row, max(steps)
+        span = 1 + sum([(n - 1) * stride for n, stride in zip(shape, strides, strict=True)])
+        length = -(-(offset - first * row + span) // big) * big
+        if length % row or first * row + length > whole.size:
+            return whole, offset
+        return whole[first : first + length // row], offset - first * row
 
     def updated(self, array: Tensor, index: Any, values: Tensor) -> Tensor:
         return ops.set_region(array, values, [constant(piece.start or 0, "i64") for piece in index])

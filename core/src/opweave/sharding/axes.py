@@ -20,12 +20,13 @@ KEEPS: Final = frozenset(
 """Operations beside elementwise ones whose result stays split where their sources are."""
 
 
-def axes_of(graph: Graph, weights: Collection[Tensor]) -> dict[Tensor, int]:
-    """The axis of each weight that is to be cut; the others stay whole.
+def axes_of(graph: Graph, weights: Collection[Tensor], states: Collection[Tensor] = ()) -> dict[Tensor, int]:
+    """The axis of each weight and state that is to be cut; the others stay whole.
 
     As in Shoeybi et al., "Megatron-LM" (2019): a product of whole values is cut along its output features, one of
     values that are split along the features that are summed over, so that the two products of an MLP, and the four of
-    an attention block, exchange values once.
+    an attention block, exchange values once. States of three axes to which rows of split values are copied are taken
+    for key-value caches, which are cut by heads.
     """
     found: dict[Tensor, int] = {}
     split: set[Tensor] = set()  # values whose features are computed in parts
@@ -41,6 +42,9 @@ def axes_of(graph: Graph, weights: Collection[Tensor]) -> dict[Tensor, int]:
                 split.add(node)
                 if op.name == "linear" and len(node.srcs) == 3 and node.srcs[2] in weights:
                     found.setdefault(node.srcs[2], 0)  # the bias, as its weight
+        elif op.name == "index_copy" and node.srcs[0] in states and node.srcs[0].ndim == 3 and node.srcs[2] in split:
+            found[node.srcs[0]] = 1
+            split.add(node)
         elif (op.pointwise or op.name in KEEPS) and any(source in split for source in node.srcs):
             split.add(node)
     return found

@@ -115,21 +115,23 @@ def place_shards(tensors: Sequence[Tensor], sharded: Sharded) -> list[Buffer | M
 
 
 def place_state_shards(tensor: Tensor, sharded: Sharded) -> None:
-    """Split a state and give each part memory on its device, with the values of its ``fill``; raises what
+    """Split a state that lies nowhere yet and give each part memory on its device, with its present values; raises what
     `place_shards` raises."""
     leaf = tensor.leaf
     assert leaf is not None
     devices, shares, names = _resolved(sharded)
     shards = shards_of(tensor, sharded, shares, names)
     try:
-        for part, device in zip(shards.parts, devices, strict=True):
+        for i, (part, device) in enumerate(zip(shards.parts, devices, strict=True)):
+            if leaf.data is not None and part.leaf is not None:
+                part.leaf.data = shards.values(leaf.data, i)
             place_state(part, device)
     except BaseException:
         for part in shards.parts:
             if part.leaf is not None and part.leaf.placement is not None:
                 part.leaf.placement.buffer.free()
         raise
-    leaf.shards = shards
+    leaf.shards, leaf.data = shards, None
 
 
 def _resolved(sharded: Sharded) -> tuple[list[Device], Sequence[float], tuple[str, ...]]:
