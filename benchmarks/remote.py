@@ -35,22 +35,21 @@ listener = socket.create_server(("127.0.0.1", 0))
 print(listener.getsockname()[1], flush=True)
 sock, _ = listener.accept()
 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-view = memoryview(bytearray(int(sys.argv[1])))
+view, order = memoryview(bytearray(int(sys.argv[1]))), bytearray(100)
 while True:
     try:
-        got = sock.recv_into(view[:100])
+        got = sock.recv_into(order)
     except ConnectionResetError:
         break
     if not got:
         break
-    if view[0] == 1:
+    if order[0] == 1:
         at = 0
         while at < len(view):
             at += sock.recv_into(view[at:])
-    if view[0] == 2:
+    if order[0] == 2:
         sock.sendall(view)
-    view[0] = 0
-    sock.sendall(view[:100])
+    sock.sendall(bytes(100))
 """
 """Answers 100 bytes with 100 bytes; takes a block before that where they begin with 1, sends one where with 2."""
 
