@@ -20,7 +20,7 @@ from llvmlite import ir
 from opweave.contract import Arg, Call, Stream
 from opweave.graph.dtypes import DType
 from opweave_cpu.jit.compiler import MachineCode, target
-from opweave_cpu.jit.integers import BYTES, PIECES, STRETCH, Form, Stretch, dot, form_of, load, store
+from opweave_cpu.jit.integers import BYTES, PIECES, STRETCH, Form, Stretch, dot, form_of, load, prefetch, store
 from opweave_cpu.jit.vectors import LANES, Vector, fma, intrinsic, select, vector_type
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk
 from opweave_cpu.jit.writer import Writer
@@ -41,6 +41,10 @@ FEW_ROWS: Final = 5
 
 CHUNK: Final = 128
 """Rows whose sums are in the cache at once. Weights are unpacked anew for each so many."""
+
+AHEAD: Final = 512
+"""Bytes by which rows of weights are read ahead. The processor does so too, but anew for each row and page: on a Zen 4
+a single row of ``x`` takes up to 8 % less time with this, 16 rows a sixth less; with 256 to 1024 bytes the same."""
 
 _I8: Final = ir.IntType(8)
 _I32: Final = ir.IntType(32)
@@ -215,6 +219,8 @@ class Row:
         writer, form, code = self._writer, self._form, self._writer.code
         size = form.size * form.blocks
         address = code.add(row, code.mul(s, _I64(size)))
+        for line in range(0, size, _VECTOR_BYTES):
+            prefetch(code, code.add(address, _I64(AHEAD + line)))
         if self._tail:
             is_last = code.icmp_signed("==", s, code.sub(writer.lengths[1], _I64(1)))
             copy = code.ptrtoint(self._copy, _I64)

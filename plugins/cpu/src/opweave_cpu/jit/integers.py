@@ -16,7 +16,7 @@ from opweave_cpu.jit.compiler import target
 from opweave_cpu.jit.vectors import LANES, Vector, declared, vector_type
 from opweave_cpu.jit.writer import Writer
 
-__all__ = ["STRETCH", "Form", "dot", "form_of", "load", "multiplies_bytes", "store"]
+__all__ = ["STRETCH", "Form", "dot", "form_of", "load", "multiplies_bytes", "prefetch", "store"]
 
 STRETCH: Final = 256
 """Weights of a stretch."""
@@ -46,6 +46,14 @@ def load(code: Any, kind: Any, address: Any, align: int = 1) -> Any:
 
 def store(code: Any, value: Any, address: Any, align: int = 1) -> None:
     code.store(value, code.inttoptr(address, value.type.as_pointer()), align=align)
+
+
+def prefetch(code: Any, address: Any) -> None:
+    """Have a cache line, which may lie behind the end of an array, brought into the second-level cache."""
+    kinds = [_I8.as_pointer(), _I32, _I32, _I32]
+    function = declared(code, "llvm.prefetch.p0", ir.VoidType(), kinds)
+    to_read, second_level, data = _I32(0), _I32(2), _I32(1)
+    code.call(function, [code.inttoptr(address, kinds[0]), to_read, second_level, data])
 
 
 def multiplies_bytes() -> bool:
