@@ -34,6 +34,7 @@ def network(again):
 def values(outputs):
     rng = np.random.default_rng(1)
     leaves = [t for t in Graph(outputs).leaves if t.leaf is not None and t.leaf.kind == "input"]
+    leaves.sort(key=lambda t: t.name)  # their order is that of first use, which computing again may change
     return {t.name: rng.standard_normal(t.shape).astype(t.dtype.numpy) for t in leaves}
 
 

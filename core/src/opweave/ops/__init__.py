@@ -33,6 +33,7 @@ from opweave.ops.random import *
 from opweave.ops.reduction import *
 from opweave.ops.rope import *
 from opweave.ops.rounding import *
+from opweave.ops.row_gradients import *
 from opweave.ops.rows import *
 from opweave.ops.selection import *
 from opweave.ops.sorting import *

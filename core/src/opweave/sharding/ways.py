@@ -199,7 +199,10 @@ WAYS: Final[dict[str, Callable[[Tensor], Iterator[Way]]]] = {
     "embedding": _embedding, "head_softmax": _head_softmax, "rope": _rope, "concat": _concat,
     "index_copy": _index_copy, "assign": _assign, "accumulate": _assign,
     "transpose": _transpose, "broadcast_to": _broadcast_to, "reshape": _reshape, "slice": _slice,
-    **dict.fromkeys(("softmax", "log_softmax", "layer_norm", "rms_norm", "l2_norm", "dequantize", "quantize"), _rows),
+    **dict.fromkeys((
+        "softmax", "log_softmax", "layer_norm", "rms_norm", "l2_norm", "dequantize", "quantize", "softmax_backward",
+        "log_softmax_backward", "layer_norm_backward", "rms_norm_backward",
+    ), _rows),
     **dict.fromkeys(("sum", "prod", "mean", "max", "min", "var"), _reduce),
 }  # fmt: skip
 """Operation -> its ways; those of elementwise operations are all axes."""

@@ -9,6 +9,7 @@ from opweave import ops
 from opweave.conformance.case import FLOATS, LAYOUTS, STRIDED, Case, Operand, case
 from opweave.graph.layout import Shape
 from opweave.graph.tensor import Tensor
+from opweave.ops.row_gradients import layer_norm_backward, log_softmax_backward, rms_norm_backward, softmax_backward
 
 ROWS: Final[tuple[Shape, ...]] = ((1,), (7,), (1, 1), (3, 5), (4, 64), (2, 257), (129, 3), (2, 3, 33))
 HEADS: Final[tuple[Shape, ...]] = ((1, 1, 1), (4, 5, 7), (3, 2, 65), (2, 6, 3, 8), (12, 1, 33))
@@ -33,6 +34,7 @@ def cases() -> Iterator[Case]:
             yield case("rms_norm", x, row)
             yield case("log_softmax", x)
             yield case("l2_norm", x)
+            yield from _gradients(x, row)
         for shape in HEADS:
             x, sinks = Operand(shape, dtype), Operand(shape[-3:-2], dtype)
             yield case("head_softmax", x, sinks, build=_sunk)
@@ -57,6 +59,7 @@ def cases() -> Iterator[Case]:
                 yield case("rms_norm", x, row)
                 yield case("log_softmax", x)
                 yield case("l2_norm", x)
+                yield from _gradients(x, row)
             x, sinks = Operand((2, 3, 8), dtype, layout), Operand((2,), dtype)
             yield case("head_softmax", x, sinks, Operand((2, 3, 8), dtype), build=_sloped)
             yield case("head_softmax", Operand((2, 3, 8), dtype), sinks, x, build=_sloped, tag="mask")
@@ -79,6 +82,14 @@ def cases() -> Iterator[Case]:
         yield case("l2_norm", Operand((3, 5), dtype), eps=100.0, tag="eps")
         yield case("l2_norm", Operand((5, 17), dtype), axis=0, tag="axis0")
         yield case("log_softmax", Operand((5, 17), dtype), axis=0, tag="axis0")
+
+
+def _gradients(x: Operand, row: Operand) -> Iterator[Case]:
+    for build in (layer_norm_backward, rms_norm_backward):
+        yield case(build.__name__, x, x, build=build, eps=0.5)
+        yield case(build.__name__, x, x, row, build=build, eps=0.5)
+    yield case("softmax_backward", x, x, build=softmax_backward, scale=0.5)
+    yield case("log_softmax_backward", x, x, build=log_softmax_backward)
 
 
 def _sunk(x: Tensor, sinks: Tensor, mask: Tensor | None = None) -> Tensor:

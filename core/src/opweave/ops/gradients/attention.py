@@ -9,6 +9,7 @@ from opweave.graph.tensor import Tensor, constant
 from opweave.ops.gradients.normalization import head_slopes, sink_gradient
 from opweave.ops.gradients.rules import gradient_of, sum_of
 from opweave.ops.operands import optional_operands
+from opweave.ops.row_gradients import softmax_backward
 
 
 @gradient_of("attention")
@@ -41,10 +42,13 @@ def _attention(
         scores = scores + constant(np.where(hidden, -np.inf, 0.0), q.dtype)
     shares = ops.softmax(scores, sinks=sinks)
     g = ops.reshape(grad, (*merged, v.shape[3]))
-    dot = sum_of(grad * out)
-    dscores = shares * (ops.reshape(ops.matmul(g, ops.swapaxes(v, -1, -2)), by_head) - dot)
-    dproducts = dscores * (1.0 - ops.square(capped * (1 / soft_cap))) if soft_cap else dscores
-    inner = ops.reshape(dproducts * scale, (*merged, keys))
+    dshares = ops.reshape(ops.matmul(g, ops.swapaxes(v, -1, -2)), by_head)
+    if mask is None and not soft_cap:
+        dproducts = dscores = softmax_backward(dshares, shares, scale)
+    else:
+        dscores = softmax_backward(dshares, shares)
+        dproducts = (dscores * (1.0 - ops.square(capped * (1 / soft_cap))) if soft_cap else dscores) * scale
+    inner = ops.reshape(dproducts, (*merged, keys))
     gradients = [
         ops.reshape(ops.matmul(inner, k), q.shape),
         ops.matmul(ops.swapaxes(inner, -1, -2), rows),
@@ -53,5 +57,5 @@ def _attention(
     if mask is not None:
         gradients.append(slopes * dscores if max_bias else dscores)
     if sinks is not None:
-        gradients.append(sink_gradient(dot, scores, sinks))
+        gradients.append(sink_gradient(sum_of(grad * out), scores, sinks))
     return tuple(gradients)

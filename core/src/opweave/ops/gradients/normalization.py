@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
@@ -11,25 +12,28 @@ from opweave.graph.layout import Shape
 from opweave.graph.tensor import Tensor, constant
 from opweave.ops.gradients.rules import at_least_f32, gradient_of, mean_of, rows_of, sum_of
 from opweave.ops.normalization import alibi_slopes
-
-
-def softmax_scores(grad: Tensor, out: Tensor) -> Tensor:
-    """The gradient of the scores: y · (g − Σ g y)."""
-    g, y = at_least_f32(grad, out)
-    return y * (g - sum_of(g * y))
+from opweave.ops.row_gradients import layer_norm_backward, log_softmax_backward, rms_norm_backward, softmax_backward
 
 
 @gradient_of("softmax")
 def _softmax(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor | None = None, *, scale: float) -> tuple[Tensor, ...]:
-    scores = softmax_scores(grad, out)
-    return scores * scale, *(() if mask is None else (scores,))
+    if mask is None:
+        return (softmax_backward(grad, out, scale),)
+    scores = softmax_backward(grad, out)
+    return scores * scale, scores
+
+
+@gradient_of("softmax_backward")
+def _softmax_backward(grad: Tensor, out: Tensor, given: Tensor, y: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+    u, g, y = at_least_f32(grad, given, y)
+    return softmax_backward(u, y, scale), (u * (g - sum_of(g * y)) - g * sum_of(u * y)) * scale
 
 
 @gradient_of("head_softmax")
 def _head_softmax(
     grad: Tensor, out: Tensor, x: Tensor, sinks: Tensor, mask: Tensor | None = None, *, scale: float, max_bias: float
 ) -> tuple[Tensor, ...]:
-    scores = softmax_scores(grad, out)
+    scores = softmax_backward(grad, out)
     slopes = head_slopes(sinks.shape[0], max_bias, scores)
     z, dot = scale * x, sum_of(grad * out)
     if mask is not None:
@@ -58,8 +62,14 @@ def sink_gradient(dot: Tensor, scores: Tensor, sinks: Tensor) -> Tensor:
 
 @gradient_of("log_softmax")
 def _log_softmax(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
-    g, y = at_least_f32(grad, out)
-    return g - ops.exp(y) * sum_of(g)
+    return log_softmax_backward(grad, out)
+
+
+@gradient_of("log_softmax_backward")
+def _log_softmax_backward(grad: Tensor, out: Tensor, given: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    u, g, y = at_least_f32(grad, given, y)
+    through = u * ops.exp(y)
+    return u - sum_of(through), -through * sum_of(g)
 
 
 # --- layer and RMS normalization ------------------------------------------------------------------------------------
@@ -67,11 +77,37 @@ def _log_softmax(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
 
 @gradient_of("layer_norm")
 def _layer_norm(grad: Tensor, out: Tensor, x: Tensor, *parameters: Tensor, eps: float) -> tuple[Tensor, ...]:
-    g, y, *weights = at_least_f32(grad, x, *parameters)
-    normal = ops.layer_norm(y, eps=eps)
+    dx = layer_norm_backward(grad, x, *parameters[:1], eps=eps)
+    if not parameters:
+        return (dx,)
+    g, y = at_least_f32(grad, x)
+    return dx, *_rows(g, ops.layer_norm(y, eps=eps))[: len(parameters)]
+
+
+@gradient_of("layer_norm_backward")
+def _layer_norm_backward(
+    grad: Tensor, out: Tensor, given: Tensor, x: Tensor, *weight: Tensor, eps: float
+) -> tuple[Tensor, ...]:
+    u, g, y, *weights = at_least_f32(grad, given, x, *weight)
     inner = g * weights[0] if weights else g
-    dx = _deviation(y, eps) * (inner - mean_of(inner) - normal * mean_of(inner * normal))
-    return dx, *_rows(g, normal)[: len(weights)]
+    by_inner = layer_norm_backward(u, y, eps=eps)
+    by_x = _norm_by_x(u - mean_of(u), inner - mean_of(inner), y - mean_of(y), eps)
+    return _by_operands(by_inner, by_x - mean_of(by_x), g, weights)
+
+
+def _norm_by_x(u: Tensor, g: Tensor, x: Tensor, eps: float) -> Tensor:
+    """What x changes in Σ u · r · (g − x · r² · mean(g x)) with r = 1 / √(mean x² + eps)."""
+    r = ops.rsqrt(mean_of(ops.square(x)) + eps)
+    gx, ux = mean_of(g * x), mean_of(u * x)
+    along_x = 3.0 * ops.square(r) * gx * ux - mean_of(u * g)
+    return r * ops.square(r) * (x * along_x - g * ux - u * gx)
+
+
+def _by_operands(by_inner: Tensor, by_x: Tensor, grad: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The gradients of what is multiplied with a weight, if there is one, of x and of the weight."""
+    if not weights:
+        return by_inner, by_x
+    return by_inner * weights[0], by_x, ops.sum(rows_of(by_inner * grad), 0)
 
 
 def _deviation(x: Tensor, eps: float) -> Tensor:
@@ -86,11 +122,20 @@ def _rows(grad: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
 
 @gradient_of("rms_norm")
 def _rms_norm(grad: Tensor, out: Tensor, x: Tensor, *weight: Tensor, eps: float) -> tuple[Tensor, ...]:
-    g, y, *weights = at_least_f32(grad, x, *weight)
-    normal = ops.rms_norm(y, eps=eps)
+    dx = rms_norm_backward(grad, x, *weight, eps=eps)
+    if not weight:
+        return (dx,)
+    g, y = at_least_f32(grad, x)
+    return dx, ops.sum(rows_of(g * ops.rms_norm(y, eps=eps)), 0)
+
+
+@gradient_of("rms_norm_backward")
+def _rms_norm_backward(
+    grad: Tensor, out: Tensor, given: Tensor, x: Tensor, *weight: Tensor, eps: float
+) -> tuple[Tensor, ...]:
+    u, g, y, *weights = at_least_f32(grad, given, x, *weight)
     inner = g * weights[0] if weights else g
-    dx = ops.rsqrt(mean_of(ops.square(y)) + eps) * (inner - normal * mean_of(inner * normal))
-    return dx, *_rows(g, normal)[: len(weights)]
+    return _by_operands(rms_norm_backward(u, y, eps=eps), _norm_by_x(u, inner, y, eps), g, weights)
 
 
 @gradient_of("group_norm")

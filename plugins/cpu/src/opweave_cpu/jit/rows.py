@@ -160,6 +160,39 @@ def _norm(row: Row, sources: int, eps: Vector, *, centred: bool) -> None:
     row.write(result)
 
 
+# --- their gradients ------------------------------------------------------------------------------------------------
+
+
+def _softmax_backward(row: Row, sources: int, scale: Vector) -> None:
+    grad, y = row.source(0), row.source(1)
+    along = row.total(lambda i, mask: grad(i, mask) * y(i, mask))
+    row.write(lambda i, mask: (grad(i, mask) - along) * (y(i, mask) * scale))
+
+
+def _log_softmax_backward(row: Row, sources: int) -> None:
+    grad, y = row.source(0), row.source(1)
+    total = row.total(grad)
+    row.write(lambda i, mask: grad(i, mask) - exp(y(i, mask)) * total)
+
+
+def _norm_backward(row: Row, sources: int, eps: Vector, *, centred: bool) -> None:
+    """Sources are the gradient, the values, then a weight or nothing."""
+    values = row.source(1)
+
+    def inner(i: Any, mask: Any) -> Vector:
+        given = row.source(0)(i, mask)
+        return given * row.source(2)(i, mask) if sources > 2 else given
+
+    element, given = values, inner
+    if centred:
+        mean, inner_mean = row.total(values) / row.count, row.total(inner) / row.count
+        element = lambda i, mask: values(i, mask) - mean  # noqa: E731
+        given = lambda i, mask: inner(i, mask) - inner_mean  # noqa: E731
+    factor = 1.0 / intrinsic("sqrt", _squares(row, element) / row.count + eps)
+    along = row.total(lambda i, mask: given(i, mask) * element(i, mask)) / row.count * (factor * factor)
+    row.write(lambda i, mask: (given(i, mask) - element(i, mask) * along) * factor)
+
+
 class _Form(NamedTuple):
     """How to compute an operation.
 
@@ -182,6 +215,10 @@ FORMS: Final[Mapping[str, _Form]] = {
     "l2_norm": _Form(_l2_norm, 6, ("eps",), wide=True),
     "rms_norm": _Form(partial(_norm, centred=False), 6, ("eps",), wide=True),
     "layer_norm": _Form(partial(_norm, centred=True), 8, ("eps",), wide=True),
+    "softmax_backward": _Form(_softmax_backward, 6, ("scale",), wide=True),
+    "log_softmax_backward": _Form(_log_softmax_backward, 16),
+    "rms_norm_backward": _Form(partial(_norm_backward, centred=False), 10, ("eps",), wide=True),
+    "layer_norm_backward": _Form(partial(_norm_backward, centred=True), 14, ("eps",), wide=True),
 }
 
 

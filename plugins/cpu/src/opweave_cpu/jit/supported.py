@@ -9,7 +9,12 @@ __all__ = ["BLOCKS", "ROWS", "VECTOR", "WRITES"]
 VECTOR: Final = 16
 """Rows of weights in half types, and in f32, have a multiple of so many elements where they are read as they lie."""
 
-ROWS: Final = frozenset({"softmax", "log_softmax", "l2_norm", "rms_norm", "layer_norm"})
+ROWS: Final = frozenset(
+    {
+        "softmax", "log_softmax", "l2_norm", "rms_norm", "layer_norm", "softmax_backward", "log_softmax_backward",
+        "rms_norm_backward", "layer_norm_backward",
+    }
+)  # fmt: skip
 """Operations of `opweave_cpu.jit.rows`."""
 
 WRITES: Final = frozenset({"assign", "accumulate"})

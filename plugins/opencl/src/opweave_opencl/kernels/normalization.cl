@@ -4,6 +4,8 @@
 // then; WHOLE, whether all their lines consist of whole vectors without gaps. One of
 //   SOFTMAX  MASKED: the index of the mask among the operands, or 0; LOGARITHM: the logarithm is the result; HEADS: sinks,
 //            one for each head, come before the mask, and the mask is multiplied by the head's slope; WIDE: T does not round
+//   GRADIENT of softmax if SOFT, of log_softmax if LOGARITHM, else of a norm, with a weight if WEIGHT: the operands are out,
+//            the gradient of the result, then the result of softmax or what the norm is of; CENTER: as for NORM
 //   NORM     weight if WEIGHT, bias if BIAS; CENTER: the mean is taken off; EUCLIDEAN: divided by the length of the row
 
 #include "groups.cl"
@@ -203,6 +205,70 @@ __kernel void norm(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOURTH 
 #endif
             PUT(T)(v, out + l * p.line[0], i, STEP(0), HERE);
         }
+    }
+}
+#endif
+
+#ifdef GRADIENT
+#if WEIGHT
+#define GIVEN (GET(grad, 1) * GET(weight, 3))
+#else
+#define GIVEN GET(grad, 1)
+#endif
+
+// Let ``total`` be the sum of an expression over the elements of a row.
+#define TOTAL(total, expression)                      \
+    R total;                                          \
+    {                                                 \
+        V(T) sums = (V(T))(0);                        \
+        FOR_ELEMENTS {                                \
+            const V(T) term = expression;             \
+            sums += OR(term, 0);                      \
+        }                                             \
+        total = sum_group(sum_lanes(sums), scratch);  \
+    }
+
+__kernel void gradient(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOURTH const Params p)
+{
+    __local R scratch[GROUP];
+    const R count = p.lines * p.n;
+    FOR_ROWS(row) {
+        __global MEM(T) *out = ROW(0);
+        __global const MEM(T) *grad = ROW(1);
+        __global const MEM(T) *x = ROW(2);
+#if WEIGHT
+        __global const MEM(T) *weight = ROW(3);
+#endif
+#if SOFT
+        TOTAL(along, GET(grad, 1) * GET(x, 2))
+        FOR_ELEMENTS {
+            const V(T) v = (GET(grad, 1) - along) * GET(x, 2) * NUMBER(p.a);
+            PUT(T)(v, out + l * p.line[0], i, STEP(0), HERE);
+        }
+#elif LOGARITHM
+        TOTAL(total, GET(grad, 1))
+        FOR_ELEMENTS {
+            const V(T) v = GET(grad, 1) - FUNCTION(exp, T)(GET(x, 2)) * total;
+            PUT(T)(v, out + l * p.line[0], i, STEP(0), HERE);
+        }
+#else
+        R mean = 0, given_mean = 0;
+#if CENTER
+        TOTAL(sum, GET(x, 2))
+        TOTAL(given_sum, GIVEN)
+        mean = sum / count;
+        given_mean = given_sum / count;
+#endif
+        TOTAL(square, (GET(x, 2) - mean) * (GET(x, 2) - mean))
+        TOTAL(product, (GIVEN - given_mean) * (GET(x, 2) - mean))
+        const R spread = square / count + NUMBER(p.a);
+        const R factor = 1 / sqrt(spread), along = product / count / spread;
+        FOR_ELEMENTS {
+            const V(T) given = GIVEN; // rounded by itself, so that rows of one element give 0
+            const V(T) v = ((given - given_mean) - (GET(x, 2) - mean) * along) * factor;
+            PUT(T)(v, out + l * p.line[0], i, STEP(0), HERE);
+        }
+#endif
     }
 }
 #endif

@@ -55,6 +55,29 @@ def norm(
     return _rows(stream, "norm", _norm_macros(op, weight, bias), operands, strides, eps)
 
 
+@KERNELS("softmax_backward", "log_softmax_backward", dtypes=FLOATS, inplace=True)
+def softmax_backward(stream: OpenCLStream, op: str, out: Arg, grad: Arg, y: Arg, *, scale: float = 1.0) -> Call:
+    return _gradient(stream, op, [out, grad, y], scale)
+
+
+@KERNELS("layer_norm_backward", "rms_norm_backward", dtypes=FLOATS, inplace=True)
+def norm_backward(stream: OpenCLStream, op: str, out: Arg, grad: Arg, x: Arg, *weight: Arg, eps: float) -> Call:
+    return _gradient(stream, op, [out, grad, x, *weight], eps)
+
+
+def _gradient(stream: OpenCLStream, op: str, operands: Sequence[Arg], number: float) -> Call:
+    strides = [element_strides(arg) for arg in operands]
+    strides = [(*(0,) * (len(strides[0]) - len(own)), *own) for own in strides]
+    macros = {
+        "GRADIENT": 1,
+        "SOFT": int(op == "softmax_backward"),
+        "LOGARITHM": int(op == "log_softmax_backward"),
+        "CENTER": int(op == "layer_norm_backward"),
+        "WEIGHT": int(len(operands) > 3),
+    }
+    return _rows(stream, "gradient", macros, operands, strides, number)
+
+
 def _needs_lines(step: Step) -> str | None:
     for arg in (step.out, step.srcs[0]):
         if len(_lines(arg)[0]) > 1:

@@ -56,6 +56,37 @@ def layer_norm(m: Model, op: str, out: Operand, x: Operand, *parameters: Operand
     return m("LayerNormalization", m.expanded(x), scale, *bias, axis=-1, epsilon=eps)
 
 
+@emits("softmax_backward", when=_same)
+def softmax_backward(m: Model, op: str, out: Operand, grad: Operand, y: Operand, *, scale: float) -> str:
+    given, values = m.expanded(grad), m.expanded(y)
+    along = m("ReduceSum", m("Mul", given, values), m.integers(-1), keepdims=1)
+    result = m("Mul", m("Sub", given, along), values)
+    return result if scale == 1 else m("Mul", result, m.constant(scale, out.dtype))
+
+
+@emits("log_softmax_backward", when=_same)
+def log_softmax_backward(m: Model, op: str, out: Operand, grad: Operand, y: Operand) -> str:
+    given = m.expanded(grad)
+    total = m("ReduceSum", given, m.integers(-1), keepdims=1)
+    return m("Sub", given, m("Mul", m("Exp", m.expanded(y)), total))
+
+
+@emits("layer_norm_backward", "rms_norm_backward", when=_same)
+def norm_backward(m: Model, op: str, out: Operand, grad: Operand, x: Operand, *weight: Operand, eps: float) -> str:
+    given, values = m.expanded(grad), m.expanded(x)
+
+    def mean(value: str) -> str:
+        return m("ReduceMean", value, m.integers(-1), keepdims=1)
+
+    if weight:
+        given = m("Mul", given, m.expanded(weight[0]))
+    if op == "layer_norm_backward":
+        given, values = m("Sub", given, mean(given)), m("Sub", values, mean(values))
+    spread = m("Add", mean(m("Mul", values, values)), m.constant(eps, out.dtype))
+    along = m("Div", mean(m("Mul", given, values)), spread)
+    return m("Div", m("Sub", given, m("Mul", values, along)), m("Sqrt", spread))
+
+
 def _wide_layer_norm(m: Model, x: Operand, parameters: tuple[Operand, ...], eps: float) -> str:
     """In two passes: ONNX Runtime's operator subtracts squares, which costs f64 digits that it promises."""
     result = _normalized(m, m.expanded(x), eps, x)

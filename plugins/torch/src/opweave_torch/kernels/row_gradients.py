@@ -1,0 +1,73 @@
+"""The gradients of softmax and of norms over rows. Half types compute in f32."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+import torch
+
+from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
+from opweave_torch.kernels.binding import conversion_arrays, converted, in_order, scalar, widened
+from opweave_torch.kernels.table import KERNELS
+from opweave_torch.memory import tensor, torch_dtype
+
+_SOFTMAX: Final = {
+    "softmax_backward": torch.ops.aten._softmax_backward_data.out,
+    "log_softmax_backward": torch.ops.aten._log_softmax_backward_data.out,
+}
+_RESULT: Final = {"softmax_backward": "grad_input", "log_softmax_backward": "out"}
+
+
+def _wide_arrays(step: Step) -> Arrays:
+    return conversion_arrays(widened(step.out.dtype), step.srcs)
+
+
+@KERNELS("softmax_backward", "log_softmax_backward", inplace=True, workspace=_wide_arrays)
+def softmax_backward(
+    stream: Stream, op: str, out: Arg, grad: Arg, y: Arg, *, scale: float = 1.0, **arrays: Arg
+) -> Call:
+    dtype = widened(out.dtype)
+    (given, result), calls = converted(dtype, (grad, y), arrays)
+    target = given if arrays else tensor(out)
+    calls.append(partial(_SOFTMAX[op], given, result, -1, torch_dtype(dtype), **{_RESULT[op]: target}))
+    if scale != 1:
+        calls.append(partial(target.mul_, scalar(scale, target)))
+    return in_order([*calls, partial(tensor(out).copy_, target)] if arrays else calls)
+
+
+def _norm_arrays(step: Step) -> Arrays:
+    """Beside the operands in f32: two numbers for each row, and terms of its elements."""
+    dtype, shape = widened(step.out.dtype), step.out.shape
+    rows = (*shape[:-1], 1)
+    return {**_wide_arrays(step), "factors": (dtype, rows), "along": (dtype, rows), "terms": (dtype, shape)}
+
+
+@KERNELS("layer_norm_backward", "rms_norm_backward", inplace=True, workspace=_norm_arrays)
+def norm_backward(
+    stream: Stream, op: str, out: Arg, *srcs: Arg, eps: float, factors: Arg, along: Arg, terms: Arg, **arrays: Arg
+) -> Call:
+    (given, x, *weight), calls = converted(widened(out.dtype), srcs, arrays)
+    target = given if arrays else tensor(out)
+    factor, share, work = tensor(factors), tensor(along), tensor(terms)
+    n = out.shape[-1]
+    if weight:
+        calls.append(partial(torch.mul, given, weight[0], out=target))
+        given = target
+    if op == "layer_norm_backward":
+        for values, to in ((x, work), (given, target)):
+            calls += [partial(torch.mean, values, -1, True, out=share), partial(torch.sub, values, share, out=to)]
+        x, given = work, target
+    calls += [
+        partial(torch.linalg.vector_norm, x, 2, -1, True, out=factor),
+        partial(torch.mul, factor, factor, out=factor),
+        partial(torch.add, scalar(eps, factor), factor, alpha=1 / n, out=factor),
+        partial(torch.linalg.vecdot, given, x, dim=-1, out=share.squeeze(-1)),
+        partial(torch.div, share, factor, out=share),
+        partial(torch.sqrt, factor, out=factor),
+        partial(torch.mul, x, share, out=work),
+        partial(torch.sub, given, work, alpha=1 / n, out=target),
+        partial(torch.div, target, factor, out=target),
+    ]
+    return in_order([*calls, partial(tensor(out).copy_, target)] if arrays else calls)
