@@ -338,7 +338,7 @@ def test_checkpoints_are_read_by_safetensors(tmp_path):
         assert same(found, values(made))
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "header", "other data", "other options", "other shape"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "header", "flipped", "other data", "other options", "other shape"])
 def test_checkpoints_that_do_not_fit_change_nothing(tmp_path, damage):
     path = tmp_path / "run"
     with trainer() as made:
@@ -348,6 +348,10 @@ def test_checkpoints_that_do_not_fit_change_nothing(tmp_path, damage):
     data = {"x": X[:80], "labels": Y[:80]} if damage == "other data" else DATA
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-5])
+    if damage == "flipped":
+        whole = bytearray(path.read_bytes())
+        whole[-5] ^= 16
+        path.write_bytes(whole)
     if damage == "header":
         path.write_bytes(b"\xff" * 64)
     make = (lambda p: AdamW(p, eps=1e-3)) if damage == "other options" else AdamW

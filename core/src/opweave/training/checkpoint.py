@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -51,7 +52,9 @@ def write_checkpoint(path: str | os.PathLike[str], states: Mapping[str, Tensor],
     library = _library("safetensors.numpy")
     target = Path(path)
     arrays = {name: read_leaf(tensor) for name, tensor in states.items()}
-    data = library.save(arrays, {"opweave": json.dumps(dict(facts))})
+    text = json.dumps(dict(facts))
+    checksum = _checksum(text, {name: array.tobytes() for name, array in arrays.items()})
+    data = library.save(arrays, {"opweave": text, "checksum": checksum})
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with open(beside, "wb") as file:
@@ -64,6 +67,15 @@ def write_checkpoint(path: str | os.PathLike[str], states: Mapping[str, Tensor],
         with suppress(OSError):
             beside.unlink()
         raise CheckpointError(f"the checkpoint {target} cannot be written: {error}") from error
+
+
+def _checksum(text: str, contents: Mapping[str, bytes]) -> str:
+    """A digest of the facts and of all arrays: the format itself checks lengths, not contents."""
+    digest = blake2b(text.encode(), digest_size=16)
+    for name in sorted(contents):
+        digest.update(name.encode())
+        digest.update(contents[name])
+    return digest.hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:
@@ -93,7 +105,10 @@ def restore(path: str | os.PathLike[str], states: Mapping[str, Tensor], structur
         data = Path(path).read_bytes()
         found = dict(library.deserialize(data))
         length = int.from_bytes(data[:8], "little")
-        facts: dict[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["opweave"])
+        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+        facts: dict[str, Any] = json.loads(metadata["opweave"])
+        if metadata["checksum"] != _checksum(metadata["opweave"], {n: e["data"] for n, e in found.items()}):
+            raise ValueError("its contents do not have their checksum")
     except OSError as error:
         raise CheckpointError(f"the checkpoint {path} cannot be read: {error}") from error
     except (library.SafetensorError, ValueError, KeyError, TypeError) as error:
