@@ -391,3 +391,12 @@ def test_repeated_ids_of_index_copy_are_refused():
         assert program.run(feeds).tolist() == [[1.0, 1.0], [1.0, 1.0]]
         with pytest.raises(ow.ExecutionError, match="index 2 repeats"):
             program.run({"ids": np.array([2, 2], "i4")})
+
+
+def test_means_of_windows_that_do_not_overlap_are_repeated():
+    build = lambda x: ow.avg_pool2d(x, (2, 3))  # noqa: E731
+    x = floats(2, 3, 8, 9)
+    agree(build, lambda x: functional.avg_pool2d(x, (2, 3)), x)
+    given = ow.input("mean_x", x.shape, "f64")
+    ops = {t.op.name for t in Graph(ow.gradients(ow.sum(build(given)), given)).nodes if t.op is not None}
+    assert not any("conv" in name for name in ops)

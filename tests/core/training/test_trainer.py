@@ -338,7 +338,9 @@ def test_checkpoints_are_read_by_safetensors(tmp_path):
         assert same(found, values(made))
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "header", "flipped", "other data", "other options", "other shape"])
+@pytest.mark.parametrize(
+    "damage", ["missing", "cut", "header", "flipped", "other data", "other options", "other shape"]
+)
 def test_checkpoints_that_do_not_fit_change_nothing(tmp_path, damage):
     path = tmp_path / "run"
     with trainer() as made:

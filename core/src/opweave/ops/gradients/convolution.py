@@ -199,6 +199,12 @@ def _avg_pool(
         for n, m, k, s, p in zip(x.shape[2:], out.shape[2:], kernel_size, stride, padding, strict=True):
             counts = counts[..., None] * window_counts(n, m, k, s, p, count_include_pad)
         share = grad * constant(1 / counts, grad.dtype)
+    if stride == kernel_size and x.shape[2:] == tuple([m * k for m, k in zip(out.shape[2:], kernel_size, strict=True)]):
+        # Each element belongs to one window.
+        for axis in range(len(kernel_size)):
+            share = ops.expand_dims(share, 3 + 2 * axis)
+        each = [n for m, k in zip(out.shape[2:], kernel_size, strict=True) for n in (m, k)]
+        return ops.reshape(ops.broadcast_to(share, (*x.shape[:2], *each)), x.shape)
     ones = ops.full((1, 1, *kernel_size), 1, grad.dtype)
     return _by_channel(ops.expand_dims(share, 2), ones, x.shape, stride, padding, dilation)
 

@@ -38,36 +38,44 @@ def softmax_backward(
 
 
 def _norm_arrays(step: Step) -> Arrays:
-    """Beside the operands in f32: two numbers for each row, and terms of its elements."""
+    """Beside the operands in f32: two numbers for each row, and values without their mean."""
     dtype, shape = widened(step.out.dtype), step.out.shape
     rows = (*shape[:-1], 1)
-    return {**_wide_arrays(step), "factors": (dtype, rows), "along": (dtype, rows), "terms": (dtype, shape)}
+    arrays: Arrays = {**_wide_arrays(step), "factors": (dtype, rows), "along": (dtype, rows)}
+    return {**arrays, "centred": (dtype, shape)} if step.op == "layer_norm_backward" else arrays
 
 
 @KERNELS("layer_norm_backward", "rms_norm_backward", inplace=True, workspace=_norm_arrays)
 def norm_backward(
-    stream: Stream, op: str, out: Arg, *srcs: Arg, eps: float, factors: Arg, along: Arg, terms: Arg, **arrays: Arg
+    stream: Stream,
+    op: str,
+    out: Arg,
+    *srcs: Arg,
+    eps: float,
+    factors: Arg,
+    along: Arg,
+    centred: Arg | None = None,
+    **arrays: Arg,
 ) -> Call:
     (given, x, *weight), calls = converted(widened(out.dtype), srcs, arrays)
     target = given if arrays else tensor(out)
-    factor, share, work = tensor(factors), tensor(along), tensor(terms)
+    factor, share = tensor(factors), tensor(along)
     n = out.shape[-1]
     if weight:
         calls.append(partial(torch.mul, given, weight[0], out=target))
         given = target
-    if op == "layer_norm_backward":
-        for values, to in ((x, work), (given, target)):
+    if centred is not None:
+        for values, to in ((x, tensor(centred)), (given, target)):
             calls += [partial(torch.mean, values, -1, True, out=share), partial(torch.sub, values, share, out=to)]
-        x, given = work, target
+        x, given = tensor(centred), target
     calls += [
         partial(torch.linalg.vector_norm, x, 2, -1, True, out=factor),
         partial(torch.mul, factor, factor, out=factor),
         partial(torch.add, scalar(eps, factor), factor, alpha=1 / n, out=factor),
         partial(torch.linalg.vecdot, given, x, dim=-1, out=share.squeeze(-1)),
         partial(torch.div, share, factor, out=share),
-        partial(torch.sqrt, factor, out=factor),
-        partial(torch.mul, x, share, out=work),
-        partial(torch.sub, given, work, alpha=1 / n, out=target),
-        partial(torch.div, target, factor, out=target),
+        partial(torch.rsqrt, factor, out=factor),
+        partial(torch.addcmul, given, x, share, value=-1 / n, out=target),
+        partial(torch.mul, target, factor, out=target),
     ]
     return in_order([*calls, partial(tensor(out).copy_, target)] if arrays else calls)
