@@ -1,5 +1,6 @@
 """What a remote device costs: one split over loopback beside a bare round trip, large transfers beside a bare socket, a
-transformer pipelined over two servers beside one; where Ray is installed, a split beside a call of an actor.
+transformer pipelined over two servers beside one; what TLS costs; where ggml with its RPC server is to be had, a stack
+of products beside it; where Ray is installed, a split and a large upload beside an actor's call and its object store.
 
 The server is a process of its own, and so is the bare one, which sends back 100 bytes, or takes and sends a block, by
 blocking sockets with TCP_NODELAY. Limits: a split takes at most 1.3 bare round trips and 20 us; large transfers reach
@@ -15,7 +16,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ import opweave_remote
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
 
+from benchmarks import _ggml_rpc
 from benchmarks._measure import Report, interleaved, options
 from examples import text
 
@@ -54,11 +58,11 @@ while True:
 """Answers 100 bytes with 100 bytes; takes a block before that where they begin with 1, sends one where with 2."""
 
 
-def server(folder: str) -> tuple[subprocess.Popen[str], str, str]:
+def server(folder: str, *options: str) -> tuple[subprocess.Popen[str], str, str]:
     token = f"{folder}/token"
     command = [sys.executable, "-m", "opweave", "serve-devices"]
     subprocess.run([*command, "--make-token", token], check=True)
-    own = ["--listen", "127.0.0.1:0", "--token-file", token, "--devices", "cpu", "--grace", "0"]
+    own = ["--listen", "127.0.0.1:0", "--token-file", token, "--devices", "cpu", "--grace", "0", *options]
     one_thread = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen([*command, *own], stdout=subprocess.PIPE, text=True, env=one_thread)
     assert process.stdout is not None
@@ -81,9 +85,11 @@ def main() -> None:
             device = opweave_remote.connect(address, token_file=token).devices[0]
             _small(report, device, sock, samples)
             _large(report, device, sock, size, max(samples // 10, 5))
+            _beside_ggml(report, device, samples)
+            _over_tls(report, device, samples, size)
             _pipelined(report, 8 if given.quick else 40)
             if importlib.util.find_spec("ray") is not None:
-                _beside_ray(report, device, samples)
+                _beside_ray(report, device, samples, size)
         finally:
             process.terminate()
             process.wait()
@@ -109,13 +115,83 @@ def _small(report: Report, device: ow.Device, sock: socket.socket, samples: int)
     report.target("split beyond the local run", best["remote"] - best["local"], 1.3 * best["bare"] + 20, "us")
 
 
-def _beside_ray(report: Report, device: ow.Device, samples: int) -> None:
+def _beside_ggml(report: Report, device: ow.Device, samples: int) -> None:
+    """Eight products, one behind the other, on ggml's RPC server and on this one; each of one thread."""
+    reason = _ggml_rpc.why_not()
+    if reason:
+        report.row(what=f"ggml's RPC server: {reason}")
+        return
+    rng = np.random.default_rng(0)
+    weights = [(rng.standard_normal((256, 256)) / 16).astype(np.float32) for _ in range(8)]
+    process, address = _ggml_rpc.start_server(1)
+    try:
+        for rows in (1, 64):
+            values = rng.standard_normal((rows, 256)).astype(np.float32)
+            node = x = ow.input("x", values.shape)
+            for w in weights:
+                node = ow.linear(node, ow.constant(w))
+            theirs = _ggml_rpc.stack(address, weights, values)
+            with ow.Scheduler(device) as scheduler:
+                program = scheduler.build(node)
+                np.testing.assert_allclose(theirs(), program.run({x: values}), atol=1e-4)
+                timed = interleaved({"ours": partial(program.run, x=values), "ggml": theirs}, samples)
+            best = {name: min(seconds) for name, seconds in timed.items()}
+            report.row(what=f"eight products of {rows} rows", us=best["ours"] * 1e6)
+            report.row(what=f"eight products of {rows} rows, ggml's RPC server", us=best["ggml"] * 1e6)
+            report.target(f"{rows} rows beside ggml's RPC server", best["ours"] / best["ggml"], 1, "")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _over_tls(report: Report, device: ow.Device, samples: int, size: int) -> None:
+    """What TLS costs: a split and large transfers, beside the same without."""
+    if importlib.util.find_spec("trustme") is None:
+        report.row(what="TLS: trustme, which makes the certificate, is not installed")
+        return
+    trustme: Any = importlib.import_module("trustme")
+    ca = trustme.CA()
+    block, x = np.ones(size, np.uint8), ow.input("x", (16,))
+    with ExitStack() as stack:
+        at = stack.enter_context(tempfile.TemporaryDirectory())
+        ca.cert_pem.write_to_path(f"{at}/ca.pem")
+        made = ca.issue_cert("127.0.0.1")
+        made.private_key_pem.write_to_path(f"{at}/key.pem")
+        made.cert_chain_pems[0].write_to_path(f"{at}/cert.pem")
+        process, address, token = server(at, "--tls-cert", f"{at}/cert.pem", "--tls-key", f"{at}/key.pem")
+        stack.callback(process.wait)
+        stack.callback(process.terminate)
+        secure = opweave_remote.connect(address, token_file=token, ca=f"{at}/ca.pem").devices[0]
+        small: dict[str, Callable[[], object]] = {}
+        large: dict[str, Callable[[], object]] = {}
+        for name, used in (("TLS", secure), ("plain", device)):
+            program = stack.enter_context(ow.Scheduler(used)).build(x + 1)
+            buffer = stack.enter_context(used.alloc(size))
+            small[name] = partial(program.run, x=np.ones(16, np.float32))
+            large[f"{name} up"] = partial(buffer.upload, 0, block)
+            large[f"{name} down"] = partial(buffer.download, 0, block)
+        best = {name: min(seconds) for name, seconds in interleaved(small, samples).items()}
+        best |= {name: min(seconds) for name, seconds in interleaved(large, max(samples // 10, 5)).items()}
+    report.row(what="one split by TLS", us=best["TLS"] * 1e6)
+    report.row(what="one split without, at the same time", us=best["plain"] * 1e6)
+    for way in ("up", "down"):
+        for name in ("TLS", "plain"):
+            report.row(what=f"{size >> 20} MiB {way}, {name}", gb_s=size / best[f"{name} {way}"] / 1e9)
+
+
+def _beside_ray(report: Report, device: ow.Device, samples: int, size: int) -> None:
     """A split beside a call of a Ray actor that does the same. The last one: Ray's processes are never idle."""
     ray: Any = importlib.import_module("ray")
     x, values = ow.input("x", (16,)), np.ones(16, np.float32)
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
         actor = ray.remote(Adder).remote()
+        block = np.ones(size, np.uint8)
+        with device.alloc(size) as buffer:
+            large = interleaved(
+                {"remote": lambda: buffer.upload(0, block), "ray": lambda: ray.get(actor.touch.remote(ray.put(block)))},
+                max(samples // 10, 5),
+            )
         with ow.Scheduler(device) as scheduler:
             program = scheduler.build(x + 1)
             timed = interleaved(
@@ -123,6 +199,8 @@ def _beside_ray(report: Report, device: ow.Device, samples: int) -> None:
             )
     finally:
         ray.shutdown()
+    for name, what in (("remote", "up beside Ray"), ("ray", "to an actor by Ray's object store")):
+        report.row(what=f"{size >> 20} MiB {what}", gb_s=size / min(large[name]) / 1e9)
     best = {name: min(values) * 1e6 for name, values in timed.items()}
     report.row(what="a split beside Ray", us=best["remote"])
     report.row(what="a call of a Ray actor", us=best["ray"])
@@ -130,10 +208,15 @@ def _beside_ray(report: Report, device: ow.Device, samples: int) -> None:
 
 
 class Adder:
-    """Adds 1."""
+    """Adds 1, and takes arrays."""
 
     def add(self, x: Any) -> Any:
         return x + 1
+
+    def touch(self, block: Any) -> int:
+        """Copies an array to memory of its own, as an upload to a device does."""
+        self.kept = np.array(block)
+        return int(self.kept[-1])
 
 
 def _pipelined(report: Report, runs: int) -> None:
