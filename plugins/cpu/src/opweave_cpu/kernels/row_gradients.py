@@ -1,9 +1,8 @@
-"""Gradients of softmax and of norms, in tiles of whole rows."""
+"""The gradients of softmax and of norms over rows, in tiles of whole rows."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
 
 import numpy as np
 
@@ -11,10 +10,8 @@ from opweave.contract import Arg, Call, Stream
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import Array, bind_tiled, constant, repeated, row_sums, tile_scratch
 
-_ONE_STAT: Final = partial(tile_scratch, stats=1, by_rows=True)
 
-
-@KERNELS("softmax_backward", inplace=True, workspace=_ONE_STAT)
+@KERNELS("softmax_backward", inplace=True, workspace=partial(tile_scratch, stats=1, by_rows=True))
 def softmax_backward(
     stream: Stream, op: str, out: Arg, grad: Arg, y: Arg, *, scale: float, stats: Arg, tiles: Arg | None = None
 ) -> Call:
