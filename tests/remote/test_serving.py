@@ -23,6 +23,8 @@ import opweave_remote
 from opweave.contract import Usage
 from opweave_remote.device import RemoteDevice
 from opweave_remote.doctor import diagnose
+from opweave_remote.heartbeat import QUESTION, Life, answer, keep_asking, question, receive_exactly
+from opweave_remote.link import Fate
 from tests.support.processes import ROOT
 from tests.support.proxy import Proxy
 from tests.support.remote import serve_process
@@ -64,6 +66,20 @@ def test_a_client_that_is_silent_for_longer_than_its_lease_is_dropped(token):
             assert told["opweave_remote_expired_total"] == "1"
             assert told["opweave_remote_buffer_bytes"] == "0"
             process.kill()
+
+
+def test_the_first_question_of_a_patient_client_comes_at_once(monkeypatch):
+    """A server ends new connections that say nothing for ten seconds, and clients that are silent for its lease."""
+    key, session, fate = b"k" * 32, b"s" * 16, Fate("patient")
+    monkeypatch.setattr("opweave_remote.heartbeat._MOST_PAUSE", 0.2)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.settimeout(20)
+        keep_asking(ours, fate, session, key, 3600)
+        for number in (1, 2):
+            assert receive_exactly(theirs, QUESTION.size) == question(session, key, number)
+            theirs.sendall(answer(key, number, Life.RUNNING))
+        fate.lose("enough", wanted=True)
 
 
 @pytest.mark.parametrize("believes", [True, False])

@@ -83,6 +83,8 @@ def test_what_cannot_be_split_is_refused(pair):
         ow.Sharded({pair[0]: 1, pair[1]: 0})
     with pytest.raises(ow.SchedulerError, match="devices or their names"):
         ow.Sharded([])
+    with pytest.raises(ow.SchedulerError, match="devices or their names"):
+        ow.Sharded(3)  # type: ignore[arg-type]
     with pytest.raises(ow.SchedulerError, match="multiple"):
         ow.Sharded(pair, multiple=0)
     with pytest.raises(ow.UnknownNameError):

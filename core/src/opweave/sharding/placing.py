@@ -58,7 +58,7 @@ class Sharded:
         multiple: int | None = None,
     ) -> None:
         named = dict(devices) if isinstance(devices, Mapping) else None
-        given = tuple(devices)
+        given = tuple(devices) if isinstance(devices, Iterable) else ()
         if isinstance(devices, str) or not given or not all(isinstance(d, (str, Device)) for d in given):
             raise SchedulerError(f"Sharded takes devices or their names, with or without shares, not {devices!r:.60}")
         if len(set(given)) < len(given):

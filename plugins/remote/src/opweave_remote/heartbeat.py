@@ -23,6 +23,8 @@ __all__ = ["QUESTION", "Life", "answer", "keep_asking", "question", "receive_exa
 
 QUESTION: Final = Struct("<16sQ32s")
 _ANSWER: Final = Struct("<QB32s")
+_MOST_PAUSE: Final = 10.0
+"""Seconds between two questions at most, however patient the client is: servers have leases (`Limits.lease`)."""
 
 
 class Life(IntEnum):
@@ -65,10 +67,11 @@ def keep_asking(sock: socket.socket, fate: Fate, session: bytes, key: bytes, dea
 
 
 def _ask(sock: socket.socket, fate: Fate, session: bytes, key: bytes, deadline: float) -> None:
-    number, pause = 0, deadline / 4
+    number, pause = 0, min(deadline / 4, _MOST_PAUSE)
     stopped_since: float | None = None
     try:
-        while not fate.ended.wait(pause):
+        # The first question comes at once: a server gives a new connection only seconds to prove who it is.
+        while not fate.ended.wait(pause if number else 0.0):
             number += 1
             # A thread that was kept from running finds the answer when it runs again: only waiting counts.
             sock.settimeout(deadline - pause)
