@@ -433,3 +433,43 @@ def test_nobody_loads_llvm_for_a_graph_without_chains():
     env = {**os.environ, "OPWEAVE_BACKENDS": "cpu"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+FAR = """
+import ctypes, mmap, random
+from opweave_cpu.jit.compiler import MachineCode
+
+rng, kept = random.Random(1), []
+reserved = dict(  # and MAP_NORESERVE, which this version of Python has no name for
+    flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, prot=mmap.PROT_READ)
+sizes, lengths = (500, 505, 510, 511, 512, 520, 1000, 1023, 1024), (0, 1, 100, 200, 230, 240, 250, 400)  # about a page
+for size, stores in ((rng.choice(sizes), rng.choice(lengths)) for _ in range(600)):
+    kept.append(mmap.mmap(-1, 3 << 30, **reserved))
+    numbers = [rng.getrandbits(62) for _ in range(size)]
+    stored = "".join(f"store volatile i64 {k * 123457}, ptr %words\\n" for k in range(stores))
+    table = f"[{size} x i64]"
+    code = MachineCode(f'''
+        @table = private unnamed_addr constant {table} [{", ".join(f"i64 {n}" for n in numbers)}], align 64
+        define void @"kernel"(ptr %words) {{
+            %i = load i64, ptr %words
+            %p = getelementptr {table}, ptr @table, i64 0, i64 %i
+            %n = load i64, ptr %p
+            {stored}
+            store i64 %n, ptr %words
+            ret void
+        }}
+    ''')
+    code.load(compiling=True)
+    word = ctypes.c_int64(size - 1)
+    code.holding(ctypes.byref(word))
+    assert word.value == numbers[-1]
+print("right")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reserves addresses as Linux does")
+def test_functions_reach_their_constants_however_full_the_address_space_is():
+    """Code addresses constants by 32 bits. Gigabytes are reserved between one function and the next."""
+    env = {**os.environ, "OPWEAVE_CPU_JIT_CACHE": "0"}
+    done = subprocess.run([sys.executable, "-c", FAR], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == "right\n", done.stderr[-2000:]
