@@ -22,6 +22,12 @@ import opweave as ow
 from opweave.graph.dtypes import DTYPES, as_dtype
 from opweave.ops.activation import gelu_tanh_backward, relu_backward, silu_backward
 from opweave.ops.pooling import max_pool_backward
+from opweave.ops.row_gradients import (
+    layer_norm_backward,
+    log_softmax_backward,
+    rms_norm_backward,
+    softmax_backward,
+)
 from tests.support.philox import philox_words
 
 Array = np.ndarray[Any, Any]
@@ -345,6 +351,30 @@ add("rms_norm", lambda x, w: x / np.sqrt((x * x).sum(-1, keepdims=True) / 16 + L
 add("l2_norm", lambda x: x / np.sqrt((x * x).sum(-1, keepdims=True)), N, scale=10)
 add("group_norm", lambda x, w, b: standard(x.reshape(2, 2, -1)).reshape(2, 6, 5) * w[:, None] + b[:, None],
     Given((2, 6, 5)), Given((6,)), Given((6,)), build=lambda x, w, b: ow.group_norm(x, 2, w, b), scale=10)  # fmt: skip
+
+
+def gradient(function: Callable[..., torch.Tensor]) -> Callable[..., Array]:
+    """Of a function of x (and a weight), times what arrives at its result, which is the first operand."""
+
+    def truth(g: Array, x: Array, *weight: Array) -> Array:
+        given = t64(x).requires_grad_()
+        function(given, *[t64(w) for w in weight]).backward(t64(g))
+        assert given.grad is not None
+        return given.grad.numpy()
+
+    return truth
+
+
+aten = torch.ops.aten
+add("softmax_backward", by_torch(lambda g, y: 0.7 * aten._softmax_backward_data(g, y, -1, torch.float64)), N, N,
+    build=lambda g, y: softmax_backward(g, y, 0.7), scale=10)  # fmt: skip
+add("log_softmax_backward", by_torch(lambda g, y: aten._log_softmax_backward_data(g, y, -1, torch.float64)), N, N,
+    build=log_softmax_backward, scale=10)  # fmt: skip
+for weights in ((), (COLUMNS,)):
+    add("rms_norm_backward", gradient(lambda x, *w: functional.rms_norm(x, (16,), *w, eps=1e-6)), N, N, *weights,
+        build=lambda g, x, *w: rms_norm_backward(g, x, *w, eps=1e-6), scale=10)  # fmt: skip
+    add("layer_norm_backward", gradient(lambda x, *w: functional.layer_norm(x, (16,), *w, eps=1e-5)), N, N, *weights,
+        build=lambda g, x, *w: layer_norm_backward(g, x, *w, eps=1e-5), scale=10)  # fmt: skip
 
 # --- products -------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import OpDef, define_op, flops_per_element
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.operands import Array, promoted, wide
+from opweave.ops.operands import Array, floats, wide
 
 __all__: list[str] = []
 
@@ -49,7 +49,7 @@ SOFTMAX_BACKWARD: Final = _define(
 
 def softmax_backward(grad: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
     """The gradient of `softmax` over the last axis, of whose result ``y`` it is made, times ``scale``."""
-    return node(SOFTMAX_BACKWARD, promoted("softmax_backward", grad, y), {"scale": float(scale)})
+    return node(SOFTMAX_BACKWARD, floats("softmax_backward", grad, y), {"scale": float(scale)})
 
 
 def _log_softmax(grad: Array, y: Array) -> Array:
@@ -65,7 +65,7 @@ LOG_SOFTMAX_BACKWARD: Final = _define(
 
 def log_softmax_backward(grad: Tensor, y: Tensor) -> Tensor:
     """The gradient of `log_softmax` over the last axis, of whose result ``y`` it is made."""
-    return node(LOG_SOFTMAX_BACKWARD, promoted("log_softmax_backward", grad, y), {})
+    return node(LOG_SOFTMAX_BACKWARD, floats("log_softmax_backward", grad, y), {})
 
 
 def _rms_norm(grad: Array, x: Array, weight: Array | None = None, *, eps: float) -> Array:
@@ -108,4 +108,4 @@ def layer_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None = None, *
 
 
 def _norm(op: OpDef, grad: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    return node(op, promoted(op.name, grad, x, *(() if weight is None else (weight,))), {"eps": eps})
+    return node(op, floats(op.name, grad, x, *(() if weight is None else (weight,))), {"eps": eps})

@@ -81,7 +81,7 @@ class _Target:
         """The address of a function of an object file."""
         binding = self._binding
         if self._engine is None:
-            # The memory manager of llvmlite has all sections of an object side by side: code reaches constants by 32 bits.
+            # llvmlite's memory manager has the sections of an object side by side: code addresses constants by 32 bits.
             self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), self.machine, use_lmm=True)
         self._engine.add_object_file(binding.ObjectFileRef.from_data(data))
         self._engine.finalize_object()
