@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import opweave as ow
+from opweave.errors import Unavailable
 from tests.support.opencl import DEVICES, SKIPPED
 from tests.support.skipping import skipped_module
 
@@ -38,3 +40,20 @@ def device(request: pytest.FixtureRequest) -> OpenCLDevice:
 def stream(device: OpenCLDevice) -> Iterator[OpenCLStream]:
     with device.open() as opened:
         yield opened  # type: ignore[misc]
+
+
+@pytest.fixture(scope="module")
+def halves(device: OpenCLDevice) -> list[ow.Device]:
+    """Two parts of the device, as devices of their own."""
+    from opweave_opencl import OpenCLBackend
+    from opweave_opencl.discovery import PARTS
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PARTS, "2")
+        try:
+            registry = ow.Registry()
+            registry.register(OpenCLBackend)
+        except Unavailable as error:
+            pytest.skip(str(error))
+        devices = registry.devices()
+    return [d for d in devices if d.name.startswith(f"opencl:{device.id}.")]

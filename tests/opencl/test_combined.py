@@ -8,24 +8,13 @@ import pytest
 import opweave as ow
 from opweave.combined.device import CombinedDevice
 from opweave.conformance.suite import Suite
-from opweave.errors import Unavailable
-from opweave_opencl import OpenCLBackend
-from opweave_opencl.discovery import PARTS
 
 F = np.float32
 
 
 @pytest.fixture(scope="module")
-def both(device):
+def both(halves):
     """A combination of two parts of the device."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(PARTS, "2")
-        try:
-            registry = ow.Registry()
-            registry.register(OpenCLBackend)
-        except Unavailable as error:
-            pytest.skip(str(error))
-        halves = [d for d in registry.devices() if d.name.startswith(f"opencl:{device.id}.")]
     return CombinedDevice(halves)
 
 

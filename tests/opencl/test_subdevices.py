@@ -12,22 +12,7 @@ import pytest
 import opweave as ow
 from opweave.contract import Stream
 from opweave.errors import Unavailable
-from opweave_opencl import OpenCLBackend
 from opweave_opencl.discovery import PARTS, Found, partition
-
-
-@pytest.fixture(scope="module")
-def halves(device):
-    """Two parts of the device."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(PARTS, "2")
-        try:
-            registry = ow.Registry()
-            registry.register(OpenCLBackend)
-        except Unavailable as error:
-            pytest.skip(str(error))
-        devices = registry.devices()
-    return [d for d in devices if d.name.startswith(f"opencl:{device.id}.")]
 
 
 def test_parts_are_named_after_their_device(device, halves):

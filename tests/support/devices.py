@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from opweave.conformance.companions import SeparateMemory
 from opweave.contract import Kind, MemorySpace, Step
 from opweave.contract.kernels import KernelTable
 from opweave.graph.opdef import OPS
@@ -89,4 +90,12 @@ class Plain(HostMemory):
         self.kernels = table(ops)
 
 
-__all__ = ["BASIC", "Beside", "Plain", "Separate", "reference_kernel", "table"]
+class Member(SeparateMemory):
+    """Runs every operation, in memory of its own, under a name of its own."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+
+__all__ = ["BASIC", "Beside", "Member", "Plain", "Separate", "reference_kernel", "table"]

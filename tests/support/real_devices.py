@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
 import opweave as ow
+from opweave.contract import Arg
+from opweave.graph.dtypes import f32
 
-__all__ = ["NAMES", "make", "real_device"]
+__all__ = ["NAMES", "make", "real_device", "three", "values", "vector"]
 
 
 def _cpu() -> ow.Device:
@@ -52,3 +56,22 @@ def make(name: str) -> ow.Device:
 def real_device(request: pytest.FixtureRequest) -> ow.Device:
     """Each of them in turn."""
     return make(request.param)
+
+
+def vector(buffer: ow.Buffer, offset: int = 0) -> Arg:
+    """16 numbers in f32."""
+    return Arg(buffer, offset, f32, (16,), (4,))
+
+
+def three(device: ow.Device) -> list[Arg]:
+    """Two operands of ones and a result of zeros."""
+    buffers = [device.alloc(64) for _ in range(3)]
+    for buffer, value in zip(buffers, (1, 1, 0), strict=True):
+        buffer.upload(0, np.full(16, value, np.float32))
+    return [vector(buffer) for buffer in buffers]
+
+
+def values(arg: Arg) -> np.ndarray[Any, Any]:
+    """All of an operand's buffer, in f32."""
+    assert arg.buffer is not None
+    return arg.buffer.read().view(np.float32)

@@ -10,26 +10,17 @@ import pytest
 
 import opweave as ow
 from opweave.combined.device import CombinedDevice
-from opweave.conformance.companions import SeparateMemory
 from opweave.conformance.suite import Suite
 from opweave.contract import Kind, Step
 from opweave.host.device import HostDevice
 from tests.core.scheduler.test_lost import Fragile
-from tests.support.devices import Separate
+from tests.support.devices import Member, Separate
 
 F = np.float32
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).integers(-3, 4, shape).astype(F)
-
-
-class Member(SeparateMemory):
-    """Runs every operation, in memory of its own."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
 
 
 @pytest.fixture

@@ -15,26 +15,10 @@ import opweave as ow
 from opweave.contract import HOST_SPACE, Arg, Step
 from opweave.graph.dtypes import f32
 from opweave.host.device import HostDevice
-from tests.support.real_devices import make, real_device
+from tests.support.real_devices import make, real_device, three, values, vector
 
 device = real_device
 ONES = np.ones(16, np.float32)
-
-
-def vector(buffer, offset=0):
-    return Arg(buffer, offset, f32, (16,), (4,))
-
-
-def three(device):
-    """Two operands of ones and a result of zeros."""
-    buffers = [device.alloc(64) for _ in range(3)]
-    for buffer, value in zip(buffers, (1, 1, 0), strict=True):
-        buffer.upload(0, ONES * value)
-    return [vector(buffer) for buffer in buffers]
-
-
-def values(arg):
-    return arg.buffer.read().view(np.float32)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

@@ -17,26 +17,11 @@ from opweave.graph.dtypes import f32
 from opweave.host.device import HostDevice
 from opweave.host.reservations import RESERVATIONS
 from opweave.ops.encoding import encode
-from tests.support.real_devices import NAMES, make, real_device
+from tests.support.real_devices import NAMES, make, real_device, three, values, vector
 
 device = real_device
 ONES = np.ones(16, np.float32)
 BYTES = np.random.default_rng(0).integers(0, 256, 256, np.uint8)
-
-
-def vector(buffer):
-    return Arg(buffer, 0, f32, (16,), (4,))
-
-
-def three(device):
-    buffers = [device.alloc(64) for _ in range(3)]
-    for buffer, value in zip(buffers, (1, 1, 0), strict=True):
-        buffer.upload(0, ONES * value)
-    return [vector(buffer) for buffer in buffers]
-
-
-def values(arg):
-    return arg.buffer.read().view(np.float32)
 
 
 @pytest.fixture

@@ -8,20 +8,12 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.conformance.companions import SeparateMemory
 from opweave.tools.copy_graph import copy_graph
 from opweave.training.checkpoint import restore, write_checkpoint
 from tests.core.scheduler.test_lost import Fragile
+from tests.support.devices import Member
 
 F = np.float32
-
-
-class Member(SeparateMemory):
-    """Runs every operation, in memory of its own."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
 
 
 @pytest.fixture
