@@ -33,6 +33,16 @@ def test_out_function_falls_back_on_the_public_operator(monkeypatch: pytest.Monk
     assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("name", ["softmax_gradient", "log_softmax_gradient"])
+def test_gradients_of_softmax_fall_back_on_public_operators(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    grad, result = torch.randn(3, 7, dtype=torch.float64), torch.randn(3, 7, dtype=torch.float64).softmax(-1)
+    want, got = torch.empty_like(grad), torch.empty_like(grad)
+    getattr(native, name)(grad, result, want)
+    monkeypatch.setattr(native, f"_{name.upper()}", None)
+    getattr(native, name)(grad, result, got)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
 def test_max_pool_falls_back_on_the_public_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(1, 2, 4, 4)
     sizes = ([2, 2], [2, 2], [0, 0], [1, 1], False)

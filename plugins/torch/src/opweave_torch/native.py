@@ -15,8 +15,9 @@ from torch import Tensor
 
 __all__ = [
     "backward_function", "convolution", "flash_attention_on_cpu", "gelu_of_packed_product", "gelu_tanh_gradient",
-    "has_fused_attention", "inference_mode", "int4_packed", "int4_product", "max_pool_with_indices", "multiplies_bf16",
-    "multiplies_tiles_of_bf16", "out_function", "packed_linear", "packed_product", "silu_gradient",
+    "has_fused_attention", "inference_mode", "int4_packed", "int4_product", "log_softmax_gradient",
+    "max_pool_with_indices", "multiplies_bf16", "multiplies_tiles_of_bf16", "out_function", "packed_linear",
+    "packed_product", "silu_gradient", "softmax_gradient",
 ]  # fmt: skip
 
 _NN: Final[Any] = torch._C._nn
@@ -169,3 +170,23 @@ def gelu_tanh_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """The gradient of gelu by tanh, a new tensor."""
     made: Tensor = torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
     return made
+
+
+_SOFTMAX_GRADIENT: Final[Any] = getattr(torch.ops.aten, "_softmax_backward_data", None)
+_LOG_SOFTMAX_GRADIENT: Final[Any] = getattr(torch.ops.aten, "_log_softmax_backward_data", None)
+
+
+def softmax_gradient(grad: Tensor, result: Tensor, out: Tensor) -> None:
+    """The gradient of softmax over the last axis, of whose result it is made."""
+    if _SOFTMAX_GRADIENT is None:
+        torch.mul(grad - (grad * result).sum(-1, keepdim=True), result, out=out)
+    else:
+        _SOFTMAX_GRADIENT.out(grad, result, -1, grad.dtype, grad_input=out)
+
+
+def log_softmax_gradient(grad: Tensor, result: Tensor, out: Tensor) -> None:
+    """The gradient of the logarithm of softmax over the last axis, of whose result it is made."""
+    if _LOG_SOFTMAX_GRADIENT is None:
+        torch.sub(grad, result.exp() * grad.sum(-1, keepdim=True), out=out)
+    else:
+        _LOG_SOFTMAX_GRADIENT.out(grad, result, -1, grad.dtype, out=out)

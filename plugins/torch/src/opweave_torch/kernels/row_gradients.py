@@ -11,13 +11,10 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave_torch.kernels.binding import conversion_arrays, converted, in_order, scalar, widened
 from opweave_torch.kernels.table import KERNELS
-from opweave_torch.memory import tensor, torch_dtype
+from opweave_torch.memory import tensor
+from opweave_torch.native import log_softmax_gradient, softmax_gradient
 
-_SOFTMAX: Final = {
-    "softmax_backward": torch.ops.aten._softmax_backward_data.out,
-    "log_softmax_backward": torch.ops.aten._log_softmax_backward_data.out,
-}
-_RESULT: Final = {"softmax_backward": "grad_input", "log_softmax_backward": "out"}
+_SOFTMAX: Final = {"softmax_backward": softmax_gradient, "log_softmax_backward": log_softmax_gradient}
 
 
 def _wide_arrays(step: Step) -> Arrays:
@@ -28,10 +25,9 @@ def _wide_arrays(step: Step) -> Arrays:
 def softmax_backward(
     stream: Stream, op: str, out: Arg, grad: Arg, y: Arg, *, scale: float = 1.0, **arrays: Arg
 ) -> Call:
-    dtype = widened(out.dtype)
-    (given, result), calls = converted(dtype, (grad, y), arrays)
+    (given, result), calls = converted(widened(out.dtype), (grad, y), arrays)
     target = given if arrays else tensor(out)
-    calls.append(partial(_SOFTMAX[op], given, result, -1, torch_dtype(dtype), **{_RESULT[op]: target}))
+    calls.append(partial(_SOFTMAX[op], given, result, target))
     if scale != 1:
         calls.append(partial(target.mul_, scalar(scale, target)))
     return in_order([*calls, partial(tensor(out).copy_, target)] if arrays else calls)
