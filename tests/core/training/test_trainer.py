@@ -91,6 +91,12 @@ def test_schedules():
     assert [steps(i) for i in (0, 2, 3, 6)] == [1.0, 1.0, 0.5, 0.25]
     with pytest.raises(ow.DTypeError):
         training.cosine(1.0, 5, warmup=5)
+    for wrong in (float("nan"), float("inf"), -0.1):
+        for schedule in (training.cosine, training.linear, training.steps):
+            with pytest.raises(ow.DTypeError, match="finite"):
+                schedule(wrong, 5)
+        with pytest.raises(ow.DTypeError, match="finite"):
+            training.linear(0.1, 5, final=wrong)
 
 
 # --- training -------------------------------------------------------------------------------------------------------

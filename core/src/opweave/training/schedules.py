@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import cos, pi
+from math import cos, isfinite, pi
 
 from opweave.errors import DTypeError
 
@@ -17,8 +17,9 @@ def cosine(rate: float, total: int, warmup: int = 0, final: float = 0.0) -> Sche
     Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017. The first ``warmup`` steps go up to it.
 
     Raises:
-        DTypeError: not 0 <= warmup < total.
+        DTypeError: not 0 <= warmup < total, or a rate that is no finite number of at least 0.
     """
+    _check_rates(rate, final)
     _check(total, warmup)
 
     def at(step: int) -> float:
@@ -29,6 +30,7 @@ def cosine(rate: float, total: int, warmup: int = 0, final: float = 0.0) -> Sche
 
 def linear(rate: float, total: int, warmup: int = 0, final: float = 0.0) -> Schedule:
     """A straight line from ``rate`` to ``final``; otherwise as `cosine`."""
+    _check_rates(rate, final)
     _check(total, warmup)
 
     def at(step: int) -> float:
@@ -41,11 +43,18 @@ def steps(rate: float, every: int, factor: float = 0.1) -> Schedule:
     """``rate``, multiplied by ``factor`` after each ``every`` steps.
 
     Raises:
-        DTypeError: ``every`` is not positive.
+        DTypeError: ``every`` is not positive, or a rate or factor is no finite number of at least 0.
     """
+    _check_rates(rate, factor)
     if every < 1:
         raise DTypeError(f"steps: every is a positive number of steps, not {every!r}")
     return lambda step: rate * factor ** (step // every)
+
+
+def _check_rates(*rates: float) -> None:
+    for rate in rates:
+        if not (isfinite(rate) and rate >= 0):
+            raise DTypeError(f"a learning rate, and its factor, is a finite number of at least 0, not {rate!r}")
 
 
 def _check(total: int, warmup: int) -> None:
