@@ -12,10 +12,11 @@ from functools import cache, cached_property
 from hashlib import sha256
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from opweave.concurrency import Lock
+from opweave.concurrency import Lock, Worker
 from opweave.contract import Call
+from opweave.futures import Task
 from opweave.host.cache import FileCache
 
 __all__ = ["CACHE", "ENTRY", "VARIABLE", "FirstRun", "MachineCode", "target", "why_not"]
@@ -28,6 +29,11 @@ CACHE: Final = "OPWEAVE_CPU_JIT_CACHE"
 
 ENTRY: Final = "kernel"
 """The function that a text defines. Its only argument is the address of an array of 64-bit words."""
+
+
+_THREAD: Final = "opweave compiler"
+
+T = TypeVar("T")
 
 
 @cache
@@ -44,45 +50,70 @@ def why_not() -> str | None:
     return None
 
 
+def _host() -> tuple[Any, Any, str, str, frozenset[str]]:
+    """llvmlite, what it generates code by, the platform, the processor, and the features that this has."""
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    name, features = binding.get_host_cpu_name(), binding.get_host_cpu_features()
+    machine = binding.Target.from_default_triple().create_target_machine(
+        cpu=name, features=features.flatten(), opt=3, reloc="pic", codemodel="default"
+    )
+    identity = f"{version('llvmlite')} {binding.llvm_version_info} {name} {features.flatten()}"
+    return binding, machine, binding.get_default_triple(), identity, frozenset(k for k, has in features.items() if has)
+
+
 class _Target:
     """The processor of this machine, as LLVM sees it. Loads compiled functions; they stay for the life of the process.
 
+    llvmlite guards its calls by one lock. A thread that Ctrl-C interrupts between taking and releasing it would keep it
+    for ever, so all calls are made by a thread of this class, which interrupts never reach.
+
     Attributes:
-        features: LLVM's names of what the processor has, with a sign before each.
+        features: LLVM's names of what the processor has.
+        triple: LLVM's name of the platform.
+        identity: all that compiled code depends on beside its text.
     """
 
     def __init__(self) -> None:
-        from llvmlite import binding
-
-        self._binding: Final = binding
-        binding.initialize_native_target()
-        binding.initialize_native_asmprinter()
-        name, features = binding.get_host_cpu_name(), binding.get_host_cpu_features()
-        self.features: Final[frozenset[str]] = frozenset(k for k, has in features.items() if has)
-        self.machine: Final = binding.Target.from_default_triple().create_target_machine(
-            cpu=name, features=features.flatten(), opt=3, reloc="pic", codemodel="default"
-        )
-        self.identity: Final = f"{version('llvmlite')} {binding.llvm_version_info} {name} {features.flatten()}"
+        self._thread = Worker(_THREAD)
+        self._process = os.getpid()
+        self._binding, self._machine, self.triple, self.identity, self.features = self._call(_host)
         self.cache: Final = FileCache(CACHE, "cpu-jit", largest=1 << 20, limit=64 << 20, checked=True)
         self.lock: Final = Lock()
         self._engine: Any = None
 
     def compile(self, text: str) -> bytes:
         """The object file of a text."""
+        return self._call(self._compile, text)
+
+    def load(self, name: str, data: bytes) -> int:
+        """The address of a function of an object file."""
+        return self._call(self._load, name, data)
+
+    def _call(self, function: Callable[..., T], *args: Any) -> T:
+        """What a function returns, or raises, when the thread calls it."""
+        if self._process != os.getpid():  # forked: the thread is in the other process
+            self._thread, self._process = Worker(_THREAD), os.getpid()
+        task = Task(function, *args)
+        self._thread.put(task)
+        return task.future.result()
+
+    def _compile(self, text: str) -> bytes:
         binding = self._binding
         module = binding.parse_assembly(text)
         module.verify()
         options = binding.create_pipeline_tuning_options(speed_level=2)
-        passes = binding.create_pass_builder(self.machine, options)
+        passes = binding.create_pass_builder(self._machine, options)
         passes.getModulePassManager().run(module, passes)
-        return bytes(self.machine.emit_object(module))
+        return bytes(self._machine.emit_object(module))
 
-    def load(self, name: str, data: bytes) -> int:
-        """The address of a function of an object file."""
+    def _load(self, name: str, data: bytes) -> int:
         binding = self._binding
         if self._engine is None:
             # llvmlite's memory manager has the sections of an object side by side: code addresses constants by 32 bits.
-            self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), self.machine, use_lmm=True)
+            self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), self._machine, use_lmm=True)
         self._engine.add_object_file(binding.ObjectFileRef.from_data(data))
         self._engine.finalize_object()
         return int(self._engine.get_function_address(name))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
 
-from llvmlite import binding, ir
+from llvmlite import ir
 
 from opweave.contract import Arg
 from opweave_cpu.jit.compiler import ENTRY, target
@@ -77,7 +77,7 @@ class Writer:
 
     def __init__(self, axes: int, operands: Sequence[Operand]) -> None:
         self._module: Final = ir.Module()
-        self._module.triple = binding.get_default_triple()
+        self._module.triple = target().triple
         self._function: Final = ir.Function(self._module, ir.FunctionType(ir.VoidType(), [_I64.as_pointer()]), ENTRY)
         self.code: Any = ir.IRBuilder(self._function.append_basic_block())
         self._operands: Final = operands
