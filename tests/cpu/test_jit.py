@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from math import erf, log10
 
@@ -35,6 +36,7 @@ from opweave_cpu.jit.formulas import FORMULAS
 from opweave_cpu.jit.rows import FORMS
 from opweave_cpu.jit.stream import CompilingStream
 from opweave_cpu.jit.supported import BLOCKS, ROWS
+from tests.support.interrupts import interrupted, needs_timer
 from tests.support.kernels import assert_right_where_accepted, by_operation
 
 TYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -473,3 +475,22 @@ def test_functions_reach_their_constants_however_full_the_address_space_is():
     env = {**os.environ, "OPWEAVE_CPU_JIT_CACHE": "0"}
     done = subprocess.run([sys.executable, "-c", FAR], env=env, capture_output=True, text=True, check=False)
     assert done.stdout == "right\n", done.stderr[-2000:]
+
+
+@needs_timer
+def test_interrupts_of_a_thread_that_compiles_leave_others_free(monkeypatch):
+    """Ctrl-C between taking and releasing a lock of llvmlite would keep it from every other thread."""
+    monkeypatch.setenv("OPWEAVE_CPU_JIT_CACHE", "0")
+    text = 'define void @"kernel"(ptr %words) {\n ret void\n}\n'
+    numbers = iter(range(1 << 30))
+
+    def compiled():
+        compiler.MachineCode(f"; {next(numbers)} of a storm\n{text}").load(compiling=True)
+
+    def another_thread_compiles():
+        thread = threading.Thread(target=compiled, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+
+    assert interrupted(300, compiled, another_thread_compiles, every=20, longest=3e-3) >= 300
