@@ -72,6 +72,7 @@ class _Target:
 
     Attributes:
         features: LLVM's names of what the processor has.
+        machine: what generates code for it.
         triple: LLVM's name of the platform.
         identity: all that compiled code depends on beside its text.
     """
@@ -79,7 +80,7 @@ class _Target:
     def __init__(self) -> None:
         self._thread = Worker(_THREAD)
         self._process = os.getpid()
-        self._binding, self._machine, self.triple, self.identity, self.features = self._call(_host)
+        self._binding, self.machine, self.triple, self.identity, self.features = self._call(_host)
         self.cache: Final = FileCache(CACHE, "cpu-jit", largest=1 << 20, limit=64 << 20, checked=True)
         self.lock: Final = Lock()
         self._engine: Any = None
@@ -105,15 +106,15 @@ class _Target:
         module = binding.parse_assembly(text)
         module.verify()
         options = binding.create_pipeline_tuning_options(speed_level=2)
-        passes = binding.create_pass_builder(self._machine, options)
+        passes = binding.create_pass_builder(self.machine, options)
         passes.getModulePassManager().run(module, passes)
-        return bytes(self._machine.emit_object(module))
+        return bytes(self.machine.emit_object(module))
 
     def _load(self, name: str, data: bytes) -> int:
         binding = self._binding
         if self._engine is None:
             # llvmlite's memory manager has the sections of an object side by side: code addresses constants by 32 bits.
-            self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), self._machine, use_lmm=True)
+            self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), self.machine, use_lmm=True)
         self._engine.add_object_file(binding.ObjectFileRef.from_data(data))
         self._engine.finalize_object()
         return int(self._engine.get_function_address(name))
