@@ -7,7 +7,7 @@ import pytest
 
 import opweave as ow
 import opweave_remote
-from tests.support.interrupts import interrupted, needs_timer
+from tests.support.interrupts import interrupted, interrupted_everywhere, needs_timer
 
 
 @needs_timer
@@ -27,5 +27,26 @@ def test_interrupted_runs_leave_the_connection_whole(parallel):
 
             check()
             interrupted(150, lambda: program.run(x=values), check, every=1, longest=4e-4)
+    finally:
+        device.connection.close()
+
+
+@pytest.mark.parametrize("fetched", [False, True])
+def test_an_interrupt_after_any_call_of_a_run_leaves_the_connection_whole(fetched):
+    device = opweave_remote.isolated("cpu")
+    x = ow.input("x", (64,))
+    values = np.arange(64, dtype=np.float32)
+    devices: list[ow.Device | str] = [device, "cpu"] if fetched else [device]
+    pins: dict[ow.Tensor, ow.Device | str] = {x * 3: device, x * 3 + 1: "cpu"} if fetched else {}
+    try:
+        with ow.Scheduler(devices) as scheduler:
+            program = scheduler.build(x * 3 + 1, pins=pins)
+
+            def check() -> None:
+                assert device.alive, device.connection.fate.error
+                np.testing.assert_array_equal(program.submit(x=values).result(30), values * 3 + 1)
+
+            check()
+            assert interrupted_everywhere(lambda: program.run(x=values), check) > 50
     finally:
         device.connection.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +16,10 @@ import pytest
 
 import opweave as ow
 
-__all__ = ["USES", "interrupted", "needs_timer", "storm"]
+__all__ = ["USES", "interrupted", "interrupted_everywhere", "needs_timer", "storm"]
+
+_LIMIT = 30
+"""Seconds after which a call hangs."""
 
 needs_timer = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that interrupts")
 
@@ -44,18 +49,23 @@ def interrupted(
 
     def interrupt(*_: object) -> None:
         nonlocal armed
-        if armed:
-            armed = False
-            raise KeyboardInterrupt
+        # pytest-timeout uses the same timer, so that this function has to notice what hangs.
+        signal.setitimer(signal.ITIMER_REAL, _LIMIT)
+        if not armed:
+            raise AssertionError(f"hangs for {_LIMIT} s after interrupt {arrived}")
+        armed = False
+        raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
+    left, _ = signal.getitimer(signal.ITIMER_REAL)
+    started = time.monotonic()
     arrived = 0
     try:
         while arrived < times:
             try:
                 armed = True
                 signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, longest))
-                deadline = time.monotonic() + 30
+                deadline = time.monotonic() + _LIMIT
                 while armed:
                     with contextlib.suppress(*unharmed):
                         do()
@@ -64,11 +74,45 @@ def interrupted(
                 pass
             arrived += 1
             if arrived % every == 0:
+                signal.setitimer(signal.ITIMER_REAL, _LIMIT)
                 check()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - started), 1))
     return arrived
+
+
+def interrupted_everywhere(do: Callable[[], object], check: Callable[[], object]) -> int:
+    """Call ``do`` with an interrupt after its first call of a function, then after its second one, and so on until it
+    ends without, and ``check`` after each; gives how many interrupts arrived.
+
+    Interrupts come after calls into C and at the beginning of functions written in Python (and where loops jump back,
+    which this leaves to `interrupted`). A profile function raises there, always in the same order.
+    """
+    assert threading.current_thread() is threading.main_thread()
+    for count in itertools.count(1):
+        left = count
+
+        def interrupt(_: object, event: str, __: object) -> None:
+            nonlocal left
+            if event in {"call", "c_return"}:
+                left -= 1
+                if not left:
+                    raise KeyboardInterrupt
+
+        sys.setprofile(interrupt)
+        try:
+            do()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        if left > 0:
+            return count - 1
+        check()
+    raise AssertionError
 
 
 USES = ("run", "submit", "several", "both", "build")

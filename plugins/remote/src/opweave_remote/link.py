@@ -164,7 +164,8 @@ class Link:
         self._sent: Final[list[int]] = []  # bytes of it that are sent
         self._asked: Final[dict[int, Reply]] = {}
         self._new = 0  # questions that were not flushed yet
-        self._tickets: Final[list[int]] = []  # those that are free again: frames that come again are known
+        self._answered: Reply | None = None  # the latest whose answer was taken
+        self._tickets: list[int] = []  # those that are free again: frames that come again are known
         self._more_tickets: Final = count(1)
         self._sender: Worker | None = None
         self._closing = False
@@ -182,15 +183,9 @@ class Link:
         """Queue an encoded message, and data that stays unchanged until its effect is known. It is sent with `flush`,
         or when much is queued."""
         with self._lock:
-            if self.fate.error is not None:
-                self.fate.check()
-            if self._closing:
-                raise LifetimeError(f"a connection to {self.fate.name} was closed")
-            size = len(frame) if data is None else len(frame) + len(data)
-            self._out += (frame,) if data is None else (frame, data)
-            self._size += size
-            if self._size >= _SENT_AT_ONCE:
-                self.flush()
+            self._check()
+            frames, size = ((frame,), len(frame)) if data is None else ((frame, data), len(frame) + len(data))
+            self._queue(frames, size)
 
     def ask(
         self, kind: Kind, *args: Any, data: memoryview | None = None, into: memoryview | None = None, event: int = 0
@@ -203,18 +198,14 @@ class Link:
             event: the number of the stream whose event it records.
         """
         with self._lock:
-            self._recorded += event > 0
-            reply = Reply(self, into, event, self._recorded)
+            self._check()
+            reply = Reply(self, into, event, self._recorded + 1)
             ticket = self._tickets.pop() if self._tickets else next(self._more_tickets)
-            self._asked[ticket] = reply
-            self._new += 1
-            try:
-                make = encode_again if kind in _REPEATED else encode
-                self.post(make(kind, ticket, *args, size=0 if data is None else len(data)), data)
-            except Exception:
-                self._asked.pop(ticket, None)
-                raise
-            return reply  # interrupted before that, the message may be queued: then its answer finds the reply
+            make = encode_again if kind in _REPEATED else encode
+            size = 0 if data is None else len(data)
+            frame = make(kind, ticket, *args, size=size)
+            self._queue((frame,) if data is None else (frame, data), len(frame) + size, ticket, reply)
+            return reply  # if an interrupt comes before that, its answer finds the reply
 
     def ticket(self) -> int:
         """A ticket for messages that are sent by `ask_again`."""
@@ -228,18 +219,38 @@ class Link:
             message: is not written to until the answer is there.
             into: where the answer's data goes.
         """
-        if ticket in self._asked:  # its run was interrupted
-            self._asked[ticket].wait()
+        latest = self._asked.get(ticket)
+        if latest is not None:  # its run was interrupted
+            latest.wait()
         with self._lock:
+            self._check()
             reply = Reply(self, into)
+            self._queue((message,), len(message), ticket, reply)
+            return reply
+
+    def _check(self) -> None:
+        """Raise what keeps messages from being queued."""
+        if self.fate.error is not None:
+            self.fate.check()
+        if self._closing:
+            raise LifetimeError(f"a connection to {self.fate.name} was closed")
+
+    def _queue(
+        self, frames: tuple[bytes | memoryview, ...], size: int, ticket: int = 0, reply: Reply | None = None
+    ) -> None:
+        """Queue frames of ``size`` bytes, and note who waits for their answer."""
+        # Interrupts come after calls: without one between them these lines are executed all or not at all. A reply that
+        # is noted without its message would never arrive, and an event that is counted without being recorded would
+        # make the server wait for ever.
+        if reply is not None:
             self._asked[ticket] = reply
             self._new += 1
-            try:
-                self.post(message)
-            except Exception:
-                self._asked.pop(ticket, None)
-                raise
-            return reply
+            if reply.stream:
+                self._recorded += 1
+        self._out += frames
+        self._size += size
+        if self._size >= _SENT_AT_ONCE:
+            self.flush()
 
     def call(self, kind: Kind, *args: Any, data: memoryview | None = None, into: memoryview | None = None) -> Any:
         """Send a message and wait for its answer; raises what failed, `DeviceLostError` where nothing comes."""
@@ -310,6 +321,7 @@ class Link:
                 self._reader = me
             if self._reader == me:
                 CARRYING.active = True
+                self._tell()
                 while not reply.arrived.is_set():
                     self._take()
             else:
@@ -345,6 +357,7 @@ class Link:
             while True:
                 if not self._watches:
                     self._wake.get()
+                    self._tell()
                 while self._watches or self._asked or self._closing or self.fate.error is not None:
                     if not self._reader:
                         self._reader = me
@@ -400,12 +413,20 @@ class Link:
             reply.value = frame.args[1]
         else:
             reply.failure = decode_error(frame.args[1], self.device)
-        reply.arrived.set()
-        del self._asked[ticket]
-        reader.current = None
         reply.into = None
+        # No call lies between these lines, so that no interrupt leaves an answer half taken: it would be taken again,
+        # and given to the next question with this ticket.
         if ticket < _OWN:
-            self._tickets.append(ticket)
+            self._tickets += (ticket,)
+        del self._asked[ticket]
+        self._answered = reply
+        reader.current = None
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake who waits for the latest answer. An interrupt may come before that: then the next reader does it."""
+        if self._answered is not None:
+            self._answered.arrived.set()
 
     # --- end ----------------------------------------------------------------------------------------------------------
 
