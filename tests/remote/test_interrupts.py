@@ -32,10 +32,11 @@ def test_interrupted_runs_leave_the_connection_whole(parallel):
 
 
 @pytest.mark.parametrize("fetched", [False, True])
-def test_an_interrupt_after_any_call_of_a_run_leaves_the_connection_whole(fetched):
+@pytest.mark.parametrize("size", [64, 1 << 15])  # the latter is sent by a thread
+def test_an_interrupt_after_any_call_of_a_run_leaves_the_connection_whole(fetched, size):
     device = opweave_remote.isolated("cpu")
-    x = ow.input("x", (64,))
-    values = np.arange(64, dtype=np.float32)
+    x = ow.input("x", (size,))
+    values = np.arange(size, dtype=np.float32)
     devices: list[ow.Device | str] = [device, "cpu"] if fetched else [device]
     pins: dict[ow.Tensor, ow.Device | str] = {x * 3: device, x * 3 + 1: "cpu"} if fetched else {}
     try:

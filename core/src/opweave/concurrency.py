@@ -109,7 +109,7 @@ class Worker:
         begin: a function that the thread calls first.
 
     Attributes:
-        jobs: the jobs that were put and have not ended, the running one first. Read-only for users.
+        jobs: the jobs that were put and have not ended, the running one first. Whoever appends here calls `wake`.
         ended: set when the thread has ended.
     """
 
@@ -136,6 +136,10 @@ class Worker:
         If an interrupt comes inside of this method, the job is either done in its order or not at all.
         """
         self.jobs.append(job)
+        self._wake.put(True)
+
+    def wake(self) -> None:
+        """Let the thread do ``jobs``, after an interrupt kept `put` from that, or what was appended there directly."""
         self._wake.put(True)
 
     def close(self) -> None:

@@ -28,6 +28,8 @@ _SENT_AT_ONCE: Final = 1 << 16
 _FITS: Final = 1 << 14
 """So many bytes the system takes at once, also if the other side receives nothing."""
 
+_NOTHING: Final = memoryview(b"")
+
 _OWN: Final = 1 << 32
 """From here on tickets belong to messages that are sent again and again."""
 
@@ -160,7 +162,7 @@ class Link:
         self._lock: Final = Lock()
         self._out: list[bytes | memoryview] = []
         self._size = 0
-        self._left = memoryview(b"")  # what is being sent
+        self._left = _NOTHING  # what is being sent
         self._sent: Final[list[int]] = []  # bytes of it that are sent
         self._asked: Final[dict[int, Reply]] = {}
         self._new = 0  # questions that were not flushed yet
@@ -260,6 +262,8 @@ class Link:
         """Send what is queued."""
         with self._lock:
             if not self._out and not self._left:
+                if self._sender is not None and self._sender.jobs:
+                    self._sender.wake()  # an interrupt may have come before
                 return
             # The server may be sending answers that nobody takes, and take no messages meanwhile.
             if not self._reader and (len(self._asked) > self._new or (self._asked and self._size > _FITS)):
@@ -268,16 +272,16 @@ class Link:
             if self._size < 2 * _SENT_AT_ONCE and (self._sender is None or not self._sender.jobs):
                 self._push()
                 return
-            try:
-                out: list[bytes | memoryview] = [self._left[sum(self._sent) :], *self._out]
-                self._left, self._out, self._size = memoryview(b""), [], 0
-                del self._sent[:]
-                if self._sender is None:
-                    self._sender = Worker(f"opweave to {self.fate.name}", _begin)
-                self._sender.put(partial(self._send, out))
-            except BaseException as error:
-                self.fate.lose(f"{type(error).__name__} came while a message was being sent, which is cut off")
-                raise
+            if self._sender is None:
+                self._sender = Worker(f"opweave to {self.fate.name}", _begin)
+            jobs = self._sender.jobs
+            out: list[bytes | memoryview] = [self._left[sum(self._sent) :], *self._out]
+            job = partial(self._send, out)
+            # Without a call between them: an interrupt leaves the messages here or there.
+            jobs += (job,)
+            self._left, self._out, self._size = _NOTHING, [], 0
+            del self._sent[:]
+            self._sender.wake()
 
     def _push(self) -> None:
         """Send a few bytes at once. An interrupt leaves the rest for the next time."""

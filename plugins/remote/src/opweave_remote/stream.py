@@ -53,7 +53,9 @@ class RemoteCall:
         self._link.post(self._frame)
 
     def __del__(self) -> None:
-        self._dropped.append(self.number)  # told with the next message: finalisers may come within any call
+        # It is told with the next message, because finalisers may come within any call.
+        if hasattr(self, "_dropped"):  # an interrupt may end `__init__` before
+            self._dropped.append(self.number)
 
 
 class RemoteLaunch:
@@ -88,7 +90,8 @@ class RemoteLaunch:
             stream._raise(reply.failure)
 
     def __del__(self) -> None:
-        self._stream._dropped.append(self._number)
+        if hasattr(self, "_number"):  # an interrupt may end `__init__` before
+            self._stream._dropped.append(self._number)
 
 
 def _cut(memory: memoryview, sizes: Sequence[int]) -> list[memoryview]:
