@@ -1,6 +1,7 @@
 """What a remote device costs: one split over loopback beside a bare round trip, large transfers beside a bare socket, a
-transformer pipelined over two servers beside one; what TLS costs; where ggml with its RPC server is to be had, a stack
-of products beside it; where Ray is installed, a split and a large upload beside an actor's call and its object store.
+transformer pipelined over two servers beside one; what TLS costs; what compressing gains on a slow network; where ggml
+with its RPC server is to be had, a stack of products beside it; where Ray is installed, a split and a large upload
+beside an actor's call and its object store.
 
 The server is a process of its own, and so is the bare one, which sends back 100 bytes, or takes and sends a block, by
 blocking sockets with TCP_NODELAY. Limits: a split takes at most 1.3 bare round trips and 20 us; large transfers reach
@@ -32,6 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where 
 from benchmarks import _ggml_rpc
 from benchmarks._measure import Report, interleaved, options
 from examples import text
+from opweave_remote.packing import Packing
+from tests.support.proxy import Proxy
 
 ECHO = """
 import socket, sys
@@ -87,6 +90,7 @@ def main() -> None:
             _large(report, device, sock, size, max(samples // 10, 5))
             _beside_ggml(report, device, samples)
             _over_tls(report, device, samples, size)
+            _by_slow_network(report, address, token, device)
             _pipelined(report, 8 if given.quick else 40)
             if importlib.util.find_spec("ray") is not None:
                 _beside_ray(report, device, samples, size)
@@ -177,6 +181,29 @@ def _over_tls(report: Report, device: ow.Device, samples: int, size: int) -> Non
     for way in ("up", "down"):
         for name in ("TLS", "plain"):
             report.row(what=f"{size >> 20} MiB {way}, {name}", gb_s=size / best[f"{name} {way}"] / 1e9)
+
+
+def _by_slow_network(report: Report, address: str, token: str, near: ow.Device) -> None:
+    """Weights of bf16 over a connection of 20 MB/s: compressed by measurement, and as they are."""
+    size = 8 << 20
+    weights = (np.random.default_rng(0).standard_normal(size // 2).astype(np.float32).view(np.uint32) >> 16).astype(
+        "u2"
+    )
+    with Proxy(address, rate=20e6) as proxy, ExitStack() as stack:
+        far = opweave_remote.connect(proxy.address, token_file=token)
+        stack.callback(far.close)
+        plain = opweave_remote.connect(proxy.address.replace("127.0.0.1", "localhost"), token_file=token)
+        stack.callback(plain.close)
+        plain.packing = Packing(plain.bulk, [])  # a server that knows no codecs
+        devices = {"compressed by measurement": far.devices[0], "as it is": plain.devices[0], "over loopback": near}
+        buffers = {name: stack.enter_context(device.alloc(size)) for name, device in devices.items()}
+        timed = interleaved({name: partial(b.upload, 0, weights) for name, b in buffers.items()}, 5)
+        used = far.packing
+    best = {name: min(seconds) for name, seconds in timed.items()}
+    for name, seconds in best.items():
+        report.row(what=f"8 MiB of bf16 up, {'20 MB/s, ' * (name != 'over loopback')}{name}", gb_s=size / seconds / 1e9)
+    report.row(what=f"compressed by {used.codec} to {used.packed / max(used.raw, 1):.2f} of its size")
+    report.target("compressed beside as it is, 20 MB/s", best["compressed by measurement"] / best["as it is"], 0.9, "")
 
 
 def _beside_ray(report: Report, device: ow.Device, samples: int, size: int) -> None:

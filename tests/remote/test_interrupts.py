@@ -51,3 +51,30 @@ def test_an_interrupt_after_any_call_of_a_run_leaves_the_connection_whole(fetche
             assert interrupted_everywhere(lambda: program.run(x=values), check) > 50
     finally:
         device.connection.close()
+
+
+@needs_timer
+def test_interrupted_compressed_uploads_leave_the_connection_whole(monkeypatch):
+    device = opweave_remote.isolated("cpu")
+    monkeypatch.setattr(device.connection.packing, "rate", lambda: 1e4)
+    x = ow.input("compressed", (1 << 18,))
+    values = np.arange(1 << 18, dtype=np.float32)
+    block = np.arange(1 << 20, dtype=np.uint32).astype(np.uint8)
+    try:
+        with ow.Scheduler(device) as scheduler, device.alloc(block.nbytes) as buffer:
+            program = scheduler.build(ow.max(x) + 1)
+
+            def both() -> None:
+                buffer.upload(0, block)
+                program.run({x: values})
+
+            def check() -> None:
+                assert program.submit({x: values}).result(30) == 1 << 18
+                buffer.upload(0, block)
+                np.testing.assert_array_equal(buffer.read(), block)
+
+            check()
+            interrupted(60, both, check, every=5, longest=1e-2)
+            assert device.connection.packing.packed > 0
+    finally:
+        device.connection.close()

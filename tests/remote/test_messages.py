@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import time
+import zlib
 from collections import Counter
 from contextlib import suppress
 from typing import Any
@@ -78,6 +79,8 @@ def honest(control: bool) -> list[tuple[Kind, list[Any], bytes]]:
             (Kind.HAVE, [8, 1, 0, 64, bytes(32)], b""),
             (Kind.GRANT, [9, 1, 0, 64], b""),
             (Kind.ABORT, [1], b""),
+            (Kind.WRITE_PACKED, [10, 1, 0, 64, "zlib", 4], zlib.compress(bytes(64))),
+            (Kind.PROBE, [11], bytes(64)),
             (Kind.FREE, [[1]], b""),
         ]
     return [
@@ -85,6 +88,7 @@ def honest(control: bool) -> list[tuple[Kind, list[Any], bytes]]:
         (Kind.FUSE, [2, [add_step(0)]], b""),
         (Kind.COMPILE, [3, 1, [[[add_step(1)], 0, None, [], [], [], [], []]]], b""),
         (Kind.UPLOAD, [1, 0], bytes(16)),
+        (Kind.UPLOAD_PACKED, [1, 0, 16, "zlib", 1], zlib.compress(bytes(16))),
         (Kind.RUN, [1], b""),
         (Kind.MOVE, [1, 0, 1, 64, 16], b""),
         (Kind.DOWNLOAD, [4, 1, 64, 16], b""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import socket
 import struct
@@ -22,18 +23,22 @@ class Proxy:
         latency: seconds by which each piece is delayed, from 0 to so many. Each connection and way draws its own, so
             that pieces of different connections overtake each other.
         piece: most bytes of a piece; each is of a random size up to that.
+        rate: bytes per second that pass from clients, over all connections together.
         seed: of what is drawn.
 
     Attributes:
         address: where clients connect.
     """
 
-    def __init__(self, target: str, *, latency: float = 0.0, piece: int = 1 << 16, seed: int = 0) -> None:
+    def __init__(
+        self, target: str, *, latency: float = 0.0, piece: int = 1 << 16, rate: float = math.inf, seed: int = 0
+    ) -> None:
         host, _, port = target.rpartition(":")
         self._target = host.strip("[]"), int(port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._latency, self._piece = latency, piece
+        self._latency, self._piece, self._rate = latency, piece, rate
+        self._free_at = 0.0  # when the latest piece of a client has passed
         self._rng = random.Random(seed)
         self._lock = Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -79,22 +84,29 @@ class Proxy:
             thread.start()
 
     def _pass_both(self, client: socket.socket, server: socket.socket, seeds: tuple[float, float]) -> None:
-        other = Thread(target=self._pass, args=(server, client, seeds[1]), daemon=True)
+        other = Thread(target=self._pass, args=(server, client, seeds[1], math.inf), daemon=True)
         with client, server:
             other.start()
-            self._pass(client, server, seeds[0])
+            self._pass(client, server, seeds[0], self._rate)
             other.join()
 
-    def _pass(self, source: socket.socket, sink: socket.socket, seed: float) -> None:
+    def _pass(self, source: socket.socket, sink: socket.socket, seed: float, rate: float) -> None:
         rng = random.Random(seed)
         with suppress(OSError):
             while piece := source.recv(rng.randint(1, self._piece)):
                 if self._latency:
                     time.sleep(rng.uniform(0, self._latency))
+                self._limit(len(piece) / rate)
                 self._open.wait()
                 sink.sendall(piece)
         with suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
+
+    def _limit(self, seconds: float) -> None:
+        if seconds:
+            with self._lock:
+                until = self._free_at = max(self._free_at, time.monotonic()) + seconds
+            time.sleep(max(0.0, until - time.monotonic()))
 
     def _drawn(self, count: int | None) -> list[tuple[socket.socket, socket.socket]]:
         with self._lock:

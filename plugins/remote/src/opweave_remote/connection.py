@@ -19,6 +19,7 @@ from opweave_remote.description import ServerInfo
 from opweave_remote.failures import decode_error
 from opweave_remote.heartbeat import keep_asking
 from opweave_remote.link import Fate, Link
+from opweave_remote.packing import Packing
 from opweave_remote.security import is_proof, new_nonce, proof
 from opweave_remote.tls import TlsSocket
 from opweave_remote.wire import MAX_BEFORE_PROOF, MAX_VERSION, MIN_VERSION, Kind, encode
@@ -69,6 +70,7 @@ class Connection:
         address: where other servers reach it; ``None``: nowhere.
         plain: whether that is without TLS.
         info: what the server says of itself.
+        packing: whether large uploads are compressed.
         devices: its devices, in its order.
 
     Raises:
@@ -92,6 +94,7 @@ class Connection:
         wire, described = self._open(SESSION, "session", token, deadline)
         self.info: Final = ServerInfo.decode(described)
         self.control: Final = Link(self.fate, wire, watches=True)
+        self.packing = Packing(self.bulk, self.info.codecs)
         self._spaces: Final[dict[int, MemorySpace]] = {}
         from opweave_remote.device import RemoteDevice
 

@@ -68,7 +68,8 @@ class ServerInfo(NamedTuple):
         heartbeat: whether it answers heartbeats.
         cache: whether it keeps weights.
         peers: whether it copies from other servers by TLS; from those on its machine without TLS it always does.
-        max_data: the most bytes of data of a message.
+        max_data: the most bytes of data of a message, also of what it holds compressed.
+        codecs: names of those by which data may be compressed (`opweave_remote.codecs`).
         devices: what it shows.
     """
 
@@ -78,19 +79,22 @@ class ServerInfo(NamedTuple):
     cache: bool
     peers: bool
     max_data: int
+    codecs: tuple[str, ...]
     devices: tuple[DeviceInfo, ...]
 
     def encode(self) -> list[Any]:
-        return [*self._replace(devices=[d.encode() for d in self.devices])]  # type: ignore[arg-type]
+        plain = self._replace(codecs=list(self.codecs), devices=[d.encode() for d in self.devices])  # type: ignore[arg-type]
+        return [*plain]
 
     @classmethod
     def decode(cls, value: Any) -> ServerInfo:
-        version, machine, heartbeat, cache, peers, max_data, devices = fields(
-            value, "ss???ul", "the description of a server"
+        version, machine, heartbeat, cache, peers, max_data, codecs, devices = fields(
+            value, "ss???ull", "the description of a server"
         )
-        if not max_data or len(devices) > _MOST_DEVICES:
+        if not max_data or len(devices) > _MOST_DEVICES or any(type(name) is not str for name in codecs):
             raise FormatError(f"the description of a server is {value!r:.200}")
-        return cls(version, machine, heartbeat, cache, peers, max_data, tuple([DeviceInfo.decode(d) for d in devices]))
+        return cls(version, machine, heartbeat, cache, peers, max_data, tuple(codecs),
+                   tuple([DeviceInfo.decode(d) for d in devices]))  # fmt: skip
 
 
 def plain_features(device: Device) -> dict[str, Any]:

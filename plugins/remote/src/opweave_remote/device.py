@@ -15,6 +15,7 @@ from opweave_remote.connection import Connection
 from opweave_remote.description import DeviceInfo
 from opweave_remote.link import Link, Reply
 from opweave_remote.memory import RemoteMemory
+from opweave_remote.packing import LARGE, PART, Packer
 from opweave_remote.steps import encode_step
 from opweave_remote.stream import RemoteStream
 from opweave_remote.wire import Kind, fields
@@ -22,9 +23,9 @@ from opweave_remote.wires import same_machine
 
 __all__ = ["RemoteDevice"]
 
-_LARGE: Final = 1 << 20
-"""Transfers from this size on go over the links for large ones, in pieces."""
 _PIECE: Final = 1 << 24
+_PACKED_AHEAD: Final = 8
+"""Compressed parts of an upload that are under way; the client keeps them until then."""
 _FEWEST_CACHED: Final = 1 << 16
 """Weights from this size on are looked for in the server's cache."""
 
@@ -121,23 +122,37 @@ class RemoteDevice(Device):
             digest = sha256(data).digest()
             if self._call(Kind.HAVE, mem.number, offset, size, digest) is True:
                 return
-        replies = [
-            link.ask(Kind.WRITE, mem.number, offset + at, data=piece)
-            for link, at, piece in self._pieces(data)
-        ]  # fmt: skip
+        packer = self.connection.packing.chosen(data) if size >= LARGE else None
+        if packer is not None:
+            self._upload_packed(packer, mem, offset, data)
+            return
+        _wait_for([link.ask(Kind.WRITE, mem.number, offset + at, data=piece) for link, at, piece in self._pieces(data)])
+
+    def _upload_packed(self, packer: Packer, mem: RemoteMemory, offset: int, data: memoryview) -> None:
+        replies: list[Reply] = []
+        for link, at, piece in self._pieces(data, PART):
+            packed = packer(piece)
+            if packed is None:
+                replies.append(link.ask(Kind.WRITE, mem.number, offset + at, data=piece))
+            else:
+                args = mem.number, offset + at, len(piece), packer.codec, packer.width
+                replies.append(link.ask(Kind.WRITE_PACKED, *args, data=packed))
+            link.flush()
+            if len(replies) >= _PACKED_AHEAD:
+                replies[-_PACKED_AHEAD].wait()
         _wait_for(replies)
 
     def _download(self, mem: RemoteMemory, offset: int, out: memoryview) -> None:
         _wait_for([link.ask(Kind.READ, mem.number, offset + at, len(piece), into=piece)
                    for link, at, piece in self._pieces(out)])  # fmt: skip
 
-    def _pieces(self, data: memoryview) -> list[tuple[Link, int, memoryview]]:
+    def _pieces(self, data: memoryview, most: int = _PIECE) -> list[tuple[Link, int, memoryview]]:
         """The parts of a transfer: over which link, from which byte on, which bytes."""
         size = len(data)
-        if size < _LARGE:
+        if size < LARGE:
             return [(self.connection.control, 0, data)]
         links = self.connection.bulk()
-        piece = min(_PIECE, self.connection.info.max_data)
+        piece = min(most, self.connection.info.max_data)
         return [(links[i % len(links)], at, data[at : at + piece]) for i, at in enumerate(range(0, size, piece))]
 
     def _fill(self, mem: RemoteMemory, offset: int, size: int, value: int) -> None:

@@ -35,7 +35,13 @@ def diagnose() -> Iterator[Diagnosis]:
             start = perf_counter()
             connection.control.call(Kind.INFO, device.remote_name)
             took.append(perf_counter() - start)
-        message = f"{len(connection.devices)} devices, a round trip takes {min(took) * 1e3:.2f} ms"
+        packing = connection.packing
+        rate = packing.rate() / 1e6
+        message = (
+            f"{len(connection.devices)} devices, a round trip takes {min(took) * 1e3:.2f} ms, uploads {rate:,.0f} MB/s"
+        )
+        if packing.raw:
+            message += f", compressed by {packing.codec} to {packing.packed / packing.raw:.0%}"
         far = min(took) > _FAR
         yield Diagnosis(f"remote {connection.name}", "slow" if far else "ok", message,
                         "let large parts of a graph run there, not single nodes" if far else "")  # fmt: skip

@@ -72,6 +72,9 @@ class Kind(IntEnum):
     DROP = 32
     BIND = 33
     LAUNCH = 34
+    PROBE = 35
+    WRITE_PACKED = 36
+    UPLOAD_PACKED = 37
     DONE = 40
     DATA = 41
     FAILED = 42
@@ -94,12 +97,15 @@ SCHEMA: Final[dict[Kind, str]] = {
     Kind.ABORT: "u",  # stream
     Kind.HAVE: "uuuub",  # ticket, buffer, offset, bytes, their SHA-256
     Kind.GRANT: "uuuu",  # ticket, buffer, offset, bytes: let another server read them once
+    Kind.PROBE: "u",  # ticket; with data that is thrown away: shows how fast the connection is
+    Kind.WRITE_PACKED: "uuuusu",  # ticket, buffer, offset, bytes, codec, bytes of a number; with compressed data
     # Of streams
     Kind.OPEN: "uus*",  # ticket, number of the new stream, device, parameters
     Kind.FUSE: "u*",  # ticket, unbound steps
     Kind.COMPILE: "uu*",  # ticket, number of the new plan, groups
     Kind.RUN: "u",  # plan
     Kind.UPLOAD: "uu",  # buffer, offset; with data
+    Kind.UPLOAD_PACKED: "uuusu",  # buffer, offset, bytes, codec, bytes of a number; with compressed data
     Kind.DOWNLOAD: "uuuu",  # ticket, buffer, offset, bytes
     Kind.MOVE: "uuuuu",  # target, offset, source, offset, bytes
     Kind.PULL: "uusbu",  # target, offset, address of the other server, its grant, bytes
@@ -117,7 +123,9 @@ SCHEMA: Final[dict[Kind, str]] = {
 """Kind -> one letter for each argument: ``u`` an integer from 0 to 2^63 - 1, ``s`` a text, ``b`` bytes, ``*`` a value
 that is checked where it is read."""
 
-_WITH_DATA: Final = frozenset({Kind.WRITE, Kind.UPLOAD, Kind.LAUNCH, Kind.DATA})
+_WITH_DATA: Final = frozenset({
+    Kind.WRITE, Kind.UPLOAD, Kind.LAUNCH, Kind.DATA, Kind.PROBE, Kind.WRITE_PACKED, Kind.UPLOAD_PACKED,
+})  # fmt: skip
 _REPEATED: Final = frozenset({
     Kind.RUN, Kind.UPLOAD, Kind.DOWNLOAD, Kind.MOVE, Kind.RECORD, Kind.WAIT, Kind.SYNC, Kind.LAUNCH, Kind.DONE,
     Kind.DATA,

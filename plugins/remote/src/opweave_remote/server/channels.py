@@ -12,7 +12,7 @@ from opweave.errors import FormatError, OpweaveError
 from opweave.host.storage import copy_bytes
 from opweave_remote.failures import encode_error
 from opweave_remote.server.session import Session, numbers_of
-from opweave_remote.server.transfers import data_of, receive_into
+from opweave_remote.server.transfers import data_of, receive_into, receive_packed
 from opweave_remote.steps import decode_steps
 from opweave_remote.wire import Frame, Kind, encode, encode_again
 from opweave_remote.wires import Wire
@@ -22,6 +22,8 @@ __all__ = ["Channel", "DeviceChannel"]
 Serve = Callable[..., Any]
 
 _SMALL: Final = 1 << 14
+_RECEIVING: Final = frozenset({Kind.WRITE, Kind.WRITE_PACKED, Kind.PROBE})
+"""Messages whose data is taken by whoever serves them."""
 
 
 class Channel:
@@ -109,6 +111,8 @@ class DeviceChannel(Channel):
             Kind.ABORT: self._abort,
             Kind.HAVE: self._have,
             Kind.GRANT: self._grant,
+            Kind.PROBE: self._probe,
+            Kind.WRITE_PACKED: self._write_packed,
         }
 
     def perform(self, work: Serve, frame: Frame) -> None:
@@ -118,7 +122,7 @@ class DeviceChannel(Channel):
             return
         ticket = args[0]
         try:
-            value = work(*args[1:], size) if kind is Kind.WRITE else work(*args[1:])
+            value = work(*args[1:], size) if kind in _RECEIVING else work(*args[1:])
         except (EOFError, OSError):
             raise
         except Exception as error:
@@ -144,8 +148,20 @@ class DeviceChannel(Channel):
             self.wire.reader.skip(size)
             raise
         receive_into(self.wire, buffer, offset, size)
+        self._wrote(buffer, offset, size)
+
+    def _write_packed(self, number: int, offset: int, size: int, codec: str, width: int, packed: int) -> None:
+        raw = receive_packed(self.session, self.wire, size, codec, width, packed)
+        buffer = self.session.buffer(number)
+        buffer.upload(offset, raw)
+        self._wrote(buffer, offset, size)
+
+    def _wrote(self, buffer: Buffer, offset: int, size: int) -> None:
         if self.session.cache is not None:
             self.session.cache.wrote(buffer, offset, size)
+
+    def _probe(self, size: int) -> None:
+        self.wire.reader.skip(size)
 
     def _read(self, number: int, offset: int, size: int) -> tuple[Buffer, int, int]:
         buffer = self.session.buffer(number)

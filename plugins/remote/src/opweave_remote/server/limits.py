@@ -21,7 +21,7 @@ class Limits(NamedTuple):
         memory: bytes of buffers of one client, on all devices together; ``None``: as much as there is.
         plans: that one stream keeps.
         message: bytes of the arguments of a message.
-        data: bytes of the data of a message.
+        data: bytes of the data of a message, also of what it holds compressed.
         staging: bytes of a stream's transfers that are under way.
         handshake: seconds within which a new connection has to prove who it is.
         lease: seconds without a heartbeat after which a client is taken for dead, and its memory freed.
@@ -75,7 +75,8 @@ class Metrics:
         self._values: dict[str, float] = dict.fromkeys(
             ("clients", "clients_total", "refused_total", "connections", "buffers", "buffer_bytes", "plans_total",
              "runs_total", "run_seconds_total", "received_bytes_total", "sent_bytes_total", "failures_total",
-             "expired_total", "cache_hits_total", "cache_misses_total"), 0)  # fmt: skip
+             "expired_total", "cache_hits_total", "cache_misses_total", "packed_bytes_total",
+             "unpacked_bytes_total"), 0)  # fmt: skip
 
     def add(self, name: str, value: float = 1) -> None:
         """Add to a counter; from any thread."""

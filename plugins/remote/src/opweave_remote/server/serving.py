@@ -13,6 +13,7 @@ from typing import Final
 from opweave.contract import Device, MemorySpace
 from opweave.errors import FormatError, LifetimeError, OpweaveError, Unavailable
 from opweave.registry.discovery import core_version
+from opweave_remote.codecs import CODECS
 from opweave_remote.description import DeviceInfo, ServerInfo, plain_features
 from opweave_remote.failures import encode_error
 from opweave_remote.heartbeat import receive_exactly
@@ -91,7 +92,14 @@ class Server:
         heartbeat, cache = self._monitor is not None, self._cache is not None
         peers = self._puller.uses_tls
         return ServerInfo(
-            core_version() or "", same_machine(), heartbeat, cache, peers, self.limits.data, tuple(described)
+            core_version() or "",
+            same_machine(),
+            heartbeat,
+            cache,
+            peers,
+            self.limits.data,
+            tuple(CODECS),
+            tuple(described),
         )
 
     # --- connections --------------------------------------------------------------------------------------------------

@@ -17,13 +17,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from opweave.contract import Plan, StepError, Stream
+from opweave.contract import Buffer, Plan, StepError, Stream
 from opweave.errors import FormatError, LifetimeError, OpweaveError
 from opweave_remote.failures import encode_error
 from opweave_remote.server.channels import Channel, Serve
 from opweave_remote.server.launches import BoundLaunch
 from opweave_remote.server.session import Session, numbers_of
-from opweave_remote.server.transfers import data_of, receive_into
+from opweave_remote.server.transfers import data_of, receive_into, receive_packed
 from opweave_remote.steps import decode_groups, decode_steps
 from opweave_remote.wire import Frame, Kind, encode, encode_again
 from opweave_remote.wires import Wire
@@ -83,7 +83,7 @@ class StreamChannel(Channel):
             return
         self._working = True
         try:
-            work(*args, size) if kind is Kind.UPLOAD or kind is Kind.LAUNCH else work(*args)
+            work(*args, size) if kind in _RECEIVING else work(*args)
         except StepError as error:
             plan = -1 if error.plan is None else self._numbers.get(id(error.plan), -1)
             self._break(error.error, plan, -1 if error.step is None else error.step)
@@ -122,6 +122,7 @@ class StreamChannel(Channel):
             Kind.COMPILE: self._compile,
             Kind.RUN: self._run,
             Kind.UPLOAD: self._upload,
+            Kind.UPLOAD_PACKED: self._upload_packed,
             Kind.DOWNLOAD: self._download,
             Kind.MOVE: self._move,
             Kind.PULL: self._pull,
@@ -246,8 +247,23 @@ class StreamChannel(Channel):
         staging = np.empty(size, np.uint8).data
         self._stage(size)
         reader.into(staging)
+        self._upload_staged(stream, buffer, offset, staging)
+
+    def _upload_packed(self, number: int, offset: int, size: int, codec: str, width: int, packed: int) -> None:
+        stream = self.stream
+        assert stream is not None
+        raw = receive_packed(self.session, self.wire, size, codec, width, packed)
+        buffer = self.session.buffer(number)
+        if not stream.is_async:
+            buffer.upload(offset, raw)
+            return
+        buffer.check(offset, size, write=True)
+        self._stage(size)
+        self._upload_staged(stream, buffer, offset, raw)
+
+    def _upload_staged(self, stream: Stream, buffer: Buffer, offset: int, staging: memoryview) -> None:
         stream.upload(buffer, offset, staging)
-        self.later(partial(self._unstage, stream.record(), size))
+        self.later(partial(self._unstage, stream.record(), len(staging)))
 
     def _stage(self, size: int) -> None:
         """Wait until so many bytes more may be under way."""
@@ -385,6 +401,8 @@ class StreamChannel(Channel):
 
 
 _ANSWERED: Final = frozenset({Kind.OPEN, Kind.FUSE, Kind.COMPILE, Kind.BIND})
+_RECEIVING: Final = frozenset({Kind.UPLOAD, Kind.UPLOAD_PACKED, Kind.LAUNCH})
+"""Messages whose data is taken by whoever serves them."""
 _GIVING: Final = frozenset({Kind.DOWNLOAD, Kind.LAUNCH})
 _LONG: Final = frozenset({Kind.RUN, Kind.MOVE, Kind.PULL, Kind.WAIT, Kind.SYNC, Kind.LAUNCH})
 _BUFFERED: Final = 1 << 14
