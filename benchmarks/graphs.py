@@ -7,7 +7,7 @@ Leaves are new in each call, so that nothing is remembered from one call to the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count, pairwise
 from typing import Any, Final, NamedTuple
 
@@ -221,25 +221,34 @@ def u_net(size: int = 1) -> Built:
     return Built(build(), build, feeds)
 
 
+def _expert_weights(
+    rng: np.random.Generator, columns: int, hidden: int, make: Callable[..., Any], experts: int = 8
+) -> dict[str, Any]:
+    router = {"router": _random(rng, experts, columns)}
+    return router | {
+        name: make(rng, experts, *shape)
+        for name, shape in (("up", (hidden, columns)), ("gate", (hidden, columns)), ("down", (columns, hidden)))
+    }
+
+
+def _to_experts(x: ow.Tensor, weights: Mapping[str, ow.Tensor]) -> ow.Tensor:
+    """Each row, plus the weighed results of the two experts that it goes to."""
+    share, ids = ow.top_k(ow.softmax(ow.linear(x, weights["router"])), 2)
+    up, gate = ow.expert_linear(x, weights["up"], ids), ow.expert_linear(x, weights["gate"], ids)
+    down = ow.expert_linear(ow.swiglu(up, gate), weights["down"], ids)
+    return x + ow.sum(down * share.reshape(x.shape[0], 2, 1), axis=1)
+
+
 def expert_block(size: int = 1) -> Built:
     """Each row goes to two of eight experts, whose results are weighed and added."""
     rng = np.random.default_rng(0)
-    rows, columns, hidden, experts = 32 * size, 128, 256, 8
-    x, feeds = _input((rows, columns))
+    columns = 128
+    x, feeds = _input((32 * size, columns))
     feeds = {name: _random(rng, *array.shape) for name, array in feeds.items()}
-    weights = ow.weights({
-        "router": _random(rng, experts, columns),
-        "up": _random(rng, experts, hidden, columns),
-        "gate": _random(rng, experts, hidden, columns),
-        "down": _random(rng, experts, columns, hidden),
-    })  # fmt: skip
+    weights = ow.weights(_expert_weights(rng, columns, 256, _random))
 
     def build() -> ow.Tensor:
-        scores = ow.softmax(ow.linear(x, weights["router"]))
-        share, ids = ow.top_k(scores, 2)
-        up, gate = ow.expert_linear(x, weights["up"], ids), ow.expert_linear(x, weights["gate"], ids)
-        down = ow.expert_linear(ow.swiglu(up, gate), weights["down"], ids)
-        return x + ow.sum(down * share.reshape(rows, 2, 1), axis=1)
+        return _to_experts(x, weights)
 
     return Built(build(), build, feeds)
 
@@ -289,26 +298,16 @@ def strengths(size: int = 1) -> Built:
 def attention_and_experts(size: int = 1) -> Built:
     """Attention over 128 rows with f32 weights, then experts with weights in q4_0 for the last row."""
     rng = np.random.default_rng(0)
-    rows, columns, hidden, experts = 128 * size, 512, 1024, 8
+    rows, columns = 128 * size, 512
     x, feeds = _input((rows, columns))
     feeds = {name: _random(rng, *array.shape) for name, array in feeds.items()}
     square = {name: _random(rng, columns, columns) for name in "qkvo"}
-    expert = {
-        "router": _random(rng, experts, columns),
-        "up": _blocks(rng, experts, hidden, columns),
-        "gate": _blocks(rng, experts, hidden, columns),
-        "down": _blocks(rng, experts, columns, hidden),
-    }
-    weights = ow.weights(square | expert)
+    weights = ow.weights(square | _expert_weights(rng, columns, 1024, _blocks))
 
     def build() -> ow.Tensor:
         q, k, v = (ow.linear(x, weights[n]).reshape(1, rows, 8, 64).transpose(0, 2, 1, 3) for n in "qkv")
         mixed = ow.attention(q, k, v).transpose(0, 2, 1, 3).contiguous().reshape(rows, columns)
-        h = (x + ow.linear(mixed, weights["o"]))[-1:].contiguous()
-        share, ids = ow.top_k(ow.softmax(ow.linear(h, weights["router"])), 2)
-        up, gate = ow.expert_linear(h, weights["up"], ids), ow.expert_linear(h, weights["gate"], ids)
-        down = ow.expert_linear(ow.swiglu(up, gate), weights["down"], ids)
-        return h + ow.sum(down * share.reshape(1, 2, 1), axis=1)
+        return _to_experts((x + ow.linear(mixed, weights["o"]))[-1:].contiguous(), weights)
 
     return Built(build(), build, feeds)
 

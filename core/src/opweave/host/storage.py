@@ -356,7 +356,11 @@ def bind_read(src: Arg, stream: Stream | None = None) -> Call:
     buffer = _memory(src)
     if buffer.type.is_typed and src.is_dense:
         get = _getter(src)
-        call: Call = lambda: get().copy()  # noqa: E731
+
+        def copied() -> np.ndarray[Any, Any]:
+            return get().copy()
+
+        call: Call = copied
     else:
         call = src.view.copy if buffer.is_host and src.is_dense else partial(read, src)
     # Work that the thread has submitted to an asynchronous inner stream may still be in flight.

@@ -143,12 +143,17 @@ def _squares(row: Row, element: Element) -> Vector:
     return row.total(square)
 
 
+def _centred(row: Row, element: Element) -> Element:
+    """The elements less their mean over the row."""
+    mean = row.total(element) / row.count
+    return lambda i, mask: element(i, mask) - mean
+
+
 def _norm(row: Row, sources: int, eps: Vector, *, centred: bool) -> None:
     """Sources are the values, then a weight, or a weight and a bias, or nothing."""
     element = row.source(0)
     if centred:
-        x, mean = element, row.total(element) / row.count
-        element = lambda i, mask: x(i, mask) - mean  # noqa: E731
+        element = _centred(row, element)
     factor = 1.0 / intrinsic("sqrt", _squares(row, element) / row.count + eps)
 
     def result(i: Any, mask: Any) -> Vector:
@@ -183,11 +188,10 @@ def _norm_backward(row: Row, sources: int, eps: Vector, *, centred: bool) -> Non
         given = row.source(0)(i, mask)
         return given * row.source(2)(i, mask) if sources > 2 else given
 
-    element, given = values, inner
+    element: Element = values
+    given: Element = inner
     if centred:
-        mean, inner_mean = row.total(values) / row.count, row.total(inner) / row.count
-        element = lambda i, mask: values(i, mask) - mean  # noqa: E731
-        given = lambda i, mask: inner(i, mask) - inner_mean  # noqa: E731
+        element, given = _centred(row, values), _centred(row, inner)
     factor = 1.0 / intrinsic("sqrt", _squares(row, element) / row.count + eps)
     along = row.total(lambda i, mask: given(i, mask) * element(i, mask)) / row.count * (factor * factor)
     row.write(lambda i, mask: (given(i, mask) - element(i, mask) * along) * factor)
