@@ -55,22 +55,22 @@ class Copies:
     keeps its buffer: copies leave a device with the last program that uses them.
     """
 
-    __slots__ = ("_made", "_taken")
+    __slots__ = ("_strong", "_weak")
 
     def __init__(self) -> None:
-        self._made: dict[Any, Location] = {}
-        self._taken: dict[Any, tuple[ref[Buffer], int, Any]] = {}
+        self._strong: dict[Any, Location] = {}
+        self._weak: dict[Any, tuple[ref[Buffer], int, Any]] = {}
 
     def __setitem__(self, key: Any, location: Location) -> None:
-        self._made[key] = location
+        self._strong[key] = location
 
     def __getitem__(self, key: Any) -> Location:
-        location = self._made.pop(key, None)
+        location = self._strong.pop(key, None)
         if location is not None:
             buffer, offset, handle = location
-            self._taken[key] = (ref(buffer, partial(self._gone, key)), offset, handle)
+            self._weak[key] = (ref(buffer, partial(self._gone, key)), offset, handle)
             return location
-        known, offset, handle = self._taken[key]
+        known, offset, handle = self._weak[key]
         taken = known()
         if taken is None:
             raise KeyError(key)
@@ -78,14 +78,14 @@ class Copies:
 
     def _gone(self, key: Any, known: ref[Buffer]) -> None:
         """Called when the buffer of an entry was dropped; its prepared form goes with it."""
-        if key in self._taken and self._taken[key][0] is known:
-            del self._taken[key]
+        if key in self._weak and self._weak[key][0] is known:
+            del self._weak[key]
 
     def __contains__(self, key: object) -> bool:
-        return key in self._made or (key in self._taken and self._taken[key][0]() is not None)
+        return key in self._strong or (key in self._weak and self._weak[key][0]() is not None)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([key for key in (*self._made, *self._taken) if key in self])
+        return iter([key for key in (*self._strong, *self._weak) if key in self])
 
     def __delitem__(self, key: Any) -> None:
         if key not in self:
@@ -94,14 +94,14 @@ class Copies:
 
     def pop(self, key: Any, default: object = None) -> None:
         """Forget an entry, if there is one."""
-        self._made.pop(key, None)
-        self._taken.pop(key, None)
+        self._strong.pop(key, None)
+        self._weak.pop(key, None)
 
     def items(self) -> list[tuple[Any, Location]]:
         """All keys and locations, without taking them."""
-        taken = [(key, known(), at, handle) for key, (known, at, handle) in self._taken.items()]
+        taken = [(key, known(), at, handle) for key, (known, at, handle) in self._weak.items()]
         there = [(key, Location(buffer, at, handle)) for key, buffer, at, handle in taken if buffer is not None]
-        return [*self._made.items(), *there]
+        return [*self._strong.items(), *there]
 
     def values(self) -> list[Location]:
         """All locations, without taking them."""

@@ -213,21 +213,21 @@ class Decoding:
 
     # --- loading ----------------------------------------------------------------------------------------------------
 
-    def room(self, width: int, dtype: Any = np.uint8) -> Array:
+    def scratch(self, width: int, dtype: Any = np.uint8) -> Array:
         """A scratch array of ``width`` elements a block."""
         piece: Array = self._take(width * np.dtype(dtype).itemsize).view(dtype).reshape(self.count, width)
         return piece
 
     def half(self, name: str) -> Array:
         """The f16 field as f32."""
-        self.loads[name] = room = self.room(1, np.float32)
-        return room
+        self.loads[name] = array = self.scratch(1, np.float32)
+        return array
 
     def field(self, name: str, size: int) -> Array:
         """The field of ``size`` bytes."""
-        room = self.room(size)
-        self.loads[name] = room.view(f"V{size}")
-        return room
+        array = self.scratch(size)
+        self.loads[name] = array.view(f"V{size}")
+        return array
 
     # --- integers ---------------------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class Decoding:
     def planes(self, x: Array, width: int, group: int, at: int = 0) -> Array:
         """Fields of ``width`` bits of each group of bytes, moved to bit ``at``: all lowest ones, then the next ones."""
         many = 8 // width
-        part, result = self.room(x.shape[1]), self.room(x.shape[1] * many)
+        part, result = self.scratch(x.shape[1]), self.scratch(x.shape[1] * many)
         whole = part.view(f"V{group}")
         places = result.view(f"V{group}").reshape(self.count, -1, many)
         for k in range(many):
@@ -257,12 +257,12 @@ class Decoding:
 
     def spread(self, x: Array, at: int) -> Array:
         """The bits of each row, the lowest of the first byte first, each as bit ``at`` of a byte."""
-        wide = self.room(x.shape[1], "<u8")
+        wide = self.scratch(x.shape[1], "<u8")
         self.call(np.copyto, wide, x)
         # Eight copies of a byte, and of the i-th one bit i.
         self.call(np.multiply, wide, np.array(0x0101010101010101, wide.dtype), wide)
         self.call(np.bitwise_and, wide, np.array(0x8040201008040201, wide.dtype), wide)
-        bits = self.room(8 * x.shape[1])
+        bits = self.scratch(8 * x.shape[1])
         self.call(np.not_equal, wide.view(np.uint8), np.array(0, np.uint8), bits.view(np.bool_))
         self.take_bits(bits, -at, 1 << at, bits)
         return bits
@@ -278,7 +278,7 @@ class Decoding:
 
     def lookup(self, x: Array, levels: Array, group: int = 0) -> Array:
         """A level for each half byte: of each ``group`` of bytes (0: of all) the low halves, then the high ones."""
-        places, part, result = self.room(x.shape[1], np.intp), self.room(x.shape[1]), self.room(2 * x.shape[1])
+        places, part, result = self.scratch(x.shape[1], np.intp), self.scratch(x.shape[1]), self.scratch(2 * x.shape[1])
         self.call(np.copyto, places, x)
         whole = np.dtype(f"V{group or x.shape[1]}")
         halves = result.view(whole).reshape(self.count, -1, 2)
@@ -292,7 +292,7 @@ class Decoding:
 
     def floats(self, x: Array, factor: Array) -> Array:
         """Integers as f32, times one factor a block."""
-        result = self.room(x.shape[1], np.float32)
+        result = self.scratch(x.shape[1], np.float32)
         self.call(np.copyto, result, x)
         self.call(np.multiply, result, factor, result)
         return result
@@ -378,8 +378,8 @@ _E8M0: Final = np.ldexp(np.float32(1), np.arange(256) - 128)
 
 @decodes("mxfp4", e="u1", q="V16")
 def _mxfp4(t: Decoding) -> None:
-    t.loads["e"] = exponent = t.room(1, np.intp)
-    scale = t.room(1, np.float32)
+    t.loads["e"] = exponent = t.scratch(1, np.intp)
+    scale = t.scratch(1, np.float32)
     t.call(_E8M0.take, exponent, 0, scale, "clip")
     t.finish(t.lookup(t.field("q", 16), E2M1), scale)
 
@@ -390,7 +390,7 @@ def _mxfp4(t: Decoding) -> None:
 @decodes("q2_k", scales="V16", q="V64", d="<f2", m="<f2")
 def _q2_k(t: Decoding) -> None:
     both = t.field("scales", 16)  # low half: scale, high half: offset
-    scale, offset = t.room(16), t.room(16)
+    scale, offset = t.scratch(16), t.scratch(16)
     t.take_bits(both, 0, 15, scale)
     t.take_bits(both, 4, 15, offset)
     q = t.planes(t.field("q", 64), 2, 32)
@@ -408,10 +408,10 @@ def _q3_k(t: Decoding) -> None:
 
 def _scales_of_8(t: Decoding) -> tuple[Array, Array]:
     """Eight 6-bit scales and eight 6-bit offsets packed into 12 bytes (q4_k, q5_k), as f32."""
-    rest, top, low = t.field("rest", 4), t.room(4), t.room(4)
+    rest, top, low = t.field("rest", 4), t.scratch(4), t.scratch(4)
     result = []
     for name, factor, shift in (("scales", "d", 0), ("offsets", "m", 4)):
-        first, six = t.field(name, 4), t.room(8)
+        first, six = t.field(name, 4), t.scratch(8)
         halves = six.view("V4")
         t.take_bits(first, 0, 63, low)
         t.call(np.copyto, halves[:, :1], low.view("V4"))

@@ -25,7 +25,7 @@ _MASKS_OF_7: Final = _MASKS[SIGN_BYTES]
 def _fields(t: Decoding, words: Array, shifts: Sequence[int], mask: int) -> Array:
     """``(word >> shift) & mask`` for each word and shift: indices, of shape (count, words · shifts)."""
     count, n = words.shape
-    wide, result = t.room(n * len(shifts), words.dtype), t.room(n * len(shifts), np.intp)
+    wide, result = t.scratch(n * len(shifts), words.dtype), t.scratch(n * len(shifts), np.intp)
     each = wide.reshape(count, n, len(shifts))
     t.call(np.right_shift, words[..., None], np.array(shifts, words.dtype), each)
     t.call(np.bitwise_and, wide, np.array(mask, words.dtype), wide)
@@ -50,7 +50,7 @@ def _entries(t: Decoding, name: str, indices: Array) -> Array:
     """The groups of levels that the indices stand for."""
     table = codebook(name)
     whole = np.dtype(f"<u{table.shape[1]}")
-    result = t.room(indices.shape[1] * table.shape[1])
+    result = t.scratch(indices.shape[1] * table.shape[1])
     # In any mode but "raise" NumPy writes straight into the output.
     t.call(table.view(whole).reshape(-1).take, indices, 0, result.view(whole), "clip")
     return result
@@ -58,7 +58,7 @@ def _entries(t: Decoding, name: str, indices: Array) -> Array:
 
 def _signed(t: Decoding, values: Array, signs: Array, masks: Array) -> Array:
     """``values``, of each eight those negated that their entry in ``masks`` says, which ``signs`` are indices of."""
-    negative = t.room(values.shape[1])
+    negative = t.scratch(values.shape[1])
     t.call(masks.take, signs, 0, negative.view("<u8"), "clip")
     # In two's complement -x is ~x + 1: with all bits set, x ^ 255 - 255.
     t.call(np.bitwise_xor, values, negative, values)
@@ -67,14 +67,14 @@ def _signed(t: Decoding, values: Array, signs: Array, masks: Array) -> Array:
 
 
 def _as_indices(t: Decoding, x: Array) -> Array:
-    result = t.room(x.shape[1], np.intp)
+    result = t.scratch(x.shape[1], np.intp)
     t.call(np.copyto, result, x)
     return result
 
 
 def _scales(t: Decoding, integers: Array, plus: float, times: float, half: Array) -> Array:
     """``half · (integers + plus) · times``, exact in f32."""
-    result = t.room(integers.shape[1], np.float32)
+    result = t.scratch(integers.shape[1], np.float32)
     t.call(np.copyto, result, integers)
     t.call(np.add, result, np.float32(plus), result)
     t.call(np.multiply, result, np.float32(times), result)
@@ -94,7 +94,7 @@ def _nibbles(t: Decoding, x: Array) -> Array:
 def _iq2_xxs(t: Decoding) -> None:
     # For 32 elements four indices, then a word: four times 7 bits of signs, and 4 bits of the scale.
     q = t.field("q", 64)
-    indices = t.room(32, np.intp)
+    indices = t.scratch(32, np.intp)
     t.call(np.copyto, indices.reshape(-1, 8, 4), q.reshape(-1, 8, 8)[..., :4])
     words = q.view("<u4")[:, 1::2]
     integers = _signed(t, _entries(t, "iq2_xxs", indices), _fields(t, words, range(0, 28, 7), 127), _MASKS_OF_7)
@@ -135,7 +135,7 @@ def _shifted(t: Decoding, low: Array, high: Array, shift: Array) -> Array:
     """Eight times the levels of iq1, and plus or minus one for each eight as a bit in ``shift`` is 0 or 1."""
     values = _entries(t, "iq1", _indices(t, low, high, 3, 4 if high.dtype.itemsize == 1 else 3)).view(np.int8)
     t.call(np.left_shift, values, np.array(3, np.int8), values)
-    delta = t.room(shift.shape[1], np.int8)
+    delta = t.scratch(shift.shape[1], np.int8)
     t.call(np.not_equal, shift, np.array(0, shift.dtype), delta.view(np.bool_))
     t.call(np.left_shift, delta, np.array(1, np.int8), delta)
     t.call(np.subtract, np.array(1, np.int8), delta, delta)
@@ -159,10 +159,10 @@ def _iq1_m(t: Decoding) -> None:
     # each word, whose upper four bits are a quarter of the f16 of the block.
     high, words = t.field("high", 16), t.field("scales", 8).view("<u2")
     integers = _shifted(t, t.field("q", 32), high, _fields(t, high, [3, 7], 1))
-    quarters = t.room(4, np.uint16)
+    quarters = t.scratch(4, np.uint16)
     t.call(np.right_shift, words, np.array(12, np.uint16), quarters)
     t.call(np.left_shift, quarters, np.array([0, 4, 8, 12], np.uint16), quarters)
-    bits, half = t.room(1, np.uint16), t.room(1, np.float32)
+    bits, half = t.scratch(1, np.uint16), t.scratch(1, np.float32)
     t.call(np.bitwise_or.reduce, quarters, 1, None, bits.reshape(-1))
     t.call(np.copyto, half, bits.view(np.float16))
     t.finish(integers, _scales(t, _fields(t, words, [0, 3, 6, 9], 7), 0.5, 0.25, half))
@@ -194,7 +194,7 @@ _UE4M3: Final = np.array(
 
 @decodes("nvfp4", scales="V4", q="V32")
 def _nvfp4(t: Decoding) -> None:
-    scale = t.room(4, np.float32)
+    scale = t.scratch(4, np.float32)
     t.call(_UE4M3.take, _as_indices(t, t.field("scales", 4)), 0, scale, "clip")
     t.finish(t.lookup(t.field("q", 32), E2M1, 8), scale)
 
@@ -206,11 +206,11 @@ def _nvfp4(t: Decoding) -> None:
 def _tq1_0(t: Decoding) -> None:
     # A byte is a fraction of 256 with five digits in base 3, of which the last four bytes have four. Times 3, the next
     # digit is what exceeds the fraction.
-    whole, at = t.room(256), 0
+    whole, at = t.scratch(256), 0
     q, rest = t.field("q", 48), t.field("rest", 4)
     for fractions, digits in ((q[:, :32], 5), (q[:, 32:], 5), (rest, 4)):
         n = fractions.shape[1]
-        fraction, tripled = t.room(n), t.room(n, np.uint16)
+        fraction, tripled = t.scratch(n), t.scratch(n, np.uint16)
         for k in range(digits):
             t.call(np.multiply, fractions, np.array(3**k, np.uint8), fraction)
             t.call(np.multiply, fraction, np.array(3, np.uint16), tripled)
