@@ -105,7 +105,7 @@ class UnknownNameError(OpweaveError, KeyError):
             get_close_matches,  # imported here: it costs as much as the other imports of this module together
         )
 
-        self.what, self.name, self.known = what, name, sorted(known)
+        self.what, self.name, self.known = what, name, sorted(set(known))
         close = get_close_matches(name.lower(), [k.lower() for k in self.known], n=3, cutoff=0.5)
         close = [k for k in self.known if k.lower() in close]
         message = f"there is no {what} named {name!r}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
 from opweave import registry
-from opweave.cli.output import human_bytes
 from opweave.cost.profile import Curve, OpCost, Profile
 from tests.support.plugins_for_tests import OLD, backend, probed
 from tests.support.text import words
@@ -35,7 +35,7 @@ class TestDevices:
             ["3", "host", "HOST"],
         ]
         assert "Big [bold]Chip[/bold]" in out, "descriptions are no markup"
-        assert lines[2][3:] == ["1.50", "GiB", "/", "2.00", "GiB", "acme:cuda:0,", "twin,", "host"]
+        assert lines[2][3:] == ["1.5", "GiB", "/", "2", "GiB", "acme:cuda:0,", "twin,", "host"]
         assert lines[1][3] == "?", "a device may not know its memory"
         assert "can  fill copy import_host map" in out
         assert [line.split() for line in out.splitlines() if "pci:1" in line] == [
@@ -306,17 +306,6 @@ def test_runs_as_a_module():
     assert done.stdout.startswith("opweave ")
 
 
-@pytest.mark.parametrize(
-    ("n", "text"),
-    [
-        (0, "0 B"), (999, "999 B"), (1000, "0.98 KiB"), (1024, "1.00 KiB"), (511 << 20, "511 MiB"),
-        (1023 << 20, "1.00 GiB"), (8 << 30, "8.00 GiB"), (3 << 60, "3072 PiB"),
-    ],
-)  # fmt: skip
-def test_bytes_for_people(n, text):
-    assert human_bytes(n) == text
-
-
 class TestProfile:
     @pytest.fixture(autouse=True)
     def quick(self, monkeypatch, tmp_path):
@@ -407,7 +396,7 @@ class TestWhatIf:
         lines = out.splitlines()
         assert lines[0].split() == ["device", "steps", "busy", "utilization", "memory", "used", "/", "total"]
         assert lines[1].split()[:2] == ["gpu:0", "8"]
-        assert lines[1].endswith("16.1 MiB / 20.0 MiB")
+        assert lines[1].endswith("16.1 MiB / 20 MiB")
         assert "... 2 more" in out
         assert "one run: " in out
         assert "for 9 copies, inputs and results" in out
@@ -429,6 +418,23 @@ class TestWhatIf:
         spread = json.loads(run("what-if", *files(), "--json", "--pipeline")[1])
         assert len(spread["devices"]) > len(plain["devices"])
         assert spread["interval_seconds"] < plain["interval_seconds"]
+
+    @pytest.mark.parametrize(
+        ("code", "says"),
+        [
+            ("def layers(:", r"graph\.py: SyntaxError: invalid syntax"),
+            ("import nosuch_module", r"graph\.py, line 1: ModuleNotFoundError: No module named 'nosuch_module'"),
+            ("def layers():\n    raise ValueError('no')", r"graph\.py, line 2: ValueError: no$"),
+            ("def layers():\n    return 3", "outputs are a tensor, a sequence or a mapping of tensors, not 3"),
+        ],
+    )
+    def test_a_graph_that_cannot_be_made_is_an_error_that_says_where(self, run, files, tmp_path, code, says):
+        given = files()
+        (tmp_path / "graph.py").write_text(code)
+        code, out, err = run("what-if", *given)
+        assert (code, out) == (1, "")
+        assert re.search(says, err.strip())
+        assert err.startswith("error: ")
 
     def test_too_little_memory_is_said_and_fails(self, run, files):
         code, out, _ = run("what-if", *files(2))

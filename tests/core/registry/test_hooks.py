@@ -111,7 +111,7 @@ class TestFormats:
 
     def test_without_plugins_there_are_those_of_the_core(self, folder, tmp_path):
         (tmp_path / "x.acme").write_bytes(b"")
-        with pytest.raises(UnknownNameError, match="a plugin may bring it"):
+        with pytest.raises(UnknownNameError, match="plugins may add others"):
             folder.registry().file_format(tmp_path / "x.acme")
         (tmp_path / "x.safetensors").write_bytes(b"")
         assert folder.registry().file_format(tmp_path / "x.safetensors").name == "safetensors"

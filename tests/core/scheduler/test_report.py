@@ -11,7 +11,7 @@ import pytest
 import opweave as ow
 from opweave.host.device import HostDevice
 from opweave.scheduler import Explanation
-from opweave.scheduler.report import human_time
+from opweave.units import human_time
 from tests.support.devices import BASIC, Separate
 
 F = np.float32

@@ -134,20 +134,21 @@ def _plugins(
 
 
 def _conformance(
-    name: Annotated[str, typer.Argument(help="A backend (all its devices), or a device.")],
+    name: Annotated[str, typer.Argument(help="A backend (all its devices), or a device.", metavar="NAME")],
     level: Annotated[
         list[int] | None,
         typer.Option(
             "--level",
+            metavar="N",
             help="Only this level (0 hygiene, 1 memory, 2 operations, 3 asynchrony, 4 beside a second device, "
-            "5 faults); repeatable.",
+            "5 faults, 6 gradients); repeatable.",
         ),
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option("--only", metavar="PATTERN", help="Only checks whose id matches, e.g. 'add-f32-*'; repeatable."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all random values.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all random values.")] = 0,
     as_json: _Json = False,
     config: Annotated[
         str | None,
@@ -164,7 +165,7 @@ def _conformance(
         float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Timeout of a check from level 3 on.")
     ] = 60,
 ) -> None:
-    """Test a backend: registration, memory, every kernel against the reference, streams, and faults."""
+    """Test a backend: registration, memory, every kernel against the reference, streams, faults, and gradients."""
     leave_out_deadly([name, beside] if beside else [name])
     right = run_conformance(
         name, levels=level or (), only=only or (), seed=seed, as_json=as_json, config=config, beside=beside,
@@ -176,10 +177,10 @@ def _conformance(
 
 def _profile(
     devices: Annotated[list[str] | None, typer.Argument(help="Devices; default: all.", metavar="DEVICE")] = None,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again, even if there are profiles.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again what was measured before.")] = False,
     as_json: _Json = False,
 ) -> None:
-    """Measure how long steps and transfers take on each device, once; placement by cost uses these profiles."""
+    """Measure how long steps and transfers take on each device, for placement by cost, and keep the figures."""
     leave_out_deadly(devices or ())
     show_profiles(devices or (), refresh=refresh, as_json=as_json)
 

@@ -10,10 +10,11 @@ from rich.text import Text
 from opweave import registry
 from opweave.cli import probe
 from opweave.cli.combinations import make_combinations
-from opweave.cli.output import Row, human_bytes, print_json, print_rows, unusable_details
+from opweave.cli.output import Row, print_json, print_rows, unusable_details
 from opweave.contract.capabilities import Kind
 from opweave.errors import OpweaveError
 from opweave.registry import State
+from opweave.units import human_bytes
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device

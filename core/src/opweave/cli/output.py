@@ -18,7 +18,7 @@ from rich.text import Text
 from opweave.registry.discovery import core_version
 
 __all__ = [
-    "Row", "human_bytes", "plain", "print_json", "print_rows", "progress", "quiet_stdout", "to_json",
+    "Row", "plain", "print_json", "print_rows", "progress", "quiet_stdout", "to_json",
     "unusable_details",
 ]  # fmt: skip
 
@@ -101,18 +101,6 @@ def progress(*columns: ProgressColumn, quiet: bool) -> Progress:
         disable=quiet or not console.is_terminal,
         redirect_stdout=False,
     )
-
-
-def human_bytes(n: int) -> str:
-    """Bytes for people: ``"7.62 GiB"``. Three digits, binary units."""
-    if n < 1000:
-        return f"{n} B"
-    units = ["KiB", "MiB", "GiB", "TiB", "PiB"]
-    size, unit = n / 1024, 0
-    while size >= 999.5 and unit < len(units) - 1:
-        size, unit = size / 1024, unit + 1
-    digits = 2 if size < 9.995 else 1 if size < 99.95 else 0
-    return f"{size:.{digits}f} {units[unit]}"
 
 
 def print_json(document: Mapping[str, Any]) -> None:

@@ -9,11 +9,12 @@ from typing import Any, Final
 import numpy as np
 from rich.text import Text
 
-from opweave.cli.output import Row, human_bytes, print_json, print_rows, quiet_stdout
+from opweave.cli.output import Row, print_json, print_rows, quiet_stdout
 from opweave.errors import FormatError
 from opweave.formats.load import chosen_names, described, read_tensors
 from opweave.graph.dtypes import DTYPES
 from opweave.registry.discovery import core_version
+from opweave.units import human_bytes
 
 __all__ = ["show_weights"]
 

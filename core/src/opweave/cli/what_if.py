@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 from rich.text import Text
 
 from opweave.cli.combinations import make_combinations
-from opweave.cli.output import Row, human_bytes, print_json, print_rows, quiet_stdout
+from opweave.cli.output import Row, print_json, print_rows, quiet_stdout
 from opweave.cost.predict import Prediction
-from opweave.errors import SchedulerError, UnknownNameError
+from opweave.errors import OpweaveError, SchedulerError, UnknownNameError
+from opweave.units import human_bytes, human_time
 from opweave.whatif.cluster import Cluster, read_cluster
 from opweave.whatif.divide import what_if
 
@@ -31,7 +33,8 @@ def show_what_if(graph: str, cluster: str, *, pipeline: bool, as_json: bool) -> 
         cluster: a TOML file, see `opweave.whatif.cluster`.
 
     Raises:
-        SchedulerError, UnknownNameError: files or names that do not exist or are invalid.
+        SchedulerError, UnknownNameError: files or names that do not exist or are invalid, or the code of the graph
+            raised an error.
         UnsupportedOpError: no group supports a node.
     """
     with quiet_stdout():
@@ -67,6 +70,12 @@ def _outputs(graph: str) -> Any:
         if not callable(function):
             raise UnknownNameError(f"function in {path}", name, [k for k, v in vars(module).items() if callable(v)])
         return function()
+    except OpweaveError:
+        raise
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        where = f"{path}, line {lines[-1]}" if lines else path
+        raise SchedulerError(f"{where}: {type(error).__name__}: {error}") from error
     finally:
         del sys.path[0]
 
@@ -105,12 +114,13 @@ def _print(cluster: Cluster, predicted: Prediction, sizes: dict[str, int], count
                 hidden = names[SHOWN // 2 : -SHOWN // 2]
                 longest = max(hidden, key=predicted.busy.__getitem__)
                 rows.append(Row([Text(f"... {len(hidden)} more", "dim"), Text(""), Text(
-                    f"<= {_time(predicted.busy[longest])}", "dim"), Text(""), Text("")], []))  # fmt: skip
+                    f"<= {human_time(predicted.busy[longest])}", "dim"), Text(""), Text("")], []))  # fmt: skip
     print_rows(["device", "steps", "busy", "utilization", "memory used / total"], rows, indent=3)
     idle = [f"{g.count - used.get(g.name, 0)} of {g.name}" for g in cluster.groups if g.count > used.get(g.name, 0)]
     summary = [
-        f"one run: {_time(predicted.seconds)}, {_time(predicted.copies)} of it for {copies} copies, inputs and results",
-        f"overlapping runs: one every {_time(predicted.interval)}",
+        f"one run: {human_time(predicted.seconds)}, {human_time(predicted.copies)} of it for {copies} copies, "
+        "inputs and results",
+        f"overlapping runs: one every {human_time(predicted.interval)}",
     ]
     if idle:
         summary.append(f"not used: {', '.join(idle)}")
@@ -138,15 +148,8 @@ def _row(predicted: Prediction, sizes: dict[str, int], counts: dict[str, int], n
     cells = [
         Text(name, "bold cyan"),
         Text(str(counts[name])),
-        Text(_time(busy)),
+        Text(human_time(busy)),
         Text(f"{share:.0%}"),
         Text(f"{human_bytes(sum(use))} / {there}", "red" if lacks else ""),
     ]
     return Row(cells, details)
-
-
-def _time(seconds: float) -> str:
-    for factor, unit in ((1.0, "s"), (1e3, "ms")):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"

@@ -60,7 +60,9 @@ class Expectations:
             return cls()
         try:
             document = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except OSError as error:
+            raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{file}: {error}") from None
         unknown = set(document) - {"strict", "unsupported", "xfail"}
         if unknown:

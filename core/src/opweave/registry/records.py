@@ -140,8 +140,8 @@ def format_of(path: str | os.PathLike[str], known: Sequence[FileFormat]) -> File
         head = opened.read(64)
     best = max(known, key=lambda fmt: fmt.fits(file, head), default=None)
     if best is None or not best.fits(file, head):
-        names = [name for fmt in known for name in (fmt.name, *fmt.suffixes)]
-        raise UnknownNameError("file format", file.suffix or file.name, names, "(a plugin may bring it)")
+        names = [suffix for fmt in known for suffix in fmt.suffixes]
+        raise UnknownNameError("file format", file.suffix or file.name, names, "(plugins may add others)")
     return best
 
 

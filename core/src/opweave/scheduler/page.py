@@ -61,7 +61,7 @@ def render(template: str, **values: Any) -> str:
     # Local: importing opweave must not pay for it.
     from jinja2 import Environment, FileSystemLoader
 
-    from opweave.scheduler.report import human_bytes, human_time
+    from opweave.units import human_bytes, human_time
 
     folder = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=folder, autoescape=True, trim_blocks=True, lstrip_blocks=True)

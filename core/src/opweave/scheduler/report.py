@@ -12,6 +12,7 @@ from opweave.scheduler.assign import CAUSES
 from opweave.scheduler.fuse import unfused
 from opweave.scheduler.page import Report, page
 from opweave.scheduler.splits import COPY_CAUSES
+from opweave.units import human_bytes, human_time
 
 if TYPE_CHECKING:
     from opweave.cost.predict import Prediction
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.splits import Partition
 
-__all__ = [
-    "CopyRow", "Explanation", "MemoryCurve", "NodeRow", "explain", "human_bytes", "human_time", "node_rows", "where",
-]  # fmt: skip
+__all__ = ["CopyRow", "Explanation", "MemoryCurve", "NodeRow", "explain", "node_rows", "where"]
 
 
 class NodeRow(NamedTuple):
@@ -183,16 +182,6 @@ def node_rows(partition: Partition) -> list[NodeRow]:
     return rows
 
 
-def human_bytes(n: int) -> str:
-    """``n`` bytes with a binary unit and three significant digits."""
-    value = float(n)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
-        value /= 1024
-    return f"{value:.3g} TiB"
-
-
 def _copy_line(tensor: Tensor, cause: str, size: int, source: str, target: str, chosen: bool = False) -> str:
     most = "at most " if chosen else ""  # only the rows that are asked for
     what = f"{tensor.name} {tensor.dtype}{list(tensor.shape)}"
@@ -306,11 +295,6 @@ def where(partition: Partition, place: int) -> str:
     if tensor.leaf is not None and tensor.leaf.device:
         return tensor.leaf.device
     return space.name
-
-
-def human_time(seconds: float) -> str:
-    """``seconds`` in microseconds."""
-    return f"{seconds * 1e6:,.3g} µs" if seconds < 1e-3 else f"{seconds * 1e6:,.0f} µs"
 
 
 def _middle(rows: Iterable[NodeRow], limit: int) -> tuple[int, int] | None:

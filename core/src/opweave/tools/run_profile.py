@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from opweave.scheduler.page import COLOURS, MOST_NODES, Report, render
-from opweave.scheduler.report import human_bytes, human_time
+from opweave.units import human_bytes, human_time
 
 __all__ = ["Figures", "RunProfile", "RunRow", "Total"]
 

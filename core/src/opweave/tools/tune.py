@@ -14,9 +14,9 @@ from opweave.errors import AllocationError, SchedulerError
 from opweave.graph.graph import Graph
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.arguments import checked_outputs
-from opweave.scheduler.report import human_time
 from opweave.tools.copy_graph import copy_graph
 from opweave.tools.profile_run import step_times
+from opweave.units import human_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

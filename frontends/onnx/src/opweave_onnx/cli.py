@@ -11,8 +11,9 @@ import numpy as np
 import typer
 from rich.text import Text
 
-from opweave.cli.output import Row, human_bytes, plain, print_json, print_rows, quiet_stdout
+from opweave.cli.output import Row, plain, print_json, print_rows, quiet_stdout
 from opweave.errors import SchedulerError, UnknownNameError
+from opweave.units import human_bytes
 
 if TYPE_CHECKING:
     from opweave_onnx.graphs import Value

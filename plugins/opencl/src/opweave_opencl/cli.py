@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from opweave.cli.output import human_bytes, plain, print_json, quiet_stdout
+from opweave.cli.output import plain, print_json, quiet_stdout
 from opweave.errors import Unavailable
+from opweave.units import human_bytes
 from opweave_opencl.caching import FOLDER, LIMIT, BinaryCache
 
 __all__ = ["commands"]
