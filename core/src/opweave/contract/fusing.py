@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from opweave.errors import Broken
@@ -12,7 +11,6 @@ from opweave.graph.opdef import OPS
 if TYPE_CHECKING:
     from opweave.contract.step import Arg, Group, Step
     from opweave.contract.stream import Stream
-    from opweave.graph.layout import Shape
 
 __all__ = ["check_fusion", "pointwise_groups"]
 
@@ -33,16 +31,18 @@ def pointwise_groups(
     """
     supports = is_pointwise or _is_pointwise
     runs: list[list[Step]] = []
-    accesses: _Accesses | None = None  # of the last run, while it is open
+    run: list[Step] = []  # the last one, while it is open; else empty
+    accesses: _Accesses | None = None  # of that run, if it has several steps
     for step in steps:
         fits = supports(step)
-        if fits and accesses is not None and len(runs[-1]) < limit and accesses.allow(step):
-            runs[-1].append(step)
-        else:
-            runs.append([step])
-            accesses = _Accesses(step.out.shape) if fits else None
-        if accesses is not None:
-            accesses.add(step)
+        if fits and run and len(run) < limit and run[0].out.shape == step.out.shape:
+            accesses = accesses or _Accesses(run[0])
+            if accesses.allow(step):
+                accesses.add(step)
+                run.append(step)
+                continue
+        runs.append([step])
+        run, accesses = runs[-1] if fits else [], None
     return runs
 
 
@@ -54,10 +54,10 @@ def _is_pointwise(step: Step) -> bool:
 class _Accesses:
     """What the steps of a run read and write, by memory, so that a step is compared only with those that share some."""
 
-    def __init__(self, shape: Shape) -> None:
-        self._shape = shape
-        self._reads: dict[tuple[str, int], list[Arg]] = {}
-        self._writes: dict[tuple[str, int], list[Arg]] = {}
+    def __init__(self, first: Step) -> None:
+        self._reads: dict[int | tuple[int], list[Arg]] = {}
+        self._writes: dict[int | tuple[int], list[Arg]] = {}
+        self.add(first)
 
     def add(self, step: Step) -> None:
         for arg in step.srcs:
@@ -65,10 +65,8 @@ class _Accesses:
         self._writes.setdefault(_memory_key(step.out), []).append(step.out)
 
     def allow(self, step: Step) -> bool:
-        """Whether one elementwise kernel can compute the run and then ``step``."""
+        """Whether one elementwise kernel can compute the run and then ``step``, which has its shape."""
         out = step.out
-        if out.shape != self._shape:
-            return False
         for arg in (out, *step.srcs):
             for written in self._writes.get(_memory_key(arg), ()):
                 if _crosses(arg, written):
@@ -76,13 +74,14 @@ class _Accesses:
         return not any(_crosses(read, out) for read in self._reads.get(_memory_key(out), ()))
 
 
-def _memory_key(arg: Arg) -> tuple[str, int]:
-    return ("value", arg.value) if arg.buffer is None else ("buffer", id(arg.buffer))
+def _memory_key(arg: Arg) -> int | tuple[int]:
+    """The number of its value while it is unbound, else its buffer."""
+    return arg.value if arg.buffer is None else (id(arg.buffer),)
 
 
 def _crosses(a: Arg, b: Arg) -> bool:
     """Whether two operands in one memory share bytes other than element by element."""
-    if a.offset == b.offset and a.shape == b.shape and a.strides == b.strides and a.dtype is b.dtype:
+    if a is b or (a.offset == b.offset and a.shape == b.shape and a.strides == b.strides and a.dtype is b.dtype):
         return False
     return a.offset < b.offset + b.span and b.offset < a.offset + a.span
 
@@ -96,10 +95,11 @@ def check_fusion(stream: Stream, steps: Sequence[Step], groups: Sequence[Group])
     index_of = {id(step): i for i, step in enumerate(steps)}
     order = [index_of.get(id(step), -1) for group in groups for step in group.steps]
     what = f"{type(stream).__name__}._fuse of {stream.device.name}"
-    if sorted(order) != list(range(len(steps))):
-        raise Broken(f"{what} must return each of the {len(steps)} steps it was given once, not {len(order)}")
-    if all(a < b for a, b in pairwise(order)):
+    in_order = list(range(len(steps)))
+    if order == in_order:
         return
+    if sorted(order) != in_order:
+        raise Broken(f"{what} must return each of the {len(steps)} steps it was given once, not {len(order)}")
     before, after = _writes_before(steps), _writes_before([steps[i] for i in order])
     for position, i in enumerate(order):
         if before[i] != after[position]:
@@ -108,7 +108,7 @@ def check_fusion(stream: Stream, steps: Sequence[Step], groups: Sequence[Group])
 
 def _writes_before(steps: Sequence[Step]) -> list[tuple[int, ...]]:
     """For each operand of each step, how many earlier steps write its memory."""
-    writes: dict[tuple[str, int], int] = {}
+    writes: dict[int | tuple[int], int] = {}
     counts = []
     for step in steps:
         counts.append(tuple([writes.get(_memory_key(arg), 0) for arg in (step.out, *step.srcs)]))

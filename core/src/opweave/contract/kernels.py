@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
+from opweave.contract.step import Choice
 from opweave.contract.workspace import Scratch, Workspace, scratch_args, scratch_of
 from opweave.errors import UnsupportedOpError
 from opweave.graph.dtypes import DType, as_dtype
@@ -78,6 +79,9 @@ class Kernel(NamedTuple):
 
     def scratch(self, step: Step) -> Scratch:
         """The scratch memory that the kernel needs for ``step``."""
+        choice = step.choice
+        if choice is not None and choice.kernel is self:
+            return choice.scratch
         return Scratch() if self.workspace is None else scratch_of(self.workspace(step), step.op)
 
     def why_not(self, step: Step) -> str | None:
@@ -220,6 +224,9 @@ class KernelTable:
 
     def find(self, step: Step) -> Kernel | None:
         """The first kernel that supports ``step``, or ``None``."""
+        choice = step.choice
+        if choice is not None and choice.kernel is not None:
+            return choice.kernel
         found = self._found
         return found[1] if found is not None and found[0] is step else self._search(step)[0]
 
@@ -270,6 +277,10 @@ class KernelTable:
         scratch = kernel.scratch(step)
         self._found = step, kernel, scratch
         return scratch
+
+    def choice(self, step: Step) -> Choice:
+        """The kernel for ``step`` and its scratch memory, for all steps of its kind."""
+        return Choice(self.find(step), self.scratch(step))
 
     def bind(self, stream: Stream, group: Group) -> Call:
         """The call for a group of one step; raises `UnsupportedOpError` if no kernel supports it."""

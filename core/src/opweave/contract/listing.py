@@ -195,7 +195,7 @@ def structure_of(group: Group) -> Structure:
         return Arg(None, arg.offset - start, arg.dtype, arg.shape, arg.strides, None, number)
 
     inputs, outputs = tuple(map(unbound, group.reads)), tuple(map(unbound, group.writes))
-    steps = tuple([s._replace(out=unbound(s.out), srcs=tuple(map(unbound, s.srcs))) for s in group.steps])
+    steps = tuple([s._replace(out=unbound(s.out), srcs=tuple(map(unbound, s.srcs)), choice=None) for s in group.steps])
     changed = {output.value for output in outputs}
     donated = tuple([i for i, a in enumerate(inputs) if i in group.donatable or a.value in changed])
     return Structure(steps, inputs, outputs, donated)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -16,10 +16,11 @@ from opweave.graph.layout import Shape, Strides, is_dense, nbytes, span
 if TYPE_CHECKING:
     from opweave.contract.kernels import Kernel
     from opweave.contract.memory import BufferType
+    from opweave.contract.workspace import Scratch
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
 
-__all__ = ["Arg", "Call", "Group", "Step"]
+__all__ = ["Arg", "Call", "Choice", "Group", "Step"]
 
 Call = Callable[[], Any]
 """A function without arguments that does one prepared piece of work; its result is ignored."""
@@ -137,6 +138,27 @@ class Arg:
         return f"<Arg {self.dtype}{list(self.shape)} {where}>"
 
 
+class Choice:
+    """What a device has chosen for steps of one kind: of equal operations, attributes, precisions, dtypes and shapes,
+    in equal kinds of memory. Their operands may have different strides.
+
+    Attributes:
+        kernel: the kernel that its table has chosen; ``None``: none.
+        scratch: the scratch memory of that.
+        kept: what streams of the device keep for further steps of the kind, by keys of theirs.
+    """
+
+    __slots__ = ("kept", "kernel", "scratch")
+
+    def __init__(self, kernel: Kernel | None, scratch: Scratch) -> None:
+        self.kernel: Final = kernel
+        self.scratch: Final = scratch
+        self.kept: Final[dict[Hashable, Any]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # in another process, devices choose for themselves
+
+
 class Step(NamedTuple):
     """One operation to run. It contains everything a backend needs; while unbound it can be pickled and cached.
 
@@ -148,6 +170,8 @@ class Step(NamedTuple):
         live: whether the result is needed outside of the steps that are passed along with this one to ``_fuse``.
         label: name of the tensor, for messages.
         precision: how rough the computation may be at most (`opweave.graph.precision.Precision`).
+        choice: what the device has chosen for steps of this kind, where it was asked before; ``None``: it is asked.
+            Replace it, too, in steps with other operands.
     """
 
     op: str
@@ -157,6 +181,7 @@ class Step(NamedTuple):
     live: bool = True
     label: str = ""
     precision: Precision = "exact"
+    choice: Choice | None = None
 
 
 class Group(NamedTuple):
@@ -181,7 +206,8 @@ class Group(NamedTuple):
     Attributes:
         call: the call that the stream has bound before, in another program, for equal steps on the same operands; only
             for streams with ``shares_calls``.
-        kernel: of a single step the kernel that the device's table has chosen for it, where that is known.
+        kernel: of a single step, where ``_fuse`` names it: the kernel that computes it, which the core binds itself,
+            without ``_bind``.
     """
 
     steps: tuple[Step, ...]

@@ -169,7 +169,7 @@ def _workspaces(
     """Target index -> ((split, group), bytes, moment) of every workspace."""
     wanted: dict[int, list[tuple[tuple[int, int], int, int]]] = {}
     for split, grouped, start in zip(partition.splits, groups.of_split, times, strict=True):
-        sizes = [item[4].workspace for item in split.items] if grouped is None else [size for _, size in grouped]
+        sizes = [item[4].workspace for item in split.items] if grouped is None else [g.workspace for g in grouped]
         if any(sizes):
             wanted.setdefault(split.target.index, []).extend(
                 [((split.index, g), size, start + 1 + g) for g, size in enumerate(sizes) if size]
@@ -226,7 +226,7 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
                 if item[4].inplace:
                     steps.append((moment, item))
         else:
-            for group, _ in grouping:
+            for group, *_ in grouping:
                 moment += 1
                 for index in group:
                     item = split.items[index]

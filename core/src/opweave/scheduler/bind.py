@@ -107,6 +107,7 @@ def _bind_leaves(
     """Memory of leaves: placed states and weights, and read-only leaves in the spaces in which they are read."""
     missing: dict[tuple[Device, int], list[Tensor]] = {}
     targets = partition.assignment.targets
+    devices = {space: _device_for(space, targets, host) for space in {s for _, s in partition.owners.values()}}
     for storage, (tensor, space) in partition.owners.items():
         leaf = tensor.leaf
         if 0 in tensor.shape or leaf is None:
@@ -119,9 +120,8 @@ def _bind_leaves(
         if leaf.kind == "state":
             place_state(tensor, targets[partition.assignment.target_of[tensor]].device)
             continue
-        device = _device_for(space, targets, host)
         # Weights of one mapping share buffers, and so do all constants (whose group is None).
-        missing.setdefault((device, id(leaf.group)), []).append(tensor)
+        missing.setdefault((devices[space], id(leaf.group)), []).append(tensor)
     for (device, _), tensors in missing.items():
         upload(tensors, device, copies=True)
     for storage, (tensor, space) in partition.owners.items():
@@ -133,7 +133,7 @@ def _bind_leaves(
             assert tensor.leaf is not None
             made = tensor.leaf.copies[partition.repacked[storage]]
         elif storage in partition.unpacked:
-            made = _copied(tensor, space, _device_for(space, targets, host))
+            made = _copied(tensor, space, devices[space])
         elif made is None:
             assert tensor.leaf is not None
             made = tensor.leaf.placement or tensor.leaf.copies[space]

@@ -5,8 +5,7 @@ Steps are fused before memory is planned: a value that is used only inside of on
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING, NamedTuple
 
 from opweave.contract.step import Arg, Step
@@ -14,16 +13,24 @@ from opweave.contract.stream import Stream
 from opweave.graph.graph import location_of, overlapping_leaves
 
 if TYPE_CHECKING:
+    from opweave.contract.kernels import Kernel
     from opweave.scheduler.splits import Partition, PlannedStep, Split, StorageView
 
 __all__ = ["FusedGroup", "Groups", "bound_step", "fuse", "unfused"]
 
 
 class FusedGroup(NamedTuple):
-    """Steps that run as one: their indices in the split, in the order in which they run, and bytes of workspace."""
+    """Steps that run as one.
+
+    Attributes:
+        items: their indices in the split, in the order in which they run.
+        workspace: bytes.
+        kernel: what computes a single step that the stream leaves to it.
+    """
 
     items: tuple[int, ...]
     workspace: int
+    kernel: Kernel | None = None
 
 
 class Groups(NamedTuple):
@@ -56,9 +63,9 @@ def fuse(partition: Partition) -> Groups:
     """
     if all(_fuses_nothing(split) for split in partition.splits):
         return unfused(partition)
-    last_reader, same = _last_readers(partition), _same_memory(partition)
+    last_reader, unbound = _last_readers(partition), _unbound(partition)
     grouped = [
-        None if _fuses_nothing(split) else _groups(split, partition, last_reader, same) for split in partition.splits
+        None if _fuses_nothing(split) else _groups(split, partition, last_reader, unbound) for split in partition.splits
     ]
     return Groups(grouped, _internal(partition, grouped))
 
@@ -67,8 +74,9 @@ def bound_step(item: PlannedStep, out: Arg, srcs: tuple[Arg, ...], *, live: bool
     """The step of an item with its operands."""
     node = item.node
     if node is None:
-        return Step(item.op, out, srcs, {}, live, "pack")
-    return Step(item.op, out, srcs, node.attrs, live, node.name, item.support.allowed)
+        return Step(item.op, out, srcs, {}, live, "pack", choice=item.support.choice)
+    support = item.support
+    return Step(item.op, out, srcs, node.attrs, live, node.name, support.allowed, support.choice)
 
 
 def _fuses_nothing(split: Split) -> bool:
@@ -76,17 +84,16 @@ def _fuses_nothing(split: Split) -> bool:
 
 
 def _groups(
-    split: Split, partition: Partition, last_reader: dict[int, int], same: Mapping[int, tuple[int, int]]
+    split: Split, partition: Partition, last_reader: dict[int, int], unbound: Callable[[StorageView], Arg]
 ) -> list[FusedGroup]:
-    steps = []
+    steps, arenas, index = [], partition.arenas, split.index
     for item in split.items:
         out = item.out.storage
-        live = last_reader.get(out, -1) > split.index or partition.arenas[out] < 0
-        srcs = tuple([_source(source, partition, same) for source in item.srcs])
-        steps.append(bound_step(item, _unbound(item.out, same), srcs, live=live))
+        live = arenas[out] < 0 or last_reader.get(out, -1) > index
+        steps.append(bound_step(item, unbound(item.out), tuple([unbound(s) for s in item.srcs]), live=live))
     index_of = {id(step): i for i, step in enumerate(steps)}
     return [
-        FusedGroup(tuple([index_of[id(step)] for step in group.steps]), group.workspace)
+        FusedGroup(tuple([index_of[id(step)] for step in group.steps]), group.workspace, group.kernel)
         for group in split.target.stream.fuse(steps)
     ]
 
@@ -94,8 +101,10 @@ def _groups(
 def _same_memory(partition: Partition) -> dict[int, tuple[int, int]]:
     """Storage id of a leaf that lies over the bytes of others -> the id that stands for all of them, and its place
     there: what writes one of them must not be fused with what reads the same bytes at other positions."""
+    same: dict[int, tuple[int, int]] = {}
+    if not any(leaf.leaf is not None and leaf.leaf.kind == "state" for leaf in partition.graph.leaves):
+        return same  # nothing is written
     storage_of = {tensor: storage for storage, (tensor, _) in partition.owners.items()}
-    same = {}
     for leaf, group in overlapping_leaves(partition.graph.leaves).items():
         first = next((other for other in group if other in storage_of), leaf)
         here, start = location_of(leaf), location_of(first)
@@ -104,20 +113,30 @@ def _same_memory(partition: Partition) -> dict[int, tuple[int, int]]:
     return same
 
 
-def _unbound(operand: StorageView, same: Mapping[int, tuple[int, int]]) -> Arg:
-    storage, shift = same.get(operand.storage, (operand.storage, 0))
-    return Arg(None, operand.offset + shift, operand.dtype, operand.shape, operand.strides, None, storage)
-
-
-def _source(operand: StorageView, partition: Partition, same: Mapping[int, tuple[int, int]]) -> Arg:
-    """An operand before memory is planned, with the kind of memory that it is read in where that is special."""
-    arg = _unbound(operand, same)
+def _unbound(partition: Partition) -> Callable[[StorageView], Arg]:
+    """A function that makes operands as they are before memory is planned, with the kind of memory that they are read
+    in where that is special. The first operand of each storage is made once."""
+    same = _same_memory(partition)
     prepared = partition.assignment.capabilities.prepared
-    if operand.storage in partition.repacked:
-        arg._type = partition.repacked[operand.storage]
-    elif prepared and operand.storage in partition.owners and operand.storage not in partition.unpacked:
-        arg._type = prepared.get(partition.owners[operand.storage][0])
-    return arg
+    kinds = {
+        storage: prepared.get(tensor)
+        for storage, (tensor, _) in (partition.owners.items() if prepared else ())
+        if storage not in partition.unpacked
+    } | dict(partition.repacked)
+    made: dict[int, tuple[StorageView, Arg]] = {}
+
+    def unbound(operand: StorageView) -> Arg:
+        storage, offset, dtype, shape, strides = operand
+        known = made.get(storage)
+        if known is not None and (known[0] is operand or known[0] == operand):
+            return known[1]
+        memory, shift = same.get(storage, (storage, 0))
+        arg = Arg(None, offset + shift, dtype, shape, strides, None, memory, kinds.get(storage))
+        if known is None:
+            made[storage] = operand, arg
+        return arg
+
+    return unbound
 
 
 def _last_readers(partition: Partition) -> dict[int, int]:
@@ -139,18 +158,22 @@ def _last_readers(partition: Partition) -> dict[int, int]:
 
 def _internal(partition: Partition, grouped: Sequence[Sequence[FusedGroup] | None]) -> set[int]:
     """Storage ids that only the group which makes them reads."""
-    readers: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
-    makers: dict[int, tuple[int, int]] = {}
-    for split, groups in zip(partition.splits, grouped, strict=True):
-        alone = [FusedGroup((i,), 0) for i in range(len(split.items))] if groups is None else groups
-        for g, (indices, _) in enumerate(alone):
-            for index in indices:
-                item = split.items[index]
-                if len(indices) > 1 and partition.arenas[item.out.storage] >= 0:
-                    makers[item.out.storage] = (split.index, g)
-                for source in item.srcs:
-                    readers[source.storage].add((split.index, g))
+    made = {
+        split.items[i].out.storage: group
+        for split, groups in zip(partition.splits, grouped, strict=True)
+        for group in groups or () if len(group.items) > 1
+        for i in group.items if partition.arenas[split.items[i].out.storage] >= 0
+    }  # fmt: skip
+    if not made:
+        return set()
+    inside: set[int] = set()
     outside = {storage for copy in partition.copies for storage in copy.reads}
     outside |= {split.observed[1].storage for split in partition.splits if split.observed is not None}
     outside |= {output.storage for output in partition.outputs if output is not None}
-    return {s for s, group in makers.items() if s not in outside and readers[s] == {group}}
+    for split, groups in zip(partition.splits, grouped, strict=True):
+        group_of = {i: group for group in groups or () for i in group.items}
+        for i, item in enumerate(split.items):
+            for storage, *_ in item.srcs:
+                if storage in made:
+                    (inside if made[storage] is group_of.get(i) else outside).add(storage)
+    return inside - outside

@@ -28,7 +28,7 @@ from opweave.host.storage import (
     bind_write,
 )
 from opweave.scheduler.bind import operands
-from opweave.scheduler.fuse import FusedGroup, bound_step
+from opweave.scheduler.fuse import bound_step
 from opweave.scheduler.hazards import HOST_QUEUE, Access, Act, Need, find_waits
 from opweave.scheduler.launch import bind_launch
 from opweave.scheduler.run_list import Action, CallList, Feed, Fetch, RunList
@@ -37,13 +37,14 @@ from opweave.scheduler.splits import StorageView
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
     from opweave.contract.event import Event
-    from opweave.contract.step import Arg, Call, Step
+    from opweave.contract.kernels import Kernel
+    from opweave.contract.step import Arg, Call
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.bind import Bindings
     from opweave.scheduler.former import Former, Known
     from opweave.scheduler.fuse import Groups
     from opweave.scheduler.group_operands import Lister
-    from opweave.scheduler.splits import Copy, Partition, PlannedStep, Split
+    from opweave.scheduler.splits import Copy, Partition, Split
     from opweave.scheduler.target import Target
 
 __all__ = ["lower"]
@@ -329,48 +330,48 @@ def _compile(
     known: Known | None,
 ) -> Plan:
     """The steps of a split as a plan of its target's stream."""
-    fused, workspaces = groups.of_split[split.index], bindings.workspaces
-    stream = split.target.stream
+    workspaces, items = bindings.workspaces, split.items
+    stream, kind = split.target.stream, type(split.target.stream)
     former = None if known is None else known.calls(split, groups, bindings)
 
-    def step_of(item: PlannedStep) -> Step:
-        return bound_step(item, arg(item.out), tuple(map(arg, item.srcs)))
+    def group_of(g: int, indices: Sequence[int], size: int, call: Call | None = None) -> Group:
+        steps = tuple([bound_step(items[i], arg(items[i].out), tuple(map(arg, items[i].srcs))) for i in indices])
+        nodes = tuple([node for i in indices if (node := items[i].node) is not None])
+        return Group(steps, size, workspaces.get((split.index, g)), nodes, call=call)
 
-    if fused is None and type(stream)._compile is Stream._compile and type(stream)._bind is Stream._bind:
-        # Streams that call kernels one by one mostly need no `Step`: without them, plans are made much faster.
-        calls: list[Call] = []
-        for g, item in enumerate(split.items):
-            same = former[g] if former is not None else None
-            if same is not None:
-                calls.append(same)
-                continue
-            op, node, out, srcs, support = item
-            kernel = support.kernel
-            try:
-                if kernel is None:
-                    scratch = workspaces.get((split.index, g))
-                    calls.append(stream._bind(Group((step_of(item),), support.workspace, scratch)))
-                    continue
-                attrs = node.attrs if node is not None else {}
-                if kernel.workspace is not None:
-                    attrs = {**scratch_args(support.arrays, workspaces.get((split.index, g))), **attrs}
-                calls.append(kernel.factory(stream, op, arg(out), *[arg(s) for s in srcs], **attrs))
-            except BaseException as error:
-                what = node.describe() if node is not None else op
-                raise_backend_failure(error, stream.device.name, "preparing a kernel", what)
-        return Plan(stream, calls, len(calls), _leaf_buffers(split, arenas, bindings))
+    fused: Sequence[tuple[tuple[int, ...], int, Kernel | None]] | None = groups.of_split[split.index]
     if fused is None:
-        fused = [FusedGroup((i,), item.support.workspace) for i, item in enumerate(split.items)]
-    ready: list[Group | Step] = []
-    for g, (indices, size) in enumerate(fused):
-        items = [split.items[i] for i in indices]
-        nodes = tuple([item.node for item in items if item.node is not None])
+        plain = kind._bind is Stream._bind
+        fused = [
+            ((i,), support.workspace, support.choice.kernel if plain and support.choice is not None else None)
+            for i, (_, _, _, _, support) in enumerate(items)
+        ]
+    if stream.lists_operands or kind._compile is not Stream._compile or kind._compiled is not Stream._compiled:
+        ready = [group_of(g, i, size, None if former is None else former[g]) for g, (i, size, _) in enumerate(fused)]
+        if lister is not None and stream.lists_operands:
+            ready = [lister.listed(group, split, g) for g, group in enumerate(ready)]
+        return stream.compile(ready)
+    # Kernels that are called one by one mostly need no `Step`: without them, plans are made much faster.
+    calls: list[Call] = []
+    for g, (indices, size, kernel) in enumerate(fused):
         same = former[g] if former is not None else None
-        kernel = items[0].support.kernel if len(items) == 1 else None
-        steps, scratch = tuple(map(step_of, items)), workspaces.get((split.index, g))
-        group = Group(steps, size, scratch, nodes, call=same, kernel=kernel)
-        ready.append(group if lister is None or not stream.lists_operands else lister.listed(group, split, g))
-    return stream.compile(ready)
+        if same is not None:
+            calls.append(same)
+            continue
+        op, node, out, srcs, support = items[indices[0]]
+        try:
+            if kernel is None:
+                calls.append(stream._bind(group_of(g, indices, size)))
+                continue
+            attrs = node.attrs if node is not None else {}
+            if kernel.workspace is not None:
+                assert support.choice is not None
+                attrs = {**scratch_args(support.choice.scratch.arrays, workspaces.get((split.index, g))), **attrs}
+            calls.append(kernel.factory(stream, op, arg(out), *[arg(s) for s in srcs], **attrs))
+        except BaseException as error:
+            what = group_of(g, indices, size).describe() if node is not None else op
+            raise_backend_failure(error, stream.device.name, "preparing a kernel", what)
+    return Plan(stream, calls, len(calls), _leaf_buffers(split, arenas, bindings))
 
 
 def _leaf_buffers(split: Split, arenas: Sequence[int], bindings: Bindings) -> set[Buffer]:

@@ -21,8 +21,7 @@ from opweave.graph.precision import is_within
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from opweave.contract.kernels import Kernel
-    from opweave.contract.workspace import ArrayLayout
+    from opweave.contract.step import Choice
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape, Strides
     from opweave.graph.precision import Precision
@@ -43,8 +42,7 @@ class Support:
         unpacked: kinds of memory in a form of their own whose tensors it reads through copies in plain memory.
         inplace: its kernel may be given an output over a source.
         workspace: bytes of scratch memory while it runs.
-        kernel: the kernel that takes it, where the device uses a plain table.
-        arrays: where the kernel's named arrays lie in the workspace; ``None`` if it asks for bytes or for nothing.
+        choice: the kernel that takes it, and its scratch memory.
         nbytes: bytes of the result.
         allowed: the precision that the program allows for the node.
         precision: the one that it is computed in.
@@ -57,9 +55,8 @@ class Support:
     packed: bool = False
     inplace: bool = False
     workspace: int = 0
-    kernel: Kernel | None = None
+    choice: Choice | None = None
     unpacked: frozenset[BufferType] = frozenset()
-    arrays: tuple[ArrayLayout, ...] | None = None
     nbytes: int = 0
     allowed: Precision = "exact"
     precision: Precision = "exact"
@@ -112,10 +109,7 @@ def packing_support(device: Device, dtype: DType, shape: Shape, strides: Strides
     step = Step("contiguous", out, (Arg(None, 0, dtype, shape, strides, None, 1),), {})
     if device.why_not(step) is not None:
         return None
-    kernels = device.kernels
-    return Support(
-        None, workspace=device._workspace(step), kernel=kernels.find(step), arrays=kernels.scratch(step).arrays
-    )
+    return Support(None, workspace=device._workspace(step), choice=device.kernels.choice(step))
 
 
 def check_buffer_type(device: Device, kind: BufferType | None) -> None:
@@ -278,13 +272,12 @@ class Target:
             return Support(reason)
         device = self.device
         try:
-            workspace, kernel = device._workspace(step), device.kernels.find(step)
-            arrays = device.kernels.scratch(step).arrays
+            workspace, choice = device._workspace(step), device.kernels.choice(step)
             precision = device.precision(step)
         except Exception as error:  # counts as a refusal: another device may run it
             return Support(f"its workspace or precision failed: {type(error).__name__}: {error}")
         return Support(
-            None, packed, device.inplace(step), workspace, kernel, unpacked, arrays, step.out.nbytes,
+            None, packed, device.inplace(step), workspace, choice, unpacked, step.out.nbytes,
             signature.precision, precision, rounded, repacked,
         )  # fmt: skip
 

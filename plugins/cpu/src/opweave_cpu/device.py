@@ -53,7 +53,11 @@ class _Processor(NumPyMemory):
     @property
     def caps(self) -> Caps:
         """Streams fuse where there is a compiler, although `stream_class` does not."""
-        return super().caps._replace(fuse=why_not() is None)
+        return super().caps if why_not() is not None else self._compiling
+
+    @cached_property
+    def _compiling(self) -> Caps:
+        return super().caps._replace(fuse=True)
 
     def features(self) -> Mapping[str, Any]:
         return cpu_features()

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from opweave.graph.opdef import OPS
 from opweave.ops.activation import QUICK
 from opweave_cpu.jit.functions import (
     absolute,
@@ -25,7 +24,6 @@ from opweave_cpu.jit.functions import (
     softplus,
     tanh,
 )
-from opweave_cpu.jit.supported import WRITES
 from opweave_cpu.jit.vectors import Vector, fma, intrinsic, select
 
 __all__ = ["FORMULAS", "Formula", "formula_of"]
@@ -154,7 +152,4 @@ FORMULAS: Final[dict[str, Formula]] = {
 
 def formula_of(op: str, attrs: Any) -> Formula | None:
     """The formula of an operation with its attributes."""
-    known = OPS.get(op)
-    if known is None or not (known.pointwise or op in WRITES):
-        return None
     return FORMULAS.get(f"{op} {attrs['approximate']}" if op == "geglu" else op)

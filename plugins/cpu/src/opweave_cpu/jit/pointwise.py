@@ -10,16 +10,10 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave_cpu.jit.compiler import MachineCode
 from opweave_cpu.jit.formulas import formula_of
 from opweave_cpu.jit.vectors import Vector
-from opweave_cpu.jit.walk import Operand, bind_walk, walk_over
+from opweave_cpu.jit.walk import Operand, Prepared, walk_over
 from opweave_cpu.jit.writer import Writer, compute_kind, takes
 
-__all__ = ["MOST_STEPS", "MOST_WORK", "bind_chain", "fits", "is_worth_compiling", "work_of"]
-
-MOST_STEPS: Final = 32
-"""Steps of a chain at most."""
-
-MOST_WORK: Final = 512
-"""Elementary operations of a chain at most: compiling takes about a tenth of a millisecond for each."""
+__all__ = ["bind_chain", "fits", "is_worth_compiling", "prepare_step", "work_of"]
 
 WORTH_WORK: Final = 12
 """Elementary operations from which on a single step is compiled: NumPy makes several passes, or none that is fast."""
@@ -79,47 +73,63 @@ class _Instruction(NamedTuple):
 def _window(arg: Arg) -> Hashable:
     """A key that is equal for two operands of the same elements."""
     memory = arg.value if arg.buffer is None else (id(arg.buffer), arg.offset)
-    return memory, arg.shape, arg.strides, arg.dtype.name
+    return memory, arg.shape, arg.strides, arg.dtype
+
+
+def prepare_step(stream: Stream, step: Step) -> Prepared:
+    """The kernel for a bound step that fits; it takes the sources, then the result."""
+    formula, result = formula_of(step.op, step.attrs), len(step.srcs)
+    if formula is None or not formula.adds:
+        return _prepared(stream, [step], step.srcs, [tuple(range(result))])
+    places = [(number, 0) for number in (result, *range(result), result)]
+    return _prepared(stream, [step], (step.out, *step.srcs), [tuple(range(result + 1))], places)
 
 
 def bind_chain(stream: Stream, steps: Sequence[Step]) -> Call:
     """The call for bound steps over one output shape, as `opweave.contract.pointwise_groups` gives them. Results
     without memory are used by later ones of the steps only, and stay in registers."""
-    values: dict[Hashable, int] = {}
+    values: dict[Hashable, int] = {}  # window -> number of an operand that is read; ~k: the result of step k
     reads: list[Arg] = []
-    made: set[Hashable] = set()
-    taking = []
-    for step in steps:
-        formula = formula_of(step.op, step.attrs)
-        assert formula is not None
-        taken = (step.out, *step.srcs) if formula.adds else step.srcs
-        sources = [_window(src) for src in taken]
-        for src, window in zip(taken, sources, strict=True):
-            if window not in made and window not in values:
-                values[window] = len(reads)
+    taken: list[tuple[int, ...]] = []
+    for number, step in enumerate(steps):
+        formula, numbers = formula_of(step.op, step.attrs), []
+        for src in (step.out, *step.srcs) if formula is not None and formula.adds else step.srcs:
+            window = _window(src)
+            known = values.get(window)
+            if known is None:
+                known = values[window] = len(reads)
                 reads.append(src)
-        result = _window(step.out)
-        made.add(result)
-        taking.append((formula, sources, result))
-    writes: list[Arg] = []
-    instructions, numbers = [], []
-    work = 0
-    for number, (step, (formula, sources, result)) in enumerate(zip(steps, taking, strict=True), len(reads)):
-        op, out, attrs = step.op, step.out, step.attrs
-        places = tuple([values[source] for source in sources])
-        values[result] = number
-        into = -1
-        if out.buffer is not None:
-            into = len(reads) + len(writes)
-            writes.append(out)
-        instructions.append(_Instruction(op, str(attrs.get("approximate", "")), places, out.dtype.name, into))
+            numbers.append(known)
+        taken.append(tuple(numbers))
+        values[_window(step.out)] = ~number
+    writes = [step.out for step in steps if step.out.buffer is not None]
+    return _prepared(stream, steps, reads, taken).bind(stream, [*reads, *writes])
+
+
+def _prepared(
+    stream: Stream,
+    steps: Sequence[Step],
+    reads: Sequence[Arg],
+    taken: Sequence[Sequence[int]],
+    places: Sequence[tuple[int, int]] | None = None,
+) -> Prepared:
+    """The kernel of steps, each of which takes operands of ``reads``, and for ~k the result of step k."""
+    count, work = len(reads), 0
+    args, numbers, instructions = [*reads], [], []
+    for step, sources in zip(steps, taken, strict=True):
+        formula, into = formula_of(step.op, step.attrs), -1
+        assert formula is not None
+        if step.out.buffer is not None:
+            into = len(args)
+            args.append(step.out)
+        form, values = str(step.attrs.get("approximate", "")), tuple([n if n >= 0 else count + ~n for n in sources])
+        instructions.append(_Instruction(step.op, form, values, step.out.dtype.name, into))
         work += formula.work
-        numbers += [attrs[name] for name in formula.numbers]
-    args = [*reads, *writes]
+        numbers += [step.attrs[name] for name in formula.numbers]
     walk = walk_over(steps[0].out.shape, [arg.strides for arg in args])
-    key = len(walk.lengths), walk.operands(args), len(reads), tuple(instructions)
+    key = len(walk.lengths), walk.operands(args), count, tuple(instructions)
     code = stream.artefact(("chain", key), partial(_compiled, *key))
-    return bind_walk(stream, code, walk, args, numbers, work=work + len(args))
+    return Prepared(code, walk, numbers, work=work + len(args), places=places)
 
 
 def _compiled(axes: int, operands: Sequence[Operand], reads: int, instructions: Sequence[_Instruction]) -> MachineCode:

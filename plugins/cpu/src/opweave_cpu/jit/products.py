@@ -14,10 +14,10 @@ from opweave.graph.dtypes import DType, as_dtype
 from opweave_cpu.jit.blocks import DECODERS, Block
 from opweave_cpu.jit.compiler import MachineCode, target
 from opweave_cpu.jit.vectors import LANES, Vector, fma
-from opweave_cpu.jit.walk import Operand, Walk, bind_walk
+from opweave_cpu.jit.walk import Operand, Prepared, Walk, bind_walk
 from opweave_cpu.jit.writer import Writer, takes
 
-__all__ = ["bind_decoding", "bind_product", "fits", "is_decoded"]
+__all__ = ["bind_decoding", "fits", "is_decoded", "prepare_product"]
 
 MOST_ROWS: Final = 16
 """Rows up to which a product multiplies weights in registers; of more rows BLAS is faster, even though it reads decoded
@@ -61,23 +61,23 @@ def is_decoded(w: Arg) -> bool:
     return lies and (w.buffer_type is None or w.buffer_type.is_raw)
 
 
-def bind_product(stream: Stream, step: Step) -> Call:
-    """The call for a bound product that fits."""
+def prepare_product(stream: Stream, step: Step) -> Prepared:
+    """The kernel for a product that fits; it takes the sources, then the result."""
     out, x, w, *bias = step.out, *step.srcs
     outputs, inputs = w.shape
     rows = x.size // inputs
     together = _together(rows, outputs)
     size = out.dtype.itemsize
-    ours = range(together)
-    args = [_row_of_weights(w, k) for k in ours] + [_part(x, r * inputs, inputs) for r in range(rows)]
-    args += [_part(b, k, outputs - k) for b in bias for k in ours]
-    args += [_part(out, r * outputs + k, outputs - k) for r in range(rows) for k in ours]
+    ours, last = range(together), 2 + len(bias)
+    places = [(1, k * w.strides[0]) for k in ours] + [(0, r * inputs * x.dtype.itemsize) for r in range(rows)]
+    places += [(2, k * b.strides[0]) for b in bias for k in ours]
+    places += [(last, (r * outputs + k) * size) for r in range(rows) for k in ours]
     strides = [(together * w.strides[0], 0)] * together + [(0, x.dtype.itemsize)] * rows
     strides += [(together * b.strides[0], 0) for b in bias for _ in ours] + [(together * size, 0)] * (rows * together)
     walk = Walk((outputs // together, inputs), tuple(strides))
     key = w.dtype.name, rows, together, x.dtype.name, bias[0].dtype.name if bias else "", out.dtype.name
     code = stream.artefact(("product", key), partial(_product, w.dtype, *key[1:]))
-    return bind_walk(stream, code, walk, args, work=together * (rows + 2), rows=True)
+    return Prepared(code, walk, work=together * (rows + 2), rows=True, places=places)
 
 
 def _most_sums() -> int:
@@ -92,16 +92,6 @@ def _together(rows: int, outputs: int) -> int:
         return 1
     some = min(rows, _most_sums() // 2)
     return next(n for n in (4, 2, 1) if outputs % n == 0 and n * some <= _most_sums())
-
-
-def _part(arg: Arg, first: int, length: int) -> Arg:
-    """Elements of a dense operand, or of one axis, from the first one on."""
-    stride = arg.strides[-1] if arg.strides else arg.dtype.itemsize
-    return Arg(arg.buffer, arg.offset + first * stride, arg.dtype, (length,), (stride,))
-
-
-def _row_of_weights(w: Arg, k: int) -> Arg:
-    return Arg(w.buffer, w.offset + k * w.strides[0], w.dtype, w.shape[1:], w.strides[1:])
 
 
 def _product(weights: DType, rows: int, together: int, of: str, bias: str, into: str) -> MachineCode:

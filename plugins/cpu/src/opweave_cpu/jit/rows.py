@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract import Arg, Step, Stream
 from opweave_cpu.jit.compiler import MachineCode
 from opweave_cpu.jit.functions import exp, logarithm
 from opweave_cpu.jit.vectors import Vector, fma, intrinsic, select
-from opweave_cpu.jit.walk import Operand, bind_walk, walk_over
+from opweave_cpu.jit.walk import Operand, Prepared, walk_over
 from opweave_cpu.jit.writer import Writer, compute_kind, takes
 
-__all__ = ["FORMS", "bind_rows", "fits"]
+__all__ = ["FORMS", "fits", "prepare_rows"]
 
 LONGEST_ROW: Final = 1 << 16
 """Elements of a row up to which its sums are as accurate as NumPy's: each part has a thousand terms at most."""
@@ -234,14 +234,14 @@ def fits(step: Step) -> bool:
     return all(takes(arg, wide=form.wide) for arg in (step.out, *step.srcs))
 
 
-def bind_rows(stream: Stream, step: Step) -> Call:
-    """The call for a bound step that fits."""
+def prepare_rows(stream: Stream, step: Step) -> Prepared:
+    """The kernel for a step that fits; it takes the sources, then the result."""
     form, args, shape = FORMS[step.op], [*step.srcs, step.out], step.out.shape
     walk = walk_over(shape, [_repeated(arg, len(shape)) for arg in args], rows=True)
     key = step.op, len(walk.lengths), walk.operands(args)
     code = stream.artefact(("rows", key), partial(_compiled, *key))
     numbers = [step.attrs[name] for name in form.numbers]
-    return bind_walk(stream, code, walk, args, numbers, work=form.work, rows=True)
+    return Prepared(code, walk, numbers, work=form.work, rows=True)
 
 
 def _repeated(arg: Arg, axes: int) -> tuple[int, ...]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 from opweave.contract import Arg, Call, Group, Step, pointwise_groups
 from opweave.graph.opdef import OPS
 from opweave_cpu.jit.compiler import FirstRun, target
-from opweave_cpu.jit.supported import BLOCKS, ROWS, WRITES
+from opweave_cpu.jit.supported import BLOCKS, MOST_STEPS, MOST_WORK, ROWS, WRITES
 from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import calls_within
+
+if TYPE_CHECKING:
+    from opweave_cpu.jit.kinds import Kind
 
 __all__ = ["CompilingStream"]
 
@@ -24,28 +28,28 @@ class CompilingStream(CpuStream):
         return False
 
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
-        if not _may_compile(steps) or not _multiplies_and_adds():
-            return super()._fuse(steps)
-        from opweave_cpu.jit import pointwise
-
+        kinds = _kinds(steps)
         groups: list[Group] = []
-        for run in pointwise_groups(steps, pointwise.fits, pointwise.MOST_STEPS):
-            for chain in [run] if len(run) == 1 else _chains(run, pointwise.MOST_WORK):
-                compiled = len(chain) > 1 or _is_compiled(chain[0])
-                groups.append(Group(tuple(chain), 0 if compiled else self.device._workspace(chain[0])))
+        for run in pointwise_groups(steps, lambda step: id(step) in kinds and kinds[id(step)].chains, MOST_STEPS):
+            for chain in [run] if len(run) == 1 else _chains(run, kinds):
+                step, kind = chain[0], kinds.get(id(chain[0]))
+                if len(chain) > 1:
+                    groups.append(Group(tuple(chain)))
+                elif kind is not None and kind.kernel is not None:
+                    groups.append(Group((step,), kernel=kind.kernel))
+                else:
+                    kernel = None if step.choice is None else step.choice.kernel
+                    groups.append(Group((step,), self.device._workspace(step), kernel=kernel))
         return groups
 
     def _bind(self, group: Group) -> Call:
-        step = group.steps[0]
-        if len(group.steps) == 1 and not (_may_compile(group.steps) and _is_compiled(step)):
-            return super()._bind(group)
-        from opweave_cpu.jit import pointwise, products, rows
+        if len(group.steps) == 1:
+            kinds = {} if group.kernel is not None else _kinds(group.steps)
+            found = [kind.kernel for kind in kinds.values()]
+            return super()._bind(group._replace(kernel=found[0]) if found else group)
+        from opweave_cpu.jit.pointwise import bind_chain
 
-        if step.op in ROWS:
-            return rows.bind_rows(self, step)
-        if step.op == "linear":
-            return products.bind_product(self, step)
-        return pointwise.bind_chain(self, group.steps)
+        return bind_chain(self, group.steps)
 
     def decode_rows(self, w: Arg, rows: slice, values: Arg) -> Call | None:
         if not _multiplies_and_adds():
@@ -62,9 +66,14 @@ class CompilingStream(CpuStream):
                 self._warm(part)
 
 
-def _may_compile(steps: Sequence[Step]) -> bool:
-    """Whether there is anything to look at: asked first, so that nobody loads LLVM for nothing."""
-    return any(_is_known(step.op) or _multiplies(step) for step in steps)
+def _kinds(steps: Sequence[Step]) -> Mapping[int, Kind]:
+    """By id of a step what is known of it, for those that may be compiled."""
+    some = [step for step in steps if _is_known(step.op) or _multiplies(step)]
+    if not some or not _multiplies_and_adds():  # asked first, so that nobody loads LLVM for nothing
+        return {}
+    from opweave_cpu.jit.kinds import kind_of
+
+    return {id(step): kind_of(step) for step in some}
 
 
 def _multiplies(step: Step) -> bool:
@@ -81,39 +90,19 @@ def _is_known(op: str) -> bool:
     return op in ROWS or op in WRITES or (known is not None and known.pointwise)
 
 
-def _is_compiled(step: Step) -> bool:
-    """Whether a step that `_fuse` has put into a group of its own is compiled."""
-    if not _multiplies_and_adds():
-        return False
-    from opweave_cpu.jit import pointwise, products, rows
-
-    if step.op in ROWS:
-        return rows.fits(step)
-    if step.op == "linear":
-        if step.srcs[1].dtype.name in BLOCKS:
-            from opweave_cpu.kernels.integer_products import unpacks_integers
-
-            if unpacks_integers(step):
-                return False
-        return products.fits(step)
-    return pointwise.is_worth_compiling(step) and pointwise.fits(step)
-
-
 @cache
 def _multiplies_and_adds() -> bool:
     """Whether the processor does both at once: elsewhere LLVM calls a function for it."""
     return not target().features.isdisjoint({"fma", "neon", "fp-armv8"})
 
 
-def _chains(run: Sequence[Step], most: int) -> list[list[Step]]:
-    """A run in parts of at most that much work."""
-    from opweave_cpu.jit.pointwise import work_of
-
+def _chains(run: Sequence[Step], kinds: Mapping[int, Kind]) -> list[list[Step]]:
+    """A run in parts that are not too much work."""
     chains: list[list[Step]] = [[]]
     total = 0
     for step in run:
-        work = work_of(step)
-        if chains[-1] and total + work > most:
+        work = kinds[id(step)].work
+        if chains[-1] and total + work > MOST_WORK:
             chains.append([])
             total = 0
         chains[-1].append(step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BLOCKS", "ROWS", "VECTOR", "WRITES"]
+__all__ = ["BLOCKS", "MOST_STEPS", "MOST_WORK", "ROWS", "VECTOR", "WRITES"]
 
 VECTOR: Final = 16
 """Rows of weights in half types, and in f32, have a multiple of so many elements where they are read as they lie."""
@@ -22,3 +22,9 @@ WRITES: Final = frozenset({"assign", "accumulate"})
 
 BLOCKS: Final = frozenset({"q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"})
 """Types of weights that `opweave_cpu.jit.blocks` decodes."""
+
+MOST_STEPS: Final = 32
+"""Steps of a chain at most."""
+
+MOST_WORK: Final = 512
+"""Elementary operations of a chain at most: compiling takes about a tenth of a millisecond for each."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import prod
-from struct import pack, unpack
+from struct import Struct, pack, unpack
 from typing import Final, NamedTuple
 
 from opweave.contract import Arg, Call, Stream
@@ -14,7 +13,7 @@ from opweave.graph.layout import Shape
 from opweave_cpu.jit.compiler import FirstRun, MachineCode
 from opweave_cpu.tiles import at_once, shares, workers_of
 
-__all__ = ["SPREAD_WORK", "Operand", "Walk", "bind_walk", "walk_over"]
+__all__ = ["SPREAD_WORK", "Operand", "Prepared", "Walk", "bind_walk", "walk_over"]
 
 SPREAD_WORK: Final = 1 << 19
 """Elementary operations, such as an addition or a part of a polynomial, from which on a kernel is spread over threads:
@@ -76,6 +75,68 @@ def walk_over(shape: Shape, strides: Sequence[Sequence[int]], *, rows: bool = Fa
     return Walk(tuple(lengths), tuple(zip(*steps, strict=True)))
 
 
+class Prepared:
+    """A kernel over operands whose layouts are known: `bind` says where they lie.
+
+    Args:
+        numbers: what the formulas take beside operands.
+        work: elementary operations for one element.
+        rows: the last axis is not cut.
+        by_first: only the first axis is.
+        places: for each operand of the kernel the number of the one that `bind` is given, and the bytes from the start
+            of that; default: operands are given in the order of the kernel.
+    """
+
+    def __init__(
+        self,
+        code: MachineCode,
+        walk: Walk,
+        numbers: Iterable[float] = (),
+        *,
+        work: int,
+        rows: bool = False,
+        by_first: bool = False,
+        places: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        self._code, self._work = code, work * prod(walk.lengths)
+        self._axis, self._unit = (0, 1) if by_first else _cut_axis(walk, rows)
+        self._length: Final = walk.lengths[self._axis]
+        self._places: Final = places
+        self._slots: Final[list[int]] = []  # of addresses, among the words that the kernel reads
+        self._words = [*walk.lengths]
+        for strides in walk.strides:
+            self._slots.append(len(self._words))
+            self._words += (0, *strides)
+        self._words += [unpack("q", pack("d", float(n)))[0] for n in numbers]
+        self._pack: Final = Struct(f"{len(self._words)}q").pack
+
+    def bind(self, stream: Stream, args: Sequence[Arg]) -> Call:
+        """The call for bound operands."""
+        words = self._words.copy()
+        if self._places is None:
+            for at, arg in zip(self._slots, args, strict=True):
+                words[at] = arg.address
+        else:
+            starts = [arg.address for arg in args]
+            for at, (number, offset) in zip(self._slots, self._places, strict=True):
+                words[at] = starts[number] + offset
+        count = workers_of(stream) if self._work >= SPREAD_WORK else 1
+        parts = [self._pack(*words)] if count == 1 else self._parts(words, count)
+        bind = partial(_bound, self._code, parts, holding=self._work <= HOLDING_WORK)
+        return bind() if self._code.load(compiling=False) else FirstRun(self._code, bind)
+
+    def _parts(self, words: Sequence[int], count: int) -> list[bytes]:
+        """The words for each of several threads."""
+        parts = []
+        for part in shares(-(-self._length // self._unit), count):
+            own, start = [*words], part.start * self._unit
+            own[self._axis] = min(part.stop * self._unit, self._length) - start
+            for at in self._slots:
+                own[at] += start * own[at + 1 + self._axis]
+            parts.append(self._pack(*own))
+        return parts
+
+
 def bind_walk(
     stream: Stream,
     code: MachineCode,
@@ -87,29 +148,8 @@ def bind_walk(
     rows: bool = False,
     by_first: bool = False,
 ) -> Call:
-    """The call of a kernel over bound operands.
-
-    Args:
-        numbers: what the formulas take beside operands.
-        work: elementary operations for one element.
-        rows: the last axis is not cut.
-        by_first: only the first axis is.
-    """
-    total = work * prod(walk.lengths)
-    count = workers_of(stream) if total >= SPREAD_WORK else 1
-    axis, unit = (0, 1) if by_first else _cut_axis(walk, rows)
-    words = [unpack("q", pack("d", float(n)))[0] for n in numbers]
-    arrays = []
-    for part in shares(-(-walk.lengths[axis] // unit), count):
-        start, stop = part.start * unit, min(part.stop * unit, walk.lengths[axis])
-        lengths = [*walk.lengths]
-        lengths[axis] = stop - start
-        values = [*lengths]
-        for arg, strides in zip(args, walk.strides, strict=True):
-            values += [arg.address + start * strides[axis], *strides]
-        arrays.append((ctypes.c_int64 * (len(values) + len(words)))(*values, *words))
-    bind = partial(_bound, code, arrays, holding=total <= HOLDING_WORK)
-    return bind() if code.load(compiling=False) else FirstRun(code, bind)
+    """The call of a kernel over bound operands; arguments as of `Prepared`."""
+    return Prepared(code, walk, numbers, work=work, rows=rows, by_first=by_first).bind(stream, args)
 
 
 def _cut_axis(walk: Walk, rows: bool) -> tuple[int, int]:
@@ -122,6 +162,6 @@ def _cut_axis(walk: Walk, rows: bool) -> tuple[int, int]:
     return axis, 64 if axis == last else 1
 
 
-def _bound(code: MachineCode, arrays: Sequence[ctypes.Array[ctypes.c_int64]], *, holding: bool) -> Call:
+def _bound(code: MachineCode, parts: Sequence[bytes], *, holding: bool) -> Call:
     function: Callable[[object], None] = code.holding if holding else code.releasing
-    return at_once([partial(function, ctypes.byref(array)) for array in arrays])
+    return at_once([partial(function, part) for part in parts])

@@ -198,4 +198,5 @@ def rearranged(step: Step, copy: Step) -> Step | None:
         return None
     to = copy.out
     strides = tuple([axis[1] for axis in found if axis is not None])
-    return step._replace(out=Arg(to.buffer, to.offset, to.dtype, out.shape, strides, to.handle, to.value))
+    there = Arg(to.buffer, to.offset, to.dtype, out.shape, strides, to.handle, to.value)
+    return step._replace(out=there, choice=None)

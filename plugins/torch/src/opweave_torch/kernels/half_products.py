@@ -49,7 +49,7 @@ def _rounded(step: Step) -> Step:
         Arg(None, 0, bf16, arg.shape, dense_strides(arg.shape, bf16)) if arg.dtype is f32 else arg
         for arg in (step.out, *step.srcs)
     ]
-    return step._replace(out=out, srcs=tuple(srcs), precision="exact")
+    return step._replace(out=out, srcs=tuple(srcs), precision="exact", choice=None)
 
 
 def _why_not(step: Step) -> str | None:
