@@ -14,7 +14,7 @@ from opweave.contract.buffer import Buffer
 from opweave.contract.device import Device
 from opweave.contract.memory import BufferType
 from opweave.contract.multibuffer import MultiBuffer
-from opweave.contract.space import CHANGES, Usage
+from opweave.contract.space import CHANGES, Usage, as_bytes
 from opweave.contract.step import Arg
 from opweave.contract.stream import Stream
 from opweave.errors import (
@@ -107,7 +107,7 @@ def _import(
         if pads and kind.alloc_size(tensor) > array.nbytes:
             continue  # kernels may read the padding
         try:
-            buffer = device.import_host(array)
+            buffer = device._import_bytes(as_bytes(array))
         except (UnsupportedOpError, AllocationError):
             continue  # not aligned, or larger than the largest buffer: `_upload` copies it
         assert isinstance(buffer, Buffer)

@@ -278,8 +278,11 @@ class Device(DeviceHooks):
         """
         if not self.caps.import_host:
             raise UnsupportedOpError(f"{self.name} cannot use host memory in place; allocate and upload instead")
+        return self._import_bytes(as_bytes(data), max_tensor_size)
+
+    def _import_bytes(self, view: memoryview, max_tensor_size: int | None = None) -> Buffer | MultiBuffer:
+        """`import_host` of flat bytes, on a device that is known to import."""
         self.check_process()
-        view = as_bytes(data)
         size, limit = len(view), self.max_buffer_size
         if size == 0:
             return self.alloc(0)  # drivers refuse to import 0 bytes, and an empty buffer shares no bytes anyway

@@ -37,8 +37,7 @@ def pointwise_groups(
         fits = supports(step)
         if fits and run and len(run) < limit and run[0].out.shape == step.out.shape:
             accesses = accesses or _Accesses(run[0])
-            if accesses.allow(step):
-                accesses.add(step)
+            if accesses.add(step):
                 run.append(step)
                 continue
         runs.append([step])
@@ -59,19 +58,23 @@ class _Accesses:
         self._writes: dict[int | tuple[int], list[Arg]] = {}
         self.add(first)
 
-    def add(self, step: Step) -> None:
-        for arg in step.srcs:
-            self._reads.setdefault(_memory_key(arg), []).append(arg)
-        self._writes.setdefault(_memory_key(step.out), []).append(step.out)
-
-    def allow(self, step: Step) -> bool:
-        """Whether one elementwise kernel can compute the run and then ``step``, which has its shape."""
-        out = step.out
-        for arg in (out, *step.srcs):
-            for written in self._writes.get(_memory_key(arg), ()):
+    def add(self, step: Step) -> bool:
+        """Whether one elementwise kernel can compute the run and then ``step``, which has its shape. If so, its
+        accesses are among them from now on."""
+        reads, writes, out = self._reads, self._writes, step.out
+        memory = _memory_key(out)
+        sources = [(_memory_key(arg), arg) for arg in step.srcs]
+        for key, arg in ((memory, out), *sources):
+            for written in writes.get(key, ()):
                 if _crosses(arg, written):
                     return False
-        return not any(_crosses(read, out) for read in self._reads.get(_memory_key(out), ()))
+        for read in reads.get(memory, ()):
+            if _crosses(read, out):
+                return False
+        for key, arg in sources:
+            reads.setdefault(key, []).append(arg)
+        writes.setdefault(memory, []).append(out)
+        return True
 
 
 def _memory_key(arg: Arg) -> int | tuple[int]:

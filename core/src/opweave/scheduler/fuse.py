@@ -72,11 +72,9 @@ def fuse(partition: Partition) -> Groups:
 
 def bound_step(item: PlannedStep, out: Arg, srcs: tuple[Arg, ...], *, live: bool = True) -> Step:
     """The step of an item with its operands."""
-    node = item.node
-    if node is None:
-        return Step(item.op, out, srcs, {}, live, "pack", choice=item.support.choice)
-    support = item.support
-    return Step(item.op, out, srcs, node.attrs, live, node.name, support.allowed, support.choice)
+    op, node, _, _, support = item
+    attrs, label = ({}, "pack") if node is None else (node.attrs, node.name)
+    return tuple.__new__(Step, (op, out, srcs, attrs, live, label, support.allowed, support.choice))
 
 
 def _fuses_nothing(split: Split) -> bool:
@@ -88,9 +86,9 @@ def _groups(
 ) -> list[FusedGroup]:
     steps, arenas, index = [], partition.arenas, split.index
     for item in split.items:
-        out = item.out.storage
-        live = arenas[out] < 0 or last_reader.get(out, -1) > index
-        steps.append(bound_step(item, unbound(item.out), tuple([unbound(s) for s in item.srcs]), live=live))
+        _, _, out, srcs, _ = item
+        live = arenas[out[0]] < 0 or last_reader.get(out[0], -1) > index
+        steps.append(bound_step(item, unbound(out), tuple([unbound(source) for source in srcs]), live=live))
     index_of = {id(step): i for i, step in enumerate(steps)}
     return [
         FusedGroup(tuple([index_of[id(step)] for step in group.steps]), group.workspace, group.kernel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from math import prod
 from struct import Struct, pack, unpack
@@ -122,8 +122,13 @@ class Prepared:
                 words[at] = starts[number] + offset
         count = workers_of(stream) if self._work >= SPREAD_WORK else 1
         parts = [self._pack(*words)] if count == 1 else self._parts(words, count)
-        bind = partial(_bound, self._code, parts, holding=self._work <= HOLDING_WORK)
-        return bind() if self._code.load(compiling=False) else FirstRun(self._code, bind)
+        if self._code.load(compiling=False):
+            return self._call(parts)
+        return FirstRun(self._code, partial(self._call, parts))
+
+    def _call(self, parts: Sequence[bytes]) -> Call:
+        function = self._code.holding if self._work <= HOLDING_WORK else self._code.releasing
+        return at_once([partial(function, part) for part in parts])
 
     def _parts(self, words: Sequence[int], count: int) -> list[bytes]:
         """The words for each of several threads."""
@@ -160,8 +165,3 @@ def _cut_axis(walk: Walk, rows: bool) -> tuple[int, int]:
     if len(walk.lengths) > 1 and walk.lengths[0] < 8:  # too few for equal parts
         axis = max(range(last if rows else last + 1), key=lambda i: walk.lengths[i])
     return axis, 64 if axis == last else 1
-
-
-def _bound(code: MachineCode, parts: Sequence[bytes], *, holding: bool) -> Call:
-    function: Callable[[object], None] = code.holding if holding else code.releasing
-    return at_once([partial(function, part) for part in parts])
