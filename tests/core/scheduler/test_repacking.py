@@ -134,10 +134,13 @@ def test_they_are_freed_with_the_weights(device, w):
     assert RESERVATIONS.reserved == before
 
 
-@pytest.mark.parametrize("how", ["argument", "bytes", "variable", "bytes in variable"])
+@pytest.mark.parametrize("how", ["argument", "bytes", "variable", "bytes in variable", "variable of the backend"])
 def test_copies_can_be_declined(device, w, how, monkeypatch):
     repack: Any = {"argument": False, "bytes": 2 * w.nbytes - 1}.get(how)
-    if repack is None:
+    if how == "variable of the backend":
+        monkeypatch.setenv("OPWEAVE_REPACK_BYTES", str(2 * w.nbytes))
+        monkeypatch.setenv("OPWEAVE_TURNING_CACHE_BYTES", "0")
+    elif repack is None:
         monkeypatch.setenv("OPWEAVE_REPACK_BYTES", "0" if how == "variable" else str(2 * w.nbytes - 1))
     weight = ow.weights({"w": w})["w"]
     with ow.Scheduler([device, HostDevice()], repack=repack) as scheduler:
@@ -146,6 +149,13 @@ def test_copies_can_be_declined(device, w, how, monkeypatch):
         assert device.ran == ["linear"]
         assert program.memory["turning"].weights == w.nbytes
         assert "turned" not in program.explain()
+
+
+def test_the_variable_of_another_backend_decides_nothing(device, w, monkeypatch):
+    monkeypatch.setenv("OPWEAVE_CPU_CACHE_BYTES", "0")
+    weight = ow.weights({"w": w})["w"]
+    with ow.Scheduler([device, HostDevice()]) as scheduler:
+        assert "turned" in scheduler.build(ow.linear(ow.input("x", (2, 32)), weight)).explain()
 
 
 def test_as_many_weights_are_copied_as_the_limit_allows(device, w):

@@ -55,17 +55,25 @@ def checked_options(
     return resolved, kinds
 
 
-def repack_limit(given: bool | int | None) -> float:
-    """Bytes that copies of weights in special memory may take, of what a caller gave as ``repack``.
+def repack_limit(given: bool | int | None, device: Device) -> float:
+    """Bytes that copies of weights in special memory of a device may take, of what a caller gave as ``repack``.
+
+    Without that, a variable with the name of the device's backend decides, such as ``OPWEAVE_CPU_CACHE_BYTES``, else
+    ``OPWEAVE_REPACK_BYTES``.
 
     Raises:
-        SchedulerError: no truth value and no number of bytes, here or in ``OPWEAVE_REPACK_BYTES``.
+        SchedulerError: no truth value and no number of bytes, given or in a variable.
     """
     what: str = "repack"
     value: object = given
     if value is None:
-        what, text = "OPWEAVE_REPACK_BYTES", os.environ.get("OPWEAVE_REPACK_BYTES", "")
-        value = int(text) if text.isascii() and text.isdigit() else text or True
+        value = True
+        backend = device.name.partition(":")[0].upper().replace("-", "_")
+        for variable in (f"OPWEAVE_{backend}_CACHE_BYTES", "OPWEAVE_REPACK_BYTES"):
+            text = os.environ.get(variable, "")
+            if text:
+                what, value = variable, int(text) if text.isascii() and text.isdigit() else text
+                break
     if not isinstance(value, int) or value < 0:
         raise SchedulerError(f"{what} is True, False or a number of bytes, not {value!r:.60}")
     return inf if value is True else value

@@ -12,7 +12,7 @@ from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
 from opweave.errors import SchedulerError
 from opweave.graph.tensor import Tensor
-from opweave.scheduler.arguments import Where
+from opweave.scheduler.arguments import Where, repack_limit
 from opweave.scheduler.target import Target, check_buffer_type
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def open_targets(
     kinds: dict[str, BufferType],
     parallel: bool,
     threads: int | ThreadPool | None,
-    repack: float,
+    repack: bool | int | None,
     ownership: Submission,
 ) -> list[Target]:
     """A target for each device or stream, in order; of the devices the streams are opened.
@@ -40,13 +40,14 @@ def open_targets(
     Raises:
         SchedulerError: as `opweave.Scheduler`. What was opened is closed.
     """
+    owners = [item if isinstance(item, Device) else item.device for item in devices]
+    limits = [repack_limit(repack, device) for device in owners]
     targets: list[Target] = []
     together = sum(isinstance(item, Device) and item.threaded for item in devices)
     shared = equal_part(together) if threads is None and parallel and together > 1 else threads
     rest = dict(kinds)
     try:
-        for index, item in enumerate(devices):
-            device = item if isinstance(item, Device) else item.device
+        for index, (item, device) in enumerate(zip(devices, owners, strict=True)):
             kind = rest.pop(device.name, None)
             check_buffer_type(device, kind)
             params: dict[str, Any] = {"threads": shared} if shared is not None and device.threaded else {}
@@ -54,7 +55,7 @@ def open_targets(
             if parallel and not isinstance(stream, WorkerStream):
                 raise SchedulerError(f"{stream!r} has no thread of its own, which parallel=True needs: "
                                      "give the device, or device.open(worker=True)")  # fmt: skip
-            target = Target(index, stream, kind, owned=stream is not item, repack=repack)
+            target = Target(index, stream, kind, owned=stream is not item, repack=limits[index])
             if target.owned and not stream.is_async:
                 stream._submission = ownership
             targets.append(target)

@@ -22,7 +22,7 @@ from opweave.host.device import HostDevice
 from opweave.leaf_memory import withdraw
 from opweave.lifecycle import close_at_exit, close_or_give_up, exit_timeout, keep_forever, notify_after_fork
 from opweave.scheduler.arena import Arena, Lease
-from opweave.scheduler.arguments import Where, checked_options, checked_outputs, checked_placements, repack_limit
+from opweave.scheduler.arguments import Where, checked_options, checked_outputs, checked_placements
 from opweave.scheduler.collector import COLLECTOR
 from opweave.scheduler.executor import Executor
 from opweave.scheduler.opening import close_targets, equal_part, open_targets, resolved_pins, target_of
@@ -88,8 +88,8 @@ class Scheduler:
         repack: whether devices may keep copies of weights in special memory that their kernels are faster with; a
             number: bytes that those may take, for each device and program. They take at most half of what a device has
             free, count as weights in `Program.memory`, and all programs share them. ``None``: as the environment
-            variable ``OPWEAVE_REPACK_BYTES`` says (0: no copies), else yes.
-
+            variable ``OPWEAVE_<BACKEND>_CACHE_BYTES`` says, such as ``OPWEAVE_CPU_CACHE_BYTES``, or for all devices
+            ``OPWEAVE_REPACK_BYTES`` (0: no copies), else yes.
         threads: for the streams that it opens on devices that compute in threads of this process (``cpu``,
             ``torch:cpu``, ``ort:cpu``): how many each uses, or the `opweave.ThreadPool` that they share. ``None``: as
             their backends say; with ``parallel``, where several of them compute at once, each an equal part of the
@@ -117,7 +117,7 @@ class Scheduler:
         if memory_limit is not None and (not isinstance(memory_limit, int) or memory_limit < 0):
             raise SchedulerError(f"memory_limit is a number of bytes, not {memory_limit!r}")
         self._memory_limit: Final = memory_limit
-        self._repack: Final = repack_limit(repack)
+        self._repack: Final = repack
         self._threads: Final = threads
         self._allowed: Final = checked_precision(precision)
         resolved, kinds = checked_options(devices, parallel, buffer_types, placement)
@@ -444,7 +444,7 @@ class Scheduler:
             placement=placement or self.placement,
             precision=dict(self._allowed),
             memory_limit=self._memory_limit,
-            repack=int(min(self._repack, 1 << 62)),
+            repack=self._repack,
             threads=self._threads,
         )
 
