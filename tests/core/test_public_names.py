@@ -39,7 +39,7 @@ NAMES = """
 CONTRACT_NAMES = """
     HOST_SPACE
     Arg Backend Buffer BufferType Call Caps Device DeviceProps Event Features Group Kind Launch MemorySpace
-    MultiBuffer Offloading Plan Range Rows SetThreads Step StepError Stream Structure Usage
+    MultiBuffer Offloading Plan Range Rows SetThreads Step StepError Stream Structure Tunable Usage
     WorkerStream
     flat_rows mapped pointwise_groups structure_of
 """.split()  # noqa: SIM905

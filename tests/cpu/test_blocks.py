@@ -13,7 +13,7 @@ from opweave.graph.dtypes import DTYPES, as_dtype
 from opweave.graph.layout import dense_strides, nbytes
 from opweave.ops.blocks import dequantize
 from opweave_cpu import CpuDevice
-from opweave_cpu.blocks import BLOCK_TILE
+from opweave_cpu.tunables import BLOCK_TILE
 
 Array = np.ndarray[Any, Any]
 QUANTIZED = [t for t in DTYPES.values() if t.is_quantized]
@@ -70,7 +70,7 @@ def test_linear_in_many_tiles_allocates_nothing(compiled: Any, dtype: Any, rows:
     x, w = np.random.default_rng(1).standard_normal((rows, SHAPE[1])).astype(np.float32), random_blocks(SHAPE, dtype)
     plan, out = compiled("linear", np.zeros((rows, SHAPE[0]), np.float32), x, (w, dtype))
     # Casts and unaligned operands pass through NumPy's own buffers of 8192 elements.
-    assert allocated_by(plan) < BLOCK_TILE * 4 // 8
+    assert allocated_by(plan) < BLOCK_TILE.value * 4 // 8
     want = x.astype(np.float64) @ dequantize(w, dtype).astype(np.float64).T
     np.testing.assert_allclose(out, want, atol=1e-5 * np.abs(want).max())
 
@@ -79,7 +79,7 @@ def test_linear_in_many_tiles_allocates_nothing(compiled: Any, dtype: Any, rows:
 def test_embedding_in_many_tiles_allocates_nothing(compiled: Any, dtype: Any) -> None:
     table, ids = random_blocks((40, 1024), dtype), np.random.default_rng(1).integers(0, 40, 300)
     plan, out = compiled("embedding", np.zeros((300, 1024), np.float32), (table, dtype), ids)
-    assert allocated_by(plan) < BLOCK_TILE * 4 // 8
+    assert allocated_by(plan) < BLOCK_TILE.value * 4 // 8
     np.testing.assert_array_equal(out, dequantize(table[ids], dtype))
 
 
@@ -89,7 +89,7 @@ def test_experts_in_many_tiles_allocate_nothing(compiled: Any, dtype: Any) -> No
     x, w = rng.standard_normal((9, 1, 512)).astype(np.float32), random_blocks((3, 600, 512), dtype)
     ids = rng.integers(0, 3, (9, 2))
     plan, out = compiled("expert_linear", np.zeros((9, 2, 600), np.float32), x, (w, dtype), ids)
-    assert allocated_by(plan) < BLOCK_TILE * 4 // 8
+    assert allocated_by(plan) < BLOCK_TILE.value * 4 // 8
     want = np.einsum("ti,tuoi->tuo", x[:, 0].astype(np.float64), dequantize(w, dtype).astype(np.float64)[ids])
     np.testing.assert_allclose(out, want, atol=1e-5 * np.abs(want).max())
 
@@ -100,6 +100,6 @@ def test_other_types_are_computed_in_f32_or_their_own_and_rounded_once(compiled:
     x, w = np.random.default_rng(1).integers(-9, 10, (2, 3, SHAPE[1])).astype(kind), random_blocks(SHAPE, dtype)
     bias = np.random.default_rng(2).integers(-9, 10, SHAPE[0]).astype(kind)
     plan, out = compiled("linear", np.zeros((2, 3, SHAPE[0]), kind), x, (w, dtype), bias)
-    assert allocated_by(plan) < BLOCK_TILE * 4 // 8
+    assert allocated_by(plan) < BLOCK_TILE.value * 4 // 8
     want = x.astype(np.float64) @ dequantize(w, dtype).astype(np.float64).T + bias.astype(np.float64)
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=error, atol=error * np.abs(want).max())

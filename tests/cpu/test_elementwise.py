@@ -12,8 +12,8 @@ import pytest
 from opweave.contract import Arg, Step
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.opdef import OPS
-from opweave_cpu import CpuDevice, tiles
-from opweave_cpu.kernels import activation, elementwise
+from opweave_cpu import CpuDevice, tunables
+from opweave_cpu.kernels import elementwise
 from opweave_cpu.threads import THREADS
 
 Array = np.ndarray[Any, Any]
@@ -53,11 +53,10 @@ IDS = [f"{op}-{'-'.join(map(str, attrs.values()))}".rstrip("-") for op, _, attrs
 def three_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three threads on any machine, and sizes that keep the tests short."""
     monkeypatch.setattr(THREADS, "cores", 3)
-    monkeypatch.setattr(tiles, "SPREAD", 1 << 16)
-    monkeypatch.setattr(tiles, "SHARED_TILE", 1 << 14)
-    monkeypatch.setattr(tiles, "TILE", 1 << 13)
-    for module in (tiles, activation):
-        monkeypatch.setattr(module, "SPREAD_PASS", 1 << 16)
+    monkeypatch.setattr(tunables.SPREAD, "value", 1 << 16)
+    monkeypatch.setattr(tunables.SHARED_TILE, "value", 1 << 14)
+    monkeypatch.setattr(tunables.TILE, "value", 1 << 13)
+    monkeypatch.setattr(tunables.SPREAD_PASS, "value", 1 << 16)
 
 
 def operands(count: int, dtype: Any, *shape: int) -> list[Array]:

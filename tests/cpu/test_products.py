@@ -9,11 +9,12 @@ import pytest
 
 from opweave.graph.dtypes import as_dtype
 from opweave_cpu.hardware import has_openblas
-from opweave_cpu.kernels.matmul import FEW_ROWS, is_turned
+from opweave_cpu.kernels.matmul import is_turned
+from opweave_cpu.tunables import TURNED_ROWS
 
 Array = np.ndarray[Any, Any]
 Apply = Callable[..., Array]
-ROWS = [1, 2, 3, 4, 7, FEW_ROWS.stop - 1, FEW_ROWS.stop]
+ROWS = [1, 2, 3, 4, 7, TURNED_ROWS.value, TURNED_ROWS.value + 1]
 ERROR = {np.float32: 1e-6, np.float64: 1e-14, np.float16: 1e-3, ml_dtypes.bfloat16: 8e-3}
 """Of one rounding in each type, relative to the largest element."""
 

@@ -351,6 +351,28 @@ class TestProfile:
         assert (acme["device"], acme["launch_seconds"], acme["flops"]["f16"]) == ("acme", 2e-6, pytest.approx(4e9))
         assert Profile.from_json(acme["profile"]).device == "acme"
 
+    TUNED = """
+        from opweave.contract import Tunable
+
+        Unit.tunables = (Tunable("tile_bytes", 64, (32, 64), list), Tunable("rows", 8, (4, 8), list))
+    """
+
+    def test_tunables_are_measured_with_the_profile_and_shown(self, folder, run, monkeypatch):
+        def measure(device, progress):
+            device.tunables[0].value = 32
+
+        monkeypatch.setattr("opweave.cost.tunables.measure_tunables", measure)
+        folder.add("acme", backend(extra=self.TUNED))
+        assert "tunables of acme" in run("doctor")[1]
+        assert "2 at their defaults, not measured on this machine" in " ".join(run("doctor")[1].split())
+        _, out, _ = run("profile", "acme", columns=120)
+        assert "tunables  tile_bytes 32 (default 64), rows 8" in out
+        run("profile", "acme")
+        assert self.measured == ["acme"]
+        (acme,) = json.loads(run("profile", "acme", "--json")[1])["profiles"]
+        assert acme["tunables"] == {"tile_bytes": 32, "rows": 8}
+        assert "measured: tile_bytes 32, rows 8" in " ".join(run("doctor")[1].split())
+
     def test_a_device_that_is_not_there(self, run):
         code, out, err = run("profile", "cuda:7")
         assert (code, out) == (1, "")

@@ -9,8 +9,9 @@ from rich.text import Text
 
 from opweave import registry
 from opweave.cli.output import Row, print_json, print_rows, progress, quiet_stdout
+from opweave.contract.device import Device
 from opweave.cost.profile import Profile
-from opweave.cost.store import cache_folder, profile
+from opweave.cost.store import cache_folder, profile, tune
 
 __all__ = ["show_profiles"]
 
@@ -18,7 +19,7 @@ DTYPES = ("f32", "f16", "bf16", "f64", "q8_0", "q4_0", "q4_k")
 
 
 def show_profiles(names: Sequence[str], *, refresh: bool, as_json: bool) -> None:
-    """Measure the named devices (default: all) that have no profile yet, and print the profiles.
+    """Measure the named devices (default: all) that have no profile yet, their tunables first, and print both.
 
     Raises:
         UnknownNameError, PluginError: a name is no device, or the device's plugin failed.
@@ -34,15 +35,17 @@ def show_profiles(names: Sequence[str], *, refresh: bool, as_json: bool) -> None
             def report(what: str, done: int, total: int, name: str = device.name, task: object = task) -> None:
                 bar.update(task, description=f"{name} {what}", completed=done, total=total)  # type: ignore[arg-type]
 
-            found.append(profile(device, refresh=refresh, progress=report))
+            tuned = tune(device, refresh=refresh, progress=report)
+            found.append(profile(device, refresh=refresh or tuned, progress=report))
             bar.remove_task(task)
     folder = cache_folder()
     if as_json:
         print_json({"folder": folder and str(folder),
-                    "profiles": [{**_figures(p), "profile": p.to_json()} for p in found]})  # fmt: skip
+                    "profiles": [{**_figures(p), "tunables": _tunables(d), "profile": p.to_json()}
+                                 for d, p in zip(devices, found, strict=True)]})  # fmt: skip
         return
     header = ["device", "per step", "per split", "memory", "to / from host", "f32 products"]
-    print_rows(header, [_row(p) for p in found], indent=3)
+    print_rows(header, [_row(d, p) for d, p in zip(devices, found, strict=True)], indent=3)
 
 
 def _figures(made: Profile) -> dict[str, object]:
@@ -62,7 +65,11 @@ def _dtypes(made: Profile) -> list[str]:
     return [dtype for dtype in DTYPES if dtype in products]
 
 
-def _row(made: Profile) -> Row:
+def _tunables(device: Device) -> dict[str, int]:
+    return {tunable.name: tunable.value for tunable in device.tunables}
+
+
+def _row(device: Device, made: Profile) -> Row:
     others = [f"{dtype} {_rate(made.flops(dtype), 'flop/s')}" for dtype in _dtypes(made) if dtype != "f32"]
     cells = [
         Text(made.device, "bold cyan"),
@@ -72,7 +79,13 @@ def _row(made: Profile) -> Row:
         Text(f"{_rate(made.upload.rate, 'B/s')} / {_rate(made.download.rate, 'B/s')}"),
         Text(_rate(made.flops("f32"), "flop/s")),
     ]
-    return Row(cells, [("products", Text(", ".join(others), "dim"))] if others else [])
+    below = [("products", Text(", ".join(others), "dim"))] if others else []
+    tunables = [
+        f"{t.name} {t.value}" + (f" (default {t.default})" if t.value != t.default else "") for t in device.tunables
+    ]
+    if tunables:
+        below.append(("tunables", Text(", ".join(tunables), "dim")))
+    return Row(cells, below)
 
 
 def _rate(value: float, unit: str) -> str:

@@ -20,11 +20,12 @@ from opweave.contract.space import HOST_SPACE, MemorySpace, Usage
 from opweave.contract.step import Arg, Call, Group, Step
 from opweave.contract.stream import Stream
 from opweave.contract.stream_hooks import Launch, Range
+from opweave.contract.tunable import Tunable
 from opweave.contract.worker import WorkerStream
 
 __all__ = [
     "HOST_SPACE", "Arg", "Backend", "Buffer", "BufferType", "Call", "Caps", "Device", "DeviceProps", "Event",
     "Features", "Group", "Kind", "Launch", "MemorySpace", "MultiBuffer", "Offloading", "Plan", "Range", "Rows",
-    "SetThreads", "Step", "StepError", "Stream", "Structure", "Usage", "WorkerStream", "flat_rows", "mapped",
+    "SetThreads", "Step", "StepError", "Stream", "Structure", "Tunable", "Usage", "WorkerStream", "flat_rows", "mapped",
     "pointwise_groups", "structure_of",
 ]  # fmt: skip

@@ -35,6 +35,7 @@ from opweave.lifecycle import keep_forever, notify_after_fork
 if TYPE_CHECKING:
     from opweave.contract.backend import Backend
     from opweave.contract.step import Step
+    from opweave.contract.tunable import Tunable
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape
     from opweave.graph.precision import Precision
@@ -97,6 +98,7 @@ class Device(DeviceHooks):
     _streams: WeakSet[Stream]
     _default_type: BufferType | None
     _lost_by_fork: bool
+    _tuned: bool
     _artefacts: dict[Any, Any]  # what its streams have compiled, see `Stream.artefact`
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Device:
@@ -108,6 +110,7 @@ class Device(DeviceHooks):
         self._streams = WeakSet()
         self._default_type = None
         self._lost_by_fork = False
+        self._tuned = False
         self._artefacts = {}
         notify_after_fork(self)
         if not hasattr(cls, "space"):
@@ -152,6 +155,17 @@ class Device(DeviceHooks):
     def buffer_types(self) -> Sequence[BufferType]:
         """Every kind of memory that the device offers, the ordinary one first. Authors override it."""
         return (self.default_buffer_type,)
+
+    @property
+    def tunables(self) -> Sequence[Tunable]:
+        """Numbers of its kernels that are measured on each machine: the same objects in each call. Authors override
+        it."""
+        return ()
+
+    @property
+    def tuned(self) -> bool:
+        """Whether the tunables have values that were measured on this machine."""
+        return self._tuned
 
     @property
     def alive(self) -> bool:

@@ -24,10 +24,11 @@ from opweave.scheduler.target import Target, unbound_step
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
     from opweave.contract.device import Device
+    from opweave.contract.stream import Stream
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Signature, Tensor
 
-__all__ = ["Progress", "measure"]
+__all__ = ["Bound", "Progress", "measure", "seconds_of_step"]
 
 Points = dict[float, float]
 """Work -> seconds."""
@@ -128,24 +129,11 @@ class _Measurement:
 
     def _measure_switch(self, node: Tensor) -> None:
         """Measure what running a plan takes beyond its steps: directly after another run, and after a pause."""
-        with _Bound(self.target, node, "exact") as bound:
-            one, many = self._timed(bound, 1), self._timed(bound, MOST_STEPS)
+        with Bound(self.target, node, "exact") as bound:
+            one, many = seconds_of_step(self.stream, bound), seconds_of_step(self.stream, bound, MOST_STEPS)
             step = max(many - one, 0.0) / (MOST_STEPS - 1)
             self.overhead = min(self.overhead, max(one - step, 0.0))
-            self.switch = min(self.switch, max(self._timed(bound, 1, self.pause) - step, 0.0))
-
-    def _timed(self, bound: _Bound, count: int, before: Callable[[], Any] | None = None) -> float:
-        """Seconds of a plan with ``count`` identical steps."""
-        plan = self.stream.compile([bound.group] * count)
-
-        def run() -> None:
-            plan.run()
-            self.stream.synchronize()
-
-        try:
-            return _least(run, before)
-        finally:
-            plan.close()
+            self.switch = min(self.switch, max(seconds_of_step(self.stream, bound, 1, self.pause) - step, 0.0))
 
     def _points(self, nodes: list[Tensor], precision: Precision, unit: int, points: Points) -> None:
         """Measure nodes by bytes (``unit`` 0) or floating-point operations (1), where the device computes them in just
@@ -155,15 +143,29 @@ class _Measurement:
             support = self.target.support(_signature(node, precision))
             if support.reason is not None or support.precision != precision:
                 continue
-            with _Bound(self.target, node, precision) as bound:
-                seconds = self._timed(bound, 1)
+            with Bound(self.target, node, precision) as bound:
+                seconds = seconds_of_step(self.stream, bound)
                 count = int(min(MOST_STEPS, RUN_SECONDS / max(seconds - overhead, 1e-7)))
                 if count > 1:
-                    seconds = self._timed(bound, count)
+                    seconds = seconds_of_step(self.stream, bound, count)
             each = max(seconds - overhead, 1e-9) / max(count, 1)
             _note(points, work(node)[unit], each)
             if each > SLOW:
                 break
+
+
+def seconds_of_step(stream: Stream, bound: Bound, count: int = 1, before: Callable[[], Any] | None = None) -> float:
+    """The least seconds of a plan with ``count`` identical steps; ``before`` is called before each run, untimed."""
+    plan = stream.compile([bound.group] * count)
+
+    def run() -> None:
+        plan.run()
+        stream.synchronize()
+
+    try:
+        return _least(run, before)
+    finally:
+        plan.close()
 
 
 def _signature(node: Tensor, precision: Precision) -> Signature:
@@ -184,7 +186,7 @@ def _cost(sample: Sample, by_bytes: Points | None, by_flops: Points | None) -> O
     return OpCost(_curve(by_bytes), _curve(by_flops) if by_flops else None)
 
 
-class _Bound:
+class Bound:
     """A step with operands in memory of its own, freed at the end of a ``with`` block."""
 
     def __init__(self, target: Target, node: Tensor, precision: Precision) -> None:
@@ -215,7 +217,7 @@ class _Bound:
             buffer.clear()
         return Arg(buffer, 0, arg.dtype, arg.shape, arg.strides, None, arg.value)
 
-    def __enter__(self) -> _Bound:
+    def __enter__(self) -> Bound:
         return self
 
     def __exit__(self, *exc: object) -> None:

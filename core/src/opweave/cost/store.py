@@ -9,24 +9,14 @@ from opweave import registry
 from opweave.concurrency import Lock
 from opweave.contract.device import Device
 from opweave.cost.profile import Profile
-from opweave.host.cache import FileCache
-from opweave.host.cores import usable_cores
+from opweave.registry.measured import cache, file_name, key_of, store_tunables
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from opweave.cost.measure import Progress
 
-__all__ = ["FOLDER", "cache", "cache_folder", "known_profile", "profile"]
-
-FORMAT: Final = 1
-"""Version of the file format; devices whose file has another one are measured anew."""
-
-FOLDER: Final = "OPWEAVE_PROFILE_CACHE"
-"""The environment variable that names the folder of profiles; ``0``: profiles are not kept."""
-
-LARGEST: Final = 4 << 20
-"""The largest file that is read, in bytes. Profiles have some ten thousand."""
+__all__ = ["cache_folder", "known_profile", "profile", "tune"]
 
 _KNOWN: Final[WeakKeyDictionary[Device, Profile]] = WeakKeyDictionary()
 _MEASURING: Final = Lock()
@@ -61,7 +51,7 @@ def profile(device: Device | str, *, refresh: bool = False, progress: Progress |
 
             known, key = measure(found, progress), _key(found)
             # If the file cannot be written, the next process measures again.
-            cache().store(_file_name(key), json.dumps({"key": key, "profile": known.to_json()}).encode())
+            cache().store(file_name(key), json.dumps({"key": key, "profile": known.to_json()}).encode())
             _KNOWN[found] = known
         return known
 
@@ -71,16 +61,37 @@ def known_profile(device: Device) -> Profile | None:
     known = _KNOWN.get(device)
     if known is None:
         key = _key(device)
-        known = _read(cache().load(_file_name(key)), key)
+        known = _read(cache().load(file_name(key)), key)
         if known is not None:
             _KNOWN[device] = known
     return known
 
 
-def cache() -> FileCache:
-    """The cache of profiles: the folder ``OPWEAVE_PROFILE_CACHE`` (``0``: none), else ``opweave/profiles`` in the
-    user's cache folder."""
-    return FileCache(FOLDER, "profiles", largest=LARGEST)
+def tune(device: Device, *, refresh: bool = False, progress: Progress | None = None) -> bool:
+    """Measure the `Tunable` numbers of a device, set those that take the least time, and keep them in a file, which is
+    read when the device is next loaded. Takes seconds, and none if it was done before.
+
+    Not for processes that have programs of the device: their kernels may have asked for workspaces by other values.
+
+    Args:
+        device: a device that its registry knows.
+        refresh: measure even if there is a file.
+        progress: as of `profile`.
+
+    Returns:
+        Whether anything was measured. What a profile says of the device holds no longer then.
+
+    Raises:
+        AllocationError: the device has no memory for the samples.
+    """
+    if not device.tunables or (device.tuned and not refresh):
+        return False
+    from opweave.cost.tunables import measure_tunables
+
+    with _MEASURING:
+        measure_tunables(device, progress)
+        store_tunables(device, version_of(device))
+    return True
 
 
 def cache_folder() -> Path | None:
@@ -89,30 +100,14 @@ def cache_folder() -> Path | None:
 
 
 def _key(device: Device) -> dict[str, Any]:
-    """What a profile is valid for: hardware, driver, plugin, and the number of processors this process may use."""
+    return key_of(device, version_of(device))
+
+
+def version_of(device: Device) -> str:
+    """The version of the plugin that a device is of, ``""`` where it is of none."""
     backend = device.backend
-    record = next((p for p in registry.plugins() if backend is not None and p.name == backend.name), None)
-    try:
-        features = {str(k): str(v) for k, v in device.features().items()}
-    except Exception:  # a driver that cannot name its features; they only distinguish it from others
-        features = {}
-    return {
-        "format": FORMAT,
-        "device": device.name,
-        "description": device.description,
-        "hardware": device.hardware_id,
-        "plugin": record.version if record is not None else "",
-        "features": features,
-        "processors": usable_cores().usable,
-    }
-
-
-def _file_name(key: dict[str, Any]) -> str:
-    import json
-    from hashlib import sha256
-
-    name = "".join(c if c.isalnum() else "-" for c in key["device"])
-    return f"{name}-{sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}.json"
+    record = next((p for p in registry.REGISTRY.plugins() if backend is not None and p.name == backend.name), None)
+    return record.version if record is not None else ""
 
 
 def _read(stored: bytes | None, key: dict[str, Any]) -> Profile | None:

@@ -20,6 +20,7 @@ from opweave.contract.stream import Stream
 from opweave.errors import Broken, Incompatible, NameConflict, PluginError, Unavailable
 from opweave.graph.opdef import OPS, OpDef, define_op
 from opweave.registry.discovery import requirements, version_of
+from opweave.registry.measured import load_tunables
 from opweave.registry.naming import canonical, check_name, device_names, key
 from opweave.registry.records import LoadedBackend, Plugin, State, UnusableDevice
 
@@ -98,7 +99,7 @@ def _bring_up(plugin: Plugin, hooks: Hooks, catalog: Catalog) -> tuple[list[Load
             continue
         catalog.check_unowned(devices)
         adopt(backend, devices)
-        usable, unusable = probed(devices)
+        usable, unusable = probed(devices, plugin.version)
         plugin.unusable += unusable
         if usable or (backend.dynamic and not unusable):
             ready.append(LoadedBackend(backend, usable, rank))
@@ -278,13 +279,19 @@ def adopt(backend: Backend, devices: Sequence[Device], existing: Iterable[Device
         device.backend = backend
 
 
-def probed(devices: Sequence[Device]) -> tuple[list[Device], list[UnusableDevice]]:
-    """Probe ``devices`` that were adopted: returns those that work, and those that do not, with the reason."""
+def probed(devices: Sequence[Device], version: str = "") -> tuple[list[Device], list[UnusableDevice]]:
+    """Probe ``devices`` that were adopted: returns those that work, with what was measured of them, and those that do
+    not, with the reason.
+
+    Args:
+        version: that of their plugin.
+    """
     usable: list[Device] = []
     unusable: list[UnusableDevice] = []
     for device in devices:
         try:
             device.probe()
+            load_tunables(device, version)
             usable.append(device)
         except Unavailable as error:
             device.backend = None
@@ -292,7 +299,7 @@ def probed(devices: Sequence[Device]) -> tuple[list[Device], list[UnusableDevice
     return usable, unusable
 
 
-def rescan(loaded: LoadedBackend) -> None:
+def rescan(loaded: LoadedBackend, version: str) -> None:
     """Remove the devices of a backend that are gone, and add those that it finds and that have none of its names."""
     for device in [d for d in loaded.devices if not d.alive]:
         loaded.devices.remove(device)
@@ -308,7 +315,7 @@ def rescan(loaded: LoadedBackend) -> None:
         if key(name) not in known:
             device._name, device.backend = name, loaded.backend
             new.append(device)
-    loaded.devices.extend(probed(new)[0])
+    loaded.devices.extend(probed(new, version)[0])
 
 
 def in_use(devices: Iterable[Device]) -> list[str]:

@@ -149,7 +149,7 @@ class Registry:
                     plugin.reset()
                     loading.load(plugin, self.hooks, self._catalog)
                 for loaded in plugin.backends:
-                    loading.rescan(loaded)
+                    loading.rescan(loaded, plugin.version)
             found = [device for loaded in self._catalog.backends() for device in loaded.devices]
             return tuple([device for device in found if id(device) not in known])
 

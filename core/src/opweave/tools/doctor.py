@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from opweave.contract.capabilities import Kind
 from opweave.contract.device import Device
-from opweave.cost.store import FOLDER, cache
 from opweave.host.cache import FileCache
 from opweave.host.cores import Cores, usable_cores
 from opweave.registry import Diagnosis, State, hookimpl
+from opweave.registry.measured import FOLDER, cache
 
 if TYPE_CHECKING:
     from opweave.registry import PluginRecord, Registry
 
-__all__ = ["cache_diagnosis", "cores_diagnosis", "diagnose", "opweave_doctor", "threads_diagnosis"]
+__all__ = [
+    "cache_diagnosis", "cores_diagnosis", "diagnose", "opweave_doctor", "threads_diagnosis", "tunables_diagnosis",
+]  # fmt: skip
 
 _STATUS: Final[dict[State, Literal["ok", "slow", "wrong"]]] = {
     State.BROKEN: "wrong",
@@ -45,6 +47,9 @@ def opweave_doctor(registry: Registry) -> Iterator[Diagnosis]:
         yield Diagnosis("devices", "slow", message, "pip install opweave-cpu")
     yield cores_diagnosis(usable_cores())
     yield cache_diagnosis("cache of profiles", cache(), FOLDER, "each process measures the devices again")
+    for device in _usable(registry):
+        if device.tunables:
+            yield tunables_diagnosis(device)
     for name, value in sorted(os.environ.items()):
         if name.startswith("OPWEAVE_"):
             yield Diagnosis("variable", "ok", f"{name}={value} is set")
@@ -66,6 +71,15 @@ def _plugin(record: PluginRecord) -> Iterator[Diagnosis]:
     for device in record.unusable:
         described = f" ({device.description})" if device.description else ""
         yield Diagnosis(f"device {device.name}", "wrong", f"unusable{described}: {device.error}", device.remedy)
+
+
+def tunables_diagnosis(device: Device) -> Diagnosis:
+    """The values of the tunables of a device, or that they have not been measured."""
+    about, tunables = f"tunables of {device.name}", device.tunables
+    if not device.tuned:
+        remedy = f"opweave profile {device.name}, while the machine has nothing else to do"
+        return Diagnosis(about, "ok", f"{len(tunables)} at their defaults, not measured on this machine", remedy)
+    return Diagnosis(about, "ok", "measured: " + ", ".join(f"{t.name} {t.value}" for t in tunables))
 
 
 def cores_diagnosis(cores: Cores) -> Diagnosis:

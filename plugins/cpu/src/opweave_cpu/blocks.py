@@ -14,12 +14,9 @@ from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.blocks import Decoder, scratch_bytes
 from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import Array, stretches
+from opweave_cpu.tunables import BLOCK_TILE
 
-__all__ = ["BLOCK_TILE", "RowDecoder", "decoder_scratch", "longest", "row_tiles"]
-
-BLOCK_TILE: Final = 1 << 17
-"""Weights that are decoded at a time: their f32 values and what they are made of fit the second-level cache, from which
-a product with few rows reads them too."""
+__all__ = ["RowDecoder", "decoder_scratch", "longest", "row_tiles"]
 
 MANY_ROWS: Final = 16
 """Rows from which on a product takes longer than reading the weights: it is faster with more of them at a time."""
@@ -40,7 +37,7 @@ _F32: Final = as_dtype("f32")
 def row_tiles(w: Arg, rows: int) -> list[slice]:
     """The rows of a matrix of weights in tiles of nearly one length, each multiplied at once by ``rows`` rows."""
     outputs, inputs = w.shape[-2:]
-    most = BLOCK_TILE // inputs
+    most = BLOCK_TILE.value // inputs
     if rows >= MANY_ROWS:
         most = max(most, min(COLUMNS, LARGEST_TILE // inputs))
     return stretches(outputs, _even(outputs, most))
@@ -54,7 +51,7 @@ def _even(n: int, most: int) -> int:
 
 def _decoded_rows(w: Arg, rows: int) -> int:
     """Rows that are decoded at a time, of ``rows`` that are multiplied at a time."""
-    return min(rows, _even(rows, BLOCK_TILE // w.shape[-1]))
+    return min(rows, _even(rows, BLOCK_TILE.value // w.shape[-1]))
 
 
 def decoder_scratch(w: Arg, tiles: Sequence[slice], dtype: DType) -> Arrays:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from opweave.contract import BufferType, Caps, Kind, MemorySpace, Stream
+from opweave.contract import BufferType, Caps, Kind, MemorySpace, Stream, Tunable
 from opweave.contract.parameters import check_threads
 from opweave.host.memory import HostMemory, NumPyMemory
 from opweave.host.processor import cpu_name
@@ -18,6 +18,7 @@ from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.kernels import KERNELS
 from opweave_cpu.node_memory import NodeType, memory_nodes
 from opweave_cpu.stream import CpuStream
+from opweave_cpu.tunables import TUNABLES, TUNABLES_OF_COMPILED
 
 __all__ = ["CpuDevice", "IsolatedCpuDevice"]
 
@@ -49,6 +50,11 @@ class _Processor(NumPyMemory):
         """Ordinary memory, weights kept decoded, memory in huge pages where the system has them, and memory of each
         NUMA node where there are several."""
         return self.default_buffer_type, self._decoded, *self._huge_pages, *self._nodes
+
+    @property
+    def tunables(self) -> Sequence[Tunable]:
+        """Those of `opweave_cpu.tunables`; they are the same for every CPU device of the process."""
+        return TUNABLES if why_not() is not None else (*TUNABLES, *TUNABLES_OF_COMPILED)
 
     @property
     def caps(self) -> Caps:

@@ -4,8 +4,7 @@ A kernel of several passes is a *body*: a function ``body(out, *srcs, *scratch, 
 into ``out`` and its scratch arrays. Its ``out`` may be its first source. `bind_tiled` gives the call that applies it to
 whole operands. For half types a body sees f32, and each result is rounded once.
 
-The sizes and limits in this package, unless they say otherwise, are where one way becomes faster than another one in
-``benchmarks/cpu_ops.py``, on the Intel processor with 2 cores that the figures of ``docs/performance.md`` are from.
+Sizes and limits that differ between machines are in `opweave_cpu.tunables`.
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import ALIGNMENT, Arrays
 from opweave.graph.dtypes import DType, as_dtype
 from opweave_cpu.threads import THREADS, set_up_numpy
+from opweave_cpu.tunables import SHARED_TILE, SPREAD, SPREAD_PASS, TILE
 
 __all__ = [
-    "LONGEST_ROW", "SPREAD", "SPREAD_PASS", "TILE", "Array", "Body", "aligned", "at_once", "bind_tiled", "bound",
+    "LONGEST_ROW", "Array", "Body", "aligned", "at_once", "bind_tiled", "bound",
     "calls_within", "compute_dtype", "constant", "copy_call", "for_rows", "in_turn", "most_workers", "repeated",
     "row_sums", "shares", "show", "spread_pass", "stretches", "tile_cuts", "tile_rows", "tile_scratch", "window",
     "worker_scratch", "workers_of",
@@ -34,20 +34,6 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 Body = Callable[..., Any]
 Cut = tuple[Any, ...]
-
-TILE: Final = 1 << 18
-"""Bytes of one operand's tile: a few of them fit the second-level cache, and a pass over one takes many times as long
-as calling it."""
-
-SHARED_TILE: Final = 1 << 19
-"""The same where several threads work: between passes they queue for the interpreter, so passes have to be longer."""
-
-SPREAD: Final = 1 << 22
-"""Bytes of output from which on several passes are spread over threads: below, waking a thread takes as long as its
-share of the work."""
-
-SPREAD_PASS: Final = 1 << 23
-"""The same for a single pass."""
 
 _F32: Final = as_dtype("f32")
 
@@ -170,7 +156,7 @@ def bound(calls: Callable[[], Iterable[Call]]) -> Call:
 
 def spread_pass(stream: Stream, ufunc: Callable[..., Any], out: Array, *srcs: Array) -> Call:
     """The call ``ufunc(*srcs, out)``; for a large output, one part of the operands for each thread of the stream."""
-    if out.nbytes < SPREAD_PASS:
+    if out.nbytes < SPREAD_PASS.value:
         return partial(ufunc, *srcs, out)
     if out.ndim > 1 and _all_dense(out, *srcs):
         out, srcs = out.reshape(-1), tuple([s.reshape(-1) for s in srcs])
@@ -197,7 +183,9 @@ def copy_call(stream: Stream, out: Array, x: Array) -> Call:
     """The call that copies ``x`` to ``out``, converting where the types differ."""
     if out.ndim > 1 and out.dtype == x.dtype and not _all_dense(out, x):
         out, x = _rows_as_items(out, x)
-    return spread_pass(stream, _copy, out, x) if out.nbytes >= SPREAD_PASS else partial(np.copyto, out, x, "unsafe")
+    if out.nbytes < SPREAD_PASS.value:
+        return partial(np.copyto, out, x, "unsafe")
+    return spread_pass(stream, _copy, out, x)
 
 
 def _copy(x: Array, out: Array) -> None:
@@ -234,7 +222,7 @@ def tile_scratch(
     if not tiles and not stats:
         return {}
     size, row, itemsize = out.size, out.shape[-1] if by_rows else 1, dtype.itemsize
-    if size * itemsize <= TILE:
+    if size * itemsize <= TILE.value:
         rows, workers = size // row, 1
     else:
         rows, workers = tile_rows(size, row, itemsize), most_workers(size * itemsize)
@@ -248,13 +236,13 @@ def tile_scratch(
 
 def tile_rows(size: int, row: int, itemsize: int) -> int:
     """Rows of the largest tile of ``size`` elements in rows of ``row``: as many as fit, at least one."""
-    tile = SHARED_TILE if size * itemsize >= SPREAD else TILE
+    tile = SHARED_TILE.value if size * itemsize >= SPREAD.value else TILE.value
     return min(size // row, max(1, tile // (itemsize * row)))
 
 
 def most_workers(nbytes: int) -> int:
     """Threads that may share several passes over an operand of ``nbytes`` bytes in the type to compute in."""
-    return THREADS.most if nbytes >= SPREAD else 1
+    return THREADS.most if nbytes >= SPREAD.value else 1
 
 
 def bind_tiled(
@@ -281,7 +269,7 @@ def bind_tiled(
     size, itemsize = out.size, out.itemsize if tiles is None else tiles.dtype.itemsize
     convert = tiles is not None and tiles.dtype.numpy != out.dtype
     in_output = in_output and not convert and _lies_apart(out, srcs)
-    if size * itemsize <= TILE:
+    if size * itemsize <= TILE.value:
         call = _tile_call(body, tiles, stats, convert, in_output, 0, out, srcs)
         return for_rows(call, out.shape[-1]) if size >= UNBUFFERED else call
     row = out.shape[-1] if by_rows else 1

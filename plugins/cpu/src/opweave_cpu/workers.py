@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from opweave.contract import Call, Stream
 from opweave_cpu.threads import THREADS
 from opweave_cpu.tiles import bound, shares, tile_cuts, workers_of
+from opweave_cpu.tunables import SPREAD_WORK
 
 __all__ = ["Cut", "at", "bind_workers", "cuts_of", "full_cuts", "is_blas_matrix", "worker_count"]
 
 Job = TypeVar("Job")
 Cut = tuple[slice, ...]
 
-SPREAD_WORK: Final = 1 << 21
-"""Elementary operations from which on jobs run in several threads: with fewer, waking a thread takes longer than is
-saved."""
-
 
 def worker_count(jobs: int, work: int) -> int:
     """Workers for that many jobs of together ``work`` elementary operations."""
-    return min(THREADS.most, jobs) if work >= SPREAD_WORK else 1
+    return min(THREADS.most, jobs) if work >= SPREAD_WORK.value else 1
 
 
 def bind_workers(

@@ -16,12 +16,9 @@ from opweave_cpu.jit.compiler import MachineCode, target
 from opweave_cpu.jit.vectors import LANES, Vector, fma
 from opweave_cpu.jit.walk import Operand, Prepared, Walk, bind_walk
 from opweave_cpu.jit.writer import Writer, takes
+from opweave_cpu.tunables import COMPILED_ROWS
 
 __all__ = ["bind_decoding", "fits", "is_decoded", "prepare_product"]
-
-MOST_ROWS: Final = 16
-"""Rows up to which a product multiplies weights in registers; of more rows BLAS is faster, even though it reads decoded
-weights from memory."""
 
 MOST_PASS: Final = 8
 """Rows that are multiplied in one pass over some rows of weights."""
@@ -40,7 +37,7 @@ def fits(step: Step) -> bool:
     x, w = step.srcs[:2]
     others = (step.out, x, *step.srcs[2:])
     rows = x.size // w.shape[1]
-    if rows > MOST_ROWS or (
+    if rows > COMPILED_ROWS.value or (
         rows == 1 and w.dtype is _F32
     ):  # a single row BLAS multiplies as fast as memory can be read
         return False

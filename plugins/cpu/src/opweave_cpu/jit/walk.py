@@ -12,12 +12,9 @@ from opweave.contract import Arg, Call, Stream
 from opweave.graph.layout import Shape
 from opweave_cpu.jit.compiler import FirstRun, MachineCode
 from opweave_cpu.tiles import at_once, shares, workers_of
+from opweave_cpu.tunables import COMPILED_WORK
 
-__all__ = ["SPREAD_WORK", "Operand", "Prepared", "Walk", "bind_walk", "walk_over"]
-
-SPREAD_WORK: Final = 1 << 19
-"""Elementary operations, such as an addition or a part of a polynomial, from which on a kernel is spread over threads:
-with fewer, waking a thread takes longer than is saved."""
+__all__ = ["Operand", "Prepared", "Walk", "bind_walk", "walk_over"]
 
 HOLDING_WORK: Final = 1 << 13
 """Elementary operations up to which a kernel keeps the interpreter's lock."""
@@ -120,7 +117,7 @@ class Prepared:
             starts = [arg.address for arg in args]
             for at, (number, offset) in zip(self._slots, self._places, strict=True):
                 words[at] = starts[number] + offset
-        count = workers_of(stream) if self._work >= SPREAD_WORK else 1
+        count = workers_of(stream) if self._work >= COMPILED_WORK.value else 1
         parts = [self._pack(*words)] if count == 1 else self._parts(words, count)
         if self._code.load(compiling=False):
             return self._call(parts)

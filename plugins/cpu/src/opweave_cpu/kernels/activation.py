@@ -18,8 +18,6 @@ from opweave_cpu.kernels.elementwise import one_pass
 from opweave_cpu.kernels.selection import clamping
 from opweave_cpu.kernels.table import HALVES, KERNELS, WIDE_NUMBERS
 from opweave_cpu.tiles import (
-    SPREAD_PASS,
-    TILE,
     Array,
     Body,
     bind_tiled,
@@ -29,12 +27,13 @@ from opweave_cpu.tiles import (
     window,
     worker_scratch,
 )
+from opweave_cpu.tunables import SPREAD_PASS, TILE
 from opweave_cpu.workers import Cut, at, bind_workers, full_cuts, worker_count
 
 
 @KERNELS("relu", dtypes=WIDE_NUMBERS, inplace=True)
 def relu(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
-    if out.nbytes >= SPREAD_PASS:
+    if out.nbytes >= SPREAD_PASS.value:
         return one_pass(stream, clamping(0, inf, out.dtype), out, x)
     return partial(np.maximum, x.view, constant(0, out.dtype), out=out.view)  # NumPy deprecates a third position here
 
@@ -323,7 +322,7 @@ _KEEPS: Final = constant(1, as_dtype("i8"))
 
 
 def _backward_cuts(out: Arg) -> list[Cut]:
-    return full_cuts(out.shape, TILE // out.dtype.itemsize)
+    return full_cuts(out.shape, TILE.value // out.dtype.itemsize)
 
 
 def _backward_workers(out: Arg) -> int:
@@ -331,7 +330,7 @@ def _backward_workers(out: Arg) -> int:
 
 
 def _keep_workspace(step: Step) -> Arrays:
-    elements = min(step.out.size, TILE // step.out.dtype.itemsize)
+    elements = min(step.out.size, TILE.value // step.out.dtype.itemsize)
     return worker_scratch(_backward_workers(step.out), as_dtype("i8"), keep=elements)
 
 

@@ -19,6 +19,7 @@ from opweave.ops.normalization import alibi_slopes
 from opweave.ops.operands import optional_operands
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import Array, compute_dtype, constant, for_rows, row_sums, window, worker_scratch
+from opweave_cpu.tunables import ATTENTION_WORK
 from opweave_cpu.workers import Cut, bind_workers, full_cuts, is_blas_matrix, worker_count
 
 QUERY_ROWS: Final = 256
@@ -32,9 +33,6 @@ FEWEST_KEYS: Final = 256
 
 FEW_ROWS: Final = 8
 """Up to so many queries of a group BLAS is faster with the keys on the left, although the scores are turned then."""
-
-SPREAD_WORK: Final = 1 << 28
-"""Multiplications from which on workers with one thread of BLAS each are faster than one with all of them."""
 
 Job = tuple[int, Cut]
 
@@ -63,7 +61,7 @@ class _AttentionTiling:
         self.keys = min(self.keys, keys)
         several, scores, results = self.keys < keys, rows * self.keys, rows * values
         stores = out.dtype is not self.dtype or not out.is_dense
-        self.workers = worker_count(len(self.jobs), work) if work >= SPREAD_WORK else 1
+        self.workers = worker_count(len(self.jobs), work) if work >= ATTENTION_WORK.value else 1
         self.scratch = worker_scratch(
             self.workers,
             self.dtype,

@@ -19,7 +19,6 @@ from opweave.graph.layout import is_dense
 from opweave.ops.windows import fitting, overlap
 from opweave_cpu.kernels.table import KERNELS, PLAIN, needs_dense_output
 from opweave_cpu.tiles import (
-    TILE,
     Array,
     compute_dtype,
     copy_call,
@@ -29,6 +28,7 @@ from opweave_cpu.tiles import (
     window,
     worker_scratch,
 )
+from opweave_cpu.tunables import TILE
 from opweave_cpu.workers import Cut, at, bind_workers, full_cuts, is_blas_matrix, worker_count
 
 COLUMNS: Final = 1 << 23
@@ -261,7 +261,7 @@ class _DepthwiseTiling:
         self.starts = [sum([n * p for n, p in zip(counts, pitch, strict=True)]) for counts in ahead]
         self.used = list(dict.fromkeys(self.parts))
         # The frame, sums and products fit the second-level cache.
-        most = TILE // (self.dtype.itemsize * pitch[0] * len(self.used))
+        most = TILE.value // (self.dtype.itemsize * pitch[0] * len(self.used))
         rows = max(1, min(positions[0], most - self.margin[0]))
         channels = max(1, min(x.shape[1], most // (rows + self.margin[0])))
         cuts = product(stretches(x.shape[1], channels), stretches(positions[0], rows))
@@ -335,7 +335,7 @@ class _TransposedTiling:
         self.inputs, self.outputs = w.shape[0] // self.groups, w.shape[1]
         item, length = self.dtype.itemsize, prod(x.shape[2:])
         elements, positions = prod(w.shape[2:]), prod(out.shape[2:])
-        some = min(self.outputs, max(16, TILE // (item * positions)))
+        some = min(self.outputs, max(16, TILE.value // (item * positions)))
         columns = min(length, max(FEWEST_COLUMNS, COLUMN_TILE // (item * some * elements)))
         self.cuts = full_cuts(x.shape[2:], columns)
         self.jobs = list(product(range(x.shape[0]), range(self.groups), stretches(self.outputs, some)))
@@ -398,7 +398,7 @@ def im2col(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
     offsets = _offsets(kernel, attrs["dilation"])
     targets, source = out.view.reshape(*x.shape[:2], len(offsets), *positions), x.view
     whole = tuple([slice(0, n) for n in positions])
-    some = max(1, TILE * x.shape[1] // prod(out.shape[1:]))  # channels with about a tile of elements
+    some = max(1, TILE.value * x.shape[1] // prod(out.shape[1:]))  # channels with about a tile of elements
     jobs = list(product(range(x.shape[0]), stretches(x.shape[1], some)))
 
     def copies(job: tuple[int, slice], worker: int) -> Iterator[Call]:

@@ -11,10 +11,10 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN
-from opweave_cpu.tiles import TILE, Array, constant, copy_call, in_turn
+from opweave_cpu.tiles import Array, constant, copy_call, in_turn
 
-_COUNT: Final = TILE // 8
-"""Elements of a tile of f64."""
+_COUNT: Final = 1 << 15
+"""Elements of f64 that are made at a time: they stay in the second-level cache until they are rounded."""
 
 _WHOLE: Final = {"f64": 1 << 53, "f32": 1 << 24}
 """Up to here a float type holds every whole number."""

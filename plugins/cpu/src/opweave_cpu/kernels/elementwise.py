@@ -13,7 +13,6 @@ from opweave.graph.dtypes import DType
 from opweave_cpu.hardware import has_avx512
 from opweave_cpu.kernels.table import HALVES, INTEGERS, KERNELS, NUMBERS, PLAIN, WIDE
 from opweave_cpu.tiles import (
-    SPREAD_PASS,
     Array,
     Body,
     bind_tiled,
@@ -23,6 +22,7 @@ from opweave_cpu.tiles import (
     spread_pass,
     tile_scratch,
 )
+from opweave_cpu.tunables import SPREAD_PASS
 
 _UFUNCS: Final[dict[str, Any]] = {
     "add": np.add,
@@ -73,7 +73,7 @@ def _needs_vectors_of_halves(step: Step) -> str | None:
 @KERNELS("sqrt", "pow", *_FUNCTIONS, dtypes=HALVES, inplace=True, workspace=tile_scratch)
 def elementwise(stream: Stream, op: str, out: Arg, *srcs: Arg, tiles: Arg | None = None) -> Call:
     ufunc, target = _UFUNCS[op], out.view
-    if tiles is None and target.nbytes < SPREAD_PASS:
+    if tiles is None and target.nbytes < SPREAD_PASS.value:
         # As `one_pass`, in fewer calls while a program is built.
         return partial(ufunc, *[x.view for x in srcs], target)
     return one_pass(stream, ufunc, out, *srcs, tiles=tiles)

@@ -14,10 +14,8 @@ from opweave.contract.workspace import Arrays
 from opweave.errors import BoundsError
 from opweave.graph.dtypes import DTYPES, DType, as_dtype
 from opweave.ops.blocks import Decoder, fields_of, scratch_bytes
-from opweave_cpu.blocks import BLOCK_TILE
 from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN, QUANTIZED, needs_dense_output
 from opweave_cpu.tiles import (
-    TILE,
     Array,
     compute_dtype,
     copy_call,
@@ -26,6 +24,7 @@ from opweave_cpu.tiles import (
     tile_cuts,
     window,
 )
+from opweave_cpu.tunables import BLOCK_TILE, TILE
 
 _INDEX: Final = as_dtype("i64")
 _largest: Final = np.maximum.reduce
@@ -49,7 +48,7 @@ def _check(ids: Array, unsigned: Array, length: int, op: str) -> None:
 
 
 def _rows_per_tile(out: Arg, ids: Arg) -> int:
-    return max(1, TILE * ids.size // out.nbytes)
+    return max(1, TILE.value * ids.size // out.nbytes)
 
 
 @KERNELS("embedding", dtypes=PLAIN, when=needs_dense_output)
@@ -85,7 +84,7 @@ def _pick(check: Call, rows: Array, ids: Array, out: Array, tile: int) -> None:
 
 def _ids_at_once(table: Arg, ids: Arg) -> int:
     row = prod(table.shape[1:])
-    return max(1, min(ids.size, BLOCK_TILE // row))
+    return max(1, min(ids.size, BLOCK_TILE.value // row))
 
 
 def _blocks_workspace(step: Step) -> Arrays:
@@ -128,14 +127,15 @@ def _pick_and_decode(check: Call, rows: Array, ids: Array, tiles: Sequence[tuple
 # --- elements by index ----------------------------------------------------------------------------------------------
 
 
-_TILE_IDS: Final = TILE // _INDEX.itemsize
-"""Indices of a tile."""
+def _tile_ids() -> int:
+    """Indices of a tile."""
+    return TILE.value // _INDEX.itemsize
 
 
 def _flat_workspace(step: Step) -> Arrays:
     """Where everything is dense and the axis is the last one, elements are picked by their index in flat arrays."""
     if step.attrs["axis"] == len(step.out.shape) - 1 and all(a.is_dense for a in (step.out, *step.srcs)):
-        return {"flat_ids": (_INDEX, (min(step.out.size, _TILE_IDS),))}
+        return {"flat_ids": (_INDEX, (min(step.out.size, _tile_ids()),))}
     return {}
 
 
@@ -153,7 +153,7 @@ def take_along_axis(
             return partial(_take_at_once, check, source.reshape(-1).take, rows, starts, target, at)
         return partial(_take_rows, check, source, rows, target, flat_ids.view)
     tiles, target, source = [], out.view, x.view
-    for cut in tile_cuts(out.shape, _TILE_IDS, keep_last=False):
+    for cut in tile_cuts(out.shape, _tile_ids(), keep_last=False):
         # What is picked may come from anywhere along the axis.
         whole = (*cut[:axis], slice(None), *cut[axis + 1 :]) if len(cut) > axis and cut[0] is not ... else cut
         tiles.append((source[whole], picks[cut], target[cut]))
@@ -198,7 +198,7 @@ def _sum_workspace(step: Step) -> Arrays:
     ids, rows = step.srcs
     row = rows.size // ids.size
     dtype = compute_dtype(rows.dtype)
-    flat_ids = _INDEX, (min(ids.size, max(1, _TILE_IDS // row)), row)
+    flat_ids = _INDEX, (min(ids.size, max(1, _tile_ids() // row)), row)
     return {"flat_ids": flat_ids, "sums": (dtype, (step.out.size if dtype is not rows.dtype else 0,))}
 
 

@@ -16,7 +16,8 @@ from opweave.graph.dtypes import DType
 from opweave.graph.layout import is_dense
 from opweave.ops.interpolation import axis_taps, tap_kind
 from opweave_cpu.kernels.table import KERNELS, PLAIN, needs_dense_output
-from opweave_cpu.tiles import TILE, Array, aligned, compute_dtype, window
+from opweave_cpu.tiles import Array, aligned, compute_dtype, window
+from opweave_cpu.tunables import TILE
 from opweave_cpu.workers import Cut, bind_workers, cuts_of, worker_count
 
 
@@ -38,7 +39,7 @@ class _ResamplingTiling:
             lengths[axis] = size
             sizes.append(prod(lengths))
         self.packs = x.dtype is not self.dtype or not is_dense(x.shape[1:], x.strides[1:], x.dtype)
-        channels = max(1, TILE // (self.dtype.itemsize * max(sizes)))
+        channels = max(1, TILE.value // (self.dtype.itemsize * max(sizes)))
         self.jobs = cuts_of(x.shape[0], (x.shape[1],), channels)
         self.workers = worker_count(len(self.jobs), 4 * out.size)
         tile = aligned(min(channels, x.shape[1]) * max(sizes), self.dtype)

@@ -18,6 +18,7 @@ from opweave_cpu.kernels.integer_products import linear_of_one_row  # noqa: F401
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import Array, compute_dtype, in_turn, window
+from opweave_cpu.tunables import TURNED_ROWS
 from opweave_cpu.workers import is_blas_matrix
 
 _F32: Final = as_dtype("f32")
@@ -32,17 +33,13 @@ def must_pack(arg: Arg, dtype: DType) -> bool:
 
 # --- the other way round --------------------------------------------------------------------------------------------
 
-FEW_ROWS: Final = range(2, 49)
-"""Rows of ``x`` with which OpenBLAS takes up to twice as long for ``x @ weights.T`` in f32 as for its transpose,
-``weights @ x.T``; storing that transposed takes less than is won."""
-
 VERY_FEW_ROWS: Final = 4
 """Fewer have a kernel of their own, up to a million multiplications."""
 
 
 def is_turned(rows: int, inputs: int, outputs: int, dtype: DType) -> bool:
     """Whether ``rows`` rows are multiplied by weights, ``outputs`` rows, faster the other way round."""
-    if rows not in FEW_ROWS or inputs < 128 or dtype is not _F32 or not has_openblas():
+    if not 2 <= rows <= TURNED_ROWS.value or inputs < 128 or dtype is not _F32 or not has_openblas():
         return False
     return rows * inputs * outputs > (1 << 18 if rows >= VERY_FEW_ROWS else 1 << 20)
 

@@ -10,7 +10,8 @@ import numpy as np
 from opweave.contract import Arg, Call, Stream
 from opweave.graph.dtypes import DTYPES
 from opweave_cpu.kernels.table import KERNELS
-from opweave_cpu.tiles import SPREAD_PASS, at_once, copy_call, in_turn, workers_of
+from opweave_cpu.tiles import at_once, copy_call, in_turn, workers_of
+from opweave_cpu.tunables import SPREAD_PASS
 
 STRIP: Final = 64
 """Elements of the last axis that a transposing copy takes at a time: so many lines of the source stay in the cache
@@ -35,7 +36,7 @@ def copy(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
             partial(np.copyto, target[..., i : i + STRIP], source[..., i : i + STRIP], "unsafe")
             for i in range(0, source.shape[-1], STRIP)
         ]
-        count = min(workers_of(stream) if out.nbytes >= SPREAD_PASS else 1, len(strips))
+        count = min(workers_of(stream) if out.nbytes >= SPREAD_PASS.value else 1, len(strips))
         return at_once([in_turn(strips[i::count]) for i in range(count)])
     return copy_call(stream, target, source)
 

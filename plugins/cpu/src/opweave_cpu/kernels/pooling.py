@@ -16,7 +16,8 @@ from opweave.graph.dtypes import bool_
 from opweave.ops.pooling import window_counts
 from opweave.ops.windows import overlap
 from opweave_cpu.kernels.table import KERNELS, NUMBERS
-from opweave_cpu.tiles import TILE, compute_dtype, constant, stretches, window, worker_scratch
+from opweave_cpu.tiles import compute_dtype, constant, stretches, window, worker_scratch
+from opweave_cpu.tunables import TILE
 from opweave_cpu.workers import Cut, at, bind_workers, cuts_of, worker_count
 
 
@@ -32,7 +33,7 @@ def _windows(x: Arg, cut: Sequence[slice], attrs: Mapping[str, Any]) -> list[tup
 
 
 def _jobs(out: Arg) -> list[tuple[int, Cut]]:
-    return cuts_of(out.shape[0], out.shape[1:], TILE // compute_dtype(out.dtype).itemsize)
+    return cuts_of(out.shape[0], out.shape[1:], TILE.value // compute_dtype(out.dtype).itemsize)
 
 
 def _workers(out: Arg, attrs: Mapping[str, Any]) -> int:
@@ -64,7 +65,7 @@ def _backward_jobs(grad: Arg) -> list[tuple[slice, slice]]:
     examples, channels = grad.shape[:2]
     dtype = compute_dtype(grad.dtype)
     # Small gradients are halved, since the scratch memory of a tile is 2.5 times as large as the tile.
-    tile = min(TILE, max(SMALL_TILE, grad.size * dtype.itemsize // 2))
+    tile = min(TILE.value, max(SMALL_TILE, grad.size * dtype.itemsize // 2))
     lines = max(1, tile // dtype.itemsize // prod(grad.shape[2:]))
     together = min(channels, lines)
     return list(product(stretches(examples, max(1, lines // together)), stretches(channels, together)))
@@ -136,7 +137,7 @@ def max_pool_backward(
 def _workspace(step: Step) -> Arrays:
     """The sums of a tile, where the output's type is narrower."""
     out, dtype = step.out, compute_dtype(step.out.dtype)
-    tile = min(TILE // dtype.itemsize, prod(out.shape[1:]))
+    tile = min(TILE.value // dtype.itemsize, prod(out.shape[1:]))
     return {} if out.dtype is dtype else worker_scratch(_workers(out, step.attrs), dtype, sums=tile)
 
 

@@ -13,9 +13,9 @@ from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.blocks import Decoder, fields_of, scratch_bytes
 from opweave.ops.encoding import ENCODED, encode_into
-from opweave_cpu.blocks import BLOCK_TILE
 from opweave_cpu.kernels.table import KERNELS, QUANTIZED
 from opweave_cpu.tiles import Cut, at_once, in_turn, shares, tile_cuts, workers_of
+from opweave_cpu.tunables import BLOCK_TILE
 
 _SPREAD = 1 << 14
 """Elements from which on rows are encoded by several threads."""
@@ -36,12 +36,12 @@ def quantize(stream: Stream, op: str, out: Arg, x: Arg, importance: Arg | None =
 
 def _cuts(x: Arg) -> list[Cut]:
     """Parts of the blocks that are decoded at a time."""
-    return tile_cuts((*x.shape[:-1], x.shape[-1] // x.dtype.block), BLOCK_TILE // x.dtype.block, keep_last=False)
+    return tile_cuts((*x.shape[:-1], x.shape[-1] // x.dtype.block), BLOCK_TILE.value // x.dtype.block, keep_last=False)
 
 
 def _workspace(step: Step) -> Arrays:
     x = step.srcs[0]
-    blocks = min(x.size, BLOCK_TILE) // x.dtype.block
+    blocks = min(x.size, BLOCK_TILE.value) // x.dtype.block
     return {"decoding": ("u8", (scratch_bytes(x.dtype, blocks),))}
 
 

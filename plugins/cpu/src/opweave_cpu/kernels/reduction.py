@@ -16,8 +16,6 @@ from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN
 from opweave_cpu.threads import THREADS
 from opweave_cpu.tiles import (
     LONGEST_ROW,
-    SPREAD_PASS,
-    TILE,
     Array,
     at_once,
     compute_dtype,
@@ -32,6 +30,7 @@ from opweave_cpu.tiles import (
     worker_scratch,
     workers_of,
 )
+from opweave_cpu.tunables import SPREAD_PASS, TILE
 
 RUN: Final = 128
 """The longest running sum in f32, whose rounding errors grow with its length. (NumPy adds pairwise, from blocks of this
@@ -39,12 +38,6 @@ length, but along the innermost axis only.)"""
 
 NARROW: Final = 1 << 12
 """Bytes: rows shorter than this are added many at a time, since a pass over one takes little longer than calling it."""
-
-SPREAD_READ: Final = 2 * SPREAD_PASS
-"""Bytes from which a pass that only reads is spread over threads."""
-
-COLUMNS_PASS: Final = 4 * SPREAD_PASS
-"""The same for reductions of columns."""
 
 FEW_BYTES: Final = 1 << 18
 """Partial results up to this size are kept beside a call, one for each thread."""
@@ -118,7 +111,7 @@ def _reduce(stream: Stream, ufunc: Any, x: Array, axes: tuple[int, ...], out: Ar
             return _sum_rows(stream, x, out)
         if axes == (x.ndim - 2,) and _are_wide_rows(x) and out.strides[-1] == out.itemsize:
             return _sum_columns(stream, x, out)
-    count = workers_of(stream) if x.nbytes >= SPREAD_READ else 1
+    count = workers_of(stream) if x.nbytes >= 2 * SPREAD_PASS.value else 1
     whole = partial(ufunc.reduce, x, axes, dtype, out)
     if count == 1:
         return whole
@@ -134,7 +127,7 @@ def _reduce(stream: Stream, ufunc: Any, x: Array, axes: tuple[int, ...], out: Ar
     if axis is None or x.strides[axis] < x.strides[far]:
         # Columns: cutting their rows would make short passes. The reduced axis is cut instead, and the partial results
         # reduced once more. NumPy's one pass over rows is so fast that this pays only beyond what caches hold.
-        if x.shape[far] < count or count * out.nbytes > FEW_BYTES or x.nbytes < COLUMNS_PASS:
+        if x.shape[far] < count or count * out.nbytes > FEW_BYTES or x.nbytes < 4 * SPREAD_PASS.value:
             return whole
         ranges = shares(x.shape[far], count)
         halves = np.empty((len(ranges), *out.shape), out.dtype)
@@ -151,7 +144,7 @@ def _sum_rows(stream: Stream, x: Array, out: Array) -> Call:
     if packed and n <= LONGEST_ROW and x.size <= BLAS_ROWS:
         return partial(np.matmul, x, np.ones(n, x.dtype), out)
     add = row_sums(n, x.dtype)
-    count = workers_of(stream) if x.nbytes >= SPREAD_READ and x.ndim > 1 else 1
+    count = workers_of(stream) if x.nbytes >= 2 * SPREAD_PASS.value and x.ndim > 1 else 1
     ends = out[..., None]
     return at_once([partial(add, x[p], ends[p]) for p in (shares(len(x), count) if count > 1 else [...])])
 
@@ -165,7 +158,7 @@ def _sum_columns(stream: Stream, x: Array, out: Array) -> Call:
     add = partial(np.matmul, np.ones(x.shape[-2], x.dtype))
     if x.size < BLAS_COLUMNS:
         return partial(add, x, out)
-    count = workers_of(stream) if x.nbytes >= COLUMNS_PASS and x.ndim > 2 else 1
+    count = workers_of(stream) if x.nbytes >= 4 * SPREAD_PASS.value and x.ndim > 2 else 1
     ranges = shares(len(x), count) if count > 1 else [...]
     # Several threads of BLAS would wait for memory and for each other.
     return partial(THREADS.spread_products, [partial(add, x[p], out[p]) for p in ranges])
@@ -378,7 +371,7 @@ def _argmax(tiles: list[tuple[Array, Array]]) -> None:
 def _count_workspace(step: Step) -> Arrays:
     """Whether each element of a tile is equal."""
     x = step.srcs[0]
-    return {"equal": ("bool", (most_workers(x.nbytes), min(x.size, TILE)))}
+    return {"equal": ("bool", (most_workers(x.nbytes), min(x.size, TILE.value)))}
 
 
 @KERNELS("count_equal", dtypes=PLAIN, workspace=_count_workspace)
@@ -386,7 +379,7 @@ def count_equal(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, equal: Arg
     left, right = a.view, b.view
     if left.flags.c_contiguous and right.flags.c_contiguous:
         left, right = left.reshape(-1), right.reshape(-1)
-    cuts = tile_cuts(left.shape, TILE, keep_last=False) if left.ndim else [(...,)]
+    cuts = tile_cuts(left.shape, TILE.value, keep_last=False) if left.ndim else [(...,)]
     if len(cuts) == 1:
         return partial(_count_at_once, left, right, window(equal.view[0], left.shape), out.view)
     tiles = [(left[cut], right[cut]) for cut in cuts]

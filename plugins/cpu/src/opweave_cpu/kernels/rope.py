@@ -15,7 +15,8 @@ from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import as_dtype
 from opweave.ops.rope import distinct_positions, pair_slices, rope_frequencies, section_parts
 from opweave_cpu.kernels.table import KERNELS
-from opweave_cpu.tiles import TILE, Array, aligned, compute_dtype, in_turn, window
+from opweave_cpu.tiles import Array, aligned, compute_dtype, in_turn, window
+from opweave_cpu.tunables import TILE
 from opweave_cpu.workers import Cut, bind_workers, full_cuts, worker_count
 
 _F64: Final = as_dtype("f64")
@@ -28,8 +29,8 @@ class _RotationTiling:
         dtype = compute_dtype(x.dtype)
         self.lead = distinct_positions(positions.shape, positions.strides, sections)
         self.count = prod(self.lead[1:] if sections else self.lead)
-        self.chunk = min(self.count, max(1, TILE // (_F64.itemsize * half)))
-        rows = max(1, TILE // (dtype.itemsize * half))
+        self.chunk = min(self.count, max(1, TILE.value // (_F64.itemsize * half)))
+        rows = max(1, TILE.value // (dtype.itemsize * half))
         self.jobs = full_cuts(x.shape[:-1], rows)
         self.workers = worker_count(len(self.jobs), 6 * x.size)
         self.converts = x.dtype is not dtype

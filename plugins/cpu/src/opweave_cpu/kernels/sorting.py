@@ -19,7 +19,6 @@ from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import as_dtype
 from opweave_cpu.kernels.table import HALVES, KERNELS, PLAIN
 from opweave_cpu.tiles import (
-    SPREAD_PASS,
     Array,
     aligned,
     at_once,
@@ -33,6 +32,7 @@ from opweave_cpu.tiles import (
     window,
     workers_of,
 )
+from opweave_cpu.tunables import SPREAD_PASS
 
 _F32: Final = as_dtype("f32")
 _I32: Final = as_dtype("i32")
@@ -319,7 +319,7 @@ def _blocks(x: Array, count: int, length: int) -> Array:
 def _spread_rows(stream: Stream, ufunc: Any, x: Array, out: Array, *others: Array) -> Call:
     """The call ``ufunc(x, *others, out=out)``, in threads where it is big, each with some of the rows."""
     axis = max(range(out.ndim - 1), key=lambda i: out.shape[i], default=0)
-    count = min(workers_of(stream), out.shape[axis]) if out.nbytes >= SPREAD_PASS and out.ndim > 1 else 1
+    count = min(workers_of(stream), out.shape[axis]) if out.nbytes >= SPREAD_PASS.value and out.ndim > 1 else 1
     n = out.shape[axis] if out.ndim > 1 else 1
     if count == 1:
         return partial(ufunc, x, *others, out=out)

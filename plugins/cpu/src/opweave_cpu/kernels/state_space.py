@@ -12,14 +12,15 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.ops.operands import optional_operands
 from opweave_cpu.kernels.table import KERNELS
-from opweave_cpu.tiles import TILE, Array, compute_dtype, constant, in_turn, window, worker_scratch
+from opweave_cpu.tiles import Array, compute_dtype, constant, in_turn, window, worker_scratch
+from opweave_cpu.tunables import TILE
 from opweave_cpu.workers import Cut, bind_workers, cuts_of, worker_count
 
 # --- causal convolution ---------------------------------------------------------------------------------------------
 
 
 def _conv_jobs(out: Arg) -> list[tuple[int, Cut]]:
-    elements = TILE // compute_dtype(out.dtype).itemsize
+    elements = TILE.value // compute_dtype(out.dtype).itemsize
     return cuts_of(out.shape[0], out.shape[1:2], max(1, elements // out.shape[2]))
 
 
