@@ -24,23 +24,14 @@ FUNCTIONS, OPS = 260, 110
 interfaces, the optional procedures, transfers of rows, memory of graphs, threads, quantizing, training and remote
 devices; the operations of August 2026."""
 
-CAPABILITIES = {
-    "more operations",
-}
-"""What rows may wait for."""
-
 
 class Row(NamedTuple):
-    """A line of a table. ``here`` is empty in rows that wait."""
+    """A line of a table."""
 
     ggml: str
     here: str
     differs: str
     shown: str
-
-    @property
-    def waits_for(self) -> str | None:
-        return self.shown.removeprefix("waits for ") if self.shown.startswith("waits for ") else None
 
 
 def rows_of(section: str) -> list[Row]:
@@ -93,10 +84,6 @@ def test_every_function_and_operation_has_one_row():
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.ggml)
 def test_row(row: Row):
-    if row.waits_for is not None:
-        assert row.waits_for in CAPABILITIES
-        assert not row.here
-        return
     resolve(row.here)
     assert row.differs
     path, _, name = row.shown.partition("::")
@@ -136,8 +123,8 @@ def test_every_name_in_the_text_resolves():
         resolve(name)
 
 
-def test_operations_are_shown_exactly_where_they_do_not_wait():
-    assert {row.ggml for row in OP_ROWS if row.waits_for is None} == set(OPERATIONS)
+def test_every_operation_is_shown():
+    assert {row.ggml for row in OP_ROWS} == set(OPERATIONS)
 
 
 def test_names_that_do_not_exist_are_noticed():
