@@ -20,7 +20,7 @@ from opweave import training
 
 Array = np.ndarray[Any, Any]
 
-TEXTS = ("guide", "writing-a-backend", "performance", "weights", "conformance", "troubleshooting")
+TEXTS = ("guide", "training", "writing-a-backend", "performance", "weights", "conformance", "troubleshooting")
 BATCH = 32
 HELD = 0.1
 """The end of the text, this share of it, is kept for validation."""
