@@ -219,6 +219,7 @@ def _beside_ray(report: Report, device: ow.Device, samples: int, size: int) -> N
                 {"remote": lambda: buffer.upload(0, block), "ray": lambda: ray.get(actor.touch.remote(ray.put(block)))},
                 max(samples // 10, 5),
             )
+        measured = _by_ray() if importlib.util.find_spec("opweave_ray") is not None else {}
         with ow.Scheduler(device) as scheduler:
             program = scheduler.build(x + 1)
             timed = interleaved(
@@ -226,12 +227,27 @@ def _beside_ray(report: Report, device: ow.Device, samples: int, size: int) -> N
             )
     finally:
         ray.shutdown()
+    for way, (store, sockets) in measured.items():
+        report.row(what=f"a Ray cluster's node, {way}, by its object store", gb_s=store / 1e9)
+        report.row(what=f"a Ray cluster's node, {way}, by sockets with TLS", gb_s=sockets / 1e9)
     for name, what in (("remote", "up beside Ray"), ("ray", "to an actor by Ray's object store")):
         report.row(what=f"{size >> 20} MiB {what}", gb_s=size / min(large[name]) / 1e9)
     best = {name: min(values) * 1e6 for name, values in timed.items()}
     report.row(what="a split beside Ray", us=best["remote"])
     report.row(what="a call of a Ray actor", us=best["ray"])
     report.target("split beside a call of a Ray actor", best["remote"] / best["ray"], 1 / 5, "")
+
+
+def _by_ray() -> dict[str, tuple[float, float]]:
+    """What the connection to a node measures at its first large transfer: bytes per second by Ray's object store, and
+    by the connection's sockets; the faster one is used from then on."""
+    opweave_ray: Any = importlib.import_module("opweave_ray")
+    with opweave_ray.connect(devices=["cpu"], gpus=False) as cluster:
+        connection = cluster.devices[0].connection
+        with cluster.devices[0].alloc(connection.carrier.least) as buffer:
+            buffer.upload(0, np.ones(buffer.size, np.uint8))
+        rates: dict[str, tuple[float, float]] = connection.carrier.rates
+        return rates
 
 
 class Adder:

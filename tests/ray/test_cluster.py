@@ -113,6 +113,61 @@ def test_a_lost_node_is_left_out_and_a_new_one_taken(local, cluster):
         np.testing.assert_array_equal(scheduler.build(y).run(to_ray=values), want)
 
 
+def test_large_transfers_by_the_object_store_give_what_was_sent(cluster, monkeypatch):
+    from opweave_ray import objects
+
+    monkeypatch.setattr(objects, "_PART", 5 << 20)
+    data = np.random.default_rng(2).integers(0, 256, (17 << 20) + 3, np.uint8)
+    for device in cluster.devices:
+        store = device.connection.carrier
+        store._measured, store.used = True, frozenset(["up", "down"])
+        sent = [link.wire.sent for link in device.connection.bulk()]
+        with device.alloc(data.size + 8) as buffer:
+            buffer.upload(5, data)
+            assert [link.wire.sent for link in device.connection.bulk()] == sent
+            np.testing.assert_array_equal(buffer.read(5, data.size), data)
+            assert [link.wire.sent for link in device.connection.bulk()] == sent
+        assert store.used
+
+
+def test_the_faster_way_for_large_transfers_is_used_by_measurement(cluster, monkeypatch):
+    device = cluster.devices[0]
+    store = device.connection.carrier
+    data = np.random.default_rng(2).integers(0, 256, store.least, np.uint8)
+
+    def slowed(work):
+        def slow(*args):
+            time.sleep(0.5)
+            work(*args)
+
+        return slow
+
+    with device.alloc(data.size) as buffer:
+        buffer.upload(0, data)
+        assert set(store.rates) == {"up", "down"}
+        assert store.used == {way for way, (objects, sockets) in store.rates.items() if objects > sockets}
+        for slow, used in ((store, frozenset()), (device, frozenset(["up", "down"]))):
+            with monkeypatch.context() as patch:
+                for name in ("_write", "_read") if slow is store else ("send", "receive"):
+                    patch.setattr(slow, name, slowed(getattr(slow, name)))
+                store._measured = False
+                buffer.upload(0, data)
+                assert store.used == used
+        np.testing.assert_array_equal(buffer.read(), data)
+
+
+def test_where_ray_fails_the_sockets_carry_it(cluster, monkeypatch):
+    device = cluster.devices[0]
+    store = device.connection.carrier
+    store._measured, store.used = True, frozenset(["up", "down"])
+    monkeypatch.setattr(store, "_result", lambda ref: 1 / 0)
+    data = np.random.default_rng(2).integers(0, 256, store.least, np.uint8)
+    with device.alloc(data.size) as buffer:
+        buffer.upload(0, data)
+        assert not store.used
+        np.testing.assert_array_equal(buffer.read(), data)
+
+
 def test_ray_tells_that_a_server_has_ended(cluster, monkeypatch):
     import ray
 

@@ -48,7 +48,9 @@ def test_an_interrupt_after_any_call_of_a_run_leaves_the_connection_whole(fetche
                 np.testing.assert_array_equal(program.submit(x=values).result(30), values * 3 + 1)
 
             check()
-            assert interrupted_everywhere(lambda: program.run(x=values), check) > 50
+            assert (
+                interrupted_everywhere(lambda: program.run(x=values), check) > 20
+            )  # fewer where a thread takes the answer
     finally:
         device.connection.close()
 

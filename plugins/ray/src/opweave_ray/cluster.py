@@ -18,6 +18,7 @@ import opweave_remote
 from opweave.errors import OpweaveError, Unavailable
 from opweave_ray.certificate import Authority
 from opweave_ray.node import NodeServer
+from opweave_ray.objects import ObjectStore
 from opweave_remote import Connection, RemoteDevice
 
 __all__ = ["Cluster", "connect"]
@@ -147,6 +148,7 @@ class Cluster:
                     self._forget(node)
                     continue
                 self.connections[node] = made
+                made.carrier = ObjectStore(self._ray, self._actors[node], made)
                 self._ends[self._actors[node].ended.remote()] = made
                 found += made.devices
             return tuple(found)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from opweave.concurrency import Lock
 from opweave.contract import MemorySpace, Plan
@@ -27,8 +27,9 @@ from opweave_remote.wires import HEARTBEAT, SESSION, STREAM, Address, Wire, tune
 
 if TYPE_CHECKING:
     from opweave_remote.device import RemoteDevice
+    from opweave_remote.memory import RemoteMemory
 
-__all__ = ["BULK_LINKS", "Connection", "Dial", "tcp_dial"]
+__all__ = ["BULK_LINKS", "Carrier", "Connection", "Dial", "tcp_dial"]
 
 Dial = Callable[[bytes], "socket.socket | TlsSocket"]
 """Opens a connection to the server, given its first bytes; raises ``OSError``."""
@@ -56,6 +57,22 @@ def tcp_dial(address: Address, context: ssl.SSLContext | None, server_name: str 
     return dial
 
 
+class Carrier(Protocol):
+    """A further way for large transfers to and from the devices of a connection.
+
+    Attributes:
+        least: bytes of a transfer from which on it is asked.
+    """
+
+    least: int
+
+    def upload(self, device: RemoteDevice, mem: RemoteMemory, offset: int, data: memoryview) -> bool:
+        """Write bytes to a buffer and wait for that; ``False``: the sockets are to do it, all of it."""
+
+    def download(self, device: RemoteDevice, mem: RemoteMemory, offset: int, out: memoryview) -> bool:
+        """Read bytes of a buffer; ``False``: the sockets are to do it, all of it."""
+
+
 class Connection:
     """A server whose devices this process uses. Made by `opweave_remote.connect` and `opweave_remote.isolated`.
 
@@ -71,6 +88,7 @@ class Connection:
         plain: whether that is without TLS.
         info: what the server says of itself.
         packing: whether large uploads are compressed.
+        carrier: a further way for large transfers, which a cluster may offer; ``None``: there is none.
         devices: its devices, in its order.
 
     Raises:
@@ -95,6 +113,7 @@ class Connection:
         self.info: Final = ServerInfo.decode(described)
         self.control: Final = Link(self.fate, wire, watches=True)
         self.packing = Packing(self.bulk, self.info.codecs)
+        self.carrier: Carrier | None = None
         self._spaces: Final[dict[int, MemorySpace]] = {}
         from opweave_remote.device import RemoteDevice
 
@@ -191,6 +210,11 @@ class Connection:
             self.fate.check()
             raise
         return Link(self.fate, wire, device)
+
+    @property
+    def secrets(self) -> tuple[bytes, bytes]:
+        """The session, and the key by which further connections of it are known. They are for nobody else."""
+        return self._session, self._key
 
     def bulk(self) -> list[Link]:
         """The links for large transfers."""

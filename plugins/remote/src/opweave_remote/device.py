@@ -122,7 +122,13 @@ class RemoteDevice(Device):
             digest = sha256(data).digest()
             if self._call(Kind.HAVE, mem.number, offset, size, digest) is True:
                 return
-        packer = self.connection.packing.chosen(data) if size >= LARGE else None
+        carrier = self.connection.carrier
+        if carrier is None or size < carrier.least or not carrier.upload(self, mem, offset, data):
+            self.send(mem, offset, data)
+
+    def send(self, mem: RemoteMemory, offset: int, data: memoryview) -> None:
+        """Write bytes to a buffer by the connection's sockets, compressed if that pays."""
+        packer = self.connection.packing.chosen(data) if len(data) >= LARGE else None
         if packer is not None:
             self._upload_packed(packer, mem, offset, data)
             return
@@ -143,6 +149,12 @@ class RemoteDevice(Device):
         _wait_for(replies)
 
     def _download(self, mem: RemoteMemory, offset: int, out: memoryview) -> None:
+        carrier = self.connection.carrier
+        if carrier is None or len(out) < carrier.least or not carrier.download(self, mem, offset, out):
+            self.receive(mem, offset, out)
+
+    def receive(self, mem: RemoteMemory, offset: int, out: memoryview) -> None:
+        """Read bytes of a buffer by the connection's sockets."""
         _wait_for([link.ask(Kind.READ, mem.number, offset + at, len(piece), into=piece)
                    for link, at, piece in self._pieces(out)])  # fmt: skip
 

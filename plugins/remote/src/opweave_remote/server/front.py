@@ -21,7 +21,7 @@ from opweave_remote.door import Door, how_it_ended, life_of, start_worker
 from opweave_remote.failures import decode_error
 from opweave_remote.heartbeat import receive_exactly
 from opweave_remote.server.monitor import Monitor
-from opweave_remote.wires import HEARTBEAT, SESSION, Address
+from opweave_remote.wires import HEARTBEAT, SESSION, STREAM, Address, tuned
 
 __all__ = ["Front", "listen"]
 
@@ -144,6 +144,22 @@ class Front:
                 self.ended.wait(0.05)  # who receives there notices too, and starts a new one
             else:
                 return
+
+    def enter(self) -> socket.socket:
+        """A connection to the process that computes, for this one: without TLS, and without its first bytes.
+
+        Raises:
+            OSError: there is no such process at the moment.
+        """
+        ours, theirs = map(tuned, socket.socketpair())
+        with theirs:
+            try:
+                self._door.send("enter", None, theirs)
+                ours.sendall(STREAM)
+            except BaseException:
+                ours.close()
+                raise
+        return ours
 
     # --- the process that computes ------------------------------------------------------------------------------------
 

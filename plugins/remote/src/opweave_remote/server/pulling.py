@@ -12,11 +12,10 @@ from typing import Final
 
 from opweave.contract import Buffer
 from opweave.errors import DeviceLostError, FormatError, Unavailable
-from opweave_remote.failures import decode_error
-from opweave_remote.security import is_proof, new_nonce, proof
+from opweave_remote.greeting import greet
 from opweave_remote.server.transfers import receive_into
 from opweave_remote.tls import TlsSocket
-from opweave_remote.wire import MAX_BEFORE_PROOF, MAX_VERSION, MIN_VERSION, Kind
+from opweave_remote.wire import MAX_BEFORE_PROOF, Kind
 from opweave_remote.wires import STREAM, Address, Wire, tuned
 
 __all__ = ["NAMED", "Puller"]
@@ -58,7 +57,7 @@ class Puller:
                 sock.sendall(STREAM)
                 over = sock if self._context is None else TlsSocket(sock, self._context, address.host)
                 wire = Wire(over, MAX_BEFORE_PROOF, 0)
-                self._greet(wire, grant[:NAMED], grant[NAMED:])
+                greet(wire, "pull", grant[:NAMED], grant[NAMED:])
                 wire.reader.max_data = size
                 frame = wire.expect(Kind.DATA)
                 if frame.size != size:
@@ -66,17 +65,3 @@ class Puller:
                 receive_into(wire, buffer, offset, size)
         except (OSError, EOFError) as error:
             raise DeviceLostError(f"{address}, which has the bytes to copy, cannot be reached: {error}") from error
-
-    @staticmethod
-    def _greet(wire: Wire, name: bytes, secret: bytes) -> None:
-        least, most, nonce, _ = wire.expect(Kind.CHALLENGE).args
-        if not least <= MAX_VERSION or not most >= MIN_VERSION:
-            raise Unavailable("the other server speaks other versions of the protocol")
-        own = new_nonce()
-        wire.say(Kind.HELLO, min(most, MAX_VERSION), "pull", name, own,
-                 proof(secret, b"client", nonce, own, b"pull", name))  # fmt: skip
-        frame = wire.expect(Kind.WELCOME, Kind.REFUSED)
-        if frame.kind is Kind.REFUSED:
-            raise decode_error(frame.args[0]).error
-        if not is_proof(frame.args[0], secret, b"server", own, nonce):
-            raise Unavailable("the other server does not know the grant")

@@ -104,28 +104,32 @@ class Server:
 
     # --- connections --------------------------------------------------------------------------------------------------
 
-    def admit(self, sock: socket.socket) -> None:
-        """Serve a connection that was just accepted, on a thread of its own."""
+    def admit(self, sock: socket.socket, *, inside: bool = False) -> None:
+        """Serve a connection that was just accepted, on a thread of its own.
+
+        Args:
+            inside: it comes from the process that has started this one, and is without TLS.
+        """
         with self._lock:
             crowd = self.limits.clients * (self.limits.connections + 2)
             if self._stopping or len(self._threads) >= crowd:
                 sock.close()
                 return
-            thread = Thread(target=self._serve, args=(sock,), name="opweave client", daemon=True)
+            thread = Thread(target=self._serve, args=(sock, inside), name="opweave client", daemon=True)
             self._threads.add(thread)
             thread.start()  # with the lock, so that it does not leave before it is noted
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket, inside: bool) -> None:
         try:
             with self.metrics.during("connections"), sock:
-                self._greet(sock)
+                self._greet(sock, inside)
         except (OSError, EOFError):
             pass  # also of TLS: the other side has ended, or was not believed
         finally:
             with self._lock:
                 self._threads.discard(current_thread())
 
-    def _greet(self, sock: socket.socket) -> None:
+    def _greet(self, sock: socket.socket, inside: bool) -> None:
         sock.settimeout(self.limits.handshake)
         preamble = receive_exactly(sock, len(SESSION))
         if preamble == HEARTBEAT and self._monitor is not None:
@@ -134,7 +138,7 @@ class Server:
         if preamble not in (SESSION, STREAM):
             return
         over: socket.socket | TlsSocket = tuned(sock)
-        if self._tls is not None:
+        if self._tls is not None and not inside:
             over = TlsSocket(sock, self._tls)
         wire = Wire(over, MAX_BEFORE_PROOF, 0)
         try:

@@ -95,6 +95,8 @@ def main(door: Door) -> None:
             what, value, sock = door.receive()
             if what == "connect" and sock is not None:
                 server.admit(sock)
+            elif what == "enter" and sock is not None:
+                server.admit(sock, inside=True)
             elif what == "expire":
                 server.expire(value)
             elif what == "metrics":
