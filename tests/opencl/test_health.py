@@ -124,7 +124,7 @@ def test_another_driver_version_or_processor_is_asked_anew(device, answers, trie
     why_unusable(device.cl_device, answers)
     monkeypatch.setattr(health, "identity", lambda device: (*identity(device)[:-1], "another version"))
     why_unusable(device.cl_device, answers)
-    monkeypatch.setattr(health, "_processor", lambda: ("model: another",))
+    monkeypatch.setattr(health, "processor", lambda: ("model: another",))
     why_unusable(device.cl_device, answers)
     assert tries.count == 3
     assert len([json.loads(answers.load(path.name) or b"") for path in entries(answers)]) == 3

@@ -16,7 +16,9 @@ from opweave.host.memory import host_memory_info
 from opweave_opencl.budget import MemoryBudget
 from opweave_opencl.errors import translated
 from opweave_opencl.health import why_unusable
+from opweave_opencl.integer_rates import IntegerRates
 from opweave_opencl.kernels import KERNELS
+from opweave_opencl.kernels.integer_products import add_integer_products
 from opweave_opencl.mapping import rectangle
 from opweave_opencl.pinned import OpenCLPinnedMemory
 from opweave_opencl.program import Programs
@@ -56,8 +58,12 @@ class OpenCLDevice(Device):
         self.alignment = max(device.mem_base_addr_align // 8, 1)
         self.max_buffer_size = int(device.max_mem_alloc_size)
         self.tuning = Tuning.of(device)
-        if "cl_khr_fp64" not in device.extensions.split():
-            self.kernels = KERNELS.without_f64
+        self.has_f64 = "cl_khr_fp64" in device.extensions.split()
+        self.kernels = KERNELS if self.has_f64 else KERNELS.without_f64
+        if not self.tuning.tiled:
+            self.integers = IntegerRates(self)
+            self.kernels = KernelTable("f32", "strided", index="i32 i64", parent=self.kernels)
+            add_integer_products(self.kernels, self.integers.why_not)
         self.budget = budget or MemoryBudget.of(device)
         self._contexts = contexts or SharedContext([device])
         self._unified = bool(device.host_unified_memory)
@@ -208,6 +214,13 @@ class OpenCLDevice(Device):
         with self.errors(f"copying {size:,} bytes"):
             cl.enqueue_copy(self.queue, dst, src, src_offset=src_offset, dst_offset=dst_offset, byte_count=size)
             self.queue.finish()
+
+    def why_exact(self, step: Step) -> str:
+        """Why a product that may be computed in int8 is computed exactly; ``""`` for all else."""
+        if step.op != "linear" or step.precision != "int8" or not step.srcs[1].dtype.is_quantized:
+            return ""
+        whys = [k.why_not(step) for k in self.kernels.candidates("linear") if k.precision == "int8"]
+        return f"exact: {whys[0]}" if whys and whys[0] else ""
 
     # --- work -------------------------------------------------------------------------------------------------------
 

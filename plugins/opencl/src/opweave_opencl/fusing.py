@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Group, Step, pointwise_groups
 from opweave_opencl.kernels.pointwise import FORMULAS, window
-from opweave_opencl.kernels.table import KERNELS
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -21,7 +20,7 @@ MOST_NUMBERS: Final = 16
 
 def fuse(stream: OpenCLStream, steps: Sequence[Step]) -> list[Group]:
     """The steps with chains of pointwise ones as groups; the others with the workspace of their kernels."""
-    doubles = stream.device.kernels is KERNELS
+    doubles = stream.target.has_f64
 
     def fits(step: Step) -> bool:
         return step.op in FORMULAS and all(

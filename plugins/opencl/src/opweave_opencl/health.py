@@ -19,7 +19,7 @@ from opweave_opencl.properties import identity
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["RETRY", "SLOW", "why_unusable"]
+__all__ = ["RETRY", "SLOW", "processor", "why_unusable"]
 
 RETRY: Final = 3600.0
 """Seconds after which a device that did not work is tried again."""
@@ -43,7 +43,7 @@ def why_unusable(device: cl.Device, answers: BinaryCache | None = None) -> str |
         answers: where; ``None``: in the user's cache folder.
     """
     answers = BinaryCache() if answers is None else answers
-    key = answers.key(("health 2", *identity(device), *_processor(), source(SOURCE)))
+    key = answers.key(("health 2", *identity(device), *processor(), source(SOURCE)))
     known = _recall(key, answers)
     if known is None:
         with _alone(answers.folder):
@@ -106,7 +106,7 @@ def _alone(folder: Path | None) -> Iterator[None]:
         yield
 
 
-def _processor() -> list[str]:
+def processor() -> list[str]:
     """Model and instruction sets of the processor, on which the result of a driver's compiler depends."""
     fields = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features")
     found = [f"{field}: {value}" for field, value in cpu_fields().items() if field in fields]

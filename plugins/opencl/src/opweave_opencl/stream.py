@@ -129,6 +129,7 @@ class OpenCLStream(Stream):
                     indices.read_back(sites)
                 flush()  # some drivers collect commands until they are flushed
 
+            submit.remark = getattr(last, "remark", "")  # type: ignore[attr-defined]
             calls[-1] = submit
         return calls
 
@@ -149,7 +150,13 @@ class OpenCLStream(Stream):
     def _bind(self, group: Group) -> Call:
         self.indices.enter_group()
         self._binding = " ".join([step.op for step in group.steps])
-        return super()._bind(group) if len(group.steps) == 1 else bind_pointwise(self, group.steps)
+        if len(group.steps) > 1:
+            return bind_pointwise(self, group.steps)
+        call = super()._bind(group)
+        step = group.steps[0]
+        if (group.kernel is None or group.kernel.precision == "exact") and (why := self.target.why_exact(step)):
+            call.remark = why  # type: ignore[attr-defined]  # for `Program.explain`
+        return call
 
     def _translate(self, error: Exception) -> Exception:
         return translate(error, self.device.name, "submitting a kernel")

@@ -2,33 +2,34 @@
 // then moves the bit fields of 32 weights, and scales are read from memory. When 16 weights are unpacked at a time, as
 // decode does it, moving elements between lanes takes longer than the arithmetic.
 //
-// Macros: BLOCKS_<name>, as blocks.cl, which comes before, as does vectors.cl. UNPACKED is defined for types with such
-// blocks:
+// Macros: BLOCKS_<name>, as blocks.cl, which comes before, as does vectors.cl; INTEGERS, whether smaller blocks are
+// unpacked, too, for products of their integers. UNPACKED is defined for types with such blocks:
 //   unpack(block, to)      a block as an Unpacked
 //   unpacked(from, part)   elements 16 * part .. 16 * part + 15 of it; ``part`` is a constant
 //   unpack_row(block, to, n, ready)
 //
 // Where fields lie, and the order of the arithmetic, are those of decode.
 
-#if defined(BLOCKS_q2_k) || defined(BLOCKS_q3_k) || defined(BLOCKS_q4_k) || defined(BLOCKS_q5_k) || defined(BLOCKS_q6_k)
+#if defined(BLOCKS_q2_k) || defined(BLOCKS_q3_k) || defined(BLOCKS_q4_k) || defined(BLOCKS_q5_k) || \
+    defined(BLOCKS_q6_k) || defined(INTEGERS)
 #define UNPACKED
 
 // Elements are scale · q for signed q, or scale · q - offset; SHARING parts have one scale. Offsets lie behind the scales.
-#if defined(BLOCKS_q3_k) || defined(BLOCKS_q6_k)
+#if defined(BLOCKS_q3_k) || defined(BLOCKS_q6_k) || defined(BLOCKS_q4_0) || defined(BLOCKS_q5_0) || defined(BLOCKS_q8_0)
 #define Q char
 #else
 #define Q uchar
 #define OFFSETS
 #endif
-#if defined(BLOCKS_q4_k) || defined(BLOCKS_q5_k)
-#define SHARING 2
-#else
+#if defined(BLOCKS_q2_k) || defined(BLOCKS_q3_k) || defined(BLOCKS_q6_k)
 #define SHARING 1
+#else
+#define SHARING 2
 #endif
 
 typedef struct {
     Q q[COUNT];
-    float scales[32];
+    float scales[COUNT == 32 ? 8 : 32];
 } Unpacked __attribute__((aligned(64)));
 
 static inline float16 unpacked(__local const Unpacked *from, const int part)
@@ -53,6 +54,28 @@ typedef uint Bytes4 __attribute__((aligned(1)));
 
 typedef char Chars32 __attribute__((ext_vector_type(32)));
 #define MINUS(bytes, less) __builtin_astype(__builtin_astype(bytes, Chars32) - (char)(less), uint8)
+
+#if COUNT == 32
+// The integers of half a block.
+static inline short16 integers(__global const uchar *b, const int half_)
+{
+#ifdef BLOCKS_q8_0
+    return convert_short16(CHARS16(b + 2 + 16 * half_));
+#else
+    const uchar16 both = BYTES16(b + BYTES - 16);
+    const short16 low = convert_short16(half_ ? both >> (uchar)4 : both & (uchar)15);
+#if defined(BLOCKS_q4_0)
+    return low - (short)8;
+#elif defined(BLOCKS_q4_1)
+    return low;
+#elif defined(BLOCKS_q5_0)
+    return (low | convert_short16(sixteen_bits(b + 2 + 2 * half_))) - (short)16;
+#else
+    return low | convert_short16(sixteen_bits(b + 4 + 2 * half_));
+#endif
+#endif
+}
+#endif
 
 static inline void unpack(__global const uchar *b, __local Unpacked *to)
 {
@@ -83,6 +106,13 @@ static inline void unpack(__global const uchar *b, __local Unpacked *to)
         const uint8 low = FIELDS(BYTES32(b + i / 4 * 64 + i % 2 * 32), i % 4 / 2 * 4, 15);
         q[i] = MINUS(low | FIELDS(BYTES32(b + 128 + i / 4 * 32), i % 4 * 2 - 4, 48), 32);
     }
+
+#elif COUNT == 32
+    to->scales[0] = half_at(b);
+#ifdef OFFSETS
+    to->scales[1] = -half_at(b + 2);
+#endif
+    UNROLL for (int i = 0; i < 2; i++) ((__local uchar16 *)q)[i] = as_uchar16(convert_char16(integers(b, i)));
 
 #else
     const uint4 head = as_uint4(BYTES16(b));

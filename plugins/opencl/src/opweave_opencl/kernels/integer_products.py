@@ -1,0 +1,104 @@
+"""Products with quantized weights at ``int8`` on processors: rows are rounded to bytes, and multiplied as integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from opweave.contract import Arg, Call, Step
+from opweave.contract.kernels import KernelTable
+from opweave.contract.workspace import Arrays
+from opweave.graph.dtypes import DType
+from opweave_opencl.kernels.blocks import block_macros
+from opweave_opencl.kernels.calls import in_order
+from opweave_opencl.kernels.products import AMPLE
+from opweave_opencl.layouts import element_offset
+
+if TYPE_CHECKING:
+    from opweave_opencl.stream import OpenCLStream
+
+__all__ = ["INTEGERS", "add_integer_products", "rows_of"]
+
+INTEGERS: Final = "q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k"
+"""Types of blocks whose integers kernels multiply."""
+
+_GROUP: Final = 32
+"""Elements of a row that share a scale."""
+
+
+def add_integer_products(table: KernelTable, when: Callable[[Step], str | None]) -> None:
+    """Register the products in the table of one device.
+
+    Args:
+        when: why the device should compute a step exactly instead, or ``None``.
+    """
+
+    def why_not(step: Step) -> str | None:
+        return _why_not(step) or when(step)
+
+    types = f"f32 f16 bf16 {INTEGERS}"
+    table("linear", dtypes=types, layout="dense", precision="int8", when=why_not, workspace=_rounded)(linear_in_int8)
+
+
+def rows_of(step: Step) -> int:
+    """How many rows a ``linear`` multiplies."""
+    return step.srcs[0].size // step.srcs[1].shape[1]
+
+
+def _why_not(step: Step) -> str | None:
+    x, w = step.srcs[:2]
+    if x.dtype is not step.out.dtype or not x.dtype.is_float:
+        return f"source 0 is {x.dtype}"
+    if not w.dtype.is_quantized:
+        return "the weights are not quantized"
+    if w.dtype.name == "q8_0" and rows_of(step) > 1:
+        return "of several rows, sums of products with integers of 8 bits do not fit into 16"
+    return None
+
+
+def _rounded(step: Step) -> Arrays:
+    size = step.srcs[0].size
+    return {"levels": ("i16", (size,)), "about": ("f32", (size // _GROUP, 4))}
+
+
+def linear_in_int8(
+    stream: OpenCLStream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    w: Arg,
+    b: Arg | None = None,
+    *,
+    blocks: DType,
+    levels: Arg,
+    about: Arg,
+) -> Call:
+    tuning, (n, k) = stream.target.tuning, w.shape
+    m, units = x.size // k, tuning.units
+    words = [m, n, k, element_offset(out), element_offset(x), w.offset, element_offset(b) if b else 0]
+    words += [element_offset(levels), element_offset(about) // 4, w.strides[0], int(b is not None)]
+    macros = {"T": out.dtype.name, "BIAS": (b or out).dtype.name}
+    share = max(1, min(32, m * k // _GROUP // (4 * units)))
+    rounding = stream.launch(
+        stream.target.programs.get("integer_products", {**macros, "ROUNDING": "1", "PAIRED": str(int(m > 1))}),
+        "round_rows",
+        (-(-m * k // _GROUP // share), 1, 1),
+        (1, 1, 1),
+        (x, levels, about),
+        [*words, share],
+    )
+    macros |= block_macros(blocks)
+    if m == 1:
+        macros |= {"ALONG": "1"}
+        share = max(1, min(32, n // (16 * units)))
+        kernel, size = "along", (-(-n // share), 1, 1)
+    else:
+        most, depth = (128, 1024) if tuning.local >= AMPLE else (16, 256)
+        macros |= {"ACROSS": "1", "ROWS": "4", "BLOCK": str(most), "DEPTH": str(depth)}
+        share, columns = most, -(-n // 16)
+        while share > 16 and columns * -(-m // share) < 8 * units:
+            share //= 2
+        kernel, size = "across", (columns, -(-m // share), 1)
+    program = stream.target.programs.get("integer_products", macros)
+    operands = (out, w, b or out, levels, about)
+    return in_order([rounding, stream.launch(program, kernel, size, (1, 1, 1), operands, [*words, share])])
