@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 import opweave_onnx
-from opweave.errors import SchedulerError
+from opweave.errors import PathError, SchedulerError
 from opweave_onnx.cli import add_commands
 from opweave_onnx.compare import examples
 from tests.support.onnx_models import mlp, model, node, value
@@ -113,13 +113,24 @@ def test_values_that_nobody_gave_suit_the_inputs():
     assert all(a.dtype == v.dtype and (a == v).all() for a, v in zip(drawn.values(), again.values(), strict=True))
 
 
-@pytest.mark.parametrize("wrong", [["--dim", "batch"], ["--dim", "batch=x"], ["--input", "x=/nowhere.npy"]])
-def test_wrong_arguments(path, wrong):
+@pytest.mark.parametrize(
+    ("command", "wrong", "kind", "says"),
+    [
+        ("run", ["--dim", "batch"], SchedulerError, "--dim is given as NAME=N, not 'batch'"),
+        ("run", ["--dim", "batch=x"], SchedulerError, "the length of 'batch' is a number, not 'x'"),
+        ("run", ["--input", "x"], SchedulerError, "--input is given as NAME=FILE.npy, not 'x'"),
+        ("run", ["--input", "x=/nowhere.npy"], SchedulerError, "cannot read /nowhere.npy: No such file or directory"),
+        ("run", ["--output", "/dev/null/x"], PathError, "/dev/null/x cannot be made: Not a directory"),
+        ("plan", ["--html", "/nowhere/x.html"], PathError, "there is no folder /nowhere"),
+    ],
+)
+def test_wrong_arguments(path, command, wrong, kind, says):
     app = typer.Typer()
     add_commands(app)
     app.command("other")(lambda: None)
-    done = CliRunner().invoke(app, ["onnx", "run", path, "--devices", "cpu", *wrong])
-    assert isinstance(done.exception, SchedulerError)
+    done = CliRunner().invoke(app, ["onnx", command, path, "--devices", "cpu", *wrong])
+    assert isinstance(done.exception, kind)
+    assert says in str(done.exception)
 
 
 def test_the_command_is_there():

@@ -450,10 +450,13 @@ class TestWhatIf:
             ("def layers():\n    return 3", "outputs are a tensor, a sequence or a mapping of tensors, not 3"),
         ],
     )
-    def test_a_graph_that_cannot_be_made_is_an_error_that_says_where(self, run, files, tmp_path, code, says):
-        given = files()
+    def test_a_graph_that_cannot_be_made_is_an_error_that_says_where(
+        self, run, files, tmp_path, monkeypatch, code, says
+    ):
+        _, cluster = files()
         (tmp_path / "graph.py").write_text(code)
-        code, out, err = run("what-if", *given)
+        monkeypatch.chdir(tmp_path)
+        code, out, err = run("what-if", "graph.py:layers", cluster)
         assert (code, out) == (1, "")
         assert re.search(says, err.strip())
         assert err.startswith("error: ")

@@ -73,7 +73,7 @@ def _outputs(graph: str) -> Any:
     except OpweaveError:
         raise
     except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
         where = f"{path}, line {lines[-1]}" if lines else path
         raise SchedulerError(f"{where}: {type(error).__name__}: {error}") from error
     finally:

@@ -12,8 +12,8 @@ import typer
 from rich.text import Text
 
 from opweave.cli.output import Row, plain, print_json, print_rows, quiet_stdout
-from opweave.errors import SchedulerError, UnknownNameError
-from opweave.units import human_bytes
+from opweave.errors import PathError, SchedulerError, UnknownNameError
+from opweave.units import human_bytes, human_time
 
 if TYPE_CHECKING:
     from opweave_onnx.graphs import Value
@@ -51,12 +51,12 @@ def _loaded(model: str, devices: str) -> Model:
     return load(model, [name.strip() for name in devices.split(",")] if devices else None)
 
 
-def _pairs(given: list[str] | None, what: str) -> dict[str, str]:
+def _pairs(given: list[str] | None, what: str, form: str) -> dict[str, str]:
     found = {}
     for text in given or ():
         name, equals, value = text.partition("=")
         if not equals or not name or not value:
-            raise SchedulerError(f"{what} is given as NAME=VALUE, not {text!r}")
+            raise SchedulerError(f"{what} is given as {form}, not {text!r}")
         found[name] = value
     return found
 
@@ -66,17 +66,19 @@ def _feeds(model: Model, dims: list[str] | None, inputs: list[str] | None) -> di
 
     lengths = {}
     axes = {axis for value in model.inputs for axis in value.shape or () if isinstance(axis, str)}
-    for name, text in _pairs(dims, "--dim").items():
+    for name, text in _pairs(dims, "--dim", "NAME=N").items():
         if name not in axes:
             raise UnknownNameError("dynamic axis", name, axes)
         if not text.isdigit():
             raise SchedulerError(f"the length of {name!r} is a number, not {text!r}")
         lengths[name] = int(text)
     feeds = examples(model, 0, **lengths)
-    for name, path in _pairs(inputs, "--input").items():
+    for name, path in _pairs(inputs, "--input", "NAME=FILE.npy").items():
         try:
             feeds[name] = np.load(path, allow_pickle=False)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise SchedulerError(f"cannot read {path}: {error.strerror}") from None
+        except ValueError as error:
             raise SchedulerError(f"cannot read {path}: {error}") from None
     return feeds
 
@@ -137,7 +139,10 @@ def _plan(
 ) -> None:
     """What would run where and why, and how much memory each device needs. No weights are loaded."""
     from opweave.cost.predict import memory_of
+    from opweave.tools.writable import check_writable
 
+    if html:
+        check_writable(html)
     with quiet_stdout(), _loaded(model, devices) as loaded:
         planned = loaded.plan(_feeds(loaded, dims, None))
         explanation = planned.explain()
@@ -186,6 +191,11 @@ def _run(
     as_json: _Json = False,
 ) -> None:
     """Run a model, for random numbers or for given inputs."""
+    folder = Path(output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PathError(f"{folder} cannot be made: {error.strerror}") from None
     with quiet_stdout(), _loaded(model, devices) as loaded:
         feeds = _feeds(loaded, dims, inputs)
         start = perf_counter()
@@ -198,8 +208,6 @@ def _run(
             times.append(perf_counter() - start)
     arrays = {name: value for name, value in results.items() if isinstance(value, np.ndarray)}
     if output:
-        folder = Path(output)
-        folder.mkdir(parents=True, exist_ok=True)
         for name, array in arrays.items():
             np.save(folder / f"{name.replace('/', '_')}.npy", array)
     seconds = {"first": first, "building": building, "fastest": min(times)}
@@ -212,8 +220,8 @@ def _run(
     rows = [Row([Text(k, "bold cyan"), Text(str(a.dtype)), Text("×".join(map(str, a.shape)) or "-")], [])
             for k, a in arrays.items()]  # fmt: skip
     print_rows(["output", "dtype", "shape"], rows, indent=3,
-               footer=f"first run {first * 1e3:.3g} ms, of which building the programs for these shapes "
-                      f"{building * 1e3:.3g} ms; fastest {min(times) * 1e3:.3g} ms")  # fmt: skip
+               footer=f"first run {human_time(first)}, of which building the programs for these shapes "
+                      f"{human_time(building)}; fastest {human_time(min(times))}")  # fmt: skip
 
 
 def _compare(
