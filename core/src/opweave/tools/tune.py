@@ -84,8 +84,8 @@ def tune(
 
     The graph runs on each device alone, and the time of each step is measured inside the program: with its caches, its
     fused steps and its repacked weights. By these times, and those of the profiles (`opweave.profile`) for transfers,
-    the placement of least predicted time is chosen, run and measured too, up to three times. At last all of them take
-    turns. The fastest wins; one over several devices only if it is at least 2 % faster than every single device.
+    the placement of least predicted time is chosen, run and measured too, up to three times. In the end all of them run
+    alternately. The fastest wins; one over several devices only if it is at least 2 % faster than every single device.
 
     The steps' times stay with the process: `Program.predicted`, ``placement="cost"`` and simulated devices with the
     figures of a device use them for steps of the same operation, shapes and dtypes. Pins of the scheduler are kept.
@@ -156,7 +156,7 @@ class _Tuner:
         if not trials:
             assert self.refused is not None
             raise self.refused
-        for _ in self._turns(min(trials, key=lambda trial: trial.seconds)):
+        for _ in self._repetitions(min(trials, key=lambda trial: trial.seconds)):
             for trial in trials:
                 self._time(trial)
         trials.sort(key=lambda trial: trial.seconds * (CLOSE if len(set(trial.where)) > 1 else 1.0))
@@ -166,8 +166,8 @@ class _Tuner:
             for t in trials
         ))  # fmt: skip
 
-    def _turns(self, trial: _Trial) -> range:
-        """As many turns as the program should be run once more: by `runs`, and for `RUN_SECONDS`."""
+    def _repetitions(self, trial: _Trial) -> range:
+        """How often the program should be run once more, as a range: by `runs`, and for `RUN_SECONDS`."""
         self._time(trial)
         return range(max(self.runs, min(int(RUN_SECONDS / trial.seconds), MOST_RUNS)))
 
@@ -199,7 +199,7 @@ class _Tuner:
             program = self.rules.build(outputs, pins=pins)
             trial = self.trials[where] = _Trial(name, where, program, program.predicted.seconds)
             self.run(program)  # uploads weights, compiles kernels
-            for _ in self._turns(trial):
+            for _ in self._repetitions(trial):
                 self._time(trial)
             self._note(trial)
         except AllocationError as error:
@@ -211,7 +211,7 @@ class _Tuner:
     def _note(self, trial: _Trial) -> None:
         """Remember what each step takes, so that the steps of a run add up to what the run takes beyond transfers."""
         program = trial.program
-        steps = step_times(program, len(self._turns(trial)) // 2 + 1, self.run)
+        steps = step_times(program, len(self._repetitions(trial)) // 2 + 1, self.run)
         predicted, parts = program.predicted, program.partition
         switches = sum(profile(split.target.device).switch for split in parts.splits)
         total = sum(seconds for _, _, seconds in steps)

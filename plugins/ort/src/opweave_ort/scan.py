@@ -1,4 +1,4 @@
-"""`Body`: the graph of one turn of ONNX's ``Scan``, while it is being written."""
+"""`Body`: the graph of one iteration of ONNX's ``Scan``, while it is being written."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Body"]
 
 
 class Body:
-    """One turn. Its values all have one type; it may read values of the model around it by their names.
+    """One iteration. Its values all have one type; it may read values of the model around it by their names.
 
     Args:
-        prefix: the name of a value of the model, with which names begin that must not be there.
+        prefix: the name of a value of the model; the names in the graph begin with it, and so differ from the model's.
         dtype: of the values.
-        count: of states and of what comes in at each turn.
+        count: of states and of what each iteration reads of the scanned inputs.
     """
 
     def __init__(self, prefix: str, dtype: DType, count: int) -> None:
@@ -43,9 +43,9 @@ class Body:
         return self("ReduceSum", value, self("Constant", value_ints=[axis]), keepdims=int(keep))
 
     def graph(self, outputs: Sequence[str]) -> GraphProto:
-        """The finished graph: next states, and what goes out at each turn."""
+        """The finished graph: next states, and what each iteration adds to the scanned outputs."""
         inputs, results = (
             [helper.make_tensor_value_info(name, self._type, None) for name in names]
             for names in (self.inputs, outputs)
         )
-        return helper.make_graph(self._nodes, f"{self._prefix}turn", inputs, results)
+        return helper.make_graph(self._nodes, f"{self._prefix}body", inputs, results)

@@ -28,22 +28,22 @@ def linear_attention(
     shape = (*q.shape[:2], q.shape[3], v.shape[3])
     start = m("Expand", m.constant(0, q.dtype), m.integers(*shape)) if h is None else m.expanded(h)
     lines = [m.expanded(line) for line in (q, k, v, w, a, b) if line is not None]
-    turn = Body(m.name(), q.dtype, 1 + len(lines))
-    before, *given = turn.inputs
-    tokens = iter([turn.with_axis(each, 2 if i == 2 else 3) for i, each in enumerate(given)])
+    body = Body(m.name(), q.dtype, 1 + len(lines))
+    before, *given = body.inputs
+    tokens = iter([body.with_axis(each, 2 if i == 2 else 3) for i, each in enumerate(given)])
     q_now, k_now, v_now = next(tokens), next(tokens), next(tokens)
-    added, kept = turn("Mul", k_now, v_now), before
+    added, kept = body("Mul", k_now, v_now), before
     if w is not None:
-        kept = turn("Mul", next(tokens), before)
+        kept = body("Mul", next(tokens), before)
     if a is not None:
-        removed = turn.sum(turn("Mul", next(tokens), before), 2, keep=True)
-        added = turn("Add", added, turn("Mul", next(tokens), removed))
-    after = turn("Add", kept, added)
+        removed = body.sum(body("Mul", next(tokens), before), 2, keep=True)
+        added = body("Add", added, body("Mul", next(tokens), removed))
+    after = body("Add", kept, added)
     read = after
     if u is not None:
-        read = turn("Add", before, turn("Mul", m.reshape(m.expanded(u), (*u.shape, 1)), added))
-    body = turn.graph([after, turn.sum(turn("Mul", q_now, read), 2)])
+        read = body("Add", before, body("Mul", m.reshape(m.expanded(u), (*u.shape, 1)), added))
+    graph = body.graph([after, body.sum(body("Mul", q_now, read), 2)])
     axes = [2] * len(lines)
-    end, made = m.several(2, "Scan", start, *lines, body=body, num_scan_inputs=len(lines), scan_input_axes=axes,
+    end, made = m.several(2, "Scan", start, *lines, body=graph, num_scan_inputs=len(lines), scan_input_axes=axes,
                           scan_output_axes=[2])  # fmt: skip
     return m("Concat", m.reshape(made, (-1,)), m.reshape(end, (-1,)), axis=0) if last else made

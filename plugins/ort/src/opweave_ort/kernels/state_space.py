@@ -53,13 +53,13 @@ def selective_scan(
         m("Expand", m.constant(0, u.dtype), m.integers(*shape)) if state is None
         else m.reshape(m.expanded(state), shape)
     )  # fmt: skip
-    turn = Body(matrix, u.dtype, 5)
-    h, step, su, b_now, c_now = turn.inputs
-    kept = turn("Mul", turn("Exp", turn("Mul", turn.with_axis(step, -1), matrix)), h)
-    next_ = turn("Add", kept, turn("Mul", turn.with_axis(su, -1), turn.with_axis(b_now, 2)))
-    body = turn.graph([next_, turn.sum(turn("Mul", next_, turn.with_axis(c_now, 2)), -1)])
+    body = Body(matrix, u.dtype, 5)
+    h, step, su, b_now, c_now = body.inputs
+    kept = body("Mul", body("Exp", body("Mul", body.with_axis(step, -1), matrix)), h)
+    next_ = body("Add", kept, body("Mul", body.with_axis(su, -1), body.with_axis(b_now, 2)))
+    graph = body.graph([next_, body.sum(body("Mul", next_, body.with_axis(c_now, 2)), -1)])
     lined = (steps, m("Mul", steps, values), m.expanded(b), m.expanded(c))
-    after, made = m.several(2, "Scan", before, *lined, body=body, num_scan_inputs=4, scan_input_axes=[3] * 4,
+    after, made = m.several(2, "Scan", before, *lined, body=graph, num_scan_inputs=4, scan_input_axes=[3] * 4,
                             scan_output_axes=[3])  # fmt: skip
     if d is not None:
         made = m("Add", made, m("Mul", values, m.reshape(m.expanded(d), (*lines[1:3], 1))))
