@@ -201,6 +201,12 @@ def with_command(name: str, parameters: str = "") -> str:
 
 
 class TestCommandsOfPlugins:
+    def test_a_command_of_a_package_that_is_not_installed_names_the_package(self, run):
+        code, out, err = run("serve-devices", "--help")
+        assert (code, out) == (2, "")
+        assert "the command 'serve-devices' is one of opweave-remote" in err
+        assert "remedy: pip install opweave-remote" in err
+
     def test_are_added(self, folder, run):
         folder.add("greeter", with_command("greet"), value="opweave_greeter")
         folder.add("second", with_command("wave"), value="opweave_second")

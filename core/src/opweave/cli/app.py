@@ -26,6 +26,8 @@ from opweave.registry.discovery import core_version
 __all__ = ["build_app", "main"]
 
 _COMMANDS = ("conformance", "devices", "doctor", "plugins", "profile", "weights", "what-if")
+_PACKAGES = {"onnx": "opweave-onnx", "opencl": "opweave-opencl", "serve-devices": "opweave-remote"}
+"""Commands of this project's other packages, which may not be installed."""
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Isolated = Annotated[
     bool, typer.Option("--isolated", help="Load each plugin in a process of its own; default: only after a crash.")
@@ -63,7 +65,15 @@ def main() -> None:
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     # Plugins are imported only if the command may be one of theirs, so that none can break the built-in commands.
     if command not in _COMMANDS and "--version" not in arguments:
-        add_plugin_commands(app, _COMMANDS)
+        added = add_plugin_commands(app, _COMMANDS)
+        if command in _PACKAGES and command not in added:
+            package = _PACKAGES[command]
+            print(
+                f"error: the command {command!r} is one of {package}, which is not installed or cannot be loaded\n"
+                f"  remedy: pip install {package}; `opweave plugins` shows why a plugin is not loaded",
+                file=sys.stderr,
+            )
+            sys.exit(2)
     try:
         app()
     except OpweaveError as error:

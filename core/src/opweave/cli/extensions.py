@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 import typer
-from typer.main import get_command_name, get_group
+from typer.main import get_group
 
 from opweave import registry
 from opweave.cli import probe
@@ -25,8 +25,9 @@ def collect() -> dict[str, Any]:
     return {"broken": {record.name: record.error for record in known.plugins() if record.state is State.BROKEN}}
 
 
-def add_plugin_commands(app: typer.Typer, reserved: Collection[str]) -> None:
-    """Add the plugins' commands to ``app``. A plugin that fails is named on standard error; the others go on.
+def add_plugin_commands(app: typer.Typer, reserved: Collection[str]) -> set[str]:
+    """Add the plugins' commands to ``app``; returns their names. A plugin that fails is named on standard error; the
+    others go on.
 
     The plugins are imported in another process first, so that none can take this one down.
 
@@ -54,11 +55,9 @@ def add_plugin_commands(app: typer.Typer, reserved: Collection[str]) -> None:
         used |= names
         app.registered_commands += part.registered_commands
         app.registered_groups += part.registered_groups
+    return used - set(reserved)
 
 
 def _command_names(part: typer.Typer) -> set[str]:
     """Names of the commands in ``part``. Raises typer's error if their parameters are invalid."""
-    if part.registered_commands or part.registered_groups:
-        get_group(part)
-    commands = {c.name or get_command_name(c.callback.__name__) for c in part.registered_commands if c.callback}
-    return commands | {str(group.name) for group in part.registered_groups if isinstance(group.name, str)}
+    return set(get_group(part).commands) if part.registered_commands or part.registered_groups else set()
