@@ -63,6 +63,15 @@ def test_a_program_is_built_once_for_all_processes(device, cache, monkeypatch):
     assert len(os.listdir(cache.folder)) == 2
 
 
+def test_kernels_of_loaded_programs_are_made_without_looking_for_others(device, cache, monkeypatch):
+    programs(device, cache).build("set.cl", SOURCE, {"NUMBER": "7"})
+    loaded = programs(device, cache).build("set.cl", SOURCE, {"NUMBER": "7"})
+    looked_for = []
+    monkeypatch.setattr(cl.Program, "__getattr__", lambda program, name: looked_for.append(name))
+    cl.Kernel(loaded, "set")
+    assert looked_for == []
+
+
 @pytest.mark.parametrize("damage", [lambda b: b[:100], lambda b: b"", lambda b: b[:-1] + bytes((b[-1] ^ 1,))])
 def test_damaged_entries_are_rebuilt(device, cache, monkeypatch, damage):
     programs(device, cache).build("set.cl", SOURCE, {"NUMBER": "7"})

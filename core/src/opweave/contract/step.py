@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
 
-__all__ = ["Arg", "Call", "Choice", "Group", "Step"]
+__all__ = ["Arg", "Call", "Choice", "Group", "Single", "Step"]
 
 Call = Callable[[], Any]
 """A function without arguments that does one prepared piece of work; its result is ignored."""
@@ -136,6 +136,20 @@ class Arg:
     def __repr__(self) -> str:
         where = "unbound" if self.buffer is None else f"{self.buffer.name}+{self.offset}"
         return f"<Arg {self.dtype}{list(self.shape)} {where}>"
+
+
+class Single(NamedTuple):
+    """How a stream that fuses computes a step that shares its group with no other.
+
+    Attributes:
+        kernel: as `Group.kernel`.
+        workspace: bytes of scratch memory while it runs.
+        fuses: whether such a step may share a group with those before and after it.
+    """
+
+    kernel: Kernel | None
+    workspace: int
+    fuses: bool
 
 
 class Choice:

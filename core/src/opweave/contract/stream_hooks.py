@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from opweave.contract.step import Arg, Call, Group, Step
+from opweave.contract.step import Arg, Call, Group, Single, Step
 from opweave.errors import raise_backend_failure
 
 if TYPE_CHECKING:
@@ -49,6 +49,12 @@ class StreamHooks:
         if self.is_functional:
             return [Group(tuple(steps))] if steps else []
         return [Group((step,), self.device._workspace(step)) for step in steps]
+
+    def _single(self, step: Step) -> Single | None:
+        """For streams that override `_fuse`, and that tell of a step by itself whether it may share a group: how it is
+        computed if it shares none. The core asks once for each kind and layout of steps, and gives `_fuse` only those
+        runs of steps that may share groups. Default: ``None``, `_fuse` gets all steps."""
+        return None
 
     def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
         """One call for each group, or fewer where the device compiles several groups into one call.

@@ -167,12 +167,14 @@ def _mark_whole(
         for target in repacking:
             for i, kind in target.support(found).repacked.items():
                 wanted.append((target, node.srcs[i], kind))
+        if not wanted:
+            continue
         new = [(t, w, kind) for t, w, kind in wanted if (w, kind) not in seen and not _has_copy(w, kind)]
         sizes = [(target, kind.alloc_size(weight)) for target, weight, kind in new]
         for target, _ in sizes:
             if target.name not in room:
                 room[target.name] = min(target.repack, target.device.mem_info()[0] // 2)
-        if not wanted or any(spent[target.name] + size > room[target.name] for target, size in sizes):
+        if any(spent[target.name] + size > room[target.name] for target, size in sizes):
             continue
         for target, size in sizes:
             spent[target.name] += size

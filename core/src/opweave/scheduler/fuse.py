@@ -6,9 +6,9 @@ Steps are fused before memory is planned: a value that is used only inside of on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from opweave.contract.step import Arg, Step
+from opweave.contract.step import Arg, Single, Step
 from opweave.contract.stream import Stream
 from opweave.graph.graph import location_of, overlapping_leaves
 
@@ -84,16 +84,58 @@ def _fuses_nothing(split: Split) -> bool:
 def _groups(
     split: Split, partition: Partition, last_reader: dict[int, int], unbound: Callable[[StorageView], Arg]
 ) -> list[FusedGroup]:
-    steps, arenas, index = [], partition.arenas, split.index
-    for item in split.items:
-        _, _, out, srcs, _ = item
-        live = arenas[out[0]] < 0 or last_reader.get(out[0], -1) > index
-        steps.append(bound_step(item, unbound(out), tuple([unbound(source) for source in srcs]), live=live))
-    index_of = {id(step): i for i, step in enumerate(steps)}
-    return [
-        FusedGroup(tuple([index_of[id(step)] for step in group.steps]), group.workspace, group.kernel)
-        for group in split.target.stream.fuse(steps)
-    ]
+    stream, items, arenas = split.target.stream, split.items, partition.arenas
+    groups: list[FusedGroup] = []
+
+    def add(run: Sequence[int]) -> None:
+        """Have the stream group steps that may share groups."""
+        steps = []
+        for i in run:
+            out = items[i][2][0]
+            live = arenas[out] < 0 or last_reader.get(out, -1) > split.index
+            steps.append(_step(items[i], unbound, live))
+        index_of = {id(step): i for i, step in zip(run, steps, strict=True)}
+        for group in stream.fuse(steps):
+            indices = tuple([index_of[id(step)] for step in group.steps])
+            groups.append(FusedGroup(indices, group.workspace, group.kernel))
+
+    if type(stream)._single is Stream._single:
+        add(range(len(items)))
+        return groups
+    run: list[int] = []
+    singles = [_single(item, stream, unbound) for item in items]
+    for i, single in enumerate([*singles, _LAST]):
+        if single is None or single.fuses:
+            run.append(i)
+            continue
+        alone = singles[run[0]] if len(run) == 1 else None
+        if alone is not None:
+            groups.append(FusedGroup((run[0],), alone.workspace, alone.kernel))
+        elif run:
+            add(run)
+        run = []
+        if i < len(items):
+            groups.append(FusedGroup((i,), single.workspace, single.kernel))
+    return groups
+
+
+_LAST: Final = Single(None, 0, False)
+
+
+def _single(item: PlannedStep, stream: Stream, unbound: Callable[[StorageView], Arg]) -> Single | None:
+    """What the stream says of a step by itself, asked once for its kind and layout."""
+    _, _, out, srcs, support = item
+    if support.choice is None:
+        return None
+    kept, layout = support.choice.kept, (type(stream), out[4], *[source[4] for source in srcs])
+    if layout not in kept:
+        kept[layout] = stream._single(_step(item, unbound))
+    known: Single | None = kept[layout]
+    return known
+
+
+def _step(item: PlannedStep, unbound: Callable[[StorageView], Arg], live: bool = True) -> Step:
+    return bound_step(item, unbound(item[2]), tuple([unbound(source) for source in item[3]]), live=live)
 
 
 def _same_memory(partition: Partition) -> dict[int, tuple[int, int]]:

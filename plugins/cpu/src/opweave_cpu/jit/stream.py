@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from opweave.contract import Arg, Call, Group, Step, pointwise_groups
+from opweave.contract.step import Single
 from opweave.graph.opdef import OPS
 from opweave_cpu.jit.compiler import FirstRun, target
 from opweave_cpu.jit.supported import BLOCKS, MOST_STEPS, MOST_WORK, ROWS, WRITES
@@ -30,17 +31,23 @@ class CompilingStream(CpuStream):
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
         kinds = _kinds(steps)
         groups: list[Group] = []
-        for run in pointwise_groups(steps, lambda step: id(step) in kinds and kinds[id(step)].chains, MOST_STEPS):
+        chained = {number for number, kind in kinds.items() if kind.chains}
+        for run in pointwise_groups(steps, lambda step: id(step) in chained, MOST_STEPS):
             for chain in [run] if len(run) == 1 else _chains(run, kinds):
-                step, kind = chain[0], kinds.get(id(chain[0]))
-                if len(chain) > 1:
-                    groups.append(Group(tuple(chain)))
-                elif kind is not None and kind.kernel is not None:
-                    groups.append(Group((step,), kernel=kind.kernel))
-                else:
-                    kernel = None if step.choice is None else step.choice.kernel
-                    groups.append(Group((step,), self.device._workspace(step), kernel=kernel))
+                alone = self._alone(chain[0], kinds) if len(chain) == 1 else None
+                workspace, kernel = (0, None) if alone is None else (alone.workspace, alone.kernel)
+                groups.append(Group(tuple(chain), workspace, kernel=kernel))
         return groups
+
+    def _single(self, step: Step) -> Single:
+        return self._alone(step, _kinds([step]))
+
+    def _alone(self, step: Step, kinds: Mapping[int, Kind]) -> Single:
+        kind = kinds.get(id(step))
+        chains = kind is not None and kind.chains
+        if kind is not None and kind.kernel is not None:
+            return Single(kind.kernel, 0, chains)
+        return Single(None if step.choice is None else step.choice.kernel, self.device._workspace(step), chains)
 
     def _bind(self, group: Group) -> Call:
         if len(group.steps) == 1:
