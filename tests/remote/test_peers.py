@@ -7,10 +7,11 @@ import pytest
 
 import opweave_remote
 from opweave.errors import LifetimeError
+from opweave_cpu.device import CpuDevice
 from opweave_remote.device import RemoteDevice
 from opweave_remote.stream import RemoteStream
 from opweave_remote.wire import Kind, encode
-from tests.support.remote import serve_process
+from tests.support.remote import beside, serve_process
 
 
 def test_a_copy_between_two_servers_takes_no_byte_over_the_client(server, token, monkeypatch):
@@ -25,6 +26,25 @@ def test_a_copy_between_two_servers_takes_no_byte_over_the_client(server, token,
                 assert stream.copy_from(target, 4096, source, 0, 1 << 20)
                 stream.synchronize()
             np.testing.assert_array_equal(target.read(4096, 1 << 20), values)
+
+
+def test_fewer_bytes_are_queued_and_wait_for_no_earlier_work_of_the_target():
+    made = [CpuDevice(), CpuDevice()]
+    for device in made:
+        device._name = "cpu"
+    values = np.random.default_rng(0).integers(0, 256, 1000, np.uint8)
+    with beside(made[:1]) as (_, first), beside(made[1:]) as (_, second):
+        one, two = first.devices[0], second.devices[0]
+        with one.alloc(2000) as source, two.alloc(2000) as target, one.open() as writer, two.open() as stream:
+            assert isinstance(stream, RemoteStream)
+            waited = []
+            stream._synchronize = lambda: waited.append(True)  # type: ignore[method-assign]
+            writer.upload(source, 500, values)
+            assert stream.copy_from(target, 8, source, 500, 1000, source=writer)
+            stream.record().synchronize()
+            assert not waited
+            np.testing.assert_array_equal(target.read(8, 1000), values)
+            del stream._synchronize
 
 
 def test_a_grant_is_good_once(server, token):

@@ -23,7 +23,6 @@ from opweave_remote.wires import same_machine
 
 __all__ = ["RemoteDevice"]
 
-_PIECE: Final = 1 << 24
 _PACKED_AHEAD: Final = 8
 """Compressed parts of an upload that are under way; the client keeps them until then."""
 _FEWEST_CACHED: Final = 1 << 16
@@ -136,7 +135,7 @@ class RemoteDevice(Device):
 
     def _upload_packed(self, packer: Packer, mem: RemoteMemory, offset: int, data: memoryview) -> None:
         replies: list[Reply] = []
-        for link, at, piece in self._pieces(data, PART):
+        for link, at, piece in self._pieces(data):
             packed = packer(piece)
             if packed is None:
                 replies.append(link.ask(Kind.WRITE, mem.number, offset + at, data=piece))
@@ -158,13 +157,13 @@ class RemoteDevice(Device):
         _wait_for([link.ask(Kind.READ, mem.number, offset + at, len(piece), into=piece)
                    for link, at, piece in self._pieces(out)])  # fmt: skip
 
-    def _pieces(self, data: memoryview, most: int = _PIECE) -> list[tuple[Link, int, memoryview]]:
+    def _pieces(self, data: memoryview) -> list[tuple[Link, int, memoryview]]:
         """The parts of a transfer: over which link, from which byte on, which bytes."""
         size = len(data)
         if size < LARGE:
             return [(self.connection.control, 0, data)]
         links = self.connection.bulk()
-        piece = min(most, self.connection.info.max_data)
+        piece = min(PART, self.connection.info.max_data)
         return [(links[i % len(links)], at, data[at : at + piece]) for i, at in enumerate(range(0, size, piece))]
 
     def _fill(self, mem: RemoteMemory, offset: int, size: int, value: int) -> None:

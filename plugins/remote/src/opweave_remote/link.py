@@ -294,9 +294,14 @@ class Link:
                 if not self._left:
                     if not self._out:
                         return
-                    joined = memoryview(b"".join(self._out))
+                    joined = memoryview(self._out[0] if len(self._out) == 1 else b"".join(self._out))
                     self._left, self._out, self._size = joined, [], 0
                 self.wire.push(self._left, sent)
+                if sent and sent[0] == len(self._left):  # all of it, as nearly always
+                    self._left = _NOTHING
+                    del sent[:]
+                    if not self._out:
+                        return
         except OSError as error:
             self.fate.lose(f"sending failed: {error}")
 

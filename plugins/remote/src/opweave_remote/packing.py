@@ -18,7 +18,8 @@ LARGE: Final = 1 << 20
 """Bytes from which on an upload is large: it goes over the links for those, and may be compressed."""
 
 PART: Final = 1 << 22
-"""Bytes that are compressed together."""
+"""Bytes of a message of a large transfer: few enough that both links carry some, and that parts are compressed while
+others are sent."""
 
 _PROBES: Final = (1 << 16, 1 << 18, 1 << 20)
 _LONG: Final = 5e-3

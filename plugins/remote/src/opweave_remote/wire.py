@@ -253,6 +253,7 @@ class FrameReader:
         self._filled = 0  # bytes of the current frame's data that are where they belong
         self._got: Final[list[int]] = []  # bytes behind `_end`, or behind `_filled` while data comes
         self._known: Final[dict[bytes, Frame]] = {}
+        self._latest, self._latest_frame = b"?", Frame(Kind.DONE, [], 0)  # one of those; before the first: none
 
     @property
     def holds_more(self) -> bool:
@@ -276,6 +277,18 @@ class FrameReader:
             return self.current
         if self._end - self._start < HEAD.size:
             self._fill(HEAD.size)
+        last = self._start + len(self._latest)
+        if last <= self._end and self._memory[self._start : last] == self._latest:
+            frame = self._latest_frame
+        else:
+            frame, last = self._parse()
+        self._start, self._filled, self.current = last, 0, frame
+        if self._start == self._end:
+            self._start = self._end = 0
+        return frame
+
+    def _parse(self) -> tuple[Frame, int]:
+        """The next message where it is not the latest of those that come again, and where it ends."""
         magic, kind, zero, length, size = HEAD.unpack_from(self._memory, self._start)
         if magic != MAGIC or zero:
             raise FormatError("these bytes are no message of opweave")
@@ -298,11 +311,10 @@ class FrameReader:
                     if len(self._known) >= _MOST_KNOWN:
                         self._known.clear()
                     self._known[raw] = known
+            else:
+                self._latest, self._latest_frame = raw, known
             frame = known
-        self._start, self._filled, self.current = last, 0, frame
-        if self._start == self._end:
-            self._start = self._end = 0
-        return frame
+        return frame, last
 
     def _fill(self, need: int) -> None:
         """Receive until ``need`` bytes are here."""
@@ -349,8 +361,13 @@ class FrameReader:
     def scatter(self, targets: Sequence[memoryview]) -> None:
         """Fill each of ``targets`` in turn with the data of the latest frame; after an interrupt it cannot go on."""
         for target in targets:
-            self._filled = 0
-            self.into(target)
+            last = self._start + len(target)
+            if last < self._end:
+                target[:] = self._memory[self._start : last]
+                self._start = last
+            else:
+                self._filled = 0
+                self.into(target)
 
     def skip(self, size: int) -> None:
         """Leave out bytes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -53,6 +53,10 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+def _push(send: Callable[[memoryview], int], data: memoryview, sent: list[int]) -> None:
+    sent.extend(map(send, (data,)))
+
+
 def _receive(sock: socket.socket, target: memoryview, got: list[int]) -> None:
     got.extend(map(sock.recv_into, (target,)))  # one call into C, see `FrameReader`
 
@@ -91,15 +95,10 @@ class Wire:
         whole = receive if isinstance(sock, TlsSocket) else partial(_receive_all, sock)
         self.reader: Final = FrameReader(receive, max_args, max_data, whole)
         self.sent = 0
-        self._gathers: Final = hasattr(sock, "sendmsg")
-
-    def push(self, data: memoryview, sent: list[int]) -> None:
-        """Send at least one byte of ``data`` and append their number to ``sent``, in one call into C: an interrupt
+        self.push: Final = sock.push if isinstance(sock, TlsSocket) else partial(_push, sock.send)
+        """Sends at least one byte of a memory view and appends their number to a list, in one call into C: an interrupt
         leaves no doubt about what was sent. Raises ``OSError``."""
-        if isinstance(self.sock, TlsSocket):
-            self.sock.push(data, sent)
-        else:
-            sent.extend(map(self.sock.send, (data,)))
+        self._gathers: Final = hasattr(sock, "sendmsg")
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
         """Send encoded frames and their data; raises ``OSError``."""

@@ -51,7 +51,7 @@ class Channel:
         reader = self.wire.reader
         try:
             while True:
-                if not reader.holds_more:
+                if self._out and not reader.holds_more:
                     self.flush()
                 frame = reader.frame()
                 work = self.served.get(frame.kind)
@@ -84,6 +84,11 @@ class Channel:
                 self.wire.send(out)
             else:
                 self._out += map(bytes, parts)  # the memory may be written to before it is sent
+
+    def send_now(self, parts: list[bytes | memoryview]) -> None:
+        """Send an answer at once: there is none before it that waits."""
+        with self._sending:
+            self.wire.send(parts)
 
     def flush(self) -> None:
         """Send the answers that are ready."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from opweave.contract import Buffer, Plan, Stream
 from opweave.errors import FormatError, LifetimeError
-from opweave_remote.wire import fields
+from opweave_remote.wire import Kind, encode, fields
 
 if TYPE_CHECKING:
     from opweave_remote.server.session import Session
@@ -36,7 +36,18 @@ class BoundLaunch:
         LifetimeError, BoundsError, HazardError: a range that cannot be written or read.
     """
 
-    __slots__ = ("__weakref__", "_ended", "_plans", "_reads", "_sources", "_stream", "_targets", "_writes", "size")
+    __slots__ = (
+        "__weakref__",
+        "_answer",
+        "_ended",
+        "_plans",
+        "_reads",
+        "_sources",
+        "_stream",
+        "_targets",
+        "_writes",
+        "size",
+    )
 
     when_idle: Final = None
 
@@ -44,6 +55,7 @@ class BoundLaunch:
         self._stream: Final = stream
         self._plans: Final = plans
         self._ended = ""
+        self._answer: tuple[int, bytes] = -1, b""
         self._writes: Final = _ranges(session, writes, write=True)
         self._reads: Final = _ranges(session, reads, write=False)
         self.size: Final = sum([size for _, _, size in self._writes])
@@ -85,6 +97,12 @@ class BoundLaunch:
             stream.download(buffer, offset, data)
         stream.record().synchronize()
         return out, perf_counter() - start
+
+    def answer(self, ticket: int) -> bytes:
+        """The frame in front of what was read, as the answer to a message."""
+        if self._answer[0] != ticket:
+            self._answer = ticket, encode(Kind.DATA, ticket, size=sum([size for _, _, size in self._reads]))
+        return self._answer[1]
 
     def _invalidate(self, why: str) -> None:
         """Called by a buffer when its memory is given back."""

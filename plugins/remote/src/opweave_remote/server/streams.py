@@ -25,7 +25,7 @@ from opweave_remote.server.launches import BoundLaunch
 from opweave_remote.server.session import Session, numbers_of
 from opweave_remote.server.transfers import data_of, receive_into, receive_packed
 from opweave_remote.steps import decode_groups, decode_steps
-from opweave_remote.wire import Frame, Kind, encode, encode_again
+from opweave_remote.wire import Frame, Kind, encode
 from opweave_remote.wires import Wire
 
 __all__ = ["StreamChannel"]
@@ -230,7 +230,11 @@ class StreamChannel(Channel):
             self._break_by(error)  # it may be told by an event
             return
         self.session.metrics.ran(seconds)
-        self.send([encode_again(Kind.DATA, ticket, size=sum(map(len, read))), *read])
+        parts: list[bytes | memoryview] = [launch.answer(ticket), *read]
+        if self._out or self.wire.reader.holds_more:
+            self.send(parts)
+        else:
+            self.send_now(parts)
 
     def _upload(self, number: int, offset: int, size: int) -> None:
         stream, reader = self.stream, self.wire.reader

@@ -25,6 +25,10 @@ from opweave_remote.server.serving import Server
 __all__ = ["main", "make_server", "shown_devices"]
 
 
+_SWITCH: Final = 2e-4
+"""Seconds for which a thread that computes keeps Python's lock while another one has a message to answer."""
+
+
 class FarMonitor(Monitor):
     """Heartbeats are answered at the other end of the door."""
 
@@ -81,6 +85,7 @@ def make_server(settings: dict[str, Any], monitor: Monitor | None) -> Server:
 
 def main(door: Door) -> None:
     """Serve what comes through the door until it is closed."""
+    sys.setswitchinterval(_SWITCH)
     what, settings, _ = door.receive()
     monitor = FarMonitor(door) if settings.get("heartbeat") else None
     try:
