@@ -21,6 +21,7 @@ from torch.nn import functional
 import opweave as ow
 from opweave.graph.dtypes import DTYPES, as_dtype
 from opweave.ops.activation import gelu_tanh_backward, relu_backward, silu_backward
+from opweave.ops.attention_gradient import attention_backward
 from opweave.ops.pooling import max_pool_backward
 from opweave.ops.row_gradients import (
     layer_norm_backward,
@@ -482,6 +483,42 @@ add("attention", attention, Given((1, 4, 3, 8)), Given((1, 2, 6, 8)), Given((1, 
         q, k, v, m, scale=0.25, max_bias=8.0, soft_cap=3.0, sinks=s), scale=10)  # fmt: skip
 add("attention", by_torch(lambda *qkv: functional.scaled_dot_product_attention(*qkv, is_causal=True)),
     *[Given((2, 3, 7, 8))] * 3, build=given("attention", causal=True), scale=100)  # fmt: skip
+
+
+def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, m: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    scores = 3 * torch.tanh(q @ k.repeat_interleave(2, 1).mT * 0.25 / 3)
+    scores = scores + torch.from_numpy(np.float64(slopes(4, 8.0)))[:, None, None] * m
+    extra = s[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat([scores, extra], -1), -1)[..., :-1] @ v.repeat_interleave(2, 1)
+
+
+def packed_gradient(function: Callable[..., torch.Tensor]) -> Callable[..., Array]:
+    """The gradients of q, k and v by torch, one behind the other for each group of keys."""
+
+    def truth(g: Array, *operands: Array) -> Array:
+        q, k, v, *rest = map(t64, operands)
+        for x in (q, k, v):
+            x.requires_grad_()
+        made = torch.autograd.grad(function(q, k, v, *rest), (q, k, v), t64(g))
+        return torch.cat([x.reshape(*k.shape[:2], -1) for x in made], -1).numpy()
+
+    return truth
+
+
+def of_attention(**options: Any) -> Callable[..., Any]:
+    def build(g: Any, q: Any, k: Any, v: Any, mask: Any = None, sinks: Any = None) -> Any:
+        made = ow.attention(q, k, v, mask, sinks=sinks, **options)
+        return attention_backward(g, *made.srcs, **made.attrs)
+
+    return build
+
+
+add("attention_backward", packed_gradient(attended), Given((1, 4, 3, 5)), Given((1, 4, 3, 8)), Given((1, 2, 6, 8)),
+    Given((1, 2, 6, 5)), Given((3, 6), kind="unit"), Given((4,)), build=of_attention(
+        scale=0.25, max_bias=8.0, soft_cap=3.0), scale=100)  # fmt: skip
+add("attention_backward",
+    packed_gradient(lambda *qkv: functional.scaled_dot_product_attention(*qkv, is_causal=True)),
+    *[Given((2, 3, 7, 8))] * 4, build=of_attention(causal=True), scale=100)  # fmt: skip
 
 
 def turned(x: Array, positions: Array, factors: Array | None = None, half: bool = False) -> Array:

@@ -14,10 +14,10 @@ from opweave.registry import Registry
 from tests.support.sound_device import SoundBackend, SoundDevice
 
 
-def failed() -> dict[str, str]:
+def failed(*only: str) -> dict[str, str]:
     registry = Registry(environ={}, search=[])
     name = registry.register(SoundBackend).name
-    suite = Suite(name, levels=[6], using=registry)
+    suite = Suite(name, levels=[6], only=only, using=registry)
     results = [suite.perform(item) for item in suite.items]
     assert results
     return {r.name: r.reason for r in results if r.status == "failed"}
@@ -70,3 +70,16 @@ def test_our_backends_pass(name, only):
     results = [suite.perform(item) for item in suite.items]
     assert [(r.name, r.reason) for r in results if r.status == "failed"] == []
     assert sum(r.status == "passed" for r in results) >= (len(only) or 90)
+
+
+def test_a_wrong_kernel_of_the_gradient_of_attention_is_found(monkeypatch):
+    """It makes the last element of each group zero, which belongs to the gradient of the values."""
+    right = SoundDevice.run_step
+
+    def wrong(self: SoundDevice, step: Step) -> None:
+        right(self, step)
+        if step.op == "attention_backward":
+            self.view(step.out)[..., -1] = 0
+
+    monkeypatch.setattr(SoundDevice, "run_step", wrong)
+    assert set(failed("gradient-attention", "gradient-attention_backward")) == {"gradient-attention"}

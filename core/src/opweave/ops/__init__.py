@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from opweave.ops.activation import *
 from opweave.ops.arrangement import *
 from opweave.ops.attention import *
+from opweave.ops.attention_gradient import *
 from opweave.ops.comparison import *
 from opweave.ops.convolution import *
 from opweave.ops.creation import *

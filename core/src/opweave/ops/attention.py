@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf, sqrt
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 import numpy as np
 
@@ -31,16 +32,18 @@ from opweave.ops.samples import measured, operand
 __all__ = ["attention"]
 
 
+class AttentionOptions(TypedDict):
+    """The attributes of attention and of its gradient."""
+
+    scale: float
+    causal: bool
+    max_bias: float
+    soft_cap: float
+    masked: bool
+
+
 def _attention_infer(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *rest: Tensor,
-    scale: float,
-    causal: bool,
-    max_bias: float,
-    soft_cap: float,
-    masked: bool,
+    q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **options: Unpack[AttentionOptions]
 ) -> tuple[Shape, DType]:
     if (
         not q.ndim == k.ndim == v.ndim == 4
@@ -54,7 +57,7 @@ def _attention_infer(
                  "heads a multiple of the groups")  # fmt: skip
         raise misfit("attention", needs, q, k, v)
     scores = (*q.shape[:3], k.shape[2])
-    mask, sinks = optional_operands(rest, masked)
+    mask, sinks = optional_operands(rest, options["masked"])
     check_shape_of("attention", "the mask", mask, scores)
     if sinks is not None and sinks.shape != (q.shape[1],):
         raise misfit("attention", f"({q.shape[1]},) sinks, one a head", sinks)
@@ -63,34 +66,30 @@ def _attention_infer(
     return (*q.shape[:3], v.shape[3]), q.dtype
 
 
-def _attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    *rest: Array,
-    scale: float,
-    causal: bool,
-    max_bias: float,
-    soft_cap: float,
+def attention_shares(
+    q: Array, k: Array, rest: Sequence[Array], *, scale: float, causal: bool, max_bias: float, soft_cap: float,
     masked: bool,
-) -> Array:
+) -> tuple[Array, Array]:  # fmt: skip
+    """The weights of the values and, before the mask is added, the scores, both (batch, heads, tokens, keys)."""
     mask, sinks = optional_operands([wide(x) for x in rest], masked)
     heads, tokens, keys = q.shape[1], q.shape[2], k.shape[2]
-    repeats = heads // k.shape[1]
-    k, v = np.repeat(wide(k), repeats, 1), np.repeat(wide(v), repeats, 1)
-    scores = np.matmul(wide(q), k.swapaxes(-1, -2)) * scale
-    if soft_cap:
-        scores = soft_cap * np.tanh(scores / soft_cap)
+    products = np.matmul(wide(q), np.repeat(wide(k), heads // k.shape[1], 1).swapaxes(-1, -2)) * scale
+    scores = capped = soft_cap * np.tanh(products / soft_cap) if soft_cap else products
     if mask is not None:
         scores = scores + alibi_slopes(heads, max_bias)[:, None, None] * mask
     if causal:
         last = np.arange(keys - tokens, keys)[:, None]
         scores = np.where(np.arange(keys) > last, -np.inf, scores)
-    result: Array = np.matmul(softmax_of(scores, sinks), v)
+    return softmax_of(scores, sinks), capped
+
+
+def _attention(q: Array, k: Array, v: Array, *rest: Array, **options: Unpack[AttentionOptions]) -> Array:
+    shares, _ = attention_shares(q, k, rest, **options)
+    result: Array = np.matmul(shares, np.repeat(wide(v), q.shape[1] // k.shape[1], 1))
     return result
 
 
-def _samples() -> list[Tensor]:
+def attention_samples() -> list[Tensor]:
     return [attention(q, q, q) for q in (operand(1, 2, 8, 16), operand(1, 4, 64, 32), operand(1, 8, 256, 64))]
 
 
@@ -104,7 +103,7 @@ ATTENTION: Final = OpDef(
     slack=4.0,
     # Means over many keys are small beside the values that were rounded.
     rough={**ROUGH, "bf16": Limits(2e-4, 8e-2)},
-    samples=measured(_samples, _samples),
+    samples=measured(attention_samples, attention_samples),
 )
 
 

@@ -60,11 +60,13 @@ def _matmul(node: Tensor) -> Iterator[Way]:
 
 
 def _attention(node: Tensor) -> Iterator[Way]:
+    """Attention and its gradient, which has the gradient of the result as one more operand."""
     masked = node.attrs["masked"]
-    rest = len(node.srcs) - 3
+    plain = 3 + (node.op is not None and node.op.name == "attention_backward")
+    rest = len(node.srcs) - plain
     if not node.attrs["max_bias"]:  # the slopes of ALiBi depend on the number of heads
-        yield Way(1, (1, 1, 1, *((1, 0) if masked else (0,))[:rest]))
-    yield Way(0, (0, 0, 0, *((0, None) if masked else (None,))[:rest]))
+        yield Way(1, (*(1,) * plain, *((1, 0) if masked else (0,))[:rest]))
+    yield Way(0, (*(0,) * plain, *((0, None) if masked else (None,))[:rest]))
 
 
 def _expert_linear(node: Tensor) -> Iterator[Way]:
@@ -195,9 +197,9 @@ def _slice(node: Tensor) -> Iterator[Way]:
 
 
 WAYS: Final[dict[str, Callable[[Tensor], Iterator[Way]]]] = {
-    "linear": _linear, "matmul": _matmul, "attention": _attention, "expert_linear": _expert_linear,
-    "embedding": _embedding, "head_softmax": _head_softmax, "rope": _rope, "concat": _concat,
-    "index_copy": _index_copy, "assign": _assign, "accumulate": _assign,
+    "linear": _linear, "matmul": _matmul, "attention": _attention, "attention_backward": _attention,
+    "expert_linear": _expert_linear, "embedding": _embedding, "head_softmax": _head_softmax, "rope": _rope,
+    "concat": _concat, "index_copy": _index_copy, "assign": _assign, "accumulate": _assign,
     "transpose": _transpose, "broadcast_to": _broadcast_to, "reshape": _reshape, "slice": _slice,
     **dict.fromkeys((
         "softmax", "log_softmax", "layer_norm", "rms_norm", "l2_norm", "dequantize", "quantize", "softmax_backward",

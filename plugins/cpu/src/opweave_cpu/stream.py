@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from opweave.contract import Arg, Call, Device, Stream
+from opweave.contract import Arg, Call, Device, Step, Stream
 from opweave.host.threads import ThreadPool, pool_of
 from opweave.tracing import TRACE
 from opweave_cpu.threads import CURRENT, THREADS, set_up_numpy
@@ -47,6 +47,11 @@ class CpuStream(Stream):
     def decode_rows(self, w: Arg, rows: slice, values: Arg) -> Call | None:
         """The call that decodes rows of quantized weights into the first rows of ``values`` (f32, dense), where there
         is a faster way to do it than NumPy's."""
+        return None
+
+    def bind_rows(self, step: Step) -> Call | None:
+        """The call for a bound step over rows (softmax, or its gradient) that is a part of a kernel, where there is a
+        faster way to do it than NumPy's."""
         return None
 
     def _inlines(self, other: Stream) -> bool:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any, Final
 
+from opweave import ops
 from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case
 from opweave.graph.layout import Shape
+from opweave.graph.tensor import Tensor
+from opweave.ops.attention_gradient import attention_backward
 
 SHAPES: Final[tuple[tuple[Shape, int, int, int], ...]] = (
     ((1, 1, 1, 1), 1, 1, 1),
@@ -19,6 +23,9 @@ SHAPES: Final[tuple[tuple[Shape, int, int, int], ...]] = (
 )
 """Queries (batch, heads, tokens, size), and how many groups, keys and elements of a value."""
 
+MANY: Final = 100
+"""Queries of all heads."""
+
 
 def cases() -> Iterator[Case]:
     for dtype in FLOATS:
@@ -29,28 +36,43 @@ def cases() -> Iterator[Case]:
                 Operand((batch, groups, keys, size), dtype),
                 Operand((batch, groups, keys, out), dtype),
             ]
+            result = (*q[:3], out)
             sinks = Operand((heads,), dtype)
             options: dict[str, dict[str, Any]] = {"": {}, "scaled": {"scale": 0.7}, "capped": {"soft_cap": 2.0}}
             if keys >= tokens:
                 options["causal"] = {"causal": True}
             for tag, given in options.items():
-                yield case("attention", *operands, **given, tag=tag)
-            yield case("attention", *operands, sinks=sinks, tag="sinks")
+                yield from _both(result, *operands, **given, tag=tag)
+            yield from _both(result, *operands, sinks=sinks, tag="sinks")
             for shape in dict.fromkeys(((tokens, keys), (batch, 1, tokens, keys), (batch, heads, tokens, keys))):
-                mask = Operand(shape, dtype, values="mask")
-                yield case("attention", *operands, mask)
-            yield case("attention", *operands, Operand((tokens, keys), dtype), max_bias=8.0, tag="alibi")
+                yield from _both(result, *operands, Operand(shape, dtype, values="mask"))
+            yield from _both(result, *operands, Operand((tokens, keys), dtype), max_bias=8.0, tag="alibi")
             mask = Operand((tokens, keys), dtype, values="mask")
             given = {"scale": 0.3, "soft_cap": 5.0, "max_bias": 8.0}
-            yield case("attention", *operands, mask, sinks=sinks, **given, tag="all")
+            yield from _both(result, *operands, mask, sinks=sinks, **given, tag="all")
         for layout in LAYOUTS:
             q_, k_, v_ = (Operand((2, n, 5, 6), dtype, layout) for n in (4, 2, 2))
             dense = [Operand((2, n, 5, 6), dtype) for n in (4, 2, 2)]
-            yield case("attention", q_, k_, v_, causal=True)
-            yield case("attention", dense[0], k_, v_, tag="keys")
+            result = (2, 4, 5, 6)
+            yield from _both(result, q_, k_, v_, causal=True)
+            yield from _both(result, dense[0], k_, v_, tag="keys")
             mask = Operand((2, 4, 5, 5), dtype, layout, "mask" if layout != "transposed" else "normal")
-            yield case("attention", *dense, mask, tag="mask")
+            yield from _both(result, *dense, mask, tag="mask")
             sinks = Operand((4,), dtype, layout if layout in ("offset", "sliced") else "contiguous")
-            yield case("attention", q_, *dense[1:], sinks=sinks, tag="sinks")
+            yield from _both(result, q_, *dense[1:], sinks=sinks, tag="sinks")
+            yield case("attention_backward", q_, *dense, build=_gradient, tag="given")
         special = [Operand((1, 2, 6, 4), dtype, values="special"), *[Operand((1, 2, 9, 4), dtype)] * 2]
         yield case("attention", *special)
+
+
+def _both(result: Shape, *operands: Operand, **given: Any) -> Iterator[Case]:
+    """Attention, and its gradient for that of the result: of many tokens, and in other types than f32, only of the
+    plain and the richest one."""
+    yield case("attention", *operands, **given)
+    if (operands[0].dtype == "f32" and prod(result[:3]) < MANY) or given.get("tag") in ("", "all"):
+        yield case("attention_backward", Operand(result, operands[0].dtype), *operands, build=_gradient, **given)
+
+
+def _gradient(grad: Tensor, *operands: Tensor, **given: Any) -> Tensor:
+    made = ops.attention(*operands, **given)
+    return attention_backward(grad, *made.srcs, **made.attrs)

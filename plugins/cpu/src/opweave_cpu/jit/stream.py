@@ -65,6 +65,10 @@ class CompilingStream(CpuStream):
 
         return products.bind_decoding(self, w, rows, values) if products.is_decoded(w) else None
 
+    def bind_rows(self, step: Step) -> Call | None:
+        kinds = [kind.kernel for kind in _kinds([step]).values() if kind.kernel is not None]
+        return kinds[0].bind(self, step, None) if kinds else None
+
     def _warm(self, call: Call) -> None:
         for part in calls_within(call):
             if isinstance(part, FirstRun):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from opweave.contract import Step
 from opweave.contract.kernels import of_other_type
+from opweave.ops.attention_gradient import attention_gradient_sizes
 from opweave.ops.normalization import alibi_slopes
 from opweave.ops.operands import optional_operands
 from opweave_ort.kernels.table import NUMBERS, emits
@@ -32,35 +34,66 @@ def _attention_why_not(step: Step) -> str | None:
 
 
 @emits("attention", when=_attention_why_not)
-def attention(
+def attention(m: Model, op: str, out: Operand, q: Operand, k: Operand, v: Operand, *rest: Operand, **given: Any) -> str:
+    weights, _ = _attention_weights(m, q, k, rest, **given)
+    result = m("MatMul", _by_group(m, weights, q, k), m.expanded(v))
+    return m.reshape(result, out.shape) if q.shape[1] > k.shape[1] else result
+
+
+@emits("attention_backward", when=_attention_why_not)
+def attention_backward(
+    m: Model, op: str, out: Operand, grad: Operand, q: Operand, k: Operand, v: Operand, *rest: Operand, **given: Any
+) -> str:
+    by_head, capped = _attention_weights(m, q, k, rest, **given)
+    shares, query, arriving = [_by_group(m, x, q, k) for x in (by_head, m.expanded(q), m.expanded(grad))]
+    along = m("MatMul", arriving, _turned(m, m.expanded(v)))
+    total = m("ReduceSum", m("Mul", shares, along), m.integers(-1), keepdims=1)
+    along = m("Mul", m("Sub", along, total), shares)
+    if given["soft_cap"]:
+        part = m("Div", _by_group(m, capped, q, k), m.constant(given["soft_cap"], out.dtype))
+        along = m("Mul", along, m("Sub", m.constant(1, out.dtype), m("Mul", part, part)))
+    along = m("Mul", along, m.constant(given["scale"], out.dtype))
+    parts = (along, m.expanded(k)), (_turned(m, along), query), (_turned(m, shares), arriving)
+    sizes = attention_gradient_sizes(q.shape, k.shape, v.shape)
+    packed = [m.reshape(m("MatMul", a, b), (*k.shape[:2], n)) for (a, b), n in zip(parts, sizes, strict=True)]
+    return m("Concat", *packed, axis=-1)
+
+
+def _turned(m: Model, x: str) -> str:
+    return m("Transpose", x, perm=[0, 1, 3, 2])
+
+
+def _by_group(m: Model, x: str, q: Operand, k: Operand) -> str:
+    """The heads of a group as further rows, of values that begin with the axes of ``q``."""
+    batch, heads, tokens, _ = q.shape
+    groups = k.shape[1]
+    return x if heads == groups else m.reshape(x, (batch, groups, heads // groups * tokens, -1))
+
+
+def _attention_weights(
     m: Model,
-    op: str,
-    out: Operand,
     q: Operand,
     k: Operand,
-    v: Operand,
-    *rest: Operand,
+    rest: tuple[Operand, ...],
+    *,
     scale: float,
     causal: bool,
     max_bias: float,
     soft_cap: float,
     masked: bool,
-) -> str:
+) -> tuple[str, str]:
+    """The weights of the values and, before the mask is added, the scores."""
     mask, sinks = optional_operands(rest, masked)
-    batch, heads, tokens, size = q.shape
-    groups, keys, dtype = k.shape[1], k.shape[2], q.dtype
-    shared = heads // groups
-    query, key, value = m.expanded(q), m.expanded(k), m.expanded(v)
-    if shared > 1:
-        query = m.reshape(query, (batch, groups, shared * tokens, size))
-    scores = m("MatMul", query, m("Transpose", key, perm=[0, 1, 3, 2]))
+    heads, tokens, keys, dtype = q.shape[1], q.shape[2], k.shape[2], q.dtype
+    scores = m("MatMul", _by_group(m, m.expanded(q), q, k), _turned(m, m.expanded(k)))
     if scale != 1:
         scores = m("Mul", scores, m.constant(scale, dtype))
-    if shared > 1:
-        scores = m.reshape(scores, (batch, heads, tokens, keys))
+    if heads > k.shape[1]:
+        scores = m.reshape(scores, (*q.shape[:3], keys))
     if soft_cap:
         cap = m.constant(soft_cap, dtype)
         scores = m("Mul", m("Tanh", m("Div", scores, cap)), cap)
+    capped = scores
     if mask is not None:
         bias = mask.name
         if max_bias:
@@ -70,13 +103,8 @@ def attention(
         hidden = np.arange(keys) > np.arange(keys - tokens, keys)[:, None]
         scores = m("Where", m.constant(hidden), m.constant(-np.inf, dtype), scores)
     if sinks is None:
-        weights = m("Softmax", scores, axis=-1)
-    else:
-        weights = softmax_with_sinks(m, scores, sinks, (batch, heads, tokens, keys))
-    if shared > 1:
-        weights = m.reshape(weights, (batch, groups, shared * tokens, keys))
-    result = m("MatMul", weights, value)
-    return m.reshape(result, out.shape) if shared > 1 else result
+        return m("Softmax", scores, axis=-1), capped
+    return softmax_with_sinks(m, scores, sinks, (*q.shape[:3], keys)), capped
 
 
 def softmax_with_sinks(m: Model, scores: str, sinks: Operand, shape: tuple[int, ...]) -> str:

@@ -117,7 +117,7 @@ class _Bias:
     def bind(self, some: slice, end: int, arrays: Mapping[str, Tensor]) -> tuple[Tensor, list[Call]]:
         """The bias of some tokens and the keys before ``end``, and the calls that compute it."""
         options, count = self.options, some.stop - some.start
-        bias = _beginning(arrays["scores"], self.batch, self.heads, count, end)
+        bias = beginning(arrays["scores"], self.batch, self.heads, count, end)
         device = bias.device
         calls: list[Call] = [bias.zero_]
         if options.mask is not None:
@@ -127,7 +127,7 @@ class _Bias:
             slopes = torch.from_numpy(alibi_slopes(self.heads, options.max_bias)).to(device, bias.dtype)
             calls.append(partial(bias.mul_, slopes.view(-1, 1, 1)))
         if options.causal:
-            hidden = _beginning(arrays["hidden"], count, end)
+            hidden = beginning(arrays["hidden"], count, end)
             last = torch.arange(self.first_seen + some.start, self.first_seen + some.stop, device=device)
             keys = torch.arange(end, device=device)
             calls.append(partial(torch.gt, keys, last.unsqueeze(1), out=hidden))
@@ -204,12 +204,12 @@ def _fused_elsewhere(out: Tensor, q: Arg, k: Arg, v: Arg, options: _Options) -> 
 # --- in tiles -------------------------------------------------------------------------------------------------------
 
 
-def _beginning(array: Tensor, *shape: int) -> Tensor:
+def beginning(array: Tensor, *shape: int) -> Tensor:
     """The first elements of a flat array in another shape."""
     return array[: prod(shape)].view(shape)
 
 
-def _boxes(lengths: tuple[int, ...], limit: int) -> Iterator[tuple[slice, ...]]:
+def boxes(lengths: tuple[int, ...], limit: int) -> Iterator[tuple[slice, ...]]:
     """Boxes of at most ``limit`` elements, or one, that cover axes of these lengths: last axes whole as long as they
     fit."""
     inner = prod(lengths[1:])
@@ -219,7 +219,7 @@ def _boxes(lengths: tuple[int, ...], limit: int) -> Iterator[tuple[slice, ...]]:
         if inner <= limit:
             yield (some, *[slice(0, n) for n in lengths[1:]])
         else:
-            for rest in _boxes(lengths[1:], limit):
+            for rest in boxes(lengths[1:], limit):
                 yield (some, *rest)
 
 
@@ -235,7 +235,7 @@ class _Tiling:
         self.q, self.k, self.v, self.options = q, k, v, options
         self.axes = (k.shape[1], q.shape[1] // k.shape[1], q.shape[2])
         self.columns = k.shape[2] + (options.sinks is not None)
-        self.tiles: list[Any] = list(_boxes(self.axes, max(1, limit // self.columns)))
+        self.tiles: list[Any] = list(boxes(self.axes, max(1, limit // self.columns)))
 
     def sizes(self) -> dict[str, int]:
         """Elements of the arrays that the largest tile needs."""
@@ -277,15 +277,15 @@ class _Tiling:
             end = max(1, min(keys, keys - tokens + ts.stop)) if options.causal else keys
             right, values = k[n, gs], v[n, gs]
             if "keys" in arrays:
-                right, values = _beginning(arrays["keys"], *right.shape), _beginning(arrays["values"], *values.shape)
+                right, values = beginning(arrays["keys"], *right.shape), beginning(arrays["values"], *values.shape)
                 if copied != (n, gs):
                     copied = (n, gs)
                     do(partial(right.copy_, k[n, gs]))
                     do(partial(values.copy_, v[n, gs]))
-            some = _beginning(arrays["queries"], *matrix, q.shape[3])
+            some = beginning(arrays["queries"], *matrix, q.shape[3])
             do(partial(some.view(*shape, -1).copy_, queries[n, gs, hs, ts]))
             do(partial(some.mul_, factor))
-            whole = _beginning(arrays["scores"], *matrix, end + (sinks is not None))
+            whole = beginning(arrays["scores"], *matrix, end + (sinks is not None))
             scores = whole[..., :end]
             grid = whole.view(*shape, -1)[..., :end]
             do(partial(torch.bmm, some, right[:, :end].transpose(1, 2), out=scores))
@@ -295,20 +295,20 @@ class _Tiling:
             if mask is not None:
                 bias = mask[n, gs, hs, ts, :end]
                 if "bias" in arrays:
-                    wide = _beginning(arrays["bias"], *bias.shape)
+                    wide = beginning(arrays["bias"], *bias.shape)
                     do(partial(wide.copy_, bias))
                     bias = wide
                 if slopes is not None:
                     do(partial(bias.mul_, slopes[gs, hs]))
                 do(partial(grid.add_, bias))
             if options.causal and end > keys - tokens + ts.start + 1:
-                hidden = _beginning(arrays["hidden"], shape[2], end)
+                hidden = beginning(arrays["hidden"], shape[2], end)
                 do(partial(torch.gt, key_numbers[:end], last_seen[ts], out=hidden))
                 do(partial(grid.masked_fill_, hidden, -inf))
             if sinks is not None:
                 do(partial(whole.view(*shape, -1)[..., end].copy_, sinks[gs, hs]))
             do(partial(torch.softmax, whole, -1, out=whole))
-            mixed = _beginning(arrays["results"], *matrix, v.shape[3])
+            mixed = beginning(arrays["results"], *matrix, v.shape[3])
             do(partial(torch.bmm, scores, values[:, :end], out=mixed))
             do(partial(results[n, gs, hs, ts].copy_, mixed.view(*shape, -1)))
         return in_order(calls)
