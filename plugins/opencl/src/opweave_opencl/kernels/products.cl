@@ -96,10 +96,21 @@ typedef struct {
 #define A_AT(k) weight_at(&p.windows, k)
 #endif
 
+// A vector of 16 floats takes two registers of AVX2, which has 16: sums of more rows would not stay in them. Compilers of
+// intermediate code do not say what they compile for; it is taken to be enough.
+#if defined(__x86_64__) && !defined(__AVX512F__)
+#define FEW_REGISTERS
+#endif
+
 #ifdef PANEL
 // The sums are written out below: they have to be variables, or they do not stay in registers.
+#ifdef FEW_REGISTERS
+#define ROWS 2
+#define EACH_ROW(DO) DO(0) DO(1)
+#else
 #define ROWS 8
 #define EACH_ROW(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
+#endif
 #define COLUMNS 32
 #define A_DIRECT (DIRECT && EVEN)
 
@@ -192,7 +203,9 @@ __kernel void panel(PARAMETERS)
 #endif
 
 #ifdef DOTS
-#if ROWS == 1
+#if ROWS == 1 || defined(FEW_REGISTERS)
+#undef ROWS
+#define ROWS 1
 #define EACH_ROW(DO) DO(0)
 #else
 #define EACH_ROW(DO) DO(0) DO(1) DO(2) DO(3)
@@ -213,7 +226,7 @@ __kernel void panel(PARAMETERS)
 
 __kernel void dots(PARAMETERS)
 {
-    __local Sum sums[BLOCK][WIDTH];
+    __local Sum sums[BLOCK][WIDTH] __attribute__((aligned(64)));
 #if !DIRECT
     __local Sum rows[BLOCK][DEPTH] __attribute__((aligned(64)));
 #endif
@@ -284,9 +297,14 @@ __kernel void dots(PARAMETERS)
                 }
             }
         }
-        for (long i = 0; i < count; i++)
-            for (int j = 0; j < columns; j++)
-                STORE(T, sums[i][j] + BIAS_AT(first + i, column + j), out, OUT_ROW(first + i) + (column + j) * p.out_n);
+        for (long i = 0; i < count; i++) {
+            __global MEM(T) *to = out + OUT_ROW(first + i) + column * p.out_n;
+            for (int j = 0; j < columns; j++) sums[i][j] += BIAS_AT(first + i, column + j);
+            int j = 0;
+            if (p.out_n == 1)
+                for (; j + 4 <= columns; j += 4) STOREN(T, 4, *(__local const Four *)(sums[i] + j), to, j);
+            for (; j < columns; j++) STORE(T, sums[i][j], to, j * p.out_n);
+        }
     }
 }
 #endif
