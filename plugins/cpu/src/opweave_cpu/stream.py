@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import copy_context
 from typing import Final
 
@@ -52,6 +52,20 @@ class CpuStream(Stream):
     def bind_rows(self, step: Step) -> Call | None:
         """The call for a bound step over rows (softmax, or its gradient) that is a part of a kernel, where there is a
         faster way to do it than NumPy's."""
+        return None
+
+    def cos_and_sin(self, angles: Arg, cos: Arg, sin: Arg) -> Call | None:
+        """The call that computes cosines and sines of angles in f64, where there is a faster way than NumPy's. All of
+        them are dense and of one shape."""
+        return None
+
+    def rotate(self, args: Sequence[Arg]) -> Call | None:
+        """The call that turns pairs, where there is a faster way than NumPy's.
+
+        Args:
+            args: the first and the second elements of the pairs, the cosines and sines of their angles, and where the
+                results go, all of one shape.
+        """
         return None
 
     def _inlines(self, other: Stream) -> bool:

@@ -69,6 +69,20 @@ class CompilingStream(CpuStream):
         kinds = [kind.kernel for kind in _kinds([step]).values() if kind.kernel is not None]
         return kinds[0].bind(self, step, None) if kinds else None
 
+    def cos_and_sin(self, angles: Arg, cos: Arg, sin: Arg) -> Call | None:
+        if cos.dtype.name != "f32" or not _multiplies_and_adds():
+            return None
+        from opweave_cpu.jit.rotation import bind_cos_and_sin
+
+        return bind_cos_and_sin(self, angles, cos, sin)
+
+    def rotate(self, args: Sequence[Arg]) -> Call | None:
+        if not _multiplies_and_adds():
+            return None
+        from opweave_cpu.jit.rotation import bind_rotation
+
+        return bind_rotation(self, args)
+
     def _warm(self, call: Call) -> None:
         for part in calls_within(call):
             if isinstance(part, FirstRun):

@@ -22,10 +22,10 @@ __all__ = ["Writer", "compute_kind", "takes"]
 
 _I64: Final = ir.IntType(64)
 _BYTE: Final = ir.IntType(8).as_pointer()
-_STORED: Final = {"f32": "f32", "f64": "f64", "f16": "i16", "bf16": "i16", "bool": "i8"}
+_STORED: Final = {"f32": "f32", "f64": "f64", "f16": "i16", "bf16": "i16", "bool": "i8", "i32": "i32", "i64": "i64"}
 """Types in memory, as which they are read and written."""
 
-_SIZES: Final = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "bool": 1}
+_SIZES: Final = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "bool": 1, "i32": 4, "i64": 8}
 
 
 def compute_kind(dtype: str) -> str:

@@ -12,7 +12,8 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
-from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN
+from opweave_cpu.jit.compiler import why_not
+from opweave_cpu.kernels.table import HALVES, KERNELS, NUMBERS, PLAIN
 from opweave_cpu.threads import THREADS
 from opweave_cpu.tiles import (
     LONGEST_ROW,
@@ -349,6 +350,22 @@ def product(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...],
         return _reduce(stream, np.multiply, source, reduced, target)
     wide = products.view.reshape(target.shape)
     return in_turn([_reduce(stream, np.multiply, source, reduced, wide), _store(out, wide)])
+
+
+def _why_not_compiled(step: Step) -> str | None:
+    reason = why_not()
+    if reason is not None:
+        return reason
+    from opweave_cpu.jit.argmax import fits
+
+    return None if fits(step) else "it takes dense operands with columns"
+
+
+@KERNELS("argmax", dtypes=f"f32 f64 {HALVES}", layout="dense", when=_why_not_compiled)
+def argmax_of_columns(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int) -> Call:
+    from opweave_cpu.jit.argmax import bind_argmax
+
+    return bind_argmax(stream, out, x, axis)
 
 
 @KERNELS("argmax", dtypes=PLAIN)

@@ -13,9 +13,11 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import as_dtype
+from opweave.graph.layout import dense_strides
 from opweave.ops.rope import distinct_positions, pair_slices, rope_frequencies, section_parts
 from opweave_cpu.kernels.table import KERNELS
-from opweave_cpu.tiles import Array, aligned, compute_dtype, in_turn, window
+from opweave_cpu.stream import CpuStream
+from opweave_cpu.tiles import Array, aligned, compute_dtype, in_turn, stretches, window
 from opweave_cpu.tunables import TILE
 from opweave_cpu.workers import Cut, bind_workers, full_cuts, worker_count
 
@@ -64,16 +66,18 @@ def rope(stream: Stream, op: str, out: Arg, x: Arg, positions: Arg, factors: Arg
     first, second = pair_slices(pairing, dims)
     source, target = x.view, out.view
     apart = not plan.converts and not np.may_share_memory(source, target)
+    chunks = [
+        (some, _trigonometry(stream, angles, _rows_of(cos, some), _rows_of(sin, some)))
+        for some in stretches(plan.count, plan.chunk)
+    ]
 
     def table_calls(steps: Array, magnitude: float) -> Iterator[Call]:
         yield partial(np.copyto, wide_positions.view, stored)
-        for start in range(0, plan.count, plan.chunk):
-            some = slice(start, min(start + plan.chunk, plan.count))
-            angle = angles.view[: some.stop - start]
+        for some, compute in chunks:
+            angle = angles.view[: some.stop - some.start]
             for row, part in parts:
                 yield partial(np.multiply, rows[row, some, None], steps[part], angle[:, part])
-            yield partial(np.cos, angle, cos.view[some])
-            yield partial(np.sin, angle, sin.view[some])
+            yield compute
         if magnitude != 1:
             yield partial(np.multiply, cos.view, magnitude, cos.view)
             yield partial(np.multiply, sin.view, magnitude, sin.view)
@@ -103,7 +107,15 @@ def rope(stream: Stream, op: str, out: Arg, x: Arg, positions: Arg, factors: Arg
         if x.shape[-1] > dims:
             yield partial(np.copyto, outputs[..., dims:], inputs[..., dims:])
 
-    rotate = bind_workers(stream, plan.jobs, plan.workers, rotation_calls)
+    rotate = None
+    if isinstance(stream, CpuStream):
+        tables = [_repeated_rows(t, (*lead, half), x.shape) for t in (cos, sin)]
+        pairs = [_part(arg, part) for arg in (x, out) for part in (first, second)]
+        rotate = stream.rotate([*pairs[:2], *tables, *pairs[2:]])
+    if rotate is None:
+        rotate = bind_workers(stream, plan.jobs, plan.workers, rotation_calls)
+    elif x.shape[-1] > dims:
+        rotate = in_turn([rotate, partial(np.copyto, target[..., dims:], source[..., dims:])])
     if factors is None:
         return in_turn([*table_calls(*rope_frequencies(dims, **frequencies)), rotate])
     scales = factors.view
@@ -114,6 +126,34 @@ def rope(stream: Stream, op: str, out: Arg, x: Arg, positions: Arg, factors: Arg
         rotate()
 
     return run
+
+
+def _trigonometry(stream: Stream, angles: Arg, cos: Arg, sin: Arg) -> Call:
+    """The call that computes the cosines and sines of the first angles."""
+    angles = _rows_of(angles, slice(0, cos.shape[0]))
+    compiled = stream.cos_and_sin(angles, cos, sin) if isinstance(stream, CpuStream) else None
+    return compiled or in_turn([partial(np.cos, angles.view, cos.view), partial(np.sin, angles.view, sin.view)])
+
+
+def _rows_of(table: Arg, some: slice) -> Arg:
+    """Some rows of a matrix."""
+    shape, strides = (some.stop - some.start, table.shape[1]), table.strides
+    return Arg(table.buffer, table.offset + some.start * strides[0], table.dtype, shape, strides)
+
+
+def _part(arg: Arg, part: slice) -> Arg:
+    """A slice of the last axis."""
+    step = part.step or 1
+    length, stride = len(range(part.start, part.stop, step)), arg.strides[-1]
+    shape, strides = (*arg.shape[:-1], length), (*arg.strides[:-1], step * stride)
+    return Arg(arg.buffer, arg.offset + part.start * stride, arg.dtype, shape, strides)
+
+
+def _repeated_rows(table: Arg, shape: tuple[int, ...], of: tuple[int, ...]) -> Arg:
+    """A dense table in another shape, repeated along the axes of ``of`` that it lacks."""
+    lead = (1,) * (len(of) - len(shape)) + shape
+    strides = [0 if n == 1 else s for n, s in zip(lead, dense_strides(lead, table.dtype), strict=True)]
+    return Arg(table.buffer, table.offset, table.dtype, (*of[:-1], shape[-1]), tuple(strides))
 
 
 # --- timestep embedding -----------------------------------------------------------------------------------------------
