@@ -13,6 +13,7 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.graph.dtypes import DType, as_dtype
 from opweave_cpu.jit.blocks import DECODERS, Block
 from opweave_cpu.jit.compiler import MachineCode, target
+from opweave_cpu.jit.integers import prefetch
 from opweave_cpu.jit.vectors import LANES, Vector, fma
 from opweave_cpu.jit.walk import Operand, Prepared, Walk, bind_walk
 from opweave_cpu.jit.writer import Writer, takes
@@ -137,6 +138,10 @@ def _values(writer: Writer, weights: DType, rows: Sequence[Any]) -> Iterator[tup
     code = writer.code
     if weights.is_float:
         with writer.loop(_I64(0), writer.length, LANES) as i:
+            # Those that come next, for which memory would be waited; halves are read ahead by the processor in time.
+            for k, row in enumerate(rows if weights is _F32 else ()):
+                ahead = code.add(row, writer.strides[k][0])
+                prefetch(code, code.add(ahead, code.mul(i, _I64(weights.itemsize))))
             yield i, [writer.read(k, row, i) for k, row in enumerate(rows)]
         return
     with writer.loop(_I64(0), code.sdiv(writer.length, _I64(weights.block)), 1) as number:

@@ -18,7 +18,7 @@ from opweave_cpu.jit.compiler import ENTRY, target
 from opweave_cpu.jit.vectors import LANES, TYPES, Vector, declared, intrinsic, select, vector_type
 from opweave_cpu.jit.walk import Operand
 
-__all__ = ["Writer", "compute_kind", "takes"]
+__all__ = ["Cell", "Writer", "compute_kind", "takes"]
 
 _I64: Final = ir.IntType(64)
 _BYTE: Final = ir.IntType(8).as_pointer()
