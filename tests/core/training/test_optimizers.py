@@ -150,3 +150,30 @@ def test_what_does_not_fit_is_refused():
         clip_by_norm({"w": ow.input("g", (2,))}, 0.0)
     with pytest.raises(ow.DTypeError, match="positive"):
         LossScale(0.0)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])
+def test_decays_and_scales_are_finite_numbers_of_at_least_0(wrong):
+    for make in (
+        lambda: AdamW(states(), weight_decay=wrong), lambda: AdamW(states(), eps=wrong),
+        lambda: SGD(states(), weight_decay=wrong), lambda: LossScale(wrong),
+    ):  # fmt: skip
+        with pytest.raises(ow.DTypeError, match="finite"):
+            make()
+
+
+def test_parameters_are_not_named_like_states_of_the_optimizer():
+    """Checkpoints would hold only one of them."""
+    made = states()
+    for name in ("w.first_moment", "optimizer.steps"):
+        with pytest.raises(ow.SchedulerError, match=name):
+            AdamW({"w": made["w"], name: made["b"]})
+
+
+def test_a_loss_scale_stays_finite():
+    scaling = LossScale(2.0**118, interval=1)
+    with ow.Scheduler("cpu") as scheduler:
+        program = scheduler.build(scaling.update(ow.input("finite", (), "bool")))
+        for _ in range(12):
+            program.run(finite=np.array(True))
+        assert np.isfinite(ow.read(scaling.scale))

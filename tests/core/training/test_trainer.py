@@ -97,6 +97,15 @@ def test_schedules():
                 schedule(wrong, 5)
         with pytest.raises(ow.DTypeError, match="finite"):
             training.linear(0.1, 5, final=wrong)
+    with pytest.raises(ow.DTypeError):
+        training.cosine("0.1", 5)  # type: ignore[arg-type]
+    with pytest.raises(ow.DTypeError):
+        training.steps(0.1, 2.5)  # type: ignore[arg-type]
+
+
+def test_rates_that_rise_from_0_are_0_while_they_warm_up():
+    for schedule in (training.cosine, training.linear):
+        assert [schedule(0.0, 20, 4, final=1.0)(i) for i in range(5)] == [0.0] * 5
 
 
 # --- training -------------------------------------------------------------------------------------------------------
@@ -272,6 +281,39 @@ def test_fit_ends_when_the_loss_no_longer_falls():
         rows = made.fit(DATA, 50, patience=2)
     best = min(range(len(rows)), key=lambda i: rows[i].train.loss)
     assert len(rows) == best + 3 < 50
+
+
+def test_losses_that_are_no_numbers_count_as_the_worst(monkeypatch):
+    """Of the losses NaN, 3, 2, 2, 2 the third is the first best one."""
+    losses = iter([float("nan"), 3.0, 2.0, 2.0, 2.0, 1.0])
+    with trainer() as made:
+        monkeypatch.setattr(made, "run_epoch", lambda *_: training.Metrics(1, next(losses), 0.0, 0.0, 0.0, 0.0))
+        assert len(made.fit(DATA, 6, patience=2)) == 5
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1, "0.1"])
+def test_a_learning_rate_is_checked_before_anything_is_built(rate):
+    with pytest.raises(ow.DTypeError, match="learning rate"):
+        trainer(lr=rate)
+
+
+def test_a_schedule_that_gives_no_number_ends_before_the_step():
+    with trainer(lr=lambda step: 0.01 if step < 2 else float("nan")) as made:
+        with pytest.raises(ow.DTypeError, match="step 2 "):
+            made.run_epoch(DATA)
+        assert made.steps == 2
+        assert all(np.isfinite(ow.read(param)).all() for param in made._optimizer.params.values())
+
+
+@pytest.mark.parametrize("options", [{"seed": -1}, {"seed": 1.5}, {"batch": 2.5}, {"accumulate": 1.5}])
+def test_options_that_are_no_numbers_of_their_kind_are_refused(options):
+    with pytest.raises(ow.SchedulerError):
+        trainer(**options)
+
+
+def test_checkpoints_every_0_steps_are_refused(tmp_path):
+    with trainer() as made, pytest.raises(ow.SchedulerError, match="every"):
+        made.fit(DATA, 1, checkpoint=tmp_path / "c", every=0)
 
 
 def test_a_progress_bar_goes_to_standard_error(capfd):

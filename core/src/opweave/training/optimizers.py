@@ -15,6 +15,7 @@ from opweave.graph.tensor import Tensor, constant
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.leaves import state
 from opweave.ops.operands import as_number
+from opweave.training.schedules import as_rate
 
 __all__ = ["SGD", "AdamW", "LossScale", "Optimizer", "all_finite", "clip_by_norm"]
 
@@ -57,6 +58,8 @@ class Optimizer:
 
     def _state(self, name: str, shape: tuple[int, ...], dtype: DType) -> Tensor:
         """A new state of zeros beside the parameters."""
+        if name in self.params or name in self.states:
+            raise SchedulerError(f"optimizer: no parameter is named {name!r}, as a state of the optimizer is")
         made = self.states[name] = state(name, shape, dtype)
         return made
 
@@ -132,7 +135,7 @@ class SGD(Optimizer):
     ) -> None:
         super().__init__(params)
         self._momentum: Final = as_share("SGD", "momentum", momentum)
-        self._decay: Final = as_number("SGD", "weight_decay", weight_decay)
+        self._decay: Final = as_rate("SGD: weight_decay", weight_decay)
         self._nesterov: Final = nesterov
         if nesterov and not self._momentum:
             raise DTypeError("SGD: nesterov needs a momentum")
@@ -179,8 +182,8 @@ class AdamW(Optimizer):
         self._betas: Final = tuple([as_share("AdamW", "a beta", beta) for beta in betas])
         if len(self._betas) != 2:
             raise DTypeError(f"AdamW: betas are two numbers, not {betas!r}")
-        self._eps: Final = as_number("AdamW", "eps", eps)
-        self._decay: Final = as_number("AdamW", "weight_decay", weight_decay)
+        self._eps: Final = as_rate("AdamW: eps", eps)
+        self._decay: Final = as_rate("AdamW: weight_decay", weight_decay)
         self._first: Final = self._beside("first_moment")
         self._second: Final = self._beside("second_moment")
         self._steps: Final = self._state("optimizer.steps", (), f32)
@@ -263,6 +266,10 @@ def all_finite(grads: Mapping[str, Tensor]) -> Tensor:
     return ops.cast(ops.step(total - total + 1.0), "bool")  # inf − inf is NaN, which is not above 0
 
 
+LARGEST_SCALE: Final = 2.0**120
+"""Where a loss scale stops growing: an infinite one would make every gradient infinite, and halving would not help."""
+
+
 class LossScale:
     """A factor by which the loss is multiplied, so that small gradients of half types do not become 0; it adapts:
     Micikevicius et al., "Mixed Precision Training", 2018, section 3.2, as torch's ``GradScaler``.
@@ -280,8 +287,8 @@ class LossScale:
     """
 
     def __init__(self, initial: float = 65536.0, interval: int = 2000) -> None:
-        first = as_number("LossScale", "initial", initial)
-        self._interval: Final = as_number("LossScale", "interval", interval)
+        first = as_rate("LossScale: initial", initial)
+        self._interval: Final = as_rate("LossScale: interval", interval)
         if not (first > 0 and self._interval > 0):
             raise DTypeError(f"LossScale: takes positive numbers, not {initial!r} and {interval!r}")
         self.scale: Final = state("loss_scale", (), f32, fill=first)
@@ -296,7 +303,7 @@ class LossScale:
         """The next versions of the states."""
         good = self._good + 1.0
         full = ops.step(good - (self._interval - 0.5))
-        grown = ops.where(full, self.scale * 2.0, self.scale)
+        grown = ops.where(full, ops.minimum(self.scale * 2.0, LARGEST_SCALE), self.scale)
         return {
             "loss_scale": ops.assign(self.scale, ops.where(finite, grown, self.scale * 0.5)),
             "loss_scale.good_steps": ops.assign(self._good, ops.where(finite, good * (1.0 - full), 0.0)),

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from math import cos, isfinite, pi
 
 from opweave.errors import DTypeError
+from opweave.ops.operands import is_number
 
-__all__ = ["Schedule", "cosine", "linear", "steps"]
+__all__ = ["Schedule", "as_rate", "cosine", "linear", "steps"]
 
 Schedule = Callable[[int], float]
 
@@ -23,7 +24,9 @@ def cosine(rate: float, total: int, warmup: int = 0, final: float = 0.0) -> Sche
     _check(total, warmup)
 
     def at(step: int) -> float:
-        return _warm(rate, step, warmup) or final + (rate - final) * (1 + cos(pi * _done(step, total, warmup))) / 2
+        if step < warmup:
+            return _warm(rate, step, warmup)
+        return final + (rate - final) * (1 + cos(pi * _done(step, total, warmup))) / 2
 
     return at
 
@@ -34,7 +37,9 @@ def linear(rate: float, total: int, warmup: int = 0, final: float = 0.0) -> Sche
     _check(total, warmup)
 
     def at(step: int) -> float:
-        return _warm(rate, step, warmup) or rate + (final - rate) * _done(step, total, warmup)
+        if step < warmup:
+            return _warm(rate, step, warmup)
+        return rate + (final - rate) * _done(step, total, warmup)
 
     return at
 
@@ -46,15 +51,25 @@ def steps(rate: float, every: int, factor: float = 0.1) -> Schedule:
         DTypeError: ``every`` is not positive, or a rate or factor is no finite number of at least 0.
     """
     _check_rates(rate, factor)
-    if every < 1:
+    if not isinstance(every, int) or every < 1:
         raise DTypeError(f"steps: every is a positive number of steps, not {every!r}")
     return lambda step: rate * factor ** (step // every)
 
 
+def as_rate(what: str, value: float) -> float:
+    """A learning rate, or a number that is treated like one.
+
+    Raises:
+        DTypeError: it is no finite number of at least 0.
+    """
+    if not (is_number(value) and isfinite(value) and value >= 0):
+        raise DTypeError(f"{what} is a finite number of at least 0, not {value!r}")
+    return float(value)
+
+
 def _check_rates(*rates: float) -> None:
     for rate in rates:
-        if not (isfinite(rate) and rate >= 0):
-            raise DTypeError(f"a learning rate, and its factor, is a finite number of at least 0, not {rate!r}")
+        as_rate("a learning rate, and its factor,", rate)
 
 
 def _check(total: int, warmup: int) -> None:
@@ -63,7 +78,7 @@ def _check(total: int, warmup: int) -> None:
 
 
 def _warm(rate: float, step: int, warmup: int) -> float:
-    return rate * (step + 1) / (warmup + 1) if step < warmup else 0.0
+    return rate * (step + 1) / (warmup + 1)
 
 
 def _done(step: int, total: int, warmup: int) -> float:

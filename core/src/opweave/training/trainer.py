@@ -7,23 +7,24 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from math import nan
+from math import inf, isfinite, isnan, nan
 from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
 
 from opweave import ops, registry
-from opweave.errors import CheckpointError, SchedulerError
+from opweave.errors import CheckpointError, DTypeError, SchedulerError
 from opweave.graph.graph import Graph
 from opweave.graph.tensor import Tensor
 from opweave.leaf_memory import read_leaf, write_state
+from opweave.ops.operands import is_number
 from opweave.scheduler import Program, Scheduler
 from opweave.training.checkpoint import restore, write_checkpoint
 from opweave.training.data import Batch, Dataset
 from opweave.training.metrics import Epoch, Metrics, Tally
 from opweave.training.optimizers import LossScale, Optimizer
-from opweave.training.schedules import Schedule
+from opweave.training.schedules import Schedule, as_rate
 from opweave.training.step import Loss, StepGraphs
 
 __all__ = ["Trainer"]
@@ -64,8 +65,9 @@ class Trainer:
         scheduler: what runs the programs.
 
     Raises:
-        SchedulerError: ``batch``, ``accumulate`` or ``snapshot_every`` is not positive; a replica that is not among the
-            devices.
+        SchedulerError: ``batch``, ``accumulate`` or ``snapshot_every`` is not positive, ``seed`` negative; a replica
+            that is not among the devices; a parameter named like a state of the loss scale.
+        DTypeError: a learning rate that is no finite number of at least 0.
     """
 
     def __init__(
@@ -87,11 +89,15 @@ class Trainer:
     ) -> None:
         if snapshot_every is not None and snapshot_every < 1:
             raise SchedulerError(f"snapshot_every is a positive number of steps, not {snapshot_every}")
-        if batch < 1 or accumulate < 1:
+        if not (isinstance(batch, int) and isinstance(accumulate, int) and batch >= 1 and accumulate >= 1):
             raise SchedulerError(f"batches have examples, and steps have batches: not {batch} and {accumulate}")
+        if not (isinstance(seed, int) and seed >= 0):
+            raise SchedulerError(f"a seed is an integer of at least 0, not {seed!r}")
+        if loss_scale is not None and (taken := loss_scale.states.keys() & optimizer.params.keys()):
+            raise SchedulerError(f"no parameter is named {min(taken)!r}, as a state of the loss scale is")
         self._target: Final = target
         self._optimizer: Final = optimizer
-        self._lr: Final[Schedule] = lr if callable(lr) else lambda step: float(lr)
+        self._lr: Final[Schedule] = lr if callable(lr) else _constant(as_rate("a learning rate", lr))
         self._batch, self._runs, self._replicas = batch, accumulate, max(len(replicas), 1)
         self._options: Final = (batch, accumulate * self._replicas, clip_norm)
         self._scaling = loss_scale
@@ -203,7 +209,7 @@ class Trainer:
         for i, batch in enumerate(batches):
             counted = {"step": np.int64(number + i)} if self._graphs.counts else {}
             feeds |= {f"{name}.{i}" if i else name: a for name, a in {**batch, **counted}.items()}
-        rate = {"learning_rate": np.float32(self._lr(self.steps))}
+        rate = {"learning_rate": np.float32(self._rate())}
         program = self._program("step" if self._runs == 1 else "part", batches[0])
         if self._runs == 1:
             feeds |= rate
@@ -216,6 +222,13 @@ class Trainer:
             self.steps += 1
         tally = self._tally
         return lambda: self._note(tally, batches, result if under_way is None else under_way.result(), start)
+
+    def _rate(self) -> float:
+        """The learning rate of the next step. A schedule of the caller may go below 0, to go up the loss."""
+        rate = self._lr(self.steps)
+        if not (is_number(rate) and isfinite(rate)):
+            raise DTypeError(f"the learning rate of step {self.steps} is a finite number, not {rate!r}")
+        return float(rate)
 
     def evaluate(self, data: Dataset | Mapping[str, Any]) -> Metrics:
         """The metrics of all examples, without training. Raises as `run_epoch`."""
@@ -277,6 +290,8 @@ class Trainer:
         Raises:
             SchedulerError, ExecutionError, CheckpointError: as `run_epoch` and `save`.
         """
+        if every is not None and (not isinstance(every, int) or every < 1):
+            raise SchedulerError(f"every is a positive number of steps, not {every!r}")
         train, held = _dataset(data), None if validation is None else _dataset(validation)
 
         def save(_: Trainer) -> None:
@@ -298,7 +313,7 @@ class Trainer:
     def _is_stuck(self, patience: int | None) -> bool:
         if patience is None:
             return False
-        losses = [(row.validation or row.train).loss for row in self.history]
+        losses = [inf if isnan(loss) else loss for loss in ((row.validation or row.train).loss for row in self.history)]
         best = losses.index(min(losses))
         return len(losses) - 1 - best >= patience
 
@@ -418,6 +433,10 @@ class Trainer:
         """
         structure = self._structure(_dataset(data))
         self._go_on(restore(path, self._states, structure))
+
+
+def _constant(rate: float) -> Schedule:
+    return lambda step: rate
 
 
 def _dataset(data: Dataset | Mapping[str, Any]) -> Dataset:
