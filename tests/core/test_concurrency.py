@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from opweave.concurrency import Latch, Lock, Worker, start_thread
+from opweave.concurrency import SPIN, Latch, Lock, Worker, start_thread
 from opweave.futures import Future, Task
 from tests.support.interrupts import interrupted, needs_timer
 
@@ -353,3 +353,42 @@ def left_locked(future: Future[Any]) -> Iterator[None]:
     start_thread(lock, name="never gives it back")
     ended.wait(10)
     yield
+
+
+@pytest.mark.parametrize("delay", [None, 0.0, SPIN / 2, 20 * SPIN])
+def test_waiting_soon_ends_when_the_latch_is_set(delay):
+    """Set before, while the thread looks, and while it sleeps."""
+    latch, started, ended = Latch(), Latch(), Latch()
+
+    def wait() -> None:
+        started.set()
+        latch.wait_soon()
+        assert latch.is_set()
+        ended.set()
+
+    if delay is None:
+        latch.set()
+    start_thread(wait, name="waits")
+    started.wait()
+    if delay is not None:
+        assert not ended.is_set()
+        time.sleep(delay)
+        latch.set()
+    assert ended.wait(10)
+
+
+def test_waiting_soon_looks_for_a_bounded_time():
+    """A thread that waits long takes next to no processor time."""
+    latch, ended, took = Latch(), Latch(), []
+
+    def wait() -> None:
+        begun = time.thread_time()
+        latch.wait_soon()
+        took.append(time.thread_time() - begun)
+        ended.set()
+
+    start_thread(wait, name="waits long")
+    time.sleep(0.3)
+    latch.set()
+    assert ended.wait(10)
+    assert took[0] < 0.1

@@ -98,7 +98,7 @@ class WorkerStream(Stream):
     def _await(self, event: Event) -> None:
         handle = event._handle
         if isinstance(handle, QueuedEvent):
-            handle.passed.wait()
+            handle.passed.wait_soon()  # devices that compute parts of one value mostly end at the same time
             if handle.error is not None:
                 self._raise_as_waiting(event)
             if handle.inner is not None:
