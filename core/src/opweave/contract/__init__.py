@@ -7,6 +7,7 @@ used as they are.
 from opweave.contract.backend import Backend, Features, SetThreads
 from opweave.contract.buffer import Buffer
 from opweave.contract.capabilities import Caps, DeviceProps, Kind
+from opweave.contract.collectives import Collectives, CollectiveSupport
 from opweave.contract.device import Device
 from opweave.contract.event import Event
 from opweave.contract.fusing import pointwise_groups
@@ -24,8 +25,8 @@ from opweave.contract.tunable import Tunable
 from opweave.contract.worker import WorkerStream
 
 __all__ = [
-    "HOST_SPACE", "Arg", "Backend", "Buffer", "BufferType", "Call", "Caps", "Device", "DeviceProps", "Event",
-    "Features", "Group", "Kind", "Launch", "MemorySpace", "MultiBuffer", "Offloading", "Plan", "Range", "Rows",
-    "SetThreads", "Step", "StepError", "Stream", "Structure", "Tunable", "Usage", "WorkerStream", "flat_rows", "mapped",
-    "pointwise_groups", "structure_of",
+    "HOST_SPACE", "Arg", "Backend", "Buffer", "BufferType", "Call", "Caps", "CollectiveSupport", "Collectives",
+    "Device", "DeviceProps", "Event", "Features", "Group", "Kind", "Launch", "MemorySpace", "MultiBuffer",
+    "Offloading", "Plan", "Range", "Rows", "SetThreads", "Step", "StepError", "Stream", "Structure", "Tunable",
+    "Usage", "WorkerStream", "flat_rows", "mapped", "pointwise_groups", "structure_of",
 ]  # fmt: skip

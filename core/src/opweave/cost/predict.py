@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from opweave.contract.space import round_up
 from opweave.cost.profile import CostModel
 from opweave.cost.store import profile
+from opweave.graph.layout import nbytes
 from opweave.scheduler.allocate import MemoryUse, allocate, memory_use
 from opweave.scheduler.fuse import unfused
 
@@ -77,6 +78,11 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
         busy[split.target.name] += steps
         copies = 0.0
         for copy in split.copies:
+            if copy.kind is not None:
+                # As if the device that does it brought each part.
+                for view in (copy.src, *copy.terms):
+                    copies += model.move(*where_lies(partition, view), at, nbytes(view.shape, view.dtype))
+                continue
             device, space = where_lies(partition, copy.src)
             size = copy.nbytes
             if copy.ids is not None:
@@ -124,12 +130,13 @@ class _AtOnce:
     def add(self, split: Split, seconds: float) -> None:
         """Add the next split, which takes so many seconds with its copies."""
         at = split.target.index
-        read = [copy.src.storage for copy in split.copies]
+        read = [storage for copy in split.copies for storage in copy.reads]
         read += [view.storage for item in split.items for view in item.srcs]
         end = max([self._free[at], *[self._made.get(storage, 0.0) for storage in read]]) + seconds
         self._free[at] = end
         self.end = max(self.end, end)
-        for storage in (*[item.out.storage for item in split.items], *[copy.dst.storage for copy in split.copies]):
+        written = [view.storage for copy in split.copies for view in copy.writes]
+        for storage in (*[item.out.storage for item in split.items], *written):
             self._made[storage] = end
 
 

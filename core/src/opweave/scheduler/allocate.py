@@ -13,6 +13,7 @@ from opweave.scheduler.chunks import Block, ChunkPlan, plan_chunks
 from opweave.scheduler.splits import Partition, PlannedStep
 
 if TYPE_CHECKING:
+    from opweave.graph.tensor import Tensor
     from opweave.scheduler.fuse import Groups
 
 __all__ = ["END", "Lifetimes", "MemoryPlan", "MemoryUse", "Scratch", "allocate", "lifetimes", "memory_use"]
@@ -156,7 +157,7 @@ def _shared(partition: Partition) -> set[int]:
     for split in partition.splits:
         target = split.target.index
         for copy in (*split.copies, *split.write_backs):
-            touched = (copy.src, copy.dst) if copy.ids is None else (copy.src, copy.ids)
+            touched = (*copy.sources, *copy.writes) if copy.ids is None else copy.sources
             shared.update(o.storage for o in touched if arenas[o.storage] >= 0 and arenas[o.storage] != target)
         for item in split.items:
             shared.update(o.storage for o in (item.out, *item.srcs) if arenas[o.storage] not in (-1, target))
@@ -202,17 +203,29 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
     # The first mention of a storage id is its writer: sources are written before they are read.
     steps: list[tuple[int, PlannedStep]] = []
     started: dict[int, int] = {}  # target -> when its last split started
+    latest: Tensor | None = None  # whose partial sums were added last
+    added: set[int] = set()  # the storages of those
     for split, grouping in zip(partition.splits, groups.of_split, strict=True):
         moment += 1
         times.append(moment)
         for copy in split.copies:
             for read in copy.reads:
                 death[read] = moment
-            dst = copy.dst.storage
-            if birth[dst] < 0:
-                early = copy.cause == "weight-fetch" and split.target.fetches_ahead
-                birth[dst] = started.get(split.target.index, moment) if early else moment
-            death[dst] = moment
+            for view in copy.writes:
+                dst = view.storage
+                if birth[dst] < 0:
+                    early = copy.cause == "weight-fetch" and split.target.fetches_ahead
+                    birth[dst] = started.get(split.target.index, moment) if early else moment
+                death[dst] = moment
+            if copy.terms:
+                if copy.tensor is not latest:
+                    # Writing over parts right after the sum would make their device wait for the others' reading; at
+                    # the next sum it knows that they have.
+                    for read in added:
+                        death[read] = max(death[read], moment)
+                    latest = copy.tensor
+                    added.clear()
+                added.update([view.storage for view in (copy.src, *copy.terms)])
         started[split.target.index] = moment
         if grouping is None:
             for item in split.items:

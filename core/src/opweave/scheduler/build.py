@@ -73,20 +73,21 @@ class Builder:
         """The graph of ``tensors``, placed and divided into splits."""
         graph = Graph(tensors)
         if any(t.leaf is not None and t.leaf.shards is not None for t in graph.leaves):
-            graph, pins, placed = self._split(graph, pins, placed)
+            graph, pins, placed = self._split(graph, pins, placed, allowed)
         if self.memory_limit is not None and not placed:  # what was placed by hand stays as it is
             graph, pins = self._within_limit(graph, pins, allowed, self.memory_limit)
         return self._divide(graph, pins, placed, precisions_of(graph.nodes, allowed))
 
     def _split(
-        self, graph: Graph, pins: Mapping[Tensor, int], placed: Mapping[Tensor, Placement]
+        self, graph: Graph, pins: Mapping[Tensor, int], placed: Mapping[Tensor, Placement], allowed: Allowed
     ) -> tuple[Graph, Mapping[Tensor, int], Mapping[Tensor, Placement]]:
         """The graph with a node for each part of weights in shards, on the device of the part if that runs it."""
-        from opweave.sharding.split import split_graph  # most programs have no weights in shards
+        from opweave.scheduler.collectives import links_of  # most programs have no weights in shards
+        from opweave.sharding.split import split_graph
 
         targets, index = self.targets, {target.name: target.index for target in self.targets}
         kept = {**dict.fromkeys(placed), **{tensor: targets[at].name for tensor, at in pins.items()}}
-        new, devices, changed = split_graph(graph, kept)
+        new, devices, changed = split_graph(graph, kept, links_of(targets, allowed))
         given = {changed.get(tensor, tensor): at for tensor, at in pins.items()}
         for tensor, name in devices.items():
             at = index.get(name)

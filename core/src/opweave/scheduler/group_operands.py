@@ -29,7 +29,7 @@ class Lister:
         self._bindings: Final = bindings
         self._inputs: Final = frozenset(partition.inputs.values())
         written = {item.out.storage for split in partition.splits for item in split.items}
-        written |= {copy.dst.storage for copy in partition.copies}
+        written |= {view.storage for copy in partition.copies for view in copy.writes}
         self._constant: Final = frozenset(s for s in partition.owners if s not in written)
 
     def listed(self, group: Group, split: Split, index: int) -> Group:

@@ -17,6 +17,7 @@ from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
 from opweave.contract.workspace import scratch_args
 from opweave.errors import raise_backend_failure
+from opweave.graph.layout import is_dense, nbytes
 from opweave.host.storage import (
     CallSequence,
     array_shape,
@@ -160,10 +161,14 @@ class _Lowering:
             accesses += [a for storage in writes if (a := self._access(storage, True)) is not None]
         self.entries.append(_Entry(Act(queue, accesses), call, action))
 
-    def _access(self, storage: int, write: bool) -> Access | None:
+    def _access(self, storage: int, write: bool, view: StorageView | None = None) -> Access | None:
+        """The bytes of a storage, or those that a dense window of it shows."""
         buffer = self.bindings.buffers[storage]
         if buffer is None or (self.partition.arenas[storage] < 0 and not self.leaves_matter):
             return None
+        if view is not None and buffer.type.is_raw and is_dense(view.shape, view.strides, view.dtype):
+            size = nbytes(view.shape, view.dtype)
+            return _bytes_of(buffer, self.bindings.offsets[storage] + view.offset, size, write)
         return _bytes_of(buffer, self.bindings.offsets[storage], self.partition.sizes[storage], write)
 
     @staticmethod
@@ -228,12 +233,28 @@ class _Lowering:
         beside = copy.cause == "weight-fetch" and target.copier is not None
         stream = target.copier if beside and target.copier is not None else target.stream
         dst, src = self.arg(copy.dst), self.arg(copy.src)
-        if copy.ids is None:
+        if copy.kind is not None:
+            call, queued = self._bind_exchange(copy, stream)
+        elif copy.ids is None:
             call, queued = bind_copy(dst, stream, src)
         else:
             call, queued = bind_selected_copy(dst, stream, src, self.arg(copy.ids), self.count)
         queue = HOST_QUEUE if not queued else target.index + len(self.targets) if beside else target.index
-        self._add(queue, copy.reads, (copy.dst.storage,), call, Action("copy", target, split, copy))
+        accesses: list[Access] = []
+        if self.ordered:
+            views = [*[(view, False) for view in copy.sources], *[(view, True) for view in copy.writes]]
+            alone = copy.cause == "gather"  # pieces of a value are under way independently of each other
+            found = [self._access(view.storage, write, view if alone else None) for view, write in views]
+            accesses = [access for access in found if access is not None]
+        self._add(queue, (), (), call, Action("copy", target, split, copy), accesses)
+
+    def _bind_exchange(self, copy: Copy, stream: Stream) -> tuple[Call, bool]:
+        """A collective, or the share of a device in it."""
+        from opweave.host.sums import bind_collective  # most programs have no weights in shards
+
+        parts = [self.arg(view) for view in (copy.src, *copy.terms, copy.bias) if view is not None]
+        assert copy.kind is not None
+        return bind_collective(copy.kind, copy.provider, stream, [self.arg(view) for view in copy.writes], parts)
 
     def _stream(self, queue: int) -> Stream:
         """Queues are the targets' streams in order, and then their copiers."""

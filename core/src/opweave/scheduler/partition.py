@@ -27,9 +27,13 @@ if TYPE_CHECKING:
     from opweave.graph.leaf import Placement
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.assign import Assignment
+    from opweave.scheduler.collectives import Exchange
     from opweave.scheduler.target import Target
 
 __all__ = ["partition"]
+
+NO_EXCHANGES: Final[tuple[Mapping[Tensor, Exchange], Collection[Tensor]]] = ({}, ())
+"""Of graphs that read no weights in shards."""
 
 
 def partition(
@@ -100,6 +104,11 @@ class _Partitioner:
         self.made_in: dict[int, int] = {}  # other storages -> index of the split that wrote them last, -1: none
         self.copies_in: dict[tuple[Tensor, BufferType], int] = {}  # storages of repacked leaves
         self.packers: dict[object, Support | None] = {}
+        self.exchanges: tuple[Mapping[Tensor, Exchange], Collection[Tensor]] = NO_EXCHANGES
+        if getattr(graph, "collectives", None):
+            from opweave.scheduler.collectives import plan_exchanges  # most graphs read no weights in shards
+
+            self.exchanges = plan_exchanges(graph, assignment, {*placed, *observed})
         self.originals: dict[Tensor, Tensor] = {}  # rounded sources -> what they were rounded from
 
     def run(self) -> Partition:
@@ -110,8 +119,14 @@ class _Partitioner:
         items: list[PlannedStep] = []
         new, special, observed = tuple.__new__, self.assignment.capabilities.special, self.observed
         prepared = self.prepared
+        exchanged, absorbed = self.exchanges
         for node in self.graph.nodes:
-            if node.base is not None or 0 in node.shape:
+            if node.base is not None or 0 in node.shape or node in absorbed:
+                continue
+            if node in exchanged and exchanged[node].together:
+                if node not in home:
+                    self._exchange(exchanged[node])
+                    current = -1
                 continue
             at = target_of[node]
             target, seen = targets[at], self.seen[at]
@@ -128,6 +143,10 @@ class _Partitioner:
                 signature = special.get(node, signature)
             support = signature.support.get(target.device) or target.support(signature)
             writes, packed = op.writes, support.packed
+            if node in exchanged:
+                split = self._share(node, exchanged[node], target, split)
+                items = split.items
+                continue
             if op.name == "concat" and len(targets) > 1 and self._gathers(node, target):
                 split = self._gather(node, target, split)
                 items = split.items
@@ -195,7 +214,7 @@ class _Partitioner:
         }
         if not kinds:
             return
-        views = [view.dst for split in self.splits for view in (*split.copies, *split.write_backs)]
+        views = [v for split in self.splits for copy in (*split.copies, *split.write_backs) for v in copy.writes]
         views += [item.out for split in self.splits for item in split.items]
         shapes = {storage: (t.shape, t.dtype) for t, storage in self.inputs.items()}
         shapes |= {view.storage: (view.shape, view.dtype) for view in views}
@@ -393,6 +412,41 @@ class _Partitioner:
             offset += source.shape[axis] // block * node.strides[axis]
         self.made_in[self._settle(node, storage)] = -1
         return split
+
+    def _share(self, node: Tensor, exchange: Exchange, target: Target, split: _OpenSplit) -> _OpenSplit:
+        """What one device does of a collective, of parts that it reads where they lie."""
+        what, provider = exchange.what, exchange.provider
+        if split.items:
+            split = self._open(target)
+        out = StorageView.dense(self._temporary(node, node.nbytes, target.index), node.dtype, node.shape)
+        first, *terms = [self._seen(term, target) for term in what.terms]
+        bias = None if what.bias is None else self._seen(what.bias, target)
+        cause = what.kind.replace("_", "-") if provider is None else "collective"
+        split.copies.append(
+            Copy(what.of, first, out, cause, None, tuple(terms), bias=bias, kind=what.kind, provider=provider)
+        )
+        self.made_in[self._settle(node, out.storage)] = -1
+        return split
+
+    def _exchange(self, exchange: Exchange) -> None:
+        """A collective that a backend does for all devices at once, on the first of them."""
+        what, ends, targets = exchange.what, exchange.together, exchange.targets
+        split = self._open(targets[0])
+        first, *terms = [self._seen(part, target) for part, target in zip(what.parts, targets, strict=True)]
+        shown = next(end for end in ends if end is not None)
+        outs = []
+        for end, target in zip(ends, targets, strict=True):
+            storage = self._temporary(shown if end is None else end, shown.nbytes, target.index)
+            self.made_in[storage] = -1
+            if end is not None:
+                self._settle(end, storage)
+            outs.append(StorageView.dense(storage, shown.dtype, shown.shape))
+        dst, *others = outs
+        split.copies.append(
+            Copy(
+                what.of, first, dst, "collective", None, tuple(terms), None, what.kind, exchange.provider, tuple(others)
+            )
+        )
 
     def _selected(self, source: Tensor, node: Tensor, target: Target) -> StorageView | None:
         """The ids that name the only rows of ``source`` that ``node`` reads, wherever they lie."""

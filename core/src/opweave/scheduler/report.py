@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from opweave.cost.predict import Prediction
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.splits import Partition
+    from opweave.scheduler.splits import Copy, Partition
 
 __all__ = ["CopyRow", "Explanation", "MemoryCurve", "NodeRow", "explain", "node_rows", "where"]
 
@@ -122,7 +122,7 @@ def copy_rows(partition: Partition) -> list[CopyRow]:
     rows = []
     for split in partition.splits:
         for copy in (*split.copies, *split.write_backs):
-            source, target = where(partition, copy.src.storage), where(partition, copy.dst.storage)
+            source, target = ends_of(partition, copy)
             after = copy.cause == "write-back"
             rows.append(CopyRow(split.index, copy.tensor.name, source, target, copy.nbytes, copy.cause, after))
     return rows
@@ -224,10 +224,9 @@ def explain(
         prediction = [f"predicted {human_time(predicted.splits[split.index])}"] if predicted is not None else []
         lines.append("; ".join([head, *prediction, *remarks.get(split.index, ())]))
         for copy in split.copies:
-            source = where(partition, copy.src.storage)
-            lines.append(
-                _copy_line(copy.tensor, copy.cause, copy.nbytes, source, split.target.name, copy.ids is not None)
-            )
+            source, target = ends_of(partition, copy)
+            line = _copy_line(copy.tensor, copy.cause, copy.nbytes, source, target, copy.ids is not None)
+            lines.append(line if copy.kind is None else line.replace("copy", copy.kind, 1))
         shown = rows.get(split.index, [])
         width = max((len(r.node) for r in shown), default=0)
         cut = _middle(shown, share)
@@ -284,6 +283,13 @@ def explain(
         predicted=predicted,
         remarks=whole,
     )
+
+
+def ends_of(partition: Partition, copy: Copy) -> tuple[str, str]:
+    """Where a copy reads and where it writes; of collectives all devices, joined by ``" + "``."""
+    read = dict.fromkeys([where(partition, view.storage) for view in (copy.src, *copy.terms)])
+    written = dict.fromkeys([where(partition, view.storage) for view in copy.writes])
+    return " + ".join(read), " + ".join(written)
 
 
 def where(partition: Partition, place: int) -> str:

@@ -256,7 +256,8 @@ class Scheduler:
             builder = self._builder
             with COLLECTOR.away():
                 parts = builder.plan(tensors, pinned, placed, allowed)
-                if parts.graph.sharded and self._compute_at_once():
+                several = parts.graph.sharded and len({split.target.index for split in parts.splits}) > 1
+                if several and self._compute_at_once():
                     parts = builder.plan(tensors, pinned, placed, allowed)
                 program = builder.compile(parts, outputs, dict(pinned), similar=self._similar(form, tensors))
             if TRACE.listening:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from opweave.graph.layout import Shape, Strides, dense_strides, nbytes
 
 if TYPE_CHECKING:
+    from opweave.contract.collectives import CollectiveKind, Collectives
     from opweave.contract.memory import BufferType
     from opweave.contract.space import MemorySpace
     from opweave.cost.predict import Prediction
@@ -31,6 +32,9 @@ COPY_CAUSES: Final[dict[str, str]] = {
     "unpack": "the memory keeps tensors in a form that the device's kernels do not read",
     "weight-fetch": "a weight that stays in host memory is brought for this split, which gives its memory back",
     "gather": "a part of a value that several devices have computed, to its place in the whole",
+    "all-reduce": "partial sums of several devices, added where the whole sum is needed",
+    "reduce-scatter": "a range of the partial sums of several devices, added on the device that needs it",
+    "collective": "values that several devices exchange, by the procedure of their backend",
     "region": "a part of a state, for a node that runs where the state does not lie",
     "write-back": "a result that has to lie in memory which its device does not reach",
 }
@@ -70,7 +74,14 @@ class PlannedStep(NamedTuple):
 class Copy(NamedTuple):
     """Bytes that move before a split starts, or after it (write-back). ``cause`` is a key of `COPY_CAUSES`.
 
-    ``ids`` names the rows along the first axis that are needed; ``None``: everything.
+    Attributes:
+        ids: the rows along the first axis that are needed; ``None``: everything.
+        terms: of sums and collectives the further sources: partial sums that are added to ``src`` in order, or the
+            parts of the other devices.
+        bias: of sums what is added at last.
+        kind: of collectives, which it is.
+        provider: of collectives that a backend does, its procedure; ``None``: the host adds.
+        outs: of one that a backend does for all devices at once, where the devices but the first get their results.
     """
 
     tensor: Tensor
@@ -78,16 +89,32 @@ class Copy(NamedTuple):
     dst: StorageView
     cause: str
     ids: StorageView | None = None
+    terms: tuple[StorageView, ...] = ()
+    bias: StorageView | None = None
+    kind: CollectiveKind | None = None
+    provider: Collectives | None = None
+    outs: tuple[StorageView, ...] = ()
+
+    @property
+    def sources(self) -> tuple[StorageView, ...]:
+        """What is read."""
+        return tuple([v for v in (self.src, *self.terms, self.ids, self.bias) if v is not None])
 
     @property
     def reads(self) -> tuple[int, ...]:
         """The storages that are read."""
-        return (self.src.storage,) if self.ids is None else (self.src.storage, self.ids.storage)
+        return tuple([view.storage for view in self.sources])
+
+    @property
+    def writes(self) -> tuple[StorageView, ...]:
+        """What is written."""
+        return (self.dst, *self.outs)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are copied, of all rows where ``ids`` choose some."""
-        return nbytes(self.dst.shape, self.dst.dtype)
+        """Bytes that are copied, of all rows where ``ids`` choose some; of sums those of the terms but one."""
+        results = sum([nbytes(view.shape, view.dtype) for view in self.writes])
+        return results * (len(self.terms) if self.kind in ("all_reduce", "reduce_scatter") else 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

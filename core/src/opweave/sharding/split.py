@@ -14,7 +14,7 @@ from opweave.graph.tensor import Tensor, constant, node, view_node
 from opweave.ops import movement
 from opweave.ops.matmul import LINEAR
 from opweave.ops.selection import where
-from opweave.sharding.values import Spread, Values
+from opweave.sharding.values import NO_LINKS, Links, Spread, Values
 from opweave.sharding.ways import SUM, Way, ways
 
 __all__ = ["SplitGraph", "again", "split_graph"]
@@ -31,6 +31,7 @@ class SplitGraph(Graph):
         spread: tensor of that graph -> its parts.
         pins: its tensors -> the index of the target that they belong to, set by the builder.
         causes: those of them that belong to a part -> ``"shard"``.
+        collectives: its nodes that end a collective on a device -> what that is.
     """
 
     def __init__(self, outputs: tuple[Tensor, ...], sharded: tuple[Tensor, ...], values: Values) -> None:
@@ -43,6 +44,7 @@ class SplitGraph(Graph):
         for (tensor, _), made in values.copies.items():
             if made in here:
                 self.now.setdefault(tensor, made)
+        self.collectives: Final = {t: c for t, c in values.collectives.items() if t in here}
         self.spread: Final = {t: s for t, s in values.spread.items() if here.issuperset(s.parts)}
 
 
@@ -60,15 +62,16 @@ class Split(NamedTuple):
     changed: Mapping[Tensor, Tensor]
 
 
-def split_graph(graph: Graph, kept: Mapping[Tensor, str | None]) -> Split:
+def split_graph(graph: Graph, kept: Mapping[Tensor, str | None], links: Links = NO_LINKS) -> Split:
     """The graph with a node for each part of weights in shards.
 
     Args:
         graph: a graph with such weights.
         kept: nodes that are computed as a whole, on a device or anywhere: pinned ones, and those placed by hand.
+        links: how the devices are linked.
     """
     sharded = tuple([leaf for leaf in graph.leaves if leaf.leaf is not None and leaf.leaf.shards is not None])
-    splitter = _Splitter(sharded, kept)
+    splitter = _Splitter(sharded, kept, links)
     for tensor in graph.nodes:
         splitter.add(tensor)
     values = splitter.values
@@ -80,9 +83,9 @@ def split_graph(graph: Graph, kept: Mapping[Tensor, str | None]) -> Split:
 
 
 class _Splitter:
-    def __init__(self, sharded: tuple[Tensor, ...], kept: Mapping[Tensor, str | None]) -> None:
+    def __init__(self, sharded: tuple[Tensor, ...], kept: Mapping[Tensor, str | None], links: Links) -> None:
         self.kept: Final = kept
-        self.values: Final = Values()
+        self.values: Final = Values(links)
         devices: dict[str, None] = {}
         self.copied: set[Tensor] = set()  # what every device computes for itself
         for tensor in sharded:

@@ -3,17 +3,23 @@ each device, or parts; and the collectives that make one of the other.
 
 A collective consists of ordinary nodes. An all-gather is a ``concat`` on the device that needs the whole, whose pieces
 are copied straight to their places (`opweave.scheduler.partition`). An all-reduce adds equal pieces of the partial sums
-on each device, and gathers the sums; where the values are small, each device adds all of them itself. Partial sums are
-added in the order of the parts, half types in f32, so that every device has equal bits, and a bias once after that.
+on each device, and gathers the sums; where values are small, or few devices read each other's memory, each device adds
+all of them itself. Between three devices or more that copy directly to each other, it goes round a ring. Partial sums
+are added in the order of the parts, half types in f32, so that every device has equal bits, and a bias once after that.
+
+What collectives compute is said by nodes that every device has. `Collective` notes which nodes belong together, so that
+`opweave.scheduler.partition` can replace them by an action that does the same faster.
 """
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
+from itertools import pairwise
 from typing import Final, NamedTuple
 
+from opweave.contract.collectives import CollectiveKind
 from opweave.graph.dtypes import DType, f32
 from opweave.graph.opdef import OpDef, find_op
 from opweave.graph.scope import SCOPE
@@ -22,7 +28,7 @@ from opweave.ops.elementwise import cast
 from opweave.ops.movement import broadcast_to, slice
 from opweave.sharding.ways import SUM
 
-__all__ = ["Spread", "Values", "even_cuts", "slice_along"]
+__all__ = ["NO_LINKS", "Collective", "Links", "Spread", "Values", "even_cuts", "slice_along"]
 
 SMALL: Final = 1 << 16
 """Bytes up to which each device adds whole partial sums: one exchange of more bytes is then faster than two."""
@@ -46,17 +52,65 @@ class Spread(NamedTuple):
     bias: Tensor | None = None
 
 
+class Collective(NamedTuple):
+    """What nodes of a device compute together with those of others.
+
+    Attributes:
+        kind: ``"all_reduce"``, ``"all_gather"`` or ``"reduce_scatter"``.
+        of: the tensor whose value is exchanged.
+        devices: the name of the device of each part.
+        parts: the partial sums, or the pieces along an axis, in order.
+        terms: what this device adds or puts together: the parts, for ``"reduce_scatter"`` a range of each.
+        cut: of ``"reduce_scatter"`` that range: axis, start and stop.
+        bias: what this device adds to the sum.
+        inner: the nodes that compute it, the last one too.
+    """
+
+    kind: CollectiveKind
+    of: Tensor
+    devices: tuple[str, ...]
+    parts: tuple[Tensor, ...]
+    terms: tuple[Tensor, ...]
+    cut: tuple[int, int, int] | None
+    bias: Tensor | None
+    inner: frozenset[Tensor]
+
+
+class Links(NamedTuple):
+    """How the devices are linked that compute a graph.
+
+    Attributes:
+        adds_whole: whether each of some devices should add whole partial sums of a tensor, which are given.
+        together: whether the backend of these devices adds them, for all devices at once.
+        rings: whether each of these devices copies directly from the one before it, and the first from the last.
+    """
+
+    adds_whole: Callable[[tuple[str, ...], Tensor, tuple[Tensor, ...]], bool]
+    together: Callable[[tuple[str, ...], Tensor, tuple[Tensor, ...]], bool]
+    rings: Callable[[tuple[str, ...]], bool]
+
+
+NO_LINKS: Final = Links(lambda *_: False, lambda *_: False, lambda _: False)
+"""Of devices of which nothing is known."""
+
+
 class Values:
     """What stands for the tensors of a graph.
+
+    Args:
+        links: how the devices are linked.
 
     Attributes:
         spread: tensor -> its parts.
         plain: tensor -> the one tensor that stands for it on all devices, where that is not itself.
         copies: tensor and name of a device -> the tensor that stands for it there.
         pins: tensors that were made -> the name of their device.
+        collectives: the last node of each collective on each device -> what it is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, links: Links = NO_LINKS) -> None:
+        self.links: Final = links
+        self.collectives: Final[dict[Tensor, Collective]] = {}
         self.spread: Final[dict[Tensor, Spread]] = {}
         self.plain: Final[dict[Tensor, Tensor]] = {}
         self.copies: Final[dict[tuple[Tensor, str], Tensor]] = {}
@@ -107,12 +161,21 @@ class Values:
         found = self.spread[tensor]
         if found.axis == SUM:
             axis = next((a for a, n in enumerate(tensor.shape) if n > 1), 0)
-            if tensor.nbytes <= SMALL or tensor.shape[axis] < len(found.parts):
+            small = tensor.nbytes <= SMALL or tensor.shape[axis] < len(found.parts)
+            if small or self.links.adds_whole(found.devices, tensor, found.parts):
                 return self._added(tensor, found, device)
+            if len(found.parts) > 2 and self.links.rings(found.devices):
+                return self._ringed(tensor, found, device, axis)
             found = self._scatter(tensor, found, axis)
-        parts, concat = found.parts, _on(find_op("concat"), device)
-        made = self.on(device, tensor, partial(node, concat, parts, {"axis": found.axis}), parts)
-        return made.named("all_gather") if tensor not in self._scattered else made.named("all_reduce")
+        made = self._concat(tensor, device, found.parts, found.axis)
+        if tensor in self._scattered:
+            return made.named("all_reduce")
+        self._note("all_gather", tensor, found, made, found.parts)
+        return made.named("all_gather")
+
+    def _concat(self, tensor: Tensor, device: str, pieces: tuple[Tensor, ...], axis: int) -> Tensor:
+        concat = _on(find_op("concat"), device)
+        return self.on(device, tensor, partial(node, concat, pieces, {"axis": axis}), pieces)
 
     def _scatter(self, tensor: Tensor, found: Spread, axis: int) -> Spread:
         """Reduce-scatter: on each device an equal part of the sum."""
@@ -124,22 +187,84 @@ class Values:
             known = self._scattered[tensor] = Spread(found.devices, parts, axis, cuts)
         return known
 
+    def _ringed(self, tensor: Tensor, found: Spread, device: str, axis: int) -> Tensor:
+        """All-reduce round a ring: pieces of the sum go from the first device to the last one, each of which adds its
+        own, and the finished pieces from the last device to the first and on. Different pieces are under way on
+        different devices at once."""
+        last = found.devices[-1]
+        known = self._scattered.get(tensor)
+        if known is None:
+            cuts = even_cuts(tensor.shape[axis], len(found.parts))
+            ranges = [(axis, start, stop) for start, stop in pairwise(cuts)]
+            pieces = tuple([self._passed_on(tensor, found, cut) for cut in ranges])
+            known = self._scattered[tensor] = Spread((last,) * len(pieces), pieces, axis, cuts)
+        at = found.devices.index(device) if device in found.devices else 0
+        if device == last or at == 0:
+            pieces = known.parts
+        else:
+            before = self.at(tensor, found.devices[at - 1])
+            pieces = tuple([slice_along(before, axis, start, stop) for start, stop in pairwise(known.cuts)])
+        return self._concat(tensor, device, pieces, axis).named("all_reduce")
+
+    def _passed_on(self, tensor: Tensor, found: Spread, cut: tuple[int, int, int]) -> Tensor:
+        """A piece of the sum on the last device, of which each has added its part to what the one before sent."""
+        terms = [slice_along(part, *cut) for part in found.parts]
+        wide, total = _wide(tensor.dtype), terms[0]
+        for i, (device, term) in enumerate(zip(found.devices, terms, strict=True)):
+            bias = self._bias(tensor, found, device, cut) if i == len(terms) - 1 else None
+            given = [total] if i == 0 else [total, term]
+            total = self.on(device, tensor, partial(_sum, given, bias, wide, device), given)
+        final = found.devices[-1]
+        return self.on(final, tensor, partial(_cast, total, tensor.dtype, final), [total]).named("reduce_scatter")
+
     def _added(self, tensor: Tensor, found: Spread, device: str, cut: tuple[int, int, int] | None = None) -> Tensor:
         """The sum of the parts, or the elements ``start .. stop`` of it along an axis, on a device."""
-        own = _on(find_op("add"), device)
-        wide = f32 if tensor.dtype.is_float and tensor.dtype.itemsize < f32.itemsize else tensor.dtype
-        terms = [part if cut is None else slice_along(part, *cut) for part in found.parts]
-        if found.bias is not None:
-            bias = broadcast_to(self.at(found.bias, device), tensor.shape)
-            terms.append(bias if cut is None else slice_along(bias, *cut))
+        terms = tuple([part if cut is None else slice_along(part, *cut) for part in found.parts])
+        bias = self._bias(tensor, found, device, cut)
+
+        wide, late = _wide(tensor.dtype), None
+        alone = bias is not None and cut is None and wide is tensor.dtype
+        if alone and self.links.together(found.devices, tensor, found.parts):
+            bias, late = None, bias
 
         def add() -> Tensor:
-            total, *others = [_cast(term, wide, device) for term in terms]
-            for other in others:
-                total = node(own, (total, other), {})
-            return _cast(total, tensor.dtype, device)
+            return _cast(_sum(terms, bias, wide, device), tensor.dtype, device)
 
-        return self.on(device, tensor, add, terms).named("all_reduce" if cut is None else "reduce_scatter")
+        made = self.on(device, tensor, add, terms if bias is None else (*terms, bias))
+        kind: CollectiveKind = "all_reduce" if cut is None else "reduce_scatter"
+        self._note(kind, tensor, found, made, terms, cut, bias)
+        if late is not None:
+            given = (made.named(kind), late)
+            return self.on(device, tensor, partial(_sum, given, None, wide, device), given)
+        return made.named(kind)
+
+    def _bias(self, tensor: Tensor, found: Spread, device: str, cut: tuple[int, int, int] | None) -> Tensor | None:
+        if found.bias is None:
+            return None
+        bias = broadcast_to(self.at(found.bias, device), tensor.shape)
+        return bias if cut is None else slice_along(bias, *cut)
+
+    def _note(
+        self,
+        kind: CollectiveKind,
+        tensor: Tensor,
+        found: Spread,
+        made: Tensor,
+        terms: tuple[Tensor, ...],
+        cut: tuple[int, int, int] | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        """Note what a node is the end of."""
+        given, inner, stack = {*terms, bias}, set(), [made]
+        while stack:
+            at = stack.pop()
+            if at not in given and at not in inner and at.op is not None:
+                inner.add(at)
+                stack += at.srcs
+        if made not in given:
+            self.collectives[made] = Collective(
+                kind, tensor, found.devices, found.parts, terms, cut, bias, frozenset(inner)
+            )
 
 
 def slice_along(tensor: Tensor, axis: int, start: int, stop: int) -> Tensor:
@@ -150,6 +275,20 @@ def slice_along(tensor: Tensor, axis: int, start: int, stop: int) -> Tensor:
 def even_cuts(length: int, count: int) -> tuple[int, ...]:
     """Where an axis is cut into nearly equal parts."""
     return tuple([length * i // count for i in range(count + 1)])
+
+
+def _wide(dtype: DType) -> DType:
+    """The type in which partial sums of a type are added."""
+    return f32 if dtype.is_float and dtype.itemsize < f32.itemsize else dtype
+
+
+def _sum(terms: Sequence[Tensor], bias: Tensor | None, wide: DType, device: str) -> Tensor:
+    """The terms added in order, and then the bias, in a wider type, on a device."""
+    add = _on(find_op("add"), device)
+    total, *others = [_cast(term, wide, device) for term in (*terms, *([] if bias is None else [bias]))]
+    for other in others:
+        total = node(add, (total, other), {})
+    return total
 
 
 def _cast(tensor: Tensor, dtype: DType, device: str) -> Tensor:

@@ -6,9 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from opweave.contract import Backend, Device
+from opweave.contract import Arg, Backend, Call, CollectiveSupport, Device, Stream
+from opweave.contract.collectives import CollectiveKind
 from opweave.contract.parameters import check_threads
 from opweave.errors import Broken
+from opweave.graph.dtypes import DType
+from opweave.host.sums import Gathering, Sum
 from opweave_cpu.device import CpuDevice, IsolatedCpuDevice
 from opweave_cpu.hardware import cpu_features
 from opweave_cpu.threads import THREADS
@@ -42,6 +45,17 @@ class CpuBackend(Backend):
             PluginError: ``n`` is no positive whole number.
         """
         THREADS.default = None if n is None else check_threads(n)
+
+    def collective_support(
+        self, kind: CollectiveKind, devices: Sequence[Device], dtype: DType, size: int
+    ) -> CollectiveSupport | None:
+        """Each device adds, or puts together, what it reads in the memory of the others: all of it is the process's."""
+        return CollectiveSupport("shards", together=False) if dtype.block == 1 else None
+
+    def bind_collective(self, kind: CollectiveKind, stream: Stream, outs: Sequence[Arg], parts: Sequence[Arg]) -> Call:
+        """The share of one device; see `opweave.contract.Collectives`."""
+        make = Gathering if kind == "all_gather" else Sum
+        return make(outs[0].view, [part.view for part in parts])
 
     def features(self) -> Mapping[str, Any]:
         """BLAS, its threads and the CPU's instruction sets."""
