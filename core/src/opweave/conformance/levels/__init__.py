@@ -8,6 +8,7 @@ from typing import Final
 from opweave.conformance.checklist import Check
 from opweave.conformance.levels import (
     beside,
+    collectives,
     compilers,
     events,
     failures,
@@ -42,7 +43,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     *imports.CHECKS, *hygiene.CHECKS, *memory.CHECKS, *kinds.MEMORY, *transfers.CHECKS, *limits.CHECKS,
     *kinds.PRODUCTS, *operations.CHECKS,
     *order.CHECKS, *events.CHECKS, *streams.CHECKS,
-    *beside.CHECKS, *compilers.CHECKS,
+    *beside.CHECKS, *collectives.CHECKS, *compilers.CHECKS,
     *faults.CHECKS, *failures.CHECKS, *indices.CHECKS,
     *gradients.CHECKS,
 )  # fmt: skip
