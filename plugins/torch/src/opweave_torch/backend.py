@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from opweave.contract import Backend, Device
 from opweave.errors import Unavailable
+from opweave_torch.collectives import NcclCollectives
 
 __all__ = ["TorchBackend"]
 
@@ -18,6 +19,9 @@ class TorchBackend(Backend):
     """
 
     priority = 10  # of two backends that show one GPU, the one with tuned kernels for every operation
+
+    def __init__(self) -> None:
+        self._collectives: Final = NcclCollectives()
 
     def devices(self) -> Sequence[Device]:
         """Accelerators in torch's order, and ``torch:cpu`` last.
@@ -49,6 +53,9 @@ class TorchBackend(Backend):
         from opweave_torch.options import THREADS
 
         THREADS.default = None if n is None else check_threads(n)
+
+    def extensions(self) -> Sequence[object]:
+        return (self._collectives,)
 
     def features(self) -> Mapping[str, Any]:
         """torch's version, the capability level and threads of its kernels for the CPU, and its libraries."""
