@@ -5,6 +5,9 @@ pair, against the same stack on one device. *collectives* of 1 MiB against the c
 ``np.copyto`` one after the other: an all-gather is two copies of half the value and the copy to the caller; an
 all-reduce adds the two copies of half the partial sums, the products that make these, and the additions.
 
+*bare* is what the machine gives: the same stack by NumPy alone, in one thread, and its halves in two threads that add
+each other's partial sums, with nothing planned, placed or checked.
+
 Figures are the fastest of interleaved samples, as the two devices need both cores of a machine with two.
 
 Targets: at least 1.7 times one device; a collective at most 1.3 times its copies.
@@ -17,9 +20,11 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from threading import Barrier, Semaphore, Thread
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 os.environ["OPWEAVE_CPU_DEVICES"] = "2"  # read when the backend is loaded
 
@@ -60,6 +65,51 @@ def products(report: Report, samples: int, rows: int, width: int, layers: int) -
     took, alone = min(times["two"]), min(times["one"])
     report.row(what=f"{layers} x ({rows}, {width})", two_ms=took * 1e3, one_ms=alone * 1e3, faster=alone / took)
     return alone / took
+
+
+def bare(report: Report, samples: int, rows: int, width: int, layers: int) -> None:
+    """The products by NumPy alone: how many times faster two threads are than one."""
+    rng = np.random.default_rng(0)
+    ups = [rng.standard_normal((4 * width, width), np.float32) / np.float32(width**0.5) for _ in range(layers)]
+    downs = [rng.standard_normal((width, 4 * width), np.float32) / np.float32(2 * width**0.5) for _ in range(layers)]
+    x, half = rng.standard_normal((rows, width), np.float32), 2 * width
+    up_halves = [[np.ascontiguousarray(up[i * half : (i + 1) * half]) for up in ups] for i in range(2)]
+    down_halves = [[np.ascontiguousarray(down[:, i * half : (i + 1) * half]) for down in downs] for i in range(2)]
+    parts = [[np.empty_like(x) for _ in range(layers)] for _ in range(2)]
+    there, begin, end = Barrier(2), Semaphore(0), Semaphore(0)
+
+    def one() -> Array:
+        y = x
+        for up, down in zip(ups, downs, strict=True):
+            y = y + np.maximum(y @ up.T, 0) @ down.T
+        return y
+
+    def part(which: int) -> Array:
+        y = x
+        for layer, (up, down) in enumerate(zip(up_halves[which], down_halves[which], strict=True)):
+            np.matmul(np.maximum(y @ up.T, 0), down.T, out=parts[which][layer])
+            there.wait()
+            y = y + (parts[0][layer] + parts[1][layer])
+        return y
+
+    def second() -> None:
+        while True:
+            begin.acquire()
+            part(1)
+            end.release()
+
+    def two() -> Array:
+        begin.release()
+        y = part(0)
+        end.acquire()
+        return y
+
+    Thread(target=second, daemon=True).start()
+    with threadpool_limits(1):
+        np.testing.assert_allclose(two(), one(), rtol=1e-3, atol=1e-3)
+        times = interleaved({"two": two, "one": one}, samples)
+    took, alone = min(times["two"]), min(times["one"])
+    report.row(what=f"bare {layers} x ({rows}, {width})", two_ms=took * 1e3, one_ms=alone * 1e3, faster=alone / took)
 
 
 def all_gather(report: Report, samples: int, n: int) -> float:
@@ -117,7 +167,9 @@ def main() -> None:
     given = options("Weights in shards on two devices.")
     report = Report("sharding", given)
     samples = 11 if given.quick else 41
-    faster = products(report, samples, 128, 256 if given.quick else 1024, 4)
+    width = 256 if given.quick else 1024
+    faster = products(report, samples, 128, width, 4)
+    bare(report, samples, 128, width, 4)
     gather, reduce = all_gather(report, samples, 512), all_reduce(report, samples, 512)
     report.target("one device over two", 1 / faster, 1 / SPEEDUP, "")
     report.target("all-gather of 1 MiB over its copies", gather, FACTOR, "")
