@@ -40,6 +40,8 @@ CONTRACT_NAMES = """
     HOST_SPACE
     Arg Backend Buffer BufferType Call Caps CollectiveSupport Collectives Device DeviceProps Event Features Group Kind
     Launch MemorySpace MultiBuffer Offloading Plan Range Rows SetThreads Step StepError Stream Structure Tunable Usage
+    Arg Backend Buffer BufferType Call Caps Device DeviceProps Event Features Group Kind Launch MemorySpace
+    MultiBuffer Offloading Plan Range Rows SetThreads Single Step StepError Stream Structure Tunable Usage
     WorkerStream
     flat_rows mapped pointwise_groups structure_of
 """.split()  # noqa: SIM905

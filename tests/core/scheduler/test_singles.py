@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import opweave as ow
-from opweave.contract import Call, Group, Step, Stream, pointwise_groups
+from opweave.contract import Call, Group, Single, Step, Stream, pointwise_groups
 from opweave.contract.kernels import Kernel, KernelTable
-from opweave.contract.step import Choice, Single
+from opweave.contract.step import Choice
 from opweave.contract.workspace import Scratch
 from opweave.graph.opdef import OPS
 from opweave.host.device import HostDevice
@@ -106,7 +106,7 @@ def test_groups_are_those_of_a_stream_that_is_asked_for_all_steps(picks):
     for kind in (AskedForAll, AskedForRuns):
         scheduler = ow.Scheduler([Fusing("f", kind), HostDevice()])
         program = scheduler.build(output)
-        groups.append([None if g is None else [item.items for item in g] for g in program._former.groups.of_split])
+        groups.append([[group.items for group in found or ()] for found in program._former.groups.of_split])
         results.append(program.run(feeds))
     assert all(len(run) > 1 for run in scheduler.streams[0].__dict__.get("asked", []))
     assert groups[0] == groups[1]

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from opweave.contract import Arg, Call, Group, Step, pointwise_groups
-from opweave.contract.step import Single
+from opweave.contract import Arg, Call, Group, Single, Step, pointwise_groups
 from opweave.graph.opdef import OPS
 from opweave_cpu.jit.compiler import FirstRun, target
 from opweave_cpu.jit.supported import BLOCKS, MOST_STEPS, MOST_WORK, ROWS, WRITES
