@@ -1,9 +1,9 @@
 """The numbers of this plugin's kernels of which each machine has best values of its own: `opweave profile` measures
 them.
 
-The other sizes and limits in this package stay as they are, for a reason that stands beside each: rounding errors, the
-size of a cache line or of registers, memory, or that between half and twice the value no kernel takes more than a few
-percent longer. Where they compare two ways, ``benchmarks/cpu_ops.py`` shows where one becomes faster than the other.
+The other sizes and limits in this package stay as they are; what decides each stands beside it: rounding errors, the
+size of a cache line or of registers, memory, or where ``benchmarks/cpu_ops.py`` showed one way to become faster than
+another one.
 """
 
 from __future__ import annotations
