@@ -1,6 +1,7 @@
 """Measuring a device's profile: representative operations at several sizes, and transfers.
 
-Figures are minima of several runs, since other load can make a run longer but never shorter.
+Figures are minima of several runs, since other load can make a run longer but never shorter. Only of starting a device
+that was idle it is the median: how deeply its threads sleep differs from time to time, and a program meets all of that.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import inf
+from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -110,7 +112,11 @@ class _Measurement:
         upload = _curve(up)
         if "add" not in costs:
             costs["add"] = next(iter(costs.values()), {"f32": OpCost(upload)})
-        return Profile(self.device.name, self.switch if self.switch < inf else 0.0, upload, _curve(down), costs)
+        again = self.overhead if self.overhead < inf else 0.0
+        return Profile(
+            self.device.name, again + self.switch if self.switch < inf else again, upload, _curve(down), costs,
+            again=again,
+        )  # fmt: skip
 
     def _report(self, what: str) -> None:
         if self.progress is not None:
@@ -122,18 +128,33 @@ class _Measurement:
             data = np.ones(size, np.uint8)
             buffer = self.device.alloc(size)
             try:
-                _note(up, size, _least(partial(buffer.upload, 0, data), self.pause))
-                _note(down, size, _least(partial(buffer.download, 0, data), self.pause))
+                _note(up, size, min(_times(partial(buffer.upload, 0, data))))
+                _note(down, size, min(_times(partial(buffer.download, 0, data))))
             finally:
                 buffer.free()
 
     def _measure_switch(self, node: Tensor) -> None:
-        """Measure what running a plan takes beyond its steps: directly after another run, and after a pause."""
+        """Measure what running a plan takes beyond its steps: directly after another run, and how much longer bringing
+        a value, running and fetching the result take after a pause."""
         with Bound(self.target, node, "exact") as bound:
             one, many = seconds_of_step(self.stream, bound), seconds_of_step(self.stream, bound, MOST_STEPS)
             step = max(many - one, 0.0) / (MOST_STEPS - 1)
             self.overhead = min(self.overhead, max(one - step, 0.0))
-            self.switch = min(self.switch, max(seconds_of_step(self.stream, bound, 1, self.pause) - step, 0.0))
+            result, source = bound.buffers[:2]
+            given, got = np.ones(source.size, np.uint8), np.ones(result.size, np.uint8)
+            plan = self.stream.compile([bound.group])
+
+            def visit() -> None:
+                source.upload(0, given)
+                plan.run()
+                self.stream.synchronize()
+                result.download(0, got)
+
+            try:
+                longer = median(_times(visit, self.pause)) - min(_times(visit))
+            finally:
+                plan.close()
+            self.switch = min(self.switch, max(longer, 0.0))
 
     def _points(self, nodes: list[Tensor], precision: Precision, unit: int, points: Points) -> None:
         """Measure nodes by bytes (``unit`` 0) or floating-point operations (1), where the device computes them in just
@@ -154,8 +175,8 @@ class _Measurement:
                 break
 
 
-def seconds_of_step(stream: Stream, bound: Bound, count: int = 1, before: Callable[[], Any] | None = None) -> float:
-    """The least seconds of a plan with ``count`` identical steps; ``before`` is called before each run, untimed."""
+def seconds_of_step(stream: Stream, bound: Bound, count: int = 1) -> float:
+    """The least seconds of a plan with ``count`` identical steps."""
     plan = stream.compile([bound.group] * count)
 
     def run() -> None:
@@ -163,7 +184,7 @@ def seconds_of_step(stream: Stream, bound: Bound, count: int = 1, before: Callab
         stream.synchronize()
 
     try:
-        return _least(run, before)
+        return min(_times(run))
     finally:
         plan.close()
 
@@ -225,29 +246,32 @@ class Bound:
             buffer.free()
 
 
-def _least(call: Callable[[], Any], before: Callable[[], Any] | None = None) -> float:
-    """The least seconds of several calls, after a warm-up call; ``before`` is called before each, untimed."""
+def _times(call: Callable[[], Any], before: Callable[[], Any] | None = None) -> list[float]:
+    """The seconds of several calls, after a warm-up call; ``before`` is called before each, untimed."""
     call()
-    least, count, end = inf, 0, perf_counter() + MOST_SECONDS
-    while count < RUNS[0] or (count < RUNS[1] and count * least < POINT_SECONDS and perf_counter() < end):
+    times: list[float] = []
+    end = perf_counter() + MOST_SECONDS
+    while len(times) < RUNS[0] or (
+        len(times) < RUNS[1] and len(times) * min(times) < POINT_SECONDS and perf_counter() < end
+    ):
         if before is not None:
             before()
         start = perf_counter()
         call()
-        least = min(least, perf_counter() - start)
-        count += 1
-    return least
+        times.append(perf_counter() - start)
+    return times
 
 
 class _Pause:
-    """Keeps the host busy for a tenth of a millisecond. In a program a device is idle about so long between its splits:
-    its threads go to sleep, and caches fill with other data."""
+    """Keeps the host busy for one or two milliseconds. In a program a device is idle about so long between its splits: its
+    threads go to sleep, and caches fill with other data."""
 
     def __init__(self) -> None:
-        self.here, self.there = np.ones(1 << 18, np.float32), np.ones(1 << 18, np.float32)
+        self.here, self.there = np.ones(1 << 20, np.float32), np.ones(1 << 20, np.float32)
 
     def __call__(self) -> None:
-        np.copyto(self.there, self.here)
+        for _ in range(4):
+            np.copyto(self.there, self.here)
 
 
 def _curve(points: Points) -> Curve:

@@ -65,9 +65,12 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
     splits: list[float] = []
     moved = 0.0
     at_once = _AtOnce(partition)
+    # Runs follow one another: the last split of one comes before the first of the next.
+    before = partition.splits[-1].target if partition.splits else None
     for split in partition.splits:
         at = split.target.index
-        steps = model.profiles[at].switch
+        steps = model.profiles[at].again if split.target is before else model.profiles[at].switch
+        before = split.target
         for item in split.items:
             if item.node is None:
                 steps += model.pack(at, item.out.dtype, item.out.shape)

@@ -84,13 +84,15 @@ class Profile(NamedTuple):
 
     Attributes:
         device: the device's name.
-        switch: time to start a split on the device and to wait for its end, beyond the steps.
+        switch: time to start a split on the device and to wait for its end, beyond the steps, when the device was idle
+            while others worked.
         upload, download: time by bytes from and to the host.
         costs: operation (`ANY`: all others) -> dtype (`ANY`: all others) -> cost of a step; of products that are
             computed less than exactly under `measured_type`.
         peers: name of another device, or of its group -> time by bytes of the direct link; without one, transfers go
             through the host.
         group: name of the group of identical devices that it belongs to, or ``""``.
+        again: as ``switch``, when the device has just worked: in runs that follow one another on one device.
     """
 
     device: str
@@ -100,6 +102,7 @@ class Profile(NamedTuple):
     costs: Mapping[str, Mapping[str, OpCost]]
     peers: Mapping[str, Curve] = MappingProxyType({})
     group: str = ""
+    again: float = 0.0
 
     def link(self, other: Profile) -> Curve | None:
         """The direct link to another device, or ``None``."""
@@ -188,7 +191,7 @@ class Profile(NamedTuple):
         return cls(
             text(document["device"]), figure(document["switch"]), curve(document["upload"]),
             curve(document["download"]), costs, {name: curve(v) for name, v in document["peers"].items()},
-            text(document["group"]),
+            text(document["group"]), figure(document["again"]),
         )  # fmt: skip
 
 
@@ -291,6 +294,10 @@ class CostModel:
         target, profile = self.targets[at], self.profiles[at]
         if target.device.reaches(space):
             return 0.0
+        return self._copy(device, space, at, size) + profile.switch
+
+    def _copy(self, device: Device | None, space: MemorySpace, at: int, size: int) -> float:
+        target, profile = self.targets[at], self.profiles[at]
         other = self._profile_of.get(device.name) if device is not None else None
         if other is not None:
             direct = profile.link(other)
@@ -301,11 +308,14 @@ class CostModel:
         return down + up
 
     def table(self, size: int) -> list[list[float]]:
-        """``table[a][b]``: seconds of copying ``size`` bytes from target ``a`` to target ``b``."""
+        """``table[a][b]``: seconds of copying ``size`` bytes from target ``a`` to target ``b``, and of starting ``b``."""
         known = self._tables.get(size)
         if known is None:
             known = self._tables[size] = [
-                [self.move(a.device, a.space, b.index, size) if a is not b else 0.0 for b in self.targets]
+                [
+                    self.move(a.device, a.space, b.index, size) + self.profiles[b.index].switch if a is not b else 0.0
+                    for b in self.targets
+                ]
                 for a in self.targets
             ]
         return known

@@ -9,7 +9,6 @@ from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
-from opweave.cost.store import profile
 from opweave.errors import AllocationError, SchedulerError
 from opweave.graph.graph import Graph
 from opweave.scheduler import Program, Scheduler
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from opweave.contract.device import Device
     from opweave.graph.tensor import Tensor
+    from opweave.scheduler.target import Support
 
 __all__ = ["Candidate", "Tuning", "tune"]
 
@@ -213,14 +213,19 @@ class _Tuner:
         program = trial.program
         steps = step_times(program, len(self._repetitions(trial)) // 2 + 1, self.run)
         predicted, parts = program.predicted, program.partition
-        switches = sum(profile(split.target.device).switch for split in parts.splits)
+        starts = sum(predicted.busy.values()) - sum(predicted.nodes.values())
         total = sum(seconds for _, _, seconds in steps)
-        share = max(trial.seconds - predicted.copies - switches, total / 2) / total if total else 1.0
-        capabilities = parts.assignment.capabilities
+        share = max(trial.seconds - predicted.copies - starts, total / 2) / total if total else 1.0
+        # Equal steps may be fused with others in one place and stand alone in another: each gets the mean, so that the
+        # sum over the program stays what was measured.
+        alike: dict[Support, list[float]] = {}
         for target, nodes, seconds in steps:
             weights = [max(predicted.nodes.get(node, 0.0), 1e-9) for node in nodes]
             for node, weight in zip(nodes, weights, strict=True):
-                capabilities.support(target, node).seconds = seconds * share * weight / sum(weights)
+                support = parts.assignment.capabilities.support(target, node)
+                alike.setdefault(support, []).append(seconds * share * weight / sum(weights))
+        for support, each in alike.items():
+            support.seconds = sum(each) / len(each)
 
 
 def _computed(graph: Graph) -> Sequence[Tensor]:
