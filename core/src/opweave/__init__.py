@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from opweave.sharding.placing import Sharded as Sharded
     from opweave.tools.compare import compare as compare
     from opweave.tools.copy_graph import copy_graph as copy_graph
+    from opweave.tools.measure_steps import measure_steps as measure_steps
     from opweave.tools.profile_run import profile_run as profile_run
     from opweave.tools.trace import trace as trace
     from opweave.tools.tune import tune as tune
@@ -45,6 +46,7 @@ _LATER = {
     "from_dlpack": "opweave.dlpack",
     "load_weights": "opweave.formats.load",
     "gradients": "opweave.training.backward",
+    "measure_steps": "opweave.tools.measure_steps",
     "profile": "opweave.cost.store",
     "profile_run": "opweave.tools.profile_run",
     "simulate": "opweave.whatif.simulate",

@@ -213,9 +213,16 @@ def _what_if(
     pipeline: Annotated[
         bool, typer.Option("--pipeline", help="Minimize the time between overlapping runs, not that of one run.")
     ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure/--no-measure",
+            help="Measure the graph's steps on real devices that groups are like (like = ...); else by their profiles.",
+        ),
+    ] = True,
     as_json: _Json = False,
 ) -> None:
     """Predict time and memory of a graph on simulated devices. Exits with 1 if their memory does not suffice."""
     leave_out_deadly()
-    if not show_what_if(graph, cluster, pipeline=pipeline, as_json=as_json):
+    if not show_what_if(graph, cluster, pipeline=pipeline, measure=measure, as_json=as_json):
         raise typer.Exit(1)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
+from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -15,9 +16,14 @@ from opweave.cli.combinations import make_combinations
 from opweave.cli.output import Row, print_json, print_rows, quiet_stdout
 from opweave.cost.predict import Prediction
 from opweave.errors import OpweaveError, SchedulerError, UnknownNameError
+from opweave.tools.measure_steps import measure_nodes
 from opweave.units import human_bytes, human_time
 from opweave.whatif.cluster import Cluster, read_cluster
 from opweave.whatif.divide import what_if
+
+if TYPE_CHECKING:
+    from opweave.contract.device import Device
+    from opweave.graph.tensor import Tensor
 
 __all__ = ["show_what_if"]
 
@@ -25,8 +31,10 @@ SHOWN = 8
 """Of a group with more devices than this, only the first and the last ones are shown."""
 
 
-def show_what_if(graph: str, cluster: str, *, pipeline: bool, as_json: bool) -> bool:
+def show_what_if(graph: str, cluster: str, *, pipeline: bool, measure: bool, as_json: bool) -> bool:
     """Plan and print; returns whether the memory suffices.
+
+    With ``measure``, the graph's steps are measured on the devices that groups are like, where these are here.
 
     Args:
         graph: ``FILE.py:function``; the function takes nothing and returns a tensor, several or a dict of them.
@@ -40,7 +48,7 @@ def show_what_if(graph: str, cluster: str, *, pipeline: bool, as_json: bool) -> 
     with quiet_stdout():
         make_combinations()
         described = read_cluster(cluster)
-        plan = what_if(_outputs(graph), described, pipeline=pipeline)
+        plan = what_if(_outputs(graph), described, pipeline=pipeline, measure=_measure if measure else None)
         predicted = plan.predicted
     sizes = {d.name: d.mem_info()[1] for d in (target.device for target in plan.partition.assignment.targets)}
     counts = dict.fromkeys(predicted.busy, 0)
@@ -51,6 +59,13 @@ def show_what_if(graph: str, cluster: str, *, pipeline: bool, as_json: bool) -> 
     else:
         _print(described, predicted, sizes, counts, plan.n_copies)
     return not predicted.short
+
+
+def _measure(nodes: Iterable[Tensor], device: Device) -> None:
+    try:
+        measure_nodes(nodes, device)
+    except OpweaveError as error:  # of memory, for one; predictions by the profile are there
+        print(f"not measured on {device.name}, predicted by its profile: {error}", file=sys.stderr)
 
 
 def _outputs(graph: str) -> Any:

@@ -263,8 +263,8 @@ def _times(call: Callable[[], Any], before: Callable[[], Any] | None = None) -> 
 
 
 class _Pause:
-    """Keeps the host busy for one or two milliseconds. In a program a device is idle about so long between its splits: its
-    threads go to sleep, and caches fill with other data."""
+    """Keeps the host busy for a millisecond or two. In a program a device is idle about so long between its splits:
+    its threads go to sleep, and caches fill with other data."""
 
     def __init__(self) -> None:
         self.here, self.there = np.ones(1 << 20, np.float32), np.ones(1 << 20, np.float32)

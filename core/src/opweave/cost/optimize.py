@@ -14,7 +14,7 @@ from itertools import chain, combinations
 from math import inf
 from typing import Final, NamedTuple
 
-__all__ = ["Problem", "Solution", "solve"]
+__all__ = ["Problem", "Solution", "list_schedule", "solve"]
 
 SWEEPS: Final = 4
 SUBSETS_UP_TO: Final = 4
@@ -73,6 +73,27 @@ def solve(problem: Problem) -> Solution:
     results = [solver.refine(start) for start in (starts if starts[0] != starts[1] else starts[:1])]
     best = min(results, key=problem.seconds) if len(results) > 1 else results[0]
     return Solution(best, problem.seconds(best), solver.steps)
+
+
+def list_schedule(problem: Problem, queues: Sequence[int]) -> list[int]:
+    """For targets that work at once, but for those with one number in ``queues``: each node, in order, on the target
+    where it ends earliest, behind the nodes before it in that queue and the copies of what it reads. The greedy rule of
+    list scheduling for unlike processors (HEFT: Topcuoglu, Hariri and Wu, 2002), with the nodes in the order in which
+    targets run them.
+    """
+    free = dict.fromkeys(queues, 0.0)
+    chosen: list[int] = []
+    ends: list[float] = []
+    for own, sources in zip(problem.own, problem.sources, strict=True):
+        when = [
+            max([free[queues[d]], *[ends[u] + problem.moves[u][chosen[u]][d] for u in sources]]) + s
+            for d, s in enumerate(own)
+        ]
+        at = min(range(len(when)), key=when.__getitem__)
+        free[queues[at]] = when[at]
+        chosen.append(at)
+        ends.append(when[at])
+    return chosen
 
 
 class _Solver:

@@ -1,9 +1,10 @@
 """Placement by cost: chooses the assignment whose run is predicted to take the least time.
 
-Candidates are the assignment that `solve` finds, the one by the rules of priority, and for each device the one that
-places on it every node that it supports; so the choice is never predicted to be worse than any of these. If none of
-them fits the devices' memory, nodes that do not fit are moved from the best one to other devices. Pins, and nodes that
-write placed states, are fixed. Nodes that read placed weights are not: running them elsewhere costs a copy per run.
+Candidates are the assignment that `solve` finds, with devices that work at once also that of `list_schedule`, the one
+by the rules of priority, and for each device the one that places on it every node that it supports; so the choice is
+never predicted to be worse than any of these. Of those that do not fit the
+devices' memory, nodes are moved to other devices. Pins, and nodes that write placed states, are fixed. Nodes that read placed
+weights are not: running them elsewhere costs a copy per run.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from opweave.cost.optimize import Problem, solve
-from opweave.cost.predict import predict, room_of
+from opweave.cost.optimize import Problem, list_schedule, solve
+from opweave.cost.predict import predict, queues, room_of
 from opweave.cost.profile import CostModel
 from opweave.cost.store import profile
 from opweave.scheduler.assign import Assignment, assign, target_at
@@ -69,23 +70,20 @@ def place_by_cost(
         return made.with_causes({node: rules.causes[node] if node in fixed else "cost" for node in wanted})
 
     if len(targets) > 1:
-        choices = [_solved(graph, rules, fixed, model), *_single(rules, model)]
+        choices = [*_solved(graph, rules, fixed, model), *_single(rules, model)]
         assignments += [assigned(choice) for choice in choices]
     partitions = [partition(graph, assignment, placed) for assignment in assignments]
     seconds = [predict(parts, model, memory=False).seconds for parts in partitions]
-    best: tuple[Partition, Prediction] | None = None
+    found: list[tuple[Partition, Prediction]] = []
     for index in sorted(range(len(partitions)), key=seconds.__getitem__):
-        prediction = predict(partitions[index], model)
-        if best is None or not prediction.short:
-            best = partitions[index], prediction
-        if not prediction.short:
-            break
-    assert best is not None
-    if best[1].short and len(targets) > 1:
-        parts = partition(graph, assigned(_spilled(graph, best[0].assignment, fixed, model)), placed)
-        prediction = predict(parts, model)
-        if sum(prediction.short.values()) < sum(best[1].short.values()):
-            best = parts, prediction
+        found.append((partitions[index], predict(partitions[index], model)))
+        if not found[-1][1].short:
+            break  # those behind it take longer
+        if len(targets) > 1:
+            spilled = _spilled(graph, partitions[index].assignment, fixed, model)
+            parts = partition(graph, assigned(spilled), placed)
+            found.append((parts, predict(parts, model)))
+    best = min(found, key=lambda each: (sum(each[1].short.values()), each[1].seconds))
     assignment = best[0].assignment
     if assignment is rules and len(targets) > 1:
         assignment = rules.with_causes({node: "cost" for node, cause in rules.causes.items() if cause in CHOICES})
@@ -176,14 +174,22 @@ def live_bytes(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[Tenso
     return result
 
 
-def _solved(graph: Graph, rules: Assignment, fixed: Mapping[Tensor, int], model: CostModel) -> dict[Tensor, int]:
+def _solved(
+    graph: Graph, rules: Assignment, fixed: Mapping[Tensor, int], model: CostModel
+) -> Iterator[dict[Tensor, int]]:
+    """For devices that work one after the other, and where some work at once also for that."""
     building = _Building(rules, fixed, model)
     for node in graph.nodes:
         if node.base is None:
             building.add(node)
     building.add_results(graph)
-    chosen = solve(building.problem).targets
-    return {node: chosen[index] for node, index in building.index.items() if node.op is not None}
+    problem = building.problem
+    found = [solve(problem).targets]
+    at_once = queues(rules.targets)
+    if len(set(at_once)) > 1:
+        found.append(list_schedule(problem, at_once))
+    for chosen in found:
+        yield {node: chosen[index] for node, index in building.index.items() if node.op is not None}
 
 
 class _Building:

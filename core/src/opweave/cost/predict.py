@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
+from opweave.contract.capabilities import Kind
 from opweave.contract.space import round_up
+from opweave.contract.worker import WorkerStream
 from opweave.cost.profile import CostModel
 from opweave.cost.store import profile
 from opweave.graph.layout import nbytes
+from opweave.host.cores import usable_cores
 from opweave.scheduler.allocate import MemoryUse, allocate, memory_use
 from opweave.scheduler.fuse import unfused
 
@@ -18,16 +21,18 @@ if TYPE_CHECKING:
     from opweave.contract.space import MemorySpace
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.splits import Partition, Split, StorageView
+    from opweave.scheduler.target import Target
 
-__all__ = ["Prediction", "memory_of", "predict", "prediction_of", "room_of", "where_lies"]
+__all__ = ["Prediction", "memory_of", "predict", "prediction_of", "queues", "room_of", "where_lies"]
 
 
 class Prediction(NamedTuple):
-    """The predicted time and memory of a run in which one device works at a time, but for weights in shards, of which
-    devices compute the parts at once.
+    """The predicted time and memory of a run.
 
     Attributes:
-        seconds: of one run: steps, transfers, inputs and results; of parts that are computed at once the slowest.
+        seconds: of one run: steps, transfers, inputs and results. Asynchronous devices, those with a thread of their
+            own (``parallel=True``), and those of weights in shards work while others do; of what is computed at once
+            the slowest counts.
         busy: device -> seconds of its steps.
         copies: seconds of transfers: between memories, of inputs from the host, of results to it.
         nodes: computed tensor -> seconds.
@@ -102,7 +107,7 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
         splits.append(steps + copies)
         at_once.add(split, steps + copies)
         moved += copies
-    spared = sum(splits) - at_once.end if hasattr(partition.graph, "sharded") else 0.0
+    spared = sum(splits) - at_once.end
     for tensor, storage in partition.inputs.items():
         moved += model.feed(partition.arenas[storage], tensor.nbytes)
     for output, tensor in zip(partition.outputs, partition.graph.outputs, strict=True):
@@ -117,9 +122,35 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
     return Prediction(sum(busy.values()) + moved - spared, busy, moved, nodes, splits, use, short)
 
 
+def queues(targets: Sequence[Target], *, sharded: bool = False) -> list[int]:
+    """For each target the number of its queue: targets with the same one work one after the other, others at once.
+
+    Synchronous targets share one, as the host itself computes there, but not where weights are in shards, for which
+    schedulers give each a thread. Targets that compute on the processors share one if they use more of them than there
+    are.
+    """
+    queue = [i if sharded or target.stream.is_async else -1 for i, target in enumerate(targets)]
+    if len(set(queue)) > 1 and not sharded:
+        used = [_processors(target) for target in targets]
+        if sum(used) > usable_cores().usable:
+            queue = [-1 if count else i for i, count in zip(queue, used, strict=True)]
+    return queue
+
+
+def _processors(target: Target) -> int:
+    """How many processors a target computes on."""
+    device, stream = target.device, target.stream
+    if device.kind is not Kind.CPU:
+        return 0
+    if not device.threaded:
+        return int(device.features().get("compute_units", 1))
+    threads = (stream.inner if isinstance(stream, WorkerStream) else stream).opened_with.get("threads")
+    return usable_cores().usable if threads is None else int(getattr(threads, "size", threads))
+
+
 class _AtOnce:
-    """When the splits of a run end whose devices compute at once: each behind the one before it on its device, and
-    behind those that made what it copies.
+    """When the splits of a run end: each behind the one before it on its device, behind those that made what it reads
+    or copies, and behind those before it that the host itself computes.
 
     Attributes:
         end: seconds from the beginning of the first split to the end of the last one.
@@ -127,7 +158,11 @@ class _AtOnce:
 
     def __init__(self, partition: Partition) -> None:
         self.end = 0.0
-        self._free = [0.0] * len(partition.assignment.targets)
+        self._host = 0.0
+        targets = partition.assignment.targets
+        self._queue = queues(targets, sharded=bool(partition.graph.sharded))
+        self._waits = [not (target.stream.is_async or partition.graph.sharded) for target in targets]
+        self._free = dict.fromkeys(self._queue, 0.0)
         self._made: dict[int, float] = {}  # storage id -> when its value is there
 
     def add(self, split: Split, seconds: float) -> None:
@@ -135,8 +170,11 @@ class _AtOnce:
         at = split.target.index
         read = [storage for copy in split.copies for storage in copy.reads]
         read += [view.storage for item in split.items for view in item.srcs]
-        end = max([self._free[at], *[self._made.get(storage, 0.0) for storage in read]]) + seconds
-        self._free[at] = end
+        queue = self._queue[at]
+        end = max([self._host, self._free[queue], *[self._made.get(storage, 0.0) for storage in read]]) + seconds
+        self._free[queue] = end
+        if self._waits[at]:
+            self._host = end
         self.end = max(self.end, end)
         written = [view.storage for copy in split.copies for view in copy.writes]
         for storage in (*[item.out.storage for item in split.items], *written):

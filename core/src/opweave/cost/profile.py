@@ -308,7 +308,7 @@ class CostModel:
         return down + up
 
     def table(self, size: int) -> list[list[float]]:
-        """``table[a][b]``: seconds of copying ``size`` bytes from target ``a`` to target ``b``, and of starting ``b``."""
+        """``table[a][b]``: seconds of copying ``size`` bytes from target ``a`` to ``b``, and of starting ``b``."""
         known = self._tables.get(size)
         if known is None:
             known = self._tables[size] = [

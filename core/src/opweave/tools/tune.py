@@ -14,6 +14,7 @@ from opweave.graph.graph import Graph
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.arguments import checked_outputs
 from opweave.tools.copy_graph import copy_graph
+from opweave.tools.measure_steps import note_steps
 from opweave.tools.profile_run import step_times
 from opweave.units import human_time
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from opweave.contract.device import Device
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.target import Support
+    from opweave.tools.measure_steps import StepTimes
 
 __all__ = ["Candidate", "Tuning", "tune"]
 
@@ -126,6 +127,7 @@ class _Trial:
         self.program: Final = program
         self.predicted: Final = predicted
         self.seconds = inf
+        self.steps: StepTimes = ()
 
 
 class _Tuner:
@@ -159,6 +161,9 @@ class _Tuner:
         for _ in self._repetitions(min(trials, key=lambda trial: trial.seconds)):
             for trial in trials:
                 self._time(trial)
+        # By the least seconds of all repetitions; devices alone last, whose figures hold for what is placed otherwise too.
+        for trial in sorted(trials, key=lambda trial: len(set(trial.where)), reverse=True):
+            note_steps(trial.program, trial.seconds, trial.steps)
         trials.sort(key=lambda trial: trial.seconds * (CLOSE if len(set(trial.where)) > 1 else 1.0))
         pins = {node: at for node, at in zip(self.nodes, trials[0].where, strict=True) if at is not None}
         return Tuning(pins, tuple(
@@ -209,23 +214,9 @@ class _Tuner:
         return True
 
     def _note(self, trial: _Trial) -> None:
-        """Remember what each step takes, so that the steps of a run add up to what the run takes beyond transfers."""
-        program = trial.program
-        steps = step_times(program, len(self._repetitions(trial)) // 2 + 1, self.run)
-        predicted, parts = program.predicted, program.partition
-        starts = sum(predicted.busy.values()) - sum(predicted.nodes.values())
-        total = sum(seconds for _, _, seconds in steps)
-        share = max(trial.seconds - predicted.copies - starts, total / 2) / total if total else 1.0
-        # Equal steps may be fused with others in one place and stand alone in another: each gets the mean, so that the
-        # sum over the program stays what was measured.
-        alike: dict[Support, list[float]] = {}
-        for target, nodes, seconds in steps:
-            weights = [max(predicted.nodes.get(node, 0.0), 1e-9) for node in nodes]
-            for node, weight in zip(nodes, weights, strict=True):
-                support = parts.assignment.capabilities.support(target, node)
-                alike.setdefault(support, []).append(seconds * share * weight / sum(weights))
-        for support, each in alike.items():
-            support.seconds = sum(each) / len(each)
+        """Measure what each step takes, so that the next placement is chosen by it."""
+        trial.steps = step_times(trial.program, len(self._repetitions(trial)) // 2 + 1, self.run)
+        note_steps(trial.program, trial.seconds, trial.steps)
 
 
 def _computed(graph: Graph) -> Sequence[Tensor]:

@@ -8,33 +8,41 @@ not divided so: all of its devices compute parts of each node that reads a weigh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opweave.cost.place import live_bytes
 from opweave.cost.predict import predict
 from opweave.errors import LayoutError
+from opweave.graph.graph import Graph
+from opweave.scheduler.arguments import checked_outputs
 from opweave.scheduler.program import PlannedGraph
 from opweave.scheduler.scheduler import Scheduler
 from opweave.sharding.axes import axes_of
 from opweave.sharding.placing import Sharded, shards_of
 
 if TYPE_CHECKING:
-    from opweave.graph.graph import Graph
+    from opweave.contract.device import Device
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.program import Outputs
     from opweave.whatif.cluster import Cluster
     from opweave.whatif.simulate import SimulatedDevice
 
-__all__ = ["Load", "divide", "what_if"]
+__all__ = ["Load", "Measure", "divide", "what_if"]
+
+Measure = Callable[["Iterable[Tensor]", "Device"], None]
 
 
-def what_if(outputs: Outputs, cluster: Cluster, *, pipeline: bool = False) -> PlannedGraph:
+def what_if(
+    outputs: Outputs, cluster: Cluster, *, pipeline: bool = False, measure: Measure | None = None
+) -> PlannedGraph:
     """Place a graph on a cluster.
 
     Args:
         pipeline: minimize the time between the ends of overlapping runs, instead of the time of one run.
+        measure: measures what nodes take on the device that a group is like, if that one is here and the group has no
+            figures of its own: called before nodes are placed, and again for the parts of those that are split.
 
     Returns:
         The plan, with a prediction. Its targets are the devices of the cluster that are used.
@@ -43,6 +51,11 @@ def what_if(outputs: Outputs, cluster: Cluster, *, pipeline: bool = False) -> Pl
         UnsupportedOpError: no group supports a node.
     """
     profiles = [cluster.profile(group) for group in cluster.groups]
+    if measure is not None:
+        graph = Graph(checked_outputs(outputs)[0])
+        for like in dict.fromkeys(group.device.same_speed for group in cluster.groups):
+            if like is not None:
+                measure(graph.nodes, like)
     whole = [
         group.device.renamed(group.name, profile, memory=group.device.mem_info()[1] * group.count)
         for group, profile in zip(cluster.groups, profiles, strict=True)
@@ -83,6 +96,11 @@ def what_if(outputs: Outputs, cluster: Cluster, *, pipeline: bool = False) -> Pl
         for weight in split:
             assert weight.leaf is not None
             weight.leaf.shards = None  # they are the caller's
+    if measure is not None and split:
+        for member in members:
+            if member.same_speed is not None:
+                measure([n for n, at in plan.partition.assignment.target_of.items()
+                         if plan.partition.assignment.targets[at].device is member], member.same_speed)  # fmt: skip
     assignment = plan.partition.assignment.with_causes(dict.fromkeys(pins, "cost"))
     return PlannedGraph(replace(plan.partition, assignment=assignment, prediction=predict(plan.partition)))
 
