@@ -16,7 +16,10 @@ import numpy as np
 import opweave as ow
 from opweave_cpu.device import IsolatedCpuDevice
 
-__all__ = ["GRAPHS", "MIXED", "PLACED", "Built", "Place", "chain", "configurations", "diamond", "transformer", "u"]
+__all__ = [
+    "GRAPHS", "MIXED", "PLACED", "Built", "Place", "chain", "configurations", "diamond", "separate_branches",
+    "transformer", "u",
+]  # fmt: skip
 
 Place = Callable[[float], Any]
 """How far into the graph (0 .. 1) -> the device for weights there, or ``None``."""
@@ -283,37 +286,61 @@ PLACED: Final[dict[str, Callable[..., Built]]] = {
 
 
 def strengths(size: int = 1) -> Built:
-    """Linear attention with decay over 256 rows, then the largest eight of 512 values: four nodes that are computed."""
+    """A product in bf16, then the largest eight of the values in each row: five nodes that are computed."""
     rng = np.random.default_rng(0)
-    x, feeds = _input((1, 4, 256 * size, 32))
+    x, feeds = _input((256 * size, 512))
     feeds = {name: _random(rng, *array.shape) for name, array in feeds.items()}
+    w = ow.weights({"w": _random(rng, 1024, 512).astype(ow.as_dtype("bf16").numpy)})["w"]
 
     def build() -> ow.Tensor:
-        h = ow.linear_attention(x, x, x, decay=ow.sigmoid(x))
-        return ow.top_k(h.reshape(64 * size, 512), 8)[0]
+        return ow.top_k(ow.cast(ow.linear(ow.cast(x, "bf16"), w), "f32"), 8)[0]
 
     return Built(build(), build, feeds)
 
 
 def attention_and_experts(size: int = 1) -> Built:
-    """Attention over 128 rows with f32 weights, then experts with weights in q4_0 for the last row."""
+    """Attention over 256 rows with f32 weights, then experts in bf16."""
     rng = np.random.default_rng(0)
-    rows, columns = 128 * size, 512
+    rows, columns, hidden, experts = 256 * size, 512, 1024, 8
     x, feeds = _input((rows, columns))
     feeds = {name: _random(rng, *array.shape) for name, array in feeds.items()}
     square = {name: _random(rng, columns, columns) for name in "qkvo"}
-    weights = ow.weights(square | _expert_weights(rng, columns, 1024, _blocks))
+    expert = {
+        "router": _random(rng, experts, columns),
+        "up": _bf16(rng, experts, hidden, columns),
+        "gate": _bf16(rng, experts, hidden, columns),
+        "down": _bf16(rng, experts, columns, hidden),
+    }
+    weights = ow.weights(square | expert)
 
     def build() -> ow.Tensor:
         q, k, v = (ow.linear(x, weights[n]).reshape(1, rows, 8, 64).transpose(0, 2, 1, 3) for n in "qkv")
         mixed = ow.attention(q, k, v).transpose(0, 2, 1, 3).contiguous().reshape(rows, columns)
-        return _to_experts((x + ow.linear(mixed, weights["o"]))[-1:].contiguous(), weights)
+        h = x + ow.linear(mixed, weights["o"])
+        share, ids = ow.top_k(ow.softmax(ow.linear(h, weights["router"])), 2)
+        y = ow.cast(h, "bf16")
+        up, gate = ow.expert_linear(y, weights["up"], ids), ow.expert_linear(y, weights["gate"], ids)
+        down = ow.cast(ow.expert_linear(ow.swiglu(up, gate), weights["down"], ids), "f32")
+        return h + ow.sum(down * share.reshape(rows, 2, 1), axis=1)
 
     return Built(build(), build, feeds)
 
 
-def _blocks(rng: np.random.Generator, *shape: int) -> Any:
-    return ow.quantize(_random(rng, *shape), "q4_0")
+def _bf16(rng: np.random.Generator, *shape: int) -> Any:
+    return _random(rng, *shape).astype(ow.as_dtype("bf16").numpy)
+
+
+def separate_branches(size: int = 1) -> Built:
+    """Eight branches of products, which meet at the end only: devices that work at once can divide them."""
+    rng = np.random.default_rng(0)
+    x, feeds = _input((64 * size, 512))
+    feeds = {name: _random(rng, *array.shape) for name, array in feeds.items()}
+    weights = ow.weights({str(i): _random(rng, 512, 512) for i in range(8)})
+
+    def build() -> ow.Tensor:
+        return ow.concat([ow.gelu(ow.linear(x, weights[str(i)])) for i in range(8)], axis=1)
+
+    return Built(build(), build, feeds)
 
 
 MIXED: Final[dict[str, Callable[..., Built]]] = {

@@ -2,9 +2,9 @@
 
 Candidates are the assignment that `solve` finds, with devices that work at once also that of `list_schedule`, the one
 by the rules of priority, and for each device the one that places on it every node that it supports; so the choice is
-never predicted to be worse than any of these. Of those that do not fit the
-devices' memory, nodes are moved to other devices. Pins, and nodes that write placed states, are fixed. Nodes that read placed
-weights are not: running them elsewhere costs a copy per run.
+never predicted to be worse than any of these. Of those that do not fit the devices' memory, nodes are moved to other
+devices. Pins, and nodes that write placed states, are fixed. Nodes that read placed weights are not: running them
+elsewhere costs a copy per run.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ __all__ = ["StepTimes", "measure_nodes", "measure_steps", "note_steps"]
 
 LEAVES: Final = 1 << 30
 """Default of the most bytes of weights and states that one measurement needs beside those of steps of new kinds."""
-RUN_SECONDS: Final = 0.1
+RUN_SECONDS: Final = 0.3
 """Further runs are made until so many seconds have passed: other load makes runs longer, never shorter."""
-MOST_RUNS: Final = 200
+MOST_RUNS: Final = 1000
 
 StepTimes = Sequence[tuple["Target", list["Tensor"], float]]
 """Of each step, or of what a device fuses: target, nodes, seconds."""
