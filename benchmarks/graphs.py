@@ -299,9 +299,9 @@ def strengths(size: int = 1) -> Built:
 
 
 def attention_and_experts(size: int = 1) -> Built:
-    """Attention over 256 rows with f32 weights, then experts in bf16."""
+    """Attention over 512 rows with f32 weights, then experts in bf16."""
     rng = np.random.default_rng(0)
-    rows, columns, hidden, experts = 256 * size, 512, 1024, 8
+    rows, columns, hidden, experts = 512 * size, 512, 1024, 8
     x, feeds = _input((rows, columns))
     feeds = {name: _random(rng, *array.shape) for name, array in feeds.items()}
     square = {name: _random(rng, columns, columns) for name in "qkvo"}

@@ -6,9 +6,12 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
+import opweave as ow
 from opweave import registry
 from opweave.cost.profile import Curve, OpCost, Profile
 from tests.support.plugins_for_tests import OLD, backend, probed
@@ -466,6 +469,28 @@ class TestWhatIf:
         assert (code, out) == (1, "")
         assert re.search(says, err.strip())
         assert err.startswith("error: ")
+
+    @pytest.mark.parametrize("combined", [False, True])
+    def test_steps_are_measured_on_devices_that_groups_are_like(self, run, files, monkeypatch, combined):
+        measured: list[tuple[str, set[tuple[int, ...]]]] = []
+
+        def measure(nodes: Iterable[ow.Tensor], device: ow.Device) -> None:
+            measured.append((device.name, {node.shape for node in nodes}))
+            raise ow.AllocationError("memory of cpu", 1, 0)
+
+        monkeypatch.setattr("opweave.cli.what_if.measure_nodes", measure)
+        graph, cluster = files()
+        both = f"count = 2\ncombined = {str(combined).lower()}\n"
+        Path(cluster).write_text(f'[[group]]\nname = "here"\nlike = "cpu"\n{both}')
+        code, _, err = run("what-if", graph, cluster, "--json")
+        assert (code, "not measured on cpu, predicted by its profile" in err) == (0, True)
+        assert {name for name, _ in measured} == {"cpu"}
+        whole, *parts = [shapes for _, shapes in measured]
+        assert bool(parts) == combined, "of weights that are split, their parts too"
+        assert all(shapes != whole for shapes in parts)
+        measured.clear()
+        assert run("what-if", graph, cluster, "--json", "--no-measure")[0] == 0
+        assert not measured
 
     def test_too_little_memory_is_said_and_fails(self, run, files):
         code, out, _ = run("what-if", *files(2))

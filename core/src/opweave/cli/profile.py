@@ -53,6 +53,7 @@ def _figures(made: Profile) -> dict[str, object]:
         "device": made.device,
         "launch_seconds": made.launch,
         "switch_seconds": made.switch,
+        "again_seconds": made.again,
         "bytes_per_second": made.bandwidth,
         "upload_bytes_per_second": made.upload.rate,
         "download_bytes_per_second": made.download.rate,

@@ -34,6 +34,8 @@ LEAVES: Final = 1 << 30
 RUN_SECONDS: Final = 0.3
 """Further runs are made until so many seconds have passed: other load makes runs longer, never shorter."""
 MOST_RUNS: Final = 1000
+LEAST: Final = 0.1
+"""The share of a run that its steps take at least, where transfers are predicted to take nearly all of it or more."""
 
 StepTimes = Sequence[tuple["Target", list["Tensor"], float]]
 """Of each step, or of what a device fuses: target, nodes, seconds."""
@@ -110,7 +112,7 @@ def note_steps(program: Program, seconds: float, steps: StepTimes) -> None:
     starts = sum(predicted.busy.values()) - sum(predicted.nodes.values())
     total = sum(took for _, _, took in steps)
     at_once = predicted.seconds < (sum(predicted.busy.values()) + predicted.copies) * (1 - 1e-9)
-    share = 1.0 if at_once or not total else max(seconds - predicted.copies - starts, total / 2) / total
+    share = 1.0 if at_once or not total else max(seconds - predicted.copies - starts, seconds * LEAST) / total
     alike: dict[Support, list[float]] = {}
     for target, nodes, took in steps:
         parts = [max(predicted.nodes.get(node, 0.0), 1e-9) for node in nodes]
