@@ -186,7 +186,11 @@ def _divided(built: Any, samples: int, report: Report) -> None:
     names = ["cpu:0", "cpu:1"]
     for name in names:
         ow.measure_steps(built.output, name, threads=1)
-    with ow.Scheduler(names, parallel=True, threads=1, placement="cost") as both:
+    streams = [ow.device(name).open(worker=True, threads=1) for name in names]
+    for stream, core in zip(streams, sorted(os.sched_getaffinity(0)), strict=False):
+        # On a busy machine both threads may else stay on one core.
+        stream.call(partial(os.sched_setaffinity, 0, {core}))  # type: ignore[attr-defined]
+    with ow.Scheduler(streams, parallel=True, placement="cost") as both:
         program = both.build(built.output)
         alone = {name: ow.Scheduler(name, threads=1).build(built.output) for name in names}
         seconds = _seconds(built, {"both": program, **alone}, samples)
