@@ -8,6 +8,7 @@ from opweave_cpu import CpuDevice
 from opweave_cpu.decoded import DecodedType
 from opweave_cpu.kernels import KERNELS
 from opweave_cpu.kernels.integer_products import linear_in_int8, linear_of_one_row
+from opweave_cpu.kernels.row_products import linear_of_some_rows
 from tests.support.kernels import assert_right_where_accepted, by_operation
 
 
@@ -26,4 +27,6 @@ def test_kernels_lie_where_their_operations_are_defined() -> None:
             family = "decoded" if DecodedType in kernel.accepts else OPS[name].family
             if kernel.factory in (linear_in_int8, linear_of_one_row):
                 family = "integer_products"
+            elif kernel.factory is linear_of_some_rows:
+                family = "row_products"
             assert kernel.factory.__module__ == f"opweave_cpu.kernels.{family}"

@@ -161,7 +161,7 @@ class _Tuner:
         for _ in self._repetitions(min(trials, key=lambda trial: trial.seconds)):
             for trial in trials:
                 self._time(trial)
-        # By the least seconds of all repetitions; devices alone last, whose figures hold for what is placed otherwise too.
+        # By the least seconds of all repetitions. Devices alone come last: their figures hold for other placements too.
         for trial in sorted(trials, key=lambda trial: len(set(trial.where)), reverse=True):
             note_steps(trial.program, trial.seconds, trial.steps)
         trials.sort(key=lambda trial: trial.seconds * (CLOSE if len(set(trial.where)) > 1 else 1.0))

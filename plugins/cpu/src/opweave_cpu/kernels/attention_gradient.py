@@ -211,7 +211,7 @@ def _softmax(scores: Array, scale: float, bias: Array | None, sinks: Array | Non
             np.add(scores, bias, scores)
         np.maximum.reduce(scores, axis=-1, out=top, keepdims=True)
         if sinks is not None:
-            np.maximum(top[..., 0], sinks, top[..., 0])
+            np.maximum(top[..., 0], sinks, out=top[..., 0])
         np.subtract(scores, top, scores)
         np.exp(scores, scores)
         add(scores, weight)
