@@ -127,8 +127,6 @@ Readers = tuple[list[Tensor], list[Tensor]]
 """The nodes that read what a node overwrites: those that follow it in an order by sources alone, and the others, of
 which its value may be made."""
 
-_NO_READERS: Final[Readers] = [], []
-
 
 def _sort(outputs: Iterable[Tensor], before: dict[Tensor, Readers] | None = None) -> list[Tensor]:
     """The tensors that ``outputs`` need, depth first, sources first; ``before[t]`` must precede ``t`` as well."""
@@ -142,9 +140,9 @@ def _sort(outputs: Iterable[Tensor], before: dict[Tensor, Readers] | None = None
         if tensor in done:
             stack.pop()
             continue
+        readers = None if before is None else before.get(tensor)
         # Other readers of a state come before what its next version is made of, which then takes memory for less long.
-        first, last = _NO_READERS if before is None else before.get(tensor, _NO_READERS)
-        pending = [s for s in first if s not in done]
+        pending = [] if readers is None else [s for s in readers[0] if s not in done]
         for s in tensor.srcs:
             if s not in done:
                 if s.srcs:
@@ -153,7 +151,8 @@ def _sort(outputs: Iterable[Tensor], before: dict[Tensor, Readers] | None = None
                     # A leaf.
                     done.add(s)
                     order.append(s)
-        pending += [s for s in last if s not in done]
+        if readers is not None:
+            pending += [s for s in readers[1] if s not in done]
         if not pending:
             stack.pop()
             done.add(tensor)

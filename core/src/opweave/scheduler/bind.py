@@ -174,10 +174,11 @@ def operands(partition: Partition, bindings: Bindings, former: Bindings | None =
 
     def arg(operand: StorageView) -> Arg:
         """The operand where it lies."""
-        storage, offset, dtype, shape, strides = operand
+        storage = operand[0]
         known = args[storage]
         if known is not None and (known[0] is operand or known[0] == operand):
             return known[1]
+        _, offset, dtype, shape, strides = operand
         offset += offsets[storage]
         buffer = buffers[storage]
         handle = handles.get(storage)

@@ -38,7 +38,6 @@ from opweave.scheduler.splits import StorageView
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
     from opweave.contract.event import Event
-    from opweave.contract.kernels import Kernel
     from opweave.contract.step import Arg, Call
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.bind import Bindings
@@ -354,43 +353,43 @@ def _compile(
     workspaces, items = bindings.workspaces, split.items
     stream, kind = split.target.stream, type(split.target.stream)
     former = None if known is None else known.calls(split, groups, bindings)
+    fused = groups.of_split[split.index]
 
-    def group_of(g: int, indices: Sequence[int], size: int, call: Call | None = None) -> Group:
+    def group_of(g: int) -> Group:
+        indices, size, _ = ((g,), items[g].support.workspace, None) if fused is None else fused[g]
         steps = tuple([bound_step(items[i], arg(items[i].out), tuple(map(arg, items[i].srcs))) for i in indices])
         nodes = tuple([node for i in indices if (node := items[i].node) is not None])
-        return Group(steps, size, workspaces.get((split.index, g)), nodes, call=call)
+        return Group(steps, size, workspaces.get((split.index, g)), nodes, call=None if former is None else former[g])
 
-    fused: Sequence[tuple[tuple[int, ...], int, Kernel | None]] | None = groups.of_split[split.index]
-    if fused is None:
-        plain = kind._bind is Stream._bind
-        fused = [
-            ((i,), support.workspace, support.choice.kernel if plain and support.choice is not None else None)
-            for i, (_, _, _, _, support) in enumerate(items)
-        ]
     if stream.lists_operands or kind._compile is not Stream._compile or kind._compiled is not Stream._compiled:
-        ready = [group_of(g, i, size, None if former is None else former[g]) for g, (i, size, _) in enumerate(fused)]
+        ready = [group_of(g) for g in range(len(items if fused is None else fused))]
         if lister is not None and stream.lists_operands:
             ready = [lister.listed(group, split, g) for g, group in enumerate(ready)]
         return stream.compile(ready)
     # Kernels that are called one by one mostly need no `Step`: without them, plans are made much faster.
+    plain = kind._bind is Stream._bind
     calls: list[Call] = []
-    for g, (indices, size, kernel) in enumerate(fused):
+    for g, (op, node, out, srcs, support) in enumerate(
+        items if fused is None else [items[group.items[0]] for group in fused]
+    ):
         same = former[g] if former is not None else None
         if same is not None:
             calls.append(same)
             continue
-        op, node, out, srcs, support = items[indices[0]]
+        choice = support.choice
+        own = choice.kernel if plain and choice is not None else None
+        kernel = own if fused is None else fused[g].kernel
         try:
             if kernel is None:
-                calls.append(stream._bind(group_of(g, indices, size)))
+                calls.append(stream._bind(group_of(g)))
                 continue
             attrs = node.attrs if node is not None else {}
             if kernel.workspace is not None:
-                assert support.choice is not None
-                attrs = {**scratch_args(support.choice.scratch.arrays, workspaces.get((split.index, g))), **attrs}
-            calls.append(kernel.factory(stream, op, arg(out), *[arg(s) for s in srcs], **attrs))
+                assert choice is not None
+                attrs = {**scratch_args(choice.scratch.arrays, workspaces.get((split.index, g))), **attrs}
+            calls.append(kernel.factory(stream, op, arg(out), *map(arg, srcs), **attrs))
         except BaseException as error:
-            what = group_of(g, indices, size).describe() if node is not None else op
+            what = group_of(g).describe() if node is not None else op
             raise_backend_failure(error, stream.device.name, "preparing a kernel", what)
     return Plan(stream, calls, len(calls), _leaf_buffers(split, arenas, bindings))
 

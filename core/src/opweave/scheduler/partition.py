@@ -121,13 +121,18 @@ class _Partitioner:
         prepared = self.prepared
         exchanged, absorbed = self.exchanges
         for node in self.graph.nodes:
-            if node.base is not None or 0 in node.shape or node in absorbed:
+            if node.base is not None or 0 in node.shape:
                 continue
-            if node in exchanged and exchanged[node].together:
-                if node not in home:
-                    self._exchange(exchanged[node])
-                    current = -1
-                continue
+            exchange = None
+            if exchanged:
+                if node in absorbed:
+                    continue
+                exchange = exchanged.get(node)
+                if exchange is not None and exchange.together:
+                    if node not in home:
+                        self._exchange(exchange)
+                        current = -1
+                    continue
             at = target_of[node]
             target, seen = targets[at], self.seen[at]
             if observed and split is not None and self._observe(split):
@@ -143,8 +148,8 @@ class _Partitioner:
                 signature = special.get(node, signature)
             support = signature.support.get(target.device) or target.support(signature)
             writes, packed = op.writes, support.packed
-            if node in exchanged:
-                split = self._share(node, exchanged[node], target, split)
+            if exchange is not None:
+                split = self._share(node, exchange, target, split)
                 items = split.items
                 continue
             if op.name == "concat" and len(targets) > 1 and self._gathers(node, target):

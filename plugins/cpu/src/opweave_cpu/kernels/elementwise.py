@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -62,6 +63,9 @@ def _apply(ufunc: Callable[..., Any], out: Array, *srcs: Array) -> None:
     ufunc(*srcs, out)
 
 
+_VIEW: Final = attrgetter("view")
+
+
 def _needs_vectors_of_halves(step: Step) -> str | None:
     return None if has_avx512() else "on this processor NumPy computes f16 one by one"
 
@@ -75,7 +79,7 @@ def elementwise(stream: Stream, op: str, out: Arg, *srcs: Arg, tiles: Arg | None
     ufunc, target = _UFUNCS[op], out.view
     if tiles is None and target.nbytes < SPREAD_PASS.value:
         # As `one_pass`, in fewer calls while a program is built.
-        return partial(ufunc, *[x.view for x in srcs], target)
+        return partial(ufunc, *map(_VIEW, srcs), target)
     return one_pass(stream, ufunc, out, *srcs, tiles=tiles)
 
 
