@@ -4,7 +4,7 @@ the step that it struck, whatever the calls were put together to."""
 from __future__ import annotations
 
 import gc
-import signal
+import itertools
 import sys
 import threading
 import weakref
@@ -22,6 +22,7 @@ from opweave.contract import Call, Stream
 from opweave.contract.kernels import KernelTable
 from opweave.tracing import TRACE, TraceEvent
 from tests.support.devices import BASIC, Separate
+from tests.support.interrupts import interrupted, needs_timer
 
 F = np.float32
 ONES = np.ones(4, F)
@@ -462,7 +463,7 @@ def test_a_stream_that_is_kept_keeps_no_scheduler_alive(x):
     assert stream.device.name == "a"
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that interrupts")
+@needs_timer
 @pytest.mark.parametrize("joined", [True, False])
 def test_an_interrupt_at_any_moment_leaves_nothing_taken(x, joined):
     scheduler = ow.Scheduler([Separate("a"), Separate("b")])
@@ -470,9 +471,7 @@ def test_an_interrupt_at_any_moment_leaves_nothing_taken(x, joined):
         scheduler = ow.Scheduler([Separate("a").open(), Separate("b").open()])
     middle = -x
     program = scheduler.build(ow.relu(-middle), pins={middle: "b"})
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    checks = itertools.count()
 
     def run() -> None:
         np.testing.assert_array_equal(program.run(x=ONES), ONES)
@@ -481,21 +480,11 @@ def test_an_interrupt_at_any_moment_leaves_nothing_taken(x, joined):
         run()
         done.set_result(None)
 
-    def run_until_interrupted(seconds: float) -> None:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        for _ in range(100_000):
-            program.run(x=ONES)
+    def check() -> None:
+        run()  # here
+        if next(checks) % 20 == 0:
+            done = Future[None]()  # and elsewhere
+            threading.Thread(target=run_elsewhere, args=(done,), daemon=True).start()
+            done.result(timeout=20)
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        for k in range(200):
-            with pytest.raises(KeyboardInterrupt):
-                run_until_interrupted(2e-5 + k * 1e-6)
-            run()  # here
-            if k % 20 == 0:
-                done = Future[None]()  # and elsewhere
-                threading.Thread(target=run_elsewhere, args=(done,), daemon=True).start()
-                done.result(timeout=20)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    assert interrupted(200, lambda: program.run(x=ONES), check, every=1) == 200
