@@ -12,7 +12,7 @@ import opweave as ow
 from opweave.contract import Arg, Step
 from opweave.errors import BoundsError
 from opweave.graph.dtypes import as_dtype
-from opweave_cpu import CpuDevice, exponential, tiles
+from opweave_cpu import CpuDevice, exponential, tunables
 from opweave_cpu.threads import THREADS
 
 Array = np.ndarray[Any, Any]
@@ -108,7 +108,7 @@ def test_long_running_sums_do_not_drift(apply: Apply) -> None:
     ("axes", "op"), [((1,), "sum"), ((2,), "sum"), ((1, 2), "sum"), ((2,), "max"), ((1, 2), "min")]
 )
 def test_big_reductions_in_threads(apply: Apply, monkeypatch: pytest.MonkeyPatch, axes: Any, op: str) -> None:
-    monkeypatch.setattr("opweave_cpu.kernels.reduction.SPREAD_READ", 1 << 16)
+    monkeypatch.setattr(tunables.SPREAD_PASS, "value", 1 << 14)
     x = np.random.default_rng(0).random((1, 400, 307), np.float32)
     exact = getattr(np, op)(x.astype(np.float64), axes)
     got = apply(op, np.zeros(exact.shape, np.float32), x, axes=axes)
@@ -169,8 +169,8 @@ def softmax(x: Array) -> Array:
 def three_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three threads on any machine, and sizes that keep the tests short."""
     monkeypatch.setattr(THREADS, "cores", 3)
-    monkeypatch.setattr(tiles, "SPREAD", 1 << 18)
-    monkeypatch.setattr(tiles, "SHARED_TILE", 1 << 15)
+    monkeypatch.setattr(tunables.SPREAD, "value", 1 << 18)
+    monkeypatch.setattr(tunables.SHARED_TILE, "value", 1 << 15)
 
 
 @pytest.mark.usefixtures("three_cores")
@@ -350,7 +350,7 @@ def test_columns_of_lines_and_of_volumes(monkeypatch: pytest.MonkeyPatch, fewest
 def test_filters_of_single_channels_in_several_tiles(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], attrs: dict[str, int]
 ) -> None:
-    monkeypatch.setattr("opweave_cpu.kernels.convolution.TILE", 1 << 14)
+    monkeypatch.setattr(tunables.TILE, "value", 1 << 14)
     channels = shape[1]
     x, w = normal(*shape, dtype=np.float32), normal(2 * channels, 1, 3, 3, dtype=np.float32)
     assert_as_defined(ow.conv2d(x, w, normal(2 * channels, dtype=np.float32), groups=channels, **attrs), 1e-5)
