@@ -102,7 +102,7 @@ def test_servers_that_believe_each_other_copy_directly_over_tls(token, files, be
         monkeypatch.setattr(RemoteDevice, "_download", download)
         with one.alloc(1 << 20) as source, two.alloc(1 << 20) as target, two.open() as stream:
             source.upload(0, values)
-            assert stream.copy_from(target, 0, source, 0, 1 << 20) is believes
+            assert stream.copy_from(target, 0, source, 0, 1 << 20)
             stream.synchronize()
             assert bool(read) is not believes
             np.testing.assert_array_equal(target.read(), values)
