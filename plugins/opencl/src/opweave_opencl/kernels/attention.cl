@@ -7,6 +7,7 @@
 //   ATTEND        one work-item does it all: for processors. SIZE and WIDTH are multiples of 16, filled up with zeros.
 //   ATTEND_GROUP  GROUP work-items share the work.
 
+#include "slopes.cl"
 #include "types.cl"
 #include "vectors.cl"
 
@@ -17,13 +18,7 @@ typedef struct {
     float scale, max_bias, soft_cap;
 } Params;
 
-// The slope of ALiBi: Press, Smith and Lewis, "Train Short, Test Long", 2022.
-static inline float slope_of(const long head, const long heads, const float max_bias)
-{
-    long n = 1;
-    while (n * 2 <= heads) n *= 2;
-    return head < n ? exp2(-max_bias / n * (head + 1)) : exp2(-max_bias / (2 * n) * (2 * (head - n) + 1));
-}
+SLOPES(float)
 
 #define PARAMETERS \
     __global MEM(T) *out, __global const MEM(T) *q, __global const MEM(T) *k, __global const MEM(T) *v, \

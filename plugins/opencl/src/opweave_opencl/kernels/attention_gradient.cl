@@ -5,6 +5,7 @@
 // these are there; OTHER: whether ADDED is not f32.
 
 #include "groups.cl"
+#include "slopes.cl"
 
 ACCESS(f32)
 #if OTHER
@@ -20,13 +21,7 @@ typedef struct {
     float scale, max_bias, soft_cap;
 } Params;
 
-// The slope of ALiBi: Press, Smith and Lewis, "Train Short, Test Long", 2022.
-static inline float slope_of(const long head, const long heads, const float max_bias)
-{
-    long n = 1;
-    while (n * 2 <= heads) n *= 2;
-    return head < n ? exp2(-max_bias / n * (head + 1)) : exp2(-max_bias / (2 * n) * (2 * (head - n) + 1));
-}
+SLOPES(float)
 
 #define FIRST_ROW(group) (p.rows * (long)(group) / (long)get_num_groups(0))
 

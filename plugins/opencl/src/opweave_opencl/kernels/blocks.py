@@ -16,7 +16,7 @@ from opweave_opencl.layouts import coalesce, element_offset, element_strides, pa
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
-__all__ = ["QUANTIZED", "block_macros", "not_in_rows"]
+__all__ = ["QUANTIZED", "block_macros", "not_in_rows", "not_of_blocks"]
 
 QUANTIZED: Final = " ".join(name for name, t in DTYPES.items() if t.is_quantized)
 """The types that ``blocks.cl`` decodes: all that opweave has."""
@@ -37,6 +37,14 @@ def not_in_rows(what: str, x: Arg) -> str | None:
     if x.shape[-1] > 1 and x.strides[-1] != x.dtype.itemsize:
         return f"the rows of {what} have gaps"
     return None
+
+
+def not_of_blocks(step: Step) -> str | None:
+    """Why a ``linear`` is none of rows in the type of the result with quantized weights, or ``None``."""
+    x, w = step.srcs[:2]
+    if x.dtype is not step.out.dtype or not x.dtype.is_float:
+        return f"source 0 is {x.dtype}"
+    return None if w.dtype.is_quantized else "the weights are not quantized"
 
 
 def _why_not(step: Step) -> str | None:

@@ -9,7 +9,7 @@ from opweave.contract import Arg, Call, Step
 from opweave.contract.kernels import KernelTable
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
-from opweave_opencl.kernels.blocks import block_macros
+from opweave_opencl.kernels.blocks import block_macros, not_of_blocks
 from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.products import AMPLE
 from opweave_opencl.layouts import element_offset
@@ -46,14 +46,9 @@ def rows_of(step: Step) -> int:
 
 
 def _why_not(step: Step) -> str | None:
-    x, w = step.srcs[:2]
-    if x.dtype is not step.out.dtype or not x.dtype.is_float:
-        return f"source 0 is {x.dtype}"
-    if not w.dtype.is_quantized:
-        return "the weights are not quantized"
-    if w.dtype.name == "q8_0" and rows_of(step) > 1:
+    if step.srcs[1].dtype.name == "q8_0" and rows_of(step) > 1:
         return "of several rows, sums of products with integers of 8 bits do not fit into 16"
-    return None
+    return not_of_blocks(step)
 
 
 def _rounded(step: Step) -> Arrays:

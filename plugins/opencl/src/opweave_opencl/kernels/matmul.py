@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from opweave.contract import Arg, Call, Step
 from opweave.contract.kernels import of_other_type
 from opweave.graph.dtypes import DType
-from opweave_opencl.kernels.blocks import QUANTIZED, not_in_rows
+from opweave_opencl.kernels.blocks import QUANTIZED, not_in_rows, not_of_blocks
 from opweave_opencl.kernels.products import TYPES, launch_product, matrix_product
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.layouts import element_strides
@@ -33,11 +33,7 @@ def matmul(stream: OpenCLStream, op: str, out: Arg, a: Arg, b: Arg) -> Call:
 
 def _blocks_why_not(step: Step) -> str | None:
     x, w = step.srcs[:2]
-    if x.dtype is not step.out.dtype or not x.dtype.is_float:
-        return f"source 0 is {x.dtype}"
-    if not w.dtype.is_quantized:
-        return "the weights are not quantized"
-    return not_in_rows("source 0", x) or not_in_rows("the weights", w)
+    return not_of_blocks(step) or not_in_rows("source 0", x) or not_in_rows("the weights", w)
 
 
 @KERNELS("linear", dtypes=f"f32 f16 bf16 {QUANTIZED}", when=_blocks_why_not)

@@ -9,6 +9,7 @@
 //   NORM     weight if WEIGHT, bias if BIAS; CENTER: the mean is taken off; EUCLIDEAN: divided by the length of the row
 
 #include "groups.cl"
+#include "slopes.cl"
 #include "functions.cl"
 
 #define R VAL(T)
@@ -97,13 +98,7 @@ static inline long row_of(const Params *p, const int k, long row)
 #endif
 
 #if HEADS
-// The factor of a head's mask, as `alibi_slopes` of the core's ops defines it.
-static inline R slope_of(const long head, const long heads, const R max_bias)
-{
-    long n = 1;
-    while (2 * n <= heads) n *= 2;
-    return head < n ? exp2(-max_bias / n * (head + 1)) : exp2(-max_bias / (2 * n) * (2 * (head - n) + 1));
-}
+SLOPES(R)
 #endif
 
 __kernel void softmax(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOURTH const Params p)
