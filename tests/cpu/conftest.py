@@ -21,6 +21,12 @@ def _declining(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled where they can be."""
+    monkeypatch.delenv("OPWEAVE_CPU_JIT", raising=False)
+
+
+@pytest.fixture
 def device() -> CpuDevice:
     return CpuDevice()
 

@@ -26,6 +26,8 @@ from opweave_cpu.jit import compiler, float_products, integer_products, integers
 from opweave_cpu.jit.supported import BLOCKS  # noqa: E402
 from opweave_cpu.kernels.integer_products import linear_of_one_row  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("compiling")
+
 Array = np.ndarray[Any, Any]
 
 PROCESSORS = {
@@ -39,11 +41,6 @@ PROCESSORS = {
 """Some of what LLVM says of a processor."""
 
 needs_bytes = pytest.mark.skipif(not integers.multiplies_bytes(), reason="no instructions for products of bytes")
-
-
-@pytest.fixture(autouse=True)
-def _compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(compiler.VARIABLE, raising=False)
 
 
 def random_blocks(name: str, outputs: int, inputs: int, rng: np.random.Generator) -> Array:

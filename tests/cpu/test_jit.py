@@ -39,13 +39,10 @@ from opweave_cpu.jit.supported import BLOCKS, ROWS
 from tests.support.interrupts import interrupted, needs_timer
 from tests.support.kernels import assert_right_where_accepted, by_operation
 
+pytestmark = pytest.mark.usefixtures("compiling")
+
 TYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 EPS = {"f32": 2e-7, "f64": 1e-15, "f16": 1e-3, "bf16": 8e-3}
-
-
-@pytest.fixture(autouse=True)
-def _compiling(monkeypatch):
-    monkeypatch.delenv("OPWEAVE_CPU_JIT", raising=False)
 
 
 def calls_of(program):

@@ -11,14 +11,11 @@ from opweave_cpu import CpuDevice
 
 pytest.importorskip("llvmlite")
 
+pytestmark = pytest.mark.usefixtures("compiling")
+
 TYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 EPS = {"f32": 2e-6, "f64": 1e-10, "f16": 4e-3, "bf16": 4e-2}
 """Relative to the largest element. In f64 an angle of 200,000 is rounded by 3e-11 itself."""
-
-
-@pytest.fixture(autouse=True)
-def _compiling(monkeypatch):
-    monkeypatch.delenv("OPWEAVE_CPU_JIT", raising=False)
 
 
 def result(tensor, feeds):

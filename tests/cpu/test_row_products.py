@@ -13,10 +13,7 @@ from opweave_cpu.tunables import COMPILED_ROWS, COMPILED_WORK
 
 pytest.importorskip("llvmlite")
 
-
-@pytest.fixture(autouse=True)
-def _compiling(monkeypatch):
-    monkeypatch.delenv("OPWEAVE_CPU_JIT", raising=False)
+pytestmark = pytest.mark.usefixtures("compiling")
 
 
 def check(rows, inputs, outputs, biased):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import factorial, pi
 from typing import Any, Final
@@ -14,6 +14,9 @@ from opweave_cpu.jit.walk import Operand, bind_walk, walk_over
 from opweave_cpu.jit.writer import Writer, takes
 
 __all__ = ["bind_cos_and_sin", "bind_rotation"]
+
+Element = Callable[[Writer, Sequence[Any], Any, Any], None]
+"""Writes what is computed for one vector of elements: ``element(writer, rows, i, mask)``."""
 
 _ROUNDER: Final = 1.5 * 2**52
 """Added to a number below 2**51 it leaves the nearest whole number in the last bits."""
@@ -43,23 +46,7 @@ def cos_and_sin(angle: Vector) -> tuple[Vector, Vector]:
 
 def bind_cos_and_sin(stream: Stream, angles: Arg, cos: Arg, sin: Arg) -> Call:
     """The call that computes cosines and sines, f32, of angles in f64; all of them dense and of one shape."""
-    args = [angles, cos, sin]
-    walk = walk_over(angles.shape, [arg.strides for arg in args])
-    key = len(walk.lengths), walk.operands(args)
-    code = stream.artefact(("cos and sin", key), partial(_compiled_angles, *key))
-    return bind_walk(stream, code, walk, args, work=24)
-
-
-def _compiled_angles(axes: int, operands: Sequence[Operand]) -> MachineCode:
-    writer = Writer(axes, operands)
-    with writer.rows() as rows:
-
-        def element(i: Any, mask: Any, _: int) -> None:
-            for k, value in enumerate(cos_and_sin(writer.read(0, rows[0], i, mask)), 1):
-                writer.write(k, rows[k], i, value, mask)
-
-        writer.elements(element)
-    return MachineCode(writer.end())
+    return _bind_loop(stream, "cos and sin", _angle, [angles, cos, sin], work=24)
 
 
 def bind_rotation(stream: Stream, args: Sequence[Arg]) -> Call | None:
@@ -71,20 +58,30 @@ def bind_rotation(stream: Stream, args: Sequence[Arg]) -> Call | None:
     """
     if not all(takes(arg, wide=True) for arg in args):
         return None
+    return _bind_loop(stream, "rotation", _pair, args, work=12)
+
+
+def _angle(writer: Writer, rows: Sequence[Any], i: Any, mask: Any) -> None:
+    for k, value in enumerate(cos_and_sin(writer.read(0, rows[0], i, mask)), 1):
+        writer.write(k, rows[k], i, value, mask)
+
+
+def _pair(writer: Writer, rows: Sequence[Any], i: Any, mask: Any) -> None:
+    a, b, cos, sin = [writer.read(k, rows[k], i, mask) for k in range(4)]
+    writer.write(4, rows[4], i, a * cos - b * sin, mask)
+    writer.write(5, rows[5], i, b * cos + a * sin, mask)
+
+
+def _bind_loop(stream: Stream, name: str, element: Element, args: Sequence[Arg], *, work: int) -> Call:
+    """The call of a loop over the elements of operands of one shape."""
     walk = walk_over(args[0].shape, [arg.strides for arg in args])
     key = len(walk.lengths), walk.operands(args)
-    code = stream.artefact(("rotation", key), partial(_compiled_rotation, *key))
-    return bind_walk(stream, code, walk, args, work=12)
+    code = stream.artefact((name, key), partial(_compiled, element, *key))
+    return bind_walk(stream, code, walk, args, work=work)
 
 
-def _compiled_rotation(axes: int, operands: Sequence[Operand]) -> MachineCode:
+def _compiled(element: Element, axes: int, operands: Sequence[Operand]) -> MachineCode:
     writer = Writer(axes, operands)
     with writer.rows() as rows:
-
-        def element(i: Any, mask: Any, _: int) -> None:
-            a, b, cos, sin = [writer.read(k, rows[k], i, mask) for k in range(4)]
-            writer.write(4, rows[4], i, a * cos - b * sin, mask)
-            writer.write(5, rows[5], i, b * cos + a * sin, mask)
-
-        writer.elements(element)
+        writer.elements(lambda i, mask, _: element(writer, rows, i, mask))
     return MachineCode(writer.end())
