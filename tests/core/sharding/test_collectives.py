@@ -136,14 +136,6 @@ def test_observed_sums_are_computed_node_by_node():
 # --- each device in the memory of the others -------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cpus():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPWEAVE_CPU_DEVICES", "4")
-        registry = ow.Registry()
-        return [registry.device(f"cpu:{i}") for i in range(4)]
-
-
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_every_device_gets_the_sum_in_the_order_of_the_shards(cpus, count, dtype):

@@ -20,15 +20,6 @@ F = np.float32
 ROWS, WIDTH = 5, 64
 
 
-@pytest.fixture(scope="module")
-def cpus():
-    """CPU devices with separate memories."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPWEAVE_CPU_DEVICES", "4")
-        registry = ow.Registry()
-        return [registry.device(f"cpu:{i}") for i in range(4)]
-
-
 def exact_blocks(rng: np.random.Generator) -> ow.Blocks:
     """A matrix in q8_0 whose elements are integers: the largest of each block is 127, so that the scale is 1."""
     matrix = rng.integers(-2, 3, (WIDTH, WIDTH)).astype(F)

@@ -11,16 +11,7 @@ from hypothesis import strategies as st
 
 import opweave as ow
 
-COUNT = 4
-
-
-@pytest.fixture(scope="module")
-def cpus():
-    """CPU devices with separate memories."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPWEAVE_CPU_DEVICES", str(COUNT))
-        registry = ow.Registry()
-        return [registry.device(f"cpu:{i}") for i in range(COUNT)]
+COUNT = 4  # devices of the fixture `cpus`
 
 
 def integers(rng: np.random.Generator, *shape: int, dtype: str = "f4") -> np.ndarray[Any, Any]:
