@@ -38,7 +38,7 @@ def run_in(site, *arguments: str) -> subprocess.CompletedProcess[str]:
     environ = {
         **os.environ,
         "OPWEAVE_BACKEND_PATH": str(site),
-        "OPWEAVE_DISABLE": "cpu,opencl,torch",
+        "OPWEAVE_DISABLE": "cpu,opencl,ort,remote,torch",
         "COLUMNS": "120",
     }
     return subprocess.run(
