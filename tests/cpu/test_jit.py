@@ -379,6 +379,21 @@ def test_warming_compiles_what_the_first_run_would(monkeypatch, tmp_path):
     program.run({x: np.ones((19, 3), np.float32)})
 
 
+def test_the_files_of_other_processes_are_searched_once_for_a_function(monkeypatch):
+    sought = []
+
+    class Empty:
+        def load(self, name):
+            sought.append(name)
+
+    monkeypatch.setattr(compiler.target(), "cache", Empty())
+    h = ow.input("sought", (3, 37))
+    for _ in range(9):
+        h = ow.softmax(ow.log_softmax(h))
+    ow.Scheduler("cpu").build(h)
+    assert len(sought) == len(set(sought)) > 0
+
+
 def test_the_largest_chain_compiles_in_less_than_a_second(monkeypatch, tmp_path):
     monkeypatch.setattr(compiler.target(), "cache", FileCache("", "", tmp_path, checked=True))
     x = ow.input("largest", (64,), "bf16")

@@ -160,12 +160,18 @@ def _device_for(space: MemorySpace, targets: Sequence[Target], host: Device) -> 
     return host if space is HOST_SPACE and not device.caps.import_host else device
 
 
-def operands(partition: Partition, bindings: Bindings, former: Bindings | None = None) -> Callable[[StorageView], Arg]:
+def operands(
+    partition: Partition, bindings: Bindings, former: Bindings | None = None, *, numbered: bool = True
+) -> Callable[[StorageView], Arg]:
     """A function that makes the arguments of steps in one slot.
 
     Equal operands are one `Arg`, and values that take over each other's memory in one layout share an array, so that
     fewer arrays stay in the processor's cache. Operands that were the same in a ``former`` program of the same storage
     ids are taken from there.
+
+    Args:
+        numbered: each value has an `Arg` of its own, with its number. If not, values that take over each other's
+            memory in one layout are one `Arg`.
     """
     buffers, offsets, handles, _, args = bindings
     arenas = partition.arenas
@@ -174,25 +180,28 @@ def operands(partition: Partition, bindings: Bindings, former: Bindings | None =
 
     def arg(operand: StorageView) -> Arg:
         """The operand where it lies."""
-        storage = operand[0]
+        storage, offset, dtype, shape, strides = operand
         known = args[storage]
         if known is not None and (known[0] is operand or known[0] == operand):
             return known[1]
-        _, offset, dtype, shape, strides = operand
         offset += offsets[storage]
         buffer = buffers[storage]
-        handle = handles.get(storage)
-        before = None if earlier is None else earlier[storage]
-        if before is not None and before[0] == operand and before[1]._lies_at(buffer, offset, handle):
-            made = before[1]
+        at = (id(buffer), offset) if buffer is not None and arenas[storage] >= 0 else None
+        last = None if at is None else latest.get(at)
+        if last is not None and not (last.dtype is dtype and last.shape == shape and last.strides == strides):
+            last = None
+        if last is not None and not numbered:
+            made = last
         else:
-            made = Arg(buffer, offset, dtype, shape, strides, handle, storage)
-        if arenas[storage] >= 0:
-            at = (id(buffer), offset)
-            other = latest.get(at)
-            if other is not None and other.dtype is dtype and other.shape == shape and other.strides == strides:
-                made._view = other._view
+            handle = handles.get(storage)
+            before = None if earlier is None else earlier[storage]
+            if before is not None and before[0] == operand and before[1]._lies_at(buffer, offset, handle):
+                made = before[1]
             else:
+                made = Arg(buffer, offset, dtype, shape, strides, handle, storage)
+            if last is not None:
+                made._view = last._view
+            elif at is not None:
                 latest[at] = made
         if known is None:
             args[storage] = operand, made

@@ -115,10 +115,11 @@ class _Lowering:
         self.partition: Final = partition
         self.groups: Final = groups
         self.bindings: Final = bindings
-        self.arg: Final = operands(partition, bindings, None if known is None else known.bindings)
+        self.targets: Final = partition.assignment.targets
+        numbered = any(target.stream.lists_operands for target in self.targets)
+        self.arg: Final = operands(partition, bindings, None if known is None else known.bindings, numbered=numbered)
         self.count: Final = count
         self.show: Final = show
-        self.targets: Final = partition.assignment.targets
         states = [t.leaf for t in partition.graph.leaves if t.leaf is not None and t.leaf.kind == "state"]
         self.result: Final = RunList(
             states, sum([copy.nbytes for copy in partition.copies if copy.ids is None]), bindings
@@ -130,7 +131,7 @@ class _Lowering:
             for (index, _), arg in bindings.workspaces.items():
                 self.scratch.setdefault(index, []).append(arg)
         self.lister: Lister | None = None
-        if any(target.stream.lists_operands for target in self.targets):
+        if numbered:
             from opweave.scheduler.group_operands import Lister  # most devices compile no groups
 
             self.lister = Lister(partition, groups, bindings)
@@ -368,6 +369,9 @@ def _compile(
         return stream.compile(ready)
     # Kernels that are called one by one mostly need no `Step`: without them, plans are made much faster.
     plain = kind._bind is Stream._bind
+    shares = stream.shares_calls
+    # What a kernel was bound to -> its call, which equal steps share; and the operands, whose ids are in the key.
+    bound: dict[tuple[Any, ...], tuple[Call, list[Arg]]] = {}
     calls: list[Call] = []
     for g, (op, node, out, srcs, support) in enumerate(
         items if fused is None else [items[group.items[0]] for group in fused]
@@ -383,11 +387,17 @@ def _compile(
             if kernel is None:
                 calls.append(stream._bind(group_of(g)))
                 continue
-            attrs = node.attrs if node is not None else {}
-            if kernel.workspace is not None:
-                assert choice is not None
-                attrs = {**scratch_args(choice.scratch.arrays, workspaces.get((split.index, g))), **attrs}
-            calls.append(kernel.factory(stream, op, arg(out), *map(arg, srcs), **attrs))
+            scratch = workspaces.get((split.index, g)) if kernel.workspace is not None else None
+            args = [arg(out), *map(arg, srcs)]
+            key = (support, *map(id, args), scratch and (id(scratch.buffer), scratch.offset))
+            equal = bound.get(key) if shares else None
+            if equal is None:
+                attrs = node.attrs if node is not None else {}
+                if kernel.workspace is not None:
+                    assert choice is not None
+                    attrs = {**scratch_args(choice.scratch.arrays, scratch), **attrs}
+                equal = bound[key] = kernel.factory(stream, op, *args, **attrs), args
+            calls.append(equal[0])
         except BaseException as error:
             what = group_of(g).describe() if node is not None else op
             raise_backend_failure(error, stream.device.name, "preparing a kernel", what)

@@ -141,16 +141,22 @@ class MachineCode:
         self._text: Final = text
         self._name: Final = f"opweave_{sha256(f'{target().identity} {text}'.encode()).hexdigest()}"
         self._address = 0
+        self._sought = False
 
     def load(self, *, compiling: bool) -> bool:
-        """Whether it is ready: it was made before, in this process or another one, or, if allowed, is made now."""
+        """Whether it is ready: it was made before, in this process or another one, or, if allowed, is made now. The
+        files of other processes are searched once, and again before it is compiled: a program may bind a function
+        hundreds of times before it is first called."""
         if self._address:
             return True
+        if self._sought and not compiling:
+            return False
         here = target()
         with here.lock:
             if self._address:
                 return True
             data = here.cache.load(self._name)
+            self._sought = True
             if data is None:
                 if not compiling:
                     return False

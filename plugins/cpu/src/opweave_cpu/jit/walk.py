@@ -99,24 +99,21 @@ class Prepared:
         self._axis, self._unit = (0, 1) if by_first else _cut_axis(walk, rows)
         self._length: Final = walk.lengths[self._axis]
         self._places: Final = places
-        self._slots: Final[list[int]] = []  # of addresses, among the words that the kernel reads
+        axes = len(walk.lengths)
+        # Among the words that the kernel reads those of addresses, each before the strides of its operand.
+        self._slots: Final = slice(axes, axes + len(walk.strides) * (axes + 1), axes + 1)
         self._words = [*walk.lengths]
         for strides in walk.strides:
-            self._slots.append(len(self._words))
             self._words += (0, *strides)
         self._words += [unpack("q", pack("d", float(n)))[0] for n in numbers]
         self._pack: Final = Struct(f"{len(self._words)}q").pack
 
     def bind(self, stream: Stream, args: Sequence[Arg]) -> Call:
         """The call for bound operands."""
-        words = self._words.copy()
-        if self._places is None:
-            for at, arg in zip(self._slots, args, strict=True):
-                words[at] = arg.address
-        else:
-            starts = [arg.address for arg in args]
-            for at, (number, offset) in zip(self._slots, self._places, strict=True):
-                words[at] = starts[number] + offset
+        words, starts = self._words.copy(), [arg.address for arg in args]
+        if self._places is not None:
+            starts = [starts[number] + offset for number, offset in self._places]
+        words[self._slots] = starts
         count = workers_of(stream) if self._work >= COMPILED_WORK.value else 1
         parts = [self._pack(*words)] if count == 1 else self._parts(words, count)
         if self._code.load(compiling=False):
@@ -133,7 +130,7 @@ class Prepared:
         for part in shares(-(-self._length // self._unit), count):
             own, start = [*words], part.start * self._unit
             own[self._axis] = min(part.stop * self._unit, self._length) - start
-            for at in self._slots:
+            for at in range(len(words))[self._slots]:
                 own[at] += start * own[at + 1 + self._axis]
             parts.append(self._pack(*own))
         return parts
