@@ -1,5 +1,4 @@
-"""Products with quantized weights on ``cpu`` whose integers compiled functions unpack: in ``int8``, and of one row
-exactly."""
+"""Products with quantized weights on ``cpu`` whose integers compiled functions unpack: in ``int8``, and exactly."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ from opweave_cpu.device import CpuDevice
 pytest.importorskip("llvmlite")
 gguf = pytest.importorskip("gguf")
 
-from opweave_cpu.jit import compiler, float_products, integer_products, integers  # noqa: E402
+from opweave_cpu.jit import activations, compiler, integer_products, integers  # noqa: E402
 from opweave_cpu.jit.supported import BLOCKS  # noqa: E402
-from opweave_cpu.kernels.integer_products import linear_of_one_row  # noqa: E402
+from opweave_cpu.kernels.integer_products import exact_linear_of_integers  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("compiling")
 
@@ -151,36 +150,81 @@ def test_what_is_not_computed_in_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {kernel.precision for kernel in (*others, kernel_for(3, 16))} == {"exact"}
 
 
-# --- one row at full precision --------------------------------------------------------------------------------------
-
-needs_registers = pytest.mark.skipif(not float_products.has_registers(), reason="no vectors of 512 bits")
+# --- exactly --------------------------------------------------------------------------------------------------------
 
 
-@needs_registers
-@pytest.mark.parametrize("name", sorted(BLOCKS))
-@pytest.mark.parametrize("into", ["f32", "bf16"])
-def test_one_row_exactly(name: str, into: str) -> None:
-    rng = np.random.default_rng(7)
-    inputs = 512 if as_dtype(name).block == 256 else 32 * 19
-    data, dtype = random_blocks(name, 21, inputs, rng), as_dtype(into)
-    a = rng.standard_normal((1, inputs)).astype(dtype.numpy)
-    x, w = ow.input("exact_x", a.shape, into), ow.weights({"w": ow.Blocks(data, (21, inputs), name)})["w"]
-    program = ow.Scheduler("cpu").build(ow.linear(x, w))
+LIMIT = 1.6e-11
+"""The normalized mean squared error that `ow.linear` allows in f32."""
+
+
+def exact_product(name: str, a: Array, device: CpuDevice | None = None) -> tuple[Array, Array, Array]:
+    """A product at full precision, the same computed in f64, and the sizes of what is added up."""
+    data = random_blocks(name, 21, a.shape[1], np.random.default_rng(7))
+    x = ow.input("exact_x", a.shape, str(as_dtype(a.dtype)))
+    w = ow.weights({"w": ow.Blocks(data, (21, a.shape[1]), name)})["w"]
+    program = ow.Scheduler(device or CpuDevice()).build(ow.linear(x, w))
     values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[name.upper()]).astype(np.float64)
     wide = a.astype(np.float64)
-    want, size = wide @ values.T, np.abs(wide) @ np.abs(values.T)
-    unit = 0 if into == "f32" else 2.0**-8
-    assert (np.abs(program.run({x: a}).astype(np.float64) - want) <= unit * np.abs(want) + 1e-6 * size).all()
-    a[0, 3] = np.inf  # each weight takes part alone: no difference of infinite sums
     with np.errstate(all="ignore"):
-        want = a.astype(np.float64) @ values.T
-    np.testing.assert_array_equal(program.run({x: a}).astype(np.float64), want)
+        return program.run({x: a}).astype(np.float64), wide @ values.T, np.abs(wide) @ np.abs(values.T)
 
 
-@needs_registers
-def test_which_products_are_those_of_one_row() -> None:
-    assert kernel_for(1, 5, allowed="exact").factory is linear_of_one_row
-    assert kernel_for(2, 5, allowed="exact").factory is not linear_of_one_row
+@needs_bytes
+@pytest.mark.parametrize("name", sorted(BLOCKS))
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("mean", [0, 4])
+def test_an_exact_product(name: str, rows: int, mean: float) -> None:
+    inputs = 512 if as_dtype(name).block == 256 else 32 * 19
+    a = np.random.default_rng(7).normal(mean, 1, (rows, inputs)).astype(np.float32)
+    got, want, size = exact_product(name, a)
+    assert (np.abs(got - want) <= 1e-6 * size).all()
+    assert np.square(got - want).sum() <= LIMIT * np.square(want).sum()
+
+
+@needs_bytes
+@pytest.mark.parametrize("name", ["q4_0", "q8_0", "q6_k"])
+@pytest.mark.parametrize("rows", [3, 9])
+def test_small_whole_numbers_are_multiplied_without_errors(name: str, rows: int) -> None:
+    a = np.random.default_rng(7).integers(-3, 4, (rows, 256)).astype(np.float32)
+    a[:, ::7] *= 64
+    data = np.zeros((16, 256 // as_dtype(name).block, as_dtype(name).itemsize), np.uint8)
+    data[...] = np.arange(data.shape[-1])
+    scale = np.array([0.5], np.float16).view(np.uint8)
+    at = 208 if name == "q6_k" else 0
+    data[..., at : at + 2] = scale
+    data = data.reshape(16, -1)
+    x, w = ow.input("whole_x", a.shape), ow.weights({"w": ow.Blocks(data, (16, 256), name)})["w"]
+    values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[name.upper()]).astype(np.float64)
+    np.testing.assert_array_equal(ow.Scheduler("cpu").build(ow.linear(x, w)).run({x: a}), a @ values.T)
+
+
+@needs_bytes
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("special", [np.inf, np.nan, 1e-42, 1e36])
+def test_magnitudes_that_integers_cannot_express(rows: int, special: float) -> None:
+    a = np.random.default_rng(1).standard_normal((rows, 256)).astype(np.float32)
+    if abs(special) < 1:
+        a[0] = 0
+    a[-1, 3:6] = a[0, 3:6] = special
+    got, want, size = exact_product("q4_0", a)
+    usual = np.isfinite(want)
+    np.testing.assert_array_equal(got[~usual], want[~usual])
+    assert (np.abs(got[usual] - want[usual]) <= 2e-6 * size[usual] + 5e-45).all()
+
+
+@needs_bytes
+def test_exact_rows_and_results_of_half_types() -> None:
+    a = np.random.default_rng(1).standard_normal((2, 288)).astype(as_dtype("bf16").numpy)
+    got, want, size = exact_product("q5_0", a)
+    assert (np.abs(got - want) <= 2.0**-8 * np.abs(want) + 1e-6 * size).all()
+
+
+@needs_bytes
+def test_which_exact_products_are_those_of_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernel_for(3, 16, allowed="exact").factory is exact_linear_of_integers
+    assert kernel_for(3, 15, allowed="exact").factory is not exact_linear_of_integers
+    monkeypatch.setattr(compiler.target(), "features", frozenset())
+    assert kernel_for(3, 16, allowed="exact").factory is not exact_linear_of_integers
 
 
 # --- other processors -----------------------------------------------------------------------------------------------
@@ -193,6 +237,8 @@ def test_without_instructions_for_dot_products(name: str, rows: int, monkeypatch
     monkeypatch.setattr(compiler.target(), "features", frozenset(PROCESSORS["haswell"].split()))
     got, want, size = product(name, rows, 512, 37, device=CpuDevice())
     assert (np.abs(got - want) <= 4e-6 * size).all()
+    got, want, size = exact_product(name, np.random.default_rng(3).standard_normal((rows, 512)).astype(np.float32))
+    assert np.square(got - want).sum() <= LIMIT * np.square(want).sum()
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
@@ -215,17 +261,17 @@ def test_code_for_other_processors(processor: str, monkeypatch: pytest.MonkeyPat
     here = compiler.target()
     monkeypatch.setattr(here, "features", frozenset(PROCESSORS[processor].split()))
     monkeypatch.setattr(integer_products, "MachineCode", here.compile)
-    monkeypatch.setattr(float_products, "MachineCode", here.compile)
+    monkeypatch.setattr(activations, "MachineCode", here.compile)
     f32, form = as_dtype("f32"), integers.form_of("q5_1")
     monkeypatch.setattr(here, "machine", Machine())
     monkeypatch.setattr(binding, "create_pass_builder", partial(_pass_builder, binding.create_pass_builder, machine))
-    integer_products._few(form, 32, 2, [], f32)
-    integer_products._many(integers.form_of("q8_0"), 0, [], f32)
+    for precision in ("int8", "exact"):
+        digits = activations.digits_of(form, precision)
+        integer_products._few(form, digits, 32, 2, [], f32)
+    integer_products._many(integers.form_of("q8_0"), activations.digits_of(form, "int8"), 0, [], f32)
     instructions = "vpdpbusd" if "vnni" in PROCESSORS[processor] else "vpmaddubsw"
     assert all(instructions in text for text in written)
-    integer_products._records(form, f32, 32, ordered=True)
-    if float_products.has_registers():
-        float_products._one_exactly(integers.form_of("q4_k"), 0, 1, [], f32)
+    activations._records(form, digits, f32, 32, ordered=True)
     assert not [line for text in written for line in text.splitlines() if line.startswith("\tcall")]
 
 

@@ -7,7 +7,7 @@ from opweave.graph.opdef import OPS
 from opweave_cpu import CpuDevice
 from opweave_cpu.decoded import DecodedType
 from opweave_cpu.kernels import KERNELS
-from opweave_cpu.kernels.integer_products import linear_in_int8, linear_of_one_row
+from opweave_cpu.kernels.integer_products import exact_linear_of_integers, linear_in_int8
 from opweave_cpu.kernels.row_products import linear_of_some_rows
 from tests.support.kernels import assert_right_where_accepted, by_operation
 
@@ -25,7 +25,7 @@ def test_kernels_lie_where_their_operations_are_defined() -> None:
     for name in KERNELS.ops():
         for kernel in KERNELS.candidates(name):
             family = "decoded" if DecodedType in kernel.accepts else OPS[name].family
-            if kernel.factory in (linear_in_int8, linear_of_one_row):
+            if kernel.factory in (linear_in_int8, exact_linear_of_integers):
                 family = "integer_products"
             elif kernel.factory is linear_of_some_rows:
                 family = "row_products"

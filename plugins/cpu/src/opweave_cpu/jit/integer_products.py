@@ -1,11 +1,9 @@
-"""Products in ``int8``: quantized weights as they lie, by activations that are rounded to bytes first.
-
-Of the activations each 256 of a row become a *record*: their bytes in some order, then 16 f32 — with 8 groups of 32 the
-factor of each, then the sum of each; with groups of 16 their factors, then 16 more for their sums. What the weights of
-a group are beyond a multiple of their integers is multiplied by the sum. A group of 32 shares a factor, as in q8_0.
+"""Products of the integers of quantized weights, as they lie, by activations that became integers too: in ``int8`` one
+byte each, exactly three (`opweave_cpu.jit.activations`).
 
 Few rows are multiplied one after the other by the integers of a row of weights, in registers. For more rows, stretches
-of 16 rows of weights are unpacked and transposed, so that each lane adds up one result.
+of 16 rows of weights are unpacked and transposed, so that each lane adds up one result. Sums of products are exact
+within a group of weights; groups are added up as f32.
 """
 
 from __future__ import annotations
@@ -19,22 +17,16 @@ from llvmlite import ir
 
 from opweave.contract import Arg, Call, Stream
 from opweave.graph.dtypes import DType
+from opweave.graph.precision import Precision
+from opweave_cpu.jit.activations import Digits, bind_records, digits_of
 from opweave_cpu.jit.compiler import MachineCode, target
-from opweave_cpu.jit.integers import BYTES, PIECES, STRETCH, Form, Stretch, dot, form_of, load, prefetch, store
-from opweave_cpu.jit.vectors import LANES, Vector, fma, intrinsic, select, vector_type
+from opweave_cpu.jit.integers import BYTES, RUNS, STRETCH, Form, Stretch, dot, form_of, load, prefetch, store
+from opweave_cpu.jit.vectors import LANES, Vector, fma, select, vector_type
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk
 from opweave_cpu.jit.writer import Writer
 from opweave_cpu.tiles import in_turn
 
-__all__ = [
-    "FEW_ROWS",
-    "Row",
-    "bind_few",
-    "bind_integer_product",
-    "padded_rows",
-    "record_bytes",
-    "write_totals",
-]
+__all__ = ["FEW_ROWS", "bind_integer_product", "padded_rows", "record_bytes"]
 
 FEW_ROWS: Final = 5
 """Rows up to which they are multiplied one after the other."""
@@ -58,9 +50,10 @@ def _together() -> int:
     return 8 if "avx512f" in target().features else 2
 
 
-def record_bytes(dtype: DType) -> int:
+def record_bytes(weights: DType, precision: Precision) -> int:
     """Bytes of 256 activations, for weights of that type."""
-    return STRETCH + _VECTOR_BYTES * (form_of(dtype.name).groups // 8)
+    form = form_of(weights.name)
+    return digits_of(form, precision).record_bytes(form)
 
 
 def padded_rows(rows: int) -> int:
@@ -68,40 +61,39 @@ def padded_rows(rows: int) -> int:
     return rows if rows <= FEW_ROWS else -(-rows // _together()) * _together()
 
 
-def bind_integer_product(stream: Stream, out: Arg, x: Arg, w: Arg, b: Arg | None, records: Arg) -> Call:
-    """The call ``out = x @ w.T + b``, of dense operands.
+def bind_integer_product(
+    stream: Stream, out: Arg, x: Arg, w: Arg, b: Arg | None, records: Arg, marks: Arg | None = None
+) -> Call:
+    """The call ``out = x @ w.T + b``, of dense operands: in ``int8``, or, with ``marks``, exactly, except for rows that
+    get a mark.
 
     Args:
         records: ``u8``, `record_bytes` for each of the `padded_rows` and 256 inputs or part of them.
+        marks: as of `bind_records`.
     """
-    inputs = w.shape[1]
-    rows, size, form = x.size // inputs, x.dtype.itemsize, form_of(w.dtype.name)
-    stretches, tail = -(-inputs // STRETCH), inputs % STRETCH
-    record, few = record_bytes(w.dtype), rows <= FEW_ROWS
-    of_stretch = padded_rows(rows) * record
-    lies = (inputs * size, STRETCH * size, size), (record, of_stretch, 1)
-    key = "records", w.dtype.name, x.dtype.name, tail, few
-    code = stream.artefact(key, partial(_records, form, x.dtype, tail, ordered=few))
-    before = bind_walk(stream, code, Walk((rows, stretches, STRETCH), lies), [x, records], work=4, by_first=True)
+    inputs, form = w.shape[1], form_of(w.dtype.name)
+    digits = digits_of(form, "int8" if marks is None else "exact")
+    rows, stretches, tail = x.size // inputs, -(-inputs // STRETCH), inputs % STRETCH
+    padded, few = padded_rows(rows), rows <= FEW_ROWS
+    before = bind_records(stream, form, digits, x, w.dtype, records, marks, padded=padded, ordered=few)
     args = [w, records, *([] if b is None else [b]), out]
-    if few:
-        return in_turn([before, bind_few(stream, _few, form, tail, (rows, stretches), args, of_stretch)])
-    return in_turn([before, *_bind_many(stream, form, tail, (rows, stretches), args, of_stretch)])
+    bind = _bind_few if few else _bind_many
+    lengths = rows, stretches
+    return in_turn([before, *bind(stream, form, digits, tail, lengths, args, padded * digits.record_bytes(form))])
 
 
-def bind_few(
+def _bind_few(
     stream: Stream,
-    make: Callable[..., MachineCode],
     form: Form,
+    digits: Digits,
     tail: int,
     lengths: tuple[int, int],
     args: Sequence[Arg],
     of_stretch: int,
-) -> Call:
-    """The call of a kernel that multiplies some rows by one row of weights after the other.
+) -> list[Call]:
+    """The call that multiplies rows by one row of weights after the other.
 
     Args:
-        make: writes it, given ``form``, ``tail``, the rows, biases and the type of the result.
         tail: weights of a last stretch that is not whole.
         lengths: rows, and stretches of each.
         args: weights, records, a bias if there is one, the result.
@@ -110,24 +102,32 @@ def bind_few(
     (rows, stretches), (w, records, *biases, out) = lengths, args
     outputs, inputs = w.shape
     size, types = out.dtype.itemsize, (w.dtype.name, *[a.dtype.name for a in args[2:]])
-    code = stream.artefact((make.__name__, rows, tail, types), partial(make, form, tail, rows, biases, out.dtype))
+    make = partial(_few, form, digits, tail, rows, biases, out.dtype)
+    code = stream.artefact(("few rows", digits, rows, tail, types), make)
     strides = [(stretches_bytes(form, inputs), form.size * form.blocks), (0, of_stretch)]
     strides += [*[(a.dtype.itemsize, 0) for a in biases], *[(size, 0)] * rows]
     results = [_from(out, r * outputs * size) for r in range(rows)]
     walk = Walk((outputs, stretches), tuple(strides))
     work = STRETCH // 4 * (rows + 1)
-    return bind_walk(stream, code, walk, [w, records, *biases, *results], work=work, by_first=True)
+    return [bind_walk(stream, code, walk, [w, records, *biases, *results], work=work, by_first=True)]
 
 
 def _bind_many(
-    stream: Stream, form: Form, tail: int, lengths: tuple[int, int], args: Sequence[Arg], of_stretch: int
+    stream: Stream,
+    form: Form,
+    digits: Digits,
+    tail: int,
+    lengths: tuple[int, int],
+    args: Sequence[Arg],
+    of_stretch: int,
 ) -> list[Call]:
+    """The calls that multiply rows by 16 rows of weights after the other; arguments as of `_bind_few`."""
     (rows, stretches), (w, records, *biases, out) = lengths, args
     outputs, inputs = w.shape
     row, size = stretches_bytes(form, inputs), out.dtype.itemsize
     types = w.dtype.name, *[a.dtype.name for a in args[2:]]
-    code = stream.artefact(("many rows", tail, types), partial(_many, form, tail, biases, out.dtype))
-    strides = [(LANES * row, form.size * form.blocks, 0), (0, of_stretch, record_bytes(w.dtype))]
+    code = stream.artefact(("many rows", digits, tail, types), partial(_many, form, digits, tail, biases, out.dtype))
+    strides = [(LANES * row, form.size * form.blocks, 0), (0, of_stretch, digits.record_bytes(form))]
     strides += [*[(LANES * a.dtype.itemsize, 0, 0) for a in biases], (LANES * size, 0, outputs * size)]
     calls = []
     # Of rows of weights that are no multiple of 16 the last 16 are multiplied too, some of them a second time.
@@ -146,55 +146,6 @@ def stretches_bytes(form: Form, inputs: int) -> int:
 
 def _from(arg: Arg, nbytes: int) -> Arg:
     return Arg(arg.buffer, arg.offset + nbytes, arg.dtype, arg.shape, arg.strides)
-
-
-# --- activations ----------------------------------------------------------------------------------------------------
-
-
-def _records(form: Form, x: DType, tail: int, *, ordered: bool) -> MachineCode:
-    """Rounds activations. In the order of the integers for few rows, else in their own."""
-    writer = Writer(3, [Operand(x.name, x.itemsize), Operand("i8", 1)])
-    code = writer.code
-    place = {run: at for at, run in enumerate(form.order)} if ordered else {run: run for run in range(PIECES)}
-    with writer.loop(_I64(0), writer.lengths[0], 1) as r, writer.loop(_I64(0), writer.lengths[1], 1) as s:
-        source, record = writer.at(0, r, s), writer.at(1, r, s)
-        is_last = code.icmp_signed("==", s, code.sub(writer.lengths[1], _I64(1)))
-        left = code.select(is_last, _I64(tail or STRETCH), _I64(STRETCH))
-        for group in range(PIECES // 2):
-            runs = (2 * group, 2 * group + 1)
-            values = []
-            for run in runs:
-                lanes = ir.Constant(vector_type("i64"), list(range(run * LANES, (run + 1) * LANES)))
-                mask = code.icmp_signed("<", lanes, writer.splat(left, "i64").value) if tail else None
-                values.append(writer.read(0, source, _I64(run * LANES), mask))
-            largest = writer.largest(intrinsic("maximum", *[intrinsic("fabs", v) for v in values]))
-            factor = largest * (1 / 127)
-            inverse = select(largest > 1e-37, 127.0 / largest, 0.0)
-            sums = []
-            for run, value in zip(runs, values, strict=True):
-                scaled = intrinsic("rint", value * inverse)
-                # Of infinite numbers and NaN the factor is one, too, and with it the result.
-                whole = select(intrinsic("fabs", scaled) < 128.0, scaled, 0.0)
-                integers = code.fptosi(whole.value, vector_type("i32"))
-                at = code.add(record, _I64(place[run] * LANES))
-                store(code, code.trunc(integers, vector_type("i8")), at)
-                sums.append(whole)
-            first = [writer.first(v) for v in (factor, *[writer.total(v) * factor * form.offset for v in sums])]
-            _store_scalars(code, record, form, group, *first)
-    return MachineCode(writer.end())
-
-
-def _store_scalars(code: Any, record: Any, form: Form, group: int, factor: Any, low: Any, high: Any) -> None:
-    def put(value: Any, lane: int) -> None:
-        store(code, value, code.add(record, _I64(STRETCH + 4 * lane)), 4)
-
-    if form.groups == 8:
-        put(factor, group)
-        put(code.fadd(low, high), 8 + group)
-        return
-    for k, total in enumerate((low, high)):
-        put(factor, 2 * group + k)
-        put(total, LANES + 2 * group + k)
 
 
 # --- rows of weights ------------------------------------------------------------------------------------------------
@@ -240,13 +191,13 @@ def _float(code: Any, integers: Any) -> Vector:
     return Vector(code, code.sitofp(integers, vector_type("f32")), "f32")
 
 
-def _few(form: Form, tail: int, rows: int, biases: Sequence[Arg], into: DType) -> MachineCode:
+def _few(form: Form, digits: Digits, tail: int, rows: int, biases: Sequence[Arg], into: DType) -> MachineCode:
     """Some rows by one row of weights after the other."""
-    record = STRETCH + _VECTOR_BYTES * (form.groups // 8)
+    record, scalars = digits.record_bytes(form), digits.places * STRETCH
     operands = [Operand("i8", 1)] * 2 + [Operand(b.dtype.name, 0) for b in biases] + [Operand(into.name, 0)] * rows
     writer = Writer(2, operands)
     code, weights = writer.code, Row(writer, form, tail)
-    zeros, zero = ir.Constant(vector_type("i32"), None), writer.number(0.0, "f32")
+    zero = writer.number(0.0, "f32")
     with writer.rows() as places:
         cells = [[writer.cell(zero) for _ in range(3)] for _ in range(rows)]
         with writer.loop(_I64(0), writer.length, 1) as s:
@@ -254,20 +205,25 @@ def _few(form: Form, tail: int, rows: int, biases: Sequence[Arg], into: DType) -
             first = writer.at(1, _I64(0), s)
             for r, (*sums, rest) in enumerate(cells):
                 x = code.add(first, _I64(r * record))
-                both = factors * _vector(code, x, STRETCH)
+                both = factors * _vector(code, x, scalars)
                 if form.groups == 8:
                     rest.set(rest.get() + both)
                 else:
-                    rest.set(fma(factors, _vector(code, x, STRETCH + _VECTOR_BYTES), rest.get()))
+                    rest.set(fma(factors, _vector(code, x, scalars + _VECTOR_BYTES), rest.get()))
                 for number, (groups, those) in enumerate(_alike(form)):
-                    total: Any = zeros
-                    for k in those:
-                        some = load(code, ir.VectorType(_I8, BYTES), code.add(x, _I64(k * BYTES)))
-                        total = dot(code, total, integers[k], some, signed=form.signed)
+
+                    def add(totals: list[Any], digit: int, x: Any = x, those: Sequence[int] = those) -> list[Any]:
+                        for k in those:
+                            at = code.add(x, _I64(digit * STRETCH + k * BYTES))
+                            some = load(code, ir.VectorType(_I8, BYTES), at)
+                            totals = [dot(code, totals[0], integers[k], some, signed=form.signed)]
+                        return totals
+
+                    (total,) = _sums_of_products(code, form, digits, add, 1, 4 * len(those))
                     lanes = ir.Constant(vector_type("i32"), [groups[lane // 4] for lane in range(LANES)])
                     of_lanes = Vector(code, code.shuffle_vector(both.value, both.value, lanes), "f32")
                     cell = sums[number % 2]
-                    cell.set(fma(_float(code, total), of_lanes, cell.get()))
+                    cell.set(fma(total, of_lanes, cell.get()))
         totals = []
         for one, two, rest in cells:
             beyond = rest.get()
@@ -275,11 +231,33 @@ def _few(form: Form, tail: int, rows: int, biases: Sequence[Arg], into: DType) -
                 upper = ir.Constant(vector_type("bool"), [0] * 8 + [1] * 8)
                 beyond = select(Vector(code, upper, "bool"), beyond, 0.0)
             totals.append(one.get() + two.get() + beyond)
-        write_totals(writer, places, totals)
+        _write_totals(writer, places, totals)
     return MachineCode(writer.end())
 
 
-def write_totals(writer: Writer, places: Sequence[Any], totals: Sequence[Vector]) -> None:
+def _sums_of_products(
+    code: Any, form: Form, digits: Digits, add: Callable[[list[Any], int], list[Any]], count: int, products: int
+) -> list[Vector]:
+    """Some vectors of sums of products, of integers of weights with those of activations, as f32.
+
+    Args:
+        add: adds the products with a digit to ``count`` vectors of i32.
+        products: how many are added up in a lane.
+    """
+    zeros = ir.Constant(vector_type("i32"), None)
+    shift, last = ir.Constant(zeros.type, [digits.base_bits] * LANES), digits.places - 1
+    fits = products * form.largest << digits.bits < 1 << 31
+    totals = add([zeros] * count, 0)
+    for digit in range(1, digits.places if fits else last):
+        totals = add([code.shl(total, shift) for total in totals], digit)
+    if fits:
+        return [_float(code, total) for total in totals]
+    # Whole sums would leave the range of i32: those of the last digit are added as f32.
+    ends, base = add([zeros] * count, last), 2.0**digits.base_bits
+    return [fma(_float(code, total), base, _float(code, end)) for total, end in zip(totals, ends, strict=True)]
+
+
+def _write_totals(writer: Writer, places: Sequence[Any], totals: Sequence[Vector]) -> None:
     """Stores the sum of all lanes for each row, plus the bias if there is one among the operands."""
     first = len(places) - len(totals)
     for at, total in enumerate(totals, first):
@@ -292,7 +270,7 @@ def write_totals(writer: Writer, places: Sequence[Any], totals: Sequence[Vector]
 def _alike(form: Form) -> list[tuple[tuple[int, ...], list[int]]]:
     """The vectors of integers by the groups of their quarters: those with equal groups are added up as integers."""
     found: dict[tuple[int, ...], list[int]] = {}
-    for k in range(PIECES // 4):
+    for k in range(RUNS // 4):
         found.setdefault(form.group_of_run[4 * k : 4 * k + 4], []).append(k)
     return [*found.items()]
 
@@ -300,7 +278,7 @@ def _alike(form: Form) -> list[tuple[tuple[int, ...], list[int]]]:
 # --- 16 rows of weights at a time -----------------------------------------------------------------------------------
 
 
-def _many(form: Form, tail: int, biases: Sequence[Arg], into: DType) -> MachineCode:
+def _many(form: Form, digits: Digits, tail: int, biases: Sequence[Arg], into: DType) -> MachineCode:
     """Any number of rows by 16 rows of weights after the other."""
     operands = [Operand("i8", 1)] * 2 + [Operand(b.dtype.name, b.dtype.itemsize) for b in biases]
     writer = Writer(3, [*operands, Operand(into.name, into.itemsize)])
@@ -331,7 +309,7 @@ def _many(form: Form, tail: int, biases: Sequence[Arg], into: DType) -> MachineC
             _transpose(writer, form, unpacked, panel, factors)
             with writer.loop(_I64(0), rows, together) as r:
                 x = writer.at(1, _I64(0), s, code.add(chunk, r))
-                _multiply(writer, form, x, panel, factors, place(sums, r))
+                _multiply(writer, form, digits, x, panel, factors, place(sums, r))
         with writer.loop(_I64(0), rows, 1) as r:
             result = Vector(code, load(code, vector_type("f32"), place(sums, r), 64), "f32")
             if biases:
@@ -359,32 +337,38 @@ def _transpose(writer: Writer, form: Form, unpacked: Any, panel: Any, factors: A
             store(code, column, code.add(factors if k == 4 else panel, _I64(at * _VECTOR_BYTES)), 64)
 
 
-def _multiply(writer: Writer, form: Form, x: Any, panel: Any, factors: Any, sums: Any) -> None:
+def _multiply(writer: Writer, form: Form, digits: Digits, x: Any, panel: Any, factors: Any, sums: Any) -> None:
     """Adds the products of some rows and a stretch of 16 rows of weights to their sums."""
-    code, record = writer.code, STRETCH + _VECTOR_BYTES * (form.groups // 8)
+    code, record, scalars = writer.code, digits.record_bytes(form), digits.places * STRETCH
     words, together = BYTES // form.groups, _together()
     cells = [writer.cell(_vector(code, sums, r * _VECTOR_BYTES)) for r in range(together)]
     with writer.loop(_I64(0), _I64(form.groups), 1) as group:
-        totals: list[Any] = [ir.Constant(vector_type("i32"), None)] * together
         integers = code.add(panel, code.mul(group, _I64(words * _VECTOR_BYTES)))
         bytes_at = code.add(x, code.mul(group, _I64(4 * words)))
-        for word in range(words):
-            some = load(code, ir.VectorType(_I8, BYTES), code.add(integers, _I64(word * _VECTOR_BYTES)), 64)
-            for r in range(together):
-                four = load(code, _I32, code.add(bytes_at, _I64(r * record + 4 * word)), 4)
-                same = code.bitcast(writer.splat(four, "i32").value, ir.VectorType(_I8, BYTES))
-                totals[r] = dot(code, totals[r], some, same, signed=form.signed)
         lane = code.mul(group, _I64(_VECTOR_BYTES))
         factor = _vector(code, code.add(factors, lane), 0)
         beyond = _vector(code, code.add(factors, lane), 8 * _VECTOR_BYTES) if form.groups == 8 else factor
         numbers = code.add(x, code.mul(group, _I64(4)))
-        for r, (cell, total) in enumerate(zip(cells, totals, strict=True)):
-            at = r * record + STRETCH
+
+        def add(totals: list[Any], digit: int) -> list[Any]:
+            for word in range(words):
+                some = load(code, ir.VectorType(_I8, BYTES), code.add(integers, _I64(word * _VECTOR_BYTES)), 64)
+                for r in range(together):
+                    at = _I64(r * record + digit * STRETCH + 4 * word)
+                    four = load(code, _I32, code.add(bytes_at, at), 4)
+                    same = code.bitcast(writer.splat(four, "i32").value, ir.VectorType(_I8, BYTES))
+                    totals[r] = dot(code, totals[r], some, same, signed=form.signed)
+            return totals
+
+        for r, (cell, total) in enumerate(
+            zip(cells, _sums_of_products(code, form, digits, add, together, 4 * words), strict=True)
+        ):
+            at = r * record + scalars
             own, rest = (
                 writer.splat(load(code, _F32, code.add(numbers, _I64(at + ahead)), 4), "f32")
                 for ahead in (0, 32 if form.groups == 8 else _VECTOR_BYTES)
             )
-            cell.set(fma(_float(code, total), factor * own, cell.get()))
+            cell.set(fma(total, factor * own, cell.get()))
             cell.set(fma(beyond, rest, cell.get()))
     for r, cell in enumerate(cells):
         store(code, cell.get().value, code.add(sums, _I64(r * _VECTOR_BYTES)), 4)

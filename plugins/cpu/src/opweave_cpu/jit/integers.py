@@ -16,7 +16,19 @@ from opweave_cpu.jit.compiler import target
 from opweave_cpu.jit.vectors import LANES, Vector, declared, vector_type
 from opweave_cpu.jit.writer import Writer
 
-__all__ = ["STRETCH", "Form", "dot", "form_of", "load", "multiplies_bytes", "prefetch", "store"]
+__all__ = [
+    "BYTES",
+    "RUNS",
+    "STRETCH",
+    "Form",
+    "dot",
+    "form_of",
+    "has_dot",
+    "load",
+    "multiplies_bytes",
+    "prefetch",
+    "store",
+]
 
 STRETCH: Final = 256
 """Weights of a stretch."""
@@ -24,7 +36,7 @@ STRETCH: Final = 256
 BYTES: Final = 64
 """Integers of a vector."""
 
-PIECES: Final = STRETCH // LANES
+RUNS: Final = STRETCH // LANES
 """Runs of 16 weights in a stretch."""
 
 _I8: Final = ir.IntType(8)
@@ -61,7 +73,7 @@ def multiplies_bytes() -> bool:
     return {"avx2", "f16c"} <= target().features
 
 
-def _has_dot() -> bool:
+def has_dot() -> bool:
     """Whether one instruction multiplies bytes without a sign by bytes with one, and adds four products to each sum."""
     return not target().features.isdisjoint({"avx512vnni", "avxvnni"})
 
@@ -73,10 +85,10 @@ def dot(code: Any, total: Any, integers: Any, x: Any, *, signed: bool) -> Any:
         integers: ``<64 x i8>``, without a sign unless ``signed``.
         x: ``<64 x i8>``, each from -127 to 127.
     """
-    if _has_dot() and not signed and "avx512vnni" in target().features:
+    if has_dot() and not signed and "avx512vnni" in target().features:
         return _dot_at_once(code, total, integers, x)
     operands = [[_half(code, value, k) for value in (total, integers, x)] for k in (0, 1)]
-    if _has_dot() and not signed:
+    if has_dot() and not signed:
         halves = [_dot_at_once(code, *half) for half in operands]
     else:
         halves = [code.add(half[0], _dot_by_pairs(code, *half[1:], signed=signed)) for half in operands]
@@ -261,6 +273,7 @@ class Form(NamedTuple):
         offset: what gives g: ``offset h`` with 8 groups, ``offset f`` with 16.
         order: the runs of 16 weights in the order of the integers.
         signed: whether integers have a sign.
+        largest: their largest magnitude.
         decode: unpacks a stretch.
     """
 
@@ -270,35 +283,33 @@ class Form(NamedTuple):
     offset: int
     order: tuple[int, ...]
     signed: bool
+    largest: int
     decode: Callable[[Stretch], Decoded]
 
     @property
     def group_of_run(self) -> tuple[int, ...]:
         """By place of 16 integers: their group."""
-        return tuple([run * self.groups // PIECES for run in self.order])
+        return tuple([run * self.groups // RUNS for run in self.order])
 
 
-_IN_ORDER: Final = tuple(range(PIECES))
+_IN_ORDER: Final = tuple(range(RUNS))
 _LOW_AND_HIGH: Final = (0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)
 _PARTS: Final = (0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15)
 
 
-def form_of(name: str, *, signed: bool | None = None) -> Form:
-    """How the integers of a type of weights, one of `opweave_cpu.jit.supported.BLOCKS`, are unpacked.
-
-    Args:
-        signed: whether integers that are stored with a sign keep it; default: if `dot` is faster with them. Others have
-            128 added.
-    """
+def form_of(name: str) -> Form:
+    """How the integers of a type of weights, one of `opweave_cpu.jit.supported.BLOCKS`, are unpacked. Integers that are
+    stored with a sign keep it if `dot` is faster with them, else 128 is added."""
     if name == "q8_0":
-        keep = not _has_dot() if signed is None else signed
-        return Form(34, 8, 8, 0 if keep else -128, _IN_ORDER, keep, _bytes(signed=keep))
+        signed = not has_dot()
+        offset, largest = (0, 128) if signed else (-128, 255)
+        return Form(34, 8, 8, offset, _IN_ORDER, signed, largest, _bytes(signed=signed))
     return {
-        "q4_0": Form(18, 8, 8, -8, _LOW_AND_HIGH, False, _of_nibbles((0, 0), 2)),
-        "q4_1": Form(20, 8, 8, 1, _LOW_AND_HIGH, False, _of_nibbles((0, 2), 4)),
-        "q5_0": Form(22, 8, 8, -16, _LOW_AND_HIGH, False, _of_nibbles((0, 0), 6, 2)),
-        "q5_1": Form(24, 8, 8, 1, _LOW_AND_HIGH, False, _of_nibbles((0, 2), 8, 4)),
-        "q4_k": Form(144, 1, 8, -1, _PARTS, False, _in_parts(16, None)),
-        "q5_k": Form(176, 1, 8, -1, _PARTS, False, _in_parts(48, 16)),
-        "q6_k": Form(210, 1, 16, -32, _IN_ORDER, False, _q6_k),
+        "q4_0": Form(18, 8, 8, -8, _LOW_AND_HIGH, False, 15, _of_nibbles((0, 0), 2)),
+        "q4_1": Form(20, 8, 8, 1, _LOW_AND_HIGH, False, 15, _of_nibbles((0, 2), 4)),
+        "q5_0": Form(22, 8, 8, -16, _LOW_AND_HIGH, False, 31, _of_nibbles((0, 0), 6, 2)),
+        "q5_1": Form(24, 8, 8, 1, _LOW_AND_HIGH, False, 31, _of_nibbles((0, 2), 8, 4)),
+        "q4_k": Form(144, 1, 8, -1, _PARTS, False, 15, _in_parts(16, None)),
+        "q5_k": Form(176, 1, 8, -1, _PARTS, False, 31, _in_parts(48, 16)),
+        "q6_k": Form(210, 1, 16, -32, _IN_ORDER, False, 63, _q6_k),
     }[name]

@@ -1,17 +1,20 @@
-"""Products with quantized weights whose blocks compiled functions unpack: in ``int8``, and of one row exactly."""
+"""Products with quantized weights whose blocks compiled functions unpack to integers: in ``int8``, and exactly."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
+from opweave.graph.precision import Precision
 from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.jit.supported import BLOCKS
 from opweave_cpu.kernels.table import KERNELS
+from opweave_cpu.tiles import Array, in_turn
 
-__all__ = ["linear_in_int8", "linear_of_one_row", "unpacks_integers"]
+__all__ = ["exact_linear_of_integers", "linear_in_int8", "unpacks_integers"]
 
 MOST_ROWS: Final = 1024
 """Rows up to which all activations are kept as bytes beside them."""
@@ -24,19 +27,14 @@ def _why_not(step: Step) -> str | None:
     w = step.srcs[1]
     if w.dtype.name not in BLOCKS or len(w.shape) != 2:
         return "the weights are no matrix of a type whose blocks compiled functions read"
-    return why_not()
-
-
-def _why_not_in_int8(step: Step) -> str | None:
-    reason = _why_not(step)
+    reason = why_not()
     if reason is not None:
         return reason
     from opweave_cpu.jit.integers import multiplies_bytes
 
     if not multiplies_bytes():
         return "the processor has no instructions for products of bytes"
-    outputs = step.srcs[1].shape[0]
-    if _rows(step) > MOST_ROWS or outputs < 16:
+    if _rows(step) > MOST_ROWS or w.shape[0] < 16:
         return f"it takes at most {MOST_ROWS} rows, and weights of at least 16"
     return None
 
@@ -45,29 +43,34 @@ def _why_not_exactly(step: Step) -> str | None:
     reason = _why_not(step)
     if reason is not None:
         return reason
-    from opweave_cpu.jit.float_products import has_registers
+    from opweave_cpu.jit.integer_products import FEW_ROWS
+    from opweave_cpu.jit.integers import has_dot
 
-    if not has_registers():
-        return "the processor has no vectors of 512 bits"
-    return None if _rows(step) == 1 else "it takes one row"
+    if _rows(step) > FEW_ROWS and not has_dot():
+        return "without instructions for dot products of bytes, f32 is faster for more than a few rows"
+    return None
 
 
 def _rows(step: Step) -> int:
     return step.srcs[0].size // step.srcs[1].shape[1]
 
 
-def _records(step: Step) -> Arrays:
+def _records(step: Step, precision: Precision) -> Arrays:
     from opweave_cpu.jit.integer_products import padded_rows, record_bytes
 
-    w = step.srcs[1]
-    return {"records": ("u8", (-(-w.shape[1] // _STRETCH) * padded_rows(_rows(step)) * record_bytes(w.dtype),))}
+    w, rows = step.srcs[1], _rows(step)
+    record = record_bytes(w.dtype, precision)
+    return {"records": ("u8", (-(-w.shape[1] // _STRETCH) * padded_rows(rows) * record,))}
 
 
-def _ordered(step: Step) -> Arrays:
-    return {"records": ("u8", (-(-step.srcs[1].shape[1] // _STRETCH) * _STRETCH * 4,))}
+def _exact_workspace(step: Step) -> Arrays:
+    return {**_records(step, "exact"), "marks": ("u8", (_rows(step),))}
 
 
-@KERNELS("linear", dtypes=_TYPES, layout="dense", precision="int8", when=_why_not_in_int8, workspace=_records)
+@KERNELS(
+    "linear", dtypes=_TYPES, layout="dense", precision="int8", when=_why_not,
+    workspace=partial(_records, precision="int8"),
+)  # fmt: skip
 def linear_in_int8(
     stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: DType, records: Arg
 ) -> Call:
@@ -76,16 +79,43 @@ def linear_in_int8(
     return bind_integer_product(stream, out, x, w, b, records)
 
 
-@KERNELS("linear", dtypes=_TYPES, layout="dense", when=_why_not_exactly, workspace=_ordered)
-def linear_of_one_row(
-    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: DType, records: Arg
+@KERNELS("linear", dtypes=_TYPES, layout="dense", when=_why_not_exactly, workspace=_exact_workspace)
+def exact_linear_of_integers(
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: DType, records: Arg, marks: Arg
 ) -> Call:
-    from opweave_cpu.jit.float_products import bind_float_product
+    from opweave_cpu.jit.integer_products import bind_integer_product
 
-    return bind_float_product(stream, out, x, w, b, records)
+    product = bind_integer_product(stream, out, x, w, b, records, marks)
+    rows: dict[int, Call] = {}
+
+    def multiply_marked_rows() -> None:
+        """Rows of activations for which integers cannot stand are multiplied again, as f32."""
+        if 1 in marked:
+            for r in marked.nonzero()[0].tolist():
+                if r not in rows:
+                    rows[r] = _bind_one_row(stream, r, out, x, w, b)
+                rows[r]()
+
+    marked: Array = marks.view
+    return in_turn([product, multiply_marked_rows])
+
+
+def _bind_one_row(stream: Stream, r: int, out: Arg, x: Arg, w: Arg, b: Arg | None) -> Call:
+    """The call of one row of a product in f32."""
+    from opweave_cpu.jit.products import prepare_product
+
+    srcs = (_row(x, r), w, *([] if b is None else [b]))
+    step = Step("linear", _row(out, r), srcs, {})
+    return prepare_product(stream, step).bind(stream, (*srcs, step.out))
+
+
+def _row(arg: Arg, r: int) -> Arg:
+    """A row of a dense operand."""
+    n, size = arg.shape[-1], arg.dtype.itemsize
+    return Arg(arg.buffer, arg.offset + r * n * size, arg.dtype, (1, n), (n * size, size))
 
 
 def unpacks_integers(step: Step) -> bool:
     """Whether a step runs by a kernel of this module."""
     kernel = KERNELS.find(step)
-    return kernel is not None and kernel.factory in (linear_in_int8, linear_of_one_row)
+    return kernel is not None and kernel.factory in (linear_in_int8, exact_linear_of_integers)
