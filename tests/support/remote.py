@@ -92,8 +92,11 @@ class ServerProcess:
     @property
     def worker(self) -> int:
         """The process that computes."""
-        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
-        return int("".join([(task / "children").read_text() for task in tasks]).split()[0])
+        children = ""
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+                children += (task / "children").read_text()
+        return int(children.split()[0])
 
     def signal(self, number: int) -> None:
         """Send a signal to both processes."""

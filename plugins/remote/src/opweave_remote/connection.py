@@ -8,13 +8,15 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import count
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from opweave.concurrency import Lock
 from opweave.contract import MemorySpace, Plan
 from opweave.errors import FormatError, LifetimeError, OpweaveError, Unavailable
-from opweave.lifecycle import close_at_exit
+from opweave.lifecycle import close_at_exit, notify_after_fork
 from opweave_remote.description import ServerInfo
 from opweave_remote.failures import decode_error
 from opweave_remote.heartbeat import keep_asking
@@ -38,6 +40,8 @@ BULK_LINKS: Final = 2
 """Connections that carry large transfers beside the one for control messages."""
 
 _MAX_ANSWER: Final = 1 << 26
+_PAUSE: Final = 0.05
+"""Seconds between two attempts to connect."""
 
 
 def tcp_dial(address: Address, context: ssl.SSLContext | None, server_name: str | None, timeout: float) -> Dial:
@@ -121,6 +125,7 @@ class Connection:
         self._end: Final = weakref.finalize(self, self.fate.lose, "nobody uses it any more", wanted=True)
         self._end.atexit = False
         close_at_exit(self)
+        notify_after_fork(self)
         if self.info.heartbeat:
             self._start_heartbeat()
 
@@ -192,24 +197,29 @@ class Connection:
     def open_link(self, role: str, device: str = "") -> Link:
         """A further connection: ``"stream"``, or ``"bulk"`` for large transfers.
 
+        A connection that does not come about does not tell that the server is lost: the heartbeat and the first
+        connection do. So it is tried again, as long as the server may just be busy, or up to the deadline where
+        connections are refused or broken off.
+
         Raises:
-            DeviceLostError: the server is lost, or does not answer within the deadline.
-            Unavailable: it refuses, because this client has as many connections as it may.
+            DeviceLostError: the server is lost.
+            Unavailable: it refuses, because this client has as many connections as it may; its certificate has expired.
         """
-        self.fate.check()
-        try:
-            wire, _ = self._open(STREAM, role, self._key, self.deadline)
-        except Unavailable as error:
-            if not isinstance(error.__cause__, (OSError, EOFError)):
-                raise
-            self.fate.lose(error.message)
+        until = monotonic() + self.deadline
+        while True:
             self.fate.check()
-            raise
-        except LifetimeError:
-            self.fate.lose("it was started again and does not know this client")
-            self.fate.check()
-            raise
-        return Link(self.fate, wire, device)
+            try:
+                wire, _ = self._open(STREAM, role, self._key, self.deadline)
+                return Link(self.fate, wire, device)
+            except Unavailable as error:
+                cause = error.__cause__
+                if not isinstance(cause, (OSError, EOFError)) or isinstance(cause, ssl.SSLCertVerificationError):
+                    raise
+                if monotonic() > until and not isinstance(cause, TimeoutError):
+                    self.fate.lose(error.message)
+            except LifetimeError:
+                self.fate.lose("it was started again and does not know this client")
+            self.fate.ended.wait(_PAUSE)
 
     @property
     def secrets(self) -> tuple[bytes, bytes]:
@@ -230,7 +240,7 @@ class Connection:
             self.fate.lose(f"no heartbeat: {error}")
             return
         assert isinstance(sock, socket.socket)
-        self.fate.at_end(lambda: _shut(sock))
+        self.fate.at_end(partial(_shut, sock), sock.close)
         keep_asking(sock, self.fate, self._session, self._key, self.deadline)
 
     # --- what devices need --------------------------------------------------------------------------------------------
@@ -269,6 +279,10 @@ class Connection:
             self.control.flush()
         self._end.detach()
         self.fate.lose("the connection was closed", wanted=True)
+
+    def _after_fork(self) -> None:
+        self._end.detach()
+        self.fate.leave_to_parent()
 
     def _describe_pending(self) -> str:
         return ""

@@ -64,6 +64,10 @@ class Door:
             raise
         return what, value, passed
 
+    def leave(self) -> None:
+        """Give this process's part of it back; in a forked process, which shares it."""
+        self._sock.close()
+
     def close(self) -> None:
         """End it; whoever receives at the other end sees that."""
         with suppress(OSError):

@@ -55,6 +55,7 @@ def isolated(name: str, *, deadline: float = 10.0) -> RemoteDevice:
                               remedy="its output is on standard error") from error  # fmt: skip
         raise
     fate = connection.fate
+    fate.at_end(door.close, door.leave)
     fate.explain = lambda: how_it_ended(process)
     start_thread(_watch, process, door, fate, deadline, name=f"opweave process of {connection.name}")
     return connection.devices[0]
@@ -91,7 +92,6 @@ def _watch(process: subprocess.Popen[bytes], door: Door, fate: Fate, deadline: f
                 fate.lose(f"its process has been stopped for {deadline:g} s")
         else:
             stopped_since = None
-    door.close()
     with suppress(subprocess.TimeoutExpired):
         process.wait(5)
     process.kill()

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from opweave.concurrency import Latch, Lock, Worker, start_thread
 from opweave.errors import DeviceLostError, FormatError, LifetimeError, OpweaveError
+from opweave.lifecycle import INHERITED
 from opweave_remote.failures import Failure, decode_error, lost
 from opweave_remote.wire import Kind, encode, encode_again
 from opweave_remote.wires import Wire
@@ -66,13 +67,13 @@ class Fate:
         self.ended: Final = Latch()
         self.explain: Callable[[], str] = str
         self._lock: Final = Lock()
-        self._ends: list[Callable[[], object]] = []
+        self._ends: list[tuple[Callable[[], object], Callable[[], object]]] = []
         self.links: tuple[Link, ...] = ()
 
-    def at_end(self, end: Callable[[], object]) -> None:
-        """Call ``end`` when it is over, or now if it is."""
+    def at_end(self, end: Callable[[], object], in_child: Callable[[], object]) -> None:
+        """Call ``end`` when it is over, or now if it is; and ``in_child`` in forked processes."""
         with self._lock:
-            self._ends.append(end)
+            self._ends.append((end, in_child))
         if self.error is not None:
             end()
 
@@ -101,8 +102,19 @@ class Fate:
             ends, self._ends = self._ends, []
             links = self.links
         self.ended.set()
-        for end in (*ends, *[link.end for link in links]):
+        for end in (*[end for end, _ in ends], *[link.end for link in links]):
             end()
+
+    def leave_to_parent(self) -> None:
+        """In a forked process: it is over here, and stays as it is for the parent. Sockets are only closed; shutting
+        them down would end the connection, and as long as they are open here, the server does not see the parent's
+        end."""
+        self.error = DeviceLostError(f"{self.name} {INHERITED}")
+        ends, self._ends = self._ends, []
+        links, self.links = self.links, ()
+        for close in (*[close for _, close in ends], *[link.wire.sock.close for link in links]):
+            close()
+        self.ended.set()
 
     def check(self) -> None:
         """Raise `DeviceLostError` where it is over."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Empty, Queue
-from threading import BoundedSemaphore, Event, Lock, Thread
+from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Any, Final
 
@@ -20,13 +20,13 @@ from opweave.errors import OpweaveError, Unavailable
 from opweave_remote.door import Door, how_it_ended, life_of, start_worker
 from opweave_remote.failures import decode_error
 from opweave_remote.heartbeat import receive_exactly
+from opweave_remote.server.limits import Limits
 from opweave_remote.server.monitor import Monitor
+from opweave_remote.server.newcomers import Newcomers
 from opweave_remote.wires import HEARTBEAT, SESSION, STREAM, Address, tuned
 
 __all__ = ["Front", "listen"]
 
-_NEW_AT_ONCE: Final = 256
-"""Connections that may be there without having said what they are for."""
 _STARTING: Final = 60.0
 """Seconds for which a connection waits while a process with the devices is being started."""
 _RESTARTS: Final = 5
@@ -71,8 +71,7 @@ class Front:
         self._listener: Final = listener
         self._settings: Final = {**settings, "heartbeat": True}
         self._log: Final = log
-        self._handshake: Final = float(settings.get("limits", {}).get("handshake", 10.0))
-        self._new: Final = BoundedSemaphore(_NEW_AT_ONCE)
+        self._newcomers: Final = Newcomers(Limits(**settings.get("limits", {})).handshake)
         self._metrics: Final[Queue[str]] = Queue()
         self._asking: Final = Lock()
         self._stopping = False
@@ -109,31 +108,24 @@ class Front:
                 if self._stopping:
                     return
                 continue
-            if not self._new.acquire(blocking=False):
-                sock.close()
-                continue
             Thread(target=self._route, args=(sock,), name="opweave caller", daemon=True).start()
 
     def _route(self, sock: socket.socket) -> None:
         """Answer heartbeats here, pass everything else on."""
-        released = False
+        self._newcomers.enter(sock)
         try:
             with sock:
-                sock.settimeout(self._handshake)
                 said = sock.recv(len(SESSION), socket.MSG_PEEK | socket.MSG_WAITALL)
-                if said != HEARTBEAT:
-                    sock.settimeout(None)
+                if said == HEARTBEAT:
+                    receive_exactly(sock, len(HEARTBEAT))
+                    self._monitor.answer(sock, self._newcomers)
+                elif len(said) == len(SESSION):
+                    self._newcomers.leave()  # the other process gives it as much time again
                     self._pass_on(sock)
-                    return
-                receive_exactly(sock, len(HEARTBEAT))
-                self._new.release()
-                released = True
-                self._monitor.answer(sock)
         except (EOFError, OSError):
             pass
         finally:
-            if not released:
-                self._new.release()
+            self._newcomers.leave()
 
     def _pass_on(self, sock: socket.socket) -> None:
         """Pass a connection to the process that computes; while a new one is being started, wait for that."""

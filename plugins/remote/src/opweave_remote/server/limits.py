@@ -23,7 +23,7 @@ class Limits(NamedTuple):
         message: bytes of the arguments of a message.
         data: bytes of the data of a message, also of what it holds compressed.
         staging: bytes of a stream's transfers that are under way.
-        handshake: seconds within which a new connection has to prove who it is.
+        handshake: seconds within which a new connection has to prove whose it is, all in all.
         lease: seconds without a heartbeat after which a client is taken for dead, and its memory freed.
     """
 
@@ -34,7 +34,7 @@ class Limits(NamedTuple):
     message: int = 64 << 20
     data: int = 16 << 20
     staging: int = 256 << 20
-    handshake: float = 10.0
+    handshake: float = 30.0
     lease: float = 60.0
 
 

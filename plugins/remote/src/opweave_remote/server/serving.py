@@ -22,13 +22,14 @@ from opweave_remote.server.cache import WeightCache
 from opweave_remote.server.channels import DeviceChannel
 from opweave_remote.server.limits import Limits, Metrics
 from opweave_remote.server.monitor import Monitor
+from opweave_remote.server.newcomers import Newcomers
 from opweave_remote.server.pulling import NAMED, Puller
 from opweave_remote.server.session import Session
 from opweave_remote.server.streams import StreamChannel
 from opweave_remote.server.transfers import data_of
 from opweave_remote.tls import TlsSocket
 from opweave_remote.wire import MAX_BEFORE_PROOF, MAX_VERSION, MIN_VERSION, Kind
-from opweave_remote.wires import HEARTBEAT, SESSION, STREAM, Wire, same_machine, tuned
+from opweave_remote.wires import SESSION, STREAM, Wire, same_machine, tuned
 
 __all__ = ["Server"]
 
@@ -71,6 +72,7 @@ class Server:
         self._sessions: Final[dict[bytes, Session]] = {}
         self._lock: Final = Lock()
         self._threads: Final[set[Thread]] = set()
+        self._newcomers: Final = Newcomers(self.limits.handshake)
         self._stopping = False
         self._info: Final = self._describe().encode()
         if monitor is not None:
@@ -120,21 +122,19 @@ class Server:
             thread.start()  # with the lock, so that it does not leave before it is noted
 
     def _serve(self, sock: socket.socket, inside: bool) -> None:
+        self._newcomers.enter(sock)
         try:
             with self.metrics.during("connections"), sock:
                 self._greet(sock, inside)
         except (OSError, EOFError):
             pass  # also of TLS: the other side has ended, or was not believed
         finally:
+            self._newcomers.leave()
             with self._lock:
                 self._threads.discard(current_thread())
 
     def _greet(self, sock: socket.socket, inside: bool) -> None:
-        sock.settimeout(self.limits.handshake)
         preamble = receive_exactly(sock, len(SESSION))
-        if preamble == HEARTBEAT and self._monitor is not None:
-            self._monitor.answer(sock)
-            return
         if preamble not in (SESSION, STREAM):
             return
         over: socket.socket | TlsSocket = tuned(sock)
@@ -191,7 +191,7 @@ class Server:
 
     def _release(self, wire: Wire) -> None:
         """Lift the limits of who had not proved anything yet."""
-        wire.sock.settimeout(None)
+        self._newcomers.leave()
         wire.reader.max_args, wire.reader.max_data = self.limits.message, self.limits.data
 
     def _serve_session(self, wire: Wire, mine: bytes) -> None:
