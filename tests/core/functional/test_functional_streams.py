@@ -170,6 +170,38 @@ def test_functions_that_break_their_promise_are_found_at_the_first_call(change: 
         scheduler.build((ow.neg(x), ow.relu(x))).run(x=np.ones(2, "f4"))
 
 
+def test_results_that_are_still_computed_are_waited_for_before_a_run_ends():
+    pending: list[tuple[Any, Any]] = []
+
+    def compile_(self: ArrayStream, *args: Any) -> Any:
+        made = ArrayStream._compile_functional(self, *args)
+
+        def function(*arrays: Any) -> list[Any]:
+            results = list(made(*arrays))
+            for array in results:  # as of a library that computes in a thread of its own
+                pending.append((array, array.values.copy()))
+                array.values[...] = np.nan
+            return results
+
+        def wait(results: Sequence[Any]) -> None:
+            assert [array for array, _ in pending] == list(results)
+            for array, values in pending:
+                array.values[...] = values
+            pending.clear()
+
+        function.wait = wait  # type: ignore[attr-defined]
+        return function
+
+    x = ow.input("x", (2,))
+    with ow.Scheduler(device(compile_)) as scheduler:
+        program = scheduler.build((ow.neg(x), ow.relu(x)))
+        program.warm()
+        assert not pending
+        for factor in (1, 2):
+            first, second = program.run(x=np.full(2, factor, "f4"))
+            assert (first.tolist(), second.tolist()) == ([-factor] * 2, [factor] * 2)
+
+
 def test_whole_arrays_are_moved_and_results_are_handed_from_call_to_call():
     card = device(_fuse=halves)
     x, w = ow.input("x", (8, 8)), ow.weights({"w": np.ones((8, 8), "f4")})["w"]

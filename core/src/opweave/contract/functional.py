@@ -91,12 +91,13 @@ class CompiledFunction:
 class FunctionCall:
     """One call of a function with the arrays of a group."""
 
-    __slots__ = ("compiled", "donated", "drops", "function", "memory", "reads", "writes")
+    __slots__ = ("compiled", "donated", "drops", "function", "memory", "reads", "wait", "writes")
 
     def __init__(self, compiled: CompiledFunction, group: Group) -> None:
         written = {(id(arg.buffer), arg.offset) for arg in group.writes}
         self.compiled: Final = compiled
         self.function: Final = compiled.function
+        self.wait: Final[Callable[[Sequence[Any]], object] | None] = getattr(compiled.function, "wait", None)
         self.memory: Final[HoldsArrays] = _memory((*group.reads, *group.writes)[0])
         self.reads: Final = [_cell(arg) for arg in group.reads]
         self.writes: Final = [_cell(arg) for arg in group.writes]
@@ -124,12 +125,17 @@ class FunctionCall:
                 cell.array, cell.borrowed = array, False
             else:
                 cell.put(array)
+        if (wait := self.wait) is not None:  # last, because the library computes meanwhile
+            wait(results)
 
     def warm(self) -> None:
         """Call the function with zeros, unless it has run before. It changes no memory."""
         if not self.compiled.checked:
             arrays = [self.memory.zeros(arg.dtype, arg.shape) for arg in self.compiled.structure.inputs]
-            self.compiled.check(arrays, self.function(*arrays))
+            results = self.function(*arrays)
+            if self.wait is not None:
+                self.wait(results)
+            self.compiled.check(arrays, results)
 
     @property
     def remark(self) -> str:

@@ -105,8 +105,9 @@ class StreamHooks:
             donated: positions of inputs that nobody else uses from then on: the library may take their memory.
 
         Returns:
-            ``f(*arrays) -> arrays``. Arrays that it returns are new: none of its arguments, none twice. The attributes
-            ``remark`` and ``library_bytes`` are as those of calls (`_compile`).
+            ``f(*arrays) -> arrays``. Arrays that it returns are new: none of its arguments, none twice. Where they may
+            still be being computed then, its attribute ``wait`` is called with them, and returns when they are
+            complete. The attributes ``remark`` and ``library_bytes`` are as those of calls (`_compile`).
         """
         raise NotImplementedError
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 
 from opweave.contract.device import Device
 from opweave.contract.space import Usage
@@ -67,7 +68,7 @@ class ArrayDevice(Device):
         library, cell = self.library, mem.cell(offset, dtype, shape)
 
         def put(array: Any, borrowed: bool) -> None:
-            array = library.from_host(array, borrowed) if isinstance(array, np.ndarray) else library.adopt(array)
+            array = library.from_host(array, borrowed) if isinstance(array, ndarray) else library.adopt(array)
             if cell.placed:  # without a call, because small functions take little longer than a few calls
                 cell.array, cell.borrowed = array, borrowed
             else:
@@ -81,8 +82,10 @@ class ArrayDevice(Device):
         library, cell = self.library, mem.cell(offset, dtype, shape)
 
         def get() -> np.ndarray[Any, Any]:
-            array = cell.load() if cell.array is None else cell.array
-            return array if isinstance(array, np.ndarray) else library.to_host(array)
+            array = cell.array
+            if array is None:
+                array = cell.load()
+            return array if isinstance(array, ndarray) else library.to_host(array)
 
         return get
 

@@ -83,9 +83,9 @@ class Executor:
         state: ProgramState,
         feeds: Mapping[Any, Any] | None,
         named: Mapping[str, Any],
+        on_device: bool = False,
         *,
         wait: bool = True,
-        on_device: bool = False,
     ) -> Any:
         """Run a program once: feed, make the calls, fetch.
 
@@ -93,9 +93,9 @@ class Executor:
         objects from the processor's caches, and each that a run touches has to be loaded again.
 
         Args:
+            on_device: leave the outputs in the memory of their devices.
             wait: ``False``, only with overlapping runs: return the `Run` when everything is queued. Arrays that were
                 fed may then be overwritten, unless their input is borrowed.
-            on_device: leave the outputs in the memory of their devices.
 
         Returns:
             The outputs.
@@ -119,14 +119,15 @@ class Executor:
                 _check_states(run_list)
             if run_list.ended:
                 raise LifetimeError(f"{state!r} cannot run: {run_list.ended}")
-            ownership, thread = self.ownership, get_ident()
-            if ownership.thread not in (0, thread):
+            ownership, in_flight, thread = self.ownership, self._in_flight, get_ident()
+            # Set where a kernel of another plan runs this program: that plan was run on a stream of this scheduler.
+            before = ownership.thread
+            if before and before != thread:
                 raise self._targets[0].stream._busy_error()
             run = feed = None
-            rest, in_flight = iter(calls.calls), self._in_flight
+            rest = iter(calls.calls)
             with ownership.lock:
-                # Set where a kernel of another plan runs this program: that plan was run on a stream of this scheduler.
-                before, outer, outer_calls = ownership.thread, ownership.remaining, ownership.calls
+                outer, outer_calls = ownership.remaining, ownership.calls
                 try:
                     self._runner = ownership.thread = thread
                     self.begun += 1
@@ -139,12 +140,16 @@ class Executor:
                     if run_list.streams:
                         run = self._queue_waits(state, run_list, on_device)
                     for feed, value in values:
-                        if feed.view is not None:
-                            feed.view[...] = value  # half the time of np.copyto
-                        elif feed.put is not None:
-                            feed.put(value)
+                        if (view := feed.view) is not None:
+                            view[...] = value  # half the time of np.copyto
+                        elif (put := feed.put) is not None:
+                            put(value)
                     feed = None
-                    calls.run(rest)
+                    if (make_calls := calls.run) is None:
+                        for call in rest:
+                            call()
+                    else:
+                        make_calls(rest)
                     if in_flight.cancel_reason or ownership.cancel_reason:
                         raise Cancelled(in_flight.cancel_reason or ownership.cancel_reason)
                     if run is not None:

@@ -7,6 +7,7 @@ message there and one back, and nothing is queued.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -60,9 +61,9 @@ def bind_launch(
         return None
     call, sent, received = made
     for (name, a), memory in zip(fed, sent, strict=True):
-        result.feeds[name] = result.feeds[name]._replace(view=_array(a, memory), put=None, queued=False)
+        result.feeds[name] = replace(result.feeds[name], view=_array(a, memory), put=None, queued=False)
     for (i, a), memory in zip(outputs, received, strict=True):
-        result.fetches[i] = result.fetches[i]._replace(read=_array(a, memory).copy, stream=None, ahead=None)
+        result.fetches[i] = replace(result.fetches[i], read=_array(a, memory).copy, stream=None, ahead=None)
     return CallList([call], actions)
 
 

@@ -6,6 +6,7 @@ Everything that can be decided is decided here; a run only makes the calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -199,7 +200,7 @@ class _Lowering:
                 arg = self.arg(StorageView.of(tensor, storage))
                 target = self.targets[self.partition.arenas[storage]]
                 view, put, queued = bind_write(arg, target.stream)
-                feed = feed._replace(view=view, put=put, queued=queued, target=target)
+                feed = replace(feed, view=view, put=put, queued=queued, target=target)
                 self._add(target.index if queued else HOST_QUEUE, (), (storage,), None, None)
             self.result.feeds[tensor.key] = feed
 
@@ -437,7 +438,8 @@ def _flattened(calls: Sequence[Call], actions: Sequence[Action]) -> CallList | N
             flat += call.calls
         else:
             flat.append(call)
-    return CallList(flat, actions, leader._run, starts)
+    run = None if type(leader)._run is Stream._run else leader._run
+    return CallList(flat, actions, run, starts)
 
 
 # --- events ---------------------------------------------------------------------------------------------------------

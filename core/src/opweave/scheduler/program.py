@@ -186,7 +186,7 @@ class Program(Planned, Generic[R_co]):
             Cancelled: `Scheduler.cancel` was called meanwhile.
             LifetimeError: the program or its scheduler was closed.
         """
-        return self._executor.run(self._state, feeds, named, on_device=bool(on_device))  # type: ignore[no-any-return]
+        return self._executor.run(self._state, feeds, named, on_device)  # type: ignore[no-any-return]
 
     def submit(
         self, feeds: Mapping[Any, Any] | None = None, /, *, on_device: Any = False, **named: Any
@@ -204,7 +204,7 @@ class Program(Planned, Generic[R_co]):
         Raises:
             ShapeError, DTypeError, UnknownNameError, SchedulerError, LifetimeError: as `run`, at once.
         """
-        return self._executor.submit(self._state, feeds, named, bool(on_device))
+        return self._executor.submit(self._state, feeds, named, on_device)
 
     def warm(self) -> None:
         """Make the preparations of the first run now, above all compiling. Values and states stay as they are.

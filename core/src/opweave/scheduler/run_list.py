@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from opweave.errors import (
     Cancelled,
@@ -37,7 +39,8 @@ __all__ = ["Action", "CallList", "Feed", "Fetch", "RunList", "fitted", "snapshot
 Array = np.ndarray[Any, Any]
 
 
-class Feed(NamedTuple):
+@dataclass(slots=True, eq=False)  # a tuple's fields take three times as long to read
+class Feed:
     """How an input gets its values: an array to copy into, or a call that takes an array; neither if nobody reads it.
 
     Where the call only queues the copy (``queued``), the array is read after it has returned.
@@ -106,7 +109,8 @@ class Feed(NamedTuple):
         return Adopted(buffer)
 
 
-class Fetch(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Fetch:
     """How an output is fetched: ``read`` returns a new array; it is called in the order of ``stream`` if there is one,
     else after the run by the thread that asks for the output. ``keep`` returns an array in the device's memory, where
     the device exports it. ``ahead``, for streams with `reads_ahead`, queues the read behind the run on the stream of
@@ -173,7 +177,8 @@ class CallList:
 
     Attributes:
         calls: the calls.
-        run: makes the calls of an iterator over them: the ``_run`` of the stream to which they belong.
+        run: makes the calls of an iterator over them: the ``_run`` of the stream to which they belong. ``None``: one
+            after the other is all there is to it.
         actions: what they are.
         starts: where in ``calls`` each action begins; ``None``: every action is one call.
     """
@@ -188,7 +193,7 @@ class CallList:
         starts: list[int] | None = None,
     ) -> None:
         self.calls: Final = calls
-        self.run: Final = run or make_calls
+        self.run: Final = run
         self.actions: Final = actions
         self.starts: Final = starts
 
@@ -208,12 +213,6 @@ class CallList:
         action, start = self.actions[at], self.starts[at]
         end = self.starts[at + 1] if at + 1 < len(self.starts) else len(self.calls)
         return action, index - start if action.plan is not None and end - start == action.plan.size else None
-
-
-def make_calls(calls: Iterator[Call]) -> None:
-    """Make calls of several streams; each call sets up what its own stream needs."""
-    for call in calls:
-        call()
 
 
 class RunList:
@@ -284,7 +283,7 @@ class RunList:
         self.after.clear()
         self.fetches.clear()
         for name, feed in self.feeds.items():
-            self.feeds[name] = feed._replace(view=None, put=None)
+            self.feeds[name] = replace(feed, view=None, put=None)
 
 
 # --- values that are fed ---------------------------------------------------------------------------------------------
@@ -294,21 +293,22 @@ def fitted(
     run_list: RunList, written: Mapping[str, Array], feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]
 ) -> list[tuple[Feed, Any]]:
     """An array for every input, checked."""
-    if feeds is not None and type(feeds) is not dict and not isinstance(feeds, Mapping):
-        what = type(feeds).__name__
-        raise SchedulerError(f"values are fed as {{input or its name: array}}, or by name, not as {what}")
     ready: list[tuple[Feed, Any]] = []
-    if feeds and not named and len(feeds) == len(run_list.feeds):
-        for feed in run_list.feeds.values():  # most callers: each input itself, and its array
+    expected = run_list.feeds
+    if type(feeds) is dict and not named and len(feeds) == len(expected):
+        for feed in expected.values():  # most callers: each input itself, and its array
             value = feeds.get(feed.tensor)
-            if value is None:
-                break
-            if type(value) is not np.ndarray or value.shape != feed.shape or value.dtype is not feed.dtype:
+            if type(value) is not ndarray or value.shape != feed.shape or value.dtype is not feed.dtype:
+                if value is None:
+                    break
                 value = feed.fit(value)
             ready.append((feed, value))
         else:
             return ready
         ready.clear()
+    if feeds is not None and not isinstance(feeds, Mapping):
+        what = type(feeds).__name__
+        raise SchedulerError(f"values are fed as {{input or its name: array}}, or by name, not as {what}")
     given: dict[Any, Any] = {}
     if feeds is not None:
         given = {key.key or key.name if isinstance(key, Tensor) else key: value for key, value in feeds.items()}

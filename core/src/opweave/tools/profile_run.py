@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from time import perf_counter_ns
@@ -172,14 +173,14 @@ class _Measuring:
         view = feed.view
         put = feed.put if view is None else partial(np.copyto, view)
         assert put is not None
-        return feed._replace(view=None, put=lambda array: self._time(part, partial(put, array), target.stream))
+        return replace(feed, view=None, put=lambda array: self._time(part, partial(put, array), target.stream))
 
     def _timed_fetch(self, fetch: Fetch) -> Fetch:
         if fetch.target is None:
             return fetch
         part = self._part(_Part(fetch.target, "output", fetch.tensor.name, None))
         part.nbytes = fetch.tensor.nbytes
-        return fetch._replace(read=partial(self._time, part, fetch.read, fetch.target.stream))
+        return replace(fetch, read=partial(self._time, part, fetch.read, fetch.target.stream))
 
     def _timed_action(self, call: Call, action: Action) -> Call:
         target, split = action.target, action.split
