@@ -22,7 +22,7 @@ import opweave as ow
 from opweave.graph.dtypes import DTYPES, as_dtype
 from opweave.ops.activation import gelu_tanh_backward, relu_backward, silu_backward
 from opweave.ops.attention_gradient import attention_backward
-from opweave.ops.pooling import max_pool_backward
+from opweave.ops.pooling import avg_pool_backward, max_pool_backward
 from opweave.ops.row_gradients import (
     layer_norm_backward,
     log_softmax_backward,
@@ -579,6 +579,8 @@ def columns(x: Array) -> Array:
 
 
 add("im2col", columns, Given((2, 3, 6, 4)), dtypes=PLAIN, build=given("im2col", kernel_size=(3, 2), padding=1))
+add("col2im", by_torch(lambda x: functional.fold(x, (6, 5), (3, 2), 1, 1, (2, 1))), Given((2, 18, 18)),
+    build=given("col2im", size=(6, 5), kernel_size=(3, 2), padding=1, stride=(2, 1)), scale=10)  # fmt: skip
 for rank in (1, 2):
     shape = (2, 3, 9, 8)[: 2 + rank]
     options = {"kernel_size": 3, "stride": 2, "padding": 1}
@@ -613,6 +615,18 @@ for rank in (1, 2):
     averages = getattr(functional, f"avg_pool{rank}d")
     add(f"avg_pool{rank}d", by_torch(lambda x, f=averages: f(x, 3, 2, 1)), Given(shape),
         build=given(f"avg_pool{rank}d", **options), scale=10)  # fmt: skip
+
+
+def shared_out(grad: Array) -> Array:
+    x = torch.zeros((2, 3, 9, 8), dtype=torch.float64, requires_grad=True)
+    made = functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False)
+    return torch.autograd.grad(made, x, t64(grad))[0].numpy()
+
+
+add("avg_pool_backward", shared_out, Given((2, 3, 5, 5)),
+    build=lambda grad: avg_pool_backward(grad, (9, 8), kernel_size=(3, 3), stride=(2, 2), padding=(1, 1),
+                                         dilation=(1, 1), ceil_mode=True, count_include_pad=False, divisor=0),
+    scale=10)  # fmt: skip
 add("interpolate", lambda x: x[:, :, [0, 0, 1, 1, 2, 2, 3]], Given((1, 2, 4)), dtypes=PLAIN,
     build=given("interpolate", size=7))  # fmt: skip
 for mode, shape, size in (

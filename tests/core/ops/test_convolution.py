@@ -206,6 +206,12 @@ def test_refusals():
         ow.conv_transpose2d(x, ow.input("w", (4, 3, 1, 1)), padding=4)
     with pytest.raises(ow.ShapeError, match="no window of"):
         ow.im2col(x, 7)
+    with pytest.raises(ow.ShapeError, match=r"col2im: .*as \(4, 4\) windows fit"):
+        ow.col2im(ow.input("c", (1, 8, 15)), (5, 5), 2)
+    with pytest.raises(ow.ShapeError, match="no window"):
+        ow.col2im(ow.input("c", (1, 8, 16)), (5, 5), 7)
+    with pytest.raises(ow.ShapeError, match="one to three lengths"):
+        ow.col2im(ow.input("c", (1, 8, 16)), (5, 5, 5, 5), 2)
     with pytest.raises(ow.ShapeError, match="padding 2 must be at most half"):
         ow.max_pool2d(x, 3, padding=2)
     with pytest.raises(ow.ShapeError, match="no window of"):

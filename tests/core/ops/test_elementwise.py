@@ -368,9 +368,9 @@ def test_every_public_builder_is_in_the_table_or_made_of_it():
     }  # fmt: skip
     # Made by the builder or the gradient of another operation, and by x[...].
     second_forms = {
-        "after", "attention_backward", "gelu_tanh_backward", "head_softmax", "layer_norm_backward",
-        "log_softmax_backward", "max_pool_backward", "relu_backward", "rms_norm_backward", "silu_backward", "slice",
-        "softmax_backward",
+        "after", "attention_backward", "avg_pool_backward", "gelu_tanh_backward", "head_softmax",
+        "layer_norm_backward", "log_softmax_backward", "max_pool_backward", "relu_backward", "rms_norm_backward",
+        "silu_backward", "slice", "softmax_backward",
     }  # fmt: skip
     from opweave import ops
 

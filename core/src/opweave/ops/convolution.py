@@ -17,11 +17,11 @@ from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import Infer, OpDef
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.operands import Array, builds, check_shape_of, floats, make, misfit, unquantized, wide
+from opweave.ops.operands import Array, builds, check_shape_of, floating, floats, make, misfit, unquantized, wide
 from opweave.ops.samples import measured, operand
-from opweave.ops.windows import as_lengths, batched, fitting, window_attrs, windows_of
+from opweave.ops.windows import as_lengths, batched, fitting, sum_of_windows, unpadded, window_attrs, windows_of
 
-__all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "im2col"]
+__all__ = ["col2im", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "im2col"]
 
 Padding = int | tuple[int, ...] | Literal["valid", "same"]
 Pads = tuple[tuple[int, int], ...]
@@ -327,13 +327,18 @@ def conv_transpose2d(
 # --- columns --------------------------------------------------------------------------------------------------------
 
 
+def window_places(lengths: Shape, kernel_size: Shape, dilation: Shape, padding: Shape, stride: Shape) -> Shape:
+    """How many windows there are along each axis of these lengths, padded on both sides."""
+    padded = [n + 2 * p for n, p in zip(lengths, padding, strict=True)]
+    return tuple(map(fitting, padded, kernel_size, stride, dilation))
+
+
 def _im2col_infer(
     x: Tensor, *, kernel_size: Shape, dilation: Shape, padding: Shape, stride: Shape
 ) -> tuple[Shape, DType]:
     if x.ndim != len(kernel_size) + 2:
         raise misfit("im2col", f"(batch, channels) and {len(kernel_size)} more axes", x)
-    lengths = [n + 2 * p for n, p in zip(x.shape[2:], padding, strict=True)]
-    places = tuple(map(fitting, lengths, kernel_size, stride, dilation))
+    places = window_places(x.shape[2:], kernel_size, dilation, padding, stride)
     if min(places) < 1:
         raise ShapeError(f"im2col: no window of {kernel_size} fits into {x.describe()} with padding {padding}")
     return (x.shape[0], x.shape[1] * prod(kernel_size), prod(places)), x.dtype
@@ -381,3 +386,62 @@ def im2col(x: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride
         raise misfit("im2col", "one to three axes behind batch and channels", y)
     attrs = window_attrs("im2col", rank, kernel_size=kernel_size, dilation=dilation, padding=padding, stride=stride)
     return batched("im2col", y, rank, lambda z: node(IM2COL, (z,), attrs))
+
+
+def _col2im_infer(
+    x: Tensor, *, size: Shape, kernel_size: Shape, dilation: Shape, padding: Shape, stride: Shape
+) -> tuple[Shape, DType]:
+    places = window_places(size, kernel_size, dilation, padding, stride)
+    elements = prod(kernel_size)
+    if min(places) < 1:
+        raise ShapeError(f"col2im: no window of {kernel_size} fits into {size} with padding {padding}")
+    if x.ndim != 3 or x.shape[1] % elements or x.shape[2] != prod(places):
+        raise misfit("col2im", f"(batch, channels · {elements}, {prod(places)}), as {places} windows fit", x)
+    return (x.shape[0], x.shape[1] // elements, *size), x.dtype
+
+
+def _col2im(x: Array, *, size: Shape, kernel_size: Shape, dilation: Shape, padding: Shape, stride: Shape) -> Array:
+    rank = len(size)
+    places = window_places(size, kernel_size, dilation, padding, stride)
+    taps = wide(x).reshape(x.shape[0], -1, *kernel_size, *places)
+    views = taps.transpose(0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
+    padded = tuple([n + 2 * p for n, p in zip(size, padding, strict=True)])
+    return unpadded(sum_of_windows(views, padded, stride, dilation), size, padding)
+
+
+COL2IM: Final = OpDef(
+    "col2im",
+    infer=_col2im_infer,
+    reference=_col2im,
+    flops=lambda out: out.srcs[0].size,
+    formula="y[n, c, j] = Σ x[n, (c, k), i], over all i and k with stride · i + dilation · k − padding = j",
+)
+
+
+@builds(COL2IM)
+def col2im(x: Any, size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Tensor:
+    """Columns added up where their windows lie: ``torch.nn.functional.fold`` over one to three axes, the gradient of
+    `im2col`. Integers become f32.
+
+    Args:
+        x: shape (batch, channels · elements of a window, windows), or without a batch.
+        size: lengths of the spatial axes of the result, one to three integers.
+        kernel_size: of the windows; here and below one integer or one for each spatial axis.
+        dilation: distance between the elements of a window.
+        padding: elements on both sides that are left out of the result.
+        stride: steps between windows.
+
+    Returns:
+        Shape (batch, channels, *size).
+
+    Raises:
+        ShapeError: no window fits, another number of windows than fit, arguments that are no such integers.
+        DTypeError: a quantized operand.
+    """
+    rank = len(size) if isinstance(size, (tuple, list)) else 1
+    if not 1 <= rank <= 3:
+        raise ShapeError(f"col2im: size is one to three lengths, not {size!r}")
+    attrs = window_attrs(
+        "col2im", rank, size=size, kernel_size=kernel_size, dilation=dilation, padding=padding, stride=stride
+    )
+    return batched("col2im", floating("col2im", x), 1, lambda y: node(COL2IM, (y,), attrs))

@@ -1,6 +1,6 @@
 """Putting windows of images and lines together again, and positions relative to each other.
 
-All of these are made of operations that every device runs.
+All of these are made of other operations.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import numpy as np
 from opweave.errors import ShapeError
 from opweave.graph.tensor import Tensor, constant
 from opweave.ops.arrangement import pad
+from opweave.ops.convolution import col2im
 from opweave.ops.elementwise import add
 from opweave.ops.indexing import embedding
-from opweave.ops.movement import concat, expand_dims, reshape, transpose
+from opweave.ops.movement import expand_dims, reshape, transpose
 from opweave.ops.operands import floating, floats, misfit, unquantized
 from opweave.ops.windows import as_lengths
 
@@ -24,7 +25,7 @@ __all__ = ["add_relative_positions", "col2im1d", "relative_positions", "window_p
 def col2im1d(x: Any, kernel_size: int, stride: int = 1, padding: int = 0) -> Tensor:
     """Windows of a line added up where they overlap: what a transposed convolution does behind its product.
 
-    As ``torch.nn.functional.fold`` in one dimension; integers become f32.
+    `col2im` in one dimension, whose result is as long as the windows need; integers become f32.
 
     Args:
         x: shape (batch, channels · kernel_size, windows), the elements of a window in a row for each channel.
@@ -40,32 +41,15 @@ def col2im1d(x: Any, kernel_size: int, stride: int = 1, padding: int = 0) -> Ten
         DTypeError: a quantized operand.
     """
     op = "col2im1d"
-    y = floating(op, x)
     (taps,), (step,) = as_lengths(op, "kernel_size", kernel_size, 1, 1), as_lengths(op, "stride", stride, 1, 1)
     (cut,) = as_lengths(op, "padding", padding, 1, 0)
+    y = floating(op, x)
     if y.ndim != 3 or y.shape[1] % taps or not y.shape[2]:
         raise misfit(op, f"x (batch, channels · {taps}, windows)", y)
-    batch, channels, windows = y.shape[0], y.shape[1] // taps, y.shape[2]
-    length = (windows - 1) * step + taps - 2 * cut
+    length = (y.shape[2] - 1) * step + taps - 2 * cut
     if length < 1:
-        raise ShapeError(f"{op}: padding {cut} leaves nothing of {windows} windows of {taps} elements")
-    rows = reshape(y, (batch, channels, taps, windows))
-    # Taps that are ``step`` apart meet: the sums of those with one remainder, shifted by a window each, are every
-    # ``step``-th element of the line.
-    most = -(-taps // step)
-    lines = []
-    for remainder in range(step):
-        line: Tensor | None = None
-        for late in range(most):
-            tap = remainder + late * step
-            if tap < taps:
-                shifted = pad(rows[:, :, tap], [(0, 0), (0, 0), (late, most - 1 - late)])
-                line = shifted if line is None else add(line, shifted)
-        if line is None:  # a stride longer than the windows leaves gaps
-            line = constant(np.zeros((1, 1, 1)), y.dtype).broadcast_to((batch, channels, windows + most - 1))
-        lines.append(expand_dims(line, -1))
-    whole = reshape(concat(lines, -1), (batch, channels, -1))
-    return whole[..., cut : cut + length]
+        raise ShapeError(f"{op}: padding {cut} leaves nothing of {y.shape[2]} windows of {taps} elements")
+    return col2im(y, (length,), taps, 1, cut, step)
 
 
 def window_partition(x: Any, size: int) -> Tensor:

@@ -15,7 +15,7 @@ from opweave.graph.opdef import Infer, OpDef, build, define_op
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.operands import Array, as_flag, builds, floating, misfit, unquantized, wide
 from opweave.ops.samples import measured, operand
-from opweave.ops.windows import as_lengths, batched, fitting, window_attrs, windows_of
+from opweave.ops.windows import as_lengths, batched, fitting, sum_of_windows, unpadded, window_attrs, windows_of
 
 __all__ = ["avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d"]
 
@@ -172,8 +172,7 @@ def _max_pool_backward(
         lengths.append(max(n + p, (places[2 + axis] - 1) * s + d * (k - 1) + 1))
     total = np.zeros((*x.shape[:2], *lengths), wide(grad).dtype)
     np.add.at(total, tuple(at), wide(grad))
-    inner = [slice(p, p + n) for p, n in zip(padding, x.shape[2:], strict=True)]
-    return total[(slice(None), slice(None), *inner)]
+    return unpadded(total, x.shape[2:], padding)
 
 
 MAX_POOL_BACKWARD: Final = define_op(
@@ -206,16 +205,43 @@ def window_counts(n: int, places: int, kernel: int, stride: int, padding: int, i
     return counted
 
 
-def _avg_pool(x: Array, *, count_include_pad: bool, divisor: int, **window: Any) -> Array:
-    rank = x.ndim - 2
-    total: Array = _padded_windows(wide(x), 0.0, **window).sum(tuple(range(-rank, 0)))
-    if divisor:
-        return total / divisor
-    axes = zip(x.shape[2:], window["kernel_size"], window["stride"], window["padding"], strict=True)
-    for axis, (n, k, s, p) in enumerate(axes):
-        counts = window_counts(n, total.shape[2 + axis], k, s, p, count_include_pad)
-        total = total / counts.reshape(-1, *[1] * (rank - 1 - axis))
+def axis_counts(
+    lengths: Shape,
+    places: Shape,
+    *,
+    kernel_size: Shape,
+    stride: Shape,
+    padding: Shape,
+    count_include_pad: bool,
+    **_: Any,
+) -> list[Array]:
+    """`window_counts` of each axis, in a shape that broadcasts to that of all places."""
+    axes = zip(lengths, places, kernel_size, stride, padding, strict=True)
+    last = len(lengths) - 1
+    return [
+        window_counts(n, m, k, s, p, count_include_pad).reshape(-1, *[1] * (last - axis))
+        for axis, (n, m, k, s, p) in enumerate(axes)
+    ]
+
+
+def shared_count(
+    *, kernel_size: Shape, padding: Shape, ceil_mode: bool, count_include_pad: bool, divisor: int, **_: Any
+) -> int:
+    """What the sum of every window is divided by, 0 where it differs from window to window."""
+    return divisor or (0 if ceil_mode or (any(padding) and not count_include_pad) else prod(kernel_size))
+
+
+def _over_counts(total: Array, lengths: Shape, **attrs: Any) -> Array:
+    """Each element, of a window each, divided by what the window counts."""
+    shared = shared_count(**attrs)
+    for counts in [shared] if shared else axis_counts(lengths, total.shape[2:], **attrs):
+        total = total / counts
     return total
+
+
+def _avg_pool(x: Array, **attrs: Any) -> Array:
+    total: Array = _padded_windows(wide(x), 0.0, **attrs).sum(tuple(range(2 - x.ndim, 0)))
+    return _over_counts(total, x.shape[2:], **attrs)
 
 
 AVG_POOL1D: Final = _define("avg_pool1d", 1, _avg_pool, 1, _MEAN)
@@ -276,3 +302,43 @@ def avg_pool2d(
     return _build_avg_pool(
         AVG_POOL2D, 2, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
     )
+
+
+def _avg_backward_infer(grad: Tensor, *, size: Shape, **attrs: Any) -> tuple[Shape, DType]:
+    if not grad.dtype.is_float:
+        raise DTypeError(f"avg_pool_backward: only floats have gradients, not {grad.describe()}")
+    places = _places(size, **attrs)
+    if grad.shape[2:] != places:
+        raise misfit("avg_pool_backward", f"the gradient of {places} windows of axes of {size}", grad)
+    return (*grad.shape[:2], *size), grad.dtype
+
+
+def _avg_pool_backward(grad: Array, *, size: Shape, **attrs: Any) -> Array:
+    kernel, stride, dilation, padding = (attrs[n] for n in ("kernel_size", "stride", "dilation", "padding"))
+    share = _over_counts(wide(grad), size, **attrs)
+    views = np.broadcast_to(share[(..., *[None] * len(size))], (*grad.shape, *kernel))
+    axes = zip(size, grad.shape[2:], kernel, stride, padding, strict=True)
+    padded = tuple([max(n + p, (m - 1) * s + k) for n, m, k, s, p in axes])
+    return unpadded(sum_of_windows(views, padded, stride, dilation), size, padding)
+
+
+AVG_POOL_BACKWARD: Final = define_op(
+    OpDef(
+        "avg_pool_backward",
+        infer=_avg_backward_infer,
+        reference=_avg_pool_backward,
+        flops=lambda out: out.srcs[0].size * (prod(out.attrs["kernel_size"]) + 1),
+        formula="dx[n, c, j] = Σ_i dy[n, c, i] / count, over the windows i of avg_pool in which j lies",
+        runs_like="max_pool2d",
+    )
+)
+
+
+def avg_pool_backward(grad: Tensor, size: Shape, **attrs: Any) -> Tensor:
+    """The gradient of `avg_pool1d` and `avg_pool2d`, with the attributes of their nodes.
+
+    Args:
+        grad: the gradient of their result.
+        size: lengths of the spatial axes of their input.
+    """
+    return node(AVG_POOL_BACKWARD, (grad,), {"size": size, **attrs})

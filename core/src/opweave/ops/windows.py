@@ -14,7 +14,7 @@ from opweave.graph.tensor import Tensor
 from opweave.ops.movement import reshape
 from opweave.ops.operands import Array
 
-__all__ = ["as_lengths", "batched", "fitting", "overlap", "window_attrs", "windows_of"]
+__all__ = ["as_lengths", "batched", "fitting", "overlap", "sum_of_windows", "unpadded", "window_attrs", "windows_of"]
 
 _ADDRESSES: Final = 1 << 63
 
@@ -61,6 +61,26 @@ def windows_of(x: Array, kernel: Shape, stride: Shape, dilation: Shape) -> Array
     views: Array = np.lib.stride_tricks.sliding_window_view(x, extent, tuple(range(-rank, 0)))
     picked: Any = (..., *[slice(None, None, step) for step in (*stride, *dilation)])
     result: Array = views[picked]
+    return result
+
+
+def sum_of_windows(views: Array, lengths: Shape, stride: Shape, dilation: Shape) -> Array:
+    """The transpose of `windows_of`: every window (..., *places, *kernel) added up at its place in axes of these
+    lengths."""
+    rank = len(lengths)
+    places, kernel = views.shape[-2 * rank : -rank], views.shape[-rank:]
+    total = np.zeros((*views.shape[: -2 * rank], *lengths), views.dtype)
+    for tap in np.ndindex(*kernel):
+        axes = zip(tap, places, stride, dilation, strict=True)
+        target: Any = (..., *[slice(i * d, i * d + (m - 1) * s + 1, s) for i, m, s, d in axes])
+        total[target] += views[(..., *tap)]
+    return total
+
+
+def unpadded(x: Array, lengths: Shape, padding: Shape) -> Array:
+    """The elements of the last axes behind the padding, as a view."""
+    inner: Any = (..., *[slice(p, p + n) for n, p in zip(lengths, padding, strict=True)])
+    result: Array = x[inner]
     return result
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from opweave import ops
 from opweave.conformance.case import FLOATS, LAYOUTS, Case, Operand, case, tag_of
 from opweave.graph.layout import Shape
+from opweave.graph.tensor import input
 
 Form = tuple[Shape, Shape, dict[str, Any]]
 
@@ -51,6 +53,15 @@ def _convolutions(op: str, forms: tuple[Form, ...], dtype: str) -> Iterator[Case
         yield case(op, x, w, Operand((channels,), dtype), **options, tag=tag_of(options))
 
 
+def _columns(x: Operand, kernel: Shape, **given: Any) -> Case:
+    """Columns of the shape that those of ``x`` have, added up."""
+    columns = ops.im2col(input("x", x.shape, x.dtype), kernel, **given)
+    tag = "x".join(map(str, kernel))
+    return case(
+        "col2im", Operand(columns.shape, x.dtype, x.layout), size=x.shape[2:], kernel_size=kernel, **given, tag=tag
+    )
+
+
 def cases() -> Iterator[Case]:
     for dtype in FLOATS:
         yield from _convolutions("conv1d", ONE, dtype)
@@ -72,5 +83,9 @@ def cases() -> Iterator[Case]:
             yield case(
                 "im2col", Operand(shape, dtype), kernel_size=kernel[2:], **given, tag="x".join(map(str, kernel[2:]))
             )
+            if dtype in FLOATS:
+                yield _columns(Operand(shape, dtype), kernel[2:], **given)
         for layout in LAYOUTS:
             yield case("im2col", Operand((3, 4, 5, 6), dtype, layout), kernel_size=2, padding=1)
+            if dtype in FLOATS:
+                yield _columns(Operand((3, 4, 5, 6), dtype, layout), (2, 2), padding=1)

@@ -1,7 +1,7 @@
 """Gradients of convolutions, pooling and resampling.
 
 A convolution's gradient of its input is a transposed convolution, that of its weights a product with the columns of the
-input (`im2col`). Pooling and columns spread their gradients in the same ways.
+input (`im2col`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import numpy as np
 
 from opweave import ops
 from opweave.graph.layout import Shape
-from opweave.graph.tensor import Tensor, constant
+from opweave.graph.tensor import Tensor, constant, node
 from opweave.ops.gradients.movement import spread
 from opweave.ops.gradients.rules import gradient_of
 from opweave.ops.interpolation import axis_taps, tap_kind
-from opweave.ops.pooling import max_pool_backward, window_counts
-from opweave.ops.windows import fitting
+from opweave.ops.pooling import AVG_POOL1D, AVG_POOL2D, avg_pool_backward, max_pool_backward
 
 Pads = Sequence[tuple[int, int]]
 
@@ -117,25 +116,13 @@ def _conv_transpose(
 
 
 @gradient_of("im2col")
-def _im2col(
-    grad: Tensor, out: Tensor, x: Tensor, *, kernel_size: Shape, dilation: Shape, padding: Shape, stride: Shape
-) -> Tensor:
-    lengths = [n + 2 * p for n, p in zip(x.shape[2:], padding, strict=True)]
-    places = map(fitting, lengths, kernel_size, stride, dilation)
-    elements = prod(kernel_size)
-    ones = constant(np.eye(elements).reshape(elements, 1, *kernel_size), grad.dtype)
-    return _by_channel(ops.reshape(grad, (*x.shape[:2], elements, *places)), ones, x.shape, stride, padding, dilation)
+def _im2col(grad: Tensor, out: Tensor, x: Tensor, **attrs: Any) -> Tensor:
+    return ops.col2im(grad, x.shape[2:], **attrs)
 
 
-def _by_channel(grad: Tensor, w: Tensor, shape: Shape, stride: Shape, padding: Shape, dilation: Shape) -> Tensor:
-    """The gradient of an input of ``shape``, each channel of which is an input of its own of a convolution.
-
-    Args:
-        grad: (batch, channels, outputs of a channel, ...).
-        w: (outputs of a channel, 1, ...), the same for every channel.
-    """
-    lines = ops.reshape(grad, (prod(shape[:2]), *grad.shape[2:]))
-    return ops.reshape(transposed(lines, w, shape[2:], stride=stride, padding=padding, dilation=dilation), shape)
+@gradient_of("col2im")
+def _col2im(grad: Tensor, out: Tensor, x: Tensor, *, size: Shape, **attrs: Any) -> Tensor:
+    return ops.im2col(grad, **attrs)
 
 
 # --- pooling --------------------------------------------------------------------------------------------------------
@@ -179,34 +166,22 @@ def _grid(shape: Shape) -> list[tuple[int, ...]]:
 
 
 @gradient_of("avg_pool1d", "avg_pool2d")
-def _avg_pool(
-    grad: Tensor,
-    out: Tensor,
-    x: Tensor,
-    *,
-    kernel_size: Shape,
-    stride: Shape,
-    padding: Shape,
-    dilation: Shape,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor: int,
-) -> Tensor:
-    if divisor:
-        share = grad * (1 / divisor)
-    else:
-        counts = np.ones(())
-        for n, m, k, s, p in zip(x.shape[2:], out.shape[2:], kernel_size, stride, padding, strict=True):
-            counts = counts[..., None] * window_counts(n, m, k, s, p, count_include_pad)
-        share = grad * constant(1 / counts, grad.dtype)
-    if stride == kernel_size and x.shape[2:] == tuple([m * k for m, k in zip(out.shape[2:], kernel_size, strict=True)]):
-        # Each element belongs to one window.
-        for axis in range(len(kernel_size)):
-            share = ops.expand_dims(share, 3 + 2 * axis)
-        each = [n for m, k in zip(out.shape[2:], kernel_size, strict=True) for n in (m, k)]
-        return ops.reshape(ops.broadcast_to(share, (*x.shape[:2], *each)), x.shape)
-    ones = ops.full((1, 1, *kernel_size), 1, grad.dtype)
-    return _by_channel(ops.expand_dims(share, 2), ones, x.shape, stride, padding, dilation)
+def _avg_pool(grad: Tensor, out: Tensor, x: Tensor, **attrs: Any) -> Tensor:
+    kernel = attrs["kernel_size"]
+    covered = tuple([m * k for m, k in zip(out.shape[2:], kernel, strict=True)])
+    if attrs["stride"] != kernel or any(attrs["padding"]) or x.shape[2:] != covered:
+        return avg_pool_backward(grad, x.shape[2:], **attrs)
+    # Each element belongs to one window, whose share is repeated.
+    share = grad * (1 / (attrs["divisor"] or prod(kernel)))
+    for axis in range(len(kernel)):
+        share = ops.expand_dims(share, 3 + 2 * axis)
+    each = [n for m, k in zip(out.shape[2:], kernel, strict=True) for n in (m, k)]
+    return ops.reshape(ops.broadcast_to(share, (*x.shape[:2], *each)), x.shape)
+
+
+@gradient_of("avg_pool_backward")
+def _avg_pool_backward(grad: Tensor, out: Tensor, given: Tensor, *, size: Shape, **attrs: Any) -> Tensor:
+    return node(AVG_POOL1D if len(size) == 1 else AVG_POOL2D, (grad,), attrs)
 
 
 # --- resampling -----------------------------------------------------------------------------------------------------

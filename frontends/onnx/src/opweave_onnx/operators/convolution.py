@@ -116,17 +116,12 @@ def _col2im(call: Call, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
     rank = len(size)
     dilations, strides = call.get("dilations", ()) or (1,) * rank, call.get("strides", ()) or (1,) * rank
     pads = call.get("pads", ()) or (0,) * (2 * rank)
-    padded = [a + pads[i] + pads[rank + i] for i, a in enumerate(size)]
-    counts = [(p - d * (b - 1) - 1) // s + 1 for p, d, b, s in zip(padded, dilations, kernel, strides, strict=True)]
-    place = np.zeros((1, 1), np.int64)  # of each element of a block, in each block
-    for n, d, b, s, m in zip(padded, dilations, kernel, strides, counts, strict=True):
-        along = np.arange(b).reshape(-1, 1) * d + np.arange(m) * s
-        place = (place[:, None, :, None] * n + along[None, :, None, :]).reshape(place.shape[0] * b, -1)
-    channels = x.shape[1] // prod(kernel)
-    rows = ow.transpose(ow.reshape(x, (x.shape[0], channels, *place.shape)), (2, 3, 0, 1))
-    total = ow.reshape(ow.index_add(call.tensor(place), rows, prod(padded)), (*padded, x.shape[0], channels))
-    whole = ow.transpose(total, (rank, rank + 1, *range(rank)))
-    return whole[(slice(None), slice(None), *[slice(pads[i], pads[i] + a) for i, a in enumerate(size)])]
+    before, after = pads[:rank], pads[rank:]
+    # Padding of both sides that differs: the image with both is cut.
+    whole = [n + a + b for n, a, b in zip(size, before, after, strict=True)]
+    cut = [slice(a, a + n) for n, a in zip(size, before, strict=True)]
+    y = ow.col2im(x, whole, kernel, dilations, 0, strides)[(slice(None), slice(None), *cut)]
+    return ow.cast(y, x.dtype)
 
 
 @host_operation("deform_conv")

@@ -16,8 +16,10 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import is_dense
-from opweave.ops.windows import fitting, overlap
+from opweave.ops.convolution import window_places
+from opweave.ops.windows import overlap
 from opweave_cpu.kernels.table import KERNELS, PLAIN, needs_dense_output
+from opweave_cpu.kernels.windows import Job, bind_sums, sum_arrays
 from opweave_cpu.tiles import (
     Array,
     compute_dtype,
@@ -392,10 +394,9 @@ def conv_transpose(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | N
 
 @KERNELS("im2col", dtypes=PLAIN, when=needs_dense_output)
 def im2col(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
-    kernel, stride, lengths = attrs["kernel_size"], attrs["stride"], x.shape[2:]
-    padded = [n + 2 * p for n, p in zip(lengths, attrs["padding"], strict=True)]
-    positions = [*map(fitting, padded, kernel, stride, attrs["dilation"])]
-    offsets = _offsets(kernel, attrs["dilation"])
+    stride, lengths = attrs["stride"], x.shape[2:]
+    positions = window_places(lengths, **attrs)
+    offsets = _offsets(attrs["kernel_size"], attrs["dilation"])
     targets, source = out.view.reshape(*x.shape[:2], len(offsets), *positions), x.view
     whole = tuple([slice(0, n) for n in positions])
     some = max(1, TILE.value * x.shape[1] // prod(out.shape[1:]))  # channels with about a tile of elements
@@ -412,3 +413,14 @@ def im2col(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
             yield partial(np.copyto, target[at(slice(None), *to)], inputs[at(slice(None), *of)])
 
     return bind_workers(stream, jobs, worker_count(len(jobs), out.size), copies)
+
+
+@KERNELS("col2im", workspace=sum_arrays)
+def col2im(stream: Stream, op: str, out: Arg, x: Arg, *, sums: Arg | None = None, **attrs: Any) -> Call:
+    places = window_places(attrs.pop("size"), **attrs)
+    columns = x.view.reshape(*out.shape[:2], prod(attrs["kernel_size"]), *places)
+
+    def parts(job: Job, worker: int) -> tuple[Sequence[Call], Sequence[Array]]:
+        return (), [columns[job][:, :, i] for i in range(columns.shape[2])]
+
+    return bind_sums(stream, out, places, attrs, sums, parts)

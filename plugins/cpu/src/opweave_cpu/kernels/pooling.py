@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import product
 from math import prod
 from typing import Any, Final
 
@@ -13,23 +12,12 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import bool_
-from opweave.ops.pooling import window_counts
-from opweave.ops.windows import overlap
+from opweave.ops.pooling import axis_counts, shared_count
 from opweave_cpu.kernels.table import KERNELS, NUMBERS
-from opweave_cpu.tiles import compute_dtype, constant, stretches, window, worker_scratch
+from opweave_cpu.kernels.windows import Job, bind_sums, line_jobs, sum_arrays, taps_of
+from opweave_cpu.tiles import Array, compute_dtype, constant, window, worker_scratch
 from opweave_cpu.tunables import TILE
 from opweave_cpu.workers import Cut, at, bind_workers, cuts_of, worker_count
-
-
-def _windows(x: Arg, cut: Sequence[slice], attrs: Mapping[str, Any]) -> list[tuple[Cut, Cut]]:
-    """For each element of the window: the part of the tile that has one inside of the input, and where these are."""
-    axes = []
-    for c, n, k, s, p, d in zip(
-        cut, x.shape[2:], attrs["kernel_size"], attrs["stride"], attrs["padding"], attrs["dilation"], strict=True
-    ):
-        axes.append([overlap(c.stop - c.start, n, s, c.start * s - p + i * d) for i in range(k)])
-    every = slice(None)
-    return [((every, *[to for to, _ in position]), (every, *[of for _, of in position])) for position in product(*axes)]
 
 
 def _jobs(out: Arg) -> list[tuple[int, Cut]]:
@@ -49,7 +37,7 @@ def max_pool(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
         n, (channels, *cut) = job
         most, inputs = target[at(n, channels, *cut)], source[n, channels]
         yield partial(np.copyto, most, lowest)
-        for to, of in _windows(x, cut, attrs):
+        for to, of in taps_of(x, cut, attrs):
             part = most[to]
             yield partial(np.maximum, part, inputs[of], out=part)
 
@@ -60,15 +48,10 @@ SMALL_TILE: Final = 1 << 14
 """Bytes of the windows of a tile below which calling takes longer than a pass."""
 
 
-def _backward_jobs(grad: Arg) -> list[tuple[slice, slice]]:
-    """Some examples, and some of their channels: the windows of a tile."""
-    examples, channels = grad.shape[:2]
-    dtype = compute_dtype(grad.dtype)
+def _backward_jobs(grad: Arg) -> list[Job]:
     # Small gradients are halved, since the scratch memory of a tile is 2.5 times as large as the tile.
-    tile = min(TILE.value, max(SMALL_TILE, grad.size * dtype.itemsize // 2))
-    lines = max(1, tile // dtype.itemsize // prod(grad.shape[2:]))
-    together = min(channels, lines)
-    return list(product(stretches(examples, max(1, lines // together)), stretches(channels, together)))
+    size = grad.size * compute_dtype(grad.dtype).itemsize
+    return line_jobs(grad, min(TILE.value, max(SMALL_TILE, size // 2)))
 
 
 def _backward_workers(grad: Arg, attrs: Mapping[str, Any]) -> int:
@@ -106,10 +89,10 @@ def max_pool_backward(
     target, given, source = out.view, grad.view, x.view
     lowest = constant(-np.inf, x.dtype)
     places = [
-        ((slice(None), *to), (slice(None), *of)) for to, of in _windows(x, [slice(0, m) for m in grad.shape[2:]], attrs)
+        ((slice(None), *to), (slice(None), *of)) for to, of in taps_of(x, [slice(0, m) for m in grad.shape[2:]], attrs)
     ]
 
-    def tile_calls(job: tuple[slice, slice], worker: int) -> Iterator[Call]:
+    def tile_calls(job: Job, worker: int) -> Iterator[Call]:
         inputs, upstream, result = source[job], given[job], target[job]
         total = result if sums is None else window(sums.view[worker], result.shape)
         largest, one, here, still = (window(a.view[worker], upstream.shape) for a in (most, part, hit, open))
@@ -144,20 +127,15 @@ def _workspace(step: Step) -> Arrays:
 @KERNELS("avg_pool1d", "avg_pool2d", workspace=_workspace)
 def avg_pool(stream: Stream, op: str, out: Arg, x: Arg, *, sums: Arg | None = None, **attrs: Any) -> Call:
     target, source, dtype = out.view, x.view, compute_dtype(out.dtype)
-    rank = len(out.shape) - 2
-    counts = []
-    sizes = zip(x.shape[2:], out.shape[2:], attrs["kernel_size"], attrs["stride"], attrs["padding"], strict=True)
-    for axis, (n, positions, k, s, p) in enumerate(sizes):
-        each = window_counts(n, positions, k, s, p, attrs["count_include_pad"]).astype(dtype.numpy)
-        counts.append(each.reshape(-1, *[1] * (rank - 1 - axis)))
-    divisor = constant(attrs["divisor"], dtype)
+    counts = [each.astype(dtype.numpy) for each in axis_counts(x.shape[2:], out.shape[2:], **attrs)]
+    divisor = constant(shared_count(**attrs), dtype)
 
     def tile_calls(job: tuple[int, Cut], worker: int) -> Iterator[Call]:
         n, (channels, *cut) = job
         mean, inputs = target[at(n, channels, *cut)], source[n, channels]
         total = mean if sums is None else window(sums.view[worker], mean.shape)
         yield partial(total.fill, 0)
-        for to, of in _windows(x, cut, attrs):
+        for to, of in taps_of(x, cut, attrs):
             part = total[to]
             yield partial(np.add, part, inputs[of], part)
         if divisor:
@@ -169,3 +147,27 @@ def avg_pool(stream: Stream, op: str, out: Arg, x: Arg, *, sums: Arg | None = No
             yield partial(np.copyto, mean, total, "unsafe")
 
     return bind_workers(stream, _jobs(out), _workers(out, attrs), tile_calls)
+
+
+def _mean_arrays(step: Step) -> Arrays:
+    share = 0 if shared_count(**step.attrs) else prod(step.srcs[0].shape[2:])
+    return sum_arrays(step, share=share)
+
+
+@KERNELS("avg_pool_backward", workspace=_mean_arrays)
+def avg_pool_backward(
+    stream: Stream, op: str, out: Arg, grad: Arg, *, share: Arg | None = None, sums: Arg | None = None, **attrs: Any
+) -> Call:
+    places, dtype, given, taps = grad.shape[2:], compute_dtype(out.dtype), grad.view, prod(attrs["kernel_size"])
+    if share is None:
+        divisor = constant(shared_count(**attrs), dtype)
+        return bind_sums(stream, out, places, attrs, sums, lambda job, worker: ((), [given[job]] * taps), divisor)
+    scratch = share.view
+    number = prod(axis_counts(out.shape[2:], places, **attrs), start=np.ones((), dtype.numpy))
+
+    def parts(job: Job, worker: int) -> tuple[Sequence[Call], Sequence[Array]]:
+        upstream = given[job]
+        each = window(scratch[worker], upstream.shape)
+        return [partial(np.divide, upstream, number, each)], [each] * taps
+
+    return bind_sums(stream, out, places, attrs, sums, parts)

@@ -2,8 +2,8 @@
 // are never written but gathered while they are packed (products.cl). Three axes; where there are fewer, the first are
 // of length 1.
 //
-// Macros: CONVOLUTION, products; or DEPTHWISE, each output from one input; or COLUMNS_OF, the columns themselves. T;
-// BIAS, the type of the bias.
+// Macros: CONVOLUTION, products; or DEPTHWISE, each output from one input; or COLUMNS_OF, the columns themselves; or
+// SUMS_OF, columns added up. T; BIAS, the type of the bias.
 
 #include "types.cl"
 
@@ -165,5 +165,39 @@ __kernel void columns(__global MEM(T) *out, __global const MEM(T) *x, const Para
     VAL(T) value = 0;
     if (a >= 0 && b >= 0 && c >= 0) value = LOAD(T, x, a * w->x_step[1] + b * w->x_step[2] + c * w->x_step[3]);
     STORE(T, value, out, p.offset[0] + image * p.image_step + get_global_id(1) * p.row_step + column * p.column_step);
+}
+#endif
+
+#ifdef SUMS_OF
+typedef struct {
+    long channels, out_step[5];
+    long image_step, row_step, column_step, offset[2];
+    Windows windows; // positions: elements of out, length: windows
+} Params;
+
+__kernel void sums(__global MEM(T) *out, __global const MEM(T) *x, const Params p)
+{
+    const Windows *w = &p.windows;
+    const long position[3] = {get_global_id(1) / w->positions[1], get_global_id(1) % w->positions[1], get_global_id(0)};
+    const long image = get_global_id(2) / p.channels, channel = get_global_id(2) % p.channels;
+    if (position[2] >= w->positions[2] || position[0] >= w->positions[0]) return;
+    const long taps = w->kernel_size[0] * w->kernel_size[1] * w->kernel_size[2];
+    x += p.offset[1] + image * p.image_step + channel * taps * p.row_step;
+    float sum = 0.0f;
+    for (long i = 0, row = 0; i < w->kernel_size[0]; i++) {
+        const long a = along(w, 0, position[0], i);
+        for (long j = 0; j < w->kernel_size[1]; j++) {
+            const long b = along(w, 1, position[1], j);
+            for (long k = 0; k < w->kernel_size[2]; k++, row++) {
+                const long c = a < 0 || b < 0 ? -1 : along(w, 2, position[2], k);
+                if (c < 0) continue;
+                const long column = (a * w->length[1] + b) * w->length[2] + c;
+                sum += LOAD(T, x, row * p.row_step + column * p.column_step);
+            }
+        }
+    }
+    long to = p.offset[0] + image * p.out_step[0] + channel * p.out_step[1];
+    for (int axis = 0; axis < 3; axis++) to += position[axis] * p.out_step[2 + axis];
+    STORE(T, sum, out, to);
 }
 #endif

@@ -1,4 +1,4 @@
-"""Convolutions as products with windows that are gathered while they are packed; depthwise ones and im2col directly."""
+"""Convolutions as products with windows that are gathered while they are packed; depthwise ones and columns without."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
 from opweave.contract.kernels import of_other_type
+from opweave.ops.convolution import window_places
 from opweave_opencl.kernels.pointwise import spread
 from opweave_opencl.kernels.products import Product, launch_product
 from opweave_opencl.kernels.table import KERNELS, MOVABLE
@@ -94,12 +95,7 @@ def im2col(
     padding: Lengths,
     stride: Lengths,
 ) -> Call:
-    positions = tuple(
-        [
-            (n + 2 * p - d * (k - 1) - 1) // s + 1
-            for n, p, d, k, s in zip(x.shape[2:], padding, dilation, kernel_size, stride, strict=True)
-        ]
-    )
+    positions = window_places(x.shape[2:], kernel_size, dilation, padding, stride)
     windows = _windows(x, kernel_size, positions, stride, dilation, padding)
     image, row, column = element_strides(out)
     words = [out.shape[1], row, column, image, element_strides(x)[0], element_offset(out), element_offset(x)]
@@ -107,6 +103,34 @@ def im2col(
     size, group = spread((out.shape[2], out.shape[1], out.shape[0]), stream.target.tuning.group)
     program = stream.target.programs.get("convolution", {"COLUMNS_OF": "1", "T": word(x.dtype.itemsize)})
     return stream.launch(program, "columns", size, group, (out, x), words)
+
+
+@KERNELS("col2im", dtypes=FLOATS)
+def col2im(
+    stream: OpenCLStream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    *,
+    size: Lengths,
+    kernel_size: Lengths,
+    dilation: Lengths,
+    padding: Lengths,
+    stride: Lengths,
+) -> Call:
+    """Each element gathers from the windows in which it lies: element j meets tap k of the window at i, where
+    stride · i = j + padding - dilation · k, as in a transposed convolution."""
+    places = window_places(size, kernel_size, dilation, padding, stride)
+    backwards = tuple([-d for d in dilation]), tuple([-p for p in padding])
+    words = [out.shape[1], *element_strides(out)[:2], *_three(element_strides(out)[2:], 0), *element_strides(x)]
+    words += [element_offset(out), element_offset(x)]
+    words += (*_geometry(kernel_size, size, places, (1,) * len(size), *backwards, stride), *(0,) * 8)
+    lengths = _three(size, 1)
+    range_, group = spread(
+        (lengths[2], lengths[0] * lengths[1], out.shape[0] * out.shape[1]), stream.target.tuning.group
+    )
+    program = stream.target.programs.get("convolution", {"SUMS_OF": "1", "T": out.dtype.name})
+    return stream.launch(program, "sums", range_, group, (out, x), words)
 
 
 # --- shared ---------------------------------------------------------------------------------------
@@ -123,18 +147,14 @@ def _windows(
 ) -> Lengths:
     """The struct ``Windows`` but for the weights: every length and step along three axes."""
     steps = element_strides(x)
-    words: list[int] = []
-    for values, none in (
-        (kernel, 1),
-        (positions, 1),
-        (x.shape[2:], 1),
-        (stride, 1),
-        (dilation, 1),
-        (before, 0),
-        (apart or (1,) * len(kernel), 1),
-    ):
-        words += _three(values, none)
-    return (*words, steps[1], *_three(steps[2:], 0))
+    geometry = _geometry(kernel, positions, x.shape[2:], stride, dilation, before, apart or (1,) * len(kernel))
+    return (*geometry, steps[1], *_three(steps[2:], 0))
+
+
+def _geometry(*values: Lengths) -> Lengths:
+    """Its beginning: kernel size, positions, lengths, stride, dilation, before and spread."""
+    missing = (1, 1, 1, 1, 1, 0, 1)
+    return tuple([n for each, none in zip(values, missing, strict=True) for n in _three(each, none)])
 
 
 def _weight_steps(channel: int, steps: Lengths) -> Lengths:

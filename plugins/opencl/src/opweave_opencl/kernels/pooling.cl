@@ -1,5 +1,5 @@
 // The largest element, or the mean, of each window of two axes. Macros: T; LARGEST; FLOATS, whether T is a float type;
-// BACKWARD for the gradient of the largest element.
+// BACKWARD for the gradient of the largest element, MEAN_BACKWARD for that of the mean.
 
 #include "types.cl"
 
@@ -42,6 +42,39 @@ __kernel void max_pool_backward(__global const MEM(T) *grad, __global const MEM(
         }
     }
     STORE(T, sum, dx, 0);
+}
+
+#elif defined(MEAN_BACKWARD)
+
+// How many elements the window at ``place`` counts along an axis.
+static inline long counted(const Params *p, const int axis, const long place)
+{
+    const long first = place * p->stride[axis] - p->padding[axis];
+    const long last = min(first + p->kernel_size[axis], p->length[axis] + p->padding[axis]);
+    return p->include_pad ? last - first : min(last, p->length[axis]) - max(first, 0L);
+}
+
+__kernel void avg_pool_backward(__global const MEM(T) *grad, __global MEM(T) *dx, const Params p)
+{
+    const long at[2] = {get_global_id(1), get_global_id(0)};
+    const long image = get_global_id(2) / p.channels, channel = get_global_id(2) % p.channels;
+    if (at[0] >= p.length[0] || at[1] >= p.length[1]) return;
+    grad += p.offset[0] + image * p.out_step[0] + channel * p.out_step[1];
+    // The windows in which this element lies, along each axis.
+    long first[2], last[2];
+    for (int axis = 0; axis < 2; axis++) {
+        const long place = at[axis] + p.padding[axis], before = place - p.kernel_size[axis];
+        first[axis] = before < 0 ? 0 : before / p.stride[axis] + 1;
+        last[axis] = min(place / p.stride[axis], p.places[axis] - 1);
+    }
+    float sum = 0.0f;
+    for (long i = first[0]; i <= last[0]; i++)
+        for (long j = first[1]; j <= last[1]; j++) {
+            const float share = LOAD(T, grad, i * p.out_step[2] + j * p.out_step[3]);
+            sum += p.divisor ? share : share / (counted(&p, 0, i) * counted(&p, 1, j));
+        }
+    if (p.divisor) sum /= p.divisor;
+    STORE(T, sum, dx, p.offset[1] + image * p.x_step[0] + channel * p.x_step[1] + at[0] * p.x_step[2] + at[1] * p.x_step[3]);
 }
 
 #else

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opweave.contract import Arg, Call
+from opweave.ops.pooling import shared_count
 from opweave_opencl.kernels.pointwise import spread
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.layouts import element_offset, element_strides
@@ -61,6 +62,20 @@ def max_pool_backward(
     size, group = spread((x.shape[-1], lines, x.shape[0] * x.shape[1]), stream.target.tuning.group)
     program = stream.target.programs.get("pooling", {"T": x.dtype.name, "BACKWARD": "1"})
     return stream.launch(program, "max_pool_backward", size, group, (grad, x, out), words)
+
+
+@KERNELS("avg_pool_backward", dtypes="f32 f16 bf16")
+def avg_pool_backward(
+    stream: OpenCLStream, op: str, out: Arg, grad: Arg, *, size: tuple[int, ...], **attrs: Any
+) -> Call:
+    """Each element gathers from the windows in which it lies."""
+    windows = [attrs[name] for name in ("kernel_size", "stride", "padding", "dilation")]
+    words = _words(grad, out, (grad, out), *windows)
+    words += [element_offset(grad), element_offset(out), 0, int(attrs["count_include_pad"]), shared_count(**attrs)]
+    lines = size[0] if len(size) == 2 else 1
+    range_, group = spread((size[-1], lines, out.shape[0] * out.shape[1]), stream.target.tuning.group)
+    program = stream.target.programs.get("pooling", {"T": out.dtype.name, "MEAN_BACKWARD": "1"})
+    return stream.launch(program, "avg_pool_backward", range_, group, (grad, out), words)
 
 
 def _words(

@@ -82,6 +82,36 @@ def im2col(
     return m.reshape(m("Transpose", value, perm=order), out.shape)
 
 
+def _col2im_why_not(step: Step) -> str | None:
+    three = len(step.attrs["size"]) == 3 and max(step.attrs["dilation"]) > 1
+    return "ONNX Runtime adds dilated windows of three axes up at wrong places" if three else None
+
+
+@emits("col2im", dtypes=F32, when=_col2im_why_not)
+def col2im(
+    m: Model,
+    op: str,
+    out: Operand,
+    x: Operand,
+    *,
+    size: Shape,
+    kernel_size: Shape,
+    dilation: Shape,
+    padding: Shape,
+    stride: Shape,
+) -> str:
+    if len(size) == 1:  # ONNX Runtime adds dilated windows of one axis up at wrong places
+        size, kernel_size, dilation, stride = ((1, *each) for each in (size, kernel_size, dilation, stride))
+        padding = (0, *padding)
+    lengths: dict[str, Any] = {
+        "dilations": list(dilation),
+        "pads": [*padding, *padding],
+        "strides": list(stride),
+    }
+    made = m("Col2Im", m.expanded(x), m.integers(*size), m.integers(*kernel_size), **lengths)
+    return made if len(size) == len(out.shape) - 2 else m.reshape(made, out.shape)
+
+
 def _pool_why_not(step: Step) -> str | None:
     if step.attrs.get("divisor"):
         return "AveragePool has no divisor of its own"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -13,7 +14,9 @@ from torch import Tensor
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.kernels import of_other_type
 from opweave.contract.workspace import Arrays
-from opweave.ops.windows import fitting
+from opweave.graph.dtypes import f32
+from opweave.ops.convolution import window_places
+from opweave.ops.windows import fitting, overlap
 from opweave_torch.kernels.binding import conversion_arrays, converted, in_order, widened
 from opweave_torch.kernels.table import KERNELS, PLAIN
 from opweave_torch.memory import reshaped, tensor
@@ -126,3 +129,28 @@ def im2col(stream: Stream, op: str, out: Arg, x: Arg, *, padded: Arg | None = No
     windows = source.as_strided((*x.shape[:2], *kernel_size, *counts), (*steps[:2], *within, *across))
     target = tensor(out).unflatten(2, counts).unflatten(1, (x.shape[1], *kernel_size))
     return in_order([*calls, partial(target.copy_, windows)])
+
+
+def _sums(step: Step) -> Arrays:
+    return {"sums": (f32, step.out.shape)} if step.out.dtype.is_half else {}
+
+
+@KERNELS("col2im", workspace=_sums)
+def col2im(stream: Stream, op: str, out: Arg, x: Arg, *, sums: Arg | None = None, **attrs: Any) -> Call:
+    """For each element of the kernel one pass over all windows in which it lies inside of the result."""
+    places = window_places(attrs.pop("size"), **attrs)
+    total = tensor(out if sums is None else sums)
+    columns = tensor(x).unflatten(2, places).unflatten(1, (out.shape[1], -1))
+    calls: list[Call] = [total.zero_]
+    sizes = [attrs[name] for name in ("kernel_size", "stride", "padding", "dilation")]
+    axes = [
+        [overlap(m, n, s, k * d - p) for k in range(size)]
+        for m, n, size, s, p, d in zip(places, out.shape[2:], *sizes, strict=True)
+    ]
+    for i, taps in enumerate(product(*axes)):
+        part = total[(..., *[of for _, of in taps])]
+        if part.numel():
+            calls.append(partial(part.add_, columns[(slice(None), slice(None), i, *[to for to, _ in taps])]))
+    if sums is not None:
+        calls.append(partial(tensor(out).copy_, total))
+    return in_order(calls)

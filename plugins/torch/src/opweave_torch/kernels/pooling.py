@@ -107,3 +107,32 @@ def avg_pool(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
     options = attrs["ceil_mode"], attrs["count_include_pad"], attrs["divisor"] or None
     function = out_function("avg_pool2d")
     return partial(function, _plane(tensor(x)), *_geometry(attrs), *options, out=_plane(tensor(out)))
+
+
+def _wide_arrays(step: Step) -> Arrays:
+    """f32 for what narrower types are added up in: torch would round each sum."""
+    wide = {"wide_grad": (f32, step.srcs[0].shape), "wide_out": (f32, step.out.shape)}
+    return wide if step.out.dtype.is_half else {}
+
+
+_MEAN_BACKWARD: Final = backward_function("avg_pool2d_backward")
+
+
+@KERNELS("avg_pool_backward", workspace=_wide_arrays)
+def avg_pool_backward(
+    stream: Stream,
+    op: str,
+    out: Arg,
+    grad: Arg,
+    *,
+    wide_grad: Arg | None = None,
+    wide_out: Arg | None = None,
+    **attrs: Any,
+) -> Call:
+    given, result = tensor(grad if wide_grad is None else wide_grad), tensor(out if wide_out is None else wide_out)
+    options = *_geometry(attrs), attrs["ceil_mode"], attrs["count_include_pad"], attrs["divisor"] or None
+    # torch wants the input only for its shape, which is that of the result.
+    spread = partial(_MEAN_BACKWARD, _plane(given), _plane(result), *options, grad_input=_plane(result))
+    if wide_grad is None:
+        return spread
+    return in_order([partial(given.copy_, tensor(grad)), spread, partial(tensor(out).copy_, result)])
