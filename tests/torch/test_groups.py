@@ -151,6 +151,52 @@ def test_what_follows_a_product_goes_along(device: TorchCpuDevice, name: str, ro
         np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=limit, atol=limit)
 
 
+@pytest.mark.parametrize(("dtype", "precision", "limit"), [("f32", "exact", 1e-5), ("f32", "bf16", 2e-2),
+                                                          ("bf16", "exact", 2e-2)])  # fmt: skip
+@pytest.mark.parametrize("activation", [ow.gelu, ow.relu])
+def test_a_feed_forward_block_is_one_call(
+    device: TorchCpuDevice, activation: Any, dtype: str, precision: Any, limit: float
+) -> None:
+    """Product, activation, product, sum and layer norm; beside the same with every result needed, which run apart, also
+    of infinity and NaN, and behind a write to a bias."""
+    if "bf16" in (dtype, precision) and not multiplies_bf16():
+        pytest.skip("this processor has no instructions for bf16")
+    kind = ow.as_dtype(dtype).numpy
+    arrays = {"up": matrix(), "down": matrix(INPUTS, OUTPUTS), "b": RNG.standard_normal(OUTPUTS),
+              "c": RNG.standard_normal(INPUTS), "g": np.ones(INPUTS), "h": np.zeros(INPUTS)}  # fmt: skip
+    w = ow.weights({name: array.astype(kind) for name, array in arrays.items()})
+    x = ow.input("x", (2, 35, INPUTS), dtype)
+    up = ow.linear(x, w["up"], w["b"])
+    active = activation(up)
+    down = ow.linear(active, w["down"], w["c"])
+    added = x + down
+    result = ow.layer_norm(added, w["g"], w["h"])
+    feeds = {"x": RNG.standard_normal(x.shape).astype(kind)}
+    with ow.Scheduler([device, "host"], precision=precision) as scheduler:
+        program, apart = scheduler.build(result), scheduler.build([up, active, down, added, result])
+        assert (group_sizes(program), group_sizes(apart)) == ([5], [])
+        for turn in range(3):
+            got, want = np.array(program.run(feeds)), np.array(apart.run(feeds)[-1])
+            np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=limit, atol=limit)
+            if turn == 0:
+                w.write({"b": RNG.standard_normal(OUTPUTS).astype(kind)})
+            else:
+                feeds["x"][0, 3, 4], feeds["x"][1, 4, 4] = np.inf, np.nan
+
+
+def test_a_norm_of_a_sum_that_others_read_stays_behind_it(device: TorchCpuDevice) -> None:
+    """As in decoders: the sum is stored, for the next block too."""
+    w = ow.weights({"w": matrix(INPUTS, INPUTS)})
+    x = ow.input("x", (ROWS, INPUTS))
+    added = x + ow.linear(x, w["w"])
+    fed = RNG.standard_normal(x.shape).astype(F)
+    (got, total), program = run(device, [ow.layer_norm(added), added * 2], {"x": fed})
+    assert group_sizes(program) == [2]
+    want = fed + linear(fed, np.array(ow.read(w["w"])))
+    assert nmse(total, 2 * want) < 1e-12
+    assert nmse(got, (want - want.mean(1, keepdims=True)) / np.sqrt(want.var(1, keepdims=True) + 1e-5)) < 1e-11
+
+
 @pytest.mark.parametrize("op", [ow.swiglu, ow.geglu, ow.reglu, lambda a, b: ow.geglu(a, b, approximate="tanh")])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("turned", [False, True])

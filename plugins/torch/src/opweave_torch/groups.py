@@ -2,8 +2,8 @@
 
 * Products of the same rows (queries, keys and values; gate and up) become one product, and a gated unit of two of them
   goes along.
-* An activation or a sum of a product's result goes along. torch makes a new tensor of the product; the next operation
-  then stores, instead of a copy.
+* What follows a product goes along: an activation, another product after it, a sum, its layer norm. torch makes a new
+  tensor of each product; the last operation then stores, instead of a copy of every one.
 * Attention writes its result in the order in which it is wanted next.
 """
 
@@ -14,6 +14,7 @@ from typing import Final
 
 from opweave.contract import Arg, Call, Group, Step
 from opweave.contract.kernels import Kernel
+from opweave.graph.dtypes import DType, f32
 from opweave_torch.kernels.groups import ACTIVATIONS, GATES, bind_group, rearranged
 from opweave_torch.kernels.packed_products import computed_in
 from opweave_torch.packed import Int4Type, PackedType
@@ -79,10 +80,10 @@ class _Groups:
                 taken.update(members)
 
     def _products(self, i: int) -> tuple[list[int], int]:
-        members = self._joint(i)
+        members = self._of_same_rows(i)
         if len(members) == 1:
-            j = self._continuation(i)
-            return ([i, j], j) if j is not None else ([i], i)
+            members = self._chain(i)
+            return members, members[-1]
         if len(members) == 2:
             last = {self._only_reader(k) for k in members}
             j = last.pop()
@@ -90,7 +91,7 @@ class _Groups:
                 return [*members, j], j
         return members, i
 
-    def _joint(self, i: int) -> list[int]:
+    def _of_same_rows(self, i: int) -> list[int]:
         """The products of the same rows with packed weights that can run in place of the product ``i``."""
         first = self.steps[i]
         members = [i]
@@ -103,17 +104,32 @@ class _Groups:
                 members.append(j)
         return members
 
-    def _continuation(self, i: int) -> int | None:
-        """The step that goes along with the product ``i``."""
-        product, j = self.steps[i], self._only_reader(i)
-        if j is None or not self._stays(i, j):
-            return None
-        step = self.steps[j]
-        if any(arg.dtype is not product.out.dtype for arg in (step.out, *step.srcs)):
-            return None
-        if step.op in ACTIVATIONS:
-            return j
-        return j if step.op == "add" and step.out.shape == self._result(i, j).shape else None
+    def _chain(self, i: int) -> list[int]:
+        """The product ``i`` and the steps that go along with it, each the only one that reads the step before it."""
+        members = [i]
+        while True:
+            j = self._only_reader(members[-1])
+            if j is None or not self._follows(members, j) or not all(self._stays(k, j) for k in members):
+                return members
+            members.append(j)
+
+    def _follows(self, members: Sequence[int], j: int) -> bool:
+        """Whether the step ``j``, which reads the result of the last step of a chain, goes along with it."""
+        before, step = self.steps[members[-1]], self.steps[j]
+        shown, dtype = self._result(members[-1], j), before.out.dtype
+        if step.op in ACTIVATIONS or step.op == "add":
+            alike = all(arg.dtype is dtype for arg in (step.out, *step.srcs))
+            return before.op == "linear" and alike and (step.op != "add" or step.out.shape == shown.shape)
+        computed = _computed_in(self.steps[members[0]])
+        if dtype not in (f32, computed) or step.out.dtype is not dtype or step.srcs[0] is not shown:
+            return False  # values between steps would be rounded otherwise than each by itself
+        if step.op == "layer_norm":
+            # Of single elements the norm is 0, which a kernel of its own computes.
+            return before.op == "add" and shown.shape[-1] > 1 and all(arg.dtype is dtype for arg in step.srcs)
+        return (
+            step.op == "linear" and before.op in ACTIVATIONS and computed is not None
+            and _computed_in(step) is computed and shown.shape[-1] == before.out.shape[-1]
+        )  # fmt: skip
 
     def _attention(self, i: int) -> tuple[list[int], int]:
         j = self._only_reader(i, whole=False)
@@ -159,6 +175,10 @@ def _memory(arg: Arg) -> Hashable:
 
 def _form(step: Step) -> Hashable:
     """What products that run as one have in common besides their rows."""
+    return _computed_in(step), step.out.dtype, step.precision, len(step.srcs)
+
+
+def _computed_in(step: Step) -> DType | None:
+    """The type that a product with a packed weight computes in, ``None`` for other products."""
     w = step.srcs[1]
-    packed = computed_in(w) if isinstance(w.buffer_type, PackedType) else None
-    return packed, step.out.dtype, step.precision, len(step.srcs)
+    return computed_in(w) if isinstance(w.buffer_type, PackedType) else None

@@ -1,4 +1,4 @@
-"""`PackedWeight`: a matrix of weights packed by oneDNN, by itself or in one piece with others (`joint_weight`)."""
+"""`PackedWeight`: a matrix of weights packed by oneDNN, by itself or in one piece with others (`merged_weight`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opweave_torch.native import packed_linear
 
-__all__ = ["PackedWeight", "joint_weight"]
+__all__ = ["PackedWeight", "merged_weight"]
 
 
 class _Part(NamedTuple):
@@ -60,7 +60,7 @@ class PackedWeight:
         return isinstance(self._form, _Part) and self._form.whole is whole
 
 
-def joint_weight(weights: Sequence[PackedWeight]) -> Tensor:
+def merged_weight(weights: Sequence[PackedWeight]) -> Tensor:
     """The weights one below the other as one packed matrix, in which they are kept from then on. Weights that are kept
     so already are not packed again."""
     firsts = [sum(weight.rows for weight in weights[:i]) for i in range(len(weights) + 1)]

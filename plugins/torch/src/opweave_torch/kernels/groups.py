@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence, Set
+from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -13,11 +15,11 @@ from opweave.contract.workspace import scratch_args
 from opweave_torch.kernels.activation import FUNCTIONS, SMALL, gelu
 from opweave_torch.kernels.binding import in_order
 from opweave_torch.kernels.matmul import as_source
-from opweave_torch.kernels.packed_products import Product, computed_in, product_of_int4, product_of_packed
+from opweave_torch.kernels.packed_products import computed_in, product_of_int4
 from opweave_torch.memory import tensor, torch_dtype
-from opweave_torch.native import packed_product
+from opweave_torch.native import gelu_of_packed_product, packed_product
 from opweave_torch.packed import PackedType
-from opweave_torch.packed_weight import PackedWeight, joint_weight
+from opweave_torch.packed_weight import PackedWeight, merged_weight
 
 __all__ = ["ACTIVATIONS", "GATES", "bind_group", "rearranged"]
 
@@ -50,63 +52,180 @@ def bind_group(stream: Stream, group: Group) -> Call:
     kernel = stream.device.kernels.find(first)
     assert kernel is not None
     arrays: Any = scratch_args(kernel.scratch(first).arrays, group.scratch)
-    products = [step for step in group.steps if step.op == "linear"]
+    constant = {group.reads[i].value for i in group.constant}
+    products = [step for step in group.steps if step.op == "linear" and step.srcs[0] == first.srcs[0]]
     if len(products) > 1:
-        constant = {group.reads[i].value for i in group.constant}
-        return JointProduct(products, None if last.op == "linear" else last, arrays, constant)
-    x, w, *bias = first.srcs
-    form = product_of_packed if isinstance(w.buffer_type, PackedType) else product_of_int4
-    product = form(x, w, bias[0] if bias else None, arrays)
-    if last.op == "add":
-        return _sum(product, first, last)
-    return _activation(product, last)
+        return MergedProduct(products, None if last.op == "linear" else last, arrays, constant)
+    return ProductChain(group.steps, arrays, constant)
 
 
-# --- one product ----------------------------------------------------------------------------------------------------
+class _Bias:
+    """The biases of products, one behind the other, in the type that these compute in.
+
+    Args:
+        products: all with a bias or all without.
+        constant: numbers of the values that no node writes. Where all biases are among them, the converted ones are
+            kept until `refresh`.
+    """
+
+    def __init__(self, products: Sequence[Step], constant: Set[int]) -> None:
+        biases = [step.srcs[2] for step in products if len(step.srcs) > 2]
+        self._biases = [tensor(b) for b in biases]
+        self._dtype = torch_dtype(computed_in(products[0].srcs[1]))
+        self._is_constant = all(b.value in constant for b in biases)
+        self._kept: Tensor | None = None
+
+    def __call__(self) -> Tensor | None:
+        if self._kept is not None or not self._biases:
+            return self._kept
+        bias = (torch.cat(self._biases) if len(self._biases) > 1 else self._biases[0]).to(self._dtype)
+        self._kept = bias if self._is_constant else None
+        return bias
+
+    def refresh(self) -> None:
+        """Leaves were written."""
+        self._kept = None
 
 
-def _sum(product: Product, first: Step, last: Step) -> Call:
-    (other,) = [tensor(src) for src in last.srcs if src.value != first.out.value]
-    target, result = tensor(last.out), product.result
-    shape = target.shape
-    return in_order([*product.before, lambda: torch.add(result().view(shape), other, out=target)])
+# --- a product and what follows it ----------------------------------------------------------------------------------
 
 
-def _activation(product: Product, last: Step) -> Call:
-    target, function, result = tensor(last.out), ACTIVATIONS[last.op], product.result
-    shape, folded = target.shape, product.gelu if last.op == "gelu" else None
+class _Packed:
+    """A product with a packed weight: a function of rows that makes a new tensor."""
 
-    def separately() -> None:
-        _activated(function, result().view(shape), target)
+    def __init__(self, step: Step, constant: Set[int]) -> None:
+        self._weight, self._inputs = step.srcs[1].handle, step.srcs[1].shape[1]
+        self.bias = _Bias([step], constant)
 
-    if folded is None or last.out.size <= SMALL:
-        return in_order([*product.before, separately])
+    def __call__(self, x: Tensor) -> Tensor:
+        return packed_product(x.view(-1, self._inputs), self._weight.value.packed, self.bias())
 
-    def run() -> None:
-        found = folded()
-        # NaN of an infinite product shows in the sum.
-        if torch.sum(found).isfinite():
-            target.copy_(found.view(shape))
+    def gelu(self, x: Tensor) -> Tensor:
+        """The exact gelu of the product, NaN where the product is infinite."""
+        return gelu_of_packed_product(x.view(-1, self._inputs), self._weight.value.packed, self.bias())
+
+
+class ProductChain:
+    """A product, and steps that each read nothing computed but the result of the one before them and operands from
+    outside: activations, further products, sums, a layer norm. Results between them are tensors of torch's own; the
+    last step stores.
+
+    Args:
+        steps: of the group.
+        arrays: workspace of the first one.
+        constant: numbers of the values that no node writes.
+    """
+
+    def __init__(self, steps: Sequence[Step], arrays: dict[str, Arg], constant: Set[int]) -> None:
+        x, w, *bias = steps[0].srcs
+        last = steps[-1]
+        self._before: Sequence[Call]
+        self._source, self._before = as_source(x, arrays)
+        self._target = tensor(last.out)
+        if isinstance(w.buffer_type, PackedType):
+            functions: list[Callable[[Tensor], Tensor]] = [_Packed(steps[0], constant)]
         else:
-            separately()
+            product = product_of_int4(x, w, bias[0] if bias else None, arrays)
+            self._before, functions = product.before, [lambda _: product.result()]
+        functions += [_function(step, before, constant) for before, step in pairwise(steps)]
+        self._packed = [function for function in functions if isinstance(function, _Packed)]
+        self._functions = functions[:-1]
+        self._store = self._stored(steps, functions[-1])
+        # The same with each gelu behind a product computed with it, in oneDNN's registers.
+        self._folded: list[Callable[[Tensor], Tensor]] = []
+        self._store_folded = self._store
+        for step, function in zip(steps, functions, strict=True):
+            product_before = self._folded[-1] if self._folded else None
+            if (
+                step.op == "gelu"
+                and isinstance(product_before, _Packed)
+                and (step is not last or last.out.size > SMALL)
+            ):
+                self._folded[-1] = product_before.gelu
+                if step is last:
+                    self._store_folded = self._copy
+            elif step is not last:
+                self._folded.append(function)
+        self._folds = self._folded != self._functions
 
-    return in_order([*product.before, run])
+    def __call__(self) -> None:
+        for call in self._before:
+            call()
+        if self._folds:
+            x = self._source
+            for function in self._folded:
+                x = function(x)
+            # NaN of an infinite product shows in the sum; where that of finite elements overflows, this is only slower.
+            if math.isfinite(x.sum().item()):
+                self._store_folded(x)
+                return
+        x = self._source
+        for function in self._functions:
+            x = function(x)
+        self._store(x)
+
+    def refresh(self, token: object) -> None:
+        """Leaves were written; weights that are packed are looked up at each run."""
+        for product in self._packed:
+            product.bias.refresh()
+
+    def _copy(self, x: Tensor) -> None:
+        self._target.copy_(x.view(self._target.shape))
+
+    def _stored(self, steps: Sequence[Step], function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], object]:
+        """The last step, which stores its result."""
+        before, step = steps[-2:]
+        target, shape = self._target, self._target.shape
+        if step.op == "add":
+            other = _other(step, before)
+            return lambda x: torch.add(x.view(shape), other, out=target)
+        if step.op not in ACTIVATIONS:
+            return lambda x: self._copy(function(x))
+        activation = ACTIVATIONS[step.op]
+
+        def store(x: Tensor) -> None:
+            if x.dtype is target.dtype:
+                activation(x.view(shape), out=target)
+            else:  # rounded first, as it would be by itself
+                self._copy(x)
+                activation(target, out=target)
+
+        return store
 
 
-def _activated(function: Callable[..., Any], result: Tensor, target: Tensor) -> None:
-    """The activation of a new tensor; of one that is rounded to ``target`` first, as it would be by itself."""
-    if result.dtype is target.dtype:
-        function(result, out=target)
-    else:
-        target.copy_(result)
-        function(target, out=target)
+def _other(step: Step, before: Step) -> Tensor:
+    """What a sum adds to the result of the step before it."""
+    (other,) = [tensor(src) for src in step.srcs if src.value != before.out.value]
+    return other
+
+
+def _function(step: Step, before: Step, constant: Set[int]) -> Callable[[Tensor], Tensor]:
+    """A step as a function of the result of the one before it, into which it may write."""
+    shape = step.out.shape
+    if step.op == "linear":
+        return _Packed(step, constant)
+    if step.op in ACTIVATIONS:
+        activation = ACTIVATIONS[step.op]
+
+        def activated(x: Tensor) -> Tensor:
+            activation(x, out=x)
+            return x
+
+        return activated
+    if step.op == "add":
+        other = _other(step, before)
+        return lambda x: torch.add(x.view(shape), other)
+    assert step.op == "layer_norm", step.op
+    weight, bias = [*map(tensor, step.srcs[1:]), None, None][:2]
+    eps = step.attrs["eps"]
+    return lambda x: torch.layer_norm(x.view(shape), shape[-1:], weight, bias, eps)
 
 
 # --- several products -----------------------------------------------------------------------------------------------
 
 
-class JointProduct:
-    """Products of the same rows as one, with a packed matrix of all weights.
+class MergedProduct:
+    """Products of the same rows as one, with a packed matrix of all weights, one below the other.
 
     Args:
         products: steps with packed weights, all with a bias or all without.
@@ -121,10 +240,7 @@ class JointProduct:
         x, w = products[0].srcs[:2]
         self._source, before = as_source(x, arrays)
         self._weights = [step.srcs[1].handle for step in products]
-        biases = [step.srcs[2] for step in products if len(step.srcs) > 2]
-        self._biases = [tensor(b) for b in biases]
-        self._keeps_bias = all(b.value in constant for b in biases)
-        self._bias: Tensor | None = None
+        self._bias = _Bias(products, constant)
         self._dtype = torch_dtype(computed_in(w))
         self._parts: list[PackedWeight] = []
         self._whole: Tensor
@@ -141,18 +257,14 @@ class JointProduct:
         return sum(part.nbytes for part in self._parts if not part.is_in(self._whole))
 
     def refresh(self, token: object) -> None:
-        """Weights were written; those that are packed are compared at each run."""
-        self._bias = None
+        """Leaves were written; weights that are packed are compared at each run."""
+        self._bias.refresh()
 
     def _product(self) -> Tensor:
         parts = [weight.value for weight in self._weights]
         if parts != self._parts:  # the first run, or weights were written
-            self._whole, self._parts = joint_weight(parts), parts
-        bias = self._bias
-        if bias is None and self._biases:
-            bias = torch.cat(self._biases).to(self._dtype)
-            self._bias = bias if self._keeps_bias else None
-        return packed_product(self._source, self._whole, bias)
+            self._whole, self._parts = merged_weight(parts), parts
+        return packed_product(self._source, self._whole, self._bias())
 
     def _stores(self, products: Sequence[Step], counts: Sequence[int]) -> Call:
         targets = [tensor(step.out) for step in products]

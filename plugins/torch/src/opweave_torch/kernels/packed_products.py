@@ -16,10 +16,10 @@ from opweave_torch.kernels.half_products import CPU_WITH_BF16
 from opweave_torch.kernels.matmul import as_source, matrix_arrays
 from opweave_torch.kernels.table import HALVES, KERNELS, QUANTIZED
 from opweave_torch.memory import tensor
-from opweave_torch.native import gelu_of_packed_product, packed_product
+from opweave_torch.native import packed_product
 from opweave_torch.packed import Int4Type, PackedType, RoundedType, multiply_int4
 
-__all__ = ["Product", "computed_in", "product_of_int4", "product_of_packed"]
+__all__ = ["Product", "computed_in", "product_of_int4"]
 
 
 def _is_in(step: Step, kind: type) -> str | None:
@@ -78,7 +78,7 @@ _TYPES: Final = [*map(as_dtype, f"f32 {HALVES}".split()), *QUANTIZED]
 def linear_of_packed(
     stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: object = None, **arrays: Arg
 ) -> Call:
-    return _stored(out, product_of_packed(x, w, b, arrays))
+    return _stored(out, _product_of_packed(x, w, b, arrays))
 
 
 def _blocks_in_bf16(step: Step) -> str | None:
@@ -103,12 +103,10 @@ class Product(NamedTuple):
     Attributes:
         before: calls to make before.
         result: computes it.
-        gelu: the same with the exact gelu of it, wrong where a result is infinite; ``None``: there is no such function.
     """
 
     before: Sequence[Call]
     result: Callable[[], Tensor]
-    gelu: Callable[[], Tensor] | None = None
 
 
 def _operands(
@@ -120,15 +118,11 @@ def _operands(
     return source, biases[0] if biases else None, [*before, *loads]
 
 
-def product_of_packed(x: Arg, w: Arg, b: Arg | None, arrays: Mapping[str, Arg]) -> Product:
+def _product_of_packed(x: Arg, w: Arg, b: Arg | None, arrays: Mapping[str, Arg]) -> Product:
     """With a weight packed by oneDNN."""
     source, bias, before = _operands(computed_in(w), x, b, arrays)
     weight = w.handle
-    return Product(
-        before,
-        lambda: packed_product(source, weight.value.packed, bias),
-        lambda: gelu_of_packed_product(source, weight.value.packed, bias),
-    )
+    return Product(before, lambda: packed_product(source, weight.value.packed, bias))
 
 
 def product_of_int4(x: Arg, w: Arg, b: Arg | None, arrays: Mapping[str, Arg]) -> Product:
