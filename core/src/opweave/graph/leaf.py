@@ -76,6 +76,13 @@ class Copies:
             raise KeyError(key)
         return Location(taken, offset, handle)
 
+    def get(self, key: Any) -> Location | None:
+        """As ``[key]``; ``None`` for an entry that is not there."""
+        try:
+            return self[key]
+        except KeyError:
+            return None
+
     def _gone(self, key: Any, known: ref[Buffer]) -> None:
         """Called when the buffer of an entry was dropped; its prepared form goes with it."""
         if key in self._weak and self._weak[key][0] is known:

@@ -108,39 +108,51 @@ def _bind_leaves(
     missing: dict[tuple[Device, int], list[Tensor]] = {}
     targets = partition.assignment.targets
     devices = {space: _device_for(space, targets, host) for space in {s for _, s in partition.owners.values()}}
+    absent: list[int] = []
     for storage, (tensor, space) in partition.owners.items():
         leaf = tensor.leaf
-        if 0 in tensor.shape or leaf is None:
-            continue
-        if storage in partition.repacked:
-            repack(tensor, partition.repacked[storage])
-            continue
-        if leaf.placement is not None or space in leaf.copies:
-            continue
-        if leaf.kind == "state":
-            place_state(tensor, targets[partition.assignment.target_of[tensor]].device)
-            continue
-        # Weights of one mapping share buffers, and so do all constants (whose group is None).
-        missing.setdefault((devices[space], id(leaf.group)), []).append(tensor)
-    for (device, _), tensors in missing.items():
-        upload(tensors, device, copies=True)
-    for storage, (tensor, space) in partition.owners.items():
+        found: Placement | Location | None = partition.placed.get(tensor)
         if 0 in tensor.shape:
             buffers[storage] = host.alloc(1)
             continue
-        made: Placement | Location | None = partition.placed.get(tensor)
         if storage in partition.repacked:
-            assert tensor.leaf is not None
-            made = tensor.leaf.copies[partition.repacked[storage]]
+            repack(tensor, partition.repacked[storage])
+            assert leaf is not None
+            found = leaf.copies[partition.repacked[storage]]
         elif storage in partition.unpacked:
-            made = _copied(tensor, space, devices[space])
-        elif made is None:
-            assert tensor.leaf is not None
-            made = tensor.leaf.placement or tensor.leaf.copies[space]
-        made.buffer.check(made.offset, 0)
-        buffers[storage], offsets[storage] = made.buffer, made.offset
-        if made.handle is not None:
-            handles[storage] = made.handle
+            found = _copied(tensor, space, devices[space])
+        elif found is None:
+            assert leaf is not None
+            found = leaf.placement or leaf.copies.get(space)
+            if found is None:
+                absent.append(storage)
+                if leaf.kind == "state":
+                    place_state(tensor, targets[partition.assignment.target_of[tensor]].device)
+                else:
+                    # Weights of one mapping share buffers, and so do all constants (whose group is None).
+                    missing.setdefault((devices[space], id(leaf.group)), []).append(tensor)
+                continue
+        _enter(found, storage, buffers, offsets, handles)
+    for (device, _), tensors in missing.items():
+        upload(tensors, device, copies=True)
+    for storage in absent:
+        tensor, space = partition.owners[storage]
+        assert tensor.leaf is not None
+        _enter(tensor.leaf.placement or tensor.leaf.copies[space], storage, buffers, offsets, handles)
+
+
+def _enter(
+    found: Placement | Location,
+    storage: int,
+    buffers: list[Buffer | None],
+    offsets: list[int],
+    handles: dict[int, Any],
+) -> None:
+    """Note where a storage lies; raises `LifetimeError` if that memory is gone."""
+    found.buffer.check(found.offset, 0)
+    buffers[storage], offsets[storage] = found.buffer, found.offset
+    if found.handle is not None:
+        handles[storage] = found.handle
 
 
 def _copied(tensor: Tensor, space: MemorySpace, device: Device) -> Location:
@@ -176,7 +188,7 @@ def operands(
     buffers, offsets, handles, _, args = bindings
     arenas = partition.arenas
     earlier = None if former is None else former.args
-    latest: dict[tuple[int, int], Arg] = {}  # buffer and offset -> what was bound there last
+    there: dict[tuple[Any, ...], Arg] = {}  # buffer, offset and layout of a temporary -> what was bound there
 
     def arg(operand: StorageView) -> Arg:
         """The operand where it lies."""
@@ -186,12 +198,11 @@ def operands(
             return known[1]
         offset += offsets[storage]
         buffer = buffers[storage]
-        at = (id(buffer), offset) if buffer is not None and arenas[storage] >= 0 else None
-        last = None if at is None else latest.get(at)
-        if last is not None and not (last.dtype is dtype and last.shape == shape and last.strides == strides):
-            last = None
-        if last is not None and not numbered:
-            made = last
+        temporary = buffer is not None and arenas[storage] >= 0
+        at = (id(buffer), offset, dtype, shape, strides) if temporary else None
+        other = None if at is None else there.get(at)
+        if other is not None and not numbered:
+            made = other
         else:
             handle = handles.get(storage)
             before = None if earlier is None else earlier[storage]
@@ -199,10 +210,10 @@ def operands(
                 made = before[1]
             else:
                 made = Arg(buffer, offset, dtype, shape, strides, handle, storage)
-            if last is not None:
-                made._view = last._view
+            if other is not None:
+                made._view = other._view
             elif at is not None:
-                latest[at] = made
+                there[at] = made
         if known is None:
             args[storage] = operand, made
         return made

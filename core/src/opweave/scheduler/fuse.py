@@ -6,6 +6,7 @@ Steps are fused before memory is planned: a value that is used only inside of on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from opweave.contract.step import Arg, Single, Step
@@ -63,10 +64,8 @@ def fuse(partition: Partition) -> Groups:
     """
     if all(_fuses_nothing(split) for split in partition.splits):
         return unfused(partition)
-    last_reader, unbound = _last_readers(partition), _unbound(partition)
-    grouped = [
-        None if _fuses_nothing(split) else _groups(split, partition, last_reader, unbound) for split in partition.splits
-    ]
+    asked = _Asked(partition)
+    grouped = [None if _fuses_nothing(split) else _groups(split, partition, asked) for split in partition.splits]
     return Groups(grouped, _internal(partition, grouped))
 
 
@@ -81,15 +80,29 @@ def _fuses_nothing(split: Split) -> bool:
     return type(split.target.stream)._fuse is Stream._fuse and not split.target.stream.is_functional
 
 
-def _groups(
-    split: Split, partition: Partition, last_reader: dict[int, int], unbound: Callable[[StorageView], Arg]
-) -> list[FusedGroup]:
+class _Asked:
+    """What streams are asked with, made when it is needed: most streams know most steps already."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition: Final = partition
+
+    @cached_property
+    def last_readers(self) -> dict[int, int]:
+        return _last_readers(self._partition)
+
+    @cached_property
+    def unbound(self) -> Callable[[StorageView], Arg]:
+        return _unbound(self._partition)
+
+
+def _groups(split: Split, partition: Partition, asked: _Asked) -> list[FusedGroup]:
     stream, items, arenas = split.target.stream, split.items, partition.arenas
     groups: list[FusedGroup] = []
+    new = tuple.__new__
 
     def add(run: Sequence[int]) -> None:
         """Have the stream group steps that may share groups."""
-        steps = []
+        steps, last_reader, unbound = [], asked.last_readers, asked.unbound
         for i in run:
             out = items[i][2][0]
             live = arenas[out] < 0 or last_reader.get(out, -1) > split.index
@@ -103,34 +116,34 @@ def _groups(
         add(range(len(items)))
         return groups
     run: list[int] = []
-    singles = [_single(item, stream, unbound) for item in items]
+    singles = [_single(item, stream, asked) for item in items]
     for i, single in enumerate([*singles, _LAST]):
         if single is None or single.fuses:
             run.append(i)
             continue
         alone = singles[run[0]] if len(run) == 1 else None
         if alone is not None:
-            groups.append(FusedGroup((run[0],), alone.workspace, alone.kernel))
+            groups.append(new(FusedGroup, ((run[0],), alone.workspace, alone.kernel)))
         elif run:
             add(run)
         run = []
         if i < len(items):
-            groups.append(FusedGroup((i,), single.workspace, single.kernel))
+            groups.append(new(FusedGroup, ((i,), single.workspace, single.kernel)))
     return groups
 
 
 _LAST: Final = Single(None, 0, False)
 
 
-def _single(item: PlannedStep, stream: Stream, unbound: Callable[[StorageView], Arg]) -> Single | None:
+def _single(item: PlannedStep, stream: Stream, asked: _Asked) -> Single | None:
     """What the stream says of a step by itself, asked once for its kind and layout."""
     _, _, out, srcs, support = item
     if support.choice is None:
         return None
     kept, layout = support.choice.kept, (type(stream), out[4], *[source[4] for source in srcs])
-    if layout not in kept:
-        kept[layout] = stream._single(_step(item, unbound))
-    known: Single | None = kept[layout]
+    known: Single | None = kept.get(layout)
+    if known is None:
+        known = kept[layout] = stream._single(_step(item, asked.unbound))
     return known
 
 
@@ -198,6 +211,8 @@ def _last_readers(partition: Partition) -> dict[int, int]:
 
 def _internal(partition: Partition, grouped: Sequence[Sequence[FusedGroup] | None]) -> set[int]:
     """Storage ids that only the group which makes them reads."""
+    if not any(len(group.items) > 1 for groups in grouped for group in groups or ()):
+        return set()
     made = {
         split.items[i].out.storage: group
         for split, groups in zip(partition.splits, grouped, strict=True)

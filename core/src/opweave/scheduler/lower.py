@@ -5,7 +5,7 @@ Everything that can be decided is decided here; a run only makes the calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -209,7 +209,7 @@ class _Lowering:
         for copy in split.copies:
             self._add_copy(copy, split, target)
         if split.items:
-            plan = _compile(split, self.partition.arenas, self.groups, self.bindings, self.arg, self.lister, self.known)
+            plan = _compile(split, self.partition, self.groups, self.bindings, self.arg, self.lister, self.known)
             self.result.plans.append(plan)
             fused = self.groups.of_split[split.index]
             items = None if fused is None else tuple([group.items for group in fused])
@@ -344,7 +344,7 @@ class _Lowering:
 
 def _compile(
     split: Split,
-    arenas: Sequence[int],
+    partition: Partition,
     groups: Groups,
     bindings: Bindings,
     arg: Callable[[StorageView], Arg],
@@ -402,12 +402,14 @@ def _compile(
         except BaseException as error:
             what = group_of(g).describe() if node is not None else op
             raise_backend_failure(error, stream.device.name, "preparing a kernel", what)
-    return Plan(stream, calls, len(calls), _leaf_buffers(split, arenas, bindings))
+    return Plan(stream, calls, len(calls), _leaf_buffers(split, partition, bindings))
 
 
-def _leaf_buffers(split: Split, arenas: Sequence[int], bindings: Bindings) -> set[Buffer]:
+def _leaf_buffers(split: Split, partition: Partition, bindings: Bindings) -> set[Buffer]:
     """The buffers of leaves that a split uses, which their owner may free while the program lives."""
-    leaves = {s[0] for item in split.items for s in (item[2], *item[3]) if arenas[s[0]] < 0}
+    leaves: Collection[int] = partition.owners
+    if len(partition.splits) > 1:
+        leaves = {s[0] for item in split.items for s in (item[2], *item[3]) if partition.arenas[s[0]] < 0}
     return {buffer for storage in leaves if (buffer := bindings.buffers[storage]) is not None}
 
 

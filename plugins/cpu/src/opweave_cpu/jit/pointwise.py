@@ -102,8 +102,14 @@ def bind_chain(stream: Stream, steps: Sequence[Step]) -> Call:
             numbers.append(known)
         taken.append(tuple(numbers))
         values[_window(step.out)] = ~number
-    writes = [step.out for step in steps if step.out.buffer is not None]
-    return _prepared(stream, steps, reads, taken).bind(stream, [*reads, *writes])
+    args = [*reads, *[step.out for step in steps if step.out.buffer is not None]]
+    choices = tuple([step.choice for step in steps])
+    if None in choices:
+        return _prepared(stream, steps, reads, taken).bind(stream, args)
+    # Equal chains, as those of a model's layers, are prepared once.
+    inner, strides = tuple([step.out.buffer is None for step in steps]), tuple([arg.strides for arg in args])
+    key = "prepared", choices, inner, tuple(taken), strides
+    return stream.artefact(key, partial(_prepared, stream, steps, reads, taken)).bind(stream, args)
 
 
 def _prepared(
