@@ -101,7 +101,7 @@ def checked_placements(placements: Iterable[Placement]) -> dict[Tensor, Placemen
 
 
 def checked_outputs(outputs: Outputs) -> tuple[tuple[Tensor, ...], Any]:
-    """The output tensors, and a hashable word for the form in which results are returned."""
+    """The output tensors, and a hashable key for the form in which results are returned."""
     if isinstance(outputs, Tensor):
         return (outputs,), "one"
     if not isinstance(outputs, Iterable):

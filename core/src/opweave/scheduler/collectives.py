@@ -36,14 +36,14 @@ devices; of more devices each reads less if it adds a range of the sum and the r
 
 
 class Exchange(NamedTuple):
-    """What computes a node otherwise than as it is.
+    """How a node is computed by an exchange between devices, in place of a kernel.
 
     Attributes:
         what: the collective.
         provider: the procedure of a backend that does it; ``None``: the host adds.
-        together: of one that is done for all devices at once, the node that each of them gets, ``None`` where nobody
-            reads it there; empty: a share for each device.
-        targets: of such a one the targets, in the order of the parts.
+        together: where the exchange is one action for all devices, the node that each of them gets, ``None`` where
+            nobody reads it there; empty where each device does its share by itself.
+        targets: the targets of such an action, in the order of the parts.
     """
 
     what: Collective
@@ -56,8 +56,8 @@ class Exchanges(NamedTuple):
     """What `plan_exchanges` decides.
 
     Attributes:
-        ends: nodes that are computed so.
-        absorbed: nodes that are not computed, as others are.
+        ends: node -> the exchange that computes it.
+        absorbed: nodes that are not computed by themselves, because an exchange includes them.
     """
 
     ends: Mapping[Tensor, Exchange]
@@ -65,7 +65,7 @@ class Exchanges(NamedTuple):
 
 
 def links_of(targets: Sequence[Target], allowed: Allowed) -> Links:
-    """How the targets of a scheduler are linked, for programs that may be computed so roughly."""
+    """How the targets of a scheduler are linked, for a program that allows these precisions."""
     by_name = {target.name: target for target in targets}
 
     def members(devices: tuple[str, ...]) -> list[Target]:
@@ -186,7 +186,7 @@ def plan_exchanges(graph: Graph, assignment: Assignment, fixed: Collection[Tenso
 
 
 def _absorbed(graph: Graph, replaced: Mapping[Tensor, Collective]) -> set[Tensor]:
-    """The nodes that nobody reads any more once others are computed otherwise."""
+    """The nodes that nobody reads any more once the collectives in ``replaced`` compute their readers."""
     inner = {node for what in replaced.values() for node in what.inner}
     needed = {*graph.outputs}
     for node in reversed(graph.nodes):

@@ -75,7 +75,7 @@ def close_targets(targets: Sequence[Target]) -> None:
 
 
 def equal_part(number: int) -> int:
-    """How many of the processors each of ``number`` devices uses that compute at once."""
+    """How many processors each of ``number`` devices gets where they compute at the same time, at least one."""
     from opweave.host.cores import usable_cores  # importing opweave must not pay for it
 
     return max(1, usable_cores().usable // max(1, number))

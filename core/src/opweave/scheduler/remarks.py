@@ -22,8 +22,8 @@ CLEARLY: Final = 1.5
 
 
 def remarks(partition: Partition) -> list[str]:
-    """One for each processor that multiplies by quantized weights, if a faster device is here that the program does
-    not use. Loads the other plugins only where there is such work."""
+    """A sentence for each CPU device that multiplies by quantized weights where a faster device of this machine is not
+    used by the program. Loads the other plugins only where there is such work."""
     capabilities = partition.assignment.capabilities
     work: dict[Device, list[Tensor]] = {}
     for split in partition.splits:

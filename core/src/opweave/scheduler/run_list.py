@@ -330,8 +330,8 @@ def fitted(
 
 
 def snapshot(values: Sequence[tuple[Feed, Any]], *, all_: bool = False) -> list[tuple[Feed, Any]]:
-    """``values``, with copies of those that are read after their upload was queued, or of ``all_``; arrays of borrowed
-    inputs and arrays in a device's memory are not copied."""
+    """``values``, with copies of the arrays that are read only after their upload was queued; with ``all_`` of every
+    array. Arrays of borrowed inputs and arrays in a device's memory are never copied."""
 
     def copied(feed: Feed, value: Any) -> bool:
         late = all_ or feed.queued or (feed.view is None and feed.put is not None)
