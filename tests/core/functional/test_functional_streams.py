@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ import opweave as ow
 from opweave.conformance.graphs import MODELS, LeafDevices
 from opweave.contract import Arg, Group, Step, Stream, structure_of
 from opweave.contract.listing import listed
-from tests.support.array_device import ArrayStream, FunctionalDevice
+from opweave.functional import ArrayLibrary
+from tests.support.array_device import Array, ArrayStream, FunctionalDevice, Library
 
 ANYWHERE = LeafDevices(None, None)
 
@@ -162,12 +164,79 @@ def wrong(change: Callable[[list[Any], Sequence[Any]], list[Any]]) -> Callable[.
         (lambda results, arrays: results[:-1], "gave 1 arrays for 2 outputs"),
         (lambda results, arrays: [results[0], arrays[0]], "an input or another output"),
         (lambda results, arrays: [results[0], results[0]], "an input or another output"),
+        (lambda results, arrays: None, "gave None, and no list of 2 arrays"),
+        (lambda results, arrays: results[0], "an object of Array, and no list of 2 arrays"),
+        (lambda results, arrays: [results[0], None], "gave None, and no array, for output 1"),
+        (lambda results, arrays: [results[0], Array(np.ones((2, 1), "f4"))], "shape (2, 1) for output 1"),
+        (lambda results, arrays: [results[0], Array(np.ones(2))], "an array of f64 for output 1, which is f32"),
     ],
 )
 def test_functions_that_break_their_promise_are_found_at_the_first_call(change: Any, what: str):
     x = ow.input("x", (2,))
-    with ow.Scheduler(device(wrong(change))) as scheduler, pytest.raises(ow.ExecutionError, match=what):
+    with ow.Scheduler(device(wrong(change))) as scheduler, pytest.raises(ow.ExecutionError, match=re.escape(what)):
         scheduler.build((ow.neg(x), ow.relu(x))).run(x=np.ones(2, "f4"))
+
+
+def with_attribute(name: str, value: Any) -> Callable[..., Any]:
+    def compile_(self: ArrayStream, *args: Any) -> Any:
+        def function(*arrays: Any) -> Any:
+            raise AssertionError("nothing runs")
+
+        setattr(function, name, value)
+        return function
+
+    return compile_
+
+
+@pytest.mark.parametrize(
+    ("compile_", "what"),
+    [
+        (lambda self, *args: None, "returned None, and no function"),
+        (with_attribute("wait", 3), "the attribute wait of .* is an object of int"),
+        (with_attribute("remark", b"packed"), "the attribute remark of .* is an object of bytes"),
+        (with_attribute("library_bytes", "many"), "the attribute library_bytes of .* is an object of str"),
+    ],
+)
+def test_what_is_no_function_is_found_before_anything_runs(compile_: Any, what: str):
+    with ow.Scheduler(device(compile_)) as scheduler, pytest.raises(ow.PluginError, match=what):
+        scheduler.build(ow.neg(ow.input("x", (2,))))
+
+
+class Forgetful(Library):
+    def from_host(self, array: np.ndarray[Any, Any], borrowed: bool) -> Array:
+        return Array(np.zeros_like(array))
+
+
+class Widening(Library):
+    def to_host(self, array: Array) -> np.ndarray[Any, Any]:
+        return array.values.astype(np.float64)
+
+
+class Listing(Library):
+    def to_host(self, array: Array) -> Any:
+        return array.values.tolist()
+
+
+@pytest.mark.parametrize(
+    ("library", "what"),
+    [
+        (ArrayLibrary(), "ArrayLibrary implements no from_host"),
+        (Forgetful(), "of Forgetful made float32 .* of float32"),
+        (Widening(), "of Widening made float64"),
+        (Listing(), "to_host of Listing gave list, and no NumPy array"),
+    ],
+)
+def test_a_library_that_changes_arrays_is_found_before_anything_runs(library: Any, what: str):
+    card = FunctionalDevice()
+    card.library = library
+    with ow.Scheduler(card) as scheduler, pytest.raises(ow.PluginError, match=what):
+        scheduler.build(ow.neg(ow.input("x", (2,))))
+
+
+def test_groups_that_are_none_are_found():
+    broken = device(_fuse=lambda self, steps: list(steps))
+    with ow.Scheduler(broken) as scheduler, pytest.raises(ow.PluginError, match=r"groups of steps.*not Step"):
+        scheduler.build(ow.neg(ow.input("x", (2,))))
 
 
 def test_results_that_are_still_computed_are_waited_for_before_a_run_ends():

@@ -6,11 +6,12 @@ calls the function, and puts the results there: nothing is copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from opweave.contract.listing import Structure, structure_of
-from opweave.errors import Broken, LayoutError
+from opweave.errors import Broken, DTypeError, LayoutError, UnknownNameError
+from opweave.graph.dtypes import as_dtype, u8
 
 if TYPE_CHECKING:
     from opweave.contract.step import Arg, Group
@@ -22,6 +23,9 @@ __all__ = ["Cell", "Function", "FunctionCall", "bind_functional"]
 
 Function = Callable[..., Sequence[Any]]
 """``f(*arrays) -> arrays``."""
+
+ATTRIBUTES: Final[Mapping[str, type]] = {"wait": Callable, "remark": str, "library_bytes": int}  # type: ignore[dict-item]
+"""What a function may have beside: name -> type."""
 
 
 class Cell(Protocol):
@@ -59,28 +63,50 @@ class HoldsArrays(Protocol):
 
 
 class CompiledFunction:
-    """What an author's ``_compile_functional`` gave for a structure, and whether it was found to be as promised."""
+    """What an author's ``_compile_functional`` gave for a structure, and whether it was found to be as promised.
 
-    __slots__ = ("checked", "device", "function", "structure")
+    Raises:
+        Broken: that is no function, or one of its attributes has a wrong type.
+    """
+
+    __slots__ = ("checked", "device", "function", "structure", "wait")
 
     def __init__(self, structure: Structure, stream: Stream) -> None:
         inputs, outputs, donated = structure.inputs, structure.outputs, structure.donated
         self.function: Final = stream._compile_functional(structure.steps, inputs, outputs, donated)
+        self.wait: Final[Callable[[Sequence[Any]], object] | None] = getattr(self.function, "wait", None)
         self.structure: Final = structure
         self.device: Final = stream.device.name
         self.checked = False
+        if not callable(self.function):
+            raise Broken(f"_compile_functional of {self.device} returned {_kind(self.function)}, and no function")
+        for name, kind in ATTRIBUTES.items():
+            value = getattr(self.function, name, None)
+            if value is not None and not isinstance(value, kind):
+                raise Broken(f"the attribute {name} of {self._what} is {_kind(value)}")
+
+    @property
+    def _what(self) -> str:
+        return f"the function that _compile_functional of {self.device} returned"
 
     def check(self, arrays: Sequence[Any], results: Sequence[Any]) -> None:
-        """Raises `Broken` unless ``results`` are as many new arrays as wanted, of their shapes; one call shows it."""
-        wanted = self.structure.outputs
-        what = f"the function that _compile_functional of {self.device} returned"
+        """Raises `Broken` unless ``results`` are as many new arrays as wanted, of their shapes and dtypes; one call
+        shows it."""
+        wanted, what = self.structure.outputs, self._what
+        if not isinstance(results, (list, tuple)):
+            raise Broken(f"{what} gave {_kind(results)}, and no list of {len(wanted)} arrays")
         if len(results) != len(wanted):
             raise Broken(f"{what} gave {len(results)} arrays for {len(wanted)} outputs")
         seen = {id(array) for array in arrays}
         for i, (result, out) in enumerate(zip(results, wanted, strict=True)):
-            shape = getattr(result, "shape", out.shape)
-            if out.dtype.block == 1 and tuple(shape) != out.shape:
-                raise Broken(f"{what} gave an array of shape {tuple(shape)} for output {i}, which has {out.shape}")
+            if not hasattr(result, "shape"):
+                raise Broken(f"{what} gave {_kind(result)}, and no array, for output {i}")
+            plain, dtype = out.dtype.block == 1, _dtype_of(result)
+            shape = out.shape if plain else (*out.shape[:-1], out.dtype.row_bytes(out.shape[-1]))
+            if tuple(result.shape) != shape:
+                raise Broken(f"{what} gave an array of shape {tuple(result.shape)} for output {i}, which has {shape}")
+            if dtype is not None and dtype is not (out.dtype if plain else u8):
+                raise Broken(f"{what} gave an array of {dtype} for output {i}, which is {out.dtype}")
             if id(result) in seen:
                 raise Broken(f"{what} gave an array for output {i} that is an input or another output",
                              remedy="return a copy: each place in memory needs an array of its own")  # fmt: skip
@@ -97,7 +123,7 @@ class FunctionCall:
         written = {(id(arg.buffer), arg.offset) for arg in group.writes}
         self.compiled: Final = compiled
         self.function: Final = compiled.function
-        self.wait: Final[Callable[[Sequence[Any]], object] | None] = getattr(compiled.function, "wait", None)
+        self.wait: Final = compiled.wait
         self.memory: Final[HoldsArrays] = _memory((*group.reads, *group.writes)[0])
         self.reads: Final = [_cell(arg) for arg in group.reads]
         self.writes: Final = [_cell(arg) for arg in group.writes]
@@ -154,6 +180,18 @@ def bind_functional(stream: Stream, group: Group) -> FunctionCall:
     """
     structure = structure_of(group)
     return FunctionCall(stream.artefact(structure.key, lambda: CompiledFunction(structure, stream)), group)
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"an object of {type(value).__name__}"
+
+
+def _dtype_of(array: Any) -> DType | None:
+    """The type of a library's array, as far as it can be told by NumPy's."""
+    try:
+        return as_dtype(array.dtype)
+    except (AttributeError, DTypeError, UnknownNameError):
+        return None
 
 
 def _memory(arg: Arg) -> HoldsArrays:

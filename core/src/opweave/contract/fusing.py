@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from opweave.contract.step import Group
 from opweave.errors import Broken
 from opweave.graph.opdef import OPS
 
 if TYPE_CHECKING:
-    from opweave.contract.step import Arg, Group, Step
+    from opweave.contract.step import Arg, Step
     from opweave.contract.stream import Stream
 
 __all__ = ["check_fusion", "pointwise_groups"]
@@ -93,11 +94,15 @@ def check_fusion(stream: Stream, steps: Sequence[Step], groups: Sequence[Group])
     """Check that ``groups`` contain every step once, and that each access to a value sees the same writes as before.
 
     Raises:
-        Broken: a step is missing, repeated or invented, or was moved across a step that it depends on.
+        Broken: something is no `Group`; a step is missing, repeated or invented, or was moved across a step that it
+            depends on.
     """
+    what = f"{type(stream).__name__}._fuse of {stream.device.name}"
+    wrong = next((type(group).__name__ for group in groups if not isinstance(group, Group)), None)
+    if wrong is not None:
+        raise Broken(f"{what} must return groups of steps, opweave.contract.Group, not {wrong}")
     index_of = {id(step): i for i, step in enumerate(steps)}
     order = [index_of.get(id(step), -1) for group in groups for step in group.steps]
-    what = f"{type(stream).__name__}._fuse of {stream.device.name}"
     in_order = list(range(len(steps)))
     if order == in_order:
         return

@@ -10,7 +10,7 @@ from numpy import ndarray
 from opweave.contract.device import Device
 from opweave.contract.space import Usage
 from opweave.contract.step import Arg
-from opweave.errors import UnsupportedOpError
+from opweave.errors import Broken, UnsupportedOpError, raise_backend_failure
 from opweave.functional.memory import ArrayMemory
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.layout import is_dense, nbytes, span
@@ -40,7 +40,34 @@ class ArrayDevice(Device):
         """Free and total memory in bytes. Default: the host's; override it where arrays lie elsewhere."""
         return host_memory_info()
 
+    def _library_for(self, dtype: DType) -> ArrayLibrary:
+        """The library, after an array of a dtype has once gone there and come back.
+
+        Raises:
+            Broken: another array came back.
+            ExecutionError: the library failed.
+        """
+        tried = self.__dict__.setdefault("_tried", set())
+        if dtype.numpy not in tried:
+            library, there = self.library, np.array([[1, 0]], dtype.numpy)
+            what = type(library).__name__
+            try:
+                back = library.to_host(library.from_host(there.copy(), False))
+            except NotImplementedError as error:
+                raise Broken(str(error)) from error
+            except Exception as error:
+                raise_backend_failure(error, self.name, f"converting an array of {there.dtype}")
+            if not isinstance(back, ndarray):
+                raise Broken(f"to_host of {what} gave {type(back).__name__}, and no NumPy array")
+            if back.dtype != there.dtype or back.shape != there.shape or not (back == there).all():
+                raise Broken(f"from_host and to_host of {what} made {back.dtype} {back.shape} {back.tolist()} of "
+                             f"{there.dtype} {there.shape} {there.tolist()}")  # fmt: skip
+            tried.add(dtype.numpy)
+        return self.library
+
     def _alloc(self, size: int, usage: Usage) -> ArrayMemory:
+        if not hasattr(self, "library"):
+            raise Broken(f"{self.name} has no library: set it to an opweave.functional.ArrayLibrary")
         free, total = self.mem_info()
         if total and size > free:  # arrays take memory when they are made, too late to say so
             raise MemoryError(f"{free:,} bytes are free")
@@ -65,7 +92,7 @@ class ArrayDevice(Device):
         return self._bind_get(mem, offset, dtype, shape)()
 
     def _bind_put(self, mem: ArrayMemory, offset: int, dtype: DType, shape: Shape) -> Callable[[Any, bool], None]:
-        library, cell = self.library, mem.cell(offset, dtype, shape)
+        library, cell = self._library_for(dtype), mem.cell(offset, dtype, shape)
 
         def put(array: Any, borrowed: bool) -> None:
             array = library.from_host(array, borrowed) if isinstance(array, ndarray) else library.adopt(array)
@@ -79,7 +106,7 @@ class ArrayDevice(Device):
     def _bind_get(
         self, mem: ArrayMemory, offset: int, dtype: DType, shape: Shape
     ) -> Callable[[], np.ndarray[Any, Any]]:
-        library, cell = self.library, mem.cell(offset, dtype, shape)
+        library, cell = self._library_for(dtype), mem.cell(offset, dtype, shape)
 
         def get() -> np.ndarray[Any, Any]:
             array = cell.array

@@ -53,6 +53,8 @@ def evaluate(
             sources.insert(0, library.window(values[out.value], out))
         result = apply(step, *sources)
         shape = array_shape(out.shape, out.dtype)
+        if not hasattr(result, "shape"):
+            raise Broken(f"{step.op} gave an object of {type(result).__name__}, and no array")
         if tuple(result.shape) != shape:
             raise Broken(f"{step.op} gave an array of shape {tuple(result.shape)}, not {shape}")
         if out.offset or not out.is_dense or out.nbytes != sizes.setdefault(out.value, out.nbytes):

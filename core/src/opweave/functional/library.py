@@ -30,7 +30,7 @@ class ArrayLibrary:
         ``borrowed``: the NumPy array stays unchanged as long as the result is read, which may show the same memory. If
         not, it may be changed when this returns.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} implements no from_host")
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
         """The values as a NumPy array, which nobody writes: it may show the same memory."""
@@ -52,7 +52,7 @@ class ArrayLibrary:
         return array.transpose(axes)
 
     def broadcast_to(self, array: Any, shape: Shape) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} implements no broadcast_to")
 
     def take(self, array: Any, index: Any) -> Any:
         """``array[index]``, for a tuple of slices, or for integers (a NumPy array) into an array of one axis."""
@@ -60,7 +60,7 @@ class ArrayLibrary:
 
     def updated(self, array: Any, index: Any, values: Any) -> Any:
         """A new array like ``array`` but for ``array[index]``, which is ``values``."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} implements no updated")
 
     # --- windows ----------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from opweave.contract import Arg, Call, Group, Step, Stream
@@ -57,7 +56,11 @@ class OrtStream(Stream):
         return isinstance(other, OrtStream) and other.pool is self.pool
 
     def _run(self, calls: Iterator[Call]) -> None:
-        with self.pool or nullcontext():
+        if self.pool is None:  # without an empty context, because behind weights that fill the caches each step is slow
+            for call in calls:
+                call()
+            return
+        with self.pool:
             for call in calls:
                 call()
 
