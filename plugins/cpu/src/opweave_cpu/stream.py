@@ -68,6 +68,11 @@ class CpuStream(Stream):
         """
         return None
 
+    def transpose(self, out: Arg, x: Arg) -> Call | None:
+        """The call that copies ``x`` to dense ``out`` of the same type, whose last axis is not the one along which the
+        elements of ``x`` lie side by side, where there is a faster way than NumPy's."""
+        return None
+
     def _inlines(self, other: Stream) -> bool:
         return (
             isinstance(other, CpuStream)

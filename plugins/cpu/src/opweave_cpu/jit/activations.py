@@ -17,8 +17,8 @@ from opweave.contract import Arg, Call, Stream
 from opweave.graph.dtypes import DType
 from opweave.graph.precision import Precision
 from opweave_cpu.jit.compiler import MachineCode
-from opweave_cpu.jit.integers import RUNS, STRETCH, Form, store
-from opweave_cpu.jit.vectors import LANES, Vector, intrinsic, select, vector_type
+from opweave_cpu.jit.integers import RUNS, STRETCH, Form
+from opweave_cpu.jit.vectors import LANES, Vector, intrinsic, select, store, vector_type
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk
 from opweave_cpu.jit.writer import Writer
 

@@ -20,8 +20,8 @@ from opweave.graph.dtypes import DType
 from opweave.graph.precision import Precision
 from opweave_cpu.jit.activations import Digits, bind_records, digits_of
 from opweave_cpu.jit.compiler import MachineCode, target
-from opweave_cpu.jit.integers import BYTES, RUNS, STRETCH, Form, Stretch, dot, form_of, load, prefetch, store
-from opweave_cpu.jit.vectors import LANES, Vector, fma, select, vector_type
+from opweave_cpu.jit.integers import BYTES, RUNS, STRETCH, Form, Stretch, dot, form_of, prefetch
+from opweave_cpu.jit.vectors import LANES, Vector, fma, load, select, store, transposed, vector_type
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk
 from opweave_cpu.jit.writer import Writer
 from opweave_cpu.tiles import in_turn
@@ -324,15 +324,7 @@ def _transpose(writer: Writer, form: Form, unpacked: Any, panel: Any, factors: A
     code, kind = writer.code, vector_type("i32")
     for k in range(5):
         rows = [load(code, kind, code.add(unpacked, _I64((k * LANES + r) * _VECTOR_BYTES)), 64) for r in range(LANES)]
-        for distance in (8, 4, 2, 1):
-            low = [lane + (LANES - distance if lane & distance else 0) for lane in range(LANES)]
-            high = [lane + (LANES if lane & distance else distance) for lane in range(LANES)]
-            for r in range(LANES):
-                if not r & distance:
-                    a, b = rows[r], rows[r + distance]
-                    rows[r] = code.shuffle_vector(a, b, ir.Constant(kind, low))
-                    rows[r + distance] = code.shuffle_vector(a, b, ir.Constant(kind, high))
-        for lane, column in enumerate(rows):
+        for lane, column in enumerate(transposed(code, rows)):
             at = lane if k == 4 else 4 * form.order[4 * k + lane // 4] + lane % 4
             store(code, column, code.add(factors if k == 4 else panel, _I64(at * _VECTOR_BYTES)), 64)
 

@@ -13,22 +13,10 @@ from typing import Any, Final, NamedTuple
 from llvmlite import ir
 
 from opweave_cpu.jit.compiler import target
-from opweave_cpu.jit.vectors import LANES, Vector, declared, vector_type
+from opweave_cpu.jit.vectors import LANES, Vector, declared, load, vector_type
 from opweave_cpu.jit.writer import Writer
 
-__all__ = [
-    "BYTES",
-    "RUNS",
-    "STRETCH",
-    "Form",
-    "dot",
-    "form_of",
-    "has_dot",
-    "load",
-    "multiplies_bytes",
-    "prefetch",
-    "store",
-]
+__all__ = ["BYTES", "RUNS", "STRETCH", "Form", "dot", "form_of", "has_dot", "multiplies_bytes", "prefetch"]
 
 STRETCH: Final = 256
 """Weights of a stretch."""
@@ -49,15 +37,6 @@ _F32: Final = ir.FloatType()
 
 def _of(kind: Any, n: int) -> Any:
     return ir.VectorType(kind, n)
-
-
-def load(code: Any, kind: Any, address: Any, align: int = 1) -> Any:
-    """A value of that type of LLVM at an address."""
-    return code.load(code.inttoptr(address, kind.as_pointer()), align=align)
-
-
-def store(code: Any, value: Any, address: Any, align: int = 1) -> None:
-    code.store(value, code.inttoptr(address, value.type.as_pointer()), align=align)
 
 
 def prefetch(code: Any, address: Any) -> None:

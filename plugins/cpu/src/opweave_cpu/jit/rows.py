@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any, Final, NamedTuple
 
-from opweave.contract import Arg, Step, Stream
+from opweave.contract import Arg, Call, Step, Stream
+from opweave.graph.dtypes import DType
 from opweave_cpu.jit.compiler import MachineCode
 from opweave_cpu.jit.functions import exp, logarithm
 from opweave_cpu.jit.vectors import Vector, fma, intrinsic, select
-from opweave_cpu.jit.walk import Operand, Prepared, walk_over
+from opweave_cpu.jit.walk import Operand, Prepared, Walk, bind_walk, walk_over
 from opweave_cpu.jit.writer import Writer, compute_kind, takes
 
-__all__ = ["FORMS", "fits", "prepare_rows"]
+__all__ = ["FORMS", "bind_extreme", "fits", "fits_extreme", "prepare_rows"]
 
 LONGEST_ROW: Final = 1 << 16
 """Elements of a row up to which its sums are as accurate as NumPy's: each part has a thousand terms at most."""
@@ -70,8 +72,35 @@ class Row:
 
     def largest(self, element: Element) -> Vector:
         """The largest ``element`` of the row, NaN if there is one, in all lanes."""
-        a, b, c, d = self.reduced(element, float("-inf"), _larger)
-        return self._writer.largest(_larger(_larger(a, b), _larger(c, d)))
+        return self.extreme(element, "maximum")
+
+    def extreme(self, element: Element, which: str) -> Vector:
+        """The ``maximum`` or ``minimum`` of ``element`` over the row, NaN if there is one, in all lanes.
+
+        NaN is looked for in two vectors at a time: LLVM's functions look for it, and for the sign of zero, in each.
+        """
+        writer, code, sign = self._writer, self._writer.code, ">" if which == "maximum" else "<"
+        start = writer.number(float("-inf" if which == "maximum" else "inf"), self.kind)
+        cells = [writer.cell(start) for _ in range(PARTS)]
+        is_nan = writer.cell(writer.number(0, "bool"))
+        before: list[Vector] = []
+
+        def body(i: Any, mask: Any, part: int) -> None:
+            value, best = element(i, mask), cells[part]
+            if mask is not None:
+                value = select(Vector(code, mask, "bool"), value, start)
+            best.set(select(value.compare(sign, best.get()), value, best.get()))
+            if mask is None and part % 2 == 0:
+                before[:] = [value]
+                return
+            other = before[0] if mask is None else value
+            is_nan.set(is_nan.get() | Vector(code, code.fcmp_unordered("uno", other.value, value.value), "bool"))
+
+        writer.elements(body, PARTS)
+        a, b, c, d = [cell.get() for cell in cells]
+        fold = partial(intrinsic, which)
+        best = writer.extreme(fold(fold(a, b), fold(c, d)), which)
+        return select(writer.any(is_nan.get()), float("nan"), best)
 
     def write(self, element: Element) -> None:
         """Make ``element`` the result."""
@@ -86,10 +115,6 @@ class Row:
     def rounds(self) -> bool:
         """Whether writing rounds."""
         return self._writer.operand(len(self._rows) - 1).dtype != self.kind
-
-
-def _larger(a: Vector, b: Vector) -> Vector:
-    return intrinsic("maximum", a, b)
 
 
 # --- the operations -------------------------------------------------------------------------------------------------
@@ -256,4 +281,32 @@ def _compiled(op: str, axes: int, operands: Sequence[Operand]) -> MachineCode:
     numbers = [writer.scalar().to(kind) for _ in form.numbers]
     with writer.rows() as rows:
         form.write(Row(writer, rows, kind), len(operands) - 1, *numbers)
+    return MachineCode(writer.end())
+
+
+# --- a number for each row ------------------------------------------------------------------------------------------
+
+
+def fits_extreme(step: Step) -> bool:
+    """Whether ``max`` or ``min`` is compiled: of the last axes of a dense operand."""
+    x, axes = step.srcs[0], sorted(step.attrs["axes"])
+    rank = len(x.shape)
+    last = axes == list(range(rank - len(axes), rank)) and prod(x.shape[axes[0] :]) >= SHORTEST_ROW if axes else False
+    return last and x.is_dense and step.out.is_dense and takes(x, wide=True) and takes(step.out, wide=True)
+
+
+def bind_extreme(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
+    """The call of ``max`` or ``min`` for the operands of a step that fits."""
+    rows, item = out.size, x.dtype.itemsize
+    length = x.size // rows
+    code = stream.artefact((op, x.dtype.name), partial(_extreme, {"max": "maximum", "min": "minimum"}[op], x.dtype))
+    walk = Walk((rows, length), ((length * item, item), (item, 0)))
+    return bind_walk(stream, code, walk, [x, out], work=2, rows=True)
+
+
+def _extreme(which: str, dtype: DType) -> MachineCode:
+    writer = Writer(2, [Operand(dtype.name, dtype.itemsize), Operand(dtype.name, 0)])
+    with writer.rows() as places:
+        row = Row(writer, places, compute_kind(dtype.name))
+        writer.write_one(1, places[1], row.extreme(row.source(0), which))
     return MachineCode(writer.end())

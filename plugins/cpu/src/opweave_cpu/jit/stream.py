@@ -82,6 +82,13 @@ class CompilingStream(CpuStream):
 
         return bind_rotation(self, args)
 
+    def transpose(self, out: Arg, x: Arg) -> Call | None:
+        if not _multiplies_and_adds():
+            return None
+        from opweave_cpu.jit.transpose import bind_transpose
+
+        return bind_transpose(self, out, x)
+
     def _warm(self, call: Call) -> None:
         for part in calls_within(call):
             if isinstance(part, FirstRun):

@@ -11,7 +11,10 @@ from typing import Any, Final
 
 from llvmlite import ir
 
-__all__ = ["LANES", "TYPES", "Vector", "declared", "fma", "intrinsic", "polynomial", "select", "vector_type"]
+__all__ = [
+    "LANES", "TYPES", "Vector", "declared", "fma", "intrinsic", "load", "polynomial", "select", "store", "transposed",
+    "vector_type",
+]  # fmt: skip
 
 LANES: Final = 16
 """Numbers of a vector, of whatever type: one register of 512 bits in f32, and LLVM cuts what is wider."""
@@ -153,6 +156,29 @@ def declared(code: Any, name: str, result: Any, types: Sequence[Any]) -> Any:
     """A function that LLVM knows, in the module of ``code``."""
     known = code.module.globals.get(name)
     return known or ir.Function(code.module, ir.FunctionType(result, types), name)
+
+
+def load(code: Any, kind: Any, address: Any, align: int = 1) -> Any:
+    """A value of that type of LLVM at an address."""
+    return code.load(code.inttoptr(address, kind.as_pointer()), align=align)
+
+
+def store(code: Any, value: Any, address: Any, align: int = 1) -> None:
+    code.store(value, code.inttoptr(address, value.type.as_pointer()), align=align)
+
+
+def transposed(code: Any, rows: Sequence[Any]) -> list[Any]:
+    """The columns of a matrix, of whose `LANES` rows each is a vector of LLVM."""
+    rows, lanes_type = list(rows), ir.VectorType(ir.IntType(32), LANES)
+    for distance in (8, 4, 2, 1):
+        low = [lane + (LANES - distance if lane & distance else 0) for lane in range(LANES)]
+        high = [lane + (LANES if lane & distance else distance) for lane in range(LANES)]
+        for r in range(LANES):
+            if not r & distance:
+                a, b = rows[r], rows[r + distance]
+                rows[r] = code.shuffle_vector(a, b, ir.Constant(lanes_type, low))
+                rows[r + distance] = code.shuffle_vector(a, b, ir.Constant(lanes_type, high))
+    return rows
 
 
 def intrinsic(name: str, *values: Vector) -> Vector:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 from llvmlite import ir
@@ -22,10 +22,19 @@ __all__ = ["Cell", "Writer", "compute_kind", "takes"]
 
 _I64: Final = ir.IntType(64)
 _BYTE: Final = ir.IntType(8).as_pointer()
-_STORED: Final = {"f32": "f32", "f64": "f64", "f16": "i16", "bf16": "i16", "bool": "i8", "i32": "i32", "i64": "i64"}
+_STORED: Final = {
+    "f32": "f32",
+    "f64": "f64",
+    "f16": "i16",
+    "bf16": "i16",
+    "bool": "i8",
+    "i16": "i16",
+    "i32": "i32",
+    "i64": "i64",
+}
 """Types in memory, as which they are read and written."""
 
-_SIZES: Final = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "bool": 1, "i32": 4, "i64": 8}
+_SIZES: Final = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "bool": 1, "i16": 2, "i32": 4, "i64": 8}
 
 
 def compute_kind(dtype: str) -> str:
@@ -157,19 +166,25 @@ class Writer:
     @contextmanager
     def rows(self) -> Iterator[list[Any]]:
         """Code for each row, an index along all axes but the last; gives the addresses of the operands' rows."""
-        with self._axes(0, self.bases) as bases:
+        with self._axes(0, self.bases, 1) as bases:
             yield bases
 
     @contextmanager
-    def _axes(self, axis: int, bases: list[Any]) -> Iterator[list[Any]]:
-        if axis == len(self.lengths) - 1:
+    def matrices(self) -> Iterator[list[Any]]:
+        """Code for each index along all axes but the last two; gives the addresses of the operands' matrices."""
+        with self._axes(0, self.bases, 2) as bases:
+            yield bases
+
+    @contextmanager
+    def _axes(self, axis: int, bases: list[Any], inner: int) -> Iterator[list[Any]]:
+        if axis == len(self.lengths) - inner:
             yield bases
             return
         with self.loop(_I64(0), self.lengths[axis], 1) as i:
             code = self.code
             moved = [code.add(b, code.mul(i, s[axis])) for b, s in zip(bases, self.strides, strict=True)]
-            with self._axes(axis + 1, moved) as inner:
-                yield inner
+            with self._axes(axis + 1, moved, inner) as places:
+                yield places
 
     def end(self) -> str:
         """The text."""
@@ -294,7 +309,16 @@ class Writer:
 
     def largest(self, x: Vector) -> Vector:
         """The largest lane, NaN if there is one, in all lanes."""
-        return self._folded(x, lambda a, b: intrinsic("maximum", a, b))
+        return self.extreme(x, "maximum")
+
+    def extreme(self, x: Vector, which: str) -> Vector:
+        """The ``maximum`` or ``minimum`` of the lanes, NaN if there is one, in all lanes."""
+        return self._folded(x, partial(intrinsic, which))
+
+    def any(self, x: Vector) -> Vector:
+        """Whether a lane of bool is true, in all lanes."""
+        word = self.code.bitcast(x.value, ir.IntType(LANES))
+        return self.splat(self.code.icmp_unsigned("!=", word, word.type(0)), "bool")
 
     def _folded(self, x: Vector, fold: Any) -> Vector:
         code, distance = self.code, LANES // 2

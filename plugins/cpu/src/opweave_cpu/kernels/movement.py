@@ -10,6 +10,7 @@ import numpy as np
 from opweave.contract import Arg, Call, Stream
 from opweave.graph.dtypes import DTYPES
 from opweave_cpu.kernels.table import KERNELS
+from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import at_once, copy_call, in_turn, workers_of
 from opweave_cpu.tunables import SPREAD_PASS
 
@@ -31,6 +32,10 @@ def copy(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     target, source = out.view, x.view
     if source.ndim > 1 and source.strides[-1] == 0 and 1 < source.shape[-1] <= FEW_REPEATS and source.strides[-2]:
         return in_turn([copy_call(stream, target[..., i], source[..., i]) for i in range(source.shape[-1])])
+    if isinstance(stream, CpuStream) and x.dtype is out.dtype and x.strides[-1:] != out.strides[-1:]:
+        compiled = stream.transpose(out, x)
+        if compiled is not None:
+            return compiled
     if out.nbytes >= STRIPS_FROM and _turns(source):
         strips = [
             partial(np.copyto, target[..., i : i + STRIP], source[..., i : i + STRIP], "unsafe")

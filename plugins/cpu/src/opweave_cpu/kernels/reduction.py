@@ -333,6 +333,22 @@ def _add_squares(
 # --- the others -----------------------------------------------------------------------------------------------------
 
 
+def _why_not_by_rows(step: Step) -> str | None:
+    reason = why_not()
+    if reason is not None:
+        return reason
+    from opweave_cpu.jit.rows import fits_extreme
+
+    return None if fits_extreme(step) else "it reduces the last axes of dense operands"
+
+
+@KERNELS("max", "min", dtypes=f"f32 f64 {HALVES}", when=_why_not_by_rows)
+def extremum_of_rows(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...]) -> Call:
+    from opweave_cpu.jit.rows import bind_extreme
+
+    return bind_extreme(stream, op, out, x)
+
+
 @KERNELS("max", "min", dtypes=PLAIN)
 def extremum(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...]) -> Call:
     source, target, reduced = _views(x, out, _dims(x, out, axes))
