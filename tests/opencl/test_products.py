@@ -58,8 +58,8 @@ def test_products_of_any_size_and_either_order_of_axes(formed, m, k, n):
     close(run(formed, ow.linear(flipped, leaves["bt"])), want)
 
 
-def test_short_sums_of_rows_without_gaps_are_taken_from_panels(device, monkeypatch):
-    """Of many rows; one sum for each element would add up a vector's lanes for a few multiplications each."""
+def noted(device, monkeypatch):
+    """The names of the kernels that are launched from now on, on a processor."""
     if device.tuning.tiled:
         pytest.skip("work-items share tiles there")
     names: list[str] = []
@@ -70,6 +70,12 @@ def test_short_sums_of_rows_without_gaps_are_taken_from_panels(device, monkeypat
         return launch(self, program, name, *rest)
 
     monkeypatch.setattr(OpenCLStream, "launch", noting)
+    return names
+
+
+def test_short_sums_of_rows_without_gaps_are_taken_from_panels(device, monkeypatch):
+    """Of many rows; one sum for each element would add up a vector's lanes for a few multiplications each."""
+    names = noted(device, monkeypatch)
     for (batch, m, n, k), kernel in {
         (4, 64, 48, 32): "panel", (1, 16, 32, 128): "panel", (1, 64, 48, 129): "dots", (2, 15, 48, 32): "dots",
         (2, 64, 31, 32): "dots",
@@ -82,7 +88,7 @@ def test_short_sums_of_rows_without_gaps_are_taken_from_panels(device, monkeypat
 
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_k"])
-@pytest.mark.parametrize("m", [1, 3, 40])
+@pytest.mark.parametrize("m", [1, 3, 61])
 def test_quantized_weights(formed, name, m):
     dtype = ow.as_dtype(name)
     raw = np.random.default_rng(3).integers(0, 100, (70, 512 // dtype.block * dtype.itemsize), np.uint8)
@@ -167,3 +173,21 @@ def test_an_infinite_input_of_a_scan_stays_infinite(device, states):
     want = run("host", node)
     assert np.isinf(want[0, 1]).all()
     np.testing.assert_allclose(run(device, node), want, rtol=1e-5)
+
+
+LANES = [
+    (16, 384, 33, "f32"), (23, 70, 48, "f32"), (24, 513, 48, "f32"), (129, 530, 32, "f32"), (40, 600, 17, "bf16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("m", "k", "n", "name"), LANES)
+def test_rows_are_lanes_where_most_lanes_have_a_row(device, monkeypatch, m, k, n, name):
+    """Of 23 rows more than a quarter of two panels would be idle. Some sums are taken in several parts."""
+    names = noted(device, monkeypatch)
+    leaves = ow.weights({"x": floats(m, k), "w": floats(n, k), "bias": floats(n)})
+    x, w, bias = (ow.cast(leaves[key], name) for key in ("x", "w", "bias"))
+    got = run(device, ow.cast(ow.linear(x, w, bias), "f32"))
+    assert ("lanes" in names) == (m != 23)
+    want = floats(m, k).astype(np.float64) @ floats(n, k).T + floats(n)
+    rough = 0.0 if name == "f32" else 2e-2
+    np.testing.assert_allclose(got, want, rtol=1e-4 + rough, atol=1e-4 + 15 * rough)

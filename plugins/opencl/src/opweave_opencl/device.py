@@ -19,6 +19,7 @@ from opweave_opencl.health import why_unusable
 from opweave_opencl.integer_rates import IntegerRates
 from opweave_opencl.kernels import KERNELS
 from opweave_opencl.kernels.integer_products import add_integer_products
+from opweave_opencl.kernels.lane_products import add_lane_products
 from opweave_opencl.mapping import rectangle
 from opweave_opencl.pinned import OpenCLPinnedMemory
 from opweave_opencl.program import Programs
@@ -64,6 +65,7 @@ class OpenCLDevice(Device):
             self.integers = IntegerRates(self)
             self.kernels = KernelTable("f32", "strided", index="i32 i64", parent=self.kernels)
             add_integer_products(self.kernels, self.integers.why_not)
+            add_lane_products(self.kernels)
         self.budget = budget or MemoryBudget.of(device)
         self._contexts = contexts or SharedContext([device])
         self._unified = bool(device.host_unified_memory)

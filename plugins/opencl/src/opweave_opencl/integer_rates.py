@@ -18,7 +18,7 @@ from opweave.graph.layout import dense_strides, nbytes
 from opweave_opencl.caching import BinaryCache
 from opweave_opencl.errors import KernelBuildError
 from opweave_opencl.health import processor
-from opweave_opencl.kernels.integer_products import rows_of
+from opweave_opencl.kernels.lane_products import rows_of
 from opweave_opencl.program import source
 from opweave_opencl.properties import identity
 
@@ -42,7 +42,7 @@ MOST_ROWS: Final = 64
 
 SAMPLES: Final = 7
 
-_SOURCES: Final = ("integer_products.cl", "unpacking.cl", "products.cl", "blocks.cl")
+_SOURCES: Final = ("integer_products.cl", "unpacking.cl", "products.cl", "lane_products.cl", "blocks.cl")
 
 
 class Seconds(NamedTuple):

@@ -11,13 +11,14 @@ from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave_opencl.kernels.blocks import block_macros, not_of_blocks
 from opweave_opencl.kernels.calls import in_order
+from opweave_opencl.kernels.lane_products import rows_of
 from opweave_opencl.kernels.products import AMPLE
 from opweave_opencl.layouts import element_offset
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
-__all__ = ["INTEGERS", "add_integer_products", "rows_of"]
+__all__ = ["INTEGERS", "add_integer_products"]
 
 INTEGERS: Final = "q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k"
 """Types of blocks whose integers kernels multiply."""
@@ -38,11 +39,6 @@ def add_integer_products(table: KernelTable, when: Callable[[Step], str | None])
 
     types = f"f32 f16 bf16 {INTEGERS}"
     table("linear", dtypes=types, layout="dense", precision="int8", when=why_not, workspace=_rounded)(linear_in_int8)
-
-
-def rows_of(step: Step) -> int:
-    """How many rows a ``linear`` multiplies."""
-    return step.srcs[0].size // step.srcs[1].shape[1]
 
 
 def _why_not(step: Step) -> str | None:

@@ -12,8 +12,10 @@ typedef VALN(T, 16) Loose __attribute__((aligned(sizeof(VAL(T)))));
 
 #if DIRECT
 #define LOAD16(p) (*(__global const Loose *)(p))
+#define STORE16(v, p) (*(__global Loose *)(p) = (v))
 #else
 #define LOAD16(p) LOADN(T, 16, p, 0)
+#define STORE16(v, p) STOREN(T, 16, v, p, 0)
 #endif
 
 #define UNROLL __attribute__((opencl_unroll_hint))
