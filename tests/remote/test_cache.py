@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from opweave.contract import Usage
-from opweave.errors import FormatError
+from opweave.errors import FormatError, Unavailable
 from opweave_cpu.device import CpuDevice
 from opweave_remote.server.cache import WeightCache
 from opweave_remote.wire import Kind
@@ -56,6 +56,29 @@ def test_a_damaged_file_is_not_believed(tmp_path):
     got, sent = upload(tmp_path)
     np.testing.assert_array_equal(got, VALUES)
     assert sent > VALUES.size
+
+
+def test_a_client_that_is_wrong_about_the_size_removes_nothing(tmp_path):
+    upload(tmp_path)
+    (file,) = next(tmp_path.iterdir()).iterdir()
+    device = CpuDevice()
+    device._name = "cpu"
+    with (
+        beside([device], cache=WeightCache(tmp_path, TOKEN, 1 << 30)) as (_, connection),
+        connection.devices[0].alloc(100, Usage.WEIGHTS) as buffer,
+    ):
+        assert connection.control.call(Kind.HAVE, buffer.handle.number, 0, 100, bytes.fromhex(file.name)) is False
+    assert file.exists()
+
+
+def test_a_folder_that_is_a_link_and_a_file_that_is_not_there_are_refused(tmp_path):
+    folder = WeightCache(tmp_path / "right", TOKEN, 1 << 30).folder
+    (tmp_path / "wrong").mkdir()
+    (tmp_path / "wrong" / folder.name).symlink_to(tmp_path)
+    with pytest.raises(Unavailable, match="link"):
+        WeightCache(tmp_path / "wrong", TOKEN, 1 << 30)
+    with pytest.raises(Unavailable, match="nowhere"):
+        WeightCache(tmp_path / "right", TOKEN, 1 << 30, ["nowhere.gguf"])
 
 
 def test_the_least_recently_used_go_when_there_is_no_room(tmp_path):

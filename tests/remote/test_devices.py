@@ -20,13 +20,14 @@ from opweave.errors import (
 )
 from opweave_cpu.device import CpuDevice, IsolatedCpuDevice
 from opweave_remote.device import RemoteDevice
+from opweave_remote.security import check_token
 from opweave_remote.server.limits import Limits
 from opweave_remote.server.serving import Server
 from opweave_remote.stream import RemoteStream
 from opweave_remote.wire import Kind
 from opweave_remote.wires import Address
 from tests.support.async_device import AsyncDevice
-from tests.support.remote import beside, pair_dial
+from tests.support.remote import TOKEN, beside, pair_dial
 
 F32 = np.float32
 
@@ -266,10 +267,38 @@ def test_addresses(text, want):
     assert Address.parse(str(Address.parse(text))) == want
 
 
-@pytest.mark.parametrize("text", ["", "gpu", "gpu:", ":7000", "::1:7000", "gpu:70000", "gpu:-1", "gpu:x", "[::1]"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "gpu", "gpu:", ":7000", "::1:7000", "gpu:70000", "gpu:-1", "gpu:x", "[::1]", "[gpu]:1", "[]:1", "a..b:1",
+     "a b:1", "a\0b:1", "me@gpu:1", "x" * 64 + ":1"],
+)  # fmt: skip
 def test_other_addresses_are_refused(text):
     with pytest.raises(FormatError):
         Address.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("localhost", True), ("127.0.0.9", True), ("::1", True), ("10.0.0.1", False), ("127.0.0.1.example.org", False)],
+)
+def test_only_addresses_that_others_cannot_reach_are_loopback(host, loopback):
+    """A name that begins like one of these may be anybody's, and would be connected to without TLS."""
+    assert Address(host, 7000).is_loopback is loopback
+
+
+@pytest.mark.parametrize("deadline", [0, -1, float("nan"), float("inf")])
+def test_a_deadline_that_is_no_time_is_refused(deadline):
+    with pytest.raises(Unavailable, match="deadline"):
+        opweave_remote.connect("127.0.0.1:9", token=TOKEN, deadline=deadline)
+
+
+def test_a_token_is_text_or_bytes_without_the_end_of_the_line():
+    assert check_token("0123456789abcdef\n") == check_token(b"0123456789abcdef")
+    for wrong in (32, None, bytearray(32)):
+        with pytest.raises(Unavailable, match="not"):
+            check_token(wrong)  # type: ignore[arg-type]
+    with pytest.raises(Unavailable, match="belong together"):
+        opweave_remote.connect("127.0.0.1:9", token=TOKEN, tls=True, key="key.pem")
 
 
 def test_a_device_that_is_not_there_is_refused(pair):

@@ -140,8 +140,9 @@ def test_a_server_is_reached_by_ipv6(token):
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("this machine has no ::1")
-    with serve_process("--token-file", str(token), host="::1") as server:
+    with serve_process("--token-file", str(token), "--metrics", "[::1]:0", host="::1") as server:
         assert server.address.startswith("[::1]:")
+        assert figures(server)["opweave_remote_clients"] == "0"
         opweave_remote.connect(server.address, token_file=token)
         device = ow.device(f"remote:{server.address}/cpu")
         with ow.Scheduler([device, "host"]) as scheduler:

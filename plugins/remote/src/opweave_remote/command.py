@@ -79,6 +79,8 @@ def serve_devices(
     where = Address.parse(listen)
     check_way_in(where, token_file, tls_cert, tls_key, client_ca)
     limits: dict[str, Any] = {"clients": max_clients, "connections": max_connections, "lease": lease}
+    if weights and cache is None:
+        raise Unavailable("weights of files are found by the hashes that a cache knows", remedy="give --cache too")
     if max_memory is not None:
         limits["memory"] = int(max_memory * (1 << 30))
     settings: dict[str, Any] = {

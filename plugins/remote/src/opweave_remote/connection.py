@@ -40,6 +40,7 @@ BULK_LINKS: Final = 2
 """Connections that carry large transfers beside the one for control messages."""
 
 _MAX_ANSWER: Final = 1 << 26
+_MOST_PATIENT: Final = 1e6
 _PAUSE: Final = 0.05
 """Seconds between two attempts to connect."""
 
@@ -96,10 +97,13 @@ class Connection:
         devices: its devices, in its order.
 
     Raises:
-        Unavailable: nobody listens there, the two sides do not know each other, or they speak other versions.
+        Unavailable: nobody listens there, the two sides do not know each other, or they speak other versions; a
+            deadline of no such time.
     """
 
     def __init__(self, name: str, dial: Dial, token: bytes | None, deadline: float) -> None:
+        if not 0 < deadline <= _MOST_PATIENT:
+            raise Unavailable(f"a deadline of {deadline:g} s", remedy="give seconds, more than 0")
         self.name: Final = name
         self.fate: Final = Fate(f"the server {name}")
         self.deadline: Final = deadline

@@ -53,7 +53,7 @@ def read_token(path: str | os.PathLike[str]) -> bytes:
     try:
         with Path(path).open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            token = file.read(4096).strip()
+            token = file.read(4096)
     except OSError as error:
         remedy = f"make one: opweave serve-devices --make-token {path}"
         raise Unavailable(f"the token file {path} cannot be read: {error.strerror}", remedy=remedy) from error
@@ -63,8 +63,10 @@ def read_token(path: str | os.PathLike[str]) -> bytes:
 
 
 def check_token(token: str | bytes) -> bytes:
-    """A token as bytes; raises `Unavailable` if it is too short to be one."""
-    raw = token.encode() if isinstance(token, str) else bytes(token)
+    """A token as bytes, without white space at its ends; raises `Unavailable` if it is none, or too short."""
+    if not isinstance(token, (str, bytes)):
+        raise Unavailable(f"a token is a text or bytes, not {type(token).__name__}", remedy="pass token_file=")
+    raw = (token.encode(errors="surrogatepass") if isinstance(token, str) else token).strip()
     if len(raw) < _FEWEST:
         raise Unavailable(f"a token has at least {_FEWEST} characters, not {len(raw)}", remedy="make a random one")
     return raw
@@ -112,8 +114,10 @@ def tls_client(ca: str | None = None, cert: str | None = None, key: str | None =
     """TLS 1.3 for a client, which believes certificates of ``ca`` (default: those the system believes).
 
     Raises:
-        Unavailable: a file cannot be read, or is none of its kind.
+        Unavailable: a file cannot be read, or is none of its kind; a key without a certificate.
     """
+    if cert is None and key is not None:
+        raise Unavailable("a certificate and its key belong together", remedy="give the certificate of the key too")
     try:
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=ca)
         context.minimum_version = ssl.TLSVersion.TLSv1_3

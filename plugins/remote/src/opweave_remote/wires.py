@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from ipaddress import IPv6Address, ip_address
 from typing import Any, Final, NamedTuple
 
 from opweave.errors import FormatError
@@ -21,6 +23,7 @@ STREAM: Final = _PREAMBLE + b"C"
 HEARTBEAT: Final = _PREAMBLE + b"H"
 """The first bytes of a connection, before TLS: they only say who is to accept it."""
 
+_IN_NO_NAME: Final = re.compile(r"[\x00-\x20\x7f\[\]@/]")
 _JOINED: Final = 1 << 14
 _WAIT_ALL: Final = getattr(socket, "MSG_WAITALL", 0)
 _MOST_PARTS: Final = 64
@@ -36,18 +39,24 @@ class Address(NamedTuple):
     def parse(cls, text: str) -> Address:
         """``host:port`` or ``[IPv6]:port``; raises `FormatError` for anything else."""
         host, colon, port = text.strip().rpartition(":")
-        if host.startswith("[") and host.endswith("]"):
-            host = host[1:-1]
-        elif ":" in host:
+        inner = host[1:-1] if host.startswith("[") and host.endswith("]") else ""
+        if not inner and ":" in host:
             raise FormatError(f"{text!r}: an IPv6 address stands in brackets, as [::1]:7000")
-        if not colon or not host or not port.isascii() or not port.isdigit() or not int(port) < 1 << 16:
+        try:
+            sound = bool(IPv6Address(inner)) if inner else bool(host.encode("idna")) and not _IN_NO_NAME.search(host)
+        except ValueError:  # which connecting would raise otherwise
+            sound = False
+        if not colon or not sound or not port.isascii() or not port.isdigit() or not int(port) < 1 << 16:
             raise FormatError(f"{text!r} is no address; those are host:port, as 10.0.0.5:7000 or [::1]:7000")
-        return cls(host, int(port))
+        return cls(inner or host, int(port))
 
     @property
     def is_loopback(self) -> bool:
         """Whether it is one of this machine that others cannot reach."""
-        return self.host == "localhost" or self.host == "::1" or self.host.startswith("127.")
+        try:
+            return self.host == "localhost" or ip_address(self.host).is_loopback
+        except ValueError:  # a name, which may be anybody's however it begins
+            return False
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import stat
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
@@ -17,6 +19,9 @@ from opweave.contract import Buffer
 from opweave.errors import FormatError, OpweaveError, Unavailable
 
 __all__ = ["WeightCache"]
+
+
+_MOST_EXPECTED: Final = 4096
 
 
 class _Expected:
@@ -38,7 +43,7 @@ class WeightCache:
         files: weight files of this machine, whose tensors are found by their hashes too. They are read once, beside.
 
     Raises:
-        Unavailable: the folder cannot be made or belongs to somebody else.
+        Unavailable: the folder cannot be made or belongs to somebody else; a file that cannot be read.
     """
 
     def __init__(self, folder: str | os.PathLike[str], token: bytes, limit: int, files: Iterable[str] = ()) -> None:
@@ -49,12 +54,18 @@ class WeightCache:
         self._own: Final[dict[bytes, np.ndarray[Any, Any]]] = {}
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            found = self.folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or (hasattr(os, "geteuid") and found.st_uid != os.geteuid()):
+                raise PermissionError("it belongs to somebody else, or is a link")
             self.folder.chmod(0o700)
         except OSError as error:
             raise Unavailable(
                 f"no weights can be kept in {self.folder}: {error}", remedy="give another folder"
             ) from error
         paths = list(files)
+        for path in paths:
+            if not os.access(path, os.R_OK):
+                raise Unavailable(f"the weights in {path} cannot be read", remedy="give a file that this user can read")
         self.reader: Final = Thread(target=self._read_own, args=(paths,), name="opweave weights", daemon=True)
         self.reader.start()
 
@@ -64,7 +75,8 @@ class WeightCache:
         for path in paths:
             try:
                 tensors = load_weights(path)
-            except (OpweaveError, OSError):
+            except (OpweaveError, OSError) as error:
+                print(f"no weights are read from {path}: {error}", file=sys.stderr, flush=True)
                 continue
             for tensor in tensors.values():
                 data = None if tensor.leaf is None else tensor.leaf.data
@@ -75,24 +87,32 @@ class WeightCache:
     def load(self, digest: bytes, buffer: Buffer, offset: int, size: int) -> bool:
         """Write the bytes with this hash to a buffer, whose range was checked; ``False`` where they are not here. They
         are then expected to be written by the client, and kept."""
-        own = self._own.get(digest)
-        path = self.folder / digest.hex()
-        raw = own
+        raw = self._own.get(digest)
         if raw is None:
-            with suppress(OSError):
-                raw = np.fromfile(path, np.uint8)
-        if raw is None or raw.size != size or sha256(raw.data).digest() != digest:
-            if own is None and raw is not None and raw.size == size:
-                with suppress(OSError):
-                    path.unlink()  # damaged
+            raw = self._read(digest, size)
+        if raw is None or raw.size != size:
             with self._lock:
+                self._expected.pop((id(buffer), offset), None)
+                if len(self._expected) >= _MOST_EXPECTED:
+                    del self._expected[next(iter(self._expected))]  # the oldest one is not kept then
                 self._expected[id(buffer), offset] = _Expected(digest, offset, size)
             return False
         buffer.upload(offset, raw)
-        if own is None:
-            with suppress(OSError):
-                os.utime(path)
         return True
+
+    def _read(self, digest: bytes, size: int) -> np.ndarray[Any, Any] | None:
+        """The bytes that are kept with this hash, if they have it; a damaged file is removed."""
+        path = self.folder / digest.hex()
+        with suppress(OSError):
+            found = path.lstat()
+            if not stat.S_ISREG(found.st_mode) or found.st_size != size:  # also where a client is wrong about the size
+                return None
+            raw = np.fromfile(path, np.uint8)
+            if sha256(raw.data).digest() == digest:
+                os.utime(path)
+                return raw
+            path.unlink()
+        return None
 
     def wrote(self, buffer: Buffer, offset: int, size: int) -> None:
         """A client has written these bytes; when all of a tensor are there, check them and keep them.

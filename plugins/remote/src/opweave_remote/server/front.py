@@ -29,6 +29,8 @@ __all__ = ["Front", "listen"]
 
 _STARTING: Final = 60.0
 """Seconds for which a connection waits while a process with the devices is being started."""
+_ASKING: Final = 10.0
+"""Seconds that a request for metrics may take."""
 _RESTARTS: Final = 5
 _WITHIN: Final = 60.0
 
@@ -195,16 +197,25 @@ class Front:
     def metrics(self) -> str:
         """What the server has done, as text for Prometheus; ``""`` while its process is being started."""
         with self._asking, suppress(OSError, Empty):
+            while not self._metrics.empty():
+                self._metrics.get()  # came too late for who has asked
             self._door.send("metrics")
             return self._metrics.get(timeout=5)
         return ""
 
     def show_metrics(self, address: Address) -> Address:
-        """Answer ``GET /metrics`` on an address; returns it with the port that it got."""
-        front = self
+        """Answer ``GET /metrics`` on an address; returns it with the port that it got. Raises as `listen`."""
+        front, askers = self, Newcomers(_ASKING)
 
         class Page(BaseHTTPRequestHandler):
-            timeout = 10
+            def handle(self) -> None:
+                askers.enter(self.connection)
+                try:
+                    super().handle()
+                except OSError:  # it has ended, or took too long
+                    pass
+                finally:
+                    askers.leave()
 
             def do_GET(self) -> None:
                 text = front.metrics().encode() if self.path == "/metrics" else b""
@@ -217,9 +228,13 @@ class Front:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self._pages = ThreadingHTTPServer((address.host, address.port), Page)
+        listener = listen(address)
+        # Its own socket would be one for IPv4 only.
+        self._pages = ThreadingHTTPServer(address, Page, bind_and_activate=False)
+        self._pages.socket.close()
+        self._pages.socket = listener
         Thread(target=self._pages.serve_forever, name="opweave metrics", daemon=True).start()
-        return Address(*self._pages.server_address[:2])  # type: ignore[arg-type]
+        return Address(*listener.getsockname()[:2])
 
     # --- end ----------------------------------------------------------------------------------------------------------
 
