@@ -21,11 +21,11 @@ LANES: Final = 16
 """Rows of a panel."""
 
 BUSY: Final = 0.75
-"""The share of the lanes that must have a row: with fewer, adding up lanes of vectors along k takes no longer. Measured on
-Intel's driver and PoCL: with 16, 128 and 1,024 rows of floats this takes 0.6 to 1.0 of that time."""
+"""The share of the lanes that must have a row: with fewer, adding up lanes of vectors along k takes no longer. Measured
+on Intel's driver and PoCL: with 16, 128 and 1,024 rows of floats this takes 0.6 to 1.0 of that time."""
 
 DECODED: Final = 32
-"""Rows from which on it is faster with quantized weights, which are decoded to local memory (0.7 to 1.0 of the time)."""
+"""Rows from which on it is faster with quantized weights, which are decoded to local memory: 0.7 to 1.0 of the time."""
 
 PANELS: Final = 8
 """The most panels of a work-item."""
