@@ -10,8 +10,9 @@ is filled first; as it does not move, a later program may take some more of it t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from operator import is_
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from opweave.contract.stream import Stream
 from opweave.contract.worker import WorkerStream
@@ -44,39 +45,53 @@ class Former(NamedTuple):
         before = self.lists[slot].bindings if slot < len(self.lists) else None
         if before is None:
             return None
-        same = list(map(is_, before.buffers, bindings.buffers))
-        for storage, (old, new) in enumerate(zip(before.offsets, bindings.offsets, strict=True)):
-            if old != new or before.handles.get(storage) is not bindings.handles.get(storage):
-                same[storage] = False
         actions = self.lists[slot].actions.actions
         plans = {a.split.index: a.plan._calls for a in actions if a.plan is not None and a.split is not None}
-        return Known(self, before, same, plans)
+        return Known(self, before, bindings, plans)
 
 
-class Known(NamedTuple):
+class Known:
     """What one slot of a former program holds.
+
+    Args:
+        now: the memory of the new program in that slot.
 
     Attributes:
         bindings: its memory.
-        same: by storage id, whether it lies where it lay.
         plans: index of a split -> the calls of its plan.
     """
 
-    former: Former
-    bindings: Bindings
-    same: Sequence[bool]
-    plans: Mapping[int, Sequence[Call] | None]
+    def __init__(
+        self, former: Former, bindings: Bindings, now: Bindings, plans: Mapping[int, Sequence[Call] | None]
+    ) -> None:
+        self.former: Final = former
+        self.bindings: Final = bindings
+        self.plans: Final = plans
+        self._now: Final = now
+
+    @cached_property
+    def same(self) -> Sequence[bool]:
+        """By storage id, whether it lies where it lay."""
+        before, now = self.bindings, self._now
+        same = list(map(is_, before.buffers, now.buffers))
+        for storage, (old, new) in enumerate(zip(before.offsets, now.offsets, strict=True)):
+            if old != new or before.handles.get(storage) is not now.handles.get(storage):
+                same[storage] = False
+        return same
 
     def calls(self, split: Split, groups: Groups, bindings: Bindings) -> list[Call | None] | None:
         """For every group of a split the call of the former program, where its operands, its kernel and its scratch
         memory are the same; ``None``: of none of them."""
-        k, same, scratch, workspaces = split.index, self.same, self.bindings.workspaces, bindings.workspaces
+        k, scratch, workspaces = split.index, self.bindings.workspaces, bindings.workspaces
         calls, stream = self.plans.get(k), split.target.stream
         made_by = stream.inner if isinstance(stream, WorkerStream) else stream
         plain = type(made_by)._compile is Stream._compile
         before, fused = self.former.partition.splits[k].items, groups.of_split[k]
         if calls is None or not stream.shares_calls or len(calls) != len(before if fused is None else fused):
             return None
+        if not any(old[4] is new[4] for old, new in zip(before, split.items, strict=True)):
+            return None  # all sizes have changed
+        same = self.same
         equal = [
             old[4] is new[4] and same[new[2][0]] and old[2] == new[2] and old[3] == new[3]
             and all(same[source[0]] for source in new[3])

@@ -212,9 +212,12 @@ class _Partitioner:
         self, source: Tensor, target: Target, split: _OpenSplit, node: Tensor, support: Support
     ) -> tuple[StorageView, _OpenSplit]:
         """``source`` as the target can read it, copied or packed where it must be; perhaps in a new split."""
-        root = source.root
         if 0 in source.shape:
             return self.storages.empty(source), split
+        leaf = source.leaf
+        if leaf is not None and leaf.placement is None and leaf.kind in ("weight", "constant"):
+            return StorageView.of(source, self.storages.uploaded_leaf(source, target)), split
+        root = source.root
         found = self.storages.home_of(root, target)
         operand = StorageView.of(source, found)
         able = self.assignment.capabilities
