@@ -14,7 +14,7 @@ from opweave.formats.onnx_operators import ONNX_OPERATORS
 from opweave.graph.dtypes import f32, i32
 from opweave.graph.opdef import OPS
 from opweave_ort import OrtBackend, doctor, hooks, providers
-from opweave_ort.runtime import RUNTIME, flag
+from opweave_ort.runtime import RUNTIME
 
 
 def test_importing_the_package_imports_no_runtime():
@@ -65,8 +65,18 @@ def test_only_the_cpus_provider_reports_indices_out_of_range():
 
 def test_an_old_onnx_runtime_is_unavailable(monkeypatch):
     monkeypatch.setattr(onnxruntime, "__version__", "1.16.0")
-    with pytest.raises(ow.Unavailable, match=r"older than 1\.31"):
+    with pytest.raises(ow.Unavailable, match=r"onnxruntime 1\.16\.0 is older than 1\.31") as raised:
         OrtBackend().devices()
+    assert raised.value.remedy == "pip install 'onnxruntime>=1.31'"
+
+
+def test_an_old_package_of_another_provider_is_not_joined_by_a_second_one(monkeypatch):
+    monkeypatch.setattr(onnxruntime, "__version__", "1.24.1")
+    monkeypatch.setattr(providers, "packages_distributions", lambda: {"onnxruntime": ["onnxruntime-openvino"] * 2})
+    with pytest.raises(ow.Unavailable, match=r"onnxruntime-openvino 1\.24\.1 is older than 1\.31") as raised:
+        OrtBackend().devices()
+    assert "pip install 'onnxruntime-openvino>=1.31'" in raised.value.remedy
+    assert "uninstall it and install onnxruntime" in raised.value.remedy
 
 
 def test_threads_are_those_of_the_stream_else_of_the_backend(device):
@@ -99,9 +109,12 @@ def test_only_sessions_with_large_steps_have_threads(device, monkeypatch):
 
 
 def test_switches_are_0_or_1(monkeypatch):
-    monkeypatch.setenv("OPWEAVE_ORT_PACK", "yes")
-    with pytest.raises(ow.PluginError, match="0 or 1"):
-        flag("OPWEAVE_ORT_PACK", True)
+    for variable in ("OPWEAVE_ORT_PACK", "OPWEAVE_ORT_SHARED_POOL"):
+        monkeypatch.setenv(variable, "yes")
+        with pytest.raises(ow.Unavailable, match=f"{variable} is 0 or 1, not 'yes'") as raised:
+            OrtBackend().devices()
+        assert raised.value.remedy == f"set {variable} to 0 or 1, or unset it"
+        monkeypatch.delenv(variable)
 
 
 def test_sessions_of_other_libraries_can_be_made_beside_ours(device):
@@ -123,6 +136,13 @@ def test_the_doctor_tells_a_package_without_the_provider_of_a_driver(monkeypatch
     found = doctor.package_diagnosis()
     assert (found.status, "onnxruntime-gpu" in found.remedy) == ("slow", True)
     assert doctor.version_diagnosis("2.0.1").status == "wrong"
+
+
+def test_the_doctor_tells_packages_that_overwrite_each_other(monkeypatch):
+    both = ["onnxruntime", "onnxruntime-gpu"]
+    monkeypatch.setattr(providers, "packages_distributions", lambda: {"onnxruntime": both})
+    found = doctor.package_diagnosis()
+    assert (found.status, found.remedy[:46]) == ("wrong", "pip uninstall onnxruntime onnxruntime-gpu, the")
     assert list(hooks.opweave_doctor(devices=[])) == []
 
 

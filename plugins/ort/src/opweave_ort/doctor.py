@@ -11,6 +11,7 @@ from packaging.version import Version
 
 from opweave.host.cores import usable_cores
 from opweave.registry import Diagnosis
+from opweave_ort.providers import installed_packages
 from opweave_ort.runtime import RUNTIME
 
 __all__ = ["diagnose", "package_diagnosis", "version_diagnosis"]
@@ -46,7 +47,12 @@ def version_diagnosis(version: str) -> Diagnosis:
 
 
 def package_diagnosis() -> Diagnosis:
-    """Whether the installed package has the provider for the hardware whose driver is here."""
+    """Whether one package is installed, which has the provider for the hardware whose driver is here."""
+    packages = installed_packages()
+    if len(packages) > 1:
+        message = f"{' and '.join(packages)} write the same files, so that one of them is damaged"
+        remedy = f"pip uninstall {' '.join(packages)}, then pip install the one that is wanted"
+        return Diagnosis("providers", "wrong", message, remedy)
     providers = onnxruntime.get_available_providers()
     for driver, sign, provider, package in _DRIVERS:
         if sign.exists() and provider not in providers:

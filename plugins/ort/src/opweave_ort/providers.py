@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import packages_distributions
 from typing import Any, Final, NamedTuple
 
 import onnxruntime
@@ -11,9 +12,9 @@ from packaging.version import Version
 from opweave.contract import Device, Kind
 from opweave.errors import Unavailable
 from opweave.host.processor import cpu_name
-from opweave_ort.runtime import RUNTIME
+from opweave_ort.runtime import PACK_VARIABLE, POOL_VARIABLE, RUNTIME, flag
 
-__all__ = ["PROVIDERS", "Provider", "features", "find_devices"]
+__all__ = ["PROVIDERS", "Provider", "features", "find_devices", "installed_packages"]
 
 OLDEST: Final = Version("1.31")
 """The oldest ONNX Runtime that the plugin works with."""
@@ -61,16 +62,19 @@ def find_devices() -> Sequence[Device]:
     """A device for each provider that is there, accelerators first.
 
     Raises:
-        Unavailable: ONNX Runtime is too old.
+        Unavailable: ONNX Runtime is too old, or an environment variable has a value that means nothing.
     """
     from opweave_ort.device import OrtDevice
 
     version = onnxruntime.__version__
     if Version(version) < OLDEST:
-        raise Unavailable(
-            f"onnxruntime {version} is older than {OLDEST}, which opweave-ort needs",
-            remedy=f"pip install 'onnxruntime>={OLDEST}'",
-        )
+        package = " and ".join(installed_packages())
+        remedy = f"pip install '{package}>={OLDEST}'"
+        if package != "onnxruntime":
+            remedy += "; before it has such a release, pip uninstall it and install onnxruntime, for ort:cpu only"
+        raise Unavailable(f"{package} {version} is older than {OLDEST}, which opweave-ort needs", remedy=remedy)
+    for variable in (PACK_VARIABLE, POOL_VARIABLE):
+        flag(variable, False)
     here = onnxruntime.get_available_providers()
     devices: list[Device] = []
     for provider in PROVIDERS:
@@ -85,6 +89,11 @@ def _count(provider: Provider) -> int:
         return 1
     listed = [d for d in getattr(onnxruntime, "get_ep_devices", list)() if d.ep_name == provider.name]
     return max(1, len(listed))
+
+
+def installed_packages() -> list[str]:
+    """The installed packages that contain ONNX Runtime: ``onnxruntime``, ``onnxruntime-gpu``, ..."""
+    return sorted(set(packages_distributions().get("onnxruntime", ()))) or ["onnxruntime"]
 
 
 def features() -> Mapping[str, Any]:

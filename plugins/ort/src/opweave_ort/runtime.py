@@ -12,22 +12,25 @@ from typing import Any, Final
 import onnxruntime
 
 from opweave.contract.parameters import check_threads
-from opweave.errors import Broken
+from opweave.errors import Unavailable
 from opweave.host.cores import usable_cores
 from opweave.host.threads import ThreadPool, pool_of
 
-__all__ = ["PACK_VARIABLE", "RUNTIME", "Runtime", "allocated", "flag"]
+__all__ = ["PACK_VARIABLE", "POOL_VARIABLE", "RUNTIME", "Runtime", "allocated", "flag"]
 
 
 PACK_VARIABLE: Final = "OPWEAVE_ORT_PACK"
 """Environment variable: ``0`` declines copies of weights in another form, which products are faster with."""
 
+POOL_VARIABLE: Final = "OPWEAVE_ORT_SHARED_POOL"
+"""Environment variable: ``1`` lets all sessions share one pool of threads."""
+
 
 def flag(variable: str, default: bool) -> bool:
-    """An environment variable that is 0 or 1; raises `Broken` for anything else."""
+    """An environment variable that is 0 or 1; raises `Unavailable` for anything else."""
     value = os.environ.get(variable) or str(int(default))
     if value not in ("0", "1"):
-        raise Broken(f"{variable} is 0 or 1, not {value!r}")
+        raise Unavailable(f"{variable} is 0 or 1, not {value!r}", remedy=f"set {variable} to 0 or 1, or unset it")
     return value == "1"
 
 
@@ -131,7 +134,7 @@ class Runtime:
         with self._lock:
             if self._started:
                 return
-            self.shared = flag("OPWEAVE_ORT_SHARED_POOL", False)
+            self.shared = flag(POOL_VARIABLE, False)
             if self.shared:
                 onnxruntime.set_global_thread_pool_sizes(self.most_threads, 1)
             memory = onnxruntime.OrtMemoryInfo(
