@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["run_conformance"]
 
 SHOWN_FAILURES = 50
+
+EVERY: Final = 30.0
+"""Seconds between lines of progress where standard error is no terminal, as in the log of a long run."""
 
 
 def run_conformance(
@@ -69,12 +73,26 @@ def run_conformance(
 
 
 def _perform(suite: Suite, *, quiet: bool) -> None:
+    """Perform all checks. Progress goes to standard error: a bar on terminals, else lines, and each failure at once."""
+    start = shown = perf_counter()
     with progress(MofNCompleteColumn(), TimeRemainingColumn(), quiet=quiet) as bar:
-        task = bar.add_task(suite.name, total=len(suite.items))
-        failed = 0
-        for item in suite.items:
-            failed += suite.perform(item).status == "failed"
+        total, lines, failed = len(suite.items), bar.disable and not quiet, 0
+        task = bar.add_task(suite.name, total=total)
+        for done, item in enumerate(suite.items, 1):
+            result = suite.perform(item)
+            failed += result.status == "failed"
             bar.update(task, advance=1, description=f"{suite.name}: {failed} failed" if failed else suite.name)
+            now = perf_counter()
+            if lines and result.status == "failed":
+                _note(f"failed: {result.name}: {result.reason.partition(chr(10))[0]}")
+            if lines and now - shown >= EVERY and done < total:
+                shown = now
+                seconds = f"{now - start:.0f} s"
+                _note(f"{suite.name}: {done:,} of {total:,} checks, {failed:,} failed, {seconds}, at {item.name}")
+
+
+def _note(line: str) -> None:
+    print(plain(line), file=sys.stderr, flush=True)
 
 
 # --- printing -------------------------------------------------------------------------------------------------------
