@@ -32,6 +32,9 @@ __all__ = [
     "bind_selected_copy", "bind_write", "copy", "copy_bytes", "read", "write",
 ]  # fmt: skip
 
+PACKED: Final = 4
+"""Windows are transferred with the gaps in them where that makes at most so many times their bytes."""
+
 MOST_GROUPS: Final = 64
 """Operands of more groups of rows are transferred with all bytes between them."""
 
@@ -180,12 +183,27 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
             staging = stream._staging(size)
             down = of.type._bind_download(of.handle, src.offset, staging)
             return CallSequence((down, to.type._bind_upload(to.handle, dst.offset, staging))), False
+        if dst.is_dense and not dense and src.dtype.block == 1 and src.span <= min(PACKED * size, BOUNCE_BYTES):
+            kinds = (to.type, of.type)
+            if kinds[0] is not kinds[1] and not any(kind.can_map or kind.is_typed for kind in kinds):
+                return _bind_packing(dst, src), False
         return partial(copy, dst, src), False
     if dense and of.is_host and stream.queues_uploads(to):
         return partial(stream.upload, to, dst.offset, of.host_bytes(src.offset, src.nbytes)), True
     if dense and stream.queues_copies(to, of):
         return partial(stream.copy_from, to, dst.offset, of, src.offset, src.nbytes), True
     return partial(copy, dst, src), False
+
+
+def _bind_packing(dst: Arg, src: Arg) -> Call:
+    """A copy of a window with gaps to a dense one, by way of the host: all its bytes, and then its elements."""
+    to, of = _memory(dst), _memory(src)
+    to.check(dst.offset, dst.nbytes, write=True)
+    of.check(src.offset, src.span)
+    raw, packed, kind = memoryview(bytearray(src.span)), memoryview(bytearray(dst.nbytes)), src.dtype.numpy
+    pack = partial(np.copyto, np.ndarray(dst.shape, kind, packed), np.ndarray(src.shape, kind, raw, 0, src.strides))
+    down = of.type._bind_download(of.handle, src.offset, raw)
+    return CallSequence((down, pack, to.type._bind_upload(to.handle, dst.offset, packed)))
 
 
 def _contiguous(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

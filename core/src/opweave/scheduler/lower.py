@@ -73,7 +73,9 @@ def lower(
         show: called with each observed node and its value where it lies.
     """
     known = [None if former is None else former.at(k, slot) for k, slot in enumerate(bindings)]
-    lists = [_Lowering(partition, groups, slot, count, show, k) for slot, k in zip(bindings, known, strict=True)]
+    lists = [
+        _Lowering(partition, groups, slot, count, show, k, overlapping) for slot, k in zip(bindings, known, strict=True)
+    ]
     orders: list[list[list[Need]]]
     if lists[0].ordered:
         queues = 2 * len(partition.assignment.targets)
@@ -111,8 +113,10 @@ class _Lowering:
         count: Callable[[int], object],
         show: Show | None,
         known: Known | None,
+        overlapping: bool,
     ) -> None:
         self.known: Final = known
+        self.overlapping: Final = overlapping
         self.partition: Final = partition
         self.groups: Final = groups
         self.bindings: Final = bindings
@@ -199,7 +203,10 @@ class _Lowering:
             if storage is not None:
                 arg = self.arg(StorageView.of(tensor, storage))
                 target = self.targets[self.partition.arenas[storage]]
-                view, put, queued = bind_write(arg, target.stream)
+                stream = target.stream
+                if isinstance(stream, WorkerStream) and not self.overlapping and not stream.inner.is_async:
+                    stream = stream.inner  # nothing is under way: fed at once, no device waits for another one's thread
+                view, put, queued = bind_write(arg, stream)
                 feed = replace(feed, view=view, put=put, queued=queued, target=target)
                 self._add(target.index if queued else HOST_QUEUE, (), (storage,), None, None)
             self.result.feeds[tensor.key] = feed
