@@ -51,18 +51,18 @@ def copies(program: ow.Program[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("parallel", [False, 2])
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(("together", "sends"), [(True, False), (False, False), (False, True)])
 @pytest.mark.parametrize("count", [2, 3])
-def test_the_backend_adds_partial_sums(count, together, parallel):
-    backend = ExchangingBackend(count, together=together)
-    x = ow.input(f"x_adds_{count}_{together}", (ROWS, WIDTH))
+def test_the_backend_adds_partial_sums(count, together, sends, parallel):
+    backend = ExchangingBackend(count, together=together, sends=sends)
+    x = ow.input(f"x_adds_{count}_{together}_{sends}", (ROWS, WIDTH))
     with ow.Scheduler([*backend.members, HostDevice()], parallel=parallel) as scheduler:
         y = mlp(x, sharded(backend.members))
         program = scheduler.build(mlp(y, sharded(backend.members)))
         for seed in range(3):
             value = integers(ROWS, WIDTH, seed=seed)
             assert np.array_equal(program.run({x: value}), expected(expected(value)))
-    assert set(backend.made) == {"all_reduce"}
+    assert set(backend.made) == {"all_reduce", "send"} if sends else {"all_reduce"}
     found = copies(program)
     assert {c.cause for c in found} == {"collective"}
     if together:
@@ -167,13 +167,33 @@ def test_every_device_gets_the_sum_in_the_order_of_the_shards(cpus, count, dtype
     assert again.tobytes() == want.tobytes()  # each device has made its columns of the sum that it has itself
 
 
-def test_cpu_devices_add_without_copies_between(cpus):
+def test_cpu_devices_send_each_part_once_and_add_what_arrived(cpus):
+    """First all parts are sent, so that no device waits for another one's sum."""
     x = ow.input("x_at_once", (ROWS, WIDTH))
     with ow.Scheduler(cpus[:2], threads=1) as scheduler:
-        program = scheduler.build(mlp(x, sharded(cpus[:2])))
-        assert np.array_equal(program.run({x: integers(ROWS, WIDTH)}), expected(integers(ROWS, WIDTH)))
-    assert [c.kind for c in copies(program)] == ["all_reduce"]
+        program = scheduler.build(mlp(mlp(x, sharded(cpus[:2])), sharded(cpus[:2])))
+        assert np.array_equal(program.run({x: integers(ROWS, WIDTH)}), expected(expected(integers(ROWS, WIDTH))))
+    found = copies(program)
+    assert [c.kind for c in found] == ["send", "send", "all_reduce", "all_reduce", "send", "all_reduce"]
+    arenas, size = program.partition.arenas, ROWS * WIDTH * 4
+    for c in found:
+        across = arenas[c.src.storage] != arenas[c.dst.storage]
+        assert across is (c.kind == "send")
+        assert c.nbytes == (size if c.kind == "send" else 0)
+        assert c.kind == "send" or (len(c.outs) == 1 and c.outs[0] in (c.src, *c.terms))
     assert not any(c.cause == "gather" for c in program.partition.copies)
+
+
+def test_inputs_are_fed_before_threads_begin(cpus):
+    """So that a device does not wait for another one's thread to get its input."""
+    x = ow.input("x_fed", (ROWS, WIDTH))
+    with ow.Scheduler(cpus[:2], threads=1) as scheduler:
+        program = scheduler.build(mlp(x, sharded(cpus[:2])))
+        (feed,) = program._state.lists[0].feeds.values()
+        assert not feed.queued
+    with ow.Scheduler(cpus[:2], threads=1, parallel=2) as scheduler:
+        (feed,) = scheduler.build(mlp(x, sharded(cpus[:2])))._state.lists[0].feeds.values()
+        assert feed.queued  # an earlier run may still read the memory
 
 
 def test_one_device_alone_gets_no_thread(cpus):

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CollectiveKind", "CollectiveSupport", "Collectives"]
 
-CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
-"""Which values each device gets: the sum of all parts, all parts one after the other, its own range of the sum."""
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
+"""Which values each device gets: the sum of all parts, all parts one after the other, its own range of the sum; of
+``"send"``, a part of a sum that another device copies to it."""
 
 
 class CollectiveSupport(NamedTuple):
@@ -25,10 +26,13 @@ class CollectiveSupport(NamedTuple):
             rounded once; ``"any"``: otherwise.
         together: one call on a stream of the first device does it for all devices. If not, there is a call for each
             device, on a stream of it, which reads the parts in the memory of the others.
+        sends: of sums that are not done together: each device copies its part to the memory of the others itself
+            (``"send"``), before the others' calls, which then read these copies and may overwrite them.
     """
 
     order: Literal["shards", "any"]
     together: bool
+    sends: bool = False
 
 
 @runtime_checkable
@@ -66,10 +70,12 @@ class Collectives(Protocol):
         Args:
             stream: of the first device, if the collective is done together, else of the device whose share this is.
             outs: where each device gets its result, if it is done together; all operands are dense then, parts have
-                equal sizes, and in memory they lie in a result one after the other. Else where this device does.
+                equal sizes, and in memory they lie in a result one after the other. Else where this device does; of
+                backends that send, the copies that it was sent follow, which nobody reads later.
             parts: what each device gives. Of a device's share in ``"all_reduce"`` and ``"reduce_scatter"`` all have the
                 shape of the result, with any strides, and a bias may follow, which is added at last; in
-                ``"all_gather"`` their shapes differ from that of the result along one axis.
+                ``"all_gather"`` their shapes differ from that of the result along one axis; of ``"send"`` it is one, of
+                the shape of the result, which lies on another device.
 
         Returns:
             A function without arguments, which is called in each run.

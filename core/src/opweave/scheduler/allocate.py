@@ -214,8 +214,9 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
             for view in copy.writes:
                 dst = view.storage
                 if birth[dst] < 0:
-                    early = copy.cause == "weight-fetch" and split.target.fetches_ahead
-                    birth[dst] = started.get(split.target.index, moment) if early else moment
+                    # What a device sends may arrive while the steps before the sum run.
+                    early = copy.kind == "send" or (copy.cause == "weight-fetch" and split.target.fetches_ahead)
+                    birth[dst] = started.get(partition.arenas[dst], moment) if early else moment
                 death[dst] = moment
             if copy.terms:
                 if copy.tensor is not latest:
@@ -226,7 +227,8 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
                     latest = copy.tensor
                     added.clear()
                 added.update([view.storage for view in (copy.src, *copy.terms)])
-        started[split.target.index] = moment
+        if split.items or not all(copy.kind == "send" for copy in split.copies):
+            started[split.target.index] = moment
         if grouping is None:
             for item in split.items:
                 moment += 1

@@ -43,13 +43,15 @@ class Exchange(NamedTuple):
         provider: the procedure of a backend that does it; ``None``: the host adds.
         together: where the exchange is one action for all devices, the node that each of them gets, ``None`` where
             nobody reads it there; empty where each device does its share by itself.
-        targets: the targets of such an action, in the order of the parts.
+        targets: the targets of such an action, and of an exchange whose parts are sent, in the order of the parts.
+        sends: each target sends its part to the others.
     """
 
     what: Collective
     provider: Collectives | None
     together: tuple[Tensor | None, ...] = ()
     targets: tuple[Target, ...] = ()
+    sends: bool = False
 
 
 class Exchanges(NamedTuple):
@@ -170,7 +172,8 @@ def plan_exchanges(graph: Graph, assignment: Assignment, fixed: Collection[Tenso
                 ends[end] = Exchange(what, None)
         elif not found[1].together:
             if target in members and _is_readable(what.bias, target, assignment):
-                ends[end] = Exchange(what, found[0])
+                sends = found[1].sends and what.kind != "all_gather"
+                ends[end] = Exchange(what, found[0], targets=tuple(members), sends=sends)
         elif what.bias is None and target in members:
             ends[end] = Exchange(what, found[0], (), tuple(members))
             groups.setdefault((what.kind, what.of, what.parts), {})[target.name] = end

@@ -89,6 +89,7 @@ class _Partitioner:
             from opweave.scheduler.collectives import plan_exchanges  # most graphs read no weights in shards
 
             self.exchanges = plan_exchanges(graph, assignment, {*placed, *observed})
+        self.sent: dict[tuple[Tensor, Tensor], StorageView] = {}  # end of a collective and term -> the copy it got
         self.originals: dict[Tensor, Tensor] = {}  # rounded sources -> what they were rounded from
 
     def run(self) -> Partition:
@@ -117,6 +118,10 @@ class _Partitioner:
             target, seen = targets[at], self.seen[at]
             if observed and split is not None and self._observe(split):
                 current = -1
+            if exchange is not None:
+                split = self._share(node, exchange, target, split if at == current else None)
+                items, current = split.items, at
+                continue
             if at != current or split is None or (items and node in self.fetched):
                 split = self._open(target)
                 items = split.items
@@ -128,10 +133,6 @@ class _Partitioner:
                 signature = special.get(node, signature)
             support = signature.support.get(target.device) or target.support(signature)
             writes, packed = op.writes, support.packed
-            if exchange is not None:
-                split = self._share(node, exchange, target, split)
-                items = split.items
-                continue
             if op.name == "concat" and len(targets) > 1 and self._gathers(node, target):
                 split = self._gather(node, target, split)
                 items = split.items
@@ -305,20 +306,43 @@ class _Partitioner:
         self.storages.made_in[self.storages.settle(node, storage)] = -1
         return split
 
-    def _share(self, node: Tensor, exchange: Exchange, target: Target, split: _OpenSplit) -> _OpenSplit:
-        """A device's share of a collective, as a copy that reads the parts of other devices where they lie."""
+    def _share(self, node: Tensor, exchange: Exchange, target: Target, split: _OpenSplit | None) -> _OpenSplit:
+        """What one device does of a collective, of parts that it reads where they lie, or that were sent to it."""
         what, provider = exchange.what, exchange.provider
-        if split.items:
+        if exchange.sends and not any((node, term) in self.sent for term in what.terms):
+            self._send(exchange)
+        if split is None or split.items or self.splits[-1] is not split:
             split = self._open(target)
+        sent = tuple([self.sent[node, term] for term in what.terms if (node, term) in self.sent])
         out = StorageView.dense(self.storages.temporary(node, node.nbytes, target.index), node.dtype, node.shape)
-        first, *terms = [self.storages.shown(term, target) for term in what.terms]
+        first, *terms = [self.sent.get((node, term)) or self.storages.shown(term, target) for term in what.terms]
         bias = None if what.bias is None else self.storages.shown(what.bias, target)
         cause = what.kind.replace("_", "-") if provider is None else "collective"
-        split.copies.append(
-            Copy(what.of, first, out, cause, None, tuple(terms), bias=bias, kind=what.kind, provider=provider)
-        )
+        split.copies.append(Copy(what.of, first, out, cause, None, tuple(terms), bias, what.kind, provider, sent))
         self.storages.made_in[self.storages.settle(node, out.storage)] = -1
         return split
+
+    def _send(self, exchange: Exchange) -> None:
+        """Copies of partial sums to all devices that add them, each by the device that made it, before any is added."""
+        what, provider = exchange.what, exchange.provider
+        ends = [
+            (node, other.what.terms)
+            for node, other in self.exchanges[0].items()
+            if other.sends and (other.what.kind, other.what.of, other.what.parts) == (what.kind, what.of, what.parts)
+        ]
+        for i, source in enumerate(exchange.targets):
+            others = [(node, terms[i]) for node, terms in ends if self.target_of[node] != source.index]
+            split = self._open(source) if others else None
+            for node, term in others:
+                copy = StorageView.dense(
+                    self.storages.temporary(node, node.nbytes, self.target_of[node]), node.dtype, node.shape
+                )
+                self.sent[node, term] = copy
+                self.storages.made_in[copy.storage] = -1
+                assert split is not None
+                split.copies.append(
+                    Copy(what.of, self.storages.shown(term, source), copy, "collective", kind="send", provider=provider)
+                )
 
     def _exchange(self, exchange: Exchange) -> None:
         """A collective that a backend does for all devices at once, on the first of them."""

@@ -49,13 +49,19 @@ class CpuBackend(Backend):
     def collective_support(
         self, kind: CollectiveKind, devices: Sequence[Device], dtype: DType, size: int
     ) -> CollectiveSupport | None:
-        """Each device adds, or puts together, what it reads in the memory of the others: all of it is the process's."""
-        return CollectiveSupport("shards", together=False) if dtype.block == 1 else None
+        """All memory is the process's. Each device copies its partial sums to the others, which write over the copies:
+        memory that one core writes and another one only reads costs the writer up to 33 ns for each cache line when it
+        writes there again, memory that both write costs 3 (see docs/performance.md)."""
+        return CollectiveSupport("shards", together=False, sends=True) if dtype.block == 1 else None
 
     def bind_collective(self, kind: CollectiveKind, stream: Stream, outs: Sequence[Arg], parts: Sequence[Arg]) -> Call:
         """The share of one device; see `opweave.contract.Collectives`."""
-        make = Gathering if kind == "all_gather" else Sum
-        return make(outs[0].view, [part.view for part in parts])
+        arrays = [part.view for part in parts]
+        if kind in ("all_gather", "send"):
+            return Gathering(outs[0].view, arrays)
+        # The first copy that it was sent is among the first two parts, so that no part is written before it is read.
+        sent = [i for i, part in enumerate(parts) if part in outs[1:]]
+        return Sum(outs[0].view, arrays, over=sent[0] if sent else None)
 
     def features(self) -> Mapping[str, Any]:
         """BLAS, its threads and the CPU's instruction sets."""

@@ -77,23 +77,32 @@ def _exchange(
             inapplicable(str(why))
         parts = [_operand(stack, device, dtype, SIZE) for device in devices]
         outs = [_operand(stack, device, dtype, sizes[kind]) for device in devices]
-        calls = []
+        sends, calls = [], []
         for i, stream in enumerate(streams):
             if support.together:
                 if i == 0:
                     calls.append((stream, bind_collective(kind, found, stream, outs, parts)[0]))
                 continue
             share = parts
+            copies: list[Arg] = []
             if kind == "reduce_scatter":
                 step = sizes[kind]
                 share = [_window(part, i * step, step) for part in parts]
-            calls.append((stream, bind_collective(kind, found, stream, outs[i : i + 1], share)[0]))
+            if support.sends and kind != "all_gather":
+                for j, sender in enumerate(streams):
+                    if i != j:
+                        copy = _operand(stack, stream.device, dtype, sizes[kind])
+                        sends.append((sender, bind_collective("send", found, sender, [copy], [share[j]])[0]))
+                        share = [*share[:j], copy, *share[j + 1 :]]
+                        copies.append(copy)
+            calls.append((stream, bind_collective(kind, found, stream, [outs[i], *copies], share)[0]))
         for _ in range(2):
             values = [_values(subject.rng, dtype) for _ in devices]
             for part, array in zip(parts, values, strict=True):
                 _fill(part, array)
             for out in outs:
                 _fill(out, None)
+            _make(streams, sends)
             _make(streams, calls)
             for part, array in zip(parts, values, strict=True):
                 _expect_bytes(part, array, f"{what}: a part")
