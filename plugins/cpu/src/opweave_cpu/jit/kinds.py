@@ -9,6 +9,7 @@ from opweave.contract.kernels import Kernel
 from opweave_cpu.jit import pointwise, products, rows
 from opweave_cpu.jit.supported import BLOCKS, ROWS
 from opweave_cpu.jit.walk import Prepared
+from opweave_cpu.kernels.half_products import multiplies_halves
 from opweave_cpu.kernels.integer_products import unpacks_integers
 from opweave_cpu.kernels.row_products import multiplies_rows
 
@@ -59,6 +60,6 @@ def _fits_alone(step: Step) -> bool:
     """Whether a row operation or a product is compiled."""
     if step.op != "linear":
         return step.op in ROWS and rows.fits(step)
-    if not products.fits(step) or multiplies_rows(step):
+    if not products.fits(step) or multiplies_rows(step) or multiplies_halves(step):
         return False
     return not (step.srcs[1].dtype.name in BLOCKS and unpacks_integers(step))

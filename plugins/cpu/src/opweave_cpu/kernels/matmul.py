@@ -14,7 +14,8 @@ from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.blocks import fields_of
 from opweave_cpu.blocks import RowDecoder, decoder_scratch, longest, row_tiles
 from opweave_cpu.hardware import has_openblas
-from opweave_cpu.kernels.integer_products import exact_linear_of_integers  # noqa: F401 - to be tried before those below
+from opweave_cpu.kernels.half_products import linear_of_pairs  # noqa: F401 - to be tried before those below
+from opweave_cpu.kernels.integer_products import exact_linear_of_integers  # noqa: F401 - likewise
 from opweave_cpu.kernels.row_products import linear_of_some_rows  # noqa: F401 - likewise
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_cpu.stream import CpuStream
