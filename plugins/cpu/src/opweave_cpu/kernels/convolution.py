@@ -1,5 +1,5 @@
-"""Convolutions: products of weights and columns by BLAS; depthwise ones are sums over the elements of the kernel, and
-those with a kernel of one element are products of weights and the input itself."""
+"""Convolutions: products of weights and columns by BLAS; depthwise ones are sums over the elements of the kernel, small
+ones by compiled functions; and those with a kernel of one element are products of weights and the input itself."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from opweave.graph.dtypes import DType
 from opweave.graph.layout import is_dense
 from opweave.ops.convolution import window_places
 from opweave.ops.windows import overlap
+from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.kernels.table import KERNELS, PLAIN, needs_dense_output
 from opweave_cpu.kernels.windows import Job, bind_sums, sum_arrays
 from opweave_cpu.tiles import (
@@ -275,6 +276,27 @@ class _DepthwiseTiling:
         self.scratch = worker_scratch(self.workers, self.dtype, frames=frame, sums=results, terms=results)
         if _packs(w, self.dtype):
             self.scratch["weights"] = self.dtype, w.shape
+
+
+def _why_not_compiled(step: Step) -> str | None:
+    reason = _needs_depthwise(step) or why_not()
+    if reason is not None:
+        return reason
+    from opweave_cpu.jit.depthwise import fits
+    from opweave_cpu.jit.row_products import multiplies_and_adds
+
+    return (
+        None if fits(step) and multiplies_and_adds() else "it takes dense operands and small kernels of one or two axes"
+    )
+
+
+@KERNELS("conv1d", "conv2d", layout="dense", when=_why_not_compiled)
+def compiled_depthwise_conv(
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, groups: int, **given: Any
+) -> Call:
+    from opweave_cpu.jit.depthwise import bind_depthwise
+
+    return bind_depthwise(stream, out, x, w, b, **given)
 
 
 @KERNELS("conv1d", "conv2d", "conv3d", when=_needs_depthwise, workspace=_scratch_of(_DepthwiseTiling))
