@@ -21,8 +21,8 @@ from tests.support.opencl import anew
 
 RUNS = {name for name, op in OPS.items() if not op.is_view and op.family != "third-party"} - {"custom"}
 SHARING = {
-    *("add", "arange", "argmax", "argsort", "cumsum", "embedding", "head_softmax", "index_add", "layer_norm", "linear"),
-    *("matmul", "max", "mean", "pad", "rms_norm", "softmax", "sum", "take_along_axis", "tril", "var"),
+    *("add", "arange", "argmax", "argsort", "cumsum", "embedding", "head_softmax", "im2col", "index_add", "layer_norm"),
+    *("linear", "matmul", "max", "mean", "pad", "rms_norm", "softmax", "sum", "take_along_axis", "tril", "var"),
 }
 """Operations whose work-items share rows or tiles, or load fewer elements, where there are many of them."""
 GROUPED = Tuning(vector=4, group=64, row_vector=1, row_group=64, tiled=True)

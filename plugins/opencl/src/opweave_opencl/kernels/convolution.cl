@@ -2,8 +2,8 @@
 // are never written but gathered while they are packed (products.cl). Three axes; where there are fewer, the first are
 // of length 1.
 //
-// Macros: CONVOLUTION, products; or DEPTHWISE, each output from one input; or COLUMNS_OF, the columns themselves; or
-// SUMS_OF, columns added up. T; BIAS, the type of the bias.
+// Macros: CONVOLUTION, products; or DEPTHWISE, each output from one input; or COLUMNS_OF, the columns themselves, by LINES
+// or element by element; or SUMS_OF, columns added up. T; BIAS, the type of the bias.
 
 #include "types.cl"
 
@@ -145,10 +145,46 @@ __kernel void depthwise(__global MEM(T) *out, __global const MEM(T) *x, __global
 
 #ifdef COLUMNS_OF
 typedef struct {
-    long rows, row_step, column_step, image_step, x_image, offset[2];
+    long rows, row_step, column_step, images, image_step, x_image, offset[2];
     Windows windows;
 } Params;
 
+#if LINES
+// Of a processor: a work-item writes some rows of the columns, each of which reads along the lines of one channel.
+__kernel void columns(__global MEM(T) *out, __global const MEM(T) *x, const Params p)
+{
+    const Windows *w = &p.windows;
+    const long items = get_global_size(0), rows = p.rows * p.images, apart = w->stride[2], to_step = p.column_step;
+    const long all = w->positions[0] * w->positions[1], n = w->positions[2];
+    for (long at = rows * get_global_id(0) / items; at < rows * (get_global_id(0) + 1) / items; at++) {
+        long k = at % p.rows;
+        __global MEM(T) *to = out + p.offset[0] + at / p.rows * p.image_step + k * p.row_step;
+        const long tap = k % w->kernel_size[2], shift = tap * w->dilation[2] - w->before[2];
+        k /= w->kernel_size[2];
+        const long line_tap = k % w->kernel_size[1], plane_tap = k / w->kernel_size[1] % w->kernel_size[0];
+        const long channel = k / w->kernel_size[1] / w->kernel_size[0];
+        __global const MEM(T) *from = x + p.offset[1] + at / p.rows * p.x_image + channel * w->x_step[0];
+        // The positions whose elements lie inside of a line.
+        const long first = min(shift < 0 ? (apart - 1 - shift) / apart : 0, n);
+        const long last = max(min(w->length[2] > shift ? (w->length[2] - shift + apart - 1) / apart : 0, n), first);
+        for (long line = 0; line < all; line++, to += n * to_step) {
+            const long a = along(w, 0, line / w->positions[1], plane_tap);
+            const long b = along(w, 1, line % w->positions[1], line_tap);
+            const bool inside = a >= 0 && b >= 0;
+            const long begin = inside ? first : n, end = inside ? last : n;
+            for (long i = 0; i < begin; i++) STORE(T, 0, to, i * to_step);
+            if (inside) {
+                __global const MEM(T) *own = from + a * w->x_step[1] + b * w->x_step[2] + shift * w->x_step[3];
+                if (to_step == 1 && apart * w->x_step[3] == 1)
+                    for (long i = begin; i < end; i++) STORE(T, LOAD(T, own, i), to, i);
+                else
+                    for (long i = begin; i < end; i++) STORE(T, LOAD(T, own, i * apart * w->x_step[3]), to, i * to_step);
+            }
+            for (long i = end; i < n; i++) STORE(T, 0, to, i * to_step);
+        }
+    }
+}
+#else
 __kernel void columns(__global MEM(T) *out, __global const MEM(T) *x, const Params p)
 {
     const Windows *w = &p.windows;
@@ -166,6 +202,7 @@ __kernel void columns(__global MEM(T) *out, __global const MEM(T) *x, const Para
     if (a >= 0 && b >= 0 && c >= 0) value = LOAD(T, x, a * w->x_step[1] + b * w->x_step[2] + c * w->x_step[3]);
     STORE(T, value, out, p.offset[0] + image * p.image_step + get_global_id(1) * p.row_step + column * p.column_step);
 }
+#endif
 #endif
 
 #ifdef SUMS_OF

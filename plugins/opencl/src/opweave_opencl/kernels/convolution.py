@@ -98,10 +98,16 @@ def im2col(
     positions = window_places(x.shape[2:], kernel_size, dilation, padding, stride)
     windows = _windows(x, kernel_size, positions, stride, dilation, padding)
     image, row, column = element_strides(out)
-    words = [out.shape[1], row, column, image, element_strides(x)[0], element_offset(out), element_offset(x)]
+    images, rows, columns = out.shape
+    words = [rows, row, column, images, image, element_strides(x)[0], element_offset(out), element_offset(x)]
     words += (*windows, 0, 0, 0, 0)
-    size, group = spread((out.shape[2], out.shape[1], out.shape[0]), stream.target.tuning.group)
-    program = stream.target.programs.get("convolution", {"COLUMNS_OF": "1", "T": word(x.dtype.itemsize)})
+    tuning = stream.target.tuning
+    lines = tuning.row_group == 1
+    size, group = spread((columns, rows, images), tuning.group)
+    if lines:
+        size, group = (min(rows * images, tuning.most_groups), 1, 1), (1, 1, 1)
+    macros = {"COLUMNS_OF": "1", "LINES": str(int(lines)), "T": word(x.dtype.itemsize)}
+    program = stream.target.programs.get("convolution", macros)
     return stream.launch(program, "columns", size, group, (out, x), words)
 
 
