@@ -10,6 +10,7 @@ import opweave as ow
 from opweave.conformance import CASES
 from opweave.ops.blocks import dequantize
 from opweave_opencl.indices import VARIABLE
+from opweave_opencl.kernels import convolution
 from opweave_opencl.stream import OpenCLStream
 from opweave_opencl.tuning import Tuning
 from tests.support.kernels import assert_right, by_operation
@@ -191,3 +192,17 @@ def test_rows_are_lanes_where_most_lanes_have_a_row(device, monkeypatch, m, k, n
     want = floats(m, k).astype(np.float64) @ floats(n, k).T + floats(n)
     rough = 0.0 if name == "f32" else 2e-2
     np.testing.assert_allclose(got, want, rtol=1e-4 + rough, atol=1e-4 + 15 * rough)
+
+
+def test_transposed_convolutions_take_some_images_at_a_time(device, monkeypatch):
+    names = noted(device, monkeypatch)
+    x, w = floats(3, 4, 5, 6), floats(4, 2, 3, 3)
+    columns = 4 * 4 * 9 * 30  # bytes of those of an image
+    leaves = ow.weights({"x": x, "w": w, "b": floats(4)})
+    node = ow.conv_transpose2d(leaves["x"], leaves["w"], leaves["b"], stride=2, padding=1, groups=2)
+    want = run("host", node)
+    for bytes_, folds in ((3 * columns, 1), (2 * columns, 2), (columns - 1, 0)):
+        monkeypatch.setattr(convolution, "MOST_COLUMNS", bytes_)
+        names.clear()
+        close(run(anew(device), node), want)
+        assert names.count("fold") == folds

@@ -3,7 +3,8 @@
 // of length 1.
 //
 // Macros: CONVOLUTION, products; or DEPTHWISE, each output from one input; or COLUMNS_OF, the columns themselves, by LINES
-// or element by element; or SUMS_OF, columns added up. T; BIAS, the type of the bias.
+// or element by element; or SUMS_OF, columns added up; or FOLD, columns of a transposed convolution added up. T; BIAS, the
+// type of the bias.
 
 #include "types.cl"
 
@@ -236,5 +237,48 @@ __kernel void sums(__global MEM(T) *out, __global const MEM(T) *x, const Params 
     long to = p.offset[0] + image * p.out_step[0] + channel * p.out_step[1];
     for (int axis = 0; axis < 3; axis++) to += position[axis] * p.out_step[2 + axis];
     STORE(T, sum, out, to);
+}
+#endif
+
+#ifdef FOLD
+typedef struct {
+    long channels, images, biased, offset[3]; // of out, the columns and the bias; all are dense
+    Windows windows;
+} Params;
+
+// The columns hold, for each channel of the output and each tap, a number for each element of x, which belongs to the
+// position where the tap meets that element. A work-item adds up some lines of the output.
+__kernel void fold(
+    __global float *out, __global const float *columns, __global const float *bias, const Params p)
+{
+    const Windows *w = &p.windows;
+    const long lines = w->positions[0] * w->positions[1], n = w->positions[2], apart = w->spread[2];
+    const long elements = w->length[0] * w->length[1] * w->length[2], *taps = w->kernel_size;
+    const long all = p.images * p.channels * lines, items = get_global_size(0);
+    for (long at = all * get_global_id(0) / items; at < all * (get_global_id(0) + 1) / items; at++) {
+        const long line = at % lines, channel = at / lines;
+        __global float *to = out + p.offset[0] + at * n;
+        const float start = p.biased ? bias[p.offset[2] + channel % p.channels] : 0.0f;
+        for (long i = 0; i < n; i++) to[i] = start;
+        for (long i = 0; i < taps[0]; i++) {
+            const long a = along(w, 0, line / w->positions[1], i);
+            for (long j = 0; j < taps[1] && a >= 0; j++) {
+                const long b = along(w, 1, line % w->positions[1], j);
+                if (b < 0) continue;
+                const long tap = ((channel * taps[0] + i) * taps[1] + j) * taps[2];
+                __global const float *from = columns + p.offset[1] + tap * elements + (a * w->length[1] + b) * w->length[2];
+                for (long k = 0; k < taps[2]; k++, from += elements) {
+                    // Element e of a line meets this tap at position e * apart + shift.
+                    const long shift = w->before[2] - k * w->dilation[2];
+                    const long first = shift < 0 ? (apart - 1 - shift) / apart : 0;
+                    const long last = min(w->length[2], n > shift ? (n - shift + apart - 1) / apart : 0);
+                    if (apart == 1)
+                        for (long e = first; e < last; e++) to[e + shift] += from[e];
+                    else
+                        for (long e = first; e < last; e++) to[e * apart + shift] += from[e];
+                }
+            }
+        }
+    }
 }
 #endif

@@ -1,4 +1,5 @@
-"""Convolutions as products with windows that are gathered while they are packed; depthwise ones and columns without."""
+"""Convolutions as products with windows that are gathered while they are packed; depthwise ones, im2col and col2im
+directly; transposed ones on processors as products whose results are added up where they overlap."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
-from opweave.contract.kernels import of_other_type
+from opweave.contract.kernels import KernelTable, of_other_type
+from opweave.contract.workspace import Arrays
 from opweave.ops.convolution import window_places
+from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.pointwise import spread
 from opweave_opencl.kernels.products import Product, launch_product
 from opweave_opencl.kernels.table import KERNELS, MOVABLE
@@ -18,9 +21,12 @@ from opweave_opencl.layouts import coalesce, element_offset, element_strides, op
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
-__all__: list[str] = []
+__all__ = ["add_folded_convolutions"]
 
 FLOATS: Final = "f32 f16 bf16"
+MOST_COLUMNS: Final = 1 << 26
+"""The most bytes of columns of a transposed convolution; where all images have more, some are taken at a time."""
+
 Lengths = tuple[int, ...]
 Pads = tuple[tuple[int, int], ...]
 
@@ -72,15 +78,90 @@ def conv_transpose(
     groups: int,
     dilation: Lengths,
 ) -> Call:
-    # Element i of x meets output position j with tap k where stride · i = j + padding - dilation · k.
-    one = (1,) * len(stride)
-    windows = _windows(
-        x, w.shape[2:], out.shape[2:], one, tuple([-d for d in dilation]), tuple([-p for p in padding]), stride
-    )
+    windows = _transposed_windows(out, x, w, stride, padding, dilation)
     w_steps = element_strides(w)
     group = w_steps[0] * (x.shape[1] // groups)
     product = _product(out, x, w, b, groups, w.shape[1], w_m=w_steps[1], w_group=group, w_k=0)
     return launch_product(stream, _gathering(product, windows + _weight_steps(w_steps[0], w_steps)))
+
+
+def add_folded_convolutions(table: KernelTable) -> None:
+    """Register transposed convolutions for a processor, in the table of the device.
+
+    Where the stride is s, a window of the output reads elements of x at one of s positions along each axis, and zeros
+    elsewhere. Products with windows multiply these zeros, too. Here a product of the weights with x gives the columns,
+    which have no zeros, and each number in them is added where it belongs.
+    """
+    table("conv_transpose1d", "conv_transpose2d", layout="dense", when=_columns_why_not, workspace=_columns)(
+        folded_convolution
+    )
+
+
+def _columns_of_image(out: Arg, x: Arg, w: Arg) -> int:
+    """Numbers that the columns of one image have."""
+    return out.shape[1] * prod(w.shape[2:]) * prod(x.shape[2:])
+
+
+def _columns_why_not(step: Step) -> str | None:
+    most = MOST_COLUMNS // 4
+    return (
+        f"the columns of an image have more than {most:,} numbers"
+        if _columns_of_image(step.out, *step.srcs[:2]) > most
+        else None
+    )
+
+
+def _columns(step: Step) -> Arrays:
+    x, w = step.srcs[:2]
+    image = _columns_of_image(step.out, x, w)
+    return {"columns": ("f32", (min(x.shape[0], MOST_COLUMNS // 4 // image), image))}
+
+
+def folded_convolution(
+    stream: OpenCLStream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    w: Arg,
+    b: Arg | None = None,
+    *,
+    columns: Arg,
+    stride: Lengths,
+    padding: Lengths,
+    output_padding: Lengths,
+    groups: int,
+    dilation: Lengths,
+) -> Call:
+    windows = _transposed_windows(out, x, w, stride, padding, dilation)
+    (images, inputs), channels = x.shape[:2], out.shape[1]
+    deep, rows, elements = inputs // groups, channels // groups * prod(w.shape[2:]), prod(x.shape[2:])
+    program = stream.target.programs.get("convolution", {"FOLD": "1", "T": "f32"})
+    calls: list[Call] = []
+    for first in range(0, images, columns.shape[0]):
+        count = min(columns.shape[0], images - first)
+        given = Arg(x.buffer, x.offset + 4 * first * inputs * elements, x.dtype, (count, *x.shape[1:]), x.strides)
+        product = Product(
+            *(columns, w, given, None),
+            m=rows,
+            n=elements,
+            k=deep,
+            out_m=elements,
+            out_n=1,
+            a_m=1,
+            a_k=rows,
+            b_k=elements,
+            b_n=1,
+            batch=(groups, count),
+            steps=((rows * elements, columns.shape[1]), (deep * rows, 0), (deep * elements, inputs * elements)),
+        )
+        calls.append(launch_product(stream, product))
+        offset = element_offset(out) + first * prod(out.shape[1:])
+        words = [channels, count, int(b is not None), offset, element_offset(columns)]
+        words += [element_offset(b) if b else 0, *windows, 0, 0, 0, 0]
+        lines = count * prod(out.shape[1:-1])
+        size = (min(lines, stream.target.tuning.most_groups),)
+        calls.append(stream.launch(program, "fold", size, (1,), (out, columns, b or out), words))
+    return in_order(calls)
 
 
 @KERNELS("im2col", dtypes=MOVABLE)
@@ -161,6 +242,14 @@ def _geometry(*values: Lengths) -> Lengths:
     """Its beginning: kernel size, positions, lengths, stride, dilation, before and spread."""
     missing = (1, 1, 1, 1, 1, 0, 1)
     return tuple([n for each, none in zip(values, missing, strict=True) for n in _three(each, none)])
+
+
+def _transposed_windows(out: Arg, x: Arg, w: Arg, stride: Lengths, padding: Lengths, dilation: Lengths) -> Lengths:
+    """Of a transposed convolution: element i of x meets position j with tap k where
+    stride · i = j + padding - dilation · k."""
+    one = (1,) * len(stride)
+    backwards, before = tuple([-d for d in dilation]), tuple([-p for p in padding])
+    return _windows(x, w.shape[2:], out.shape[2:], one, backwards, before, stride)
 
 
 def _weight_steps(channel: int, steps: Lengths) -> Lengths:
