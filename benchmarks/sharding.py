@@ -2,8 +2,13 @@
 
 *products*: a stack of pairs of products, the first cut by rows, the second by columns, with an all-reduce behind each
 pair, against the same stack on one device. *collectives* of 1 MiB against the copies that they are made of, made by
-``np.copyto`` one after the other: an all-gather is two copies of half the value and the copy to the caller; an
-all-reduce adds the two copies of half the partial sums, the products that make these, and the additions.
+NumPy in as many threads: an all-gather is two copies of half the value and the copy to the caller, in one thread; an
+all-reduce is in each of two threads a copy of half the input and the product that makes a partial sum, the copy of one
+partial sum from the one thread to the other, and there the addition, the copy of the sum, and that to the caller.
+
+*sharing* is what the cores pay for each other's memory: writing 1 MiB that the other core has read, over writing
+it again alone. It is about 3 where both share a cache and 20 and more where they do not; a virtual machine may change
+from the one to the other at any time, and an all-reduce then takes two to three times as long, ours and NumPy's.
 
 *bare* is what the machine gives: the same stack by NumPy alone, in one thread, and its halves in two threads that add
 each other's partial sums, with nothing planned, placed or checked.
@@ -17,6 +22,7 @@ from __future__ import annotations
 
 import os
 import sys
+from _thread import allocate_lock
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -32,7 +38,7 @@ import opweave as ow
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
 
-from benchmarks._measure import Report, interleaved, options
+from benchmarks._measure import Report, interleaved, median, options, seconds
 
 Array = np.ndarray[Any, Any]
 SPEEDUP = 1.7
@@ -129,26 +135,66 @@ def all_gather(report: Report, samples: int, n: int) -> float:
         return compare(report, "all-gather", samples, program.run, hand)
 
 
+class Helper:
+    """A thread that makes one call at a time beside the caller's thread."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._begin, self._end = allocate_lock(), allocate_lock()
+        self._begin.acquire()
+        self._end.acquire()
+        Thread(target=self._work, args=(call,), daemon=True).start()
+
+    def _work(self, call: Callable[[], object]) -> None:
+        while self._begin.acquire():
+            call()
+            self._end.release()
+
+    def begin(self) -> None:
+        self._begin.release()
+
+    def wait(self) -> None:
+        self._end.acquire()
+
+
+def sharing(report: Report, samples: int, n: int) -> None:
+    """How much longer it takes to write memory that another thread has read, than to write it again alone."""
+    shared, other = np.zeros((n, n), np.float32), np.zeros((n, n), np.float32)
+    helper, read, alone = Helper(partial(np.copyto, other, shared)), [], []
+    for _ in range(5 * samples):
+        helper.begin()
+        helper.wait()
+        read.append(seconds(partial(shared.fill, 1)))
+        alone.append(seconds(partial(shared.fill, 2)))
+    report.row(what="sharing", read_us=median(read) * 1e6, alone_us=median(alone) * 1e6)
+
+
 def all_reduce(report: Report, samples: int, n: int) -> float:
-    """How much longer it takes than its copies, additions, and the products whose results it adds."""
+    """How much longer it takes than its copies, additions, and the products whose results it adds, in two threads."""
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal((n, 16), np.float32) for _ in range(2))
     weight = ow.weights({"w": w}, device=ow.Sharded(NAMES, axis=1))["w"]
-    half = n // 2
     xs, ws = ([np.ascontiguousarray(a[:, i : i + 8]) for i in (0, 8)] for a in (x, w))
-    parts, brought, sums = ([np.empty((n, n), np.float32) for _ in range(2)] for _ in range(3))
-    out, fed = np.empty((n, n), np.float32), np.empty_like(x)
+    parts = [np.empty((n, n), np.float32) for _ in range(2)]
+    sent, total, fed = np.empty((n, n), np.float32), np.empty((n, n), np.float32), np.empty_like(x)
+
+    def part(i: int) -> None:
+        np.copyto(xs[i], fed[:, 8 * i : 8 * i + 8])
+        np.matmul(xs[i], ws[i].T, out=parts[i])
+
+    def second() -> None:
+        part(1)
+        np.copyto(sent, parts[1])
+
+    helper = Helper(second)
 
     def hand() -> Array:
         np.copyto(fed, x)
-        for i in range(2):
-            np.copyto(xs[i], fed[:, 8 * i : 8 * i + 8])
-            np.matmul(xs[i], ws[i].T, out=parts[i])
-        for i, rows in enumerate((slice(half), slice(half, n))):
-            np.copyto(brought[i][:half], parts[1 - i][rows])
-            np.add(parts[i][rows], brought[i][:half], out=sums[i][:half])
-            np.copyto(out[rows], sums[i][:half])
-        return out.copy()
+        helper.begin()
+        part(0)
+        helper.wait()
+        np.add(parts[0], sent, out=sent)
+        np.copyto(total, sent)
+        return total.copy()
 
     with ow.Scheduler(NAMES, threads=1) as scheduler:
         program = scheduler.build(ow.linear(ow.input("y", (n, 16)), weight))
@@ -170,6 +216,7 @@ def main() -> None:
     width = 256 if given.quick else 1024
     faster = products(report, samples, 128, width, 4)
     bare(report, samples, 128, width, 4)
+    sharing(report, samples, 512)
     gather, reduce = all_gather(report, samples, 512), all_reduce(report, samples, 512)
     report.target("one device over two", 1 / faster, 1 / SPEEDUP, "")
     report.target("all-gather of 1 MiB over its copies", gather, FACTOR, "")

@@ -199,7 +199,9 @@ def test_inputs_are_fed_before_threads_begin(cpus):
 def test_one_device_alone_gets_no_thread(cpus):
     w = ow.weights({"w": integers(96, WIDTH)}, device=ow.Sharded(cpus[:2]))["w"]
     with ow.Scheduler(cpus[:2]) as scheduler:
-        assert np.array_equal(scheduler.build(w).run(), integers(96, WIDTH))
+        program = scheduler.build(w)
+        assert np.array_equal(program.run(), integers(96, WIDTH))
+        assert [c.kind for c in copies(program)] == ["all_gather"]  # straight to its place, not by way of the host
         assert not any(stream.has_thread for stream in scheduler.streams)
 
 

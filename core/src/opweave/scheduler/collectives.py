@@ -149,19 +149,26 @@ def plan_exchanges(graph: Graph, assignment: Assignment, fixed: Collection[Tenso
     target_of, targets, able = assignment.target_of, assignment.targets, assignment.capabilities
     by_name = {target.name: target for target in targets}
 
-    def plain(tensor: Tensor) -> bool:
-        """Whether a value is computed into plain memory of its target."""
-        root = tensor.root
-        return root in target_of and root.leaf is None and root not in fixed and root.memory not in able.prepared
+    def home(part: Tensor) -> Target | None:
+        """The target in whose plain memory a part is computed, or lies, of a weight; ``None``: it is in none."""
+        root = part.root
+        if root in fixed or root.memory in able.prepared:
+            return None
+        if root.leaf is None:
+            return targets[target_of[root]] if root in target_of else None
+        placement = root.leaf.placement
+        if root.leaf.kind != "weight" or placement is None or not placement.buffer.type.is_raw:
+            return None
+        return next((target for target in targets if target.device is placement.buffer.device), None)
 
     ends: dict[Tensor, Exchange] = {}
     groups: dict[tuple[str, Tensor, tuple[Tensor, ...]], dict[str, Tensor]] = {}
     for end, what in known.items():
-        if any(node in fixed for node in what.inner) or not all(map(plain, what.parts)):
+        if any(node in fixed for node in what.inner):
             continue
         target = targets[target_of[end]]
         members = [by_name[name] for name in what.devices if name in by_name]
-        if [targets[target_of[part.root]] for part in what.parts] != members:
+        if [home(part) for part in what.parts] != members:
             continue
         rough = all(part.root in able.precisions for part in what.parts)
         size = max(part.size for part in what.parts)
@@ -174,7 +181,7 @@ def plan_exchanges(graph: Graph, assignment: Assignment, fixed: Collection[Tenso
             if target in members and _is_readable(what.bias, target, assignment):
                 sends = found[1].sends and what.kind != "all_gather"
                 ends[end] = Exchange(what, found[0], targets=tuple(members), sends=sends)
-        elif what.bias is None and target in members:
+        elif what.bias is None and target in members and all(part.root.leaf is None for part in what.parts):
             ends[end] = Exchange(what, found[0], (), tuple(members))
             groups.setdefault((what.kind, what.of, what.parts), {})[target.name] = end
     for group in groups.values():
