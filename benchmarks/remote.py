@@ -61,6 +61,26 @@ while True:
 """Answers 100 bytes with 100 bytes; takes a block before that where they begin with 1, sends one where with 2."""
 
 
+KERNELS = """
+import sys
+import numpy as np
+import opweave as ow
+from examples import text
+layers, rows = int(sys.argv[1]), 64
+size = text.Size(layers=layers, width=256, heads=8, context=rows)
+ids, values = ow.input("ids", (4, rows), "i32"), np.random.default_rng(0).integers(0, 80, (4, rows)).astype(np.int32)
+with ow.Scheduler(["cpu", "host"]) as scheduler:
+    program = scheduler.build(text.transformer(ids, ow.weights(text.parameters(80, size)), size))
+    program.run(ids=values)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            program.run(ids=values)
+        print("done", flush=True)
+"""
+"""Runs a transformer of some layers, as often as each line says, and answers; without any server."""
+
+
 def server(folder: str, *options: str) -> tuple[subprocess.Popen[str], str, str]:
     token = f"{folder}/token"
     command = [sys.executable, "-m", "opweave", "serve-devices"]
@@ -319,6 +339,31 @@ def _pipelined(report: Report, runs: int) -> None:
     report.row(what=f"{runs} runs of a transformer, two servers", us=best["two"] * 1e6)
     report.row(what=f"{runs} runs of a transformer, one server", us=best["one"] * 1e6)
     report.target("two servers beside one", best["two"] / best["one"], 1 / 1.6, "")
+    _in_bare_processes(report, runs)
+
+
+def _in_bare_processes(report: Report, runs: int) -> None:
+    """What the machine makes of two processes that compute at once and exchange nothing: the bound for two servers."""
+    root = str(Path(__file__).resolve().parents[1])
+    environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": root}
+    command = [sys.executable, "-c", KERNELS, "2"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environ}
+    with ExitStack() as stack:
+        both: list[Any] = [stack.enter_context(subprocess.Popen(command, **pipes)) for _ in range(2)]
+        for process in both:
+            process.stdout.readline()
+
+        def compute(used: list[Any], times: int) -> None:
+            for process in used:
+                print(times, file=process.stdin, flush=True)
+            for process in used:
+                process.stdout.readline()
+
+        timed = interleaved({"one": lambda: compute(both[:1], 2 * runs), "two": lambda: compute(both, runs)}, 3)
+    ratio = min(timed["two"]) / min(timed["one"])
+    report.row(what=f"{2 * runs} runs of half a transformer, two bare processes", us=min(timed["two"]) * 1e6)
+    report.row(what=f"{2 * runs} runs of half a transformer, one bare process", us=min(timed["one"]) * 1e6)
+    report.row(what=f"two bare processes beside one: {ratio:.3f}")
 
 
 def _large(report: Report, device: ow.Device, sock: socket.socket, size: int, samples: int) -> None:

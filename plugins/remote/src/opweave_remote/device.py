@@ -15,7 +15,7 @@ from opweave_remote.connection import Connection
 from opweave_remote.description import DeviceInfo
 from opweave_remote.link import Link, Reply
 from opweave_remote.memory import RemoteMemory
-from opweave_remote.packing import LARGE, PART, Packer
+from opweave_remote.packing import LARGE, PART, as_sent
 from opweave_remote.steps import encode_step
 from opweave_remote.stream import RemoteStream
 from opweave_remote.wire import Kind, fields
@@ -127,24 +127,16 @@ class RemoteDevice(Device):
 
     def send(self, mem: RemoteMemory, offset: int, data: memoryview) -> None:
         """Write bytes to a buffer by the connection's sockets, compressed if that pays."""
-        packer = self.connection.packing.chosen(data) if len(data) >= LARGE else None
-        if packer is not None:
-            self._upload_packed(packer, mem, offset, data)
-            return
-        _wait_for([link.ask(Kind.WRITE, mem.number, offset + at, data=piece) for link, at, piece in self._pieces(data)])
-
-    def _upload_packed(self, packer: Packer, mem: RemoteMemory, offset: int, data: memoryview) -> None:
+        packer = self.connection.packing.chosen(data)
         replies: list[Reply] = []
         for link, at, piece in self._pieces(data):
-            packed = packer(piece)
-            if packed is None:
-                replies.append(link.ask(Kind.WRITE, mem.number, offset + at, data=piece))
-            else:
-                args = mem.number, offset + at, len(piece), packer.codec, packer.width
-                replies.append(link.ask(Kind.WRITE_PACKED, *args, data=packed))
-            link.flush()
-            if len(replies) >= _PACKED_AHEAD:
-                replies[-_PACKED_AHEAD].wait()
+            part, how = as_sent(packer, piece)
+            kind = Kind.WRITE_PACKED if how else Kind.WRITE
+            replies.append(link.ask(kind, mem.number, offset + at, *how, data=part))
+            if packer is not None:
+                link.flush()
+                if len(replies) >= _PACKED_AHEAD:
+                    replies[-_PACKED_AHEAD].wait()
         _wait_for(replies)
 
     def _download(self, mem: RemoteMemory, offset: int, out: memoryview) -> None:

@@ -12,7 +12,7 @@ from opweave_remote.codecs import CODECS, WIDTHS, pack, unpack
 from opweave_remote.link import Link
 from opweave_remote.wire import Kind
 
-__all__ = ["LARGE", "PART", "Packer", "Packing"]
+__all__ = ["LARGE", "PART", "Packer", "Packing", "as_sent"]
 
 LARGE: Final = 1 << 20
 """Bytes from which on an upload is large: it goes over the links for those, and may be compressed."""
@@ -51,6 +51,15 @@ class Packer(NamedTuple):
         self.packing.raw += len(data)
         self.packing.packed += len(packed)
         return memoryview(packed)
+
+
+def as_sent(packer: Packer | None, piece: memoryview) -> tuple[memoryview, tuple[int, str, int] | tuple[()]]:
+    """What is sent of a part of an upload, and what the message has to say of it: size, codec and bytes of a number
+    where it is compressed, nothing where it is sent as it is."""
+    packed = None if packer is None else packer(piece)
+    if packer is None or packed is None:
+        return piece, ()
+    return packed, (len(piece), packer.codec, packer.width)
 
 
 class Packing:
@@ -98,8 +107,8 @@ class Packing:
         self._rate, self._measured = rate, monotonic()
 
     def chosen(self, data: memoryview) -> Packer | None:
-        """How an upload of at least `LARGE` bytes is compressed, ``None``: not at all."""
-        if not self.codec:
+        """How an upload is compressed, ``None``: not at all, as those that are smaller than `LARGE`."""
+        if not self.codec or len(data) < LARGE:
             return None
         try:
             rate = self.rate()

@@ -18,7 +18,7 @@ from opweave.errors import DeviceLostError, FormatError
 from opweave_remote.failures import Failure
 from opweave_remote.link import CARRYING, Link, Reply
 from opweave_remote.memory import RemoteMemory
-from opweave_remote.packing import LARGE, PART
+from opweave_remote.packing import PART, as_sent
 from opweave_remote.steps import encode_group, encode_step
 from opweave_remote.wire import Kind, encode, encode_again, fields
 
@@ -238,17 +238,15 @@ class RemoteStream(Stream):
 
     def _upload(self, buffer: Buffer, offset: int, data: memoryview) -> None:
         number, most = buffer.handle.number, buffer.handle.connection.info.max_data
-        packer = self._connection.packing.chosen(data) if len(data) >= LARGE else None
+        packer = self._connection.packing.chosen(data)
         if packer is not None:
             most = min(most, PART)
         for at in range(0, len(data), most):
-            piece = data[at : at + most]
-            packed = None if packer is None else packer(piece)
-            if packer is None or packed is None:
-                self._link.post(encode_again(Kind.UPLOAD, number, offset + at, size=len(piece)), piece)
+            part, how = as_sent(packer, data[at : at + most])
+            if how:
+                self._link.post(encode(Kind.UPLOAD_PACKED, number, offset + at, *how, size=len(part)), part)
             else:
-                args = number, offset + at, len(piece), packer.codec, packer.width
-                self._link.post(encode(Kind.UPLOAD_PACKED, *args, size=len(packed)), packed)
+                self._link.post(encode_again(Kind.UPLOAD, number, offset + at, size=len(part)), part)
 
     def _download(self, buffer: Buffer, offset: int, out: memoryview) -> None:
         number, most = buffer.handle.number, buffer.handle.connection.info.max_data
