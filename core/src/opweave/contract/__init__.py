@@ -18,7 +18,7 @@ from opweave.contract.offloading import Offloading
 from opweave.contract.plan import Plan, StepError
 from opweave.contract.rows import Rows, flat_rows
 from opweave.contract.space import HOST_SPACE, MemorySpace, Usage
-from opweave.contract.step import Arg, Call, Group, Single, Step
+from opweave.contract.step import Arg, Call, Group, Single, Step, first_equals
 from opweave.contract.stream import Stream
 from opweave.contract.stream_hooks import Launch, Range
 from opweave.contract.tunable import Tunable
@@ -28,5 +28,5 @@ __all__ = [
     "HOST_SPACE", "Arg", "Backend", "Buffer", "BufferType", "Call", "Caps", "CollectiveSupport", "Collectives",
     "Device", "DeviceProps", "Event", "Features", "Group", "Kind", "Launch", "MemorySpace", "MultiBuffer",
     "Offloading", "Plan", "Range", "Rows", "SetThreads", "Single", "Step", "StepError", "Stream", "Structure",
-    "Tunable", "Usage", "WorkerStream", "flat_rows", "mapped", "pointwise_groups", "structure_of",
+    "Tunable", "Usage", "WorkerStream", "first_equals", "flat_rows", "mapped", "pointwise_groups", "structure_of",
 ]  # fmt: skip

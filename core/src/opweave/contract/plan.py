@@ -91,7 +91,8 @@ class Plan:
     @property
     def library_bytes(self) -> int:
         """Bytes that the libraries of its calls have taken for themselves (``library_bytes`` of the calls)."""
-        return sum(getattr(call, "library_bytes", 0) for call in self._calls or ())
+        calls = {id(call): call for call in self._calls or ()}  # equal steps may share one
+        return sum(getattr(call, "library_bytes", 0) for call in calls.values())
 
     def _invalidate(self, why: str) -> None:
         """Refuse further runs with the reason ``why``: memory that the calls use is gone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
 
-__all__ = ["Arg", "Call", "Choice", "Group", "Single", "Step"]
+__all__ = ["Arg", "Call", "Choice", "Group", "Single", "Step", "first_equals"]
 
 Call = Callable[[], Any]
 """A function without arguments that does one prepared piece of work; its result is ignored."""
@@ -240,3 +240,22 @@ class Group(NamedTuple):
         """What it computes, as error messages show it: its nodes and where they were built, else its operations."""
         described = [node.describe() for node in self.nodes]
         return " + ".join(described or [f"{s.op} {s.label!r}" if s.label else s.op for s in self.steps])
+
+
+def first_equals(groups: Sequence[Group]) -> list[int]:
+    """For each group the number of the first one with the same step on the same operands, mostly its own.
+
+    Layers of a model pass the same memory on, so that many of their steps are equal. For authors who override
+    ``_compile``: where a stream shares calls (``shares_calls``), one call serves for all of them.
+    """
+    known: dict[Hashable, int] = {}
+    return [known.setdefault(_place_of(group), number) for number, group in enumerate(groups)]
+
+
+def _place_of(group: Group) -> Hashable:
+    """A key that is equal for groups of one equal step on the same operands."""
+    step, scratch = group.steps[0], group.scratch
+    if len(group.steps) > 1 or step.choice is None or group.call is not None:
+        return id(group)
+    memory = None if scratch is None else (id(scratch.buffer), scratch.offset)
+    return step.choice, group.kernel, memory, id(step.out), *map(id, step.srcs)

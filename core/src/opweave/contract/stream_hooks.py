@@ -127,10 +127,11 @@ class StreamHooks:
 
     @property
     def shares_calls(self) -> bool:
-        """Whether the calls of a plan, one for each group, may be in further plans, for equal steps in the same memory:
-        such calls are in `Group.call`. If `_compile` is overridden, the last call of each plan is made anew all the
-        same, for what it adds to that. Default: if neither `_compile` nor `_compiled` is overridden, as those may keep
-        something of a plan in its calls, nor operands are listed, as what else reads them differs between programs."""
+        """Whether the calls of a plan, one for each group, may be in further plans, and several times in one, for equal
+        steps in the same memory. Calls of earlier plans are in `Group.call`. If `_compile` is overridden, the last call
+        of each plan is made anew all the same, for what it adds to that. Default: if neither `_compile` nor `_compiled`
+        is overridden, as those may keep something of a plan in its calls, nor operands are listed, as what else reads
+        them differs between programs."""
         kind = type(self)
         plain = kind._compile is StreamHooks._compile and kind._compiled is StreamHooks._compiled
         return plain and not self.lists_operands

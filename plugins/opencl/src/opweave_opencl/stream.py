@@ -7,7 +7,7 @@ from functools import partial
 from struct import pack
 from typing import TYPE_CHECKING, Any, Final
 
-from opweave.contract import Arg, Buffer, Call, Group, Plan, Rows, Step, Stream, flat_rows
+from opweave.contract import Arg, Buffer, Call, Group, Plan, Rows, Step, Stream, first_equals, flat_rows
 from opweave.errors import ExecutionError, LifetimeError
 from opweave.graph.opdef import OPS
 from opweave.tracing import TRACE
@@ -113,11 +113,15 @@ class OpenCLStream(Stream):
 
     def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
         indices = self.indices
-        # The sites of kernels that read indices belong to one plan.
-        groups = [g._replace(call=None) if any(OPS[step.op].indices for step in g.steps) else g for g in groups]
-        indices.begin([number for number, group in enumerate(groups) if group.call is None])
+        # The sites of kernels that read indices belong to one plan, and to one of its groups.
+        own = [any(OPS[step.op].indices for step in group.steps) for group in groups]
+        groups = [group._replace(call=None) if alone else group for group, alone in zip(groups, own, strict=True)]
+        firsts = [i if own[i] else first for i, first in enumerate(first_equals(groups))]
+        bound = dict.fromkeys(firsts)
+        indices.begin([number for number in bound if groups[number].call is None])
         try:
-            calls = list(super()._compile(groups))
+            made = dict(zip(bound, super()._compile([groups[i] for i in bound]), strict=True))
+            calls = [made[first] for first in firsts]
         finally:
             self._binding = ""
         if calls:

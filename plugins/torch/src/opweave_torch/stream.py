@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import torch
 
-from opweave.contract import Call, Device, Group, Stream
+from opweave.contract import Call, Device, Group, Stream, first_equals
 from opweave_torch.memory import one_tensor_a_window
 from opweave_torch.native import inference_mode
 from opweave_torch.options import THREADS, Options, modes
@@ -32,9 +32,12 @@ class TorchStream(Stream):
         return self.options.threads or THREADS.default or int(torch.get_num_threads())
 
     def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
+        firsts = first_equals(groups)
+        bound = dict.fromkeys(firsts)
         # Constants of the kernels become inference tensors, with which calls in inference mode are fastest.
         with inference_mode(), one_tensor_a_window():
-            return super()._compile(groups)
+            calls = dict(zip(bound, super()._compile([groups[i] for i in bound]), strict=True))
+        return [calls[first] for first in firsts]
 
     @property
     def lists_operands(self) -> bool:
