@@ -146,7 +146,8 @@ class FunctionCall:
             self.compiled.check(arrays, results)
         for cell in self.drops:
             cell.array = None
-        for cell, array in zip(self.writes, results, strict=True):
+        # Their number was checked when the function was first called; a keyword takes longer than the loop.
+        for cell, array in zip(self.writes, results):  # noqa: B905
             if cell.placed:
                 cell.array, cell.borrowed = array, False
             else:

@@ -38,7 +38,7 @@ def evaluate(
         One array for each of the outputs, none of which is one of ``arrays``.
 
     Raises:
-        Broken: a result of another shape than that of ``step.out``, or one memory used in two dtypes.
+        Broken: a result that is no array, or has another shape than ``step.out``; or one memory used in two dtypes.
     """
     values = {arg.value: array for arg, array in zip(inputs, arrays, strict=True)}
     dtypes = {arg.value: arg.dtype for arg in inputs}
