@@ -1,5 +1,5 @@
-"""Which models one session serves: `Skeleton` is what they have in common, `Pattern` the lengths and constants in which
-they may differ.
+"""Which models one session serves: those of one skeleton (`skeleton_of`), with lengths and constants that its `Pattern`
+allows.
 
 The first model of a skeleton gets a session for its very shapes. Where another model of other sizes comes, lengths that
 differ become symbolic, and constants that differ, which are shapes and masks, become inputs: from then on one session

@@ -131,7 +131,7 @@ def relu_backward(m: Model, op: str, out: Operand, grad: Operand, y: Operand) ->
 
 @emits("silu_backward", "gelu_tanh_backward")
 def weighed_backward(m: Model, op: str, out: Operand, grad: Operand, x: Operand) -> str:
-    """That of x · sigmoid(u), where u is x or a polynomial of it."""
+    """The gradient of x · sigmoid(u), where u is x or a polynomial of it."""
     value, one = m.expanded(x), _number(m, 1, out)
     inner, within = value, value  # u, and x times its derivative
     if op == "gelu_tanh_backward":

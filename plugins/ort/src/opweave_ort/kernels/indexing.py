@@ -49,12 +49,12 @@ def index_add(m: Model, op: str, out: Operand, ids: Operand, rows: Operand, *, n
 
 
 def _region(m: Model, x: Operand, value: Operand, offsets: tuple[int, ...]) -> tuple[str, str]:
-    """The tensor padded around the region by nothing: the value in the tensor's shape, and where it is."""
+    """The value in the shape of the tensor, with zeros around it, and a mask of where it is."""
     widths = [*offsets, *[n - at - k for n, at, k in zip(x.shape, offsets, value.shape, strict=True)]]
     inside = np.zeros(x.shape, np.bool_)
     inside[tuple([slice(at, at + k) for at, k in zip(offsets, value.shape, strict=True)])] = True
     spread = m.expanded(value)
-    if offsets:  # ONNX Runtime pads nothing without axes
+    if offsets:  # ONNX Runtime's Pad refuses a tensor without axes
         spread = m("Pad", spread, m.integers(*widths), m.constant(0, x.dtype), mode="constant")
     return spread, m.constant(inside)
 

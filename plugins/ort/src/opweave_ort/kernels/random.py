@@ -28,7 +28,7 @@ class _Integers:
         return self.model(kind, a, other, **attributes)
 
     def of(self, value: str) -> str:
-        """Integers of i64, of which the same bits count."""
+        """Integers of i64 as u64, with the same bits."""
         return self.model("Cast", value, to=TensorProto.UINT64)
 
     def right(self, a: str, bits: int) -> str:
@@ -44,12 +44,12 @@ class _Integers:
         return self("BitwiseAnd", self.right(a, number), 1)
 
     def number(self, a: str, dtype: DType) -> str:
-        """As floating-point numbers, rounded to nearest."""
+        """Integers as floating-point numbers, rounded to nearest."""
         return self.model("Cast", a, to=ONNX_TYPES[dtype])
 
 
 def _words(m: Model, n: _Integers, key: Operand, counter: Operand, blocks: int) -> Words:
-    """Four words of each block, as `opweave.ops.random.philox`."""
+    """The four words of each block of Philox, as `opweave.ops.random.philox` computes them."""
     numbers = m("Range", *[m.constant(np.int64(i)) for i in (0, blocks, 1)])
     whole = [n.of(m.expanded(operand)) for operand in (key, counter)]
     keys = [n.low(whole[0]), n.right(whole[0], 32)]

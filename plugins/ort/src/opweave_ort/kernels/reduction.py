@@ -37,7 +37,7 @@ def extreme(m: Model, op: str, out: Operand, x: Operand, *, axes: tuple[int, ...
 
 
 def _is_nan(m: Model, value: str) -> str:
-    """1 where an element is NaN, which comparing drops, i32."""
+    """i32 numbers, 1 where an element is NaN and else 0: ONNX Runtime's maximum may drop NaN, but not these."""
     return m.cast(m("IsNaN", value), bool_, i32)
 
 
@@ -78,11 +78,11 @@ _ORDERED: Final = "f32 f16 bf16 i64 i32 i16 i8 u8"
 
 
 def _keys(m: Model, x: Operand) -> str:
-    """Values in the order of the elements, with NaN the largest, for an operator that leaves its place open."""
+    """Values in the order of the elements, with NaN the largest, for ``TopK``, which leaves the place of NaN open."""
     value = m.expanded(x)
     if x.dtype.is_integer:
         return value
-    wide = m("Min", m.cast(value, f32, f64), m.constant(1e300, f64))  # infinity makes room
+    wide = m("Min", m.cast(value, f32, f64), m.constant(1e300, f64))  # below infinity, which stands for NaN
     return m("Where", m("IsNaN", value), m.constant(np.inf, f64), wide)
 
 
