@@ -7,6 +7,7 @@ from opweave.graph.opdef import OPS
 from opweave_cpu import CpuDevice
 from opweave_cpu.decoded import DecodedType
 from opweave_cpu.kernels import KERNELS
+from opweave_cpu.kernels.half_products import linear_of_pairs
 from opweave_cpu.kernels.integer_products import exact_linear_of_integers, linear_in_int8
 from opweave_cpu.kernels.row_products import linear_of_some_rows
 from tests.support.kernels import assert_right_where_accepted, by_operation
@@ -29,4 +30,6 @@ def test_kernels_lie_where_their_operations_are_defined() -> None:
                 family = "integer_products"
             elif kernel.factory is linear_of_some_rows:
                 family = "row_products"
+            elif kernel.factory is linear_of_pairs:
+                family = "half_products"
             assert kernel.factory.__module__ == f"opweave_cpu.kernels.{family}"
