@@ -7,9 +7,8 @@ import pytest
 
 import opweave as ow
 from opweave_cpu import CpuDevice
-from opweave_cpu.kernels.row_products import FEWEST_ROWS
 from opweave_cpu.threads import THREADS
-from opweave_cpu.tunables import COMPILED_ROWS, COMPILED_WORK
+from opweave_cpu.tunables import COMPILED_ROWS, COMPILED_WORK, VECTOR_ROWS
 
 pytest.importorskip("llvmlite")
 
@@ -24,7 +23,9 @@ def check(rows, inputs, outputs, biased):
         program = scheduler.build(ow.linear(x, weights["w"], *[weights["b"]] * biased))
         for values in (np.full_like(a, np.nan), a):  # what the first run leaves behind is not read by the second
             got = program.run({x: values})
-    assert ("row product" in {key[0] for *_, key in device._artefacts}) == (FEWEST_ROWS <= rows <= COMPILED_ROWS.value)
+    assert ("row product" in {key[0] for *_, key in device._artefacts}) == (
+        VECTOR_ROWS.value <= rows <= COMPILED_ROWS.value
+    )
     want = a.astype(np.float64) @ v.astype(np.float64).T + (b if biased else 0)
     limit = 2e-7 * (np.abs(a) @ np.abs(v.T)) + 1e-6
     assert (np.abs(got - want) <= limit).all()

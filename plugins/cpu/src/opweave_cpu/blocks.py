@@ -14,12 +14,9 @@ from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.blocks import Decoder, scratch_bytes
 from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import Array, stretches
-from opweave_cpu.tunables import BLOCK_TILE
+from opweave_cpu.tunables import BLOCK_TILE, MANY_ROWS
 
 __all__ = ["RowDecoder", "decoder_scratch", "longest", "row_tiles"]
-
-MANY_ROWS: Final = 16
-"""Rows from which on a product takes longer than reading the weights: it is faster with more of them at a time."""
 
 LARGEST_TILE: Final = 1 << 21
 """Weights of a tile of such a product at most."""
@@ -38,7 +35,7 @@ def row_tiles(w: Arg, rows: int) -> list[slice]:
     """The rows of a matrix of weights in tiles of nearly one length, each multiplied at once by ``rows`` rows."""
     outputs, inputs = w.shape[-2:]
     most = BLOCK_TILE.value // inputs
-    if rows >= MANY_ROWS:
+    if rows >= MANY_ROWS.value:
         most = max(most, min(COLUMNS, LARGEST_TILE // inputs))
     return stretches(outputs, _even(outputs, most))
 

@@ -17,8 +17,9 @@ from opweave.graph.tensor import Tensor
 from opweave.ops.samples import operand, weight
 
 __all__ = [
-    "ATTENTION_WORK", "BLOCK_TILE", "COMPILED_ROWS", "COMPILED_WORK", "SHARED_TILE", "SPREAD", "SPREAD_PASS",
-    "SPREAD_WORK", "TILE", "TUNABLES", "TUNABLES_OF_COMPILED", "TURNED_ROWS",
+    "ATTENTION_WORK", "BLAS_COLUMNS", "BLAS_ROWS", "BLOCK_TILE", "COLUMN_TILE", "COMPILED_ROWS", "COMPILED_WORK",
+    "INTEGER_ROWS", "MANY_ROWS", "PAIR_ROWS", "SHARED_TILE", "SPREAD", "SPREAD_PASS", "SPREAD_WORK", "TILE", "TUNABLES",
+    "TUNABLES_OF_COMPILED", "TURNED_ROWS", "VECTOR_ROWS",
 ]  # fmt: skip
 
 
@@ -76,6 +77,34 @@ BLOCK_TILE: Final = Tunable("block_tile", 1 << 17, _powers(14, 19), _products((4
 """Weights that are decoded at a time: their f32 values and what they are made of fit the second-level cache, from which
 a product with few rows reads them too."""
 
+MANY_ROWS: Final = Tunable("many_rows", 16, (4, 8, 16, 32, 64), _products((6, 12, 24, 48), "iq4_nl"))
+"""Rows from which on a product takes longer than decoding the weights, and is faster with more of them at a time."""
+
+COLUMN_TILE: Final = Tunable(
+    "column_tile_bytes",
+    1 << 20,
+    _powers(17, 22),
+    lambda: [build("conv_transpose2d", operand(1, 64, n, n), weight(64, 32, 3, 3)) for n in (28, 56)],
+)
+"""Bytes of columns at a time in transposed convolutions: so many stay in the second-level cache until they are added
+up."""
+
+BLAS_ROWS: Final = Tunable(
+    "blas_rows",
+    1 << 18,
+    _powers(14, 22, 2),
+    lambda: [build("sum", operand(1 << (power - 8), 256), 1) for power in (15, 17, 19, 21)],
+)
+"""Elements up to which BLAS adds up rows in one call: beyond, it wakes threads, which takes longer than the sums."""
+
+BLAS_COLUMNS: Final = Tunable(
+    "blas_columns",
+    1 << 14,
+    _powers(10, 18, 2),
+    lambda: [build("sum", operand(64, 1 << (power - 6)), 0) for power in (11, 13, 15, 17)],
+)
+"""Elements up to which BLAS adds up columns by the threads that it has, without limiting it to one first."""
+
 COMPILED_WORK: Final = Tunable("compiled_work", 1 << 19, _powers(15, 23, 2), _of_bytes("gelu", (14, 16, 18, 20, 22)))
 """Elementary operations, such as an addition or a part of a polynomial, from which on a compiled kernel is spread over
 threads: with fewer, waking a thread takes longer than is saved."""
@@ -83,6 +112,20 @@ threads: with fewer, waking a thread takes longer than is saved."""
 COMPILED_ROWS: Final = Tunable("compiled_rows", 16, (4, 8, 16, 24, 32, 48), _products((3, 6, 12, 20, 28, 40)))
 """Rows up to which a compiled product multiplies weights in registers; of more rows BLAS is faster."""
 
-TUNABLES: Final = (TILE, SHARED_TILE, SPREAD, SPREAD_PASS, SPREAD_WORK, ATTENTION_WORK, TURNED_ROWS, BLOCK_TILE)
-TUNABLES_OF_COMPILED: Final = (COMPILED_WORK, COMPILED_ROWS)
+VECTOR_ROWS: Final = Tunable("vector_rows", 8, (2, 4, 8, 12, 16), _products((3, 6, 10, 14)))
+"""Rows from which on they are the lanes of the vectors of a compiled product in f32: of fewer, too many lanes would be
+empty."""
+
+INTEGER_ROWS: Final = Tunable("integer_rows", 5, (1, 3, 5, 8), _products((2, 4, 6, 10), "q4_0"))
+"""Rows up to which the integers of quantized weights are multiplied as they are unpacked. For more rows they are
+transposed first."""
+
+PAIR_ROWS: Final = Tunable("pair_rows", 4, (2, 4, 8, 16), _products((3, 6, 12), "bf16"))
+"""Rows from which on products in bf16 transpose the weights, for the instruction that multiplies pairs."""
+
+TUNABLES: Final = (
+    TILE, SHARED_TILE, SPREAD, SPREAD_PASS, SPREAD_WORK, ATTENTION_WORK, TURNED_ROWS, BLOCK_TILE, MANY_ROWS,
+    COLUMN_TILE, BLAS_ROWS, BLAS_COLUMNS,
+)  # fmt: skip
+TUNABLES_OF_COMPILED: Final = (COMPILED_WORK, COMPILED_ROWS, VECTOR_ROWS, INTEGER_ROWS, PAIR_ROWS)
 """Those of compiled functions, which are there with the extra ``jit``."""

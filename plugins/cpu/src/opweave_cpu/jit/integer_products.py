@@ -25,11 +25,9 @@ from opweave_cpu.jit.vectors import LANES, Vector, fma, load, select, store, tra
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk
 from opweave_cpu.jit.writer import Writer
 from opweave_cpu.tiles import in_turn
+from opweave_cpu.tunables import INTEGER_ROWS
 
-__all__ = ["FEW_ROWS", "bind_integer_product", "padded_rows", "record_bytes"]
-
-FEW_ROWS: Final = 5
-"""Rows up to which they are multiplied one after the other."""
+__all__ = ["bind_integer_product", "padded_rows", "record_bytes"]
 
 CHUNK: Final = 128
 """Rows whose sums are in the cache at once. Weights are unpacked anew for each so many."""
@@ -58,7 +56,7 @@ def record_bytes(weights: DType, precision: Precision) -> int:
 
 def padded_rows(rows: int) -> int:
     """Rows for which there are records: a multiple of those that are multiplied at once."""
-    return rows if rows <= FEW_ROWS else -(-rows // _together()) * _together()
+    return rows if rows <= INTEGER_ROWS.value else -(-rows // _together()) * _together()
 
 
 def bind_integer_product(
@@ -74,7 +72,7 @@ def bind_integer_product(
     inputs, form = w.shape[1], form_of(w.dtype.name)
     digits = digits_of(form, "int8" if marks is None else "exact")
     rows, stretches, tail = x.size // inputs, -(-inputs // STRETCH), inputs % STRETCH
-    padded, few = padded_rows(rows), rows <= FEW_ROWS
+    padded, few = padded_rows(rows), rows <= INTEGER_ROWS.value
     before = bind_records(stream, form, digits, x, w.dtype, records, marks, padded=padded, ordered=few)
     args = [w, records, *([] if b is None else [b]), out]
     bind = _bind_few if few else _bind_many

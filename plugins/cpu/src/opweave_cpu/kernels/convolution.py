@@ -31,14 +31,11 @@ from opweave_cpu.tiles import (
     window,
     worker_scratch,
 )
-from opweave_cpu.tunables import TILE
+from opweave_cpu.tunables import COLUMN_TILE, TILE
 from opweave_cpu.workers import Cut, at, bind_workers, full_cuts, is_blas_matrix, worker_count
 
 COLUMNS: Final = 1 << 23
 """Bytes of columns at a time in `conv`: a product of that size keeps all threads of BLAS busy."""
-
-COLUMN_TILE: Final = 1 << 20
-"""Bytes of columns at a time in `conv_transpose`: so many stay in the second-level cache until they are added up."""
 
 FEWEST_COLUMNS: Final = 64
 """Columns of a product at least: with fewer, BLAS loses more speed than is won because the columns are in the cache."""
@@ -360,7 +357,7 @@ class _TransposedTiling:
         item, length = self.dtype.itemsize, prod(x.shape[2:])
         elements, positions = prod(w.shape[2:]), prod(out.shape[2:])
         some = min(self.outputs, max(16, TILE.value // (item * positions)))
-        columns = min(length, max(FEWEST_COLUMNS, COLUMN_TILE // (item * some * elements)))
+        columns = min(length, max(FEWEST_COLUMNS, COLUMN_TILE.value // (item * some * elements)))
         self.cuts = full_cuts(x.shape[2:], columns)
         self.jobs = list(product(range(x.shape[0]), range(self.groups), stretches(self.outputs, some)))
         self.workers = worker_count(len(self.jobs), x.size * prod(w.shape[1:]))

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from opweave.contract import Arg, Call, Step, Stream
 from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.kernels.table import KERNELS
+from opweave_cpu.tunables import PAIR_ROWS
 
 __all__ = ["linear_of_pairs", "multiplies_halves"]
-
-FEWEST_ROWS: Final = 4
-"""Rows from which on transposing the weights takes less time than it saves."""
 
 
 def _why_not(step: Step) -> str | None:
     x, w = step.srcs[:2]
-    if len(w.shape) != 2 or w.shape[0] < 16 or w.shape[1] % 2 or x.size < FEWEST_ROWS * w.shape[1]:
-        return f"it takes {FEWEST_ROWS} rows and more, and a matrix of at least 16 rows of weights of an even length"
+    if len(w.shape) != 2 or w.shape[0] < 16 or w.shape[1] % 2 or x.size < PAIR_ROWS.value * w.shape[1]:
+        return (
+            f"it takes {PAIR_ROWS.value} rows and more, and a matrix of at least 16 rows of weights of an even length"
+        )
     reason = why_not()
     if reason is not None:
         return reason

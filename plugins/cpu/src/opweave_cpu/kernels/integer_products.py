@@ -13,6 +13,7 @@ from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.jit.supported import BLOCKS
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import Array, in_turn
+from opweave_cpu.tunables import INTEGER_ROWS
 
 __all__ = ["exact_linear_of_integers", "linear_in_int8", "unpacks_integers"]
 
@@ -43,10 +44,9 @@ def _why_not_exactly(step: Step) -> str | None:
     reason = _why_not(step)
     if reason is not None:
         return reason
-    from opweave_cpu.jit.integer_products import FEW_ROWS
     from opweave_cpu.jit.integers import has_dot
 
-    if _rows(step) > FEW_ROWS and not has_dot():
+    if _rows(step) > INTEGER_ROWS.value and not has_dot():
         return "without instructions for dot products of bytes, f32 is faster for more than a few rows"
     return None
 

@@ -31,7 +31,7 @@ from opweave_cpu.tiles import (
     worker_scratch,
     workers_of,
 )
-from opweave_cpu.tunables import SPREAD_PASS, TILE
+from opweave_cpu.tunables import BLAS_COLUMNS, BLAS_ROWS, SPREAD_PASS, TILE
 
 RUN: Final = 128
 """The longest running sum in f32, whose rounding errors grow with its length. (NumPy adds pairwise, from blocks of this
@@ -48,12 +48,6 @@ WIDE_ROW: Final = 16
 
 FEW_PARTIALS: Final = 64
 """Up to so many partial sums of f32 are added up in f32, more of them in f64."""
-
-BLAS_ROWS: Final = 1 << 18
-"""Elements up to which BLAS adds up rows in one call: beyond, it wakes threads, which takes longer than the sums."""
-
-BLAS_COLUMNS: Final = 1 << 14
-"""Elements up to which BLAS adds up columns in one thread."""
 
 _F32: Final = as_dtype("f32")
 _F64: Final = as_dtype("f64")
@@ -142,7 +136,7 @@ def _sum_rows(stream: Stream, x: Array, out: Array) -> Call:
     """The call that adds up along the last axis."""
     n = x.shape[-1]
     packed = x.ndim == 2 and x.strides[1] == x.itemsize and x.strides[0] >= n * x.itemsize
-    if packed and n <= LONGEST_ROW and x.size <= BLAS_ROWS:
+    if packed and n <= LONGEST_ROW and x.size <= BLAS_ROWS.value:
         return partial(np.matmul, x, np.ones(n, x.dtype), out)
     add = row_sums(n, x.dtype)
     count = workers_of(stream) if x.nbytes >= 2 * SPREAD_PASS.value and x.ndim > 1 else 1
@@ -157,7 +151,7 @@ def _are_wide_rows(x: Array) -> bool:
 def _sum_columns(stream: Stream, x: Array, out: Array) -> Call:
     """The call that adds up along the last but one axis: a product with ones, which adds up several rows in a pass."""
     add = partial(np.matmul, np.ones(x.shape[-2], x.dtype))
-    if x.size < BLAS_COLUMNS:
+    if x.size < BLAS_COLUMNS.value:
         return partial(add, x, out)
     count = workers_of(stream) if x.nbytes >= 4 * SPREAD_PASS.value and x.ndim > 2 else 1
     ranges = shares(len(x), count) if count > 1 else [...]

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.kernels.table import KERNELS
-from opweave_cpu.tunables import COMPILED_ROWS
+from opweave_cpu.tunables import COMPILED_ROWS, VECTOR_ROWS
 
 __all__ = ["linear_of_some_rows", "multiplies_rows"]
-
-FEWEST_ROWS: Final = 8
-"""Rows from which on they are the lanes of vectors: of fewer, too many lanes would be empty."""
 
 
 def _why_not(step: Step) -> str | None:
     w = step.srcs[1]
-    if len(w.shape) != 2 or not FEWEST_ROWS <= _rows(step) <= COMPILED_ROWS.value:
-        return f"it takes {FEWEST_ROWS} to {COMPILED_ROWS.value} rows, and a matrix of weights"
+    if len(w.shape) != 2 or not VECTOR_ROWS.value <= _rows(step) <= COMPILED_ROWS.value:
+        return f"it takes {VECTOR_ROWS.value} to {COMPILED_ROWS.value} rows, and a matrix of weights"
     reason = why_not()
     if reason is not None:
         return reason
