@@ -11,6 +11,7 @@ import pytest
 import opweave as ow
 from opweave.contract import BufferType, Step, Usage
 from opweave.contract.kernels import KernelTable
+from opweave.cost.profile import CostModel, Curve, OpCost, Profile
 from opweave.errors import LayoutError, SchedulerError, UnknownNameError, UnsupportedOpError
 from opweave.graph.dtypes import DType, f32
 from opweave.graph.layout import Shape
@@ -121,6 +122,29 @@ def test_weights_are_copied_once_for_all_programs_and_counted(device, w):
         again = scheduler.build(ow.linear(ow.input("y", (3, 32)), weight))
         np.testing.assert_allclose(again.run(y=np.ones((3, 32), F)), np.ones((3, 32), F) @ w.T, rtol=1e-6)
         assert RESERVATIONS.reserved == before, "the copy is shared"
+
+
+def test_what_was_measured_of_a_step_holds_beside_a_device_that_copies_its_weights(device, w):
+    other = ow.device("host")
+    y = ow.linear(ow.input("x", X.shape), ow.weights({"w": w})["w"])
+
+    def support(plan, at):
+        assignment = plan.partition.assignment
+        (target,) = [target for target in assignment.targets if target.device is at]
+        return assignment.capabilities.support(target, y)
+
+    with ow.Scheduler(other) as alone, ow.Scheduler([device, other]) as both:
+        support(alone.partition(y), other).seconds = 1.25
+        plan = both.partition(y)
+        assert support(plan, device).repacked
+        assert support(plan, other).seconds == 1.25
+        support(plan, device).seconds = 2.5
+    like = ow.simulate("like", like=device)
+    line = Curve.line(1e-6, 1e9)
+    known = Profile("like", 0.0, line, line, {"add": {"f32": OpCost(line)}})
+    assert y.signature is not None
+    with ow.Scheduler(like) as scheduler:
+        assert CostModel(scheduler._targets, [known]).step(y, y.signature, 0) == 2.5
 
 
 def test_they_are_freed_with_the_weights(device, w):

@@ -273,8 +273,13 @@ class CostModel:
         device = self.targets[at].device
         if not device.simulated:
             return support.seconds
-        there = signature.support.get(getattr(device, "same_speed", None))
-        return None if there is None else there.seconds
+        same = getattr(device, "same_speed", None)
+        # Beside other devices, or on that one, the step may read its weights in special memory.
+        for alike in (signature, *signature.variants):
+            there = alike.support.get(same)
+            if there is not None and there.seconds is not None:
+                return float(there.seconds)
+        return None
 
     def pack(self, at: int, dtype: DType, shape: Shape) -> float:
         """Seconds of making a contiguous copy on a target."""

@@ -80,6 +80,11 @@ class Signature:
             known = self._variants.setdefault(key, made)
         return known
 
+    @property
+    def variants(self) -> list[Signature]:
+        """Those of the same precision that `at` has made of this one."""
+        return [made for made in self._variants.values() if made.precision == self.precision]
+
 
 class Tensor(Operators):
     """A symbolic value: the result of an operation on its sources, or a leaf.

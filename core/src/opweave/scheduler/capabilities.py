@@ -169,6 +169,11 @@ def _mark_whole(
                 wanted.append((target, node.srcs[i], kind))
         if not wanted:
             continue
+        for target in targets:
+            at = found.support.get(target.device)
+            if at is None or not at.repacked:
+                # To other devices it is the same step: what was measured of it holds here too.
+                found.support[target.device] = target.support(known)
         new = [(t, w, kind) for t, w, kind in wanted if (w, kind) not in seen and not _has_copy(w, kind)]
         sizes = [(target, kind.alloc_size(weight)) for target, weight, kind in new]
         for target, _ in sizes:
