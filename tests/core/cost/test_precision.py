@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 
 import opweave as ow
@@ -21,6 +23,22 @@ def test_a_profile_has_every_precision_that_the_device_computes_in(monkeypatch: 
     assert not {"q8_0 in bf16", "f32 in int8", "f64 in bf16"} & profile.costs["linear"].keys()
     assert ("bf16", ("f32", "bf16")) in device.calls, "weights come rounded, as in programs"
     assert Profile.from_json(profile.to_json()) == profile
+
+
+def test_steps_are_told_from_the_start_of_a_run_that_takes_long_and_varies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device of another process: what starting a run varies by is 30 times what its smallest step takes."""
+    start, rate, varying = 3e-4, 2e10, cycle((1.0, 0.96, 1.02, 0.97, 1.01, 0.99))
+
+    def seconds(stream: object, bound: measuring.Bound, count: int = 1) -> float:
+        return start * next(varying) + count * sum(buffer.size for buffer in bound.buffers) / rate
+
+    monkeypatch.setattr(measuring, "OPS", {"add": OPS["add"]})
+    monkeypatch.setattr(measuring, "seconds_of_step", seconds)
+    profile = measuring.measure(Rounding())
+    assert profile.again == pytest.approx(start, rel=0.1)
+    points = profile.costs["add"]["f32"].by_bytes.points
+    assert len(points) == 3
+    assert [taken for _, taken in points] == pytest.approx([size / rate for size, _ in points], rel=0.1)
 
 
 def test_a_device_is_chosen_for_what_it_takes_in_the_precision_that_is_allowed() -> None:

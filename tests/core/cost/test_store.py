@@ -100,3 +100,16 @@ def test_switched_off(measured, monkeypatch):
     ow.profile(Separate("one"))
     assert cache_folder() is None
     assert is_measured_anew(measured)
+
+
+def test_a_device_that_says_more_of_itself_once_it_has_run_is_measured_once(measured, monkeypatch):
+    """A library may tell its threads only then. The next process asks before anything ran there."""
+
+    class Warming(Separate):
+        def features(self):
+            return {"runs": len(measured)}
+
+    ow.profile(Warming("one"))
+    measured.clear()
+    ow.profile(Warming("one"))
+    assert measured == []

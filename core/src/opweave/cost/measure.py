@@ -48,6 +48,12 @@ MOST_SECONDS: Final = 0.05
 RUN_SECONDS: Final = 5e-4
 """A run repeats small steps until it takes about this long."""
 MOST_STEPS: Final = 64
+"""Steps of a run at most, unless starting it takes longer than these."""
+STARTED_STEPS: Final = 4096
+"""Steps of a run at most, where starting it takes long: to another process a message goes there and back."""
+MORE_STEPS: Final = 8
+"""By this factor a run gets more steps, until they take longer than starting it: else what starting it varies by would
+be taken for their time."""
 SWITCHES: Final = 3
 """How many operations the overhead of a plan is measured with."""
 SLOW: Final = 0.05
@@ -137,8 +143,9 @@ class _Measurement:
         """Measure what running a plan takes beyond its steps: directly after another run, and how much longer bringing
         a value, running and fetching the result take after a pause."""
         with Bound(self.target, node, "exact") as bound:
-            one, many = seconds_of_step(self.stream, bound), seconds_of_step(self.stream, bound, MOST_STEPS)
-            step = max(many - one, 0.0) / (MOST_STEPS - 1)
+            one = seconds_of_step(self.stream, bound)
+            many, count = self._seconds_of_many(bound, MOST_STEPS, one)
+            step = max(many - one, 0.0) / (count - 1)
             self.overhead = min(self.overhead, max(one - step, 0.0))
             result, source = bound.buffers[:2]
             given, got = np.ones(source.size, np.uint8), np.ones(result.size, np.uint8)
@@ -156,6 +163,15 @@ class _Measurement:
                 plan.close()
             self.switch = min(self.switch, max(longer, 0.0))
 
+    def _seconds_of_many(self, bound: Bound, count: int, start: float) -> tuple[float, int]:
+        """The least seconds of a run of ``count`` steps, or of so many more that they take longer than the ``start`` of
+        the run, and how many they are."""
+        while True:
+            seconds = seconds_of_step(self.stream, bound, count)
+            if seconds >= 2 * start or count < MOST_STEPS or count >= STARTED_STEPS:
+                return seconds, count
+            count *= MORE_STEPS
+
     def _points(self, nodes: list[Tensor], precision: Precision, unit: int, points: Points) -> None:
         """Measure nodes by bytes (``unit`` 0) or floating-point operations (1), where the device computes them in just
         this precision."""
@@ -168,7 +184,7 @@ class _Measurement:
                 seconds = seconds_of_step(self.stream, bound)
                 count = int(min(MOST_STEPS, RUN_SECONDS / max(seconds - overhead, 1e-7)))
                 if count > 1:
-                    seconds = seconds_of_step(self.stream, bound, count)
+                    seconds, count = self._seconds_of_many(bound, count, overhead)
             each = max(seconds - overhead, 1e-9) / max(count, 1)
             _note(points, work(node)[unit], each)
             if each > SLOW:

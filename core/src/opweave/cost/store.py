@@ -49,7 +49,8 @@ def profile(device: Device | str, *, refresh: bool = False, progress: Progress |
 
             from opweave.cost.measure import measure
 
-            known, key = measure(found, progress), _key(found)
+            key = _key(found)  # as the next process asks for it: before anything ran there
+            known = measure(found, progress)
             # If the file cannot be written, the next process measures again.
             cache().store(file_name(key), json.dumps({"key": key, "profile": known.to_json()}).encode())
             _KNOWN[found] = known
