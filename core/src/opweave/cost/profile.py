@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Signature, Tensor
     from opweave.scheduler.target import Support, Target
 
-__all__ = ["ANY", "CostModel", "Curve", "OpCost", "Profile", "decisive_dtype", "measured_type", "window_bytes", "work"]
+__all__ = [
+    "ANY", "LARGEST", "CostModel", "Curve", "OpCost", "Profile", "decisive_dtype", "measured_type", "window_bytes",
+    "work",
+]  # fmt: skip
 
 ANY: Final = "*"
 """The key of the entry for all operations, or dtypes, without an entry of their own."""

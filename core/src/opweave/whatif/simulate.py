@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import inf
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave import registry
@@ -11,7 +12,7 @@ from opweave.contract.capabilities import Kind
 from opweave.contract.device import Device
 from opweave.contract.kernels import KernelTable
 from opweave.contract.space import MemorySpace, Usage
-from opweave.cost.profile import ANY, Curve, OpCost, Profile
+from opweave.cost.profile import ANY, LARGEST, Curve, OpCost, Profile
 from opweave.cost.store import profile
 from opweave.errors import SchedulerError, UnknownNameError
 from opweave.graph.dtypes import as_dtype
@@ -123,24 +124,34 @@ def simulate(
         ops: the operations that it supports; default: those of ``like``, or all.
 
     Raises:
-        SchedulerError: neither ``like`` nor both of ``flops`` and ``bandwidth``, or a figure that is not positive.
+        SchedulerError: neither ``like`` nor both of ``flops`` and ``bandwidth``; a figure that is no number, or not
+            positive (``launch`` and ``memory`` may be 0); no name, or a ``like`` that is no device.
         UnknownNameError: no such device, operation or dtype.
     """
+    if not isinstance(name, str) or not name:
+        raise SchedulerError(f"a simulated device needs a name, a non-empty text, not {name!r}")
     model = registry.device(like) if isinstance(like, str) else like
+    if model is not None and not isinstance(model, Device):
+        raise SchedulerError(f"simulate({name!r}): like is a device or its name, not {type(model).__name__}")
+    if isinstance(ops, str):
+        raise SchedulerError(f"simulate({name!r}): ops is a list of names, not {ops!r}")
     known = None if ops is None else list(ops)
     for op in known or ():
         if op not in OPS:
             raise UnknownNameError("operation", op, OPS)
+    if isinstance(flops, Mapping) and not flops:
+        raise SchedulerError(f"simulate({name!r}): flops names no dtype")
     if model is None and (flops is None or bandwidth is None):
         raise SchedulerError(f"simulate({name!r}) needs like=, or flops= and bandwidth=")
     rates = dict(flops) if isinstance(flops, Mapping) else {} if flops is None else {ANY: flops}
     for dtype in rates if isinstance(flops, Mapping) else ():
         as_dtype(dtype)
     for what, figure in {"bandwidth": bandwidth, **{f"flops of {k}": v for k, v in rates.items()}}.items():
-        if figure is not None and not figure > 0:
-            raise SchedulerError(f"simulate({name!r}): {what} is {figure}; it is a positive number")
-    if (launch is not None and launch < 0) or memory < 0:
-        raise SchedulerError(f"simulate({name!r}): launch and memory are not negative")
+        if figure is not None and not (_is_number(figure) and figure > 0):
+            raise SchedulerError(f"simulate({name!r}): {what} is {figure!r}; it is a positive number")
+    for what, figure in {"launch": launch, "memory": memory}.items():
+        if figure is not None and not (_is_number(figure) and 0 <= figure <= LARGEST):
+            raise SchedulerError(f"simulate({name!r}): {what} is {figure!r}; it is a number that is not negative")
     links = {str(k): line(v) for k, v in link.items()} if isinstance(link, Mapping) else (
         {} if link is None else {"host": line(link)}
     )  # fmt: skip
@@ -154,11 +165,15 @@ def simulate(
     return made
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def line(link: Link) -> Curve:
     """The curve of a link: seconds by bytes."""
     try:
-        latency, rate = (LATENCY, link) if isinstance(link, (int, float)) else link
-        right = latency >= 0 and rate > 0
+        latency, rate = (LATENCY, link) if isinstance(link, (int, float, Real)) else link
+        right = _is_number(latency) and _is_number(rate) and 0 <= latency <= LARGEST and rate > 0
     except (TypeError, ValueError):
         right = False
     if not right:
