@@ -54,6 +54,7 @@ def test_cuts_follow_the_shares_in_whole_units(length, shares, block, multiple):
     assert cuts[-1] == length
     lengths = np.diff(cuts)
     assert min(lengths) > 0
+    assert cuts_of(length, [share * 2.0**1016 for share in shares], block, multiple) == cuts  # whatever their sum
     assert not any(cut % unit for cut in cuts)
     if length >= 16 * 256 * len(shares) and multiple is None and length % 256 == 0 and min(shares) > 0.2 * sum(shares):
         assert not any(cut % 256 for cut in cuts)
@@ -85,6 +86,13 @@ def test_what_cannot_be_split_is_refused(pair):
         ow.Sharded([])
     with pytest.raises(ow.SchedulerError, match="devices or their names"):
         ow.Sharded(3)  # type: ignore[arg-type]
+    with pytest.raises(ow.SchedulerError, match="devices or their names"):
+        ow.Sharded({*pair})  # type: ignore[arg-type]  # it has no order
+    with pytest.raises(ow.SchedulerError, match="share"):
+        ow.Sharded({pair[0]: 10**400})
+    with pytest.raises(ow.SchedulerError, match="axis"):
+        ow.Sharded(pair, axis=True)
+    assert ow.Sharded(pair, axis=np.int64(1), multiple=np.int32(8)).axis == 1  # type: ignore[arg-type]
     with pytest.raises(ow.SchedulerError, match="multiple"):
         ow.Sharded(pair, multiple=0)
     with pytest.raises(ow.UnknownNameError):

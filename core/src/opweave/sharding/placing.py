@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from math import gcd, isfinite, lcm
+from collections.abc import Iterable, Mapping, Sequence, Set
+from math import gcd, inf, lcm
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Final
 
 from opweave import registry
@@ -45,7 +46,8 @@ class Sharded:
             that share keys for that of the queries. Default: 256, or less where the axis is short.
 
     Raises:
-        SchedulerError: no devices, one named twice, a share that is no positive number, a multiple below 1.
+        SchedulerError: no devices, one named twice, a set of them, which has no order; a share that is no positive
+            number, an axis or multiple that is no integer, a multiple below 1.
     """
 
     __slots__ = ("axis", "devices", "multiple", "shares")
@@ -59,23 +61,35 @@ class Sharded:
     ) -> None:
         named = dict(devices) if isinstance(devices, Mapping) else None
         given = tuple(devices) if isinstance(devices, Iterable) else ()
-        if isinstance(devices, str) or not given or not all(isinstance(d, (str, Device)) for d in given):
+        unordered = isinstance(devices, (str, Set))  # sums are added in the order of the devices
+        if unordered or not given or not all(isinstance(d, (str, Device)) for d in given):
             raise SchedulerError(f"Sharded takes devices or their names, with or without shares, not {devices!r:.60}")
         if len(set(given)) < len(given):
             raise SchedulerError(f"Sharded names a device twice: {given}")
         for device, share in (named or {}).items():
-            if isinstance(share, bool) or not isinstance(share, (int, float)) or not (share > 0 and isfinite(share)):
+            if not _is_share(share):
                 raise SchedulerError(f"the share of {device!r} is a positive number, not {share!r:.60}")
-        if not isinstance(axis, int) or (multiple is not None and (not isinstance(multiple, int) or multiple < 1)):
+        numbers = [n for n in (axis, multiple) if n is not None]
+        if (
+            not all(isinstance(n, Integral) and not isinstance(n, bool) for n in numbers)
+            or min(numbers[1:], default=1) < 1
+        ):
             raise SchedulerError(f"axis is an integer and multiple a positive one, not {axis!r} and {multiple!r}")
         self.devices: Final = given
         self.shares: Final = None if named is None else tuple(named.values())
-        self.axis: Final = axis
-        self.multiple: Final = multiple
+        self.axis: Final = int(axis)
+        self.multiple: Final = None if multiple is None else int(multiple)
 
     def __repr__(self) -> str:
         over = list(self.devices) if self.shares is None else dict(zip(self.devices, self.shares, strict=True))
         return f"Sharded({over}, axis={self.axis})"
+
+
+def _is_share(share: object) -> bool:
+    try:
+        return isinstance(share, Real) and not isinstance(share, bool) and 0 < float(share) < inf
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def place_shards(tensors: Sequence[Tensor], sharded: Sharded) -> list[Buffer | MultiBuffer]:
@@ -189,9 +203,10 @@ def cuts_of(
     units = length // unit
     if length % unit or units < len(shares):
         return None
-    cuts, total, before = [0], sum(shares), 0.0
+    most = max(shares)  # so that no sum of them overflows
+    cuts, total, before = [0], sum([share / most for share in shares]), 0.0
     for i, share in enumerate(shares):
-        before += share
+        before += share / most
         at = round(units * before / total)
         cuts.append(max(cuts[-1] + 1, min(at, units - (len(shares) - 1 - i))))
     return tuple([cut * unit for cut in cuts])
