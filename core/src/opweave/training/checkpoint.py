@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from threading import get_ident
+from typing import IO, Any, Final
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from opweave.graph.dtypes import DTYPES
 from opweave.graph.tensor import Tensor
 from opweave.leaf_memory import read_leaf, write_state
 
-__all__ = ["restore", "write_checkpoint"]
+__all__ = ["check_writable", "restore", "write_checkpoint"]
 
 _NAMES: Final = {
     "f64": "F64", "f32": "F32", "f16": "F16", "bf16": "BF16", "i64": "I64", "i32": "I32", "i16": "I16", "i8": "I8",
@@ -37,8 +38,8 @@ def _library(name: str = "safetensors") -> Any:
 
 
 def write_checkpoint(path: str | os.PathLike[str], states: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write states and facts. Whoever reads ``path`` finds the file that was there or the new one, never a part: it is
-    written beside it, synced and renamed.
+    """Write states and facts. Whoever reads ``path`` finds the file that was there or the new one, never a part: the
+    name passes to it after it was written and synced.
 
     Args:
         path: of the file.
@@ -55,18 +56,46 @@ def write_checkpoint(path: str | os.PathLike[str], states: Mapping[str, Tensor],
     text = json.dumps(dict(facts))
     checksum = _checksum(text, {name: array.tobytes() for name, array in arrays.items()})
     data = library.save(arrays, {"opweave": text, "checksum": checksum})
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with open(beside, "wb") as file:
+        with _in_place_of(target) as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, target)
         _sync_folder(target.parent)
     except OSError as error:
+        raise CheckpointError(f"the checkpoint {target} cannot be written: {error}") from error
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise what `write_checkpoint` would for want of the package, or of a folder to write to."""
+    _library()
+    target = Path(path)
+    if target.is_dir() or not os.access(target.parent, os.W_OK):
+        why = "it is a folder" if target.is_dir() else "its folder is missing, or may not be written to"
+        raise CheckpointError(f"the checkpoint {target} cannot be written: {why}")
+
+
+@contextmanager
+def _in_place_of(target: Path) -> Iterator[IO[bytes]]:
+    """A new file that is synced and takes the place of ``target`` at the end of the block, unless the block fails.
+    Until then it has no name, where the system knows such files: nothing is left of it if the process is killed."""
+    beside = target.with_name(f".{target.name}.{os.getpid()}.{get_ident()}")
+    try:
+        handle = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
+    except (AttributeError, OSError):
+        handle = None
+    try:
+        with open(beside if handle is None else handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            if handle is not None:
+                beside.unlink(missing_ok=True)
+                # src_dir_fd, which an absolute path ignores, makes Python follow the link to the file.
+                os.link(f"/proc/self/fd/{handle}", beside, src_dir_fd=handle)
+        os.replace(beside, target)
+    except BaseException:
         with suppress(OSError):
             beside.unlink()
-        raise CheckpointError(f"the checkpoint {target} cannot be written: {error}") from error
+        raise
 
 
 def _checksum(text: str, contents: Mapping[str, bytes]) -> str:
@@ -88,13 +117,16 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def restore(path: str | os.PathLike[str], states: Mapping[str, Tensor], structure: str) -> dict[str, Any]:
+def restore(
+    path: str | os.PathLike[str], states: Mapping[str, Tensor], structure: str, sums: Mapping[str, Tensor] | None = None
+) -> dict[str, Any]:
     """Set states to what a checkpoint holds and return its facts. Nothing is set unless everything fits.
 
     Args:
         path: of the file.
         states: name -> state.
         structure: what the fact ``"structure"`` has to be.
+        sums: name -> state that becomes 0 if the checkpoint does not hold it.
 
     Raises:
         CheckpointError: the file is missing, damaged, or of another training.
@@ -113,15 +145,21 @@ def restore(path: str | os.PathLike[str], states: Mapping[str, Tensor], structur
         raise CheckpointError(f"the checkpoint {path} cannot be read: {error}") from error
     except (library.SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is no complete checkpoint: {type(error).__name__}: {error}") from error
+    known = {**states, **(sums or {})}
+    if extra := sorted(found.keys() - known):
+        raise CheckpointError(f"the checkpoint {path} has {extra[0]!r}, which this training does not")
     arrays = {}
-    for name, tensor in states.items():
+    for name, tensor in known.items():
         entry = found.get(name)
+        if entry is None and name not in states:
+            arrays[name] = np.zeros(tensor.shape, tensor.dtype.numpy)
+            continue
         if entry is None or tuple(entry["shape"]) != tensor.shape or entry["dtype"] != _NAMES[tensor.dtype.name]:
             there = "nothing" if entry is None else f"{entry['dtype']}{list(entry['shape'])}"
             raise CheckpointError(f"the checkpoint {path} has {there} for {name!r}, which is {tensor.describe()}")
         arrays[name] = np.frombuffer(bytearray(entry["data"]), DTYPES[tensor.dtype.name].numpy).reshape(tensor.shape)
     if facts.get("structure") != structure:
         raise CheckpointError(f"the checkpoint {path} is of another training: its optimizer, options or data differ")
-    for name, tensor in states.items():
+    for name, tensor in known.items():
         write_state(tensor, arrays[name])
     return facts

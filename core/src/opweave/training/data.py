@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
 
-from opweave.errors import SchedulerError, ShapeError
+from opweave.errors import FormatError, SchedulerError, ShapeError
 
 __all__ = ["Batch", "Dataset"]
 
@@ -22,7 +23,8 @@ class Dataset:
 
     Args:
         arrays: name -> array; or shards, a sequence of such mappings, whose examples follow one another. Arrays of
-            mapped files (``numpy.load(path, mmap_mode="r")``) stay there: a batch reads the examples that it needs.
+            mapped files (``numpy.load(path, mmap_mode="r")``) stay there: a batch reads the examples that it needs. The
+            files must not become shorter meanwhile.
 
     Attributes:
         names: of the arrays.
@@ -32,7 +34,9 @@ class Dataset:
     """
 
     def __init__(self, arrays: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        given = [arrays] if isinstance(arrays, Mapping) else list(arrays)
+        given = [arrays] if isinstance(arrays, Mapping) else list(arrays) if isinstance(arrays, Sequence) else []
+        if not all(isinstance(shard, Mapping) for shard in given):
+            raise ShapeError(f"a data set is a mapping of names to arrays, or a sequence of them, not {arrays!r:.60}")
         self._shards: Final = [{name: np.asanyarray(a) for name, a in shard.items()} for shard in given]
         if not self._shards or not self._shards[0]:
             raise ShapeError("a data set needs at least one array")
@@ -47,6 +51,8 @@ class Dataset:
                 raise ShapeError(f"shards have the same arrays: {self._kind(self._shards[0])} and {self._kind(shard)}")
             lengths.append(found.pop())
         self._ends: Final = np.cumsum(lengths)
+        mapped = [a for shard in self._shards for a in shard.values() if isinstance(a, np.memmap)]
+        self._files: Final = {str(a.filename): os.path.getsize(a.filename) for a in mapped if a.filename is not None}
         if not len(self):
             raise ShapeError("a data set needs at least one example")
 
@@ -65,7 +71,15 @@ class Dataset:
         return f"<Dataset of {len(self)} examples: {kinds}>"
 
     def take(self, ids: Array) -> Batch:
-        """The examples with these numbers, in this order, as new arrays."""
+        """The examples with these numbers, in this order, as new arrays.
+
+        Raises:
+            FormatError: a mapped file is shorter than when the data set was made. (Reading behind its end would end the
+                process.)
+        """
+        for file, size in self._files.items():
+            if (now := os.path.getsize(file)) < size:
+                raise FormatError(f"{file} had {size} bytes when the data set was made, and has {now}")
         if len(self._shards) == 1:
             return {name: np.asarray(a[ids]) for name, a in self._shards[0].items()}
         places = np.searchsorted(self._ends, ids, "right")
@@ -94,6 +108,7 @@ class Dataset:
 
         Raises:
             SchedulerError: ``size`` is not positive, or the data set has less examples than a batch.
+            FormatError: as `take`.
         """
         ids = np.arange(len(self)) if order is None else order
         if size < 1 or (size > len(ids) and not keep_rest):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import cos, isfinite, pi
+from operator import index as as_index
+from typing import Any
 
-from opweave.errors import DTypeError
+from opweave.errors import DTypeError, SchedulerError
 from opweave.ops.operands import is_number
 
-__all__ = ["Schedule", "as_rate", "cosine", "linear", "steps"]
+__all__ = ["Schedule", "as_count", "as_rate", "cosine", "linear", "steps"]
 
 Schedule = Callable[[int], float]
 
@@ -65,6 +67,21 @@ def as_rate(what: str, value: float) -> float:
     if not (is_number(value) and isfinite(value) and value >= 0):
         raise DTypeError(f"{what} is a finite number of at least 0, not {value!r}")
     return float(value)
+
+
+def as_count(what: str, value: Any, least: int = 1) -> int:
+    """A number of something as a Python int.
+
+    Raises:
+        SchedulerError: it is no integer of at least ``least``.
+    """
+    try:
+        number = least - 1 if isinstance(value, bool) else int(as_index(value))
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise SchedulerError(f"{what} is an integer of at least {least}, not {value!r:.60}")
+    return number
 
 
 def _check_rates(*rates: float) -> None:

@@ -64,7 +64,8 @@ class StepGraphs:
             if accumulate > 1
             else {}
         )
-        self.counts: Final = "step" in inspect.signature(model).parameters
+        self._signature: Final = inspect.signature(model)
+        self.counts: Final = "step" in self._signature.parameters
 
     def evaluation(self, batch: Batch) -> Built:
         return Built(self._forward(batch, 0, training=False), [])
@@ -134,9 +135,14 @@ class StepGraphs:
         return {name: input(_named(name, replica), a.shape, as_dtype(a.dtype)) for name, a in batch.items()}
 
     def _predicted(self, inputs: Mapping[str, Tensor], replica: int, *, training: bool) -> Tensor:
-        if not self.counts:
-            return self._model(**inputs)
-        return self._model(**inputs, step=input(_named("step", replica), (), i64) if training else None)
+        given: dict[str, Tensor | None] = {**inputs}
+        if self.counts:
+            given["step"] = input(_named("step", replica), (), i64) if training else None
+        try:
+            self._signature.bind(**given)
+        except TypeError as error:
+            raise SchedulerError(f"the model is called with the arrays {', '.join(inputs)}: {error}") from None
+        return self._model(**given)
 
     def _grads(self, loss: Tensor) -> dict[str, Tensor]:
         """The gradients, not scaled, in the order in which the backward graph finds them, so that each can be used and

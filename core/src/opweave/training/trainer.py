@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import inf, isfinite, isnan, nan
@@ -14,18 +15,19 @@ from typing import Any, Final
 import numpy as np
 
 from opweave import ops, registry
-from opweave.errors import CheckpointError, DTypeError, SchedulerError
+from opweave.errors import CheckpointError, DTypeError, OpweaveError, SchedulerError
 from opweave.graph.graph import Graph
 from opweave.graph.tensor import Tensor
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.ops.operands import is_number
 from opweave.scheduler import Program, Scheduler
-from opweave.training.checkpoint import restore, write_checkpoint
+from opweave.training.checkpoint import check_writable, restore, write_checkpoint
 from opweave.training.data import Batch, Dataset
 from opweave.training.metrics import Epoch, Metrics, Tally
 from opweave.training.optimizers import LossScale, Optimizer
-from opweave.training.schedules import Schedule, as_rate
+from opweave.training.schedules import Schedule, as_count, as_rate
 from opweave.training.step import Loss, StepGraphs
+from opweave.warning import OpweaveWarning
 
 __all__ = ["Trainer"]
 
@@ -65,8 +67,8 @@ class Trainer:
         scheduler: what runs the programs.
 
     Raises:
-        SchedulerError: ``batch``, ``accumulate`` or ``snapshot_every`` is not positive, ``seed`` negative; a replica
-            that is not among the devices; a parameter named like a state of the loss scale.
+        SchedulerError: ``batch``, ``accumulate`` or ``snapshot_every`` is no positive integer, or ``seed`` none of at
+            least 0; a replica that is not among the devices; a parameter named like a state of the loss scale.
         DTypeError: a learning rate that is no finite number of at least 0.
     """
 
@@ -87,12 +89,9 @@ class Trainer:
         replicas: Sequence[Any] = (),
         snapshot_every: int | None = None,
     ) -> None:
-        if snapshot_every is not None and snapshot_every < 1:
-            raise SchedulerError(f"snapshot_every is a positive number of steps, not {snapshot_every}")
-        if not (isinstance(batch, int) and isinstance(accumulate, int) and batch >= 1 and accumulate >= 1):
-            raise SchedulerError(f"batches have examples, and steps have batches: not {batch} and {accumulate}")
-        if not (isinstance(seed, int) and seed >= 0):
-            raise SchedulerError(f"a seed is an integer of at least 0, not {seed!r}")
+        if snapshot_every is not None:
+            snapshot_every = as_count("snapshot_every, a number of steps,", snapshot_every)
+        batch, accumulate = as_count("batch", batch), as_count("accumulate", accumulate)
         if loss_scale is not None and (taken := loss_scale.states.keys() & optimizer.params.keys()):
             raise SchedulerError(f"no parameter is named {min(taken)!r}, as a state of the loss scale is")
         self._target: Final = target
@@ -101,7 +100,7 @@ class Trainer:
         self._batch, self._runs, self._replicas = batch, accumulate, max(len(replicas), 1)
         self._options: Final = (batch, accumulate * self._replicas, clip_norm)
         self._scaling = loss_scale
-        self._seed = seed
+        self._seed = as_count("a seed", seed, 0)
         self._owned = not isinstance(devices, Scheduler)
         self.scheduler: Scheduler = (
             devices
@@ -112,6 +111,7 @@ class Trainer:
         self.epoch = 0
         self.history: list[Epoch] = []
         self._place = 0  # physical batches of the present epoch that are done
+        self._between = True  # whether the states are those of ``_place``: no step has begun that did not end
         self._tally = Tally()
         self._programs: dict[Any, Program] = {}
         self._snapshot_every: Final = snapshot_every
@@ -144,7 +144,7 @@ class Trainer:
             outputs, replicas = getattr(self._graphs, kind)(batch)
             pins = self._pins(replicas)
             known = self._programs[key] = self.scheduler.build(outputs, pins)
-            own = self._states
+            own = {**self._states, **self._sums}
             for node in known.partition.graph.nodes:
                 if node.op is not None and node.op.writes and node.key not in own:
                     self._written[node.key] = node.memory
@@ -171,9 +171,11 @@ class Trainer:
             on_step: called after each step.
 
         Raises:
-            SchedulerError: less examples than a logical batch, or no target among the arrays.
+            SchedulerError: less examples than a logical batch, no target among the arrays, or an earlier step was
+                interrupted while it wrote the states (see `go_back`).
             ExecutionError: a run failed; names node and device.
         """
+        self._check_between()
         examples = _dataset(data)
         order = examples.order(self._seed, self.epoch)
         logical = self._batch * self._runs * self._replicas
@@ -192,12 +194,14 @@ class Trainer:
             # The next batch is brought to the device meanwhile, unless somebody looks at this step.
             while len(under_way) > (1 if self.scheduler.parallel and not keep and on_step is None else 0):
                 under_way.pop(0)()
+            self._between = not under_way
             if keep:
                 self._snapshot = self._values(), self._facts()
             if stepped and on_step is not None:
                 on_step(self)
         for finish in under_way:
             finish()
+        self._between = True
         metrics = self._tally.metrics()
         self.epoch, self._place, self._tally = self.epoch + 1, 0, Tally()
         return metrics
@@ -213,8 +217,13 @@ class Trainer:
         program = self._program("step" if self._runs == 1 else "part", batches[0])
         if self._runs == 1:
             feeds |= rate
-        under_way = program.submit(feeds) if self.scheduler.parallel else None
-        result = {} if under_way is not None else program.run(feeds)
+        between, self._between = self._between, False
+        try:
+            under_way = program.submit(feeds) if self.scheduler.parallel else None
+            result = {} if under_way is not None else program.run(feeds)
+        except OpweaveError:
+            self._between = between  # nothing is counted yet, and states that are half written say so themselves
+            raise
         self._place += len(batches)
         if self._place % (self._runs * self._replicas) == 0:
             if self._runs > 1:
@@ -288,10 +297,21 @@ class Trainer:
             The history.
 
         Raises:
-            SchedulerError, ExecutionError, CheckpointError: as `run_epoch` and `save`.
+            SchedulerError: numbers that are no positive integers (``epochs`` may be 0), ``every`` without a checkpoint,
+                a callback that cannot be called; or as `run_epoch`.
+            ExecutionError: as `run_epoch`.
+            CheckpointError: as `save`; before the first step if the folder of the file is not there.
+            Unavailable: as `save`.
         """
-        if every is not None and (not isinstance(every, int) or every < 1):
-            raise SchedulerError(f"every is a positive number of steps, not {every!r}")
+        epochs = as_count("epochs", epochs, 0)
+        patience = None if patience is None else as_count("patience, a number of epochs,", patience)
+        every = None if every is None else as_count("every, a number of steps,", every)
+        if every is not None and checkpoint is None:
+            raise SchedulerError("every says how often a checkpoint is written: pass its file as checkpoint")
+        if not (isinstance(callbacks, Sequence) and all(map(callable, callbacks))):
+            raise SchedulerError(f"callbacks are a sequence of functions, not {callbacks!r:.60}")
+        if checkpoint is not None:
+            check_writable(checkpoint)
         train, held = _dataset(data), None if validation is None else _dataset(validation)
 
         def save(_: Trainer) -> None:
@@ -301,6 +321,8 @@ class Trainer:
         for _ in self._shown(epochs, progress):
             found = self.run_epoch(train, None if every is None else save)
             rate = float(self._lr(max(self.steps - 1, 0)))
+            if not isfinite(found.loss) and all(isfinite(row.train.loss) for row in self.history):
+                warnings.warn(f"the loss of epoch {self.epoch - 1} is {found.loss}", OpweaveWarning, stacklevel=2)
             row = Epoch(self.epoch - 1, found, None if held is None else self.evaluate(held), rate)
             self.history.append(row)
             if checkpoint is not None:
@@ -337,11 +359,15 @@ class Trainer:
     @property
     def _states(self) -> dict[str, Tensor]:
         scaling = {} if self._scaling is None else self._scaling.states
-        sums = {tensor.key: tensor for tensor in self._graphs.sums.values()}
-        return {**self._optimizer.params, **self._optimizer.states, **scaling, **sums, **self._written}
+        return {**self._optimizer.params, **self._optimizer.states, **scaling, **self._written}
+
+    @property
+    def _sums(self) -> dict[str, Tensor]:
+        """Of the gradients of a step that several programs make, empty where one makes it."""
+        return {tensor.key: tensor for tensor in self._graphs.sums.values()}
 
     def _values(self) -> dict[str, Array]:
-        return {name: np.array(read_leaf(tensor)) for name, tensor in self._states.items()}
+        return {name: np.array(read_leaf(tensor)) for name, tensor in {**self._states, **self._sums}.items()}
 
     def _structure(self, data: Dataset) -> str:
         """A hash of what has to be equal for a training to go on as if it had never stopped."""
@@ -368,7 +394,7 @@ class Trainer:
 
     def _go_on(self, facts: Mapping[str, Any]) -> None:
         self.steps, self.epoch, self._place = facts["steps"], facts["epoch"], facts["place"]
-        self._seed, self._tally = facts["seed"], Tally(facts["tally"])
+        self._seed, self._tally, self._between = facts["seed"], Tally(facts["tally"]), True
         self.history = [
             Epoch(epoch, Metrics(*train), None if held is None else Metrics(*held), rate)
             for epoch, train, held, rate in facts["history"]
@@ -389,20 +415,39 @@ class Trainer:
             SchedulerError: not a device of the scheduler, or its only one.
             CheckpointError: neither a snapshot nor a checkpoint; or as `load`.
         """
-        if self._snapshot is None and checkpoint is None:
-            raise CheckpointError("there is no snapshot to go on from: use snapshot_every=, or pass a checkpoint")
+        self._check_source(checkpoint)
         lost = self.scheduler.find(device)
         self.scheduler, self._owned = self.scheduler.without(lost), True
         self._places = [place for place in self._places if place is not lost]
         self._programs.clear()
+        self.go_back(checkpoint, data)
+
+    def go_back(self, checkpoint: str | os.PathLike[str] | None = None, data: Any = None) -> None:
+        """Go on from the last snapshot (``snapshot_every``) or from a checkpoint, e.g. after Ctrl-C interrupted a step
+        while it wrote the states. Call `fit` or `run_epoch` again.
+
+        Arguments and errors are those of `without`.
+        """
+        self._check_source(checkpoint)
         if checkpoint is not None:
             self.load(checkpoint, data)
             return
         assert self._snapshot is not None
         arrays, facts = self._snapshot
-        for name, tensor in self._states.items():
+        for name, tensor in {**self._states, **self._sums}.items():
             write_state(tensor, arrays[name])
         self._go_on(facts)
+
+    def _check_source(self, checkpoint: str | os.PathLike[str] | None) -> None:
+        if self._snapshot is None and checkpoint is None:
+            raise CheckpointError("there is no snapshot to go on from: use snapshot_every=, or pass a checkpoint")
+
+    def _check_between(self) -> None:
+        if not self._between:
+            raise SchedulerError(
+                "a step was interrupted, and nobody knows which states it has written: go on from a snapshot (go_back) "
+                "or a checkpoint (load)"
+            )
 
     def save(self, path: str | os.PathLike[str], data: Dataset | Mapping[str, Any]) -> None:
         """Write a checkpoint: a safetensors file with parameters, moments and the scale of the loss, and with step,
@@ -414,14 +459,20 @@ class Trainer:
 
         Raises:
             CheckpointError: the file cannot be written.
+            SchedulerError: a step was interrupted while it wrote the states (see `go_back`).
             ExecutionError: a failed run left a state half written.
             Unavailable: the package safetensors is not installed.
         """
+        self._check_between()
         structure = self._structure(_dataset(data))
-        write_checkpoint(path, self._states, {**self._facts(), "structure": structure})
+        # Within a step, gradients have been added up; otherwise their sums are 0.
+        sums = self._sums if self._place % (self._runs * self._replicas) else {}
+        write_checkpoint(path, {**self._states, **sums}, {**self._facts(), "structure": structure})
 
     def load(self, path: str | os.PathLike[str], data: Dataset | Mapping[str, Any]) -> None:
         """Go on from a checkpoint: what follows is equal, bit for bit, to what would have followed it.
+
+        Since then replicas may have become as many accumulated batches, or the other way round.
 
         Args:
             path: of the file.
@@ -432,7 +483,8 @@ class Trainer:
             Unavailable: the package safetensors is not installed.
         """
         structure = self._structure(_dataset(data))
-        self._go_on(restore(path, self._states, structure))
+        self._go_on(restore(path, self._states, structure, self._sums))
+        self._snapshot = None  # of what is left behind
 
 
 def _constant(rate: float) -> Schedule:
