@@ -80,6 +80,22 @@ def test_kinks_and_ties_are_torchs(name):
     agree(*KINKS[name], TIES)
 
 
+@pytest.mark.parametrize("device", ["host", "cpu", "torch:cpu", "opencl:0"])
+def test_ties_of_bf16_in_pooling_are_torchs_whatever_the_values(device):
+    """Values become equal when they are rounded to bf16: the first of the rounded ones gets the gradient."""
+    rng = np.random.default_rng()
+    values = (1 + rng.random((2, 3, 9, 8)) / 16).astype(ow.as_dtype("bf16").numpy)  # of eight different numbers
+    x = ow.input("bf16_x", values.shape, "bf16")
+    pooled = ow.max_pool2d(ow.relu(x), 3, 2, 1)
+    given = rng.integers(1, 8, pooled.shape).astype(values.dtype)  # their sums are exact
+    like = torch.tensor(values.astype(np.float32), dtype=torch.bfloat16, requires_grad=True)
+    theirs = functional.max_pool2d(torch.relu(like), 3, 2, 1)
+    theirs.backward(torch.tensor(given.astype(np.float32), dtype=torch.bfloat16))
+    with ow.Scheduler(list(dict.fromkeys([device, "host"]))) as scheduler:
+        got = scheduler.build(ow.gradients(pooled, x, ow.constant(given))).run(bf16_x=values)
+    np.testing.assert_array_equal(got.astype(np.float32), like.grad.float().numpy())
+
+
 @pytest.mark.parametrize("name", ["maximum", "minimum", "pow"])
 def test_ties_of_two_operands_are_torchs(name):
     a, b = np.array([0.0, 0.0, 1.0, 2.0, 2.0]), np.array([0.0, 2.0, 1.0, 1.0, 3.0])
