@@ -81,6 +81,11 @@ with ow.Scheduler(["cpu", "host"]) as scheduler:
 """Runs a transformer of some layers, as often as each line says, and answers; without any server."""
 
 
+def _block(size: int) -> np.ndarray[Any, Any]:
+    """Bytes that nobody can compress: the peers do not compress, and a connection that is measured to be slow does."""
+    return np.random.default_rng(0).integers(0, 256, size, np.uint8)
+
+
 def server(folder: str, *options: str) -> tuple[subprocess.Popen[str], str, str]:
     token = f"{folder}/token"
     command = [sys.executable, "-m", "opweave", "serve-devices"]
@@ -204,7 +209,7 @@ def _over_tls(report: Report, device: ow.Device, samples: int, size: int) -> Non
         return
     trustme: Any = importlib.import_module("trustme")
     ca = trustme.CA()
-    block, x = np.ones(size, np.uint8), ow.input("x", (16,))
+    block, x = _block(size), ow.input("x", (16,))
     with ExitStack() as stack:
         at = stack.enter_context(tempfile.TemporaryDirectory())
         ca.cert_pem.write_to_path(f"{at}/ca.pem")
@@ -262,7 +267,7 @@ def _beside_ray(report: Report, device: ow.Device, samples: int, size: int) -> N
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
         actor = ray.remote(Adder).remote()
-        block = np.ones(size, np.uint8)
+        block = _block(size)
         with device.alloc(size) as buffer:
             large = interleaved(
                 {"remote": lambda: buffer.upload(0, block), "ray": lambda: ray.get(actor.touch.remote(ray.put(block)))},
@@ -367,7 +372,7 @@ def _in_bare_processes(report: Report, runs: int) -> None:
 
 
 def _large(report: Report, device: ow.Device, sock: socket.socket, size: int, samples: int) -> None:
-    block, answer = np.ones(size, np.uint8), bytearray(100)
+    block, answer = _block(size), bytearray(100)
     view = block.data
 
     def up() -> None:

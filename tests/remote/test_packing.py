@@ -32,9 +32,8 @@ NOISE = RNG.integers(0, 256, 4 << 20, np.uint8)
 
 
 @pytest.fixture
-def slow(server: ServerProcess, token, monkeypatch: pytest.MonkeyPatch):
-    """A connection that carries 20 MB/s, as to another machine: by two links."""
-    monkeypatch.setattr("opweave_remote.connection._useful_links", lambda server: 2)
+def slow(server: ServerProcess, token):
+    """A connection that carries 20 MB/s."""
     with Proxy(server.address, rate=20e6) as proxy:
         connection = opweave_remote.connect(proxy.address, token_file=token)
         yield connection

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 
@@ -47,18 +45,6 @@ def test_fewer_bytes_are_queued_and_wait_for_no_earlier_work_of_the_target():
             assert not waited
             np.testing.assert_array_equal(target.read(8, 1000), values)
             del stream._synchronize
-
-
-@pytest.mark.parametrize(
-    ("machine", "processors", "links"), [("here", 2, 1), ("here", 8, 2), ("far", 2, 2), ("far", 1, 1)]
-)
-def test_links_for_large_transfers_leave_a_processor_for_each_end(
-    server, token, monkeypatch, machine, processors, links
-):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(processors)), raising=False)
-    if machine == "far":
-        monkeypatch.setattr("opweave_remote.connection.same_machine", lambda: "another")
-    assert len(opweave_remote.connect(server.address, token_file=token).bulk()) == links
 
 
 def test_a_grant_is_good_once(server, token):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
 import weakref
@@ -26,7 +25,7 @@ from opweave_remote.packing import Packing
 from opweave_remote.security import is_proof, new_nonce, proof
 from opweave_remote.tls import TlsSocket
 from opweave_remote.wire import MAX_BEFORE_PROOF, MAX_VERSION, MIN_VERSION, Kind, encode
-from opweave_remote.wires import HEARTBEAT, SESSION, STREAM, Address, Wire, same_machine, tuned
+from opweave_remote.wires import HEARTBEAT, SESSION, STREAM, Address, Wire, tuned
 
 if TYPE_CHECKING:
     from opweave_remote.device import RemoteDevice
@@ -38,7 +37,7 @@ Dial = Callable[[bytes], "socket.socket | TlsSocket"]
 """Opens a connection to the server, given its first bytes; raises ``OSError``."""
 
 BULK_LINKS: Final = 2
-"""Connections, at most, that carry large transfers beside the one for control messages."""
+"""Connections that carry large transfers beside the one for control messages."""
 
 _MAX_ANSWER: Final = 1 << 26
 _MOST_PATIENT: Final = 1e6
@@ -121,7 +120,6 @@ class Connection:
         wire, described = self._open(SESSION, "session", token, deadline)
         self.info: Final = ServerInfo.decode(described)
         self.control: Final = Link(self.fate, wire, watches=True)
-        self._bulk_links: Final = _useful_links(self.info)
         self.packing = Packing(self.bulk, self.info.codecs)
         self.carrier: Carrier | None = None
         self._spaces: Final[dict[int, MemorySpace]] = {}
@@ -235,7 +233,7 @@ class Connection:
     def bulk(self) -> list[Link]:
         """The links for large transfers."""
         with self._lock:
-            while len(self._bulk) < self._bulk_links:
+            while len(self._bulk) < BULK_LINKS:
                 self._bulk.append(self.open_link("bulk"))
             return self._bulk
 
@@ -292,15 +290,6 @@ class Connection:
 
     def _describe_pending(self) -> str:
         return ""
-
-
-def _useful_links(server: ServerInfo) -> int:
-    """How many links for large transfers to open: each one keeps a processor busy on both sides, and these share the
-    processors where they are one machine."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if server.machine == same_machine():
-        processors //= 2
-    return max(1, min(BULK_LINKS, processors))
 
 
 def _shut(sock: socket.socket) -> None:
