@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from opweave.contract import Collectives
+from opweave.contract import Collectives, CollectiveSupport
 from opweave.graph.dtypes import as_dtype
 from opweave.host.storage import dense_arg, read, write
 from opweave_torch import TorchBackend
@@ -95,7 +95,7 @@ def test_the_backend_brings_it():
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_cards_exchange_in_any_order_together(found, kind):
     for name in ("f32", "f64", "f16", "bf16", "i8", "u8", "i32", "i64"):
-        assert found.collective_support(kind, cards(2), as_dtype(name), SIZE) == ("any", True)
+        assert found.collective_support(kind, cards(2), as_dtype(name), SIZE) == CollectiveSupport("any", together=True)
     assert found.collective_support(kind, cards(2), as_dtype("q8_0"), SIZE) is None
     assert found.collective_support(kind, cards(2), as_dtype("i16"), SIZE) is None
 
