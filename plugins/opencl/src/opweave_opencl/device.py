@@ -18,7 +18,7 @@ from opweave_opencl.errors import translated
 from opweave_opencl.health import why_unusable
 from opweave_opencl.integer_rates import IntegerRates
 from opweave_opencl.kernels import KERNELS
-from opweave_opencl.kernels.convolution import add_folded_convolutions
+from opweave_opencl.kernels.convolution import add_folds
 from opweave_opencl.kernels.integer_products import add_integer_products
 from opweave_opencl.kernels.lane_products import add_lane_products
 from opweave_opencl.mapping import rectangle
@@ -67,7 +67,7 @@ class OpenCLDevice(Device):
             self.kernels = KernelTable("f32", "strided", index="i32 i64", parent=self.kernels)
             add_integer_products(self.kernels, self.integers.why_not)
             add_lane_products(self.kernels)
-            add_folded_convolutions(self.kernels)
+            add_folds(self.kernels)
         self.budget = budget or MemoryBudget.of(device)
         self._contexts = contexts or SharedContext([device])
         self._unified = bool(device.host_unified_memory)

@@ -3,7 +3,7 @@
 // of length 1.
 //
 // Macros: CONVOLUTION, products; or DEPTHWISE, each output from one input; or COLUMNS_OF, the columns themselves, by LINES
-// or element by element; or SUMS_OF, columns added up; or FOLD, columns of a transposed convolution added up. T; BIAS, the
+// or element by element; or SUMS_OF, columns added up; or FOLD, the same line by line. T; BIAS, the
 // type of the bias.
 
 #include "types.cl"

@@ -21,7 +21,7 @@ from opweave_opencl.layouts import coalesce, element_offset, element_strides, op
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
-__all__ = ["add_folded_convolutions"]
+__all__ = ["add_folds"]
 
 FLOATS: Final = "f32 f16 bf16"
 MOST_COLUMNS: Final = 1 << 26
@@ -85,8 +85,8 @@ def conv_transpose(
     return launch_product(stream, _gathering(product, windows + _weight_steps(w_steps[0], w_steps)))
 
 
-def add_folded_convolutions(table: KernelTable) -> None:
-    """Register transposed convolutions for a processor, in the table of the device.
+def add_folds(table: KernelTable) -> None:
+    """Register transposed convolutions and col2im for a processor, in the table of the device.
 
     Where the stride is s, a window of the output reads elements of x at one of s positions along each axis, and zeros
     elsewhere. Products with windows multiply these zeros, too. Here a product of the weights with x gives the columns,
@@ -95,6 +95,7 @@ def add_folded_convolutions(table: KernelTable) -> None:
     table("conv_transpose1d", "conv_transpose2d", layout="dense", when=_columns_why_not, workspace=_columns)(
         folded_convolution
     )
+    table("col2im", layout="dense")(folded_columns)
 
 
 def _columns_of_image(out: Arg, x: Arg, w: Arg) -> int:
@@ -133,9 +134,8 @@ def folded_convolution(
     dilation: Lengths,
 ) -> Call:
     windows = _transposed_windows(out, x, w, stride, padding, dilation)
-    (images, inputs), channels = x.shape[:2], out.shape[1]
-    deep, rows, elements = inputs // groups, channels // groups * prod(w.shape[2:]), prod(x.shape[2:])
-    program = stream.target.programs.get("convolution", {"FOLD": "1", "T": "f32"})
+    images, inputs = x.shape[:2]
+    deep, rows, elements = inputs // groups, out.shape[1] // groups * prod(w.shape[2:]), prod(x.shape[2:])
     calls: list[Call] = []
     for first in range(0, images, columns.shape[0]):
         count = min(columns.shape[0], images - first)
@@ -155,13 +155,19 @@ def folded_convolution(
             steps=((rows * elements, columns.shape[1]), (deep * rows, 0), (deep * elements, inputs * elements)),
         )
         calls.append(launch_product(stream, product))
-        offset = element_offset(out) + first * prod(out.shape[1:])
-        words = [channels, count, int(b is not None), offset, element_offset(columns)]
-        words += [element_offset(b) if b else 0, *windows, 0, 0, 0, 0]
-        lines = count * prod(out.shape[1:-1])
-        size = (min(lines, stream.target.tuning.most_groups),)
-        calls.append(stream.launch(program, "fold", size, (1,), (out, columns, b or out), words))
+        size = out.shape[1:]
+        given = Arg(out.buffer, out.offset + 4 * first * prod(size), out.dtype, (count, *size), out.strides)
+        calls.append(_fold(stream, given, columns, windows, b))
     return in_order(calls)
+
+
+def _fold(stream: OpenCLStream, out: Arg, columns: Arg, windows: Lengths, bias: Arg | None = None) -> Call:
+    """Add columns up, each number at the position where its tap meets its element."""
+    words = [out.shape[1], out.shape[0], int(bias is not None), element_offset(out), element_offset(columns)]
+    words += [element_offset(bias) if bias else 0, *windows, 0, 0, 0, 0]
+    program = stream.target.programs.get("convolution", {"FOLD": "1", "T": "f32"})
+    size = (min(prod(out.shape[:-1]), stream.target.tuning.most_groups),)
+    return stream.launch(program, "fold", size, (1,), (out, columns, bias or out), words)
 
 
 @KERNELS("im2col", dtypes=MOVABLE)
@@ -205,19 +211,21 @@ def col2im(
     padding: Lengths,
     stride: Lengths,
 ) -> Call:
-    """Each element gathers from the windows in which it lies: element j meets tap k of the window at i, where
-    stride · i = j + padding - dilation · k, as in a transposed convolution."""
-    places = window_places(size, kernel_size, dilation, padding, stride)
-    backwards = tuple([-d for d in dilation]), tuple([-p for p in padding])
+    """Each element gathers from the windows in which it lies."""
     words = [out.shape[1], *element_strides(out)[:2], *_three(element_strides(out)[2:], 0), *element_strides(x)]
     words += [element_offset(out), element_offset(x)]
-    words += (*_geometry(kernel_size, size, places, (1,) * len(size), *backwards, stride), *(0,) * 8)
+    words += (*_column_windows(size, kernel_size, dilation, padding, stride), 0, 0, 0, 0)
     lengths = _three(size, 1)
     range_, group = spread(
         (lengths[2], lengths[0] * lengths[1], out.shape[0] * out.shape[1]), stream.target.tuning.group
     )
     program = stream.target.programs.get("convolution", {"SUMS_OF": "1", "T": out.dtype.name})
     return stream.launch(program, "sums", range_, group, (out, x), words)
+
+
+def folded_columns(stream: OpenCLStream, op: str, out: Arg, x: Arg, **given: Lengths) -> Call:
+    """`col2im`, line by line."""
+    return _fold(stream, out, x, _column_windows(**given))
 
 
 # --- shared ---------------------------------------------------------------------------------------
@@ -250,6 +258,16 @@ def _transposed_windows(out: Arg, x: Arg, w: Arg, stride: Lengths, padding: Leng
     one = (1,) * len(stride)
     backwards, before = tuple([-d for d in dilation]), tuple([-p for p in padding])
     return _windows(x, w.shape[2:], out.shape[2:], one, backwards, before, stride)
+
+
+def _column_windows(
+    size: Lengths, kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths
+) -> Lengths:
+    """Of columns that are added up: element j meets tap k of the window at i, where
+    stride · i = j + padding - dilation · k, as in a transposed convolution."""
+    places = window_places(size, kernel_size, dilation, padding, stride)
+    backwards, before = tuple([-d for d in dilation]), tuple([-p for p in padding])
+    return (*_geometry(kernel_size, size, places, (1,) * len(size), backwards, before, stride), 0, 0, 0, 0)
 
 
 def _weight_steps(channel: int, steps: Lengths) -> Lengths:
