@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 from benchmarks.memory_verifier import byte_range
 from opweave.contract import Stream, WorkerStream
+from opweave.graph.layout import span
 from opweave.scheduler import Program
 from opweave.scheduler.program import MemoryMap, Region
+from opweave.scheduler.splits import StorageView
 
 __all__ = ["races"]
 
@@ -92,6 +94,14 @@ def _one_run(play: _Play, program: Program, where: MemoryMap, slot: int, prefix:
     def regions(places: Iterable[int]) -> list[Region]:
         return [where.places[p] for p in dict.fromkeys(places) if p in where.places]
 
+    def windows(*views: StorageView) -> list[Region]:
+        # The pieces of a concat are copied one by one, each from and to a part of a storage.
+        return [
+            Region(where.places[v.storage].buffer, where.places[v.storage].offset + v.offset, size)
+            for v in views
+            if v.storage in where.places and (size := span(v.shape, v.strides, v.dtype))
+        ]
+
     for wait in run_list.before:
         _apply(play, wait)
     for tensor, place in parts.inputs.items():
@@ -104,9 +114,8 @@ def _one_run(play: _Play, program: Program, where: MemoryMap, slot: int, prefix:
             _apply(play, call)
         elif action.copy is not None:
             copy = action.copy
-            stream = target.copier if copy.cause == "stream" and target.copier is not None else target.stream
-            reads = [copy.src.storage] if copy.ids is None else [copy.src.storage, copy.ids.storage]
-            play.act(stream, f"{prefix}copy of {copy.tensor.name}", regions(reads), regions([copy.dst.storage]))
+            stream = target.copier if copy.cause == "weight-fetch" and target.copier is not None else target.stream
+            play.act(stream, f"{prefix}copy of {copy.tensor.name}", windows(*copy.sources), windows(*copy.writes))
         elif action.kind == "plan":
             reads = [s.storage for item in split.items for s in item.srcs]
             writes = regions([item.out.storage for item in split.items])

@@ -17,7 +17,7 @@ from opweave import ops
 from opweave.graph.layout import Shape
 from opweave.graph.tensor import Tensor, constant, node
 from opweave.ops.gradients.movement import spread
-from opweave.ops.gradients.rules import gradient_of
+from opweave.ops.gradients.rules import gradient_of, zeros
 from opweave.ops.interpolation import axis_taps, tap_kind
 from opweave.ops.pooling import AVG_POOL1D, AVG_POOL2D, avg_pool_backward, max_pool_backward
 
@@ -117,7 +117,7 @@ def _conv_transpose(
 
 @gradient_of("im2col")
 def _im2col(grad: Tensor, out: Tensor, x: Tensor, **attrs: Any) -> Tensor:
-    return ops.col2im(grad, x.shape[2:], **attrs)
+    return ops.col2im(grad, x.shape[2:], **attrs) if x.size else zeros(x.shape, x.dtype)
 
 
 @gradient_of("col2im")
