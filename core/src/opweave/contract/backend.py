@@ -40,9 +40,9 @@ class Backend:
 
     @classmethod
     def score(cls) -> float:
-        """How well this variant of the backend suits this machine: that of the highest score is used, one of 0 not at
-        all. Only asked where the entry point names a variant (``acme@cu12``), before anything else of it runs. Authors
-        override it; a module with hooks has a function ``opweave_score`` instead."""
+        """How well this variant of the backend suits this machine: the one with the highest score is used, one
+        with score 0 never. Only asked where the entry point names a variant (``acme@cu12``), before anything else of it
+        runs. Authors override it; a module with hooks has a function ``opweave_score`` instead."""
         return 1.0
 
     def extensions(self) -> Sequence[object]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         """Something that uses a buffer and cannot run without it: a `Plan`, a run list of the scheduler.
 
         Attributes:
-            when_idle: calls a function while nothing that runs it is in flight; ``None``: the stream knows.
+            when_idle: calls a function while no run in flight uses it; ``None``: waiting for the device is enough.
         """
 
         @property
@@ -193,7 +193,7 @@ class Buffer:
     def download(self, offset: int, out: Any) -> None:
         """Read bytes from byte ``offset`` into a contiguous writable array or buffer. Complete when it returns.
 
-        In memory that stores whole tensors, reading a part of a tensor reads all of it, unless its author knows better.
+        In memory that stores whole tensors, reading a part of a tensor reads all of it, unless it has a ``_read_part``.
         Raises what `upload` raises, except `HazardError`.
         """
         view = as_bytes(out, writable=True)
@@ -216,7 +216,7 @@ class Buffer:
 
         Raises:
             LifetimeError, BoundsError, HazardError: see `check`.
-            LayoutError: not such an array, rows that overlap, or a range as `upload` refuses it.
+            LayoutError: ``rows`` is no such array, its rows overlap, or `upload` refuses the range.
         """
         given = as_rows(rows, pitch)
         size = self._check_rows(offset, pitch, given.shape, write=True)
@@ -238,7 +238,7 @@ class Buffer:
         """Read rows at equal distances: row ``i`` of a writable array comes from byte ``offset + i * pitch``.
 
         The counterpart of `upload_2d`, which has the same arguments. Raises what `download` raises, and `LayoutError`
-        for arrays as `upload_2d`.
+        for the arrays that `upload_2d` refuses.
         """
         given = as_rows(out, pitch, writable=True)
         size = self._check_rows(offset, pitch, given.shape)
@@ -286,7 +286,7 @@ class Buffer:
 
         Raises:
             BoundsError: ``value`` is not in 0 .. 255, or the range is outside of the buffer.
-            LifetimeError, HazardError: see `check`.
+            LifetimeError, HazardError, LayoutError: see `check` and `upload`.
         """
         if value not in range(256):
             raise BoundsError(f"{value} is not a byte (0 .. 255)")
@@ -397,7 +397,7 @@ class Buffer:
         placement = Placement(tensor, self, offset, self.type._init(self.handle, offset, tensor))
         if not self.type.is_raw:
             end = offset + tensor.nbytes
-            # What it lies over is overwritten.
+            # Tensors that were prepared in these bytes before are overwritten.
             apart = {at: size for at, size in self._prepared.items() if at >= end or at + size <= offset}
             self._prepared = {**apart, offset: tensor.nbytes}
         return placement
@@ -411,8 +411,8 @@ class Buffer:
     def free(self, *, wait: bool = True) -> None:
         """Free the memory after queued work that may use it is complete. Freeing twice does nothing.
 
-        Plans that were compiled with the buffer can no longer be run. If that work failed it is not raised here; the
-        failure stays on its stream.
+        Plans that were compiled with the buffer can no longer be run. A failure of that work is not raised here, but
+        stays on its stream.
 
         Args:
             wait: ``False``: return at once; the memory is freed when that work is complete.
@@ -441,7 +441,7 @@ class Buffer:
         return [dependent for known in self._dependents if (dependent := known()) is not None]
 
     def invalidate_dependents(self) -> None:
-        """Make plans that were compiled with the buffer unusable, because its contents are moved elsewhere."""
+        """Make plans that were compiled with the buffer unusable, because it is freed or its contents move."""
         for dependent in self.dependents:
             dependent._invalidate(f"{self!r} was {'freed' if self._freed else 'given up'}")
 

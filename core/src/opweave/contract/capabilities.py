@@ -94,7 +94,7 @@ class DeviceProps(NamedTuple):
 
 
 class StreamCaps(NamedTuple):
-    """Which of their hooks streams of a class override; see `Caps`."""
+    """Which hooks the streams of a class override; see `Caps`."""
 
     asynchronous: bool
     events: bool

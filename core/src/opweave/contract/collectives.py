@@ -26,7 +26,7 @@ class CollectiveSupport(NamedTuple):
             rounded once; ``"any"``: otherwise.
         together: one call on a stream of the first device does it for all devices. If not, there is a call for each
             device, on a stream of it, which reads the parts in the memory of the others.
-        sends: of sums that are not done together: each device copies its part to the memory of the others itself
+        sends: for sums that are not done together: each device copies its part to the memory of the others itself
             (``"send"``), before the others' calls, which then read these copies and may overwrite them.
     """
 
@@ -65,17 +65,17 @@ class Collectives(Protocol):
         """Prepare a collective, or the share of one device in it.
 
         The call is work of ``stream``: it is queued, or complete on return, as other work of the stream is. The parts
-        are there when the stream comes to it; they must stay as they are.
+        are complete when the stream reaches it. It must not change them, but for those that are also in ``outs``.
 
         Args:
             stream: of the first device, if the collective is done together, else of the device whose share this is.
-            outs: where each device gets its result, if it is done together; all operands are dense then, parts have
-                equal sizes, and in memory they lie in a result one after the other. Else where this device does; of
-                backends that send, the copies that it was sent follow, which nobody reads later.
-            parts: what each device gives. Of a device's share in ``"all_reduce"`` and ``"reduce_scatter"`` all have the
-                shape of the result, with any strides, and a bias may follow, which is added at last; in
-                ``"all_gather"`` their shapes differ from that of the result along one axis; of ``"send"`` it is one, of
-                the shape of the result, which lies on another device.
+            outs: the result of each device, if the collective is done together; then all operands are dense, parts
+                have equal sizes, and gathered or scattered ranges lie in memory one after the other. Else the result of
+                this device; if the backend sends, the copies that were sent to it follow, which nobody reads later.
+            parts: what each device gives. For a device's share in ``"all_reduce"`` and ``"reduce_scatter"`` they have
+                the shape of the result, with any strides, and a bias may follow, which is added last; in
+                ``"all_gather"`` their shapes differ from that of the result along one axis; for ``"send"`` there is one
+                part, with the shape of the result, which lies on another device.
 
         Returns:
             A function without arguments, which is called in each run.

@@ -57,7 +57,7 @@ class Device(DeviceHooks):
             devices that override ``_why_not`` and whose streams bind steps without a table.
         kind: the sort of hardware.
         id: the part of the name after the colon (``"0"``, ``"cuda:0"``). ``None``: the registry numbers the devices,
-            or leaves the part out for an only device.
+            or leaves the part out if there is only one.
         description: a short text for people, e.g. the name of the model.
         hardware_id: PCI address or UUID; equal for every backend that offers the same hardware. ``None``: unknown.
         alignment: bytes, a power of two; buffers begin at a multiple of it, and so does each tensor in them.
@@ -203,7 +203,7 @@ class Device(DeviceHooks):
         """In which special memory the device would rather read sources of an unbound ``step``: position -> buffer type.
 
         Args:
-            whole: positions of the sources that are read-only and come whole, so that a copy can be made once.
+            whole: positions of the sources that are whole read-only tensors, of which a copy can be made once.
         """
         kinds = [kind for kind in self.buffer_types if not kind.is_raw]
         found = {}
@@ -214,7 +214,7 @@ class Device(DeviceHooks):
         return found
 
     def buffer_type(self, name: str) -> BufferType:
-        """The kind of memory with a name: ``"cpu.decoded"``, or only what follows the device's, ``"decoded"``.
+        """The kind of memory with a name: ``"cpu.decoded"``, or that without the device's name, ``"decoded"``.
 
         Raises:
             UnknownNameError: the device offers no such memory.
@@ -229,7 +229,7 @@ class Device(DeviceHooks):
 
     def probe(self) -> None:
         """Check that the device works, by its author's ``_probe``. The registry calls it once when it has found the
-        device; a device that does not work is missing in ``ow.devices()`` and listed with the reason elsewhere.
+        device. One that does not work is missing in ``ow.devices()``; ``opweave devices`` shows it with the reason.
 
         Raises:
             Unavailable: it does not work; carries the driver's message and a remedy.
@@ -274,7 +274,7 @@ class Device(DeviceHooks):
     def import_host(self, data: Any, *, max_tensor_size: int | None = None) -> Buffer | MultiBuffer:
         """A buffer over the bytes of a host array or a mapped file, without copying. The buffer keeps the object alive.
 
-        Of read-only arrays and mappings the buffer is read-only.
+        A buffer over a read-only array or mapping is read-only.
 
         Args:
             data: a contiguous array or buffer-protocol object.
@@ -434,8 +434,8 @@ class Device(DeviceHooks):
 
     def ask_ahead(self, steps: Sequence[Step]) -> list[bool]:
         """Ask about many (unbound) steps at once, where the author overrides ``_why_not_many``: single questions about
-        these take no time then. Returns which of them the device runs, as far as the author knows; none if it fails,
-        which the single questions will tell."""
+        these take no time then. Returns for each step whether the device runs it; ``False`` for all if the author's
+        method raises, because the single questions then give the reason."""
         try:
             return [why is None for why in self._why_not_many(steps)]
         except Exception:

@@ -171,13 +171,13 @@ class DeviceHooks:
     def _why_not_many(self, steps: Sequence[Step]) -> Sequence[str | None]:
         """`_why_not` of many steps at once, for devices where a question takes long. Default: one after the other.
 
-        A device that overrides it is asked so about all nodes of a graph when that is built, and remembers what else
-        it was told, for the single questions that follow.
+        A device that overrides it is asked about all nodes of a graph at once when the graph is built; it should keep
+        what it learns, to answer the single questions that follow.
         """
         return [self._why_not(step) for step in steps]
 
     def _reads(self, kind: BufferType) -> bool:
-        """Whether some kernels read buffer types that override ``_init``. Default: as declared by the kernels
+        """Whether some kernel reads tensors in ``kind``, which overrides ``_init``. Default: as declared by the kernels
         (``accepts``). Override it together with ``_why_not``, which then decides for each step."""
         return self.kernels.reads(kind)
 

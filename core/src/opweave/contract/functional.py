@@ -1,7 +1,7 @@
 """Groups as functions of immutable arrays: what a stream with ``_compile_functional`` runs.
 
-The device's memory holds arrays (`opweave.functional.ArrayMemory`). A call takes those that a group reads out of it,
-calls the function, and puts the results there: nothing is copied.
+The device's memory holds arrays (`opweave.functional.ArrayMemory`). A call takes the arrays that a group reads from
+that memory, calls the function with them, and puts the results there: nothing is copied.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Function = Callable[..., Sequence[Any]]
 """``f(*arrays) -> arrays``."""
 
 ATTRIBUTES: Final[Mapping[str, type]] = {"wait": Callable, "remark": str, "library_bytes": int}  # type: ignore[dict-item]
-"""What a function may have beside: name -> type."""
+"""The attributes that a function may have: name -> type."""
 
 
 class Cell(Protocol):
     """A place in the memory of a device for one array of a dtype and a shape.
 
     Attributes:
-        array: what lies there, ``None`` if the bytes are not there as this array: then `load` makes it. Writing
+        array: what lies there, ``None`` if the bytes are not there as such an array: `load` makes it then. Writing
             ``None`` forgets the array; its bytes are undefined from there on.
         borrowed: somebody else has the array too.
         placed: nothing else lies in these bytes, so that an array is put here by writing ``array`` and ``borrowed``.
@@ -59,14 +59,14 @@ class HoldsArrays(Protocol):
         """The place for an array at byte ``offset``."""
 
     def zeros(self, dtype: DType, shape: Shape) -> Any:
-        """A new array of zeros, which lies nowhere."""
+        """A new array of zeros, which is not put into the memory."""
 
 
 class CompiledFunction:
     """What an author's ``_compile_functional`` gave for a structure, and whether it was found to be as promised.
 
     Raises:
-        Broken: that is no function, or one of its attributes has a wrong type.
+        Broken: it is no function, or one of its attributes has a wrong type.
     """
 
     __slots__ = ("checked", "device", "function", "structure", "wait")
@@ -90,8 +90,8 @@ class CompiledFunction:
         return f"the function that _compile_functional of {self.device} returned"
 
     def check(self, arrays: Sequence[Any], results: Sequence[Any]) -> None:
-        """Raises `Broken` unless ``results`` are as many new arrays as wanted, of their shapes and dtypes; one call
-        shows it."""
+        """Raise `Broken` unless ``results`` are new arrays with the number, shapes and dtypes of the outputs. Done for
+        the first call only."""
         wanted, what = self.structure.outputs, self._what
         if not isinstance(results, (list, tuple)):
             raise Broken(f"{what} gave {_kind(results)}, and no list of {len(wanted)} arrays")

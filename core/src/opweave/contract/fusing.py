@@ -79,7 +79,7 @@ class _Accesses:
 
 
 def _memory_key(arg: Arg) -> int | tuple[int]:
-    """The number of its value while it is unbound, else its buffer."""
+    """A key for the memory of an operand: the number of its value while it is unbound, else its buffer."""
     return arg.value if arg.buffer is None else (id(arg.buffer),)
 
 

@@ -265,7 +265,7 @@ class KernelTable:
         return self.scratch(step).size
 
     def scratch(self, step: Step) -> Scratch:
-        """The scratch memory that the kernel for ``step`` needs. The kernel is asked once if callers ask in a row."""
+        """The scratch memory that the kernel for ``step`` needs. The answer for the latest step is kept."""
         kernel = self.find(step)
         if kernel is None or kernel.workspace is None:
             return Scratch()

@@ -1,4 +1,4 @@
-"""What a group reads and writes (`listed`), and what it is apart from where its operands lie (`structure_of`).
+"""What a group reads and writes (`listed`), and what it computes in whatever memory (`structure_of`).
 
 Compilers of whole groups need both: the one to know their arguments, the other to compile equal groups only once.
 """
@@ -64,7 +64,7 @@ class Region:
         return dense and arg.offset == self.start and arg.offset + arg.span == self.end
 
     def operand(self, windows: Sequence[Arg]) -> Arg:
-        """The region as one dense operand: as one of the windows shows all of it, else flat."""
+        """The region as one dense operand: with dtype and shape of a window that is all of it, else flat."""
         found = next((w for w in windows if self.covered_by(w)), None)
         if found is not None:
             strides = dense_strides(found.shape, found.dtype)
@@ -89,7 +89,7 @@ class Regions:
         for step in steps:
             for arg in (step.out, *step.srcs):
                 if arg.buffer is not None:
-                    # In front, so that operands look like it.
+                    # In front, so that `Region.operand` takes its dtype and shape.
                     whole = wholes.get(arg.value)
                     by_buffer.setdefault(id(arg.buffer), []).extend([arg] if whole is None else [whole, arg])
         self._of: Final[dict[int, list[Region]]] = {}
@@ -122,7 +122,7 @@ def listed(
 
     Args:
         wholes: value number -> the dense operand that is all of it, where that is known.
-        constant, dead, donatable: the numbers of values that are so.
+        constant, dead, donatable: the numbers of the values of which this holds; see `Group`.
     """
     wholes = wholes or {}
     regions = Regions(group.steps, wholes)

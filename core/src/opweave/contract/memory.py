@@ -193,7 +193,7 @@ class BufferType:
         Raises:
             AllocationError: the device has not enough free memory, or one part is above ``max_size``. Nothing stays
                 allocated.
-            BoundsError: a size is negative.
+            BoundsError: a size is negative. Other errors as `alloc`.
         """
         chunks: list[int] = [0]
         positions: list[tuple[int, int]] = []  # chunk and offset in it
@@ -316,8 +316,8 @@ class BufferType:
 
     def _read_part(self, mem: Handle, offset: int, size: int, at: int, out: memoryview) -> None:
         """Read bytes from byte ``at`` on of the tensor of ``size`` bytes that was prepared at ``offset``. Optional, for
-        memory that stores whole tensors; default: all of the tensor is read, and a part of it returned. A memory that
-        cannot be read in parts, nor as a whole for it, raises `LayoutError`."""
+        memory that stores whole tensors; default: all of the tensor is read, and a part of it returned. Raises
+        `LayoutError` where neither the part nor the whole tensor can be read."""
         whole = memoryview(bytearray(size))
         self._download(mem, offset, whole)
         out[:] = whole[at : at + len(out)]

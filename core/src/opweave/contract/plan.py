@@ -100,17 +100,17 @@ class Plan:
             self._calls, self._ended = None, why
 
     when_idle: Final = None
-    """The stream orders its work; see `Buffer`."""
+    """Waiting for the device is enough; see `Dependent` in `opweave.contract.buffer`."""
 
     def _refresh(self, token: object) -> None:
-        """Read-only memory of the calls was written: let those make again what they have made of it (``refresh``)."""
+        """Read-only memory of the calls was written: those that keep copies of it make them again (``refresh``)."""
         for call in self._calls or ():
             refresh = getattr(call, "refresh", None)
             if refresh is not None:
                 refresh(token)
 
     def _give_up(self) -> None:
-        """Drop the calls of a plan that can no longer run; `_invalidate` has done it."""
+        """Drop the calls of a plan that can no longer run; `_invalidate` has already done so."""
 
     def __len__(self) -> int:
         return self.size

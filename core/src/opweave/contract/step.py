@@ -158,8 +158,8 @@ class Choice:
 
     Attributes:
         kernel: the kernel that its table has chosen; ``None``: none.
-        scratch: the scratch memory of that.
-        kept: what streams of the device keep for further steps of the kind, by keys of theirs.
+        scratch: the scratch memory of that kernel.
+        kept: what streams of the device keep for further steps of the kind, by keys of their own.
     """
 
     __slots__ = ("kept", "kernel", "scratch")
@@ -185,7 +185,7 @@ class Step(NamedTuple):
         label: name of the tensor, for messages.
         precision: how rough the computation may be at most (`opweave.graph.precision.Precision`).
         choice: what the device has chosen for steps of this kind, where it was asked before; ``None``: it is asked.
-            Replace it, too, in steps with other operands.
+            Where operands are replaced by those of another kind, set it to ``None``.
     """
 
     op: str

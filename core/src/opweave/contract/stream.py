@@ -168,7 +168,7 @@ class Stream(Submitting):
         return repr(sorted(self.opened_with.items()))
 
     def artefact(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make`` returned for ``key`` first, for compilers: called by an author's ``_compile`` and ``_bind``.
+        """What the first ``make`` of ``key`` returned, for compilers: used by an author's ``_compile`` and ``_bind``.
 
         Streams of one device, class and parameters share what they made. The device keeps the latest `ARTEFACTS_KEPT`.
 

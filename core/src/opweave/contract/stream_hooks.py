@@ -30,7 +30,7 @@ class StreamHooks:
 
     reads_ahead = False
     """Whether results of a run are to be queued (``_download``) behind it, and not read once it has ended: for devices
-    where each question and answer takes long."""
+    where each round trip takes long, such as remote ones."""
 
     def __init__(self, device: Device) -> None:
         self.device: Final = device
@@ -51,7 +51,7 @@ class StreamHooks:
         return [Group((step,), self.device._workspace(step)) for step in steps]
 
     def _single(self, step: Step) -> Single | None:
-        """For streams that override `_fuse`, and that tell of a step by itself whether it may share a group: how it is
+        """For streams that override `_fuse`, and can tell of a step by itself whether it may share a group: how it is
         computed if it shares none. The core asks once for each kind and layout of steps, and gives `_fuse` only those
         runs of steps that may share groups. Default: ``None``, `_fuse` gets all steps."""
         return None
@@ -105,9 +105,9 @@ class StreamHooks:
             donated: positions of inputs that nobody else uses from then on: the library may take their memory.
 
         Returns:
-            ``f(*arrays) -> arrays``. Arrays that it returns are new: none of its arguments, none twice. Where they may
-            still be being computed then, its attribute ``wait`` is called with them, and returns when they are
-            complete. The attributes ``remark`` and ``library_bytes`` are as those of calls (`_compile`).
+            ``f(*arrays) -> arrays``. Arrays that it returns are new: none of its arguments, none twice. Where the
+            library may still be computing them then, its attribute ``wait`` is called with them and returns when they
+            are complete. The attributes ``remark`` and ``library_bytes`` are as those of calls (`_compile`).
         """
         raise NotImplementedError
 
@@ -129,9 +129,9 @@ class StreamHooks:
     def shares_calls(self) -> bool:
         """Whether the calls of a plan, one for each group, may be in further plans, and several times in one, for equal
         steps in the same memory. Calls of earlier plans are in `Group.call`. If `_compile` is overridden, the last call
-        of each plan is made anew all the same, for what it adds to that. Default: if neither `_compile` nor `_compiled`
-        is overridden, as those may keep something of a plan in its calls, nor operands are listed, as what else reads
-        them differs between programs."""
+        of each plan is made anew all the same, as `_compile` may add work to it. Default: if neither `_compile` nor
+        `_compiled` is overridden, as those may keep something of a plan in its calls, and operands are not listed, as
+        what else reads them differs between programs."""
         kind = type(self)
         plain = kind._compile is StreamHooks._compile and kind._compiled is StreamHooks._compiled
         return plain and not self.lists_operands
@@ -145,7 +145,7 @@ class StreamHooks:
 
     def _bind_launch(self, writes: Sequence[Range], plan: Plan, reads: Sequence[Range]) -> Launch | None:
         """One call that does a whole run: it writes, runs ``plan``, reads, and returns when all that is complete. For
-        devices where each question and answer takes long. Default: ``None``, which this stream does not do.
+        devices where each round trip takes long. Default: ``None``: the stream does not offer this.
 
         Args:
             writes, reads: buffer, offset and number of the bytes, in memory of this device.

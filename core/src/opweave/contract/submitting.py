@@ -1,7 +1,7 @@
 """`Submitting`: how a stream submits work and keeps account of it: sequence numbers, events, failures, what is in
 flight.
 
-Base of `Stream`, apart from it so that its public methods read in one sitting.
+Base of `Stream`, in a file of its own so that the file of the public methods stays short.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ __all__ = ["Tunable"]
 
 
 class Tunable:
-    """A number that decides which way a kernel takes, or how large its parts are, and what it is measured with.
+    """A number that decides which variant of a kernel runs or how large its tiles are, with the nodes to measure it.
 
     Kernels read ``value`` when they are asked for a workspace and when they are bound. It is the default until
     `opweave profile` has measured the device; what that found is set when the device is next loaded, in another process

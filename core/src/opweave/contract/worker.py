@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["WorkerStream"]
 
 ENDS_SECONDS: Final = 0.1
-"""How often a thread that waits for a worker looks whether that has ended."""
+"""How often, in seconds, a thread that waits for a worker checks whether the worker has ended."""
 
 
 class QueuedEvent:

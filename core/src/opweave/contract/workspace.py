@@ -57,7 +57,7 @@ def scratch_of(wanted: Workspace, op: str) -> Scratch:
     Raises:
         TypeError: it is neither a number of bytes nor a mapping of names to dtypes and shapes.
     """
-    if isinstance(wanted, (dict, Mapping)):  # a question to `Mapping` takes longer than all the rest
+    if isinstance(wanted, (dict, Mapping)):  # asking `Mapping` takes longer than all the rest
         try:
             return _arranged(wanted)
         except (OpweaveError, TypeError, ValueError) as error:

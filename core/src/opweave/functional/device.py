@@ -69,7 +69,7 @@ class ArrayDevice(Device):
         if not hasattr(self, "library"):
             raise Broken(f"{self.name} has no library: set it to an opweave.functional.ArrayLibrary")
         free, total = self.mem_info()
-        if total and size > free:  # arrays take memory when they are made, too late to say so
+        if total and size > free:  # arrays take memory only when they are made, too late for this error
             raise MemoryError(f"{free:,} bytes are free")
         return ArrayMemory(size, self.library)
 
@@ -131,6 +131,6 @@ class ArrayDevice(Device):
             flat = mem.get(offset, dtype, (span(shape, strides, dtype) // dtype.itemsize,))
             return self.library.copy(self.library.window(flat, Arg(None, 0, dtype, shape, strides)))
         cell = mem.cell(offset, dtype, shape)
-        array = cell.owned()  # what was fed belongs to the caller for the time of a run only
+        array = cell.owned()  # a copy of a fed array, which its caller may change after the run
         cell.borrowed = True
         return array

@@ -1,4 +1,4 @@
-"""`ArrayLibrary`: the few functions of an array library that the core needs. And windows as such functions."""
+"""`ArrayLibrary`: the few functions of an array library that the core needs; windows are made of them."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def in_elements(arg: Arg) -> tuple[Shape, Shape, int]:
 
 def window_plan(size: int, offset: int, shape: Shape, strides: Shape) -> WindowPlan | None:
     """How to take a window out of ``size`` elements, or ``None`` where slices cannot show it (its rows overlap)."""
-    # From the axis with the largest steps to that with the smallest, whatever their order in the window.
+    # From the axis with the largest stride to that with the smallest, whatever their order in the window.
     order = sorted([a for a, n in enumerate(shape) if n > 1 and strides[a]], key=lambda a: -strides[a])
     blocks: list[int] = []
     index: list[slice] = []

@@ -92,7 +92,7 @@ class ArrayMemory:
         return found
 
     def zeros(self, dtype: DType, shape: Shape) -> Any:
-        """A new array of zeros, which lies nowhere."""
+        """A new array of zeros, which is not put into this memory."""
         return self.library.from_host(np.zeros(array_shape(shape, dtype), dtype.numpy), True)
 
     def put(self, offset: int, dtype: DType, shape: Shape, array: Any, borrowed: bool = False) -> None:
