@@ -61,7 +61,7 @@ class MemoryPlan(NamedTuple):
             of the arena.
         chunks, offsets: for every storage id the chunk of its target's arena (-1: it lies in none) and where in it.
         slots: for every slot the storage ids that lie elsewhere in it: what more than one queue touches, so that runs
-            that overlap do not meet there. In one slot alone: none.
+            that overlap do not meet there. With one slot: none.
         workspaces: (index of the split, index of the group) -> its scratch memory, the same in every slot.
         nbytes: target index -> bytes of temporaries.
     """
@@ -220,8 +220,8 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
                 death[dst] = moment
             if copy.terms:
                 if copy.tensor is not latest:
-                    # Writing over parts right after the sum would make their device wait for the others' reading; at
-                    # the next sum it knows that they have.
+                    # Writing over parts right after the sum would make their device wait until the others have read
+                    # them; at the next sum it knows that they have.
                     for read in added:
                         death[read] = max(death[read], moment)
                     latest = copy.tensor

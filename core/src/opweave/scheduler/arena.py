@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["Arena", "Lease"]
 
 SPARE: Final = 4
-"""Where chunks are in use already, a further one is larger than it must be by one part in so many. Programs that each
-need a little more than the one before them then fill few chunks, and not one each."""
+"""A chunk that is added to others is larger than it must be by one part in this many, so that programs that each need
+a little more than the one before them fill few chunks, and not one each."""
 
 
 class Arena:
@@ -118,7 +118,7 @@ class Lease:
         return Lease(self._arena, self.chunks)
 
     def release(self) -> None:
-        """End the lease. Nothing of the program's is under way any more. Ending it twice does nothing."""
+        """End the lease. No run of the program is in flight any more. Ending it twice does nothing."""
         self.__del__()
         self._arena.reclaim()
 

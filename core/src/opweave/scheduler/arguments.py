@@ -21,7 +21,7 @@ __all__ = ["Where", "checked_options", "checked_outputs", "checked_placements", 
 Where = Device | Stream | str
 
 MOST_SLOTS: Final = 64
-"""Runs that may overlap: each has memory of its own for inputs and for what crosses devices."""
+"""At most this many runs may overlap: each has memory of its own for inputs and for what crosses devices."""
 
 
 def checked_options(
@@ -56,13 +56,13 @@ def checked_options(
 
 
 def repack_limit(given: bool | int | None, device: Device) -> float:
-    """Bytes that copies of weights in special memory of a device may take, of what a caller gave as ``repack``.
+    """Bytes that copies of weights in special memory of a device may take, by what a caller gave as ``repack``.
 
-    Without that, a variable with the name of the device's backend decides, such as ``OPWEAVE_CPU_CACHE_BYTES``, else
+    Without that, the environment variable of the device's backend decides, such as ``OPWEAVE_CPU_CACHE_BYTES``, else
     ``OPWEAVE_REPACK_BYTES``.
 
     Raises:
-        SchedulerError: no truth value and no number of bytes, given or in a variable.
+        SchedulerError: neither a truth value nor a number of bytes, given or in a variable.
     """
     what: str = "repack"
     value: object = given

@@ -33,9 +33,9 @@ class Bindings(NamedTuple):
 
     Attributes:
         buffers, offsets: of every storage id; no buffer for values that live only inside of a fused group.
-        handles: what special memory has prepared for leaves, by storage id.
+        handles: what `BufferType._init` returned for leaves in special memory, by storage id.
         workspaces: (index of the split, index of the group) -> its scratch memory.
-        args: by storage id the first operand that was made of it, and the view that this is of; see `operands`.
+        args: by storage id the first view of it that was bound, with its operand; see `operands`.
     """
 
     buffers: Sequence[Buffer | None]
@@ -156,7 +156,7 @@ def _enter(
 
 
 def _copied(tensor: Tensor, space: MemorySpace, device: Device) -> Location:
-    """The copy of a placed leaf in ordinary memory, which all programs share that were built for one usage of it."""
+    """The copy of a placed leaf in ordinary memory; programs share it until the usage of the leaf's buffer changes."""
     leaf = tensor.leaf
     assert leaf is not None
     assert leaf.placement is not None

@@ -172,8 +172,8 @@ class Boundaries:
         return total
 
     def _ties(self, node: Tensor, enough: float = inf) -> int:
-        """Bytes that would cross if a node moved and its decided neighbours on the same target did not; of more than
-        ``enough`` bytes perhaps only a part."""
+        """Bytes that would cross if a node moved and its decided neighbours on the same target did not; it may count no
+        further than ``enough`` bytes."""
         at, target_of, fixed = self.target_of[node], self.target_of, self._fixed
         total = 0
         for reader in self.readers.get(node, ()):
@@ -198,8 +198,8 @@ class Boundaries:
         return known
 
     def _may_gain(self, group: Collection[Tensor], near: Collection[int]) -> bool:
-        """Whether a group that lies between targets ``near`` might move fewer bytes than now: not if there is none
-        elsewhere, nor, between several, if even the smallest of its values has as many bytes as cross now."""
+        """Whether moving nodes of a group might copy fewer bytes: not if it is all on ``near``, the only target around
+        it, nor, between several, if even the smallest of its values has as many bytes as cross now."""
         if all({self.target_of[node]}.issuperset(near) for node in group):
             return False
         if len(near) < 2:

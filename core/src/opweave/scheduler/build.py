@@ -131,7 +131,7 @@ class Builder:
 
             return place_by_cost(graph, self.targets, pins, self.op_offload, placed, observed, precisions)
         assignment = assign(graph, self.targets, pins, self.op_offload, placed, precisions)
-        assignment = assignment.with_causes(getattr(graph, "causes", {}))  # of a graph that was split
+        assignment = assignment.with_causes(getattr(graph, "causes", {}))  # of a graph with weights in shards
         return partition(graph, assignment, placed, observed)
 
     def compile(
@@ -143,7 +143,7 @@ class Builder:
         similar: Iterable[Program] = (),
     ) -> Program:
         """The program of a partition, with memory; ``show`` is called with the values of observed nodes. ``similar``
-        programs of this scheduler may have calls that serve again."""
+        programs of this scheduler may have calls that can be used again."""
         groups = fuse(parts)
         plan, bindings, leases = self._take_memory(parts, groups, 1 if show is not None else self.n_slots)
         executor = self.executor
@@ -169,7 +169,7 @@ class Builder:
     ) -> Program:
         """The program again, with calls of ``show`` behind the observed nodes."""
         with self.executor.lock:
-            pins = getattr(parts.graph, "pins", pins)  # of a graph that was split
+            pins = getattr(parts.graph, "pins", pins)  # of a graph with weights in shards
             planned = self._divide(parts.graph, pins, parts.placed, parts.assignment.capabilities.precisions, observed)
             return self.compile(planned, form, pins, show)
 

@@ -17,10 +17,10 @@ from opweave.contract.space import round_up
 __all__ = ["Block", "ChunkPlan", "plan_chunks"]
 
 MEETINGS_LIMIT: Final = 16
-"""Further plans are tried where blocks meet on average at most this many others: that is what they cost."""
+"""Further plans are tried where blocks meet on average at most this many others, as their time grows with it."""
 
 ROUNDS: Final = 12
-"""So often a plan is made anew with the blocks at its top placed first, for at most `FEW_BLOCKS` blocks."""
+"""How often a plan is made anew with the blocks at its top placed first, for at most `FEW_BLOCKS` blocks."""
 
 FEW_BLOCKS: Final = 512
 

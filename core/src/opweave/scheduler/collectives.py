@@ -1,8 +1,8 @@
 """How several devices exchange values: by the `Collectives` of their backend, by sums over memory that the host
 addresses, or by the copies and additions of the graph itself.
 
-`links_of` says it to `opweave.sharding`, before a graph has nodes for parts; `plan_exchanges` decides it for the nodes
-that this has made.
+`links_of` tells `opweave.sharding` what is possible, before a graph has nodes for parts; `plan_exchanges` decides for
+the nodes that `opweave.sharding` has made.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Exchange", "Exchanges", "backend_collectives", "links_of", "plan_exchanges"]
 
 MOST: Final = 3
-"""So many devices at most add whole partial sums in each other's memory. Each of them reads as many values as there are
-devices; of more devices each reads less if it adds a range of the sum and the ranges are gathered."""
+"""At most this many devices add whole partial sums in each other's memory. Each of them reads as many values as there
+are devices; with more devices each reads less if it adds a range of the sum and the ranges are gathered."""
 
 
 class Exchange(NamedTuple):
@@ -114,7 +114,7 @@ def _copies_directly(target: Target, source: Target) -> bool:
 def backend_collectives(
     kind: CollectiveKind, targets: Sequence[Target], dtype: DType, size: int, rough: bool
 ) -> tuple[Collectives, CollectiveSupport] | None:
-    """The `Collectives` of the targets' backend and how it does this one, if in an order that may be used.
+    """The `Collectives` of the targets' backend and how it does this one; ``None`` if not, or in no usable order.
 
     Args:
         size: elements of each part.
@@ -140,7 +140,7 @@ def backend_collectives(
 
 
 def plan_exchanges(graph: Graph, assignment: Assignment, fixed: Collection[Tensor]) -> Exchanges:
-    """Which nodes of a graph that was split are computed by exchanging values otherwise than node by node.
+    """Which nodes of a graph with weights in shards are computed by an exchange, and not by the graph's own nodes.
 
     Args:
         fixed: nodes that are computed as they are: observed ones, and those whose memory the caller decided.
@@ -150,7 +150,7 @@ def plan_exchanges(graph: Graph, assignment: Assignment, fixed: Collection[Tenso
     by_name = {target.name: target for target in targets}
 
     def home(part: Tensor) -> Target | None:
-        """The target in whose plain memory a part is computed, or lies, of a weight; ``None``: it is in none."""
+        """The target in whose plain memory a part is computed or, if it is a weight, lies; ``None``: there is none."""
         root = part.root
         if root in fixed or root.memory in able.prepared:
             return None

@@ -448,12 +448,12 @@ class Executor:
             state.check_open()
 
     def check_caller(self) -> None:
-        """Whether this thread may run something now: not from within a run."""
+        """Raise `SchedulerError` if this thread is within a run, and therefore must not run a program."""
         if self._on_worker or self._runner == get_ident():
             raise SchedulerError("a program cannot be run from within a run of its own scheduler")
 
     def check_closer(self, *, whole: bool = False) -> None:
-        """Whether this thread may close programs now, or the whole scheduler."""
+        """Raise `SchedulerError` unless this thread may close programs now; with ``whole`` the scheduler."""
         if self._on_worker or self._runner == get_ident():
             raise SchedulerError("neither a scheduler nor its programs can be closed from within a run")
         if whole and self._on_completion_thread:

@@ -1,4 +1,4 @@
-"""What a program that was built before still serves for: operands and calls of a new one.
+"""What is used again of a program that was built before: operands and calls, by a new one.
 
 A decoder with a growing cache builds a graph for each token of which most steps are those of the token before, on
 operands of the same sizes in the same memory. What was made of such steps when the former program was lowered, views of
@@ -28,7 +28,7 @@ __all__ = ["Former", "Known"]
 
 
 class Former(NamedTuple):
-    """A program that was built before, of whose graph a new one may differ in sizes."""
+    """A program that was built before; the graph of a new one may differ from its graph in sizes."""
 
     partition: Partition
     groups: Groups
@@ -41,7 +41,7 @@ class Former(NamedTuple):
         return known.arenas == partition.arenas and steps == [(s.target, len(s.items)) for s in partition.splits]
 
     def at(self, slot: int, bindings: Bindings) -> Known | None:
-        """What a slot of it holds; ``None`` if it has fewer of them, or was closed."""
+        """What a slot of it holds; ``None`` if it has no such slot, or was closed."""
         before = self.lists[slot].bindings if slot < len(self.lists) else None
         if before is None:
             return None
@@ -81,7 +81,7 @@ class Known:
 
     def calls(self, split: Split, groups: Groups, bindings: Bindings) -> list[Call | None] | None:
         """For every group of a split the call of the former program, where its operands, its kernel and its scratch
-        memory are the same; ``None``: of none of them."""
+        memory are the same; ``None``: no call can be used again."""
         k, scratch, workspaces = split.index, self.bindings.workspaces, bindings.workspaces
         calls, stream = self.plans.get(k), split.target.stream
         made_by = stream.inner if isinstance(stream, WorkerStream) else stream

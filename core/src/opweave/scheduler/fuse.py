@@ -26,7 +26,7 @@ class FusedGroup(NamedTuple):
     Attributes:
         items: their indices in the split, in the order in which they run.
         workspace: bytes.
-        kernel: what computes a single step that the stream leaves to it.
+        kernel: for a single step that the core binds itself; see `Group.kernel`.
     """
 
     items: tuple[int, ...]
@@ -81,7 +81,7 @@ def _fuses_nothing(split: Split) -> bool:
 
 
 class _Asked:
-    """What streams are asked with, made when it is needed: most streams know most steps already."""
+    """What questions to streams need, made when the first is asked: most streams know most steps already."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition: Final = partition
@@ -132,7 +132,7 @@ def _groups(split: Split, partition: Partition, asked: _Asked) -> list[FusedGrou
     return groups
 
 
-_LAST: Final = Single(None, 0, False)
+_LAST: Final = Single(None, 0, False)  # behind the last step: ends the run of steps before it
 
 
 def _single(item: PlannedStep, stream: Stream, asked: _Asked) -> Single | None:

@@ -53,7 +53,7 @@ class _Point(NamedTuple):
     act: int
 
 
-class _Traces:
+class _AccessHistory:
     """Who touched which bytes of one memory last: segments, each with its last writer and its readers since."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ def find_waits(slots: Sequence[Sequence[Act]], queues: int, overlapping: bool = 
         queues: queues are ``0 .. queues - 1`` and `HOST_QUEUE`.
         overlapping: a run may begin before the last one has ended; if not, a run need not wait for earlier ones.
     """
-    memories: dict[object, _Traces] = {}
+    memories: dict[object, _AccessHistory] = {}
     size = queues + 1  # the host's clock is the last one, at index -1
     clocks = [[0] * size for _ in range(size)]  # queue -> how many acts of every queue it knows to be complete
     counts = [0] * size
@@ -141,10 +141,10 @@ def find_waits(slots: Sequence[Sequence[Act]], queues: int, overlapping: bool = 
                 point = _Point(queue, counts[queue], slot, index)
                 wanted: dict[int, _Point] = {}
                 for access in act.accesses:
-                    traces = memories.get(access.memory)
-                    if traces is None:
-                        traces = memories[access.memory] = _Traces()
-                    for earlier in traces.touch(access, point):
+                    history = memories.get(access.memory)
+                    if history is None:
+                        history = memories[access.memory] = _AccessHistory()
+                    for earlier in history.touch(access, point):
                         other = earlier.queue
                         if other != queue and other != HOST_QUEUE and earlier.nth > clock[other]:
                             best = wanted.get(other)

@@ -27,15 +27,15 @@ __all__ = ["bind_launch"]
 Array = np.ndarray[Any, Any]
 
 MOST_BYTES: Final = 1 << 18
-"""So many bytes at most are fed, and fetched, by way of an array between; more are sent from where they lie."""
+"""At most this many bytes are fed, and fetched, through an intermediate array; more are sent from where they lie."""
 
 
 def bind_launch(
     result: RunList, partition: Partition, actions: Sequence[Action], arg: Callable[[StorageView], Arg]
 ) -> CallList | None:
-    """The calls of a run list as one call, where the run is one plan of a stream that offers this, fed and read by the
-    same stream in dense pieces of few bytes. Feeds and fetches of the list are then arrays that the call sends and
-    fills. ``None``: the run is no such one.
+    """The calls of a run list as one call, where the run is one plan of a stream that overrides ``_bind_launch``, fed
+    and read by the same stream in dense pieces of few bytes. Feeds and fetches of the list are then arrays that the
+    call sends and fills. ``None``: it is not such a run.
     """
     action = actions[0] if len(actions) == 1 else None
     if action is None or action.plan is None or not action.target.owned or result.before:

@@ -30,12 +30,12 @@ def open_targets(
     repack: bool | int | None,
     ownership: Submission,
 ) -> list[Target]:
-    """A target for each device or stream, in order; of the devices the streams are opened.
+    """A target for each device or stream, in order; streams of devices are opened here.
 
     Args:
         kinds: device name -> kind of memory for its temporaries.
         parallel, threads, repack: as of `opweave.Scheduler`.
-        ownership: what synchronous streams that are opened here share.
+        ownership: the submission that synchronous streams which are opened here share.
 
     Raises:
         SchedulerError: as `opweave.Scheduler`. What was opened is closed.

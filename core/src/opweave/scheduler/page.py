@@ -79,7 +79,7 @@ class Report:
 
         @property
         def text(self) -> str:
-            """The whole, for people."""
+            """The whole report, as people read it."""
 
     def html(self) -> str:
         """One self-contained HTML page."""
@@ -105,7 +105,7 @@ class Report:
 
 
 def page(explanation: Explanation) -> str:
-    """The page."""
+    """The HTML page of an explanation."""
     devices = list(dict.fromkeys([*explanation.memory, *(device for device, _ in explanation.splits)]))
     colours = {device: COLOURS[i % len(COLOURS)] for i, device in enumerate(devices)}
     shown = explanation.nodes[:MOST_NODES]

@@ -149,7 +149,7 @@ class _Partitioner:
                     continue
                 operand = home.get(source)
                 if operand is None or arenas[operand[0]] != at or packed:
-                    # Other than in the common case of a value that was computed on this target.
+                    # Not the common case, a value that was computed on this target.
                     operand = None if packed else seen.get(source)
                     if operand is None and source.base is not None and not packed:
                         whole = home.get(source.base)
@@ -223,7 +223,7 @@ class _Partitioner:
         operand = StorageView.of(source, found)
         able = self.assignment.capabilities
         if not self.storages.reaches(target, found):
-            # What lies where no device of this scheduler reaches it stays with the program.
+            # A copy of memory that no device of this scheduler reaches stays with the program.
             if root not in self.target_of and able.is_constant(source):
                 operand = self._copy_once(root, operand, target)
             else:
@@ -283,7 +283,7 @@ class _Partitioner:
 
     def _gathers(self, node: Tensor, target: Target) -> bool:
         """Whether the pieces of a ``concat`` are copied straight to their places in it: some of them are brought from
-        other memory, none twice, and the places are dense or written by the host; an observer is shown steps."""
+        other memory, none twice, the places are dense or written by the host, and nobody places or observes it."""
         dense = all(n == 1 for n in node.shape[: node.attrs["axis"]])
         once = len({*node.srcs}) == len(node.srcs)
         if node in self.placed or node in self.observed or not once or not (dense or target.buffer_type.is_host):
@@ -307,7 +307,7 @@ class _Partitioner:
         return split
 
     def _share(self, node: Tensor, exchange: Exchange, target: Target, split: _OpenSplit | None) -> _OpenSplit:
-        """What one device does of a collective, of parts that it reads where they lie, or that were sent to it."""
+        """The share of one device in a collective: it reads parts where they lie, or copies that were sent to it."""
         what, provider = exchange.what, exchange.provider
         if exchange.sends and not any((node, term) in self.sent for term in what.terms):
             self._send(exchange)
@@ -365,7 +365,7 @@ class _Partitioner:
         )
 
     def _selected(self, source: Tensor, node: Tensor, target: Target) -> StorageView | None:
-        """The ids that name the only rows of ``source`` that ``node`` reads, wherever they lie."""
+        """The ids of the rows of ``source`` that ``node`` reads; ``None`` if it reads all or ``source`` twice."""
         selects = node.op.selects if node.op is not None else None
         source = self.originals.get(source, source)
         if selects is None or node.srcs[selects[0]] is not source or node.srcs.count(source) > 1:

@@ -35,7 +35,7 @@ def rebuilt(
         make: called with each node that is no view and its new sources; default: the same operation on these.
     """
     new: dict[Tensor, Tensor] = dict(known)
-    for tensor in _behind(outputs, known):
+    for tensor in _ancestors(outputs, known):
         if tensor in new:
             continue
         if tensor.op is None:
@@ -48,7 +48,7 @@ def rebuilt(
     return tuple([new[output] for output in outputs])
 
 
-def _behind(outputs: Sequence[Tensor], known: Mapping[Tensor, Tensor]) -> Iterable[Tensor]:
+def _ancestors(outputs: Sequence[Tensor], known: Mapping[Tensor, Tensor]) -> Iterable[Tensor]:
     """Everything that ``outputs`` need, sources first, up to what is known."""
     order: dict[Tensor, None] = {}
     stack = [(output, False) for output in reversed(outputs)]

@@ -43,7 +43,7 @@ Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
-    # What a run returns. ``Program`` alone, in annotations, is one of which that is not known.
+    # What a run returns. ``Program`` alone, in annotations, leaves it open.
     R_co = TypeVarWithDefault("R_co", covariant=True, default=Any)
 else:
     R_co = TypeVar("R_co", covariant=True)
@@ -102,7 +102,7 @@ class Planned:
         return prediction_of(self.partition)
 
     def _now(self, tensor: Tensor) -> Tensor:
-        """What stands for a tensor as a whole in this program: another one behind weights in shards."""
+        """The tensor in this program's graph that has the value of ``tensor``: another one behind weights in shards."""
         stand_ins: Mapping[Tensor, Tensor] = getattr(self.partition.graph, "now", {})
         return stand_ins.get(tensor, tensor)
 
@@ -159,7 +159,7 @@ class Program(Planned, Generic[R_co]):
 
     @property
     def _former(self) -> Former:
-        """What it serves for when another program is built."""
+        """What another program that is built may use again of this one."""
         return Former(self.partition, self._groups, self._state.lists)
 
     # --- running ----------------------------------------------------------------------------------------------------
@@ -225,8 +225,8 @@ class Program(Planned, Generic[R_co]):
         """Set a state or a view of one, or an input for all later runs that do not feed it.
 
         Raises:
-            ShapeError, DTypeError: values that do not fit.
-            SchedulerError: neither an input nor a state of this program.
+            ShapeError, DTypeError, LayoutError: values that do not fit.
+            UnknownNameError: neither an input nor a state of this program.
         """
         shown = tensor if isinstance(tensor, Tensor) else None
         leaf = self._leaf(tensor if shown is None or not shown.is_view else shown.root)
@@ -244,6 +244,7 @@ class Program(Planned, Generic[R_co]):
 
         Raises:
             SchedulerError: a value that is not kept; make it an output.
+            UnknownNameError: a name of neither an input nor a state of this program.
         """
         if isinstance(tensor, Tensor) and self._now(tensor) in self.partition.graph.outputs:
             return self._executor.read_output(self._state, self._now(tensor))
@@ -277,7 +278,7 @@ class Program(Planned, Generic[R_co]):
 
         Args:
             callback: called with the node and its value, a new array unless ``on_device``; ``False`` ends the run
-                (`Cancelled`), and what it raises ends the run and comes out of it.
+                (`Cancelled`), and an exception of it ends the run and is raised by it.
             nodes: which ones, or a function that is asked for each; ``None``: all.
             on_device: the callback is given an `ObservedValue`, which shows the value where it lies, in place of an
                 array: it decides in each run whether to ``read()`` it, which alone copies it to the host.
@@ -421,14 +422,14 @@ class PlannedGraph(Planned):
 
     @cached_property
     def memory(self) -> dict[str, MemoryUse]:
-        """Bytes by device that a program takes which is built of this graph as the first one of its scheduler: planned
-        as for the program, and not allocated. What libraries take for themselves is known once there is a program."""
+        """Bytes by device that a program built of this graph takes as the first one of its scheduler: planned as for
+        the program, and not allocated. What libraries take for themselves is known once there is a program."""
         targets = self.partition.assignment.targets
         plan = allocate(self.partition, fuse(self.partition), [()] * len(targets), self._slots)
         return memory_use(self.partition, plan.nbytes)
 
     def explain(self) -> Explanation:
-        """As `Program.explain`, but for memory."""
+        """As `Program.explain`, without the memory that a program takes."""
         from opweave.scheduler.report import explain
 
         return explain(self.partition)

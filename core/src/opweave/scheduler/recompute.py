@@ -19,7 +19,7 @@ from opweave.ops.movement import after
 __all__ = ["less_memory"]
 
 SMALLEST: Final = 4096
-"""Bytes of values that are worth computing again."""
+"""Values with fewer bytes are not computed again."""
 
 NEARLY: Final = 0.9
 """Values are computed again if they are not read while at least this share of the most memory is in use."""
@@ -33,7 +33,7 @@ def less_memory(graph: Graph, limit: int, planned: Callable[[Graph], int]) -> tu
 
     Values are tried in the order of what computing them again costs for each byte that it saves, by bisection. Where
     all of them save too little, the values are divided into segments of about equally many bytes, of which only the
-    last value is kept (Chen et al., algorithm 3), into as many as there may be.
+    last value is kept (Chen et al., algorithm 3): into as many as fit the limit.
 
     Args:
         graph: the graph as it was built.
@@ -75,8 +75,7 @@ class _Values:
     """The values of a graph that can be computed again, and when they are read.
 
     Attributes:
-        late: value that is not read while nearly most memory is in use, but before and after -> position of its first
-            reader after that.
+        late: value that nobody reads while nearly the most memory is in use -> position of its first reader after it.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -102,7 +101,7 @@ class _Values:
             for first, then in pairwise(moments):
                 # What is read just before is still there in any case.
                 spans = then - first >= 3 and bisect_left(full, then) > bisect_right(full, first)
-                if spans and node.nbytes >= SMALLEST and self._may_be_again(node, then):
+                if spans and node.nbytes >= SMALLEST and self._is_recomputable(node, then):
                     self.late[node] = then
                     if first < peak < then:
                         self._over_peak.append(node)
@@ -119,7 +118,7 @@ class _Values:
                     changes[self._read.get(node, [at])[-1] + 1] -= node.nbytes
         return list(accumulate(changes))
 
-    def _may_be_again(self, node: Tensor, at: int) -> bool:
+    def _is_recomputable(self, node: Tensor, at: int) -> bool:
         """Whether a node can be computed again at a position: from versions of states that are still there."""
         assert node.op is not None
         return not (
@@ -128,8 +127,8 @@ class _Values:
         )  # fmt: skip
 
     def with_sources(self, chosen: Collection[Tensor]) -> dict[Tensor, int]:
-        """Values to compute again, with the position from which their readers read that: the chosen ones, and those of
-        which they are made that are no longer there by then. What one is made of is computed again with it."""
+        """Values to compute again, with the position from which readers read the new ones: the chosen ones and those of
+        their sources that are no longer in memory by then."""
         again = {node: self.late[node] for node in chosen}
         queue = sorted(again, key=self._position.__getitem__)
         while queue:
@@ -138,7 +137,7 @@ class _Values:
             for root in {source.root for source in node.srcs}:
                 if root in again:
                     again[root] = min(again[root], at)
-                elif root.op is not None and self._read[root][-1] < at and self._may_be_again(root, at):
+                elif root.op is not None and self._read[root][-1] < at and self._is_recomputable(root, at):
                     again[root] = at
                     insort(queue, root, key=self._position.__getitem__)
         return again

@@ -58,7 +58,7 @@ def _weight_type(node: Tensor) -> str:
 
 
 def _is_faster(other: Device, device: Device, dtype: str) -> bool:
-    """By their profiles, if both were measured before; else an accelerator with memory of its own counts as faster."""
+    """Whether ``other`` is faster: by profiles, if both have one; else an accelerator with memory of its own is."""
     from opweave.cost.store import known_profile  # importing opweave must not pay for it
 
     if other.kind is Kind.HOST or other.simulated:

@@ -137,7 +137,7 @@ def memory_curves(partition: Partition, memory: Mapping[str, MemoryUse]) -> list
         changes: dict[int, int] = {}
         for place, size in enumerate(partition.sizes):
             if partition.arenas[place] == target.index and birth[place] >= 0:
-                # What takes over a place begins behind its end.
+                # A value that takes over memory counts from the moment after the former value's end.
                 start = birth[place] + (alias[place] != place)
                 changes[start] = changes.get(start, 0) + size
                 changes[min(death[place], end) + 1] = changes.get(min(death[place], end) + 1, 0) - size

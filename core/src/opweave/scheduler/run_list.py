@@ -158,7 +158,7 @@ class Action(NamedTuple):
         target: whose stream does it, or is waited for.
         split: to which split it belongs.
         copy: the copy, of copies.
-        items: of plans, the items of each fused group; ``None``: one each.
+        items: of plans, the items of each fused group; ``None``: each item is a group.
         plan: the plan.
         tensor: of feeds, the input.
     """
@@ -177,8 +177,8 @@ class CallList:
 
     Attributes:
         calls: the calls.
-        run: makes the calls of an iterator over them: the ``_run`` of the stream to which they belong. ``None``: one
-            after the other is all there is to it.
+        run: makes the calls of an iterator over them: the ``_run`` of the stream to which they belong. ``None``: they
+            are just called one after the other.
         actions: what they are.
         starts: where in ``calls`` each action begins; ``None``: every action is one call.
     """
@@ -261,7 +261,7 @@ class RunList:
         self.ended = self.ended or why
 
     def _refresh(self, token: object) -> None:
-        """Called when read-only memory was written: the plans are told themselves."""
+        """Called when read-only memory was written. Does nothing: the plans are told themselves."""
 
     def _give_up(self) -> None:
         """Called when the memory of leaves is given up, after `_invalidate`, while nothing is under way."""
@@ -276,7 +276,7 @@ class RunList:
         self.ended = self.ended or "it was closed"
         for plan in self.plans:
             plan.close()
-        self.calls = CallList([], [])  # the plans' calls in it, while the actions stay for `Program.explain`
+        self.calls = CallList([], [])  # it may hold calls of the plans; the actions stay for `Program.explain`
         self.actions.calls.clear()
         self.bindings = None
         self.before.clear()

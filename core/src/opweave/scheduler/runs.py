@@ -137,7 +137,7 @@ class RunsInFlight(deque[Run]):
         targets: where they run.
 
     Attributes:
-        programs: those that somebody keeps.
+        programs: the executor's programs that are alive.
         cancel_reason: why the runs under way were asked to end early, ``""``: they were not.
     """
 

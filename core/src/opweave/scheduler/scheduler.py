@@ -69,7 +69,7 @@ class Scheduler:
         devices: devices, streams or names, earlier ones preferred. Streams that it opens itself are closed with it.
         parallel: let successive runs of a program overlap, each device working on another one (`Program.submit`).
             Every device gets a thread; inputs and transferred values get memory for several runs. ``True``: as many
-            slots as there are devices (2 to 4), a number: so many.
+            slots as there are devices (2 to 4), a number: that many.
         op_offload: a device may bring weights from host memory for operations that it runs much faster.
         buffer_types: device or its name -> the kind of memory for its temporaries, where not its ordinary one.
         placement: ``"priority"``: by the rules of `opweave.scheduler.assign`, earlier devices preferred. ``"cost"``: as
@@ -97,7 +97,7 @@ class Scheduler:
 
     Raises:
         SchedulerError: no devices, one named twice, a buffer type that its device cannot reach or kernels cannot write,
-            no such placement or number of slots, a precision that is neither a name nor a mapping.
+            no such placement or number of slots, a precision that is neither a name nor a mapping, no number of bytes.
         UnknownNameError, PluginError: a name that is no device or precision, or a device of a plugin that failed.
     """
 

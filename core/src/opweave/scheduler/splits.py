@@ -81,8 +81,8 @@ class Copy(NamedTuple):
         bias: of sums what is added at last.
         kind: of collectives, which it is.
         provider: of collectives that a backend does, its procedure; ``None``: the host adds.
-        outs: of one that a backend does for all devices at once, where the devices but the first get their results; of
-            sums of terms that were sent, these terms, which the sum may overwrite.
+        outs: of a collective that a backend does for all devices at once, where the devices but the first get their
+            results; of sums of terms that were sent, these terms, which the sum may overwrite.
     """
 
     tensor: Tensor
@@ -113,8 +113,8 @@ class Copy(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are copied, of all rows where ``ids`` choose some; of sums those of the terms but one, none
-        where the terms were sent."""
+        """Bytes that are copied, of all rows where ``ids`` choose some; for sums those of all terms but one, and
+        none where the terms were sent."""
         if self.kind != "send" and any(view == self.src or view in self.terms for view in self.outs):
             return 0
         results = sum([nbytes(view.shape, view.dtype) for view in self.writes])

@@ -28,7 +28,7 @@ class Storages:
 
     Attributes:
         sizes, arenas, names, owners, unpacked, repacked, inputs: as of `opweave.scheduler.splits.Partition`.
-        home: where values were computed, where inputs and states lie.
+        home: computed value, input or state -> its view of the storage in which it lies.
         made_in: storages other than those of computed values -> index of the split that wrote them last, -1: none.
     """
 

@@ -38,11 +38,11 @@ class Support:
 
     Attributes:
         reason: why it does not run the node, ``None``: it does.
-        packed: it does once its non-dense sources are packed.
+        packed: it runs the node only with its non-dense sources packed.
         unpacked: kinds of memory in a form of their own whose tensors it reads through copies in plain memory.
-        inplace: its kernel may be given an output over a source.
+        inplace: the output may be the same memory as a source.
         workspace: bytes of scratch memory while it runs.
-        choice: the kernel that takes it, and its scratch memory.
+        choice: the kernel that computes it, and its scratch memory.
         nbytes: bytes of the result.
         allowed: the precision that the program allows for the node.
         precision: the one that it is computed in.
@@ -113,7 +113,7 @@ def packing_support(device: Device, dtype: DType, shape: Shape, strides: Strides
 
 
 def check_buffer_type(device: Device, kind: BufferType | None) -> None:
-    """Raises `SchedulerError` unless temporaries of a device can lie in a kind of memory (``None``: its ordinary one):
+    """Raise `SchedulerError` unless temporaries of a device can lie in a kind of memory (``None``: its ordinary one):
     kernels of the device write plain bytes there."""
     if not device.default_buffer_type.is_raw:
         raise SchedulerError(f"the ordinary memory of {device.name} keeps tensors in a form of its own (it overrides "
@@ -207,7 +207,7 @@ class Target:
         return known
 
     def ask_ahead(self, signatures: Iterable[Signature]) -> None:
-        """Ask the device about many signatures at once, if its author wants that; packed too where it refuses them."""
+        """Ask the device about many signatures at once, if it can answer that; packed too where it refuses them."""
         if not self.device.answers_many:
             return
         new = [s for s in dict.fromkeys(signatures) if self.device not in s.support]
@@ -230,7 +230,7 @@ class Target:
         reached = [m for m in signature.memories if m is not None and not m.is_raw and self.device.reaches(m.space)]
         if answer.reason is None or not reached:
             return answer
-        # Some forms are refused: each that is refused by itself is read through a copy, or else all of them.
+        # Each kind of memory that is refused by itself is read through a copy, or else all of them are.
         kinds = frozenset(reached)
         refused = frozenset(k for k in kinds if self._ask_with(signature, kinds - {k}).reason is not None)
         for unpacked in dict.fromkeys((refused or kinds, kinds)):
@@ -241,8 +241,8 @@ class Target:
 
     def _repacked(self, signature: Signature, answer: Support) -> Support:
         """The answer with read-only sources in the special memory that the device would rather read, if it has some:
-        rounded to bf16 where that is allowed and the kernel then computes in it, else as they are. It stays as rough as
-        it was, which is there for speed."""
+        rounded to bf16 where that is allowed and the kernel then computes in it, else as they are. It is not computed
+        more finely than before, because the rougher kernel is there for speed."""
         rough = signature.precision != "exact" and bool(signature.constant)
         for rounded in dict.fromkeys((signature.constant if rough else answer.rounded, answer.rounded)):
             step = unbound_step(signature, self.device, packed=answer.packed, rounded=rounded)

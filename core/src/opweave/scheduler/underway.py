@@ -1,4 +1,4 @@
-"""Which node an executor is computing, for the messages of those who stop waiting for it."""
+"""Which node an executor is computing, for messages when somebody stops waiting for it."""
 
 from __future__ import annotations
 
