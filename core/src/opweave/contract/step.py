@@ -157,7 +157,7 @@ class Choice:
     in equal kinds of memory. Their operands may have different strides.
 
     Attributes:
-        kernel: the kernel that its table has chosen; ``None``: none.
+        kernel: the kernel that its table has chosen; ``None``: the table has none for such steps.
         scratch: the scratch memory of that kernel.
         kept: what streams of the device keep for further steps of the kind, by keys of their own.
     """
@@ -205,7 +205,7 @@ class Group(NamedTuple):
         steps: in the order in which they are computed.
         workspace: bytes of scratch memory that the call needs while it runs.
         scratch: that memory, a u8 operand; ``None`` until memory is planned, or if ``workspace`` is 0.
-        nodes: of the graph that the steps compute, for messages; empty where there is no graph.
+        nodes: the nodes that the steps compute, for messages; empty where there is no graph.
 
     The rest is listed by the core for streams that fuse (`opweave.contract.listing`), once there is memory. Operands
     are dense and do not overlap; each covers all windows of its bytes that steps use.

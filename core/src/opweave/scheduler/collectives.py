@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Exchange", "Exchanges", "backend_collectives", "links_of", "plan_exchanges"]
 
-MOST: Final = 3
+MOST_DEVICES: Final = 3
 """At most this many devices add whole partial sums in each other's memory. Each of them reads as many values as there
 are devices; with more devices each reads less if it adds a range of the sum and the ranges are gathered."""
 
@@ -87,7 +87,7 @@ def links_of(targets: Sequence[Target], allowed: Allowed) -> Links:
     def adds_whole(devices: tuple[str, ...], tensor: Tensor, parts: tuple[Tensor, ...]) -> bool:
         found, known = support(devices, tensor, parts), members(devices)
         shared = found is not None or (bool(known) and all(target.buffer_type.is_host for target in known))
-        return (found is not None and found[1].together) or (shared and len(devices) <= MOST)
+        return (found is not None and found[1].together) or (shared and len(devices) <= MOST_DEVICES)
 
     def rings(devices: tuple[str, ...]) -> bool:
         found = members(devices)

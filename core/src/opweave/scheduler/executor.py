@@ -342,7 +342,7 @@ class Executor:
                 stream.synchronize()
 
     def read_output(self, state: ProgramState, output: Tensor) -> Array:
-        """The value of an output after the last run."""
+        """The value of an output after the last run; raises `SchedulerError` if there is none any more."""
         return self.when_idle(partial(self._read_output, state, output))
 
     def _read_output(self, state: ProgramState, output: Tensor) -> Array:

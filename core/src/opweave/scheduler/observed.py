@@ -50,7 +50,7 @@ class ObservedValue:
         return self.buffer.device
 
     def read(self) -> np.ndarray[Any, Any]:
-        """The value as a new array on the host."""
+        """The value as a new array on the host; raises `LifetimeError` as `arg`."""
         return bind_read(self.arg)()  # type: ignore[no-any-return]
 
     def _exported(self) -> Any:

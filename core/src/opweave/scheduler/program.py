@@ -417,7 +417,7 @@ class PlannedGraph(Planned):
         return self.partition.copies
 
     def cause_of(self, tensor: Tensor) -> str:
-        """Why it was placed on its device: a key of ``opweave.scheduler.CAUSES``."""
+        """Why it was placed on its device: a key of ``opweave.scheduler.CAUSES``. Raises `KeyError` if unknown."""
         return self.partition.assignment.causes[tensor]
 
     @cached_property

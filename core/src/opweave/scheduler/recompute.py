@@ -21,7 +21,7 @@ __all__ = ["less_memory"]
 SMALLEST: Final = 4096
 """Values with fewer bytes are not computed again."""
 
-NEARLY: Final = 0.9
+PEAK_SHARE: Final = 0.9
 """Values are computed again if they are not read while at least this share of the most memory is in use."""
 
 SEGMENTS: Final = (32, 24, 16, 12, 8, 6, 4, 3, 2)
@@ -93,7 +93,7 @@ class _Values:
                     self._read.setdefault(source.root, []).append(at)
         sizes = self._sizes()
         peak = sizes.index(max(sizes))
-        full = [at for at, size in enumerate(sizes) if size >= NEARLY * sizes[peak]]
+        full = [at for at, size in enumerate(sizes) if size >= PEAK_SHARE * sizes[peak]]
         self.late: Final[dict[Tensor, int]] = {}
         self._over_peak: Final[list[Tensor]] = []
         for node, at in self._position.items():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["remarks"]
 
-CLEARLY: Final = 1.5
+MIN_SPEEDUP: Final = 1.5
 """How many times faster a device must have been measured to be worth a remark; profiles of one device vary less."""
 
 
@@ -65,5 +65,5 @@ def _is_faster(other: Device, device: Device, dtype: str) -> bool:
         return False
     theirs, ours = known_profile(other), known_profile(device)
     if theirs is not None and ours is not None:
-        return theirs.flops(dtype) > CLEARLY * ours.flops(dtype)
+        return theirs.flops(dtype) > MIN_SPEEDUP * ours.flops(dtype)
     return other.kind is not Kind.CPU and not other.reaches(HOST_SPACE)

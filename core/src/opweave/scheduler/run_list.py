@@ -292,7 +292,7 @@ class RunList:
 def fitted(
     run_list: RunList, written: Mapping[str, Array], feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]
 ) -> list[tuple[Feed, Any]]:
-    """An array for every input, checked."""
+    """An array for every input, checked; raises `SchedulerError`, `UnknownNameError` and what `Feed.fit` does."""
     ready: list[tuple[Feed, Any]] = []
     expected = run_list.feeds
     if type(feeds) is dict and not named and len(feeds) == len(expected):

@@ -175,11 +175,11 @@ class Scheduler:
         return tuple(target.stream for target in self._targets)
 
     def buffer_type(self, device: Where) -> BufferType:
-        """The kind of memory that temporaries of a device lie in."""
+        """The kind of memory that temporaries of a device lie in; raises `SchedulerError` as `find`."""
         return target_of(self._targets, device).buffer_type
 
     def buffer_size(self, device: Where) -> int:
-        """Bytes that are allocated for temporaries on a device."""
+        """Bytes that are allocated for temporaries on a device; raises `SchedulerError` as `find`."""
         return self._arenas[target_of(self._targets, device).index].nbytes
 
     # --- building ---------------------------------------------------------------------------------------------------
@@ -366,7 +366,7 @@ class Scheduler:
     # --- end --------------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Close all programs, lift all pins and give their memory back; the scheduler can be used again."""
+        """Close all programs, lift pins, free memory; it can be used again. Raises `SchedulerError` within a run."""
         self._executor.check_closer()
         self._executor.when_idle(self._end_all)
 
