@@ -1,9 +1,9 @@
 """Activations as integers, for products with the integers of quantized weights.
 
-Of the activations each 256 of a row become a *record*: the digits of their integers, a byte each, all first digits
-before all second ones; then 16 f32. With 8 groups of 32 these are the factor of each group, then the sum of each; with
-groups of 16 their factors, and 16 more for their sums. What the weights of a group are beyond a multiple of their
-integers is multiplied by the sum.
+Each 256 activations of a row become a *record*: the digits of their integers, a byte each, all first digits before all
+second ones; then 16 f32. With 8 groups of 32 these are the factor of each group, then the sum of each times the
+``offset`` of the `Form`; with groups of 16 their factors, and 16 more for such sums. Products take what the weights of
+a group have beside a multiple of their integers, g of the `Form`, from the sum.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["Digits", "bind_records", "digits_of"]
 
 SMALLEST: Final = 2.0**-80
 LARGEST: Final = 2.0**100
-"""Between these the largest magnitude of a group may be for three digits: factors are then normal numbers, and sums of
-products finite. 0 may be it, too."""
+"""For three digits the largest magnitude of a group is 0, or between these: factors are then normal numbers, and sums
+of products finite."""
 
 _I64: Final = ir.IntType(64)
 _VECTOR_BYTES: Final = 64
@@ -42,9 +42,9 @@ class Digits(NamedTuple):
     20 bits brings a normalized mean squared error below 5e-13.
 
     Attributes:
-        places: how many there are, 1 or 3.
+        places: the number of digits, 1 or 3.
         base_bits: the base is 2 to the power of this.
-        bits: integers are from ``-2**bits`` to ``2**bits``, of three digits.
+        bits: integers of three digits are from ``-2**bits`` to ``2**bits``.
     """
 
     places: int
@@ -78,13 +78,13 @@ def bind_records(
     padded: int,
     ordered: bool,
 ) -> Call:
-    """The call that makes records of dense activations, one stretch of all rows after the other.
+    """The call that makes records of dense activations. The records of all rows for one stretch lie side by side.
 
     Args:
-        marks: with three digits, ``u8``, one for each row: set to 1 where integers cannot stand for activations of the
+        marks: with three digits, ``u8``, one for each row: set to 1 where integers cannot represent activations of the
             row because they are infinite, NaN, or of magnitudes beyond `SMALLEST` and `LARGEST`; else to 0.
         padded: rows for which there is memory.
-        ordered: digits are put into the order of the integers of weights, else they stay in theirs.
+        ordered: whether digits are in the order of the integers of weights, or in that of the activations.
     """
     inputs, size = x.shape[-1], x.dtype.itemsize
     rows, stretches, tail = x.size // inputs, -(-inputs // STRETCH), inputs % STRETCH
@@ -123,7 +123,7 @@ def _records(form: Form, digits: Digits, x: DType, tail: int, *, ordered: bool) 
                 sums = []
                 for run, value in zip(runs, values, strict=True):
                     scaled = intrinsic("rint", value * inverse)
-                    # In int8 the factor of infinite numbers and NaN is one, too, and with it the result.
+                    # In int8 an infinity or NaN makes the factor of its group infinite or NaN, and the result NaN.
                     whole = select(intrinsic("fabs", scaled) < float(2**digits.bits + 1), scaled, 0.0)
                     integers = Vector(code, code.fptosi(whole.value, vector_type("i32")), "i32")
                     for number, digit in enumerate(_split(integers, digits)):
@@ -141,8 +141,8 @@ def _records(form: Form, digits: Digits, x: DType, tail: int, *, ordered: bool) 
 
 
 def _powers(largest: Vector, digits: Digits, mark: Any) -> tuple[Vector, Vector]:
-    """The power of two by which integers are multiplied, and its inverse, which is 0 where integers are of no use: the
-    row is then marked."""
+    """The power of two by which integers are multiplied, and its inverse. Both are 0 outside of `SMALLEST` to
+    `LARGEST`, where the row is marked unless the group is 0."""
     fits = largest.compare(">=", SMALLEST) & largest.compare("<=", LARGEST)
     marked = (fits | largest.compare("==", 0.0)) ^ 1
     mark.set(mark.get() | marked.to("i32"))
@@ -153,7 +153,7 @@ def _powers(largest: Vector, digits: Digits, mark: Any) -> tuple[Vector, Vector]
 
 
 def _split(integers: Vector, digits: Digits) -> list[Vector]:
-    """The digits, the first one the most significant, from minus half of the base to one less than plus half."""
+    """The digits, the most significant one first; the others are from ``-base / 2`` to ``base / 2 - 1``."""
     found = []
     half, mask = 1 << (digits.base_bits - 1), (1 << digits.base_bits) - 1
     for _ in range(digits.places - 1):

@@ -20,7 +20,7 @@ from opweave_cpu.jit.writer import Writer, takes
 __all__ = ["bind_argmax", "fits"]
 
 VECTORS: Final = 4
-"""Vectors of columns that are looked at together, so that whole lines and more are read from each row."""
+"""Vectors of columns that are compared together, so that whole cache lines and more are read from each row."""
 
 _I64: Final = ir.IntType(64)
 

@@ -52,7 +52,7 @@ class Block:
         return Vector(self._code, self._load(vector_type("i8"), at), "i8")
 
     def bits(self, at: int, first: int) -> Vector:
-        """`LANES` bits of the i32 there, from the first one on, each times 16."""
+        """`LANES` bits of the i32 there, from bit ``first`` on, each in a lane and times 16."""
         word = self._writer.splat(self._load(_I32, at), "i32")
         lanes = ir.Constant(vector_type("i32"), list(range(first, first + LANES)))
         return ((Vector(self._code, self._code.lshr(word.value, lanes), "i32") & 1) << 4).to("i8")

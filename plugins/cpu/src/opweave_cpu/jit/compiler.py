@@ -1,6 +1,6 @@
-"""From the text of a function in LLVM's language to machine code in the process, by way of a cache on disk.
+"""From a function in LLVM IR to machine code in the process, by way of a cache on disk.
 
-A text is compiled once on a machine: later processes load the object file, without an optimizer.
+A function is compiled once on a machine: later processes load the object file, without an optimizer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CACHE: Final = "OPWEAVE_CPU_JIT_CACHE"
 """Environment variable: the folder of compiled functions, or ``0`` for none."""
 
 ENTRY: Final = "kernel"
-"""The function that a text defines. Its only argument is the address of an array of 64-bit words."""
+"""The function that a module in LLVM IR defines. Its only argument is the address of an array of 64-bit words."""
 
 
 _THREAD: Final = "opweave compiler"
@@ -51,7 +51,7 @@ def why_not() -> str | None:
 
 
 def _host() -> tuple[Any, Any, str, str, frozenset[str]]:
-    """llvmlite, what it generates code by, the platform, the processor, and the features that this has."""
+    """llvmlite's ``binding``, then ``machine``, ``triple``, ``identity`` and ``features`` as in `_Target`."""
     from llvmlite import binding
 
     binding.initialize_native_target()
@@ -74,7 +74,7 @@ class _Target:
         features: LLVM's names of what the processor has.
         machine: what generates code for it.
         triple: LLVM's name of the platform.
-        identity: all that compiled code depends on beside its text.
+        identity: all that compiled code depends on beside its LLVM IR.
     """
 
     def __init__(self) -> None:
@@ -86,11 +86,11 @@ class _Target:
         self._engine: Any = None
 
     def compile(self, text: str) -> bytes:
-        """The object file of a text."""
+        """The object file of a module in LLVM IR."""
         return self._call(self._compile, text)
 
     def load(self, name: str, data: bytes) -> int:
-        """The address of a function of an object file."""
+        """The address of the function ``name`` of an object file."""
         return self._call(self._load, name, data)
 
     def _call(self, function: Callable[..., T], *args: Any) -> T:
@@ -122,7 +122,7 @@ class _Target:
 
 @cache
 def target() -> _Target:
-    """The one of this process."""
+    """The `_Target` of this process."""
     return _Target()
 
 
@@ -134,7 +134,7 @@ class MachineCode:
     """A function, compiled when it is first asked for.
 
     Args:
-        text: a module in LLVM's language, in which ``ENTRY`` stands for the name of the function.
+        text: a module in LLVM IR, in which ``ENTRY`` stands for the name of the function.
     """
 
     def __init__(self, text: str) -> None:
@@ -144,9 +144,9 @@ class MachineCode:
         self._sought = False
 
     def load(self, *, compiling: bool) -> bool:
-        """Whether it is ready: it was made before, in this process or another one, or, if allowed, is made now. The
-        files of other processes are searched once, and again before it is compiled: a program may bind a function
-        hundreds of times before it is first called."""
+        """Whether the function is ready: compiled before, in this process or another one, or, if ``compiling``, now.
+        The cache on disk is searched once, and again before compiling: a program may bind a function hundreds of
+        times before it is first called."""
         if self._address:
             return True
         if self._sought and not compiling:
@@ -167,12 +167,12 @@ class MachineCode:
 
     @cached_property
     def releasing(self) -> Callable[[Any], None]:
-        """The function, which lets other threads of Python run meanwhile."""
+        """The function; a call releases the interpreter's lock."""
         return _RELEASING(self._address)
 
     @cached_property
     def holding(self) -> Callable[[Any], None]:
-        """The function, which keeps the interpreter's lock: for work that takes less time than passing that on."""
+        """The function; a call keeps the interpreter's lock: for work that takes less time than passing the lock on."""
         return _HOLDING(self._address)
 
 

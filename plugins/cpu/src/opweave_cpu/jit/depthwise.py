@@ -54,7 +54,7 @@ def bind_depthwise(
     rows_apart, columns_apart = (*flat, *dilation)
     before = (*(0 for _ in flat), *(pads[0] for pads in padding))
     copies, elements, results = w.shape[0] // channels, kernel_rows * kernel_columns, rows * columns
-    # Along channels, images, the results of a channel, rows, rows of the kernel, its columns, and columns.
+    # The axes: channels, images, the results of a channel, rows, rows of the kernel, its columns, and columns.
     lengths = channels, images, copies, rows, kernel_rows, kernel_columns, columns
     strides = [
         (height * width, channels * height * width, 0, down * width, rows_apart * width, columns_apart, along),
@@ -81,7 +81,7 @@ def _compiled(dtype: str, item: int, kernel_rows: int, kernel_columns: int, dens
     elements = [(r, k) for r in range(kernel_rows) for k in range(kernel_columns)]
 
     def within(places: Vector, limit: Any) -> Any:
-        """Which numbers are from 0 to below a limit: those below 0 are large where they have no sign."""
+        """Which numbers are in ``0 .. limit - 1``: compared as unsigned ones, negative numbers are large."""
         return code.icmp_unsigned("<", places.value, writer.splat(limit, "i64").value)
 
     def filtered(c: Any, n: Any, m: Any, first: Any) -> None:

@@ -1,4 +1,4 @@
-"""Products in bf16, by the instruction of AVX-512 that adds the products of two pairs to each of 16 sums in f32.
+"""Products in bf16, by VDPBF16PS of AVX-512, which multiplies pairs and adds both products to each of 16 f32.
 
 Pairs of inputs of 16 rows of weights are transposed, as many as stay in the first-level cache, so that each lane adds
 up one result. The instruction takes subnormal numbers as zeros.
@@ -26,10 +26,10 @@ PAIRS: Final = 256
 """Pairs of inputs whose weights, 16 KiB, are transposed at a time."""
 
 CHUNK: Final = 128
-"""Rows whose sums are in the cache at once. Weights are transposed anew for each so many."""
+"""Rows whose sums are in the cache at once. Weights are transposed anew for each chunk of rows."""
 
 TOGETHER: Final = 8
-"""Rows that are multiplied at once by a vector of weights: as many as hide how long the instruction takes."""
+"""Rows that are multiplied at once by a vector of weights: as many as hide the latency of the instruction."""
 
 _ITEM: Final = 2
 _I32: Final = ir.IntType(32)

@@ -53,7 +53,7 @@ def multiplies_bytes() -> bool:
 
 
 def has_dot() -> bool:
-    """Whether one instruction multiplies bytes without a sign by bytes with one, and adds four products to each sum."""
+    """Whether one instruction (VNNI) multiplies unsigned bytes by signed ones, and adds four products to each sum."""
     return not target().features.isdisjoint({"avx512vnni", "avxvnni"})
 
 
@@ -61,8 +61,8 @@ def dot(code: Any, total: Any, integers: Any, x: Any, *, signed: bool) -> Any:
     """Sums of four products each: 16 lanes of i32, ``total`` plus the products of 64 integers with bytes of ``x``.
 
     Args:
-        integers: ``<64 x i8>``, without a sign unless ``signed``.
-        x: ``<64 x i8>``, each from -127 to 127.
+        integers: ``<64 x i8>``, unsigned unless ``signed``.
+        x: ``<64 x i8>``, signed; none is -128 if ``signed``.
     """
     if has_dot() and not signed and "avx512vnni" in target().features:
         return _dot_at_once(code, total, integers, x)
@@ -88,7 +88,7 @@ def _half(code: Any, value: Any, k: int) -> Any:
 def _dot_by_pairs(code: Any, integers: Any, x: Any, *, signed: bool) -> Any:
     """Products of 32 bytes by AVX2. The sum of two products, at most 2 · 128 · 127, fits 16 bits."""
     some, pairs = _of(_I8, 32), _of(_I16, 16)
-    if signed:  # the instruction takes one factor without a sign: |w| x sign(w)
+    if signed:  # one factor of the instruction is unsigned: |w| x sign(w)
         x = code.call(declared(code, "llvm.x86.avx2.psign.b", some, [some] * 2), [x, integers])
         negative = code.icmp_signed("<", integers, ir.Constant(some, None))
         integers = code.select(negative, code.neg(integers), integers)
@@ -145,8 +145,8 @@ class Stretch:
         return self.code.and_(value, ir.Constant(value.type, [mask] * value.type.count))
 
     def shifted(self, value: Any, *by: int) -> Any:
-        """Bytes shifted right, or left where ``by`` is negative, by as much as said of each of equal parts of the
-        vector. Bits come in from neighbours: to be masked."""
+        """Bytes shifted right, or left where ``by`` is negative: each of ``len(by)`` equal parts of the vector by one
+        of ``by``. Bits of neighbouring bytes come in, which the caller masks."""
         code, pairs = self.code, _of(_I16, BYTES // 2)
         words = code.bitcast(value, pairs)
         for sign, shift in ((1, code.lshr), (-1, code.shl)):
@@ -265,7 +265,7 @@ class Form(NamedTuple):
     Attributes:
         size: bytes of a block.
         blocks: blocks of a stretch.
-        groups: groups of a stretch. The factors of 8 groups are lanes 0 to 7, followed by their h; those of 16 all.
+        groups: groups of a stretch. The factors of 8 groups are lanes 0 to 7, followed by their h; of 16 all lanes.
         offset: what gives g: ``offset h`` with 8 groups, ``offset f`` with 16.
         order: the runs of 16 weights in the order of the integers.
         signed: whether integers have a sign.

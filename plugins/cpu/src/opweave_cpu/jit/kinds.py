@@ -41,7 +41,7 @@ class Kind:
 
 
 _NO_LIMITS: Final = (frozenset[Any](), frozenset[Any](), "strided", False, None, None)
-"""The fields of a kernel behind its factory, where the steps for it are known."""
+"""The fields of a `Kernel` behind its factory: they limit nothing, as only steps that fit are given to it."""
 
 
 def kind_of(step: Step) -> Kind:

@@ -53,11 +53,11 @@ def work_of(step: Step) -> int:
 
 
 class _Instruction(NamedTuple):
-    """A step: numbers of values are those of the operands that are read, then those of the steps before.
+    """A step of a chain. Values have numbers: first the operands that are read, then the results of the steps.
 
     Attributes:
         formula: as `formula_of` takes it.
-        form: what else decides over the formula.
+        form: the attribute ``approximate``, on which the formula depends too.
         sources: numbers of values.
         dtype: name of the type of the result.
         into: the operand that it is written to, or -1.

@@ -133,12 +133,12 @@ def _sums(
 
 
 def _values(writer: Writer, weights: DType, rows: Sequence[Any]) -> Iterator[tuple[Any, Sequence[Vector]]]:
-    """Where some values are in rows of weights, the operands from 0 on, and those of each row, within a loop over their
-    blocks, or vectors."""
+    """Writes a loop over the blocks, or vectors, of rows of weights, which are operands 0, 1, ...: gives the index of
+    some values in their row, and these values of each row."""
     code = writer.code
     if weights.is_float:
         with writer.loop(_I64(0), writer.length, LANES) as i:
-            # Those that come next, for which memory would be waited; halves are read ahead by the processor in time.
+            # The processor itself prefetches the rows that come next too late, except those of half types.
             for k, row in enumerate(rows if weights is _F32 else ()):
                 ahead = code.add(row, writer.strides[k][0])
                 prefetch(code, code.add(ahead, code.mul(i, _I64(weights.itemsize))))

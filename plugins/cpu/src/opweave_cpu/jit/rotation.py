@@ -21,8 +21,8 @@ Element = Callable[[Writer, Sequence[Any], Any, Any], None]
 _ROUNDER: Final = 1.5 * 2**52
 """Added to a number below 2**51 it leaves the nearest whole number in the last bits."""
 
-_RIGHT_LOW: Final = 6.123233995736766e-17
-"""π/2 less its f64."""
+_HALF_PI_LOW: Final = 6.123233995736766e-17
+"""π/2 less the f64 nearest to it."""
 
 _SIN: Final = [(-1) ** n / factorial(2 * n + 1) for n in range(1, 5)]
 _COS: Final = [(-1) ** n / factorial(2 * n) for n in range(1, 6)]
@@ -30,10 +30,10 @@ _COS: Final = [(-1) ** n / factorial(2 * n) for n in range(1, 6)]
 
 
 def cos_and_sin(angle: Vector) -> tuple[Vector, Vector]:
-    """Both in f32, of an angle in f64 below 2**51: of what is left of it after the nearest multiple of π/2."""
+    """Both in f32, of an angle in f64 below 2**51, from its distance to the nearest multiple of π/2."""
     shifted = fma(angle, 2 / pi, _ROUNDER)
     n = shifted - _ROUNDER
-    r = fma(n, -_RIGHT_LOW, fma(n, -pi / 2, angle)).to("f32")
+    r = fma(n, -_HALF_PI_LOW, fma(n, -pi / 2, angle)).to("f32")
     quarter = shifted.bits("i64")
     square = r * r
     sine = fma(polynomial(square, _SIN) * square, r, r)
@@ -50,7 +50,7 @@ def bind_cos_and_sin(stream: Stream, angles: Arg, cos: Arg, sin: Arg) -> Call:
 
 
 def bind_rotation(stream: Stream, args: Sequence[Arg]) -> Call | None:
-    """The call that turns pairs; ``None`` where an operand is of another type than compiled functions read.
+    """The call that rotates pairs; ``None`` where an operand is of another type than compiled functions read.
 
     Args:
         args: the first and the second elements of the pairs, cosines and sines, and where the results go, all of one

@@ -1,8 +1,8 @@
 """Products of some rows with weights in f32, whose lanes are the rows: ``x`` is transposed first.
 
 Each element of the weights is then multiplied by a vector of rows, so that sums over the inputs stay within their
-lanes. While some rows of weights are multiplied, those behind them are brought into the second-level cache: on a Zen 4
-the processor's own reading ahead leaves half of the time to waiting for memory.
+lanes. While some rows of weights are multiplied, those behind them are prefetched into the second-level cache: on a
+Zen 4 half of the time would else be spent waiting for memory, although the processor prefetches too.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from opweave_cpu.jit.walk import Operand, Walk, bind_walk
 from opweave_cpu.jit.writer import Cell, Writer
 from opweave_cpu.tiles import in_turn
 
-__all__ = ["bind_row_product", "multiplies_and_adds", "padded"]
+__all__ = ["bind_row_product", "has_fma", "padded"]
 
 PAGE: Final = 4096
-"""Rows of weights at multiples of so many bytes from each other share the lines of a first-level cache."""
+"""Bytes: rows of weights whose distance is a multiple of this share the sets of a first-level cache."""
 
 STRETCH: Final = 256
 """Inputs whose products are added one after the other: the sums of stretches are then added up, as rounding errors grow
@@ -37,8 +37,8 @@ _ITEM: Final = 4
 _I64: Final = ir.IntType(64)
 
 
-def multiplies_and_adds() -> bool:
-    """Whether the processor does both at once: elsewhere LLVM calls a function for it."""
+def has_fma() -> bool:
+    """Whether the processor has fused multiply-add (FMA): elsewhere LLVM calls a function for it."""
     return not target().features.isdisjoint({"fma", "neon", "fp-armv8"})
 
 
@@ -51,7 +51,7 @@ def bind_row_product(stream: Stream, out: Arg, x: Arg, w: Arg, b: Arg | None, tu
     """The call ``out = x @ w.T + b`` of dense operands.
 
     Args:
-        turned: memory for ``x``, transposed, its rows padded.
+        turned: memory for ``x``, transposed, its rows padded to whole vectors.
     """
     outputs, inputs = w.shape
     rows = x.size // inputs
@@ -76,8 +76,8 @@ def bind_row_product(stream: Stream, out: Arg, x: Arg, w: Arg, b: Arg | None, tu
 
 
 def _together(vectors: int, inputs: int, outputs: int) -> int:
-    """Rows of weights that are multiplied at once: as many as there are registers for their sums, and at least as many
-    as hide how long an addition takes, but no more than the first-level cache keeps lines of."""
+    """Rows of weights that are multiplied at once: as many as there are registers for their sums, to hide the latency
+    of additions, but no more than the first-level cache holds where rows share its sets."""
     most = (16 if "avx512f" in target().features else 4) // vectors
     if inputs * _ITEM % PAGE == 0:
         most = min(most, 4)
@@ -89,7 +89,7 @@ def _from(arg: Arg, offset: int) -> Arg:
 
 
 def _transposed() -> MachineCode:
-    """Reads the elements of a column of ``x`` and writes them as a line, with zeros behind them."""
+    """The kernel that writes each column of ``x`` as a dense row."""
     writer = Writer(2, [Operand("f32", -1), Operand("f32", _ITEM)])
     with writer.rows() as (x, line):
         writer.elements(lambda i, mask, _: writer.write(1, line, i, writer.read(0, x, i, mask)))

@@ -121,7 +121,7 @@ class Row:
 
 
 def _scores(row: Row, sources: int, scale: Vector) -> Element:
-    """What softmax is of: scaled, and with the mask added."""
+    """The argument of softmax: the first source, scaled, plus the mask if there is one."""
 
     def score(i: Any, mask: Any) -> Vector:
         x = row.source(0)(i, mask) * scale

@@ -58,7 +58,7 @@ class CompilingStream(CpuStream):
         return bind_chain(self, group.steps)
 
     def decode_rows(self, w: Arg, rows: slice, values: Arg) -> Call | None:
-        if not _multiplies_and_adds():
+        if not _has_fma():
             return None
         from opweave_cpu.jit import products
 
@@ -69,21 +69,21 @@ class CompilingStream(CpuStream):
         return kinds[0].bind(self, step, None) if kinds else None
 
     def cos_and_sin(self, angles: Arg, cos: Arg, sin: Arg) -> Call | None:
-        if cos.dtype.name != "f32" or not _multiplies_and_adds():
+        if cos.dtype.name != "f32" or not _has_fma():
             return None
         from opweave_cpu.jit.rotation import bind_cos_and_sin
 
         return bind_cos_and_sin(self, angles, cos, sin)
 
     def rotate(self, args: Sequence[Arg]) -> Call | None:
-        if not _multiplies_and_adds():
+        if not _has_fma():
             return None
         from opweave_cpu.jit.rotation import bind_rotation
 
         return bind_rotation(self, args)
 
     def transpose(self, out: Arg, x: Arg) -> Call | None:
-        if not _multiplies_and_adds():
+        if not _has_fma():
             return None
         from opweave_cpu.jit.transpose import bind_transpose
 
@@ -98,9 +98,9 @@ class CompilingStream(CpuStream):
 
 
 def _kinds(steps: Sequence[Step]) -> Mapping[int, Kind]:
-    """By id of a step what is known of it, for those that may be compiled."""
+    """The `Kind` of each step that may be compiled, by ``id(step)``."""
     some = [step for step in steps if _is_known(step.op) or _multiplies(step)]
-    if not some or not _multiplies_and_adds():  # asked first, so that nobody loads LLVM for nothing
+    if not some or not _has_fma():  # asked first, so that nobody loads LLVM for nothing
         return {}
     from opweave_cpu.jit.kinds import kind_of
 
@@ -108,7 +108,7 @@ def _kinds(steps: Sequence[Step]) -> Mapping[int, Kind]:
 
 
 def _multiplies(step: Step) -> bool:
-    """Whether it is a product that may be compiled."""
+    """Whether the step is a product that may be compiled."""
     if step.op != "linear":
         return False
     weights = step.srcs[1].dtype
@@ -122,13 +122,13 @@ def _is_known(op: str) -> bool:
 
 
 @cache
-def _multiplies_and_adds() -> bool:
-    """Whether the processor does both at once: elsewhere LLVM calls a function for it."""
+def _has_fma() -> bool:
+    """Whether the processor has fused multiply-add (FMA): elsewhere LLVM calls a function for it."""
     return not target().features.isdisjoint({"fma", "neon", "fp-armv8"})
 
 
 def _chains(run: Sequence[Step], kinds: Mapping[int, Kind]) -> list[list[Step]]:
-    """A run in parts that are not too much work."""
+    """A run of steps as chains of at most `MOST_WORK`, so that none takes long to compile."""
     chains: list[list[Step]] = [[]]
     total = 0
     for step in run:

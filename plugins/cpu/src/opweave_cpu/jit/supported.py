@@ -1,4 +1,4 @@
-"""What is compiled, for those who ask before anything of LLVM is loaded."""
+"""What can be compiled: names and limits that are looked up before LLVM is loaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 __all__ = ["BLOCKS", "MOST_STEPS", "MOST_WORK", "ROWS", "VECTOR", "WRITES"]
 
 VECTOR: Final = 16
-"""Rows of weights in half types, and in f32, have a multiple of so many elements where they are read as they lie."""
+"""Rows of weights in half types, or f32, are read as they lie if their length is a multiple of this."""
 
 ROWS: Final = frozenset(
     {

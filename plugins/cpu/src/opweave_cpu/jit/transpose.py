@@ -38,7 +38,7 @@ def bind_transpose(stream: Stream, out: Arg, x: Arg) -> Call | None:
 
 
 def _compiled(kind: str, item: int, axes: int) -> MachineCode:
-    """Of the last two axes the last one is that along which the source is read, the other one that of the result."""
+    """Elements of the source lie side by side along the last axis, those of the result along the one before it."""
     writer = Writer(axes, [Operand(kind, item), Operand(kind, -1)])
     code, (*_, columns, length) = writer.code, writer.lengths
     source, target = [strides[-2:] for strides in writer.strides]
@@ -48,7 +48,7 @@ def _compiled(kind: str, item: int, axes: int) -> MachineCode:
         return code.add(code.add(base, code.mul(c, strides[0])), code.mul(i, strides[1]))
 
     def move(x: Any, out: Any, c: Any, start: Any) -> None:
-        """The elements of a column from there on, which are written apart from each other."""
+        """Copies the elements of a column from ``start`` on, which do not lie side by side in the result."""
         with writer.loop(start, length, LANES) as i:
             lanes = ir.Constant(vector_type("i64"), list(range(LANES)))
             mask = code.icmp_signed("<", lanes, writer.splat(code.sub(length, i), "i64").value)

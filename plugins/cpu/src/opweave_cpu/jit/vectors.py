@@ -110,7 +110,7 @@ class Vector:
         return self._emit("ashr", value)
 
     def shifted(self, value: int) -> Vector:
-        """Shifted right as a number without a sign."""
+        """Shifted right as an unsigned number."""
         return self._emit("lshr", value)
 
     def compare(self, sign: str, value: Vector | float) -> Vector:
@@ -135,7 +135,7 @@ class Vector:
         return Vector(self.code, self.code.bitcast(self.value, vector_type(kind)), kind)
 
     def to(self, kind: str) -> Vector:
-        """Converted to another type: floats to floats, integers and bool to wider ones or floats."""
+        """Converted to another type: floats to floats, integers and bool to integers of any size or floats."""
         if kind == self.kind:
             return self
         code, target = self.code, vector_type(kind)

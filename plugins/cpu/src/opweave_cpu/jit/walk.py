@@ -1,4 +1,4 @@
-"""How a kernel walks over its operands: axes that lie alike are one, and the work of threads are parts of the first."""
+"""How a kernel walks over its operands: axes that lie alike are merged, and each thread does a part of one axis."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Operand(NamedTuple):
     Attributes:
         dtype: name of its type in memory.
         inner: bytes from one element to the next along the last axis: the size of the type, 0 where one number is
-            repeated, -1 for any other, which the kernel is told.
+            repeated, -1 for any other, which the kernel then reads.
     """
 
     dtype: str
@@ -79,9 +79,9 @@ class Prepared:
         numbers: what the formulas take beside operands.
         work: elementary operations for one element.
         rows: the last axis is not cut.
-        by_first: only the first axis is.
-        places: for each operand of the kernel the number of the one that `bind` is given, and the bytes from the start
-            of that; default: operands are given in the order of the kernel.
+        by_first: only the first axis is cut.
+        places: for each operand of the kernel the number of the argument of `bind` in which it lies, and the bytes from
+            the start of that; default: `bind` is given the operands in the order of the kernel.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Prepared:
         self._length: Final = walk.lengths[self._axis]
         self._places: Final = places
         axes = len(walk.lengths)
-        # Among the words that the kernel reads those of addresses, each before the strides of its operand.
+        # Where the addresses are among the words that the kernel reads: each before the strides of its operand.
         self._slots: Final = slice(axes, axes + len(walk.strides) * (axes + 1), axes + 1)
         self._words = [*walk.lengths]
         for strides in walk.strides:
@@ -152,8 +152,8 @@ def bind_walk(
 
 
 def _cut_axis(walk: Walk, rows: bool) -> tuple[int, int]:
-    """The axis whose parts threads work on, and of how many elements a part is a multiple: no two threads write into
-    one cache line, if they can help it."""
+    """The axis that is cut into parts for threads, and the number of which the length of a part is a multiple, so that
+    two threads rarely write into one cache line."""
     last = len(walk.lengths) - 1
     axis = 0
     if len(walk.lengths) > 1 and walk.lengths[0] < 8:  # too few for equal parts

@@ -1,4 +1,4 @@
-"""`Writer`: writes the text of a kernel, its loops over rows and vectors, and its accesses to memory.
+"""`Writer`: writes a kernel in LLVM IR, its loops over rows and vectors, and its accesses to memory.
 
 A kernel has one argument, the address of an array of 64-bit words: the lengths of its axes; for each operand the
 address of its first element and the bytes from one element to the next along each axis; then numbers in f64.
@@ -32,13 +32,13 @@ _STORED: Final = {
     "i32": "i32",
     "i64": "i64",
 }
-"""Types in memory, as which they are read and written."""
+"""By dtype: the type of LLVM as which its elements are read and written."""
 
 _SIZES: Final = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "bool": 1, "i16": 2, "i32": 4, "i64": 8}
 
 
 def compute_kind(dtype: str) -> str:
-    """The type in which values of a type in memory are computed with."""
+    """The type that kernels compute in for a type in memory."""
     return "f32" if dtype in ("f16", "bf16") else dtype
 
 
@@ -104,7 +104,7 @@ class Writer:
         return self.code.load(self.code.gep(self._function.args[0], [_I64(self._words - 1)]))
 
     def scalar(self) -> Vector:
-        """The next of the numbers, in all lanes, in f64. To be asked for before the loops."""
+        """The next of the numbers, in all lanes, in f64. Call this before the first loop."""
         word = self.code.bitcast(self._word(), TYPES["f64"])
         return self.splat(word, "f64")
 
@@ -165,7 +165,7 @@ class Writer:
 
     @contextmanager
     def rows(self) -> Iterator[list[Any]]:
-        """Code for each row, an index along all axes but the last; gives the addresses of the operands' rows."""
+        """Code for each row, so each index along all axes but the last; gives the addresses of the operands' rows."""
         with self._axes(0, self.bases, 1) as bases:
             yield bases
 
@@ -187,7 +187,7 @@ class Writer:
                 yield places
 
     def end(self) -> str:
-        """The text."""
+        """The finished module in LLVM IR."""
         self.code.ret_void()
         return str(self._module)
 
@@ -208,7 +208,7 @@ class Writer:
     # --- memory -----------------------------------------------------------------------------------------------------
 
     def read(self, k: int, row: Any, i: Any, mask: Any = None) -> Vector:
-        """The elements of operand ``k`` from ``i`` on, in the type to compute in; 0 where the mask says so."""
+        """The elements of operand ``k`` from ``i`` on, in the type to compute in; 0 where the mask is false."""
         code, (dtype, inner) = self.code, self._operands[k]
         stored = _STORED[dtype]
         if inner == 0:
@@ -225,7 +225,7 @@ class Writer:
         return self._widened(Vector(code, load(address, mask, ir.Constant(kind, None)), stored), dtype)
 
     def write(self, k: int, row: Any, i: Any, value: Vector, mask: Any = None) -> None:
-        """Write to operand ``k`` from element ``i`` on, rounded to its type, where the mask lets it."""
+        """Write to operand ``k`` from element ``i`` on, rounded to its type, where the mask is true."""
         code, (dtype, inner) = self.code, self._operands[k]
         stored = _STORED[dtype]
         narrow = self._narrowed(value, dtype)
@@ -293,7 +293,7 @@ class Writer:
         code = x.code
         if dtype == "bf16":
             bits = x.bits("i32")
-            # To the nearest, of two the even one; of a NaN the upper bits, and one that keeps it a NaN.
+            # Rounds to nearest, ties to even; a NaN keeps its upper bits, and gets one that keeps it a NaN.
             nearest = (bits + (bits.shifted(16) & 1) + 0x7FFF).shifted(16)
             return select(x.is_nan(), bits.shifted(16) | 0x40, nearest).to("i16")
         if dtype == "f16":

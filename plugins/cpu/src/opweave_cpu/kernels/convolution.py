@@ -41,8 +41,8 @@ FEWEST_COLUMNS: Final = 64
 """Columns of a product at least: with fewer, BLAS loses more speed than is won because the columns are in the cache."""
 
 SHIFT_LOSS: Final = 4
-"""Results between rows, which are computed and not stored, for each result of a row: up to so many, making columns for
-every element of the kernel takes longer."""
+"""Results of all channels between rows, which are computed and not stored, for each position of a row: up to so many,
+making columns for every element of the kernel takes longer."""
 
 
 def _overlap_of(
@@ -280,11 +280,9 @@ def _why_not_compiled(step: Step) -> str | None:
     if reason is not None:
         return reason
     from opweave_cpu.jit.depthwise import fits
-    from opweave_cpu.jit.row_products import multiplies_and_adds
+    from opweave_cpu.jit.row_products import has_fma
 
-    return (
-        None if fits(step) and multiplies_and_adds() else "it takes dense operands and small kernels of one or two axes"
-    )
+    return None if fits(step) and has_fma() else "it takes dense operands and small kernels of one or two axes"
 
 
 @KERNELS("conv1d", "conv2d", layout="dense", when=_why_not_compiled)
@@ -298,7 +296,7 @@ def compiled_depthwise_conv(
 
 @KERNELS("conv1d", "conv2d", "conv3d", when=_needs_depthwise, workspace=_scratch_of(_DepthwiseTiling))
 def depthwise_conv(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, **given: Any) -> Call:
-    """Element by element of the kernel: a product and a sum for each."""
+    """A product and a sum for each element of the kernel."""
     plan = _DepthwiseTiling(out, x, w, given)
     packed, convert = _weights(w, given.get("weights"))
     frames, sums, terms = [given[name].view for name in ("frames", "sums", "terms")]
@@ -348,7 +346,7 @@ def depthwise_conv(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | N
 
 
 class _TransposedTiling:
-    """How a transposed convolution is cut: some channels of the output at a time, for which the input passes by."""
+    """How a transposed convolution is cut: some channels of the output at a time, each time from the whole input."""
 
     def __init__(self, out: Arg, x: Arg, w: Arg, attrs: Mapping[str, Any]) -> None:
         self.dtype = compute_dtype(out.dtype)

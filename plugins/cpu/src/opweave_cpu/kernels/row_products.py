@@ -18,9 +18,9 @@ def _why_not(step: Step) -> str | None:
     reason = why_not()
     if reason is not None:
         return reason
-    from opweave_cpu.jit.row_products import multiplies_and_adds
+    from opweave_cpu.jit.row_products import has_fma
 
-    return None if multiplies_and_adds() else "the processor does not multiply and add at once"
+    return None if has_fma() else "the processor does not multiply and add at once"
 
 
 def _rows(step: Step) -> int:
