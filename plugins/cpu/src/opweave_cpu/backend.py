@@ -38,8 +38,8 @@ class CpuBackend(Backend):
     def set_threads(self, n: int | None) -> None:
         """Use ``n`` threads in streams that were opened without ``threads``; ``None``: as many as there are cores.
 
-        Holds for products from the next run on, for shared passes in plans compiled from now on. BLAS has one limit
-        for the whole process: other users of NumPy get it too.
+        This holds for products from the next run on, and for other kernels in plans compiled from now on. BLAS has one
+        limit for the whole process: other users of NumPy get it too.
 
         Raises:
             PluginError: ``n`` is no positive whole number.
@@ -49,17 +49,17 @@ class CpuBackend(Backend):
     def collective_support(
         self, kind: CollectiveKind, devices: Sequence[Device], dtype: DType, size: int
     ) -> CollectiveSupport | None:
-        """All memory is the process's. Each device copies its partial sums to the others, which write over the copies:
-        memory that one core writes and another one only reads costs the writer up to 33 ns for each cache line when it
-        writes there again, memory that both write costs 3 (see docs/performance.md)."""
+        """``None`` for block types. Each device copies its partial sums to the others, which write over the copies: a
+        core that writes again where another one has only read waits up to 33 ns for each cache line, where that has
+        written too about 3 (see docs/performance.md)."""
         return CollectiveSupport("shards", together=False, sends=True) if dtype.block == 1 else None
 
     def bind_collective(self, kind: CollectiveKind, stream: Stream, outs: Sequence[Arg], parts: Sequence[Arg]) -> Call:
-        """The share of one device; see `opweave.contract.Collectives`."""
+        """The call by which one device does its share of a collective; see `opweave.contract.Collectives`."""
         arrays = [part.view for part in parts]
         if kind in ("all_gather", "send"):
             return Gathering(outs[0].view, arrays)
-        # The first copy that it was sent is among the first two parts, so that no part is written before it is read.
+        # The first copy sent here is one of the first two parts, so that no part is written before it is read.
         sent = [i for i, part in enumerate(parts) if part in outs[1:]]
         return Sum(outs[0].view, arrays, over=sent[0] if sent else None)
 

@@ -19,14 +19,14 @@ from opweave_cpu.tunables import BLOCK_TILE, MANY_ROWS
 __all__ = ["RowDecoder", "decoder_scratch", "longest", "row_tiles"]
 
 LARGEST_TILE: Final = 1 << 21
-"""Weights of a tile of such a product at most."""
+"""The most weights in a tile that is converted, or decoded, and then multiplied."""
 
 COLUMNS: Final = 1 << 11
 """Rows of weights, which are columns of the result, from which on BLAS is at full speed: it wakes its threads for each
 product."""
 
 ROW_STEP: Final = 16
-"""Tiles have a multiple of so many rows, as many as BLAS multiplies at a time."""
+"""Rows in a tile are a multiple of this: as many as BLAS multiplies at a time."""
 
 _F32: Final = as_dtype("f32")
 
@@ -105,7 +105,7 @@ class RowDecoder:
         return self._known[n]
 
     def compiled(self, stream: Stream, tile: slice) -> Call | None:
-        """The call that decodes a tile of a matrix, where the stream has a faster one."""
+        """The stream's own call that decodes a tile of a matrix; ``None`` if it has none."""
         if not isinstance(stream, CpuStream) or self._values.dtype is not _F32:
             return None
         return stream.decode_rows(self._w, tile, self._values)

@@ -37,8 +37,8 @@ class DecodedWeight(NamedTuple):
 
 
 class DecodedType(RepackedType):
-    """Matrices of weights that BLAS cannot read as they lie, quantized or of a half type: their values in f32 beside
-    their bytes. Products read the values, and decode nothing."""
+    """Matrices of weights that BLAS cannot read as they lie, quantized or of a half type, in f32 beside their bytes:
+    ``buffer_type="cpu.decoded"``. Products read the f32, and decode nothing."""
 
     @property
     def name(self) -> str:

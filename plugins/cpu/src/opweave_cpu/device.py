@@ -53,12 +53,12 @@ class _Processor(NumPyMemory):
 
     @property
     def tunables(self) -> Sequence[Tunable]:
-        """Those of `opweave_cpu.tunables`; they are the same for every CPU device of the process."""
+        """The tunables of `opweave_cpu.tunables`, which all CPU devices of the process share."""
         return TUNABLES if why_not() is not None else (*TUNABLES, *TUNABLES_OF_COMPILED)
 
     @property
     def caps(self) -> Caps:
-        """Streams fuse where there is a compiler, although `stream_class` does not."""
+        """Streams fuse where there is a compiler, although those of `stream_class` do not."""
         return super().caps if why_not() is not None else self._compiling
 
     @cached_property
@@ -84,8 +84,8 @@ class CpuDevice(_Processor, HostMemory):
 
 
 class IsolatedCpuDevice(_Processor):
-    """A CPU device whose memory is a space of its own, which neither the host nor another device reaches, as that of a
-    card. For testing code for several devices on any machine.
+    """A CPU device whose memory is a space of its own, which neither the host nor another device reaches, like that of
+    a GPU. It is for testing code for several devices on any machine.
 
     Args:
         number: the part of its name after the colon.

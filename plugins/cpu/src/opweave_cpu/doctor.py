@@ -32,7 +32,7 @@ _KERNELS: Final[Mapping[str, int]] = {
 
 
 def diagnose() -> Iterator[Diagnosis]:
-    """What there is to say about each BLAS in the process."""
+    """Diagnoses of the kernel and the threads of each BLAS in the process."""
     from threadpoolctl import threadpool_info
 
     libraries = [info for info in threadpool_info() if info["user_api"] == "blas"]

@@ -19,7 +19,7 @@ __all__ = ["exponential"]
 def exponential(dtype: DType) -> tuple[Callable[..., Any], float]:
     """A ufunc ``f`` and a factor ``c`` with f(c x) = e**x, for kernels that multiply by a constant anyway.
 
-    The rounded product makes the relative error as many times as large as x is: 4e-6 in f32 where e**x is about to
+    Rounding the product makes the relative error about |x| times as large: 4e-6 in f32 where e**x is about to
     become 0 or infinite. Beyond that ``exp2`` takes ten times as long as ``exp``, and more where results are
     subnormal; so softmax, whose masked elements all underflow to 0, does not use it.
     """

@@ -11,7 +11,7 @@ from opweave.host.processor import cpu_fields
 
 __all__ = ["cpu_features", "has_avx512", "has_openblas", "instruction_sets"]
 
-# Those that decide how fast vector code is; names as Linux spells them.
+# The instruction sets that decide how fast vector code is, named as Linux spells them.
 _VECTOR_SETS = (
     "sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16",
     "avx512_fp16", "amx_int8", "amx_bf16",

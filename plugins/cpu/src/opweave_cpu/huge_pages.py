@@ -1,7 +1,7 @@
 """`HugePageType`: memory of the CPU in pages of 2 MiB, for large weights and caches that are read at random.
 
-Each page that is touched takes an entry of the processor's table of addresses, of which there are a few thousand: with
-pages of 4 KiB they cover some MiB, with huge ones some GiB. The system is asked for them (``madvise``), and gives
+Each page that is touched takes an entry of the TLB (translation lookaside buffer), which has a few thousand: with
+pages of 4 KiB they cover some MiB, with huge pages some GiB. The system is asked for these (``madvise``), and gives
 ordinary pages where it has no free huge ones.
 """
 

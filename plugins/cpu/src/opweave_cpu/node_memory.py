@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["NodeType", "bind_to_node", "memory_nodes"]
 
 _MBIND: Final = {"x86_64": 237, "aarch64": 235, "riscv64": 235}
-"""Numbers of the system call on Linux: the C library has no function for it."""
+"""The number of Linux's system call ``mbind``, by processor: the C library has no function for it."""
 
 _MPOL_BIND: Final = 2
 _WORD: Final = 64
@@ -92,7 +92,7 @@ def bind_to_node(node: int, address: int, size: int) -> None:
     """Have pages that nothing has touched yet lie on a NUMA node.
 
     Raises:
-        OSError: there is no such node, the process may not use it, or this system cannot.
+        OSError: there is no such node, the process may not use it, or this system does not bind memory to nodes.
     """
     call = _MBIND.get(platform.machine()) if os.name == "posix" and platform.system() == "Linux" else None
     if call is None:
@@ -108,7 +108,7 @@ def bind_to_node(node: int, address: int, size: int) -> None:
 
 
 def _can_bind(node: int) -> bool:
-    """Whether it works: containers often forbid the call, or allow some nodes only."""
+    """Whether `bind_to_node` works: containers often forbid the call, or allow some nodes only."""
     try:
         allocate_pages(1, mmap.PAGESIZE, partial(_bind, node))
     except MemoryError:

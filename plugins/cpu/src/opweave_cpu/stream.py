@@ -21,8 +21,8 @@ class CpuStream(Stream):
 
     Args:
         threads: how many threads its work uses, or the pool that they come from; ``None``: what the backend's
-            ``set_threads`` says. The limit of BLAS belongs to the process: it is set when a run begins and differs from
-            the last one.
+            ``set_threads`` says. The limit of BLAS belongs to the process: a run sets it when it begins, if it
+            differs from that of the run before.
     """
 
     def __init__(self, device: Device, threads: int | ThreadPool | None = None) -> None:
@@ -45,22 +45,22 @@ class CpuStream(Stream):
         self._foreign = True
 
     def decode_rows(self, w: Arg, rows: slice, values: Arg) -> Call | None:
-        """The call that decodes rows of quantized weights into the first rows of ``values`` (f32, dense), where there
-        is a faster way to do it than NumPy's."""
+        """The call that decodes rows of quantized weights, or converts those of a half type, into the first rows of
+        ``values`` (f32, dense); ``None`` where NumPy is the fastest way."""
         return None
 
     def bind_rows(self, step: Step) -> Call | None:
-        """The call for a bound step over rows (softmax, or its gradient) that is a part of a kernel, where there is a
-        faster way to do it than NumPy's."""
+        """The call for a bound step over rows (softmax, or its gradient) that is a part of a kernel; ``None`` where
+        NumPy is the fastest way."""
         return None
 
     def cos_and_sin(self, angles: Arg, cos: Arg, sin: Arg) -> Call | None:
-        """The call that computes cosines and sines of angles in f64, where there is a faster way than NumPy's. All of
-        them are dense and of one shape."""
+        """The call that computes cosines and sines of angles in f64, all of them dense and of one shape; ``None`` where
+        NumPy is the fastest way."""
         return None
 
     def rotate(self, args: Sequence[Arg]) -> Call | None:
-        """The call that turns pairs, where there is a faster way than NumPy's.
+        """The call that rotates pairs of elements; ``None`` where NumPy is the fastest way.
 
         Args:
             args: the first and the second elements of the pairs, the cosines and sines of their angles, and where the
@@ -70,7 +70,7 @@ class CpuStream(Stream):
 
     def transpose(self, out: Arg, x: Arg) -> Call | None:
         """The call that copies ``x`` to dense ``out`` of the same type, whose last axis is not the one along which the
-        elements of ``x`` lie side by side, where there is a faster way than NumPy's."""
+        elements of ``x`` lie side by side; ``None`` where NumPy is the fastest way."""
         return None
 
     def _inlines(self, other: Stream) -> bool:

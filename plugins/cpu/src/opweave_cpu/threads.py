@@ -48,7 +48,7 @@ class CpuThreads:
         self.default: int | None = None
         self.blas_limit: int | None = None
         self._blas_found: list[tuple[Any, int]] = []
-        self._pool: ThreadPool | None = None  # of runs without one of their own, once there are some
+        self._pool: ThreadPool | None = None  # shared by the runs that have no pool of their own
         self._lock = Lock()
 
     @property
@@ -94,11 +94,11 @@ class CpuThreads:
 
 
 class _Current(local):
-    """What holds in this thread.
+    """The state of this thread.
 
     Attributes:
-        pool: the pool of the run that it makes.
-        set_up: whether NumPy was set up in it, as one of a pool's threads.
+        pool: the pool of the run that this thread makes.
+        set_up: whether NumPy was set up in this thread, which is one of a pool.
     """
 
     pool: ThreadPool | None = None

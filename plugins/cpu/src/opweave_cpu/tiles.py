@@ -90,14 +90,14 @@ def _add_by_dot(ones: Array, x: Array, out: Array) -> None:
 
 
 def aligned(elements: int, dtype: DType) -> int:
-    """So many elements, rounded up to whole cache lines: rows of that length all begin at one. Of a workspace whose
-    first axis is the worker, no two workers then write into one line."""
+    """A number of elements rounded up to whole cache lines: rows of that length all begin at a cache line. In a
+    workspace whose first axis is the worker, no two workers then write into one line."""
     itemsize = dtype.itemsize
     return -(-elements * itemsize // ALIGNMENT) * ALIGNMENT // itemsize
 
 
 def worker_scratch(workers: int, dtype: DType, **elements: int) -> dict[str, tuple[DType, Sequence[int]]]:
-    """For a workspace: arrays of which each worker has so many elements, without those of which it has none."""
+    """Arrays of a workspace by name: each worker has the given number of elements. Arrays of 0 are left out."""
     return {name: (dtype, (workers, aligned(n, dtype))) for name, n in elements.items() if n}
 
 
@@ -128,7 +128,7 @@ def in_turn(calls: Sequence[Call]) -> Call:
 
 
 def calls_within(call: Call) -> Sequence[Call]:
-    """The calls of which `in_turn` made one; of another call that itself."""
+    """The calls that `in_turn` joined to ``call``; of any other call that call itself."""
     if isinstance(call, partial) and call.func is _call_all:
         within: Sequence[Call] = call.args[0]
         return within
@@ -296,13 +296,13 @@ than is saved."""
 
 
 def for_rows(call: Call, row: int) -> Call:
-    """``call``, which makes passes over rows of that length, with NumPy's buffers such that it needs none."""
+    """``call``, which makes passes over rows of ``row`` elements, with NumPy's buffers so short that it uses none."""
     return partial(_short_buffers().copy().run, call) if row in UNBUFFERED_ROWS else call
 
 
 @cache
 def _short_buffers() -> Context:
-    """To be copied: no two threads may be in one context."""
+    """A context that is copied for each use: no two threads may enter the same one."""
     context = Context()
     context.run(set_up_numpy, 512)
     return context

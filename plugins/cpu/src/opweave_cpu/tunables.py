@@ -28,7 +28,7 @@ def _powers(first: int, last: int, step: int = 1) -> list[int]:
 
 
 def _of_bytes(op: str, powers: Sequence[int], operands: int = 1) -> Callable[[], list[Tensor]]:
-    """Samples of an operation on rows of 1,024 f32, with outputs of 2 to each of those powers of bytes."""
+    """Samples of an operation on rows of 1,024 f32, with outputs of ``2**power`` bytes for each of ``powers``."""
     return lambda: [build(op, *[operand(1 << (power - 12), 1024)] * operands) for power in powers]
 
 
@@ -74,8 +74,8 @@ TURNED_ROWS: Final = Tunable("turned_rows", 48, (1, 8, 16, 32, 48, 64, 96), _pro
 OpenBLAS takes up to twice as long for the former; storing the latter transposed takes less than is won. 1: never."""
 
 BLOCK_TILE: Final = Tunable("block_tile", 1 << 17, _powers(14, 19), _products((4, 16), "iq4_nl"))
-"""Weights that are decoded at a time: their f32 values and what they are made of fit the second-level cache, from which
-a product with few rows reads them too."""
+"""Weights that are decoded at a time: their f32 values and their blocks fit the second-level cache, from which a
+product with few rows then reads the values."""
 
 MANY_ROWS: Final = Tunable("many_rows", 16, (4, 8, 16, 32, 64), _products((6, 12, 24, 48), "iq4_nl"))
 """Rows from which on a product takes longer than decoding the weights, and is faster with more of them at a time."""
@@ -128,4 +128,4 @@ TUNABLES: Final = (
     COLUMN_TILE, BLAS_ROWS, BLAS_COLUMNS,
 )  # fmt: skip
 TUNABLES_OF_COMPILED: Final = (COMPILED_WORK, COMPILED_ROWS, VECTOR_ROWS, INTEGER_ROWS, PAIR_ROWS)
-"""Those of compiled functions, which are there with the extra ``jit``."""
+"""The tunables of compiled functions, which exist with the extra ``jit``."""

@@ -19,7 +19,7 @@ Cut = tuple[slice, ...]
 
 
 def worker_count(jobs: int, work: int) -> int:
-    """Workers for that many jobs of together ``work`` elementary operations."""
+    """How many workers share ``jobs`` jobs that take ``work`` elementary operations together."""
     return min(THREADS.most, jobs) if work >= SPREAD_WORK.value else 1
 
 
@@ -28,7 +28,7 @@ def bind_workers(
 ) -> Call:
     """The call that does all jobs, in at most ``workers`` threads, each with one thread of BLAS.
 
-    ``calls(job, worker)`` are what a job consists of. Jobs of one worker run one after the other; jobs of different
+    ``calls(job, worker)`` gives the calls of a job. Jobs of one worker run one after the other; jobs of different
     workers run at the same time, so they write into different parts of the workspace: its arrays have a first axis of
     ``workers``.
     """

@@ -44,8 +44,8 @@ _INFINITY: Final = {"f16": 0x7C00, "bf16": 0x7F80}
 
 @cache
 def _relu_bits(dtype: DType) -> Body:
-    """On the bits as integers, whose sign is that of the number: many times faster than converting. A NaN, whose bits
-    are above those of infinity, comes through whatever its sign."""
+    """Takes the bits as integers, whose sign is that of the number: many times faster than converting. A NaN, whose
+    bits are above those of infinity, comes through whatever its sign."""
     zero, magnitude, infinity = constant(0, _BITS), constant(0x7FFF, _BITS), constant(_INFINITY[dtype.name], _BITS)
 
     def body(out: Array, x: Array, t: Array) -> None:
@@ -232,8 +232,8 @@ TAIL: Final[dict[int, tuple[float, Sequence[float], Sequence[float]]]] = {
 
 @cache
 def normal_tail(dtype: DType) -> Callable[[Array, Array, Array], None]:
-    """What makes ``p`` of ``a``, from 0 on: a Q(a), where Q is the upper tail of the normal distribution. Cuts ``a`` at
-    the limit of ``dtype``; ``q`` is scratch."""
+    """``tail(a, p, q)``, which sets ``p`` to a Q(a) for ``a`` from 0 on, where Q is the upper tail of the normal
+    distribution. It cuts ``a`` at the limit of ``dtype``; ``q`` is scratch."""
     limit, *coefficients = TAIL[dtype.itemsize]
     numerator, denominator = ([constant(c, dtype) for c in reversed(cs)] for cs in coefficients)
     power, base = exponential(dtype)
@@ -336,8 +336,8 @@ def _keep_workspace(step: Step) -> Arrays:
 
 @KERNELS("relu_backward", inplace=True, workspace=_keep_workspace)
 def relu_backward(stream: Stream, op: str, out: Arg, grad: Arg, y: Arg, *, keep: Arg) -> Call:
-    """With all bits of a number or none: a product would make NaN of infinity, and NumPy's copy under a mask takes four
-    times as long."""
+    """Keeps all bits of a gradient or none: a product would make NaN of infinity, and NumPy's copy under a mask takes
+    four times as long."""
     bits, source, zero = _SIGNED[out.dtype.itemsize], y.view, constant(0, y.dtype)
     target, given = out.view.view(bits), grad.view.view(bits)
 

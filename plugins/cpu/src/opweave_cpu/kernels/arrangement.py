@@ -41,7 +41,7 @@ def pad(
 def triangle(stream: Stream, op: str, out: Arg, x: Arg, *, k: int) -> Call:
     target = out.view
     rows, columns = out.shape[-2:]
-    # The mask depends on j - i alone: row i of it is a window of one line, which begins an element earlier each row.
+    # The mask depends on j - i alone: its rows are windows of one line, each of which begins an element earlier.
     line = np.arange(1 - rows, columns)
     gone = line > k if op == "tril" else line < k
     mask = np.ndarray((rows, columns), np.bool_, gone, rows - 1, (-1, 1))

@@ -32,7 +32,7 @@ FEWEST_KEYS: Final = 256
 """Keys of a tile at least, if there are so many."""
 
 FEW_ROWS: Final = 8
-"""Up to so many queries of a group BLAS is faster with the keys on the left, although the scores are turned then."""
+"""Up to so many queries of a group BLAS is faster with the keys on the left, although that transposes the scores."""
 
 Job = tuple[int, Cut]
 
@@ -103,7 +103,7 @@ def attention(stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: 
     factor = constant(scale / soft_cap if soft_cap else scale, dtype)
     cap = constant(soft_cap, dtype) if soft_cap else None
     lowest, hidden = constant(float(np.finfo(dtype.numpy).min), dtype), constant(-np.inf, dtype)
-    # Of a query, the keys behind the last one that it sees: a window of ones that moves along with the query.
+    # The keys behind the last one that a query sees: a window of this line, which moves along with the query.
     behind = np.arange(-QUERY_ROWS - plan.keys, QUERY_ROWS + plan.keys) > 0 if causal else None
 
     def tile_calls(job: Job, worker: int) -> Iterator[Call]:
@@ -121,7 +121,7 @@ def attention(stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: 
         stores = "total" in given
         total = own("total", rows, result.shape[-1]) if stores else result.reshape(groups, rows, -1)
         top, weight, part = (own(name, rows, 1) for name in ("top", "weight", "part"))
-        # The last key that the first query of the tile sees, and one behind the last key that anyone sees.
+        # The last key that the first query of the tile sees, and the first key that none of its queries sees.
         seen = keys - tokens + ts.start
         end = max(1, min(keys, seen + shape[2])) if causal else keys
         for first in range(0, end, plan.keys):
@@ -177,7 +177,7 @@ def attention(stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: 
             yield partial(np.subtract, scores, higher, scores)
             yield partial(np.exp, scores, scores)
             yield partial(add, scores, part)
-            # What was added up so far was relative to the old maximum.
+            # The sums so far are relative to the old maximum.
             yield partial(np.subtract, top, higher, top)
             yield partial(np.exp, top, top)
             yield partial(np.multiply, weight, top, weight)

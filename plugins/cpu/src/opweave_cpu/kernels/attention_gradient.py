@@ -33,7 +33,7 @@ SPREAD_WORK: Final = 1 << 28
 
 
 class _Tiling:
-    """How the work is cut. A job is some whole groups of one image, which one worker does, as the gradients of keys and
+    """How the work is cut. A job is some groups of one example, which one worker does, as the gradients of keys and
     values are sums over all queries of a group; its tiles are some heads and tokens of these.
 
     Attributes:
@@ -115,7 +115,7 @@ def attention_backward(
             return window(given[name].view[worker], shape)
 
         def shown(name: str, shape: Shape, start: int = 0, strides: Shape | None = None) -> Arg:
-            """The same as an operand of a step."""
+            """An array of the worker as an operand of a step."""
             array = given[name]
             offset = array.offset + worker * array.strides[0] + start * dtype.itemsize
             return Arg(array.buffer, offset, dtype, shape, strides or dense_strides(shape, dtype))
@@ -129,7 +129,7 @@ def attention_backward(
         right, copies = packed_rows(2, "keys", k.view[n, gs], keys)
         values, others = packed_rows(3, "values", v.view[n, gs], keys)
         yield from (*copies, *others)
-        if "behind" in given:  # a window of it moves along with the query: 0 for the keys that it sees
+        if "behind" in given:  # a window of it moves along with the query: 0 for keys that the query sees
             yield partial(own("behind", keys).fill, 0)
             yield partial(own("behind", tokens + keys)[keys:].fill, -np.inf)
         packed = out.view[n, gs]
@@ -138,7 +138,7 @@ def attention_backward(
         totals = by_keys[:, :middle].reshape(right.shape), by_keys[:, middle:].reshape(values.shape)
 
         def adds(target: Array, weights: Array, x: Array, first: bool) -> Iterator[Call]:
-            """The product of turned weights, written by the first tile and added by the others."""
+            """Writes the product of transposed weights for the first tile, and adds it for the others."""
             made = target if first else own("products", *target.shape)
             yield partial(np.matmul, weights.swapaxes(1, 2), x, made)
             if not first:
@@ -201,7 +201,7 @@ def attention_backward(
 
 
 def _softmax(scores: Array, scale: float, bias: Array | None, sinks: Array | None, top: Array, weight: Array) -> Call:
-    """The call that computes the softmax of scores in place, with those of sinks, which have no value."""
+    """The call that computes the softmax of scores and sinks in place of the scores."""
     factor, add = constant(scale, as_dtype(scores.dtype.name)), row_sums(scores.shape[-1], scores.dtype)
 
     def call() -> None:
@@ -225,7 +225,7 @@ def _softmax(scores: Array, scale: float, bias: Array | None, sinks: Array | Non
 
 
 def _softmax_backward(along: Array, shares: Array, scale: float, total: Array) -> Call:
-    """The call that makes of what arrives at the shares what arrives at the scores, in place."""
+    """The call that makes the gradient of the scores of that of their softmax, ``shares``, in place."""
     factor = constant(scale, as_dtype(along.dtype.name))
 
     def call() -> None:

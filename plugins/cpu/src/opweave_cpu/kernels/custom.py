@@ -19,7 +19,7 @@ from opweave_cpu.tiles import Array
 @KERNELS("custom", dtypes=PLAIN)
 def custom(stream: Stream, op: str, out: Arg, *srcs: Arg, fn: Callable[..., Any], **promised: object) -> Call:
     if isinstance(stream, CpuStream):
-        stream.keep_context()  # the function may ask for variables of its caller
+        stream.keep_context()  # the function may read context variables of its caller
     return partial(_call, fn, [src.view for src in srcs], out.view, out.dtype)
 
 

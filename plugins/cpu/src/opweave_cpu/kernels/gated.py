@@ -44,8 +44,8 @@ _ACTIVATIONS: Final[dict[str, Callable[[DType], Body]]] = {
 
 @cache
 def _product_body(op: str, dtype: DType, approximate: str = "") -> Body:
-    """The product with the activation of the gate. One that needs a single scratch array writes its output last, so
-    that it may be that array."""
+    """The product with the activation of the gate. An activation with a single scratch array writes its output last,
+    so that both may be ``t``."""
     activation = _ACTIVATIONS[approximate or op](dtype)
 
     def body(out: Array, gate: Array, x: Array, t: Array, *scratch: Array) -> None:

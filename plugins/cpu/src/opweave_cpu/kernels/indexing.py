@@ -57,7 +57,7 @@ def embedding(stream: Stream, op: str, out: Arg, table: Arg, ids: Arg) -> Call:
     check = id_check(picks, table.shape[0], op)
     if rows.flags.c_contiguous:
         return partial(_take, check, rows.take, picks, _as_unsigned(picks), table.shape[0], out.view)
-    # Of a table with gaps `take` would make a dense copy first.
+    # `take` would first make a dense copy of a table with gaps.
     target = out.view.reshape(ids.size, *table.shape[1:])
     return partial(_pick, check, rows, picks, target, _rows_per_tile(out, ids))
 
@@ -213,7 +213,7 @@ def index_add(
 
 
 def _lists_of_rows(ids: Array, rows: Array) -> list[tuple[Array, Array]]:
-    """The ids with their rows, both with one axis of them: one pair, or several where strides do not merge the axes."""
+    """Ids, of one axis, and the row of each: one pair, or several where strides do not let the axes of ids merge."""
     axes = ids.ndim
     if axes < 2 or (ids.flags.c_contiguous and rows.flags.c_contiguous):
         rest = rows.shape[axes:]

@@ -18,7 +18,7 @@ from opweave_cpu.tunables import INTEGER_ROWS
 __all__ = ["exact_linear_of_integers", "linear_in_int8", "unpacks_integers"]
 
 MOST_ROWS: Final = 1024
-"""Rows up to which all activations are kept as bytes beside them."""
+"""Rows up to which the activations are kept as integers, all at once, in the workspace."""
 
 _STRETCH: Final = 256
 _TYPES: Final = [as_dtype(name) for name in ("f32", "f16", "bf16", *sorted(BLOCKS))]
@@ -89,7 +89,7 @@ def exact_linear_of_integers(
     rows: dict[int, Call] = {}
 
     def multiply_marked_rows() -> None:
-        """Rows of activations for which integers cannot stand are multiplied again, as f32."""
+        """Multiplies again, in f32, the rows of activations that integers cannot represent."""
         if b"\x01" in marked.tobytes():  # a tenth of the time of NumPy's own search
             for r in marked.nonzero()[0].tolist():
                 if r not in rows:

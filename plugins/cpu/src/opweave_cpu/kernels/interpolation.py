@@ -101,7 +101,7 @@ def _along(weights: Array, x: Array, axis: int) -> Array:
 
 
 def _add_taps(x: Array, axis: int, indices: Array, weights: Array, total: Array, tap: Array) -> Iterator[Call]:
-    """For each tap what it reads is gathered, weighted and added."""
+    """The calls that gather, weight and add the elements of each tap."""
     yield partial(x.take, indices[0], axis, total, "clip")
     yield partial(np.multiply, total, _along(weights[0], total, axis), total)
     for index, weight in zip(indices[1:], weights[1:], strict=True):
@@ -127,8 +127,8 @@ FEWEST_IN_A_RUN: Final = 8
 
 
 def _runs(indices: Array, weights: Array, length: int) -> list[_Run] | None:
-    """The runs of an axis of ``length`` that is made a whole number of times as long: what lies so far apart in the
-    output is neighbours in the input, except at the ends. ``None`` where runs are short."""
+    """The runs of an axis of ``length`` that is made a whole number of times as long: elements so far apart in
+    the output are made of neighbours in the input, except at the ends. ``None`` where runs are short."""
     size = indices.shape[1]
     step = size // length
     if step < 2 or size % length:
@@ -147,7 +147,7 @@ def _runs(indices: Array, weights: Array, length: int) -> list[_Run] | None:
 
 
 def _add_runs(x: Array, axis: int, runs: Sequence[_Run], total: Array, scratch: Array) -> Iterator[Call]:
-    """The same without gathering; only the last sum is written where elements lie apart."""
+    """As `_add_taps`, without gathering; only the last sum is written to elements that lie apart."""
     before = (slice(None),) * axis
     for to, taps in runs:
         part = total[(*before, to)]

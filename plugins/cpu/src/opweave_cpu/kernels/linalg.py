@@ -40,7 +40,7 @@ def hadamard_transform(
     wide0: Arg | None = None,
     result: Arg | None = None,
 ) -> Call:
-    """Rows as matrices (m, n), multiplied by the small transforms from both sides."""
+    """Multiplies each row, as a matrix (m, n), by smaller transforms from both sides."""
     dtype = compute_dtype(out.dtype).numpy
     m, n = hadamard_factors(x.shape[-1])
     left, right = hadamard_matrix(m).astype(dtype), (hadamard_matrix(n) * scale).astype(dtype)

@@ -20,7 +20,7 @@ TOKENS: Final = 64
 
 
 def _head_jobs(q: Arg, v: Arg) -> tuple[list[tuple[int, slice]], int]:
-    """Parts of the heads of each batch, and how many workers share them."""
+    """Parts of the heads of each example, and how many workers share them."""
     batch, heads = q.shape[:2]
     workers = worker_count(batch * heads, 8 * q.size * v.shape[3])
     parts = shares(heads, min(heads, -(-workers // batch)))
@@ -113,7 +113,7 @@ def _advance(
     term: Array,
     row: Array,
 ) -> None:
-    """Take the states ``s`` (heads, size, width) over some tokens, and write these rows of ``y``."""
+    """Advance the states ``s`` (heads, size, width) by some tokens, and write these rows of ``y``."""
     for t in range(tokens.start, tokens.stop):
         value, target = v[:, t, None], y[:, t, None]
         if bonus is not None:

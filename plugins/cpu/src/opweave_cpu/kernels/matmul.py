@@ -33,21 +33,21 @@ def must_pack(arg: Arg, dtype: DType) -> bool:
     return not is_blas_matrix(arg.shape, arg.strides, dtype.itemsize)
 
 
-# --- the other way round --------------------------------------------------------------------------------------------
+# --- products computed as their transpose ---------------------------------------------------------------------------
 
 VERY_FEW_ROWS: Final = 4
-"""Fewer have a kernel of their own, up to a million multiplications."""
+"""For fewer rows OpenBLAS has a kernel of its own, up to a million multiplications."""
 
 
 def is_turned(rows: int, inputs: int, outputs: int, dtype: DType) -> bool:
-    """Whether ``rows`` rows are multiplied by weights, ``outputs`` rows, faster the other way round."""
+    """Whether the product of ``rows`` rows and ``outputs`` rows of weights is faster computed as its transpose."""
     if not 2 <= rows <= TURNED_ROWS.value or inputs < 128 or dtype is not _F32 or not has_openblas():
         return False
     return rows * inputs * outputs > (1 << 18 if rows >= VERY_FEW_ROWS else 1 << 20)
 
 
 def tile_product(left: Array, weights: Array, into: Array, lead: Sequence[int], *, turned: bool) -> tuple[Call, Array]:
-    """The call ``left @ weights.T``, and its result in ``into``, which is flat; ``lead`` is the shape of the rows."""
+    """The call ``left @ weights.T``, ``turned``: as its transpose; and its result (*lead, n), in the flat ``into``."""
     rows, n = len(left), len(weights)
     result = into[: rows * n]
     if turned:
@@ -59,8 +59,8 @@ def tile_product(left: Array, weights: Array, into: Array, lead: Sequence[int], 
 def store_calls(result: Array, bias: Array | None, out: Array, ordered: Arg | None = None) -> list[Call]:
     """The calls that store a result, plus a bias, rounded once.
 
-    A result that was computed the other way round is first put in order, in ``ordered``, which is flat: rounding across
-    the rows takes twice as long.
+    A result that was computed as its transpose is first put in order, in ``ordered``, which is flat: rounding it where
+    it lies takes twice as long.
     """
     if result.dtype == out.dtype:
         return [partial(np.copyto, out, result) if bias is None else partial(np.add, result, bias, out)]
@@ -83,7 +83,7 @@ def _packed_shape(arg: Arg) -> tuple[int, ...]:
 
 
 def _is_turned(a: Arg, b: Arg, dtype: DType) -> bool:
-    """Whether ``b`` is a transposed matrix of weights, for which `is_turned`."""
+    """Whether ``b`` is a transposed matrix of weights, and `is_turned` holds for the product."""
     if len(a.shape) != 2 or len(b.shape) != 2 or must_pack(b, dtype) or b.strides[0] != dtype.itemsize:
         return False
     return is_turned(a.shape[0], b.shape[0], b.shape[1], dtype)

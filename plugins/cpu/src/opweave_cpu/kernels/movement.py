@@ -36,7 +36,7 @@ def copy(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
         compiled = stream.transpose(out, x)
         if compiled is not None:
             return compiled
-    if out.nbytes >= STRIPS_FROM and _turns(source):
+    if out.nbytes >= STRIPS_FROM and _is_transposed(source):
         strips = [
             partial(np.copyto, target[..., i : i + STRIP], source[..., i : i + STRIP], "unsafe")
             for i in range(0, source.shape[-1], STRIP)
@@ -46,7 +46,7 @@ def copy(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     return copy_call(stream, target, source)
 
 
-def _turns(x: np.ndarray[Any, Any]) -> bool:
+def _is_transposed(x: np.ndarray[Any, Any]) -> bool:
     """Whether neighbours along the last axis lie further apart than those along another one."""
     steps = [stride for stride, length in zip(x.strides, x.shape, strict=True) if length > 1 and stride]
     return x.ndim > 1 and x.shape[-1] > STRIP and bool(steps) and x.strides[-1] > min(steps)

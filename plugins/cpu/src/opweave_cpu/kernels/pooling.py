@@ -49,7 +49,7 @@ SMALL_TILE: Final = 1 << 14
 
 
 def _backward_jobs(grad: Arg) -> list[Job]:
-    # Small gradients are halved, since the scratch memory of a tile is 2.5 times as large as the tile.
+    # Small gradients are cut in two tiles, since the scratch memory of a tile is 2.5 times as large as the tile.
     size = grad.size * compute_dtype(grad.dtype).itemsize
     return line_jobs(grad, min(TILE.value, max(SMALL_TILE, size // 2)))
 

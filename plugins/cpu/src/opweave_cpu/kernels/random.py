@@ -19,7 +19,7 @@ BLOCKS: Final = 1 << 12
 """Blocks of a tile, whose words and products of 48 bytes a block fit the second-level cache."""
 
 _BYTES: Final = 16
-"""What a value counts when work is shared among threads: some forty passes over u64."""
+"""Bytes that a value counts as when work is shared among threads: some forty passes over u64."""
 
 
 def _workspace(step: Step) -> Arrays:
@@ -114,8 +114,8 @@ def _pair(
     out: Array, distance: Array, bits: int, top: Array, part: Array, digits: int, parts: Array, swap: Array,
     at: int, each: int,
 ) -> None:  # fmt: skip
-    """Two numbers of each block: a distance and an angle, of which ``part`` tells where it lies in an eighth of a turn,
-    and the upper three bits of ``top`` in which one."""
+    """Two numbers of each block, by the Box-Muller transform: from a distance and an angle, of which ``part`` is the
+    place in an eighth of a turn, and the upper three bits of ``top`` say in which eighth."""
     radius, cos, sin = parts
     np.add(distance, 1, out=distance)
     np.copyto(radius, distance, "unsafe")

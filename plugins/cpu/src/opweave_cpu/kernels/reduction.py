@@ -240,7 +240,7 @@ def _sum_calls(
     calls = [_reduce(stream, np.add, show(x, shape, strides), inner, parts[whole])]
     if split.rest:
         left = source[_at(axis, slice(source.shape[axis] - split.rest, None))]
-        # With a length of its own first: where no axis is left, an index alone would give a number.
+        # A slice of one, not an index: where no axis is left, an index would give a scalar.
         last = parts[_at(kept_axis, slice(-1, None))].reshape(into.shape)
         calls.append(_reduce(stream, np.add, left, reduced, last))
     if "wide" not in scratch:
@@ -273,7 +273,7 @@ def _store(out: Arg, values: Array) -> Call:
 
 
 def _var_workspace(step: Step) -> Arrays:
-    """That of the means; and for each worker a tile of squares, the sums of a tile, and all sums."""
+    """The workspace of the means; and for each worker a tile of squares, the sums of a tile, and all sums."""
     x, size, dtype = step.srcs[0], step.out.size, compute_dtype(step.out.dtype)
     workers = most_workers(x.size * dtype.itemsize)
     tile = worker_scratch(workers, dtype, squares=tile_rows(x.size, 1, dtype.itemsize))
@@ -284,7 +284,7 @@ def _var_workspace(step: Step) -> Arrays:
 def variance(
     stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...], correction: float, **scratch: Arg
 ) -> Call:
-    """The means, then the squares of what differs from them, a tile at a time."""
+    """Computes the means, then adds up the squared differences from them, a tile at a time."""
     calls, means = _sum_calls(stream, x, out, axes, scratch)
     squares, tile_sums, square_sums = [scratch[name].view for name in ("squares", "tile_sums", "square_sums")]
     n = x.size // out.size
@@ -324,7 +324,7 @@ def _add_squares(
         np.add(into, result, into)
 
 
-# --- the others -----------------------------------------------------------------------------------------------------
+# --- extrema, products and counts -----------------------------------------------------------------------------------
 
 
 def _why_not_by_rows(step: Step) -> str | None:

@@ -29,7 +29,7 @@ def extreme(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, tiles: Arg | N
 
 
 def clamping(least: float, largest: float, dtype: DType) -> Callable[[Array, Array], Any]:
-    """The pass ``f(x, out)`` for bounds rounded to ``dtype``. A bound that holds for every element costs none."""
+    """The pass ``f(x, out)`` for bounds rounded to ``dtype``. Beside an infinite bound only the other is applied."""
     low, high = (constant(constant(bound, dtype).item(), compute_dtype(dtype)) for bound in (least, largest))
     if largest == np.inf:
         return lambda x, out: np.maximum(x, low, out=out)

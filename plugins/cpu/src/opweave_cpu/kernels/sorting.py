@@ -141,7 +141,7 @@ def _sort_rows(
 def _pick_few(values: Array, order: Array, words: Array) -> bool:
     """Find the few largest of a long row in three passes; ``False`` where there are too many candidates, or NaN.
 
-    The row is cut into parts, more than elements are wanted. Of the largest of each part, the last one that is wanted
+    The row is cut into more parts than the k elements that are wanted. The k-th of the largest elements of the parts
     is a bound: no wanted element is smaller.
     """
     n, k = len(values), len(order)
@@ -176,18 +176,18 @@ def _keys(values: Array, numbers: Array, words: Array) -> Array:
     undefined = words.reshape(-1).view(np.bool_)[:size].reshape(numbers.shape)
     np.not_equal(numbers, numbers, undefined)
     some_undefined = undefined.any()
-    # The bits of floats are ordered as signed magnitudes: of negative ones all are turned, of others the sign.
-    turned = words.reshape(-1).view(np.int32)[size : 2 * size].reshape(numbers.shape)
-    np.right_shift(numbers.view(np.int32), np.int32(31), turned)
-    np.bitwise_or(turned.view(np.uint32), _SIGN, turned.view(np.uint32))
-    np.bitwise_xor(keys, turned.view(np.uint32), keys)
+    # The bits of floats are ordered as signed magnitudes: of negative ones all are flipped, of others the sign.
+    flipped = words.reshape(-1).view(np.int32)[size : 2 * size].reshape(numbers.shape)
+    np.right_shift(numbers.view(np.int32), np.int32(31), flipped)
+    np.bitwise_or(flipped.view(np.uint32), _SIGN, flipped.view(np.uint32))
+    np.bitwise_xor(keys, flipped.view(np.uint32), keys)
     if some_undefined:
         np.copyto(keys, _ALL, where=undefined)
     return keys
 
 
 def _bind_indirect(out: Arg, x: Arg, axis: int, descending: bool, stable: bool, k: int) -> Call:
-    """By NumPy's own sort of indices, which compares the elements that they stand for."""
+    """The call of NumPy's own sort of indices, which compares the elements at these."""
     values, order = x.view.swapaxes(axis, -1), out.view.swapaxes(axis, -1)
     tiles = [(values[cut], order[cut]) for cut in tile_cuts(values.shape, _rows(x, axis), keep_last=True)]
     return partial(_sort_indirect, tiles, descending, "stable" if stable else None, k)
@@ -264,7 +264,7 @@ def cumsum(
 def _sum_by_products(
     tiles: Sequence[tuple[Array, Array, Array, Array, tuple[Array, Array] | None]], matrix: Array, one_by_one: Call
 ) -> None:
-    """Running sums within blocks by a product, then the sum of the blocks before each.
+    """Computes running sums within blocks by a product, then adds the sum of the blocks before each.
 
     A product with an infinity or NaN makes NaN of what stands before it in the block: then all is added up
     ``one_by_one``.

@@ -31,7 +31,7 @@ def _conv_workspace(step: Step) -> Arrays:
     tile = max(cut.stop - cut.start for _, (cut,) in jobs) * out.shape[2]
     workers, half = worker_count(len(jobs), out.size * w.shape[1]), out.dtype.is_half
     arrays = worker_scratch(workers, dtype, products=tile, sums=tile * half)
-    # The product of two half types is rounded to one.
+    # NumPy would round products of two half types to that type.
     return {**arrays, "wide": (dtype, w.shape)} if half else arrays
 
 
@@ -143,7 +143,7 @@ def selective_scan(
             count = ts.stop - first
             decay, hs = own("decays", count, some, n), own("states", count, some, n)
             steps, xs, grown = (own(name, count, some) for name in ("steps", "inputs", "results"))
-            # Token by token. One token of the right type is read, and its result written, where it lies.
+            # Tokens become the first axis. One token of the right type is read, and its result written, where it lies.
             operands = [deltas[i, channels, ts].T, inputs[i, channels, ts].T]
             operands += [reads[i, g, :, ts].T, writes[i, g, :, ts].T]
             result = results[i, channels, ts].T

@@ -1,4 +1,4 @@
-"""The table that every family's module enters its kernels into."""
+"""The table of kernels, to which the module of each family adds its own."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def line_jobs(x: Arg, tile: int) -> list[Job]:
 
 
 def taps_of(x: Arg, cut: Sequence[slice], attrs: Mapping[str, Any]) -> list[tuple[Cut, Cut]]:
-    """For each element of the window: the part of the tile that has one inside of the input, and where these are."""
+    """For each element of the window: the part of the tile for which it lies inside of the input, and where it lies."""
     axes = []
     for c, n, k, s, p, d in zip(
         cut, x.shape[2:], attrs["kernel_size"], attrs["stride"], attrs["padding"], attrs["dilation"], strict=True
@@ -66,7 +66,7 @@ def bind_sums(
 
     Args:
         places: how many windows there are along each axis.
-        sums: where results are added up that are rounded at the end.
+        sums: where results of a narrow type are added up before they are rounded.
         parts: ``parts(job, worker)``: calls to make before, and what each element of a window adds in all places.
         divisor: what the sums are divided by.
     """
