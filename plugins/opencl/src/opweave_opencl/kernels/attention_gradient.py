@@ -1,5 +1,5 @@
 """The gradient of attention: products, and a kernel that makes the softmax and its gradient of two of them. Some groups
-of some images at a time, so that no more than their scores live at once. Half types compute in f32."""
+of some images are computed at a time, so that only their scores are in memory. Half types compute in f32."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _arrays(step: Step) -> Arrays:
     images, groups = _tile(q, k)
     rows, (size, width, keys) = q.shape[1] // k.shape[1] * q.shape[2], (q.shape[3], v.shape[3], k.shape[2])
     lengths = {
-        "shares": rows * keys, "along": rows * keys, "slopes": rows * keys if step.attrs["soft_cap"] else 0,
-        "queries": rows * size, "given": rows * width,
+        "probs": rows * keys, "dscores": rows * keys, "slopes": rows * keys if step.attrs["soft_cap"] else 0,
+        "queries": rows * size, "grads": rows * width,
     }  # fmt: skip
     if step.out.dtype is not f32:
         lengths |= {"keys": keys * size, "values": keys * width, "packed": rows * size + keys * (size + width)}
@@ -70,7 +70,7 @@ def _window(x: Arg, start: tuple[int, ...], shape: Shape) -> Arg:
     return Arg(x.buffer, offset, x.dtype, shape, x.strides)
 
 
-def _turned(x: Arg) -> Arg:
+def _transposed(x: Arg) -> Arg:
     *lead, m, n = x.shape
     *steps, down, across = x.strides
     return Arg(x.buffer, x.offset, x.dtype, (*lead, n, m), (*steps, across, down))
@@ -100,9 +100,9 @@ def _calls(
     for n, g in product(range(0, batch, images), range(0, groups, together)):
         lead = (min(images, batch - n), min(together, groups - g))
         rows = repeats * tokens
-        shares, along = (_shown(given[name], *lead, rows, keys) for name in ("shares", "along"))
-        some, arriving = (_shown(given[name], *lead, rows, x) for name, x in (("queries", size), ("given", width)))
-        for target, x in ((some, q), (arriving, grad)):
+        probs, dscores = (_shown(given[name], *lead, rows, keys) for name in ("probs", "dscores"))
+        queries, grads = (_shown(given[name], *lead, rows, x) for name, x in (("queries", size), ("grads", width)))
+        for target, x in ((queries, q), (grads, grad)):
             by_head = (lead[0], lead[1] * repeats, tokens, x.shape[3])
             yield copied(_shown(target, *by_head), _window(x, (n, g * repeats), by_head))
         pair = []
@@ -112,9 +112,9 @@ def _calls(
                 wide = _shown(given[name], *pair[-1].shape)
                 yield copied(wide, pair[-1])
                 pair[-1] = wide
-        yield matmul(stream, "matmul", shares, some, _turned(pair[0]))
-        yield matmul(stream, "matmul", along, arriving, _turned(pair[1]))
-        yield _weigh(stream, shares, along, g, repeats, tokens, heads, _mask_from(mask, n), sinks, given)
+        yield matmul(stream, "matmul", probs, queries, _transposed(pair[0]))
+        yield matmul(stream, "matmul", dscores, grads, _transposed(pair[1]))
+        yield _weigh(stream, probs, dscores, g, repeats, tokens, heads, _mask_from(mask, n), sinks, given)
         result = _window(out, (n, g), (*lead, sum(ends)))
         packed = _shown(given["packed"], *result.shape) if narrow else result
         parts = [
@@ -122,9 +122,9 @@ def _calls(
                 (*packed.strides[:2], length * packed.strides[2], packed.strides[2]))
             for start, m, length in ((0, rows, size), (ends[0], keys, size), (ends[0] + ends[1], keys, width))
         ]  # fmt: skip
-        yield matmul(stream, "matmul", parts[0], along, pair[0])
-        yield matmul(stream, "matmul", parts[1], _turned(along), some)
-        yield matmul(stream, "matmul", parts[2], _turned(shares), arriving)
+        yield matmul(stream, "matmul", parts[0], dscores, pair[0])
+        yield matmul(stream, "matmul", parts[1], _transposed(dscores), queries)
+        yield matmul(stream, "matmul", parts[2], _transposed(probs), grads)
         if narrow:
             yield copied(result, packed)
 
@@ -134,13 +134,13 @@ def _mask_from(mask: Arg | None, image: int) -> Arg | None:
 
 
 def _weigh(
-    stream: OpenCLStream, shares: Arg, along: Arg, group: int, repeats: int, tokens: int, heads: int, mask: Arg | None,
+    stream: OpenCLStream, probs: Arg, dscores: Arg, group: int, repeats: int, tokens: int, heads: int, mask: Arg | None,
     sinks: Arg | None, given: dict[str, Any],
 ) -> Call:  # fmt: skip
     """The call of the kernel, for the scores of groups from ``group`` on."""
-    operands = [shares, along, given.get("slopes", shares), mask or shares, sinks or shares]
-    rows = prod(shares.shape[:-1])
-    words = [rows, shares.shape[1], group, repeats, tokens, heads, shares.shape[-1], *map(element_offset, operands)]
+    operands = [probs, dscores, given.get("slopes", probs), mask or probs, sinks or probs]
+    rows = prod(probs.shape[:-1])
+    words = [rows, probs.shape[1], group, repeats, tokens, heads, probs.shape[-1], *map(element_offset, operands)]
     words += [*optional_strides(mask, 4), *optional_strides(sinks, 1)]
     tuning = stream.target.tuning
     macros = {

@@ -62,7 +62,7 @@ class _Tiling:
         rows = max([self.matrices(tile) * self.rows(tile) for tile in self.tiles])
         return {
             "queries": rows * size, "given": rows * width, "keys": matrices * keys * size,
-            "values": matrices * keys * width, "shares": rows * self.columns, "along": rows * self.columns,
+            "values": matrices * keys * width, "probs": rows * self.columns, "dprobs": rows * self.columns,
             "capped": rows * keys if self.attrs["soft_cap"] else 0,
             "bias": rows * keys if self.mask is not None else 0,
             "hidden": self.axes[3] * keys if self.attrs["causal"] else 0,
@@ -92,7 +92,7 @@ def attention_backward(
 
 
 def _calls(tiling: _Tiling, packed: Tensor, grad: Tensor, arrays: Mapping[str, Tensor]) -> Iterator[Call]:
-    attrs, axes, dtype = tiling.attrs, tiling.axes, arrays["shares"].dtype
+    attrs, axes, dtype = tiling.attrs, tiling.axes, arrays["probs"].dtype
     scale, soft_cap, causal = attrs["scale"], attrs["soft_cap"], attrs["causal"]
     tokens, size, keys = *tiling.q.shape[2:], tiling.k.shape[2]
     q, k, v = [tensor(arg) for arg in (tiling.q, tiling.k, tiling.v)]
@@ -143,8 +143,8 @@ def _calls(tiling: _Tiling, packed: Tensor, grad: Tensor, arrays: Mapping[str, T
         for copy, source in sources:
             yield partial(copy.view(source.shape).copy_, source)
         shape = queries[box].shape[:-1]
-        shares = own("shares", rows, tiling.columns)
-        scores, grid = shares[..., :keys], shares.view(*shape, -1)[..., :keys]
+        probs = own("probs", rows, tiling.columns)
+        scores, grid = probs[..., :keys], probs.view(*shape, -1)[..., :keys]
         yield partial(scores.baddbmm_, some, right.mT, beta=0, alpha=scale)
         if soft_cap:
             capped = own("capped", rows, keys)
@@ -161,15 +161,15 @@ def _calls(tiling: _Tiling, packed: Tensor, grad: Tensor, arrays: Mapping[str, T
             yield partial(grid.add_, bias)
         if hidden is not None:
             yield partial(grid.masked_fill_, hidden[ts], -inf)
-        along = own("along", rows, tiling.columns)
-        if sinks is not None:  # shares without a value, of which nothing arrives
-            yield partial(shares.view(*shape, -1)[..., keys].copy_, sinks[groups, hs])
-            yield partial(along[..., keys].zero_)
-        yield partial(torch.softmax, shares, -1, out=shares)
+        dprobs = own("dprobs", rows, tiling.columns)
+        if sinks is not None:  # a probability without a value, so its gradient is 0
+            yield partial(probs.view(*shape, -1)[..., keys].copy_, sinks[groups, hs])
+            yield partial(dprobs[..., keys].zero_)
+        yield partial(torch.softmax, probs, -1, out=probs)
         yield from adds(by_values[images, groups], "value_sums", scores, given, 1)
-        dscores = along[..., :keys]
+        dscores = dprobs[..., :keys]
         yield partial(torch.bmm, given, values.mT, out=dscores)
-        yield partial(softmax_gradient, along, shares, along)
+        yield partial(softmax_gradient, dprobs, probs, dprobs)
         if soft_cap:
             yield partial(dscores.mul_, capped)
         yield from adds(by_keys[images, groups], "key_sums", dscores, some, scale)
