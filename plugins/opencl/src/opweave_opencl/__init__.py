@@ -1,7 +1,7 @@
 """The OpenCL backend of opweave: every OpenCL device of the machine as ``opencl:0``, ``opencl:1``, ...
 
-Importing this package imports no kernels, which comes with the first of its names, and loads no driver;
-`OpenCLBackend.devices` does, and a context is made when a device is first used.
+Importing this package loads no driver, and no kernels before one of its names is used. `OpenCLBackend.devices` loads
+the drivers; a context is made when a device is first used.
 """
 
 from importlib import import_module

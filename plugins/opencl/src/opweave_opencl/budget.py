@@ -38,7 +38,7 @@ class MemoryBudget:
 
     @classmethod
     def of(cls, device: cl.Device) -> MemoryBudget:
-        """That of a whole device."""
+        """The budget of a whole device: all of its global memory."""
         return cls(int(device.global_mem_size), host=kind_of(device) is Kind.CPU)
 
     @property

@@ -1,7 +1,7 @@
 """`BinaryCache`: built programs on disk, so that a process builds only what none before it has built.
 
-Loading a binary takes a tenth of what drivers with caches of their own take for a source. pyopencl's cache is not used:
-it fails on damaged entries and on locks left behind.
+Loading a binary takes a tenth of the time in which drivers with caches of their own build a source. pyopencl's cache is
+not used: it fails on damaged entries and on locks left behind.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BinaryCache(FileCache):
     """A folder with one file for each program, checked before it is given out: drivers crash on damaged binaries.
 
     Args:
-        folder: where; ``None`` reads the environment, else takes the user's cache folder.
+        folder: of the files; ``None``: as `FOLDER` says, else in the user's cache folder.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

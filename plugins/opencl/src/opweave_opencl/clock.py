@@ -52,7 +52,7 @@ class DeviceClock:
         return Scale(now, host_now, (host_now - host_began) / (now - began) if now > began else 1.0)
 
     def _read(self) -> tuple[int, int]:
-        """One moment in nanoseconds of either clock: the quickest of several readings, which is the most exact."""
+        """One moment in nanoseconds of both clocks: the quickest of several readings, which is the most exact."""
         readings = [self._read_timer() if self._has_timer else self._read_marker() for _ in range(_TRIES)]
         _, device, host = min(readings)
         return device, host

@@ -41,8 +41,8 @@ class OpenCLDevice(Device):
     Args:
         id: the part of the name after the colon.
         device: pyopencl's.
-        contexts: of the platform; ``None``: a context of its own.
-        budget: of the hardware's memory, which sub-devices of one device share; ``None``: one of its own.
+        contexts: the context of its platform; ``None``: the device gets one of its own.
+        budget: of the hardware's memory, shared by sub-devices of one device; ``None``: the device gets its own.
     """
 
     kernels: KernelTable = KERNELS
@@ -111,7 +111,7 @@ class OpenCLDevice(Device):
         """Free and total bytes.
 
         Free is what this process has not allocated; at most what AMD's driver says, and on devices that share the
-        machine's memory at most what is free there, less what buffers of all devices were promised and do not use yet.
+        machine's memory at most what is free there, less what is reserved for buffers of all devices and not used yet.
         """
         free = self.budget.free
         if self._unified:

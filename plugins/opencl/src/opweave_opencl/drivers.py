@@ -29,7 +29,7 @@ _SYSTEM: Final = "/etc/OpenCL/vendors"
 
 
 def packaged() -> list[Path]:
-    """The libraries of the drivers that are installed as `PACKAGES`, found by the records of what was installed."""
+    """The libraries of the drivers in `PACKAGES`, found in the lists of files of the installed distributions."""
     found: list[Path] = []
     for package in PACKAGES:
         try:
@@ -37,7 +37,7 @@ def packaged() -> list[Path]:
         except PackageNotFoundError:
             continue
         for icd in (file for file in files if file.suffix == ".icd"):
-            # Its path is a placeholder; the library lies where its own package has put it, if it came along.
+            # The path in the file is a placeholder; the library is another file of the package, if it was installed.
             with suppress(OSError, UnicodeDecodeError):
                 name = _library(Path(str(icd.locate())))
                 candidates = [Path(str(file.locate())) for file in files if file.name == name]

@@ -40,7 +40,7 @@ def translate(error: Exception, device: str, doing: str, *, allocating: bool = F
     Returns:
         ``MemoryError`` where the driver has no memory (the core makes an `AllocationError` of it), `DeviceLostError`
         where the device or its context is gone, `ExecutionError` for other failures of the driver; errors that are not
-        the driver's as they are.
+        the driver's are returned unchanged.
     """
     code = getattr(error, "code", None)
     if not isinstance(code, int):

@@ -15,7 +15,7 @@ __all__ = ["fuse"]
 
 MOST_OPERANDS: Final = 10
 MOST_NUMBERS: Final = 16
-"""So many operands and numbers fit into the 1024 bytes of parameters that every device takes."""
+"""The most operands and numbers of one kernel: they fit into the 1024 bytes of parameters that every device takes."""
 
 
 def fuse(stream: OpenCLStream, steps: Sequence[Step]) -> list[Group]:

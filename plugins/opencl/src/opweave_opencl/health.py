@@ -40,7 +40,7 @@ def why_unusable(device: cl.Device, answers: BinaryCache | None = None) -> str |
     that ask at the same time, one tries the device and the others wait for its answer.
 
     Args:
-        answers: where; ``None``: in the user's cache folder.
+        answers: where that is remembered; ``None``: in the user's cache folder.
     """
     answers = BinaryCache() if answers is None else answers
     key = answers.key(("health 2", *identity(device), *processor(), source(SOURCE)))
@@ -63,7 +63,7 @@ def _try(device: cl.Device, key: str, answers: BinaryCache) -> str:
 
 
 def _recall(key: str, answers: BinaryCache) -> str | None:
-    """A remembered answer, ``""``: it works; ``None`` where there is none or it is too old."""
+    """The remembered answer (``""``: the device works), or ``None`` where there is none or it is too old."""
     answer = _KNOWN.get(key) or answers.load(key)
     try:
         found = json.loads(answer or b"null")
@@ -79,8 +79,8 @@ def _recall(key: str, answers: BinaryCache) -> str | None:
 
 @contextmanager
 def _alone(folder: Path | None) -> Iterator[None]:
-    """Within the ``with`` block no other thread or process is in one for the same folder, where the system has locks of
-    files. Waits for the others, but no longer than trying a device may take."""
+    """Keep other threads and processes out of the ``with`` block for the same folder, where the system has locks of
+    files. Waits for them to leave it, but no longer than trying a device may take."""
     try:
         import fcntl
     except ImportError:

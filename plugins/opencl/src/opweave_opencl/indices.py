@@ -35,9 +35,9 @@ class Site:
 
     Attributes:
         op: the operation.
-        length: of what is indexed.
-        group: its group in the plan.
-        plan: gives the plan; ``None`` before it is compiled and after it was dropped.
+        length: of the axis that is indexed.
+        group: the number of its group in the plan.
+        plan: a function that returns the plan; ``None`` before it is compiled and after it was dropped.
     """
 
     __slots__ = ("__weakref__", "group", "length", "op", "plan")
@@ -64,8 +64,8 @@ class IndexChecks:
 
     Args:
         device: the stream's.
-        queue: that its kernels are in.
-        enabled: ``None``: as `VARIABLE` says.
+        queue: of the stream's kernels.
+        enabled: whether kernels check indices; ``None``: as `VARIABLE` says.
     """
 
     def __init__(self, device: OpenCLDevice, queue: cl.CommandQueue, enabled: bool | None = None) -> None:
@@ -86,12 +86,12 @@ class IndexChecks:
     # --- binding ----------------------------------------------------------------------------------------------------
 
     def begin(self, groups: Iterable[int]) -> None:
-        """A plan is about to be bound, namely these groups of it, by their numbers."""
+        """Called before a plan is bound, with the numbers of the groups that will be bound, in order."""
         self._bound = []
         self._groups = iter(groups)
 
     def enter_group(self) -> None:
-        """The kernels that are bound next belong to the next of them."""
+        """Called before the kernels of the next of these groups are bound."""
         self._group = next(self._groups, -1)
 
     def bind(self, op: str, length: int) -> Bound:

@@ -38,7 +38,7 @@ SIDE: Final = 2048
 """Rows and columns of the weights with which it is measured."""
 
 MOST_ROWS: Final = 64
-"""More rows are taken to behave as so many do."""
+"""The most rows that are measured; what holds for them is taken to hold for more."""
 
 SAMPLES: Final = 7
 
@@ -56,7 +56,7 @@ class IntegerRates:
     """Decides for which products a device computes in integers, where a program allows it.
 
     Times are measured when the first product of a type of blocks and a number of rows (1, 2, 4, ... 64 and more) is
-    planned, with weights of 2048 x 2048, the two kernels by turns. They are kept in the folder of built programs, by
+    planned, with weights of 2048 x 2048, the two kernels alternately. They are kept in the folder of built programs, by
     driver, processor and the kernels' sources. This takes at most some hundred milliseconds, and the building of the
     kernels.
 

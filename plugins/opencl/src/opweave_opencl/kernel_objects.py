@@ -22,8 +22,8 @@ _MAKING: Final = Lock()
 def new_kernel(program: cl.Program, name: str) -> cl.Kernel:
     """A kernel object of its own, to which arguments can be bound.
 
-    For each kernel object, pyopencl gets a function that sets arguments when the kernel is called out of a database on
-    disk: ``cl.Kernel`` takes 186 µs, ``Kernel.clone`` 164 µs, ``Program.all_kernels`` 312 µs (pyopencl 2026.1, an AMD
+    For each kernel object, pyopencl reads from a database on disk a function that sets arguments when the kernel is
+    called: ``cl.Kernel`` takes 186 µs, ``Kernel.clone`` 164 µs, ``Program.all_kernels`` 312 µs (pyopencl 2026.1, an AMD
     EPYC with Intel's driver). Opweave never calls kernels, it enqueues them. So in the `KNOWN` releases pyopencl's
     generator of these functions is replaced, while a kernel is made, by one that remembers them: 4.6 µs. In other
     releases kernels are made by ``cl.Kernel``.

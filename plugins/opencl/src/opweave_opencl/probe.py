@@ -38,7 +38,7 @@ TIMEOUT: Final = "OPWEAVE_OPENCL_PROBE_TIMEOUT"
 """Environment variable: seconds that trying a device may take; ``0``: it is tried in this process, without a limit."""
 
 SECONDS: Final = 120.0
-"""What it may take by default: less than the 60 s after which ``opweave devices`` gives up a plugin."""
+"""The default of `TIMEOUT`. (``opweave devices`` gives up a process after 60 s, unless ``--timeout`` allows more.)"""
 
 _X: Final = ((np.arange(1024) * 37 % 199 - 99) / 1.5).astype(np.float32)
 _N: Final = (np.arange(1024) * 53 % 601 - 300).astype(np.int32)
@@ -51,11 +51,11 @@ _RIGHT: Final[Mapping[str, Any]] = {
     "functions": (np.exp(_X / 8) / (1 + np.maximum(_X, 0))).astype(np.float16),
     "sums": _X.reshape(-1, 16 * _GROUP).sum(1),
 }
-"""The kernels of `SOURCE`, and what is right."""
+"""The kernels of `SOURCE`, and their correct results."""
 
 
 class Verdict(NamedTuple):
-    """What came out.
+    """The outcome of trying a device.
 
     Attributes:
         why: why the device is unusable, ``""``: it works.

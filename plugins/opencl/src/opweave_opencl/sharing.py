@@ -30,7 +30,7 @@ class SharedContext:
             self._devices[:] = [other for other in self._devices if other != device]
 
     def of(self, device: cl.Device) -> cl.Context:
-        """The context of ``device``: all devices' one, or its own where the driver makes no common one."""
+        """The context of ``device``: the one of all devices, or its own where the driver makes no common one."""
         import pyopencl as cl
 
         with self._lock:

@@ -31,7 +31,7 @@ __all__ = ["MANY", "OpenCLStream"]
 Sizes = tuple[int, ...]
 
 MANY: Final = 64
-"""Events of transfers that are kept before it is asked which of them are complete."""
+"""Events of transfers that are kept before those of complete transfers are dropped."""
 
 
 class OpenCLStream(Stream):

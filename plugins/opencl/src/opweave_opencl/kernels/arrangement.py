@@ -21,7 +21,7 @@ __all__: list[str] = []
 
 _MODES: Final = {"constant": 0, "edge": 1, "reflect": 2, "wrap": 3}
 _CHUNK: Final = 4096
-"""Elements of a row that a work-item of a processor without many of them makes."""
+"""Elements of a row that a work-item makes on a CPU."""
 
 
 @KERNELS("flip", dtypes=PLAIN, moves=True)

@@ -40,7 +40,7 @@ def not_in_rows(what: str, x: Arg) -> str | None:
 
 
 def not_of_blocks(step: Step) -> str | None:
-    """Why a ``linear`` is none of rows in the type of the result with quantized weights, or ``None``."""
+    """Why a kernel for float rows of the result's type and quantized weights refuses a ``linear``, or ``None``."""
     x, w = step.srcs[:2]
     if x.dtype is not step.out.dtype or not x.dtype.is_float:
         return f"source 0 is {x.dtype}"

@@ -30,7 +30,7 @@ static inline long along(const Windows *w, const int axis, const long position, 
 
 typedef VALN(T, 16) Sums;
 
-// Of element k of a window: channel and taps.
+// The channel and the taps of element k of a window.
 static inline long4 parts_of(const Windows *w, long k)
 {
     long4 part;

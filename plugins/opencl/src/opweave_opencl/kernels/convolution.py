@@ -247,13 +247,13 @@ def _windows(
 
 
 def _geometry(*values: Lengths) -> Lengths:
-    """Its beginning: kernel size, positions, lengths, stride, dilation, before and spread."""
+    """The beginning of ``Windows``: kernel size, positions, lengths, stride, dilation, before and spread."""
     missing = (1, 1, 1, 1, 1, 0, 1)
     return tuple([n for each, none in zip(values, missing, strict=True) for n in _three(each, none)])
 
 
 def _transposed_windows(out: Arg, x: Arg, w: Arg, stride: Lengths, padding: Lengths, dilation: Lengths) -> Lengths:
-    """Of a transposed convolution: element i of x meets position j with tap k where
+    """`_windows` of a transposed convolution: element i of x meets position j with tap k where
     stride · i = j + padding - dilation · k."""
     one = (1,) * len(stride)
     backwards, before = tuple([-d for d in dilation]), tuple([-p for p in padding])
@@ -279,7 +279,7 @@ def _three(values: Lengths, none: int) -> Lengths:
 
 
 def _only_step(x: Arg, axis: int) -> int:
-    """The step of all axes from ``axis`` on as one, or 0 where they are not."""
+    """The step of the axes from ``axis`` on, merged into one, or 0 where they cannot be merged."""
     lengths, (steps,) = coalesce(x.shape[axis:], [element_strides(x)[axis:]])
     return steps[0] if len(lengths) == 1 else 0
 

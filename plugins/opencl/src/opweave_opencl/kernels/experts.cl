@@ -7,7 +7,7 @@
 
 #ifdef ROUTE
 typedef struct {
-    long rows, used, experts; // rows of all; rows of one token
+    long rows, used, experts; // rows in all; rows of one token
     long offset, token, next; // of ids, and steps from one token and one row to the next
     long route;               // offset of the result
     long site;

@@ -20,7 +20,7 @@ __all__: list[str] = []
 
 
 def _route(step: Step) -> Arrays:
-    """Where the rows of each expert begin, the rows of none, the end, and then the numbers of the rows by expert."""
+    """Where the rows of each expert begin, where those of none begin and end; then the rows' numbers, by expert."""
     _, w, ids = step.srcs
     return {"route": ("i32", (w.shape[0] + 2 + ids.size,))}
 

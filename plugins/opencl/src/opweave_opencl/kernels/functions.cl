@@ -14,7 +14,7 @@
 #define expm1_of_double expm1
 #define tanh_of_double tanh
 
-// The normal distribution's function. 1 + erf(z) = erfc(-z), which keeps its digits where the sum would cancel.
+// The normal cumulative distribution function. 1 + erf(z) = erfc(-z), which keeps its digits where the sum would cancel.
 #define normal_of_double(x) (erfc((x) * -0.70710678118654752) * 0.5)
 // log(1 + u) for u from 0 to 1.
 #define log1p_unit_of_double log1p
@@ -80,7 +80,7 @@ static inline float16 log1p_unit_of_float(const float16 u)
     return 2.0f * (s + s * z * y);
 }
 
-// Below zero exp(-x²/2) times a polynomial in t = 1 / (1 + |x| / √8), taken from 1/2.
+// Below zero it is exp(-x²/2) times a polynomial in t - 1/2, where t = 1 / (1 + |x| / √8).
 static inline float16 normal_of_float(const float16 x)
 {
     const float16 size = MAGNITUDE(x), t = 1.0f / (size * 0.35355338f + 1.0f), u = t - 0.5f;

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 AREA: Final = 8192
-"""Elements that a work-item of a processor without many of them moves."""
+"""Elements that a work-item moves on a CPU."""
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def index_copy(stream: OpenCLStream, op: str, out: Arg, ids: Arg, rows: Arg) -> 
 
 
 def _sums(step: Step) -> Arrays:
-    """The sums, for types that are not added up in themselves."""
+    """Workspace for the sums of types that are added up in another type."""
     acc = accumulator(step.out.dtype)
     return {} if acc is step.out.dtype else {"sums": (acc, step.out.shape)}
 
@@ -116,7 +116,7 @@ def _rows(stream: OpenCLStream, op: str, kernel: str, picked: Arg, table: Arg, i
     wide = tuning.row_group > 1
     columns = tuning.vector if wide else min(-(-row_shape[0] // tuning.vector) * tuning.vector, AREA)
     blocks = -(-row_shape[0] // columns)
-    # Owners of rows each read all indices: only so many as keep the device busy.
+    # Each owner of rows reads all indices, so there are only as many owners as keep the device busy.
     owners = 1 if kernel == "take" else max(min(rows, (64 if wide else 2) * tuning.units // (blocks * lines)), 1)
     numbers = max(1 if wide else AREA // columns, -(-count // 65535))
     ranges = -(-rows // owners)

@@ -25,7 +25,7 @@ typedef short Pairs __attribute__((ext_vector_type(32)));
 
 typedef struct {
     long m, n, k;
-    long offset[6]; // of out, a, b (in bytes), bias, the integers of rows, and what is said about them (in fours)
+    long offset[6]; // of out, a, b (in bytes), bias, the integers of rows, and their scales and sums (in fours)
     long b_n;       // bytes from one column to the next
     long biased;    // whether there is a bias
     long share;     // of one work-item: groups of 32 elements of round_rows, columns of along, rows of across

@@ -31,7 +31,7 @@ PANELS: Final = 8
 """The most panels of a work-item."""
 
 DEEP: Final = 64
-"""Elements along k that a work-item turns at once."""
+"""Elements along k that a work-item transposes at once."""
 
 
 def add_lane_products(table: KernelTable) -> None:

@@ -22,7 +22,7 @@ __all__ = ["WORDS", "as_words", "copy_call", "window_of"]
 FORMULAS.update(copy=Formula(), contiguous=Formula())
 
 WORDS: Final = {8: as_dtype("i64"), 4: as_dtype("i32"), 2: as_dtype("i16"), 1: as_dtype("u8")}
-"""Types as which elements of a size are moved."""
+"""Itemsize -> the type as which elements of that size are moved."""
 
 _BLOCK: Final = 16
 _SIDE: Final = 64

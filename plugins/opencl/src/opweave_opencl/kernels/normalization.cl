@@ -59,8 +59,8 @@ static inline long row_of(const Params *p, const int k, long row)
 #define GET(operand, k) TAKE(T)(operand + l * p.line[k], i, STEP(k), HERE)
 #define ROW(k) (m##k + row_of(&p, k, row))
 
-// Processors see the misses of a row only once they are done with the row before, so that one asks for them: from each
-// element of x it is AHEAD to that of the group's next row. Longer rows would not stay in caches until then.
+// Processors load a row only once they are done with the row before, so the group's next row is prefetched: its elements
+// of x lie AHEAD elements further on. Longer rows would not stay in caches until then.
 #define AHEAD (row_of(&p, 1, row + 1 < end_of_row && p.lines * p.n <= 1 << 16 ? row + 1 : row) - row_of(&p, 1, row))
 #if WHOLE && GROUP == 1 && defined(__clang__)
 #define FETCH_NEXT __builtin_prefetch(x + l * p.line[1] + i + ahead, 0, 2)
@@ -142,7 +142,7 @@ __kernel void softmax(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOUR
         sum += exp(sink - most);
 #endif
 #if LOGARITHM
-        // Not less their sum: the largest logit may be so large that the logarithm is lost in it.
+        // Not minus the sum of both: the largest logit may be so large that the logarithm is lost in it.
         const R rest = log(sum);
         FOR_ELEMENTS PUT(T)(LOGITS - most - rest, out + l * p.line[0], i, STEP(0), HERE);
 #else

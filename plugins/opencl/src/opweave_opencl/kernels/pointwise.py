@@ -32,7 +32,7 @@ class Formula(NamedTuple):
     Attributes:
         numbers: the attributes that it takes, in order.
         variant: the attribute whose value is the end of the name.
-        of_source: the type is that of the sources, not that of the result.
+        of_source: whether the type is that of the sources, not that of the result.
     """
 
     numbers: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class Writer:
     """Writes the source of a kernel, and collects what it will be given.
 
     Args:
-        shared: sources that show the same elements are one operand.
+        shared: whether sources that show the same elements are one operand.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
@@ -94,20 +94,20 @@ class Writer:
         """Add a step.
 
         Args:
-            rounded: its result is used by later steps.
+            rounded: whether its result is used by later steps.
         """
         values = [self._value(src) for src in step.srcs]
         self.put(self.let(step.out.dtype, self._call(step, values, rounded)), step.out)
 
     def put(self, value: str, out: Arg) -> None:
-        """Let a variable be the value of an operand."""
+        """Take a variable as the value of an operand, and store it if the operand has memory."""
         self._values[window(out)] = value
         if out.buffer is not None:
             number = self._add_operand(out, const=False)
             self._stores.append(f"put_{out.dtype}({value}, row{number}, i, p.stride[{number}][0], count);")
 
     def number(self, value: float, dtype: DType) -> str:
-        """A new variable, whose elements all are a number that does not become part of the source."""
+        """A new variable, all of whose elements are a number that is a parameter, not a part of the source."""
         return self.let(dtype, f"(V({dtype}))({self.scalar(value, dtype)})")
 
     def scalar(self, value: float, dtype: DType) -> str:

@@ -24,7 +24,7 @@ FEW_ROWS: Final = 8
 """Up to so many rows, a column at a time is faster than tiles."""
 
 COLUMNS: Final = 32
-"""Of one panel of the kernel ``panel``."""
+"""Columns of one panel of the kernel ``panel``."""
 
 SHORT: Final = 64
 """Up to so many rows, a work-item takes several panels: it packs longer parts of b's rows, so it reads fewer pages."""
@@ -48,7 +48,7 @@ class Product:
         batch: lengths of the axes before, innermost first; ``steps``: of out, a, b and possibly bias along them.
         blocks: the type of b's quantized blocks; ``b_n`` and b's steps are in bytes then, and ``b_k`` is 1.
         route: for rows that choose their b: which rows go to which, made by ``experts.cl``. ``m`` is then the number of
-            rows of all, the only axis of batches b's, and ``used``, ``out_u``, ``a_u`` say how rows lie.
+            all rows together, the only axis of batches is that of b, and ``used``, ``out_u``, ``a_u`` say how rows lie.
     """
 
     out: Arg

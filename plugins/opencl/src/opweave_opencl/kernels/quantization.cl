@@ -282,7 +282,7 @@ static inline void encode(const float *x, const float *weight, uchar *b)
         const int group = i < 32 ? 32 : i < 48 ? 16 : 4, first = i < 32 ? i : i < 48 ? 128 + i : 192 + i;
         int number = 0;
         for (int k = 0; k < 5; k++) number = 3 * number + (k < 4 || i < 48 ? q[first + k * group] : 0);
-        b[i] = (number * 256 + 242) / 243; // the fraction of 243, rounded up, of 256
+        b[i] = (number * 256 + 242) / 243; // number / 243 as a fraction of 256, rounded up
     }
     rounded_half(scale, b + 52);
 #endif

@@ -28,7 +28,7 @@ static inline uint4 philox(const ulong key, const ulong counter, const ulong blo
 #define PI_4 0.785398163f
 #endif
 
-// Two normal numbers: a distance, and an angle, which `part` places in an eighth of a turn, the upper bits of top in one.
+// Box and Muller, 1958: a radius, and an angle at `part` of an eighth of a turn, which three bits of `top` choose.
 static inline void pair(VAL(T) *z, const VAL(T) u, const VAL(T) part, const uint top)
 {
     const VAL(T) radius = sqrt((VAL(T))-2 * log(u)), angle = part * PI_4, c = cos(angle), s = sin(angle);

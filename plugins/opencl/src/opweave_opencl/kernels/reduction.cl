@@ -6,7 +6,7 @@
 // Macros: those of groups.cl; STRIP; ACCESSES, ACCESS of each type; A, ACC and OUT, the types of the source, of what is combined,
 // and of the output; COMBINE(a, b) and START, its neutral element; SCALED, whether results are multiplied by a number; what elements
 // are mapped to before: CENTERED, the squares of their distances from a number for each output; EQUAL, whether they
-// are those of a second source of type A.
+// equal those of a second source of type A.
 
 #include "groups.cl"
 

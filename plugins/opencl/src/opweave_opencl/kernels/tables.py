@@ -20,7 +20,7 @@ _TABLES: Final[WeakKeyDictionary[OpenCLDevice, WeakValueDictionary[bytes, Buffer
 
 
 def table(stream: OpenCLStream, values: np.ndarray[Any, Any]) -> Arg:
-    """The values (f32 or i32) in the device's memory, where equal ones are once; `keep` them with the call."""
+    """The values (f32 or i32) in the device's memory, which equal tables share; `keep` them with the call."""
     known = _TABLES.setdefault(stream.target, WeakValueDictionary())
     data = np.ascontiguousarray(values)
     key = data.dtype.char.encode() + data.tobytes()

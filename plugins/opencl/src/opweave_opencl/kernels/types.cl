@@ -151,8 +151,8 @@
 #define load_w8 LOAD_AS_IS
 #define store_w8 STORE_AS_IS
 
-// bfloat16 is rounded to nearest, ties to even. A NaN keeps its upper bits, one of which is set in case that they were
-// none.
+// bfloat16 is rounded to nearest, ties to even. A NaN keeps its upper bits, and the highest
+// of its fraction is set, because the others may be 0.
 #define HALF_TYPES(n, floats, uints, ushorts) \
     static inline floats from_bf16_##n(const ushorts bits) { return AS(floats)(CONVERT(uints)(bits) << 16); } \
     static inline ushorts to_bf16_##n(const floats v) \
