@@ -15,7 +15,7 @@ __all__ = ["Model", "TorchBackend", "import_program"]
 
 
 def __getattr__(name: str) -> Any:
-    # Importing the front end takes long and is for those who have modules of torch.
+    # Importing the front end takes long, and only programs with modules of torch need it.
     if name in __all__:
         from opweave_torch import frontend
 

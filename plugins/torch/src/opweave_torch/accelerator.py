@@ -37,10 +37,10 @@ class TorchAccelerator(Device):
     """A device of PyTorch with memory of its own; its memory is handed out by torch's allocator.
 
     Args:
-        target: torch's name of it.
+        target: torch's name of the device.
 
     Attributes:
-        target: the same.
+        target: as given.
         api: torch's module for devices of this type: ``torch.cuda``, ``torch.xpu``, ...
     """
 

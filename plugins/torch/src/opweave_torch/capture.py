@@ -25,7 +25,7 @@ class CapturedPlan:
 
     Args:
         stream: whose queue is current when the plan runs.
-        calls: what to make.
+        calls: of the plan, in order.
         steps: what each call computes, for messages.
 
     Attributes:

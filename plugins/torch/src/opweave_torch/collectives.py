@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["NcclCollectives"]
 
 DTYPES: Final = ("f32", "f64", "f16", "i8", "u8", "i32", "i64")
-"""What every version of NCCL adds that torch is built with; see `BF16` too."""
+"""The dtypes that NCCL adds up in every version that torch is built with; see `BF16` too."""
 
 BF16: Final = (2, 10)
 """The version of NCCL from which on it adds bf16."""
 
 
 class NcclCollectives:
-    """All three collectives. NCCL chooses the order of additions by the topology and the size; each card gets equal
-    bits."""
+    """All-reduce, all-gather and reduce-scatter. NCCL chooses the order of additions by the topology and the size; all
+    cards get the same bits."""
 
     def __init__(self) -> None:
         self._usable: Final[dict[tuple[Device, ...], bool]] = {}
@@ -82,7 +82,7 @@ class NcclCollectives:
 
 
 def _is_available(devices: Sequence[Device]) -> bool:
-    """Whether torch has NCCL for these cards, each of which counts once."""
+    """Whether torch has NCCL for these cards; it has not if one is named twice."""
     import torch
     from torch.cuda import nccl
 

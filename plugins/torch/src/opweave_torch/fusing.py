@@ -79,7 +79,7 @@ class FusingStream(TorchStream):
 
 
 class FusingCpuStream(TorchCpuStream, FusingStream):
-    """The same in the memory of the process, after what goes along with products."""
+    """A `FusingStream` in the memory of the process, which first groups products with the steps that go along."""
 
 
 # --- one group ------------------------------------------------------------------------------------------------------

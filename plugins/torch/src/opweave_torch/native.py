@@ -30,7 +30,7 @@ def multiplies_bf16() -> bool:
 
 
 def multiplies_tiles_of_bf16() -> bool:
-    """Whether these multiply whole tiles (AMX)."""
+    """Whether these instructions multiply whole tiles (AMX)."""
     return _processor_has("_is_amx_tile_supported")
 
 

@@ -20,7 +20,7 @@ class Options(NamedTuple):
 
     Attributes:
         threads: of torch's kernels for the CPU; ``None``: as the backend's ``set_threads`` says, else as torch is set.
-        pool: the pool that asks for so many, during whose pauses no run begins, and on whose processors runs begin.
+        pool: the thread pool given as ``threads``: runs begin on its processors, and none begins while it is paused.
         deterministic: only algorithms that give the same bits each time; an operation without one fails.
         compile: runs of pointwise operations become one kernel each, by ``torch.compile``.
         graphs: plans are captured as CUDA graphs.

@@ -1,8 +1,8 @@
 """Kinds of memory for weights of ``torch:cpu``: packed by oneDNN, quantized ones as f32 or bf16, and integers of 4 bits
 as torch multiplies by them.
 
-The operators have no public names. Where a version of torch lacks them, or they refuse a product, the device offers the
-kind of memory not, and weights are read as they lie.
+The operators have no public names. Where a version of torch lacks them, or they refuse a product, the device does not
+offer that kind of memory, and weights are read as they lie.
 """
 
 from __future__ import annotations

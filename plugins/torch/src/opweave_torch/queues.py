@@ -30,7 +30,7 @@ _LOST = ("device-side assert", "illegal memory access", "unspecified launch fail
 class QueueStream(TorchStream):
     """A queue of torch's: ``torch.cuda.Stream``, ``torch.xpu.Stream``, ...
 
-    Plans of several steps are captured as a CUDA graph when they run for the second time, where the device has such
+    Plans of several steps are captured as a CUDA graph when they run for the second time, where the device has them
     and ``graphs`` was not switched off. (Not on streams that are opened while somebody traces every step.)
 
     Attributes:
@@ -139,7 +139,7 @@ class QueueStream(TorchStream):
 
 
 class FusingQueueStream(FusingStream, QueueStream):
-    """A queue whose pointwise steps run as one kernel each run of them."""
+    """A queue on which each run of pointwise steps is one kernel."""
 
 
 class MpsStream(TorchStream):

@@ -19,7 +19,7 @@ class Call:
     """One node while it is built.
 
     Attributes:
-        node: it.
+        node: of the graph of ATen.
         known: for a tensor whose values are known when the graph is traced, a weight or a constant, these values.
     """
 
@@ -31,7 +31,7 @@ class Call:
 
     @property
     def dtype(self) -> DType:
-        """That of the result, of the first one if there are several."""
+        """The dtype of the result, of the first one if there are several."""
         value = self.node.meta["val"]
         first = value[0] if isinstance(value, (tuple, list)) else value
         return dtype_of(first.dtype, f"the result of {self.node.target}")
@@ -56,7 +56,7 @@ class Call:
 
 
 def _shown(value: Any) -> Any:
-    """Something of the same part in torch's promotion: numbers and tensors without axes count less."""
+    """A stand-in that torch promotes in the same way: numbers and tensors without axes count less."""
     if not isinstance(value, Tensor):
         return value
     from opweave_torch.memory import torch_dtype

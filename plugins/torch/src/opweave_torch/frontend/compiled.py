@@ -143,7 +143,7 @@ def _argument(value: Any) -> Any:
 
 
 def _as_promised(result: Any, promised: Any) -> Any:
-    """A result on the device and with the strides that torch reckons with; those that it does not know stay."""
+    """A result on the device and with the strides that torch expects; where it knows none, they stay as they are."""
     if not isinstance(result, torch.Tensor) or not isinstance(promised, torch.Tensor):
         return result
     if result.device != promised.device:

@@ -1,4 +1,4 @@
-"""What follows from parameters and constants alone, computed once by torch when a program is imported."""
+"""Constant folding: torch computes what depends on parameters and constants alone once, when a program is imported."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from opweave_torch.frontend.source import Source
 __all__ = ["FOLDED", "FoldedNorm", "fold", "fold_batch_norms", "is_pure", "on_host"]
 
 FOLDED: Final = 1 << 20
-"""Bytes of results up to which they are computed beforehand, or as many as they are made of; larger ones are left to
-the devices."""
+"""Results of at most so many bytes, or no more than their operands have, are computed beforehand; larger ones are left
+to the devices."""
 
 
 def is_pure(target: Any) -> bool:
@@ -43,7 +43,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 def fold(source: Source) -> dict[torch.fx.Node, Any]:
     """The values of nodes that only parameters, constants and unchanged buffers lead to.
 
-    A view of one of them stays a view, and what is larger than a MiB and than what it is made of stays a node.
+    A view of one of them stays a node, and so does a result larger than `FOLDED` and than its operands.
     """
     known: dict[torch.fx.Node, Any] = {}
     folded: dict[torch.fx.Node, Any] = {}

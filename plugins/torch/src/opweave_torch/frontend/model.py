@@ -85,14 +85,14 @@ class Model:
         return self.run(args, kwargs)
 
     def run(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, on_device: bool = False) -> Any:
-        """Run once.
+        """Run once, and return what a call returns.
 
         Args:
             args, kwargs: of the module.
             on_device: leave results in the memory of the devices that computed them, as tensors of torch.
 
-        Returns, raises as a call; and
-            UnsupportedOpError: ``on_device``, and torch does not take arrays of such a device.
+        Raises:
+            UnsupportedOpError: ``on_device``, and torch does not take arrays of such a device. Others as a call.
         """
         results = self.runner.run(self._flat(args, kwargs), on_device)
         return pytree.tree_unflatten(results, self._out)

@@ -1,4 +1,4 @@
-"""What graphs of torch are read with and has no public name in torch. All of it is here, so that another version of
+"""Functions that read graphs of torch and have no public name there. All of them are here, so that another version of
 torch changes one file."""
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Runner:
     """Runs one graph.
 
     Attributes:
-        source: it.
+        source: the graph.
         scheduler: builds the programs.
         weights: parameters, buffers that do not change, and what was made of them, by name.
         states: buffers that the graph changes, by name.

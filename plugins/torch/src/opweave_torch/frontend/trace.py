@@ -38,7 +38,7 @@ class Trace:
     Args:
         source: what is traced.
         leaves: what nodes stand for that are the same in each trace: weights, states, what was folded.
-        known: the values of those of them that are weights.
+        known: the values of the weights among the leaves.
         norms: batch norms that convolutions compute -> these convolutions.
         args: node -> the arguments that it gets instead of its own.
         fed: what the arguments stand for.

@@ -83,7 +83,7 @@ class _Bias:
         return bias
 
     def refresh(self) -> None:
-        """Leaves were written."""
+        """Forget the converted biases, because leaves were written."""
         self._kept = None
 
 
@@ -165,7 +165,7 @@ class ProductChain:
         self._store(x)
 
     def refresh(self, token: object) -> None:
-        """Leaves were written; weights that are packed are looked up at each run."""
+        """Forget converted biases, because leaves were written. Packed weights are looked up at each run."""
         for product in self._packed:
             product.bias.refresh()
 
@@ -257,7 +257,7 @@ class MergedProduct:
         return sum(part.nbytes for part in self._parts if not part.is_in(self._whole))
 
     def refresh(self, token: object) -> None:
-        """Leaves were written; weights that are packed are compared at each run."""
+        """Forget the biases, because leaves were written. Packed weights are compared at each run."""
         self._bias.refresh()
 
     def _product(self) -> Tensor:

@@ -1,6 +1,6 @@
 """Products of f32 operands in bf16, for programs that allow it: operands are rounded to what the exact kernels take.
 
-The result of these is rounded too, and widened again. Weights that are read only come in bf16 already.
+The results of these are rounded too, and widened again. Read-only weights arrive in bf16, rounded once for all runs.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def _sorted_arrays(step: Step) -> Arrays:
 
 @KERNELS("top_k", dtypes="f64 i64", workspace=_sorted_arrays)
 def top_k_of_longs(stream: Stream, op: str, out: Arg, x: Arg, *, k: int, axis: int, values: Arg, order: Arg) -> Call:
-    """The first ``k`` of a stable sort: torch's own top-k leaves the order of equals open."""
+    """The first ``k`` of a stable sort: torch's own top-k leaves the order of equal elements open."""
     results = tensor(values), tensor(order)
     return in_order([
         partial(torch.sort, tensor(x), stable=True, dim=axis, descending=True, out=results),

@@ -29,8 +29,8 @@ def _gradients(forward: Callable[..., Any], grad: Tensor, *args: Tensor, wanted:
 
 
 def _independent(args: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The same values as nodes of which none is another one, or computed from it: there the gradient of one would be
-    that of both. Copies, where they are not so already."""
+    """The same values as nodes none of which is another one or computed from it, because the gradient of one would then
+    contain that of the other. Copies, where the nodes are not so already."""
     above: set[Tensor] = set()
     left = [source for x in args for source in x.srcs]
     while left:

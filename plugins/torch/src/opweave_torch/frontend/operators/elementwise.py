@@ -22,9 +22,9 @@ FUNCTIONS: Final[dict[str, Callable[[Any], Tensor]]] = {
     "sign": ow.sign, "silu": ow.silu, "hardswish": ow.hardswish, "hardsigmoid": ow.hardsigmoid, "square": ow.square,
 }  # fmt: skip
 FLOATS_ONLY: Final = {"relu", "silu", "hardswish", "hardsigmoid"}
-"""Operators that torch also has for integers, or that differ there."""
+"""Operators of which torch computes integers: opweave has them for floats only, or with other results."""
 KEPT: Final = {"floor", "ceil", "trunc", "round"}
-"""Integers stay what they are."""
+"""Operators that return integers unchanged."""
 
 
 def as_kind(value: Any, dtype: DType) -> Any:

@@ -15,7 +15,7 @@ __all__: list[str] = []
 
 
 def _axes(dim: Any) -> Any:
-    """torch takes no axes for all of them."""
+    """The axes of opweave: torch takes an empty sequence for all of them."""
     if isinstance(dim, int) or dim is None:
         return dim
     return tuple(dim) or None

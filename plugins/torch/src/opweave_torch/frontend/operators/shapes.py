@@ -98,7 +98,7 @@ def _unbind(call: Call, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
 
 @operator("cat")
 def _cat(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    # Pieces of shape (0,) fit any others, for old times' sake.
+    # torch accepts pieces of shape (0,) beside any others, for backward compatibility.
     pieces = [t.astype(call.dtype) for t in tensors if t.shape != (0,)] or [tensors[0]]
     return ow.concat(pieces, dim)
 
@@ -133,7 +133,7 @@ def _repeat_interleave(call: Call, x: Tensor, repeats: int, dim: int | None = No
 
 
 def _widths(x: Tensor, pads: Sequence[int]) -> list[tuple[int, int]]:
-    """torch counts from the last axis."""
+    """The padding of each axis, from torch's, which begins with the last axis."""
     pairs = [(pads[i], pads[i + 1]) for i in range(0, len(pads), 2)]
     return [*[(0, 0)] * (x.ndim - len(pairs)), *pairs[::-1]]
 
