@@ -3,10 +3,10 @@
 // read as it lies.
 //
 // Kernels, and the macros that choose them:
-//   TURNING  turn_rows, which writes panels of 16 rows: the vector of their first elements, that of their second ones, ...
-//            Rows past the end repeat the last one.
-//   else     lanes: a work-item computes 16 columns of at most PANELS panels. Weights that are not floats are converted to
-//            local memory first, DEPTH elements of each column at a time.
+//   TRANSPOSING  transpose_rows, which writes panels of 16 rows: the vector of their first elements, that of their second
+//                ones, ... Rows past the end repeat the last one.
+//   else         lanes: a work-item computes 16 columns of at most PANELS panels. Weights that are not floats are
+//                converted to local memory first, DEPTH elements of each column at a time.
 //
 // Macros: T, the type of out and a, which is also b's unless b consists of the quantized blocks of blocks.cl; BIAS, that of
 // the bias; DIRECT, whether T is computed with as it lies; PAIRED, whether two panels are multiplied at once, which
@@ -27,7 +27,7 @@ typedef struct {
     long offset[5]; // of out, a, b (in bytes if it is quantized), bias and the panels
     long b_n;       // from one column to the next, in bytes if b is quantized
     long biased;    // whether there is a bias
-    long share;     // elements of turn_rows along k, panels of lanes that a work-item takes
+    long share;     // elements of transpose_rows along k, panels of lanes that a work-item takes
 } Params;
 
 // 16 vectors of 16 become their transpose. Each of the four rounds interleaves every vector with the one eight further on.
@@ -40,14 +40,14 @@ typedef struct {
                             INTERLEAVED(from[2], from[10]), INTERLEAVED(from[3], from[11]), \
                             INTERLEAVED(from[4], from[12]), INTERLEAVED(from[5], from[13]), \
                             INTERLEAVED(from[6], from[14]), INTERLEAVED(from[7], from[15])};
-#define TURN(from, to) \
+#define TRANSPOSE(from, to) \
     INTERLEAVE(from, one_##to) \
     INTERLEAVE(one_##to, two_##to) \
     INTERLEAVE(two_##to, three_##to) \
     INTERLEAVE(three_##to, to)
 
-#ifdef TURNING
-__kernel void turn_rows(__global const MEM(T) *a, __global float16 *panels, const Params p)
+#ifdef TRANSPOSING
+__kernel void transpose_rows(__global const MEM(T) *a, __global float16 *panels, const Params p)
 {
     const long first = (long)get_global_id(0) * 16, begin = (long)get_global_id(1) * p.share, end = min(begin + p.share, p.k);
     a += p.offset[1];
@@ -56,8 +56,8 @@ __kernel void turn_rows(__global const MEM(T) *a, __global float16 *panels, cons
     for (; k + 16 <= end; k += 16) {
         float16 rows[16];
         UNROLL for (int r = 0; r < 16; r++) rows[r] = LOAD16(a + min(first + r, p.m - 1) * p.k + k);
-        TURN(rows, turned)
-        UNROLL for (int i = 0; i < 16; i++) panels[k + i] = turned[i];
+        TRANSPOSE(rows, transposed)
+        UNROLL for (int i = 0; i < 16; i++) panels[k + i] = transposed[i];
     }
     for (; k < end; k++)
         for (int r = 0; r < 16; r++) ((__global float *)(panels + k))[r] = LOAD(T, a, min(first + r, p.m - 1) * p.k + k);
@@ -160,7 +160,7 @@ __kernel void lanes(
     for (int panel = 0; panel < count; panel++) {
         float16 by_column[16];
         UNROLL for (int c = 0; c < 16; c++) by_column[c] = sums[panel][c];
-        TURN(by_column, by_row)
+        TRANSPOSE(by_column, by_row)
         const long row = (first + panel) * 16;
         const int rows = min(16L, p.m - row);
         for (int r = 0; r < rows; r++) {

@@ -84,8 +84,8 @@ def linear_in_lanes(
     get = stream.target.programs.get
     count = _count(m)
     turning = stream.launch(
-        get("lane_products", {**macros, "TURNING": "1"}),
-        "turn_rows",
+        get("lane_products", {**macros, "TRANSPOSING": "1"}),
+        "transpose_rows",
         (count, -(-k // DEEP)),
         (1, 1),
         (x, panels),
