@@ -67,22 +67,23 @@ def connect(
 ) -> Connection:
     """Use the devices of a server. They are in `opweave.devices` from then on, as ``remote:<address>/<name there>``.
 
-    Where the connection is lost, all its devices are, and disappear there. `opweave.rescan` looks for the server again.
+    When the connection is lost, its devices are lost too and leave `opweave.devices`. `opweave.rescan` connects again.
 
     Args:
         address: ``host:port`` or ``[IPv6]:port``.
         token: what the server's token file contains.
-        token_file: that file, instead; only its owner may read it. Default: ``OPWEAVE_REMOTE_TOKEN_FILE``.
-        tls: whether to use TLS 1.3. Default: yes, but for addresses of this machine for which no ``ca`` is given.
-        ca: PEM file of the authority whose certificates are believed. Default: those the system believes.
+        token_file: that file, in place of ``token``; only its owner may read it.
+        tls: whether to use TLS 1.3. Default: yes, except for loopback addresses if no ``ca`` is given.
+        ca: PEM file of the certificate authority that is trusted. Default: those the system trusts.
         cert, key: PEM files of this client's certificate, for servers that ask for one.
         server_name: the name in the server's certificate, if it is not the host of the address.
         deadline: seconds after which a server that gives no sign of life is lost.
 
     Raises:
-        FormatError: no address.
+        FormatError: ``address`` is not of these forms.
         Unavailable: the server cannot be reached or does not know the token, certificates do not fit, the versions of
-            the protocol do not; a token file that others may read.
+            the protocol do not; others may read the token file; a deadline that is not above 0; without TLS to another
+            machine; both ``token`` and ``token_file``.
     """
     where = Address.parse(address)
     if token is not None and token_file is not None:
@@ -103,14 +104,14 @@ def connect(
 
 
 def servers() -> list[Connection]:
-    """The connections of this process that stand."""
+    """The connections of this process that are alive."""
     with _LOCK:
         return [made for _, made in _SERVERS.values() if made is not None and made.alive]
 
 
 def _register(connection: Connection) -> None:
     """Make the devices of a new connection known to the registry."""
-    with suppress(PluginError):  # the plugin is switched off: the devices are used by hand then
+    with suppress(PluginError):  # the plugin is disabled: its devices are still in `Connection.devices`
         opweave.load("remote")
         opweave.rescan()
 
@@ -129,8 +130,8 @@ class RemoteBackend(Backend):
         self._problems: dict[str, str] = {}
 
     def devices(self) -> Sequence[Device]:
-        """The devices of all servers that stand; none where no server is listed. Servers that are lost, or were not
-        there, are looked for again.
+        """The devices of all servers that can be reached; none where no server is listed. Connects again to servers
+        that are lost or could not be reached before.
 
         Raises:
             Unavailable: no server can be reached; says why for each.

@@ -27,9 +27,9 @@ class Codec(NamedTuple):
 
     Attributes:
         pack: compresses.
-        unpack: gives back exactly so many bytes; raises any error where the data holds more, fewer or none of its own,
-            and never makes much more than asked for.
-        fastest: bytes per second of a connection from which on it is not even tried.
+        unpack: decompresses data of which that many bytes are expected; raises any error where it is damaged, and never
+            makes more than one byte beyond them. The caller checks the size.
+        fastest: bytes per second of a connection from which on the codec is not even tried.
     """
 
     pack: Callable[[Any], bytes]
@@ -56,7 +56,7 @@ def _pack_zstd(data: Any) -> bytes:
 
 def _unpack_zstd(data: Any, size: int) -> bytes:
     zstandard = import_module("zstandard")
-    # The library allocates what the data says, so that has to be checked before.
+    # The library allocates as many bytes as the data's header says, so that is checked first.
     told = zstandard.get_frame_parameters(data)
     if told.content_size != size or told.dict_id:
         raise ValueError(f"it holds {told.content_size:,} bytes")
@@ -76,7 +76,7 @@ CODECS: Final[dict[str, Codec]] = {
 
 
 def pack(codec: Codec, width: int, data: memoryview) -> bytes:
-    """Compressed bytes, of numbers of ``width`` bytes each; what is left behind the last whole number is kept."""
+    """Compressed bytes, of numbers of ``width`` bytes each; bytes behind the last whole number stay ungrouped."""
     if width == 1:
         return codec.pack(data)
     raw = np.frombuffer(data, np.uint8)

@@ -1,4 +1,4 @@
-"""`Connection`: a server as its client sees it: its devices, the links to it, and whether it still stands."""
+"""`Connection`: a server as its client sees it: its devices, the links to it, and whether it is alive."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Connection:
     """A server whose devices this process uses. Made by `opweave_remote.connect` and `opweave_remote.isolated`.
 
     Args:
-        name: what names of devices have in front of the slash.
+        name: the part of the devices' names before the slash.
         dial: opens connections.
         token: proves both sides to each other; ``None`` where TLS or a pipe does that.
         deadline: seconds without a sign of life after which the server is lost.
@@ -98,7 +98,7 @@ class Connection:
 
     Raises:
         Unavailable: nobody listens there, the two sides do not know each other, or they speak other versions; a
-            deadline of no such time.
+            deadline that is not above 0, or above 1e6 s.
     """
 
     def __init__(self, name: str, dial: Dial, token: bytes | None, deadline: float) -> None:
@@ -139,7 +139,7 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """Whether the server still stands, as far as is known."""
+        """Whether the server is neither lost nor closed, as far as is known."""
         return self.fate.error is None
 
     # --- links --------------------------------------------------------------------------------------------------------
@@ -201,9 +201,9 @@ class Connection:
     def open_link(self, role: str, device: str = "") -> Link:
         """A further connection: ``"stream"``, or ``"bulk"`` for large transfers.
 
-        A connection that does not come about does not tell that the server is lost: the heartbeat and the first
-        connection do. So it is tried again, as long as the server may just be busy, or up to the deadline where
-        connections are refused or broken off.
+        A failed attempt does not mean that the server is lost: the heartbeat and the first connection show that. After
+        a timeout, where the server may just be busy, it is tried again without limit; where connections are refused
+        or broken off, until the deadline has passed.
 
         Raises:
             DeviceLostError: the server is lost.
@@ -227,7 +227,7 @@ class Connection:
 
     @property
     def secrets(self) -> tuple[bytes, bytes]:
-        """The session, and the key by which further connections of it are known. They are for nobody else."""
+        """The session, and the key by which further connections of it are known. Nobody else may learn them."""
         return self._session, self._key
 
     def bulk(self) -> list[Link]:
@@ -266,7 +266,7 @@ class Connection:
         return self.info.peers
 
     def send_dropped(self) -> None:
-        """Tell the server which buffers were freed. Finalisers only note that, as they may come within any call."""
+        """Tell the server which buffers were freed. Finalisers, which may run within any call, only note them."""
         numbers = []
         while self.dropped:
             numbers.append(self.dropped.popleft())
@@ -276,8 +276,7 @@ class Connection:
     # --- end ----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the connection; the server frees all that belongs to it. Devices are lost by that. Closing twice does
-        nothing."""
+        """End the connection: the server frees all that belongs to it, devices are lost. May be called again."""
         with suppress(OpweaveError):
             self.send_dropped()
             self.control.flush()

@@ -18,7 +18,7 @@ class DeviceInfo(NamedTuple):
     """A device of a server.
 
     Attributes:
-        name: there.
+        name: on the server.
         kind, description, hardware_id, alignment, max_buffer_size, raises_index_errors: as of `Device`.
         space, shared_spaces: numbers of memory spaces; devices of one server may share some.
         features: what its driver reports.
@@ -64,13 +64,13 @@ class ServerInfo(NamedTuple):
 
     Attributes:
         version: of opweave there.
-        machine: tells its machine from others, as long as that runs.
+        machine: identifies its machine until that is started again.
         heartbeat: whether it answers heartbeats.
         cache: whether it keeps weights.
         peers: whether it copies from other servers by TLS; from those on its machine without TLS it always does.
-        max_data: the most bytes of data of a message, also of what it holds compressed.
-        codecs: names of those by which data may be compressed (`opweave_remote.codecs`).
-        devices: what it shows.
+        max_data: the most bytes of data of a message, as sent and after decompression.
+        codecs: names of the codecs that it can decompress (`opweave_remote.codecs`).
+        devices: those it shows.
     """
 
     version: str
@@ -98,7 +98,7 @@ class ServerInfo(NamedTuple):
 
 
 def plain_features(device: Device) -> dict[str, Any]:
-    """The features of a device, texts for what is neither a number nor a text."""
+    """The features of a device, as texts except for numbers, bools and ``None``; ``{}`` where they fail."""
     try:
         found = dict(device.features())
     except Exception:

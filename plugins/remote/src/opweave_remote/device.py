@@ -24,16 +24,16 @@ from opweave_remote.wires import same_machine
 __all__ = ["RemoteDevice"]
 
 _PACKED_AHEAD: Final = 8
-"""Compressed parts of an upload that are under way; the client keeps them until then."""
+"""Compressed parts of an upload that may be unanswered at a time; the client keeps them until they are answered."""
 _FEWEST_CACHED: Final = 1 << 16
-"""Weights from this size on are looked for in the server's cache."""
+"""Bytes of a weight from which on it is looked for in the server's cache."""
 
 
 class Answer(NamedTuple):
     """What the server's device says of a step.
 
     Attributes:
-        reason: why it does not run the step, ``None``: it does; the others count only then.
+        reason: why it does not run the step; ``None``: it does, and only then the other fields have a meaning.
         inplace, workspace, precision, wants, offload: as the hooks of `Device`.
     """
 
@@ -76,7 +76,7 @@ class RemoteDevice(Device):
 
     @property
     def alive(self) -> bool:
-        """Whether its server still stands, as far as is known."""
+        """Whether its server is alive, as far as is known."""
         return self.connection.alive
 
     def mem_info(self) -> tuple[int, int]:
@@ -230,7 +230,7 @@ def _answer(row: Any) -> Answer:
 
 
 def _wait_for(replies: Sequence[Reply]) -> None:
-    """Wait for all of them, then raise the first failure."""
+    """Wait for all answers, then raise the first failure."""
     for reply in replies:
         reply.link.flush()
     for reply in replies:

@@ -1,4 +1,4 @@
-"""`Door`: how a process passes connections to one that it has started, and the two tell each other things. POSIX."""
+"""`Door`: how a process passes connections to one that it has started, and both exchange messages. POSIX."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Door:
 
         Raises:
             EOFError, OSError: the other process has ended.
-            FormatError: no message of a door.
+            FormatError: the message is longer than 64 MiB.
         """
         head, handles, _, _ = socket.recv_fds(self._sock, 4, 1)
         passed = socket.socket(fileno=handles[0]) if handles else None
@@ -65,7 +65,7 @@ class Door:
         return what, value, passed
 
     def leave(self) -> None:
-        """Give this process's part of it back; in a forked process, which shares it."""
+        """Close it in a forked process only: the parent goes on using it."""
         self._sock.close()
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ def start_worker(settings: dict[str, Any]) -> tuple[subprocess.Popen[bytes], Doo
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-m", "opweave_remote.server.worker", str(theirs.fileno())]
-        # What drivers print there belongs to no output of ours; an interrupt from the keyboard is for this process.
+        # What drivers print goes to standard error; a process with a session of its own gets no Ctrl-C.
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2,
                                    start_new_session=True)  # fmt: skip
     door = Door(ours)
@@ -95,7 +95,7 @@ def start_worker(settings: dict[str, Any]) -> tuple[subprocess.Popen[bytes], Doo
 
 
 def life_of(process: subprocess.Popen[bytes]) -> Life:
-    """Whether a process that this one has started runs."""
+    """Whether a process that this one has started runs, is stopped (seen on Linux only), or has ended."""
     if process.poll() is not None:
         return Life.GONE
     try:

@@ -1,4 +1,4 @@
-"""Errors as values of a message, and back: only opweave's own classes, by name, and never what they carry besides."""
+"""Errors as values of a message, and back: opweave's classes and four of Python's, by name, with their text."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def decode_error(value: Any, device: str = "") -> Failure:
     """What `encode_error` made, for a device of that name here.
 
     Raises:
-        FormatError: it made something else.
+        FormatError: ``value`` is nothing that `encode_error` makes.
     """
     name, text, number, plan, step, requested, free, reasons = fields(value, "ssuiiiil", "an error")
     cls = _CLASSES.get(name)

@@ -1,4 +1,4 @@
-"""`greet`: how servers, and helpers beside them, prove to a server that they may use one of its sessions."""
+"""`greet`: how servers, and processes beside them, prove to a server that they may use one of its sessions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ def greet(wire: Wire, role: str, name: bytes, secret: bytes) -> None:
 
     Args:
         wire: was just connected.
-        role: of the connection.
+        role: of the connection: ``"bulk"`` or ``"pull"``.
         name: what is known by the secret: a session, or a grant of one.
 
     Raises:
-        Unavailable: it speaks other versions, or does not know the secret; `LifetimeError`: there is no such session.
+        Unavailable: the server speaks other versions, or does not know the secret.
+        LifetimeError: the server has no such session.
     """
     least, most, nonce, _ = wire.expect(Kind.CHALLENGE).args
     if not least <= MAX_VERSION or not most >= MIN_VERSION:

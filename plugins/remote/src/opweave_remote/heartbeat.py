@@ -1,6 +1,6 @@
 """Signs of life: a client asks, and a process beside the one that computes answers.
 
-A kernel may keep the computing process busy for minutes, and Python's lock with it, so that it cannot answer. A server
+A kernel may keep the computing process busy for minutes and hold Python's GIL, so that it cannot answer. A server
 therefore answers from another process, which also sees whether the computing one is stopped or gone. The client's
 deadline is its own, by a monotonic clock. Questions and answers are authenticated by the session's key, and say nothing
 secret; they are not encrypted.
@@ -47,7 +47,7 @@ def answer(key: bytes, number: int, life: Life) -> bytes:
 
 
 def receive_exactly(sock: socket.socket, size: int) -> bytes:
-    """So many bytes; raises ``EOFError`` where the connection ends before, ``TimeoutError`` by the socket's timeout."""
+    """``size`` bytes; raises ``EOFError`` where the connection ends before, ``TimeoutError`` at its timeout."""
     got = b""
     while len(got) < size:
         part = sock.recv(size - len(got))
@@ -58,7 +58,7 @@ def receive_exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def keep_asking(sock: socket.socket, fate: Fate, session: bytes, key: bytes, deadline: float) -> None:
-    """Start a thread that asks for signs of life, and gives the server up where none comes.
+    """Start a thread that asks for signs of life, and declares the server lost where none comes.
 
     Args:
         deadline: seconds after which a server that does not answer is lost.

@@ -28,8 +28,8 @@ _NUMBERS: Final = count()
 def isolated(name: str, *, deadline: float = 10.0) -> RemoteDevice:
     """A device of this machine in a new process, by the protocol of remote devices over a pair of sockets.
 
-    The process lives as long as the device, or until ``device.connection.close()``. Its name is
-    ``remote:isolated:0/`` and that of the device.
+    The process lives as long as the device, or until ``device.connection.close()``. It appears here as
+    ``remote:isolated:0/<name there>``, a further one with the next number.
 
     Args:
         name: of a device, as for `opweave.device`.

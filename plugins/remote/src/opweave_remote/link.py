@@ -25,9 +25,9 @@ from opweave_remote.wires import Wire
 __all__ = ["CARRYING", "Fate", "Link", "Reply"]
 
 _SENT_AT_ONCE: Final = 1 << 16
-"""What is queued is sent when it has so many bytes, if nobody asked for it before. More is sent by a thread."""
+"""Bytes from which on queued messages are sent without `Link.flush`; a thread sends them if they are twice as many."""
 _FITS: Final = 1 << 14
-"""So many bytes the system takes at once, also if the other side receives nothing."""
+"""Bytes that the system takes without waiting, also if the other side receives nothing."""
 
 _NOTHING: Final = memoryview(b"")
 
@@ -36,7 +36,7 @@ _OWN: Final = 1 << 32
 
 
 class Carrying(local):
-    """Whether this thread carries messages. Finalisers may come there too, and must not wait for what it carries."""
+    """Whether this thread carries messages. Finalisers may run in it too, and must not wait for those messages."""
 
     active = False
 
@@ -49,13 +49,13 @@ def _begin() -> None:
 
 
 class Fate:
-    """Whether a connection to a server still stands; what its links, its heartbeat and its devices share.
+    """Whether a connection to a server is alive; shared by its links, its heartbeat and its devices.
 
     Args:
         name: of the server, for messages.
 
     Attributes:
-        error: why it is lost, ``None``: it stands.
+        error: why it is lost; ``None``: it is alive.
         ended: set when it is lost or was closed.
         links: those that have not ended.
         explain: says what is known of the cause when it is lost; ``""``: nothing.
@@ -71,14 +71,14 @@ class Fate:
         self.links: tuple[Link, ...] = ()
 
     def at_end(self, end: Callable[[], object], in_child: Callable[[], object]) -> None:
-        """Call ``end`` when it is over, or now if it is; and ``in_child`` in forked processes."""
+        """Call ``end`` when the connection is over, or now if it is; and ``in_child`` instead in forked processes."""
         with self._lock:
             self._ends.append((end, in_child))
         if self.error is not None:
             end()
 
     def join(self, link: Link) -> None:
-        """One more link, which ends when it is over."""
+        """Add a link, which ends with the connection."""
         with self._lock:
             self.links = (*self.links, link)
         if self.error is not None:
@@ -126,8 +126,8 @@ class Reply:
     """An answer that is waited for. All methods may be called from any thread.
 
     Attributes:
-        link: from where it comes.
-        stream, number: of events: the stream's number, and how many were recorded there before and with it.
+        link: where it comes from.
+        stream, number: of an event: its stream's number, and how many events were recorded there up to it.
         value: what came, once ``arrived`` is set.
         failure: what failed instead, or ``None``.
     """
@@ -163,7 +163,7 @@ class Link:
         fate: of the whole connection to that server. If this link breaks, all is lost.
         wire: connected, both sides have proved who they are.
         device: name of the device whose errors come this way.
-        watches: its thread takes everything, and so notices at once when the server is gone.
+        watches: its own thread takes all that arrives, and so notices at once when the server is gone.
     """
 
     def __init__(self, fate: Fate, wire: Wire, device: str = "", *, watches: bool = False) -> None:
@@ -219,7 +219,7 @@ class Link:
             size = 0 if data is None else len(data)
             frame = make(kind, ticket, *args, size=size)
             self._queue((frame,) if data is None else (frame, data), len(frame) + size, ticket, reply)
-            return reply  # if an interrupt comes before that, its answer finds the reply
+            return reply  # an interrupt before this loses nothing: the answer still finds the reply
 
     def ticket(self) -> int:
         """A ticket for messages that are sent by `ask_again`."""
@@ -415,7 +415,7 @@ class Link:
         self._ended.set()
 
     def _take(self) -> None:
-        """Take one message. Where an interrupt comes within this, it is taken again."""
+        """Take one message. After an interrupt within this method, the message is taken again."""
         reader = self.wire.reader
         frame = reader.peek()
         if frame.kind is Kind.REFUSED:
@@ -445,14 +445,14 @@ class Link:
         self._tell()
 
     def _tell(self) -> None:
-        """Wake who waits for the latest answer. An interrupt may come before that: then the next reader does it."""
+        """Wake whoever waits for the latest answer. If an interrupt comes before, the next reader does it."""
         if self._answered is not None:
             self._answered.arrived.set()
 
     # --- end ----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the connection after what was sent, and its threads. The server is not lost by that."""
+        """Send what is queued, then end the connection and its threads. The server is not lost by that."""
         if CARRYING.active:
             start_thread(self.close, name=f"opweave end {self.fate.name}")
             return

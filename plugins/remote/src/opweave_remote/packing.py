@@ -23,7 +23,7 @@ others are sent."""
 
 _PROBES: Final = (1 << 16, 1 << 18, 1 << 20)
 _LONG: Final = 5e-3
-"""Seconds of a probe that are long enough to be measured, if they are longer than a round trip too."""
+"""Seconds that a probe has to take to be measured well; it also has to take twice as long as a round trip."""
 _GOOD_FOR: Final = 60.0
 """Seconds after which the connection is measured again."""
 _SAMPLES: Final = 4
@@ -67,8 +67,8 @@ class Packing:
 
     Sending 1 byte as it is takes ``1 / rate`` seconds, where the rate is what the links for large transfers were
     measured to carry. Compressed it takes ``1 / speed of compressing + ratio / rate + 1 / speed of decompressing``,
-    where a sample of the upload shows the speeds and the ratio, also those of its bytes grouped as numbers. That it is
-    compressed while other parts are sent is not counted: it only gains more.
+    where a sample of the upload shows the speeds and the ratio, also those of its bytes grouped as numbers. That
+    parts are compressed while others are sent is not counted; it only makes compressing faster still.
 
     Args:
         links: gives the links for large transfers.
@@ -107,7 +107,7 @@ class Packing:
         self._rate, self._measured = rate, monotonic()
 
     def chosen(self, data: memoryview) -> Packer | None:
-        """How an upload is compressed, ``None``: not at all, as those that are smaller than `LARGE`."""
+        """How an upload is compressed, ``None``: not at all, which includes all below `LARGE`."""
         if not self.codec or len(data) < LARGE:
             return None
         try:

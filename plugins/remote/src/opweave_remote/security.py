@@ -1,7 +1,7 @@
 """Tokens, proofs that one knows a token, and TLS contexts.
 
 A token never goes over the wire: both sides prove by HMAC-SHA-256 over the other one's random number that they know it,
-the server before the client believes anything it says. Proofs are compared in constant time.
+the server before the client relies on anything it says. Proofs are compared in constant time.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def new_nonce() -> bytes:
 
 
 def proof(key: bytes, *parts: bytes) -> bytes:
-    """That somebody who knows ``key`` has seen ``parts``."""
+    """HMAC-SHA-256 (32 bytes) of ``parts``, each behind its length: shows that its maker knows ``key``."""
     made = hmac.new(key, digestmod=sha256)
     for part in parts:
         made.update(len(part).to_bytes(4, "little"))
@@ -111,7 +111,7 @@ def tls_server(cert: str, key: str, client_ca: str | None = None) -> ssl.SSLCont
 
 
 def tls_client(ca: str | None = None, cert: str | None = None, key: str | None = None) -> ssl.SSLContext:
-    """TLS 1.3 for a client, which believes certificates of ``ca`` (default: those the system believes).
+    """TLS 1.3 for a client, which trusts certificates of ``ca`` (default: those the system trusts).
 
     Raises:
         Unavailable: a file cannot be read, or is none of its kind; a key without a certificate.

@@ -1,6 +1,6 @@
 """Steps and groups as values of a message, and back.
 
-A step from the wire is judged as a node of a saved graph is: its operation has to exist here, its attributes have the
+A step from the wire is checked as a node of a saved graph is: its operation has to exist here, its attributes have the
 types of the operation's shape rule, and its result is what that rule gives for its sources. Memory is named by numbers,
 which the receiver looks up among the buffers of the same client.
 """
@@ -35,7 +35,7 @@ _SMALLEST, _LARGEST = -(1 << 63), (1 << 63) - 1
 
 
 def encode_step(step: Step) -> list[Any]:
-    """A step as plain values; raises `SchedulerError` for an attribute that is none, such as a function."""
+    """A step as plain values; raises `SchedulerError` for an attribute that cannot be sent, such as a function."""
     attrs = encode_attrs(step.attrs, step.op)
     srcs = [_encode_arg(arg) for arg in step.srcs]
     return [step.op, _encode_arg(step.out), srcs, attrs, step.live, step.label, step.precision]

@@ -1,8 +1,8 @@
 """`RemoteStream`: a queue of work on a device of a server, over a connection of its own.
 
-Nothing is waited for until somebody asks for an event: uploads, runs, copies and downloads of one run leave in one
-message, behind which its event is recorded. What fails on the way is told with the next event, together with the plan
-and the step.
+Nothing is waited for until somebody asks for an event: the messages for uploads, plans, copies and downloads of one run
+leave together, that for its event last. The next event reports what failed on the way, together with the plan and
+the step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RemoteCall:
 
     Attributes:
         number: of the plan.
-        remark, library_bytes: what its calls there say of themselves.
+        remark, library_bytes: the remarks and library memory (bytes) of its calls there.
     """
 
     __slots__ = ("_dropped", "_frame", "_link", "library_bytes", "number", "remark")
@@ -55,7 +55,7 @@ class RemoteCall:
         self._link.post(self._frame)
 
     def __del__(self) -> None:
-        # It is told with the next message, because finalisers may come within any call.
+        # The next message tells the server, because finalisers may run within any call.
         if hasattr(self, "_dropped"):  # an interrupt may end `__init__` before
             self._dropped.append(self.number)
 

@@ -25,7 +25,7 @@ class TlsSocket:
         server_name: whom the client wants to reach; ``None``: this is the server.
 
     Raises:
-        ssl.SSLError: the two sides do not agree, or one does not believe the other's certificate.
+        ssl.SSLError: the two sides do not agree, or one does not trust the other's certificate.
         OSError, EOFError: the connection ended.
     """
 
@@ -37,10 +37,10 @@ class TlsSocket:
             self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
         )
         self._read: Final[Callable[[int, memoryview], int]] = self._tls.read  # type: ignore[assignment]  # into memory
-        self._lock: Final = Lock()  # of the state of TLS; never held while the socket is waited for
+        self._lock: Final = Lock()  # guards the state of TLS; never held while waiting for the socket
         self._written: Final[list[int]] = []  # bytes that TLS has taken, until they are sent
         self._cipher: Final[list[memoryview]] = []
-        self._gone: Final[list[int]] = []  # bytes of the first of these that are sent
+        self._gone: Final[list[int]] = []  # bytes of `_cipher[0]` that are sent
         self._raw: Final[deque[bytes]] = deque()  # received, and not yet given to TLS
         while True:
             try:
@@ -117,9 +117,9 @@ class TlsSocket:
         self._sock.shutdown(how)
 
     def settimeout(self, seconds: float | None) -> None:
-        """Of the socket."""
+        """Set the timeout of the socket in seconds; ``None``: none."""
         self._sock.settimeout(seconds)
 
     def close(self) -> None:
-        """Give the socket back."""
+        """Close the socket."""
         self._sock.close()

@@ -1,4 +1,4 @@
-"""Frames and messages of the protocol: bytes to typed messages and back. Pure: it opens, reads and decides nothing.
+"""Frames and messages of the protocol: bytes to typed messages and back, without sockets and without decisions.
 
 A frame, little-endian: 2 bytes ``MAGIC``; u8 kind; u8 zero; u32 length of the arguments; u64 length of the data; the
 arguments, a list in msgpack without extension types; then the data, raw bytes. Every argument is checked against
@@ -162,7 +162,7 @@ def checked(kind: int, packed: bytes | memoryview, size: int) -> Frame:
     """The message of a frame.
 
     Raises:
-        FormatError: no such kind, no list of arguments as `SCHEMA` tells, or data where none belongs.
+        FormatError: an unknown kind, arguments other than `SCHEMA` tells, or data where none belongs.
     """
     known = _KINDS.get(kind)
     if known is None:
@@ -253,7 +253,7 @@ class FrameReader:
         self._filled = 0  # bytes of the current frame's data that are where they belong
         self._got: Final[list[int]] = []  # bytes behind `_end`, or behind `_filled` while data comes
         self._known: Final[dict[bytes, Frame]] = {}
-        self._latest, self._latest_frame = b"?", Frame(Kind.DONE, [], 0)  # one of those; before the first: none
+        self._latest, self._latest_frame = b"?", Frame(Kind.DONE, [], 0)  # the latest of these; b"?": none yet
 
     @property
     def holds_more(self) -> bool:
@@ -261,7 +261,7 @@ class FrameReader:
         return self._end > self._start
 
     def frame(self) -> Frame:
-        """The next message. Its data has to be taken (`into`, `skip`) before the next call.
+        """The next message. Its data has to be taken (`into`, `scatter`, `skip`) before the next call.
 
         Raises:
             EOFError: the other side has ended, between two frames or within one.
@@ -288,7 +288,7 @@ class FrameReader:
         return frame
 
     def _parse(self) -> tuple[Frame, int]:
-        """The next message where it is not the latest of those that come again, and where it ends."""
+        """The next message, where it is not a repetition of `_latest`, and the offset of its end."""
         magic, kind, zero, length, size = HEAD.unpack_from(self._memory, self._start)
         if magic != MAGIC or zero:
             raise FormatError("these bytes are no message of opweave")
@@ -370,7 +370,7 @@ class FrameReader:
                 self.into(target)
 
     def skip(self, size: int) -> None:
-        """Leave out bytes."""
+        """Receive ``size`` bytes and discard them."""
         scratch = memoryview(bytearray(min(size, 1 << 20)))
         for at in range(0, size, len(scratch) or 1):
             self._filled = 0

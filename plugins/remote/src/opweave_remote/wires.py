@@ -21,7 +21,7 @@ _PREAMBLE: Final = b"opw1"
 SESSION: Final = _PREAMBLE + b"S"
 STREAM: Final = _PREAMBLE + b"C"
 HEARTBEAT: Final = _PREAMBLE + b"H"
-"""The first bytes of a connection, before TLS: they only say who is to accept it."""
+"""The first bytes of a connection, before TLS: they only say what it is for."""
 
 _IN_NO_NAME: Final = re.compile(r"[\x00-\x20\x7f\[\]@/]")
 _JOINED: Final = 1 << 14
@@ -52,7 +52,7 @@ class Address(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it is one of this machine that others cannot reach."""
+        """Whether only this machine can reach it; ``False`` for host names other than ``localhost``."""
         try:
             return self.host == "localhost" or ip_address(self.host).is_loopback
         except ValueError:  # a name, which may be anybody's however it begins
@@ -71,12 +71,12 @@ def _receive(sock: socket.socket, target: memoryview, got: list[int]) -> None:
 
 
 def _receive_all(sock: socket.socket, target: memoryview, got: list[int]) -> None:
-    # One call for all of it: between calls the thread has to wait for Python's lock, while the sender waits for it.
+    # One call for all of it: between calls the thread has to wait for Python's GIL, while the sender waits for it.
     got.extend(map(sock.recv_into, (target,), (0,), (_WAIT_ALL,)))
 
 
 def tuned(sock: socket.socket) -> socket.socket:
-    """The socket, set to send small messages at once."""
+    """The socket; with TCP it now sends small messages at once, others have buffers of 1 MiB."""
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -158,14 +158,14 @@ class Wire:
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the socket back. Called when nobody uses it any more."""
+        """Close the socket. Called when nobody uses it any more."""
         self.end()
         with suppress(OSError):
             self.sock.close()
 
 
 def same_machine() -> str:
-    """What tells this machine, as it was started last, from others."""
+    """An identifier of this machine, on Linux a new one at each start of the system."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()

@@ -34,13 +34,13 @@ class _Expected:
 
 
 class WeightCache:
-    """Files by the hash of their contents, in a folder that only its owner can use (0700), apart for each token.
+    """Files by the hash of their contents, in a folder for each token that only its owner can use (0700).
 
     Args:
         folder: where; made if it is not there.
         token: of the server: clients of another token find nothing that was uploaded by it.
-        limit: bytes; files that were used least recently go first.
-        files: weight files of this machine, whose tensors are found by their hashes too. They are read once, beside.
+        limit: bytes; files that were used least recently are removed first.
+        files: weight files of this machine, whose tensors are found by their hashes too. A thread reads them once.
 
     Raises:
         Unavailable: the folder cannot be made or belongs to somebody else; a file that cannot be read.
@@ -136,7 +136,7 @@ class WeightCache:
             self._keep(found.digest, raw)
 
     def forget(self, buffer: Buffer) -> None:
-        """Nothing more is written to a buffer."""
+        """Stop expecting writes to a buffer, which is about to be freed."""
         with self._lock:
             for key in [key for key in self._expected if key[0] == id(buffer)]:
                 del self._expected[key]

@@ -86,7 +86,7 @@ class Channel:
                 self._out += map(bytes, parts)  # the memory may be written to before it is sent
 
     def send_now(self, parts: list[bytes | memoryview]) -> None:
-        """Send an answer at once: there is none before it that waits."""
+        """Send an answer at once; only for callers that know that no earlier answer is queued."""
         with self._sending:
             self.wire.send(parts)
 
@@ -224,6 +224,6 @@ def _told(device: Any, step: Step) -> list[Any]:
     try:
         return [None, device.inplace(step), device._workspace(step), device.precision(step), device.wants(step),
                 device.offloads(step)]  # fmt: skip
-    except Exception as error:  # as a check that fails
+    except Exception as error:  # as `Device.why_not` does where a check fails
         return [f"its workspace or precision failed: {type(error).__name__}: {error}"[:2000], False, 0, "exact",
                 False, False]  # fmt: skip

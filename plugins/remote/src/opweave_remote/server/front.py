@@ -54,7 +54,7 @@ class Front:
     Args:
         listener: where clients come.
         settings: of the process (`opweave_remote.server.worker.make_server`).
-        log: is told what happens, in lines.
+        log: called with a line of text for each thing that happens.
 
     Attributes:
         devices: names of the devices that are shown.
@@ -140,7 +140,7 @@ class Front:
                 return
 
     def enter(self) -> socket.socket:
-        """A connection to the process that computes, for this one: without TLS, and without its first bytes.
+        """A connection to the process that computes, for this process: without TLS, its first bytes sent.
 
         Raises:
             OSError: there is no such process at the moment.
@@ -198,7 +198,7 @@ class Front:
         """What the server has done, as text for Prometheus; ``""`` while its process is being started."""
         with self._asking, suppress(OSError, Empty):
             while not self._metrics.empty():
-                self._metrics.get()  # came too late for who has asked
+                self._metrics.get()  # came too late for the call that asked
             self._door.send("metrics")
             return self._metrics.get(timeout=5)
         return ""
@@ -212,7 +212,7 @@ class Front:
                 askers.enter(self.connection)
                 try:
                     super().handle()
-                except OSError:  # it has ended, or took too long
+                except OSError:  # the connection has ended, or took too long
                     pass
                 finally:
                     askers.leave()
@@ -242,7 +242,7 @@ class Front:
         """Take no further clients, give those that are here ``grace`` seconds to leave, then end. Waits for that."""
         self._stopping = True
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in `accept`
         if self._pages is not None:
             self._pages.shutdown()
             self._pages.server_close()

@@ -110,10 +110,10 @@ class BoundLaunch:
         self._sources = []
 
     def _refresh(self, token: object) -> None:
-        """Called when read-only memory was written: the plans are told themselves."""
+        """Called when read-only memory was written: the plans are dependents too, and do what is needed."""
 
     def _give_up(self) -> None:
-        """Called where memory moves; `_invalidate` has done it."""
+        """Called when the memory is replaced, after `_invalidate`: there is nothing else to release."""
 
 
 def _ranges(session: Session, rows: Any, *, write: bool) -> list[tuple[Buffer, int, int]]:

@@ -19,9 +19,9 @@ class Limits(NamedTuple):
         clients: how many may be there at a time.
         connections: of one client: one for control messages, one for each stream, two for large transfers.
         memory: bytes of buffers of one client, on all devices together; ``None``: as much as there is.
-        plans: that one stream keeps.
-        message: bytes of the arguments of a message.
-        data: bytes of the data of a message, also of what it holds compressed.
+        plans: that one stream keeps; as many launches.
+        message: bytes of the arguments of a message, of what one message reads, and of what a launch writes.
+        data: bytes of the data of a message, as sent and after decompression.
         staging: bytes of a stream's transfers that are under way.
         handshake: seconds within which a new connection has to prove whose it is, all in all.
         lease: seconds without a heartbeat after which a client is taken for dead, and its memory freed.

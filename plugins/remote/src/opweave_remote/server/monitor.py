@@ -1,4 +1,4 @@
-"""`Monitor`: answers heartbeats, and finds out whose have ended. In the process of the server, or in one beside it."""
+"""`Monitor`: answers heartbeats, and finds clients that have stopped asking. In the server's process or beside it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Monitor:
     """Knows the sessions of a server, and when each of their clients was last heard of.
 
     Args:
-        life: tells whether the computing process lives.
+        life: returns whether the computing process runs, is stopped or gone.
 
     Attributes:
         on_expired: called with the name of a session whose client is silent for longer than its lease.

@@ -30,7 +30,7 @@ class Puller:
     """Fetches bytes from other servers.
 
     Args:
-        context: TLS with the authorities whose servers are believed; ``None``: only servers on loopback, without TLS.
+        context: TLS with the authorities whose servers are trusted; ``None``: only servers on loopback, without TLS.
     """
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
@@ -41,7 +41,7 @@ class Puller:
         """Write ``size`` bytes that ``grant`` gives at ``where`` to a buffer, whose range was checked.
 
         Raises:
-            FormatError: no address, or no grant.
+            FormatError: ``where`` is not an address, ``grant`` is cut off, or other bytes come than were granted.
             Unavailable: the other server may not be connected to, or does not know the grant.
             DeviceLostError: it cannot be reached, or ended the connection.
         """

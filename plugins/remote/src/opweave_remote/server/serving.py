@@ -1,4 +1,4 @@
-"""`Server`: accepts connections, checks who they are of, and serves them."""
+"""`Server`: accepts connections, checks whose they are, and serves them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Server:
         tls: for TLS 1.3; ``None``: without, for loopback and pipes.
         limits: what one client may take.
         cache: of weights.
-        monitor: tells others of sessions, and these of life; ``None``: there are no heartbeats.
+        monitor: answers heartbeats of sessions and tells which have expired; ``None``: no heartbeats.
         puller: fetches from other servers.
 
     Attributes:
@@ -119,7 +119,7 @@ class Server:
                 return
             thread = Thread(target=self._serve, args=(sock, inside), name="opweave client", daemon=True)
             self._threads.add(thread)
-            thread.start()  # with the lock, so that it does not leave before it is noted
+            thread.start()  # within the lock: `stop` joins the threads of the set, which must have started
 
     def _serve(self, sock: socket.socket, inside: bool) -> None:
         self._newcomers.enter(sock)
@@ -127,7 +127,7 @@ class Server:
             with self.metrics.during("connections"), sock:
                 self._greet(sock, inside)
         except (OSError, EOFError):
-            pass  # also of TLS: the other side has ended, or was not believed
+            pass  # also of TLS: the other side has ended, or its certificate is not trusted
         finally:
             self._newcomers.leave()
             with self._lock:
@@ -190,7 +190,7 @@ class Server:
             raise FormatError(f"a connection of the role {role!r:.20}")
 
     def _release(self, wire: Wire) -> None:
-        """Lift the limits of who had not proved anything yet."""
+        """Replace the limits for connections that have proved nothing yet by those of clients."""
         self._newcomers.leave()
         wire.reader.max_args, wire.reader.max_data = self.limits.message, self.limits.data
 

@@ -111,8 +111,7 @@ class Session:
             wire.end()
 
     def close(self, own: Wire) -> None:
-        """End, wait until all other connections are left, and free what is left. Called by who serves ``own``, the
-        first connection."""
+        """End, wait until no connection but ``own``, the caller's, is left, and free all buffers."""
         self.end()
         with self._empty:
             while self._wires - {own}:
@@ -129,7 +128,7 @@ class Session:
 
         Raises:
             AllocationError: more than there is, or than the client may take.
-            FormatError: a number that is in use, or no usage.
+            FormatError: a number that is in use, or an unknown usage.
         """
         target = self.device(device)
         if number in self._buffers or usage not in {u.value for u in Usage}:

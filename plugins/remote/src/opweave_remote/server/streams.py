@@ -71,7 +71,7 @@ class StreamChannel(Channel):
                 self.answer(args[0], value)
             return
         if self._out and (kind in _LONG or size > _BUFFERED):
-            self.flush()  # nobody waits longer for what is ready
+            self.flush()  # answers that are ready do not wait for this message
         if kind in _ALWAYS:
             work(*args)
             return
@@ -144,7 +144,7 @@ class StreamChannel(Channel):
             self._later.put(None)
             self._thread.join()
         if self.stream is not None:
-            with suppress(Exception):  # its failures were told, or nobody is left to be told
+            with suppress(Exception):  # its failures were reported, or nobody is left to receive them
                 self.stream.close()
         self._plans.clear()
 
@@ -227,7 +227,7 @@ class StreamChannel(Channel):
         try:
             read, seconds = launch.run(self.wire.reader)
         except OpweaveError as error:
-            self._break_by(error)  # it may be told by an event
+            self._break_by(error)  # an event may have brought it, with the step among its causes
             return
         self.session.metrics.ran(seconds)
         parts: list[bytes | memoryview] = [launch.answer(ticket), *read]
@@ -277,7 +277,7 @@ class StreamChannel(Channel):
             self._staged += size
 
     def _unstage(self, event: Any, size: int) -> None:
-        with suppress(OpweaveError):  # told with the next event
+        with suppress(OpweaveError):  # the next event reports it
             event.synchronize()
         with self._moved:
             self._staged -= size

@@ -1,4 +1,4 @@
-"""The process that computes: ``python -m opweave_remote.server.worker HANDLE``, where the handle is its end of a door.
+"""The process that computes: ``python -m opweave_remote.server.worker FD``, the file descriptor of its end of a `Door`.
 
 Started by `opweave serve-devices`, and for `opweave_remote.isolated`. Connections come through the door; when the door
 is closed, the process ends.
@@ -26,7 +26,7 @@ __all__ = ["main", "make_server", "shown_devices"]
 
 
 _SWITCH: Final = 2e-4
-"""Seconds for which a thread that computes keeps Python's lock while another one has a message to answer."""
+"""Seconds for which a thread that computes keeps Python's GIL while another one has a message to answer."""
 
 
 class FarMonitor(Monitor):
@@ -47,7 +47,7 @@ def shown_devices(names: list[str]) -> list[Device]:
     """The devices of these names; for none, all of this machine but ``host`` and those of other servers.
 
     Raises:
-        Unavailable: a device that is not to be shown, or none at all.
+        Unavailable: ``host`` or a simulated device is named, or there is no device at all.
         UnknownNameError, PluginError: as `opweave.device`.
     """
     found = [opweave.device(name) for name in names] or [
