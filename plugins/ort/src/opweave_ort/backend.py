@@ -15,15 +15,15 @@ class OrtBackend(Backend):
     """Every execution provider of the installed ONNX Runtime: ``ort:cpu``, ``ort:cuda:0``, ``ort:dml:0``, ..."""
 
     def devices(self) -> Sequence[Device]:
-        """The accelerators' providers in ONNX Runtime's order, and ``ort:cpu`` last.
+        """A device for each piece of hardware of each provider, ``ort:cpu`` last.
 
         Raises:
-            Unavailable: onnxruntime or onnx cannot be imported, or is older than what the plugin works with.
+            Unavailable: onnxruntime or onnx cannot be imported, or as `opweave_ort.providers.find_devices`.
         """
         try:
             import onnx  # noqa: F401
             import onnxruntime  # noqa: F401
-        except (ImportError, OSError) as error:  # OSError: a library of its own that does not load
+        except (ImportError, OSError) as error:  # OSError: one of its libraries does not load
             raise Unavailable(
                 f"ONNX Runtime cannot be imported: {error}",
                 remedy="pip install onnx onnxruntime (or the package of another provider, as onnxruntime-gpu)",

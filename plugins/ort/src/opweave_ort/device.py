@@ -34,11 +34,11 @@ class OrtDevice(HostMemory):
 
     Attributes:
         provider: the provider.
-        options: what ONNX Runtime gets to choose the hardware.
+        options: the provider's options, by which ONNX Runtime chooses the hardware.
         packs: whether weights may be copied into another form.
     """
 
-    survives_fork = False  # the pool's threads are not there in a child
+    survives_fork = False  # a child process does not have the threads of its pool
     kernels = KERNELS
     stream_class = OrtStream
 
@@ -55,11 +55,11 @@ class OrtDevice(HostMemory):
 
     @property
     def buffer_types(self) -> Sequence[BufferType]:
-        """The memory of the process, and quantized weights repacked for products, unless that is declined."""
+        """The memory of the process, and those of repacked quantized weights, unless ``OPWEAVE_ORT_PACK=0``."""
         return self.default_buffer_type, *self._packed
 
     def features(self) -> Mapping[str, Any]:
-        """ONNX Runtime's version and its providers."""
+        """ONNX Runtime's version and providers, the processor, and the bytes by which the arena has grown."""
         return features()
 
     def _open(self, threads: int | ThreadPool | None = None, **params: Any) -> Stream:

@@ -38,7 +38,7 @@ def diagnose() -> Iterator[Diagnosis]:
 
 
 def version_diagnosis(version: str) -> Diagnosis:
-    """Whether the plugin was written for this version."""
+    """Whether the plugin was tried with this version of ONNX Runtime."""
     about = "onnxruntime"
     if Version(version).major >= NEWEST_MAJOR:
         message = f"onnxruntime {version} is newer than what opweave-ort was tried with"
@@ -47,7 +47,7 @@ def version_diagnosis(version: str) -> Diagnosis:
 
 
 def package_diagnosis() -> Diagnosis:
-    """Whether one package is installed, which has the provider for the hardware whose driver is here."""
+    """Whether exactly one package is installed, and has the provider for the hardware whose driver is here."""
     packages = installed_packages()
     if len(packages) > 1:
         message = f"{' and '.join(packages)} write the same files, so that one of them is damaged"

@@ -32,18 +32,18 @@ __all__ = ["SessionCall", "bind_group", "is_large", "write"]
 
 LARGE_FLOPS: Final = 1 << 17
 LARGE_BYTES: Final = 1 << 16
-"""Operations and bytes from which on ONNX Runtime divides a step among threads."""
+"""Floating-point operations, or bytes of one operand, above which threads are of use for a step."""
 
 MODELS_KEPT: Final = 16
-"""Structures whose models are not written again: the slots of a program have the same."""
+"""Structures whose models are kept: the slots of a program have equal structures."""
 
 # --- from a structure to a model ------------------------------------------------------------------------------------
 
 
 @lru_cache(MODELS_KEPT)
 def write(structure: Structure) -> Model:
-    """The model of a structure: inputs ``in0``, ..., initializers ``w0``, ..., each with the number of its source among
-    its kind, and one output for each live node, in order."""
+    """The model of a structure: inputs ``in0``, ``in1``, ... in order, initializers ``w`` with the number of their
+    source and the name of their piece, and one output for each live node, in order."""
     model = Model()
     values: list[tuple[str, DType, Shape]] = []
     inputs = 0
@@ -80,7 +80,7 @@ def _operand(model: Model, value: str, dtype: DType, have: Shape, window: Window
 
 
 def _kernel(node: Node, operands: list[Operand]) -> Callable[..., str]:
-    """The emitter for a node."""
+    """The emitter for a node; raises `UnsupportedOpError` where there is none."""
     sources = operands[1:] if node.op in WRITES_OVER else operands
     args = [Arg(None, 0, o.stored, o.shape, (0,) * len(o.shape)) for o in sources]
     out = Arg(None, 0, node.dtype, node.shape, (0,) * len(node.shape))
@@ -164,7 +164,7 @@ def _weight_args(bound: Bound) -> dict[int, Arg]:
 
 
 def _weights(structure: Structure, args: Mapping[int, Arg], token: object = None) -> dict[str, Any]:
-    """ONNX Runtime's values of the weights; with a ``token``, after these were written (`PackedWeight.refresh`)."""
+    """The weights as ``OrtValue``, by name; with a ``token``, after they were written (`PackedWeight.refresh`)."""
     found: dict[str, Any] = {}
     for number, arg in args.items():
         source = structure.sources[number]
@@ -183,31 +183,31 @@ def _weights(structure: Structure, args: Mapping[int, Arg], token: object = None
 
 
 def _packed_by_the_library(structure: Structure) -> int:
-    """Bytes of the copies that ONNX Runtime makes of the f32 weights of products, in the order of its kernels."""
+    """Bytes of the copies that ONNX Runtime makes of the f32 weights of products, in the layout of its kernels."""
     weights = {node.operands[1][0] for node in structure.nodes if node.op in PRODUCTS}
     found = [s for i, s in enumerate(structure.sources) if i in weights and s.weight is not None and not s.form]
     return sum([nbytes(s.shape, f32) for s in found if computed(s.dtype) is f32])
 
 
 def _repack(data: np.ndarray[Any, Any], source: Source, into: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Repack weights that are no constant ones, and may be others in each run."""
+    """Repack a quantized operand that is no weight, and may change before each run."""
     for name, array in pack(data, source.dtype, source.form).items():
         np.copyto(into[name], array)
 
 
 def _shared(array: np.ndarray[Any, Any], dtype: DType) -> Any:
-    """ONNX Runtime's value over the same memory."""
+    """An ``OrtValue`` over the memory of an array."""
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, ONNX_TYPES[dtype])
 
 
 def _unrepeated(arg: Arg) -> np.ndarray[Any, Any]:
-    """The elements of an operand, of axes along which they only repeat the first ones: a view of its memory."""
+    """A view of an operand in its memory, in which axes of stride 0 have length 1."""
     lead: tuple[Any, ...] = tuple([slice(None) if step else slice(0, 1) for step in arg.strides])
     return arg.view[*lead, ...]  # without ``...`` an operand without axes would be a number and no view
 
 
 def _value(arg: Arg) -> Any:
-    """The weight as ONNX Runtime's value over the same memory; a copy where it is in no dense array."""
+    """The weight as an ``OrtValue`` over its memory; over a copy where it is not part of a dense array."""
     assert arg.buffer is not None
     shape = whole_of(arg)
     if shape is None:

@@ -104,7 +104,7 @@ class Model:
 
     Attributes:
         inputs, outputs: in order.
-        weights: initializers whose bytes a session gets beside the model.
+        weights: initializers whose bytes a session gets apart from the model.
         constants: the arrays of the others, by name.
         nodes: in the order in which they can be computed.
     """
@@ -163,7 +163,7 @@ class Model:
     # --- nodes ------------------------------------------------------------------------------------------------------
 
     def __call__(self, kind: str, *sources: str, domain: str = "", **attributes: Any) -> str:
-        """The first result of a node. A source ``""`` is left out."""
+        """The first result of a node. A source ``""`` stands for an optional input that is left out."""
         return self.several(1, kind, *sources, domain=domain, **attributes)[0]
 
     def several(self, count: int, kind: str, *sources: str, domain: str = "", **attributes: Any) -> tuple[str, ...]:
@@ -188,14 +188,14 @@ class Model:
         """The value in the operand's whole shape, repeated where it is broadcast."""
         if operand.lead == operand.shape:
             return operand.name
-        target = computed(operand.dtype)  # there is no kernel for bf16
+        target = computed(operand.dtype)  # Expand has no kernel for bf16
         whole = self("Expand", self.cast(operand.name, operand.dtype, target), self.integers(*operand.shape))
         return self.cast(whole, target, operand.dtype)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def serialized(self, pattern: Pattern | None = None) -> bytes:
-        """The finished model, for all that fit a pattern: by default for this one only."""
+        """The finished model, for all models that fit a pattern; by default for this one only."""
         pattern = pattern or Pattern.of(self)
         lengths = pattern.lengths
         fixed = [numpy_helper.from_array(array, name) for name, array in pattern.constants.items()]

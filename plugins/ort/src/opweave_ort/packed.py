@@ -1,4 +1,4 @@
-"""`PackedType`: quantized weights of ``ort:cpu`` that are kept in the form of ``MatMulNBits``, see ``weights.py``."""
+"""`PackedType`: memory for quantized weights in the form of ``MatMulNBits`` (`opweave_ort.weights`)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class PackedMatrix:
 
     Attributes:
         arrays: name of a piece -> the piece, as sessions read it.
-        stored: its bytes, where they do not follow from these; else ``None``.
+        stored: the tensor's bytes, where ``arrays`` do not determine them; else ``None``.
     """
 
     __slots__ = ("arrays", "stored")
 
     def __init__(self, data: np.ndarray[Any, Any], dtype: DType, form: Form) -> None:
         self.arrays: Final = pack(data, dtype, form)
-        # Scales that are no numbers may lose bits on the way to f32 and back.
+        # NaN scales may lose bits on the way to f32 and back.
         numbers = [self.arrays[name] for name in ("scales", "offsets") if name in self.arrays]
         reversible = dtype.name in REVERSIBLE and all(np.isfinite(array).all() for array in numbers)
         self.stored: Final = None if reversible else data.copy()
@@ -43,7 +43,7 @@ class PackedType(RepackedType):
 
     Args:
         device: whose products read them.
-        form: that in which they are kept.
+        form: the form in which they are kept.
     """
 
     def __init__(self, device: Device, form: Form) -> None:

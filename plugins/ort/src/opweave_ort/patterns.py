@@ -1,7 +1,7 @@
 """Which models one session serves: those of one skeleton (`skeleton_of`), with lengths and constants that its `Pattern`
 allows.
 
-The first model of a skeleton gets a session for its very shapes. Where another model of other sizes comes, lengths that
+The first model of a skeleton gets a session for exactly its shapes. When a model of other sizes comes, lengths that
 differ become symbolic, and constants that differ, which are shapes and masks, become inputs: from then on one session
 serves all sizes, and so do the copies of weights that it has packed.
 """

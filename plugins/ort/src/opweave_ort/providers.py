@@ -59,10 +59,10 @@ memory, and ``cpu`` stays where single nodes run."""
 
 
 def find_devices() -> Sequence[Device]:
-    """A device for each provider that is there, accelerators first.
+    """The devices of all providers that are there, in the order of `PROVIDERS`.
 
     Raises:
-        Unavailable: ONNX Runtime is too old, or an environment variable has a value that means nothing.
+        Unavailable: ONNX Runtime is too old, or ``OPWEAVE_ORT_PACK`` or ``OPWEAVE_ORT_SHARED_POOL`` is neither 0 nor 1.
     """
     from opweave_ort.device import OrtDevice
 
@@ -84,7 +84,7 @@ def find_devices() -> Sequence[Device]:
 
 
 def _count(provider: Provider) -> int:
-    """How many devices the provider has: where it tells, as many; else one, which is probed when it is used."""
+    """The number of devices that ONNX Runtime lists for the provider; 1 if none: probing finds whether it works."""
     if not provider.numbered:
         return 1
     listed = [d for d in getattr(onnxruntime, "get_ep_devices", list)() if d.ep_name == provider.name]
@@ -97,7 +97,7 @@ def installed_packages() -> list[str]:
 
 
 def features() -> Mapping[str, Any]:
-    """ONNX Runtime's version and its providers, and the bytes that its arena has grown to."""
+    """ONNX Runtime's version and providers, the processor, and the bytes by which the arena has grown."""
     return {
         "onnxruntime": onnxruntime.__version__,
         "providers": " ".join(onnxruntime.get_available_providers()),

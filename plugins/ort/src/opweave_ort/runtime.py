@@ -20,7 +20,7 @@ __all__ = ["PACK_VARIABLE", "POOL_VARIABLE", "RUNTIME", "Runtime", "allocated", 
 
 
 PACK_VARIABLE: Final = "OPWEAVE_ORT_PACK"
-"""Environment variable: ``0`` declines copies of weights in another form, which products are faster with."""
+"""Environment variable: ``0`` forbids copies of weights in another form, which make products faster."""
 
 POOL_VARIABLE: Final = "OPWEAVE_ORT_SHARED_POOL"
 """Environment variable: ``1`` lets all sessions share one pool of threads."""
@@ -57,8 +57,8 @@ def allocated() -> int:
 def _end_without_destructors() -> None:
     """In a forked child: let the process end before ONNX Runtime's own objects are destroyed.
 
-    At the end of a process it waits for threads which the child does not have, forever. Functions that are given to the
-    C library last are called first; this one ends the process with its status.
+    At exit, ONNX Runtime would wait forever for threads which the child does not have. Functions that are registered
+    last with the C library are called first; this one ends the process with its status.
     """
     library = ctypes.CDLL(None)
     with suppress(AttributeError):  # only the GNU C library has it
@@ -90,7 +90,7 @@ class Runtime:
 
     def measured(self, run: Callable[[], object]) -> int:
         """Run a session, and count by how many bytes the arena grows. A session takes from it when it first runs, and
-        keeps nothing that is its own: later ones use the same memory."""
+        keeps nothing for itself: later sessions use the same memory."""
         before = allocated()
         run()
         grown = max(0, allocated() - before)
@@ -107,7 +107,7 @@ class Runtime:
         """Session options, for sessions of so many threads, or as many as a pool has, on its processors.
 
         Threads spin between the operators of a run, which hands over work in less than a microsecond, and stop when the
-        run ends: beside another library they would take the cores that its threads need.
+        run ends: if they went on, they would take cores that the threads of other libraries need.
         """
         self._start()
         options = onnxruntime.SessionOptions()

@@ -19,7 +19,7 @@ class Body:
     Args:
         prefix: the name of a value of the model; the names in the graph begin with it, and so differ from the model's.
         dtype: of the values.
-        count: of states and of what each iteration reads of the scanned inputs.
+        count: of inputs: the states, then one slice of each scanned input.
     """
 
     def __init__(self, prefix: str, dtype: DType, count: int) -> None:
@@ -35,7 +35,7 @@ class Body:
         return name
 
     def with_axis(self, value: str, axis: int) -> str:
-        """The value with an axis of length 1."""
+        """The value with a new axis of length 1."""
         return self("Unsqueeze", value, self("Constant", value_ints=[axis]))
 
     def sum(self, value: str, axis: int, keep: bool = False) -> str:

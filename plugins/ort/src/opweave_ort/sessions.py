@@ -35,11 +35,11 @@ class Session:
     Args:
         model: the serialized model.
         weights: name -> array of each initializer that the model only declares. The session reads them where they are.
-        provider, options: what runs it. What a provider does not run, ONNX Runtime's kernels for the CPU do.
+        provider, options: what runs it. ONNX Runtime's kernels for the CPU run what it does not.
         threads: how many, or the pool that says so.
-        keep: what the weights lie in.
+        keep: objects that own the memory of the weights.
         wide: whether the model computes in f64.
-        repacked: bytes of weights in another form, by us or by ONNX Runtime; those by us several sessions may share.
+        repacked: bytes of weights repacked by this plugin, which sessions may share, or by ONNX Runtime.
         pattern: the models that it serves; ``None``: only the given one.
 
     Raises:
@@ -105,7 +105,7 @@ def _opened(
     settings.add_external_initializers(list(weights), list(weights.values()))
     for name, value in weights.items():
         settings.add_initializer(name, value)
-    # This one keeps factors of products in f32.
+    # MatMulScaleFusion rounds the factors of products to f32.
     disabled = ["MatMulScaleFusion"] if wide else None
     chosen = [(provider.name, dict(options))]
     if provider.id != "cpu":
@@ -131,7 +131,7 @@ class Sessions:
         """A session that serves the model; made if there is none.
 
         Args:
-            key: what sessions depend on beside their models.
+            key: all that sessions depend on besides their models.
         """
         with self._lock:
             for other in [k for k, refs in self._known.items() if not any(r() for r in refs)]:
@@ -163,7 +163,7 @@ def probe(provider: Provider, options: Mapping[str, str]) -> Exception | None:
         return error
     if provider.name in session.native.get_providers():
         return None
-    return RuntimeError(_left_out(provider))  # ONNX Runtime only logs that, and computes on the CPU
+    return RuntimeError(_left_out(provider))  # ONNX Runtime only logs this, and would compute on the CPU
 
 
 def _left_out(provider: Provider) -> str:

@@ -33,15 +33,15 @@ class OrtStream(Stream):
 
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
         """One group of all steps. Operands that are no numbered values may overlap in ways that an ONNX graph cannot
-        show; their steps stay alone. A group writes a state once, and what it then reads of it lies in that region or
-        beside it."""
+        show; with one of them all steps stay alone. A group writes a state once, and what it then reads of it lies
+        wholly within that region or wholly outside."""
         if not all(arg.value >= 0 for step in steps for arg in (step.out, *step.srcs)):
             return [Group((step,)) for step in steps]
         groups: list[list[Step]] = []
         written: dict[int, Arg] = {}
         for step in steps:
-            torn = any(_crosses(arg, written[arg.value]) for arg in step.srcs if arg.value in written)
-            if not groups or torn or (writes(step) and step.out.value in written):
+            partly = any(_crosses(arg, written[arg.value]) for arg in step.srcs if arg.value in written)
+            if not groups or partly or (writes(step) and step.out.value in written):
                 groups.append([])
                 written.clear()
             groups[-1].append(step)
@@ -56,7 +56,7 @@ class OrtStream(Stream):
         return isinstance(other, OrtStream) and other.pool is self.pool
 
     def _run(self, calls: Iterator[Call]) -> None:
-        if self.pool is None:  # without an empty context, because behind weights that fill the caches each step is slow
+        if self.pool is None:  # no empty context: after weights have filled the caches, even that takes time
             for call in calls:
                 call()
             return
@@ -69,13 +69,13 @@ class OrtStream(Stream):
 
 
 def _crosses(arg: Arg, written: Arg) -> bool:
-    """Whether a window has bytes of a region, and others."""
+    """Whether a window lies partly within a region and partly outside."""
     beside = arg.offset + arg.span <= written.offset or written.offset + written.span <= arg.offset
     return not beside and not is_within(arg, written)
 
 
 def translated(error: Exception, device: str) -> Exception:
-    """The error of opweave for one of ONNX Runtime, which tells causes by text only."""
+    """The error of opweave for one of ONNX Runtime, whose text alone tells the cause; else the error itself."""
     text = str(error)
     if re.search(r"bad_alloc|[Oo]ut of memory|Failed to allocate memory|BFCArena", text):
         size = re.search(r"(?:requested|size)[^0-9]{0,20}([0-9]+)", text)

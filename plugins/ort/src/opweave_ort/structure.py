@@ -41,12 +41,12 @@ weights of their own."""
 
 
 class Source(NamedTuple):
-    """What comes in: an operand, as a dense array that begins at its first element.
+    """An input of a structure: an operand, as a dense array that begins at its first element.
 
     Attributes:
         dtype, shape: of the array.
         weight: identity of the weight that the session holds, ``None`` for what is bound for each plan.
-        form: of a quantized weight.
+        form: that of a quantized weight; ``""`` for others.
     """
 
     dtype: DType
@@ -68,10 +68,10 @@ class Node(NamedTuple):
     Attributes:
         op, attrs: as those of the step.
         dtype, shape: of its result; of the region, where it writes.
-        operands: for each operand the number of its value (sources first, then the results of nodes), its window and
-            its shape. The region that is written over comes first (`WRITES_OVER`).
+        operands: for each operand the number of its value (sources first, then the results of nodes) and its window.
+            The region that is written over comes first (`WRITES_OVER`).
         live: whether the result is an output.
-        precision: that its kernel computes in.
+        precision: the one in which its kernel computes.
     """
 
     op: str
@@ -217,7 +217,7 @@ def _window(arg: Arg, offset: int) -> Window:
 
 
 def dense_window(shape: Shape, strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a dense array of that shape, but 0 where the given ones are."""
+    """Strides, in elements, of a dense array of that shape, but 0 where the given ones are 0."""
     result, stride = [], 1
     for n, s in zip(reversed(shape), reversed(strides), strict=True):
         result.append(stride if s else 0)

@@ -2,8 +2,8 @@
 
 Every block type is repacked without rounding. Types of at most 16 levels are one product of 4 bits. Others are two at
 full precision, of the upper and of the lower halves of their integers (16 · scale, and scale): ONNX Runtime's own
-product of 8 bits is slower than both together. Types with an offset a block add the product of the offsets with the
-sums of the activations.
+product of 8 bits is slower than both together. Types with an offset for each block add the product of the offsets
+with the sums of the activations.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 Form = Literal["", "halves", "bytes"]
-"""``halves``: integers as one or two of 4 bits. ``bytes``: as one of 8. ``""``: no quantized weight."""
+"""``halves``: each integer as one or two of 4 bits; ``bytes``: as one of 8 bits; ``""``: no quantized weight."""
 
 FOUR_BITS: Final = frozenset({"q4_0", "q4_1", "q4_k", "q3_k", "q2_k", "tq1_0", "tq2_0"})
 """Types whose integers have at most 16 levels."""
 
 OFFSETS: Final = frozenset({"q4_1", "q5_1", "q2_k", "q4_k", "q5_k"})
-"""Types with an offset a block; their integers have no sign, those of the others have one."""
+"""Types with an offset for each block; their integers are unsigned, those of the others signed."""
 
 REVERSIBLE: Final = frozenset({"q4_0", "q4_1", "q5_0", "q5_1", "q8_0"})
 """Types whose blocks follow from what they are repacked to, as each scale is stored as it is used."""
@@ -89,7 +89,7 @@ def pack(data: Array, dtype: DType, form: Form) -> dict[str, Array]:
     integers = parts.integers.reshape(outputs, -1, length)
     blocks = integers.shape[1]
     scales = parts.scales.reshape(outputs, -1)
-    # One scale of a block of 256 may be that of several parts.
+    # Several parts of a block of 256 may have one scale.
     scales = np.repeat(scales, blocks // scales.shape[1], 1)
     signed = dtype.name not in OFFSETS
     result: dict[str, Array] = {"scales": scales}
@@ -100,7 +100,7 @@ def pack(data: Array, dtype: DType, form: Form) -> dict[str, Array]:
     else:
         whole = integers + 128 * signed
         result["low"], result["high"] = _nibbles(whole & 15), _nibbles(whole >> 4)
-        with np.errstate(all="ignore"):  # scales that are no numbers are what they are
+        with np.errstate(all="ignore"):  # NaN and infinite scales may stay so
             result["high_scales"] = scales * np.float32(16)
     if parts.offsets is not None:
         offsets = parts.offsets.reshape(outputs, -1)
@@ -109,13 +109,13 @@ def pack(data: Array, dtype: DType, form: Form) -> dict[str, Array]:
 
 
 def _nibbles(integers: Array) -> Array:
-    """Two integers of 4 bits a byte, the first one in the lower half."""
+    """Two integers of 4 bits in each byte, the first one in the lower half."""
     values = integers.astype(np.uint8)
     return values[..., ::2] | values[..., 1::2] << 4
 
 
 def unpack(arrays: Mapping[str, Array], dtype: DType, form: Form) -> Array:
-    """What `pack` was given, bit for bit, of a type in `REVERSIBLE` with scales and offsets that are numbers."""
+    """What `pack` was given, bit for bit, of a type in `REVERSIBLE` with finite scales and offsets."""
     if form == "bytes":
         whole = arrays["bytes"]
     else:
@@ -152,7 +152,7 @@ class PackedWeight:
 
     def __init__(self, arg: Arg, form: Form) -> None:
         assert arg.buffer is not None
-        self._arg, self._form = arg, form  # with its buffer, whose address is a part of the key
+        self._arg, self._form = arg, form  # keeps the buffer, whose ``id`` is a part of the key
         self._token: object = None
         self.arrays = pack(arg.view, arg.dtype, form)
         self.nbytes = sum([array.nbytes for array in self.arrays.values()])

@@ -33,7 +33,7 @@ def cover(window: Window) -> Shape | None:
     strides = sorted({s for n, s in zip(window.shape, window.strides, strict=True) if n > 1 and s}, reverse=True)
     lengths = {s: n for n, s in zip(window.shape, window.strides, strict=True) if n > 1}
     if sum(n > 1 and s > 0 for n, s in zip(window.shape, window.strides, strict=True)) > len(strides):
-        return None  # two axes along one stride overlap
+        return None  # two axes of equal stride overlap
     shape = []
     outer = None
     for stride in strides:
@@ -87,7 +87,7 @@ def show(model: Model, value: str, have: Shape, window: Window) -> str:
 
 
 def _chains(have: Shape, strides: list[int]) -> Iterator[list[int]]:
-    """Strides, largest first, of axes into which the value may be divided: each divides the one before."""
+    """Lists of strides, largest first, of axes into which the value may be divided: each divides the one before."""
     own, stride = {1}, 1
     for n in reversed(have):
         own.add(stride)
@@ -129,7 +129,7 @@ def _cut(
 
 
 def _gathered(model: Model, value: str, have: Shape, window: Window) -> str:
-    """A window that slices cannot cut out, as a diagonal: by the index of each element."""
+    """A window that slices cannot cut out, such as a diagonal: by the index of each element."""
     ids = np.full(window.lead, window.offset, np.int64)
     for axis, (n, stride) in enumerate(zip(window.lead, window.strides, strict=True)):
         ids += (np.arange(n) * stride).reshape(-1, *[1] * (len(window.lead) - 1 - axis))

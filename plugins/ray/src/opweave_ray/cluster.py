@@ -24,7 +24,7 @@ from opweave_remote import Connection, RemoteDevice
 __all__ = ["Cluster", "connect"]
 
 _PAUSE: Final = 0.5
-"""Seconds within which a loss that Ray tells is noticed."""
+"""Seconds within which a loss that Ray reports is noticed."""
 
 
 def connect(
@@ -50,7 +50,7 @@ def connect(
         cpus: processors that Ray sets aside for each server, and gives to nobody else.
         gpus: whether each server takes all GPUs of its node, which Ray then gives to nobody else. A server without
             them sees none.
-        deadline: seconds without a sign of life after which a node is lost, if Ray has not told it before.
+        deadline: seconds without a sign of life after which a node is lost, unless Ray reports it before.
         start: seconds that a server may take until it is ready.
         limits: what one client may take: fields of `opweave_remote.server.limits.Limits`.
 
@@ -99,7 +99,7 @@ class Cluster:
         self._ca.write_bytes(self._authority.pem)
         self._lock: Final = Lock()
         self._actors: Final[dict[str, Any]] = {}
-        self._ends: Final[dict[Any, Connection]] = {}  # what Ray answers when a server has ended
+        self._ends: Final[dict[Any, Connection]] = {}  # by the pending result of `NodeServer.ended`
         self._closing: Final = Event()
         self.refresh()
         if not self.connections:
@@ -123,7 +123,7 @@ class Cluster:
 
     @property
     def devices(self) -> tuple[RemoteDevice, ...]:
-        """The devices of the nodes that stand."""
+        """The devices of the nodes whose servers are alive."""
         return tuple([d for made in self.connections.values() if made.alive for d in made.devices])
 
     def refresh(self) -> tuple[RemoteDevice, ...]:
@@ -154,12 +154,12 @@ class Cluster:
             return tuple(found)
 
     def _place(self, node: str, about: Mapping[str, Any]) -> Any:
-        """A server on a node, by Ray."""
+        """The actor of a server that Ray starts on a node; does not wait for it."""
         strategies = import_module("ray.util.scheduling_strategies")
         options = {
             "num_cpus": self._cpus,
             "num_gpus": about["Resources"].get("GPU", 0) if self._gpus else 0,
-            "max_concurrency": 4,  # it waits for its end while it answers
+            "max_concurrency": 4,  # `NodeServer.ended` waits in one thread while others answer
             "scheduling_strategy": strategies.NodeAffinitySchedulingStrategy(node, soft=False),
         }
         actor = self._ray.remote(NodeServer).options(**options)
@@ -179,7 +179,7 @@ class Cluster:
                 self._ray.kill(actor)
 
     def _look(self) -> None:
-        """Whatever Ray knows to have ended is lost."""
+        """Lose the connections to servers that have ended, as far as Ray reports within `_PAUSE` seconds."""
         with self._lock:
             waiting = list(self._ends)
         if not waiting:
@@ -216,7 +216,7 @@ def _watch(cluster: weakref.ref[Cluster], closing: Event) -> None:
         found = cluster()
         if found is None:
             return
-        with suppress(Exception):  # Ray was shut down: then the heartbeats tell
+        with suppress(Exception):  # Ray was shut down: then heartbeats find losses
             found._look()
         del found
 

@@ -31,7 +31,7 @@ class NodeServer:
         host: the node's address, where it listens on a free port.
         devices: names of devices to show; none: all of the node.
         token: what clients have to know.
-        certificate, key, authority: PEM; the last one is who has issued certificates to all servers of the cluster.
+        certificate, key, authority: PEM; the last one issued the certificates of all servers of the cluster.
         limits: fields of `opweave_remote.server.limits.Limits`.
 
     Raises:
@@ -69,11 +69,11 @@ class NodeServer:
         self._front: Final = Front(listen(Address(host, 0)), settings, lambda line: print(line, file=sys.stderr))
 
     def address(self) -> str:
-        """Where it listens."""
+        """``host:port`` where it listens."""
         return str(self._front.address)
 
     def write(self, session: bytes, key: bytes, buffer: int, offset: int, data: np.ndarray[Any, Any]) -> None:
-        """Write bytes, which Ray has brought here, to a buffer of a session; raises what the server answers."""
+        """Write bytes, which Ray has brought, to a buffer; raises `FormatError` if the server answers a failure."""
         with self._inside(session, key) as wire:
             for at in range(0, data.size, self._most):
                 piece = data[at : at + self._most].data
@@ -81,7 +81,7 @@ class NodeServer:
                 wire.expect(Kind.DONE)
 
     def read(self, session: bytes, key: bytes, buffer: int, offset: int, size: int) -> np.ndarray[Any, Any]:
-        """Bytes of a buffer of a session, for Ray to bring to the client; raises what the server answers."""
+        """Bytes of a buffer, which Ray brings to the client; raises `FormatError` if the server answers a failure."""
         out = np.empty(size, np.uint8)
         with self._inside(session, key) as wire:
             for at in range(0, size, self._most):
@@ -115,7 +115,7 @@ class NodeServer:
             self._entered = None
 
     def ended(self) -> bool:
-        """Wait until it has ended. Ray answers for it when the process or the node is lost."""
+        """Wait until it has ended. When the process or the node is lost, Ray raises an error in its place."""
         return self._front.ended.wait()
 
     def stop(self) -> None:

@@ -21,25 +21,25 @@ __all__ = ["ObjectStore"]
 
 _PART: Final = 64 << 20
 _PARTS: Final = 2
-"""So many parts of a transfer are in the object store at a time."""
+"""Parts of a transfer that are in the object store at a time."""
 _SHORT: Final = 1 << 21
 _FAST: Final = 3e8
 _ROUNDS: Final = 3
 _TIMEOUT: Final = 10.0
 _PAUSE: Final = 0.2
-"""Seconds within which a loss that the heartbeat tells is noticed."""
+"""Seconds within which a loss that the heartbeat finds is noticed."""
 
 
 class ObjectStore:
-    """A `Carrier` of a connection. The first large transfer measures it beside the sockets, each way for itself.
+    """A `Carrier` of a connection. The first large transfer measures it beside the sockets, each direction by itself.
 
     Args:
         ray: the module.
         actor: the node's `NodeServer`.
 
     Attributes:
-        rates: way -> bytes per second by the object store and by the sockets; empty before it was measured.
-        used: ways for which it is used.
+        rates: ``"up"``, ``"down"`` -> bytes per second by the object store and by the sockets; at first empty.
+        used: those of these for which it is used; none from the first failure on.
     """
 
     least = 16 << 20
@@ -75,12 +75,12 @@ class ObjectStore:
             if not self._measured:
                 with self._lock:
                     if not self._measured:
-                        self._measured = True  # the transfers of the measurement itself are not measured
+                        self._measured = True  # a failure is not repeated; others use the sockets meanwhile
                         self._measure(device)
             if way not in self.used:
                 return False
             work(mem, offset, data)
-        except Exception:  # of Ray, which has many; the sockets tell what is lost
+        except Exception:  # of Ray, which has many classes; the sockets raise what is lost
             self.used = frozenset()
             return False
         return True
@@ -113,7 +113,7 @@ class ObjectStore:
             while under_way:
                 self._result(under_way.pop(0))
         finally:
-            if under_way:  # what was interrupted must not be written behind what comes next
+            if under_way:  # an interrupted write must not land after a later one
                 self._ray.wait(under_way, num_returns=len(under_way), timeout=_TIMEOUT)
 
     def _read(self, mem: RemoteMemory, offset: int, out: memoryview) -> None:

@@ -1,4 +1,4 @@
-"""Elements in another order, padded, or only those of a triangle; numbers from nothing."""
+"""Elements in another order, padding, triangles and diagonals; tensors without sources (``full``, ``arange``)."""
 
 from __future__ import annotations
 

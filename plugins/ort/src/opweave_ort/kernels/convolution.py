@@ -139,7 +139,7 @@ def pool(
         "pads": [*padding, *padding],
     }
     if op.startswith("max"):
-        # Comparing drops NaN, so that the places that see one are found apart.
+        # MaxPool's comparisons drop NaN, so the windows that contain one are found separately.
         value = m.expanded(x)
         attributes["dilations"] = list(dilation)
         wrong = m("MaxPool", m.cast(m("IsNaN", value), bool_, f32), **attributes)

@@ -1,4 +1,4 @@
-"""Operations that are one operator of ONNX, read from the table that importers of models read backwards."""
+"""Operations that are one operator of ONNX: the table by which models are imported, read in the other direction."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _TYPES: Final = {
     "log_softmax": F32,
     "relu": f"{FLOATS} i32 i16 i8 u8",
 }
-"""Types that ONNX Runtime has kernels for, where they are not all floats."""
+"""Types that ONNX Runtime has kernels for, where they are others than all floats."""
 
 _ELSEWHERE: Final = {"embedding", "take_along_axis"}
 """Operations whose indices are checked first (`opweave_ort.kernels.indexing`)."""
 
 
 def one_operator(model: Model, op: str, out: Operand, *sources: Operand, **attrs: Any) -> str:
-    """The operator of a row, with operands whose leading axes need not be repeated where it broadcasts."""
+    """The operator that the table has for an operation; operands are not repeated where the operator broadcasts."""
     row = OPERATORS[op]
     attributes = {theirs: attrs[ours] for ours, theirs in row.attributes.items()} | dict(row.fixed)
     names = spread(model, out, *sources) if OPS[op].pointwise else [model.expanded(s) for s in sources]
@@ -39,7 +39,7 @@ def one_operator(model: Model, op: str, out: Operand, *sources: Operand, **attrs
 
 
 def spread(model: Model, out: Operand, *sources: Operand) -> list[str]:
-    """The sources, of which enough are repeated for a result of the whole shape."""
+    """The sources for an operator that broadcasts; the first is repeated if the result would otherwise be too small."""
     names = [s.name for s in sources]
     if broadcast_shapes(*[s.lead for s in sources]) != out.shape:
         names[0] = model.expanded(sources[0])

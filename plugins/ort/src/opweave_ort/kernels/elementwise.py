@@ -1,4 +1,4 @@
-"""Arithmetic, conversion, activations and choices that take several operators."""
+"""Arithmetic, casts, activations and comparisons that take several operators or need other types."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reading, writing and adding up by index, replacing regions of a tensor, and writing into states.
 
-Emitters of operations that write get the present content of the region first (`WRITES_OVER`); their result is bound to
-the same memory. ONNX Runtime's scatter operators then write rows where they are, and copy nothing else.
+Emitters of operations in `WRITES_OVER` get the present content of the region first; the results of all that write are
+bound to its memory. ONNX Runtime's scatter operators then write rows where they are, and copy nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WRITES_OVER: Final = frozenset({"index_copy", "accumulate"})
 
 
 def checked(m: Model, ids: Operand, n: int) -> str:
-    """The indices, negative ones replaced by ``n``: operators take them as counted from the end, and raise for that."""
+    """The indices, negative ones replaced by ``n``: operators would count those from the end, and raise for ``n``."""
     value = m.expanded(ids)
     return m("Where", m("Less", value, m.constant(0, ids.dtype)), m.constant(n, ids.dtype), value)
 

@@ -88,7 +88,7 @@ def norm_backward(m: Model, op: str, out: Operand, grad: Operand, x: Operand, *w
 
 
 def _wide_layer_norm(m: Model, x: Operand, parameters: tuple[Operand, ...], eps: float) -> str:
-    """In two passes: ONNX Runtime's operator subtracts squares, which costs f64 digits that it promises."""
+    """In two passes: ONNX Runtime's operator subtracts squares, which loses digits of f64."""
     result = _normalized(m, m.expanded(x), eps, x)
     for operator, parameter in zip(("Mul", "Add"), parameters, strict=False):
         result = m(operator, result, m.expanded(parameter))

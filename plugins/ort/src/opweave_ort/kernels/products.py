@@ -46,20 +46,20 @@ def attention_backward(
 ) -> str:
     by_head, capped = _attention_weights(m, q, k, rest, **given)
     shares, query, arriving = [_by_group(m, x, q, k) for x in (by_head, m.expanded(q), m.expanded(grad))]
-    along = m("MatMul", arriving, _turned(m, m.expanded(v)))
+    along = m("MatMul", arriving, _transposed(m, m.expanded(v)))
     total = m("ReduceSum", m("Mul", shares, along), m.integers(-1), keepdims=1)
     along = m("Mul", m("Sub", along, total), shares)
     if given["soft_cap"]:
         part = m("Div", _by_group(m, capped, q, k), m.constant(given["soft_cap"], out.dtype))
         along = m("Mul", along, m("Sub", m.constant(1, out.dtype), m("Mul", part, part)))
     along = m("Mul", along, m.constant(given["scale"], out.dtype))
-    parts = (along, m.expanded(k)), (_turned(m, along), query), (_turned(m, shares), arriving)
+    parts = (along, m.expanded(k)), (_transposed(m, along), query), (_transposed(m, shares), arriving)
     sizes = attention_gradient_sizes(q.shape, k.shape, v.shape)
     packed = [m.reshape(m("MatMul", a, b), (*k.shape[:2], n)) for (a, b), n in zip(parts, sizes, strict=True)]
     return m("Concat", *packed, axis=-1)
 
 
-def _turned(m: Model, x: str) -> str:
+def _transposed(m: Model, x: str) -> str:
     return m("Transpose", x, perm=[0, 1, 3, 2])
 
 
@@ -85,7 +85,7 @@ def _attention_weights(
     """The weights of the values and, before the mask is added, the scores."""
     mask, sinks = optional_operands(rest, masked)
     heads, tokens, keys, dtype = q.shape[1], q.shape[2], k.shape[2], q.dtype
-    scores = m("MatMul", _by_group(m, m.expanded(q), q, k), _turned(m, m.expanded(k)))
+    scores = m("MatMul", _by_group(m, m.expanded(q), q, k), _transposed(m, m.expanded(k)))
     if scale != 1:
         scores = m("Mul", scores, m.constant(scale, dtype))
     if heads > k.shape[1]:

@@ -45,7 +45,7 @@ def linear_of_bytes(
 
 
 def product(m: Model, out: Operand, x: Operand, w: Operand, b: Operand | None, form: Form, accuracy: int) -> str:
-    """The product of rows with a repacked weight, whose operand has the names of its `pieces` with blanks between."""
+    """The product of rows with a repacked weight, whose operand's name is those of its `pieces` with blanks between."""
     names = dict(zip([p.name for p in pieces(w.stored, w.shape, form)], w.name.split(), strict=True))
     outputs, inputs = w.shape
     length = block_length(w.stored)
@@ -58,7 +58,7 @@ def product(m: Model, out: Operand, x: Operand, w: Operand, b: Operand | None, f
         return m("MatMulNBits", source, names[piece], names[scales], *([zero] if zero else []), domain=MICROSOFT,
                  K=inputs, N=outputs, bits=bits, block_size=length, accuracy_level=accuracy)  # fmt: skip
 
-    # Without a zero point it is the middle, 8 or 128.
+    # The default zero point is the middle of the range, 8 or 128.
     if form == "bytes":
         whole = "" if signed else m.constant(np.zeros((outputs, count), np.uint8))
         result = part("bytes", "scales", whole, 8)

@@ -1,4 +1,4 @@
-"""Random numbers by Philox, in integers of 64 bits without sign."""
+"""Random numbers by Philox, in unsigned integers of 64 bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions over axes, counting, orders and running sums."""
+"""Reductions over axes, counting, sorting and cumulative sums."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def count_equal(m: Model, op: str, out: Operand, a: Operand, b: Operand) -> str:
 
 @emits("cumsum", dtypes=NUMBERS)
 def cumsum(m: Model, op: str, out: Operand, x: Operand, *, axis: int) -> str:
-    # Errors of f32 add up along the axis.
+    # In f64, because rounding errors of f32 add up along the axis.
     wide = f64 if x.dtype is f32 else x.dtype
     return m.cast(m("CumSum", m.cast(m.expanded(x), x.dtype, wide), m.constant(axis, i64)), wide, x.dtype)
 
@@ -78,7 +78,7 @@ _ORDERED: Final = "f32 f16 bf16 i64 i32 i16 i8 u8"
 
 
 def _keys(m: Model, x: Operand) -> str:
-    """Values in the order of the elements, with NaN the largest, for ``TopK``, which leaves the place of NaN open."""
+    """Values in the order of the elements, with NaN the largest, for ``TopK``, which does not define where NaN goes."""
     value = m.expanded(x)
     if x.dtype.is_integer:
         return value

@@ -28,7 +28,7 @@ def rope(
     interleaved: bool,
     **frequencies: Any,
 ) -> str:
-    cos, sin = _turns(m, positions, factors, dims, sections, interleaved, frequencies, out)
+    cos, sin = _cos_and_sin(m, positions, factors, dims, sections, interleaved, frequencies, out)
     value = m.expanded(x)
     lead = (positions.lead[1:] if sections else positions.lead, x.shape[:-1])
     if x.dtype is f32 and len(x.shape) == 4 and lead[0][1:] == (1, x.shape[2]):
@@ -52,7 +52,7 @@ def rope(
     return m("Concat", turned, *rest, axis=-1) if rest else turned
 
 
-def _turns(
+def _cos_and_sin(
     m: Model,
     positions: Operand,
     factors: Operand | None,
@@ -83,7 +83,7 @@ def _turns(
 def _by_one_operator(
     m: Model, value: str, shape: Shape, batches: int, cos: str, sin: str, dims: int, interleaved: bool
 ) -> str:
-    """By ONNX Runtime's own operator, where all heads have the same positions."""
+    """``RotaryEmbedding`` of ONNX Runtime, where all heads have the same positions."""
     batch, heads, tokens, size = shape
     rows = np.arange(batches * tokens).reshape(batches, tokens)
     tables = [m.reshape(table, (-1, dims // 2)) for table in (cos, sin)]

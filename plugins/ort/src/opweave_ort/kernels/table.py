@@ -19,8 +19,8 @@ KERNELS: Final = KernelTable(dtypes=FLOATS, layout="strided", index="i32 i64")
 result, which has the type ``out.dtype`` and the shape ``out.shape``."""
 
 MOVERS: Final[set[str]] = set()
-"""Operations whose emitters move elements and compute none: their operands are in the graph's own types, also in those
-for which the others get `opweave_ort.model.computed`."""
+"""Operations whose emitters move elements and compute none: their operands keep the types of the graph; those of others
+get the type that `opweave_ort.model.computed` gives."""
 
 F = TypeVar("F", bound=Callable[..., str])
 
