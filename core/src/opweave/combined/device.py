@@ -114,11 +114,11 @@ class Members:
         self._params: Final = dict(params)
         self._scheduler: Scheduler | None = None
         self.users: Final[WeakSet[Stream]] = WeakSet()
-        self.unused: Final[list[Program[Any]]] = []  # programs of which a value is gone
+        self.unused: Final[list[Program[Any]]] = []  # programs for values that no longer exist
 
     @property
     def scheduler(self) -> Scheduler:
-        """The members in order, and the host for what none of them runs in the form in which it comes."""
+        """Made at its first use: the members in order, then the host, for nodes that no member runs as they are."""
         if self._scheduler is None:
             self._scheduler = Scheduler([*self._device.members, HostDevice()], **self._params)
         return self._scheduler
@@ -129,7 +129,7 @@ class Members:
             self.unused.pop().close()
 
     def leave(self, stream: Stream) -> None:
-        """The stream needs it no longer."""
+        """Note that a stream was closed; with the last one the scheduler is closed."""
         self.users.discard(stream)
         if not self.users and self._scheduler is not None:
             with self.lock:
@@ -196,8 +196,8 @@ class CombinedDevice(ArrayDevice):
         self._schedulers: Final[dict[Any, Members]] = {}
         self._lock: Final = Lock()
         self._reserved = 0  # bytes of its buffers
-        self._kept: Final[WeakKeyDictionary[Leaf, int]] = WeakKeyDictionary()  # bytes that members have
-        self.library = Values(weights=False)  # what is put as arrays; weights come as bytes
+        self._kept: Final[WeakKeyDictionary[Leaf, int]] = WeakKeyDictionary()  # bytes of values that members keep
+        self.library = Values(weights=False)  # of arrays that are put; memory for weights has one of its own
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class CombinedDevice(ArrayDevice):
     def mem_info(self) -> tuple[int, int]:
         known = [member.mem_info() for member in self.members if member.kind is not Kind.CPU]
         machine = [member.mem_info() for member in self.members if member.kind is Kind.CPU]
-        if machine:  # the memory of the machine is there once
+        if machine:  # CPUs share the memory of the machine, which counts once
             known.append((min(free for free, _ in machine), max(total for _, total in machine)))
         if not all(total for _, total in known):
             return 0, 0
@@ -232,7 +232,7 @@ class CombinedDevice(ArrayDevice):
     # --- memory -----------------------------------------------------------------------------------------------------
 
     def note(self, leaf: Leaf, nbytes: int) -> None:
-        """Members keep the values of one of its buffers in ``leaf``."""
+        """Note that members keep the values of one of this device's buffers in ``leaf``."""
         self._kept[leaf] = nbytes
 
     def _alloc(self, size: int, usage: Usage) -> ArrayMemory:

@@ -32,7 +32,7 @@ __all__ = ["CombinedFunction"]
 
 
 NUMBERS: Final = count()
-"""For the names of states, which are unique in a graph."""
+"""Numbers for the names of states, which have to be unique in a graph."""
 
 
 class Ready(NamedTuple):
@@ -53,7 +53,7 @@ class CombinedFunction:
     """What ``_compile_functional`` of a combination returns.
 
     It has a program for each choice of weights and states among its arguments, because these lie in shards and in
-    memory of the members. A program goes with the first of its values that nobody needs any more.
+    memory of the members. A program is closed after the first of its values is garbage-collected.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class CombinedFunction:
         return found
 
     def _drop(self, key: tuple[int, ...]) -> None:
-        """A value is gone. It may be anywhere that Python's collector runs, so that programs are closed later."""
+        """Called when a value is garbage-collected, which may happen in any call: so the program is closed later."""
         found = self._ready.pop(key, None)
         if found is not None:
             self._members.unused.append(found.program)
@@ -127,7 +127,7 @@ class CombinedFunction:
             split = [leaf for leaf in leaves.values() if _is_split_state(leaf)]
             if not split:
                 raise
-            # These steps write across the cut that suited others, whose programs are built anew when they run again.
+            # These steps write across the cut that suited other functions, whose programs their next calls build anew.
             scheduler.reset()
             for leaf in split:
                 self._make_whole(leaf)
@@ -242,7 +242,7 @@ class _Windows(ArrayLibrary):
             arg = Arg(None, offset * whole.dtype.itemsize, arg.dtype, arg.shape, arg.strides)
             if window_plan(whole.size, offset, shape, strides) is not None:
                 return super().window(whole, arg)  # type: ignore[no-any-return]
-        # Slices do not show it, as where rows of a window overlap.
+        # No slices give this window, for example because its rows overlap.
         window = {"window": (arg.offset, arg.shape, arg.strides)}
         return view_node(SLICE, whole, window, arg.shape, arg.strides, whole.offset + arg.offset)
 

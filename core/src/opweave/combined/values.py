@@ -28,7 +28,7 @@ class Kept:
 
 
 class Value:
-    """An array that nothing writes, but a step that it was donated to.
+    """An array that only a step writes to which it was donated.
 
     Attributes:
         shape: of the array; of a quantized type the last axis counts bytes.
@@ -46,14 +46,14 @@ class Value:
 
     @classmethod
     def of(cls, kept: Kept, shape: Shape) -> Value:
-        """The value that a state has from now on."""
+        """The new value of a state after a run has written it."""
         made = object.__new__(cls)
         made._array, made.kept, made.shape = None, kept, shape
         made.weight = False  # type: ignore[misc]  # as __init__ does
         return made
 
     def to_host(self) -> np.ndarray[Any, Any]:
-        """The array, which nobody writes."""
+        """The array; callers must not write it."""
         if self._array is not None:
             return self._array
         assert self.kept is not None

@@ -51,8 +51,8 @@ def step_of(
     precision: Precision = "exact",
     sources: Sequence[Tensor] | None = None,
 ) -> Step:
-    """The step that computes ``node``, unbound where ``buffers`` (leaf -> memory) is ``None``; of other ``sources``
-    than its own where these are given, the same values in another type."""
+    """The step that computes ``node``, unbound where ``buffers`` (leaf -> memory) is ``None``. Where ``sources`` are
+    given, it reads these instead of the node's own: the same values in another type."""
     assert node.op is not None
     sources = node.srcs if sources is None else sources
     numbers: dict[Tensor, int] = {}

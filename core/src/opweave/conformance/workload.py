@@ -170,7 +170,7 @@ _KNOWN: Final[WeakKeyDictionary[Device, WorkloadSize]] = WeakKeyDictionary()
 
 
 def long_enough(device: Device) -> WorkloadSize:
-    """The size of a workload that takes at least `SECONDS`; measured once for each device."""
+    """The size of a workload that takes at least `SECONDS`, or the largest that is tried; measured once per device."""
     found = _KNOWN.get(device)
     if found is None:
         found = _KNOWN[device] = _measure(device)

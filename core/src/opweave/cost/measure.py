@@ -1,7 +1,7 @@
 """Measuring a device's profile: representative operations at several sizes, and transfers.
 
-Figures are minima of several runs, since other load can make a run longer but never shorter. Only of starting a device
-that was idle it is the median: how deeply its threads sleep differs from time to time, and a program meets all of that.
+Figures are minima of several runs, since other load can make a run longer but never shorter. Only the time to start a
+device that was idle is a median: it depends on how deeply the device's threads sleep, and programs meet all such cases.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ RUN_SECONDS: Final = 5e-4
 MOST_STEPS: Final = 64
 """Steps of a run at most, unless starting it takes longer than these."""
 STARTED_STEPS: Final = 4096
-"""Steps of a run at most, where starting it takes long: to another process a message goes there and back."""
+"""Steps of a run at most, where starting it takes long, as on a device of another process, which answers messages."""
 MORE_STEPS: Final = 8
-"""By this factor a run gets more steps, until they take longer than starting it: else what starting it varies by would
-be taken for their time."""
+"""Factor by which a run gets more steps until they take longer than starting it, whose variations would hide them."""
 SWITCHES: Final = 3
 """How many operations the overhead of a plan is measured with."""
 SLOW: Final = 0.05
@@ -165,7 +164,7 @@ class _Measurement:
 
     def _seconds_of_many(self, bound: Bound, count: int, start: float) -> tuple[float, int]:
         """The least seconds of a run of ``count`` steps, or of so many more that they take longer than the ``start`` of
-        the run, and how many they are."""
+        the run; and the number of steps."""
         while True:
             seconds = seconds_of_step(self.stream, bound, count)
             if seconds >= 2 * start or count < MOST_STEPS or count >= STARTED_STEPS:
@@ -218,7 +217,7 @@ def _cost(sample: Sample, by_bytes: Points | None, by_flops: Points | None) -> O
     if not by_bytes:
         return None
     if sample.products is sample.build:
-        # The same nodes serve for both curves: only their flops decide.
+        # Both curves would have the same nodes: all of their time is attributed to their flops.
         return OpCost(Curve(((0.0, min(by_bytes.values())),)), _curve(by_flops) if by_flops else None)
     return OpCost(_curve(by_bytes), _curve(by_flops) if by_flops else None)
 

@@ -76,10 +76,9 @@ def solve(problem: Problem) -> Solution:
 
 
 def list_schedule(problem: Problem, queues: Sequence[int]) -> list[int]:
-    """For targets that work at once, but for those with one number in ``queues``: each node, in order, on the target
-    where it ends earliest, behind the nodes before it in that queue and the copies of what it reads. The greedy rule of
-    list scheduling for unlike processors (HEFT: Topcuoglu, Hariri and Wu, 2002), with the nodes in the order in which
-    targets run them.
+    """An assignment for targets that work at once, except those with the same number in ``queues``. Each node, in the
+    order in which targets run them, goes to the target where it ends earliest, after the earlier nodes of that queue
+    and the copies of what it reads: list scheduling for unlike processors (HEFT: Topcuoglu, Hariri and Wu, 2002).
     """
     free = dict.fromkeys(queues, 0.0)
     chosen: list[int] = []

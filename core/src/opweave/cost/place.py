@@ -78,7 +78,7 @@ def place_by_cost(
     for index in sorted(range(len(partitions)), key=seconds.__getitem__):
         found.append((partitions[index], predict(partitions[index], model)))
         if not found[-1][1].short:
-            break  # those behind it take longer
+            break  # it fits, and all others take longer
         if len(targets) > 1:
             spilled = _spilled(graph, partitions[index].assignment, fixed, model)
             parts = partition(graph, assigned(spilled), placed)
@@ -177,22 +177,22 @@ def live_bytes(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[Tenso
 def _solved(
     graph: Graph, rules: Assignment, fixed: Mapping[Tensor, int], model: CostModel
 ) -> Iterator[dict[Tensor, int]]:
-    """For devices that work one after the other, and where some work at once also for that."""
-    building = _Building(rules, fixed, model)
+    """The targets by `solve`, as if devices took turns; where some work at once also those by `list_schedule`."""
+    builder = _ProblemBuilder(rules, fixed, model)
     for node in graph.nodes:
         if node.base is None:
-            building.add(node)
-    building.add_results(graph)
-    problem = building.problem
+            builder.add(node)
+    builder.add_results(graph)
+    problem = builder.problem
     found = [solve(problem).targets]
     at_once = queues(rules.targets)
     if len(set(at_once)) > 1:
         found.append(list_schedule(problem, at_once))
     for chosen in found:
-        yield {node: chosen[index] for node, index in building.index.items() if node.op is not None}
+        yield {node: chosen[index] for node, index in builder.index.items() if node.op is not None}
 
 
-class _Building:
+class _ProblemBuilder:
     """Turns a graph into a `Problem`. Inputs and placed leaves are nodes too: reading them from another device costs a
     copy."""
 

@@ -69,7 +69,7 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
     nodes: dict[Tensor, float] = {}
     splits: list[float] = []
     moved = 0.0
-    at_once = _AtOnce(partition)
+    at_once = _FinishTimes(partition)
     # Runs follow one another: the last split of one comes before the first of the next.
     before = partition.splits[-1].target if partition.splits else None
     for split in partition.splits:
@@ -87,7 +87,7 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
         copies = 0.0
         for copy in split.copies:
             if copy.kind is not None:
-                # As if the device that does it brought each part.
+                # A collective is predicted as if its device copied every part to itself.
                 for view in (copy.src, *copy.terms):
                     copies += model.move(*where_lies(partition, view), at, nbytes(view.shape, view.dtype))
                 continue
@@ -125,9 +125,9 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
 def queues(targets: Sequence[Target], *, sharded: bool = False) -> list[int]:
     """For each target the number of its queue: targets with the same one work one after the other, others at once.
 
-    Synchronous targets share one, as the host itself computes there, but not where weights are in shards, for which
-    schedulers give each a thread. Targets that compute on the processors share one if they use more of them than there
-    are.
+    Synchronous targets share one, because the thread of the caller computes there; not where weights are in shards,
+    since schedulers then give each target a thread. Targets that compute on the processors share one if they use more
+    of them than there are.
     """
     queue = [i if sharded or target.stream.is_async else -1 for i, target in enumerate(targets)]
     if len(set(queue)) > 1 and not sharded:
@@ -148,9 +148,9 @@ def _processors(target: Target) -> int:
     return usable_cores().usable if threads is None else int(getattr(threads, "size", threads))
 
 
-class _AtOnce:
-    """When the splits of a run end: each behind the one before it on its device, behind those that made what it reads
-    or copies, and behind those before it that the host itself computes.
+class _FinishTimes:
+    """When the splits of a run end. Each begins after the one before it on its device, those that computed what it
+    reads or copies, and those before it that the host itself computes.
 
     Attributes:
         end: seconds from the beginning of the first split to the end of the last one.
@@ -163,7 +163,7 @@ class _AtOnce:
         self._queue = queues(targets, sharded=bool(partition.graph.sharded))
         self._waits = [not (target.stream.is_async or partition.graph.sharded) for target in targets]
         self._free = dict.fromkeys(self._queue, 0.0)
-        self._made: dict[int, float] = {}  # storage id -> when its value is there
+        self._made: dict[int, float] = {}  # storage id -> when its value is computed
 
     def add(self, split: Split, seconds: float) -> None:
         """Add the next split, which takes so many seconds with its copies."""
@@ -182,7 +182,7 @@ class _AtOnce:
 
 
 def room_of(device: Device) -> float:
-    """Bytes that a device has for a program: what is free, all of a simulated device's; infinite if it is unknown."""
+    """Bytes that a device has for a program: its free memory, or all of a simulated device's; infinite if unknown."""
     free, total = device.mem_info()
     return (total if hasattr(device, "declared") else free) if total else inf
 

@@ -277,7 +277,7 @@ class CostModel:
         if not device.simulated:
             return support.seconds
         same = getattr(device, "same_speed", None)
-        # Beside other devices, or on that one, the step may read its weights in special memory.
+        # When it was measured, the step may have read its weights in other memory, which makes another signature.
         for alike in (signature, *signature.variants):
             there = alike.support.get(same)
             if there is not None and there.seconds is not None:

@@ -49,7 +49,7 @@ def profile(device: Device | str, *, refresh: bool = False, progress: Progress |
 
             from opweave.cost.measure import measure
 
-            key = _key(found)  # as the next process asks for it: before anything ran there
+            key = _key(found)  # before anything runs, as the next process computes it
             known = measure(found, progress)
             # If the file cannot be written, the next process measures again.
             cache().store(file_name(key), json.dumps({"key": key, "profile": known.to_json()}).encode())
@@ -72,7 +72,7 @@ def tune(device: Device, *, refresh: bool = False, progress: Progress | None = N
     """Measure the `Tunable` numbers of a device, set those that take the least time, and keep them in a file, which is
     read when the device is next loaded. Takes seconds, and none if it was done before.
 
-    Not for processes that have programs of the device: their kernels may have asked for workspaces by other values.
+    Do not call it while there are programs of the device: the sizes of their workspaces may follow from other values.
 
     Args:
         device: a device that its registry knows.
@@ -80,7 +80,7 @@ def tune(device: Device, *, refresh: bool = False, progress: Progress | None = N
         progress: as of `profile`.
 
     Returns:
-        Whether anything was measured. What a profile says of the device holds no longer then.
+        Whether anything was measured. If so, the device's profile is out of date.
 
     Raises:
         AllocationError: the device has no memory for the samples.
@@ -105,7 +105,7 @@ def _key(device: Device) -> dict[str, Any]:
 
 
 def version_of(device: Device) -> str:
-    """The version of the plugin that a device is of, ``""`` where it is of none."""
+    """The version of the plugin that a device belongs to, ``""`` if it belongs to none."""
     backend = device.backend
     record = next((p for p in registry.REGISTRY.plugins() if backend is not None and p.name == backend.name), None)
     return record.version if record is not None else ""

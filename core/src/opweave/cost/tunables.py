@@ -23,17 +23,16 @@ ROUNDS: Final = 3
 """How often each value is measured, in turn with the others: load that comes and goes disturbs all of them."""
 
 FAR: Final = 2.0
-"""Times the least from which it does not matter how slow a value is: a thread that had to wait for another program can
-take a hundred times as long."""
+"""Ratios of a value's time to the least are cut off here: a thread that waited for other programs may take far more."""
 
 GAIN: Final = 0.03
-"""The share of time by which another value has to be faster than the default: less is what measuring varies by."""
+"""The share of time by which another value has to be faster than the default: measurements vary by less than this."""
 
 
 def measure_tunables(device: Device, progress: Progress | None = None) -> None:
     """Set each tunable of a device to the value with which its samples take the least time.
 
-    They are measured one after the other: with the values that those before them were given.
+    Tunables are measured one after the other: the earlier ones have their new values by then.
 
     Raises:
         AllocationError: the device has no memory for a sample.
@@ -86,7 +85,7 @@ def best(default: int, samples: list[Mapping[int, float]]) -> int:
     ratios); the default, unless another value gains enough.
 
     Args:
-        samples: for each of them, seconds by value.
+        samples: for each sample, the seconds by value.
     """
     if not samples:
         return default

@@ -75,7 +75,7 @@ def upload(stream: Stream, arg: Arg, array: Array) -> None:
 
 
 def download(stream: Stream, arg: Arg, shape: tuple[int, ...]) -> Array:
-    """Queue reading an operand; gives the array of ``shape`` that has the values after `Stream.synchronize`."""
+    """Queue reading an operand; returns an array of ``shape``, which has the values after `Stream.synchronize`."""
     # Repeated axes are read once and repeated in the result.
     once, have = (
         tuple([n if stride else 1 for n, stride in zip(lengths, arg.strides, strict=True)])

@@ -98,7 +98,7 @@ class RepackedType(BufferType):
         out[:] = self._unpack(tensor.value, tensor.dtype, tensor.shape).reshape(-1).view(np.uint8).data
 
     def _fill(self, mem: _Store, offset: int, size: int, value: int) -> None:
-        """Nothing: there are no bytes outside of tensors, and `Buffer.fill` writes those of tensors."""
+        """Does nothing: there are no bytes outside of tensors, and `Buffer.fill` writes those of tensors."""
 
     def _address(self, mem: _Store) -> None:
         return None

@@ -170,7 +170,7 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
         if to.is_host and of.is_host:
             return partial(np.copyto, dst.view, src.view), False
         if dense and (to.type.is_typed or of.type.is_typed):
-            return partial(_copy_array, _getter(src), _putter(dst)), False
+            return partial(_copy_array, _reader(src), _writer(dst)), False
         size = dst.nbytes
         if dense:
             to.check(dst.offset, size, write=True)
@@ -214,7 +214,7 @@ def _copy_array(get: Callable[[], np.ndarray[Any, Any]], put: Callable[..., None
     put(get(), False)
 
 
-def _putter(dst: Arg) -> Callable[..., None]:
+def _writer(dst: Arg) -> Callable[..., None]:
     """A function of a dense array and whether it is borrowed (`DeviceHooks._put`), which writes it to ``dst``."""
     buffer = _memory(dst)
     if not buffer.type.is_typed:
@@ -223,7 +223,7 @@ def _putter(dst: Arg) -> Callable[..., None]:
     return buffer.device._bind_put(buffer.handle, dst.offset, dst.dtype, dst.shape)
 
 
-def _getter(src: Arg) -> Callable[[], np.ndarray[Any, Any]]:
+def _reader(src: Arg) -> Callable[[], np.ndarray[Any, Any]]:
     """A function that returns the values of ``src``, which must not be written."""
     buffer = _memory(src)
     if not buffer.type.is_typed:
@@ -270,8 +270,8 @@ def bind_write(dst: Arg, stream: Stream) -> tuple[np.ndarray[Any, Any] | None, A
 
     Returns:
         A NumPy array over ``dst`` to copy into, or ``None``; if ``None``, a function to call with the array, or with an
-        `Adopted` one of a device that exchanges arrays; and
-        whether that function queues the copy on ``stream``, so that it may read the array after it has returned.
+        `Adopted` one if the device exchanges arrays; and whether that function queues the copy on ``stream``, so that
+        it may read the array after it has returned.
     """
     buffer = _memory(dst)
     if buffer.device.dlpack_device is not None and not buffer.is_host and not isinstance(stream, WorkerStream):
@@ -295,14 +295,14 @@ def _bind_write(buffer: Buffer, dst: Arg, stream: Stream) -> tuple[np.ndarray[An
     if buffer.is_host:
         return dst.view, None, False
     if dst.is_dense and buffer.type.is_typed:
-        put = _putter(dst)
+        put = _writer(dst)
         return None, _when_idle(stream, lambda array: put(_contiguous(array), True)), False
     return None, partial(write, dst), False
 
 
 def _bind_taking(dst: Arg) -> Callable[[Any], None]:
     """A function that gives `dst`, in memory that takes arrays, an array of the host or one of the device's memory."""
-    put = _putter(dst)
+    put = _writer(dst)
 
     def taking(array: Any) -> None:
         if type(array) is Adopted:
@@ -316,7 +316,7 @@ def _bind_taking(dst: Arg) -> Callable[[Any], None]:
 def _bind_adopt(buffer: Buffer, dst: Arg, stream: Stream) -> Callable[[Adopted], None]:
     """A function that takes an array in the device's memory over to ``dst``: as it is, or by a copy on the device."""
     if buffer.type.is_typed and dst.is_dense:
-        put = _when_idle(stream, _putter(dst))
+        put = _when_idle(stream, _writer(dst))
         return lambda adopted: put(adopted.buffer.owner, True)
 
     def copied(adopted: Adopted) -> None:
@@ -373,7 +373,7 @@ def bind_read(src: Arg, stream: Stream | None = None) -> Call:
     """
     buffer = _memory(src)
     if buffer.type.is_typed and src.is_dense:
-        get = _getter(src)
+        get = _reader(src)
 
         def copied() -> np.ndarray[Any, Any]:
             return get().copy()
@@ -386,8 +386,8 @@ def bind_read(src: Arg, stream: Stream | None = None) -> Call:
 
 
 def bind_read_ahead(src: Arg, stream: Stream) -> Callable[[], np.ndarray[Any, Any]] | None:
-    """Prepare queueing the reading of ``src`` on ``stream``: the call returns a new array, which is filled when the
-    stream has come there. ``None`` for streams that do not read ahead, and for operands that are not dense."""
+    """Prepare queueing the reading of ``src`` on ``stream``: the call returns a new array, filled when the stream
+    has done its earlier work. ``None`` for streams that do not read ahead, and for operands that are not dense."""
     buffer = _memory(src)
     queue = stream.inner if isinstance(stream, WorkerStream) else stream
     if not (queue.reads_ahead and queue.is_async and src.is_dense and queue._owns(buffer)):

@@ -96,7 +96,7 @@ class ThreadPool:
         while (latch := self._paused) is not None:
             latch.wait()
         if self.affinity is not None:
-            _HERE.before.append(os.sched_getaffinity(0))
+            _THREAD.before.append(os.sched_getaffinity(0))
             os.sched_setaffinity(0, self.affinity)
         return self
 
@@ -105,7 +105,7 @@ class ThreadPool:
     ) -> None:
         """End a run in this thread: back to the processors where it was before."""
         if self.affinity is not None:
-            os.sched_setaffinity(0, _HERE.before.pop())
+            os.sched_setaffinity(0, _THREAD.before.pop())
 
     def spread(self, jobs: Sequence[Callable[[], Any]]) -> None:
         """Do all jobs, the first one in this thread and the others in the pool's; raises the first error.
@@ -163,14 +163,14 @@ class ThreadPool:
         self._tasks, self._paused = None, None
 
 
-class _Here(local):
-    """For each run that has taken this thread to a pool's processors those on which it was before, the latest last."""
+class _ThreadState(local):
+    """The processors that this thread could use before each run that moved it to a pool's, the latest last."""
 
     def __init__(self) -> None:
         self.before: list[set[int]] = []
 
 
-_HERE: Final = _Here()
+_THREAD: Final = _ThreadState()
 
 
 def pool_of(threads: object) -> tuple[ThreadPool | None, int | None]:

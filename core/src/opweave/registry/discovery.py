@@ -7,6 +7,7 @@ extension module, or a package folder. The environment selects:
 ``OPWEAVE_BACKENDS``     the only plugins to load, comma-separated; the order is their priority, and one that fails is
                          an error
 ``OPWEAVE_DISABLE``      plugins not to load, comma-separated
+``OPWEAVE_VARIANTS``     which variant of a plugin to use, whatever its score, comma-separated: ``acme=cu12``
 ``OPWEAVE_BACKEND_PATH`` further paths, separated as in ``PATH``: folders as ``pip install --target`` makes them, or
                          files
 =======================  ==============================================================================================

@@ -233,7 +233,7 @@ def devices_of(backend: Backend) -> list[Device]:
 
     Raises:
         Unavailable: none, where the backend is not dynamic, or the backend says so.
-        Broken: it returned something else than devices, or invalid ones.
+        Broken: it returned something other than devices, or invalid ones.
     """
     what = f"{type(backend).__name__}.devices()"
     devices: list[Device] = []

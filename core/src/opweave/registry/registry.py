@@ -32,8 +32,8 @@ class Registry:
     needed. A plugin that fails never stops the others; its record says why.
 
     Args:
-        environ: where ``OPWEAVE_BACKENDS``, ``OPWEAVE_DISABLE`` and ``OPWEAVE_BACKEND_PATH`` are read, once; default:
-            the process's environment at the first call.
+        environ: where the variables that `opweave.registry.discovery` lists are read, once; default: the process's
+            environment at the first call.
         search: folders in which installed distributions are looked for; default: the import path.
     """
 

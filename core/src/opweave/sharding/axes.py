@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["axes_of"]
 
 LEAST: Final = 1 << 12
-"""Bytes from which on a weight is worth cutting."""
+"""Weights of products with fewer bytes stay whole; biases are cut where their weights are."""
 
 KEEPS: Final = frozenset(
     ("attention", "broadcast_to", "concat", "reshape", "rope", "slice", "transpose")
@@ -51,8 +51,8 @@ def axes_of(graph: Graph, weights: Collection[Tensor], states: Collection[Tensor
 
 
 def _weight_of(node: Tensor) -> tuple[int, int | None, int, int] | None:
-    """Where an operation takes a weight, where what that is multiplied with (``None``: nothing), and the weight's axes
-    of output and of input features."""
+    """The position of the source that may be a weight, that of the source which is multiplied with it (``None``: there
+    is none), and the weight's axes of output and of input features; ``None`` for other operations."""
     assert node.op is not None
     name = node.op.name
     if name == "linear":

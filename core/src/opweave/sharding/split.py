@@ -20,18 +20,18 @@ from opweave.sharding.ways import SUM, Way, ways
 __all__ = ["SplitGraph", "again", "split_graph"]
 
 LEAST: Final = 1 << 16
-"""Bytes of unsplit weights up to which an operation may be computed on several devices for their sake."""
+"""Every device may compute an operation for itself if the unsplit weights that it reads have at most so many bytes."""
 
 
 class SplitGraph(Graph):
     """A graph with parts in place of weights in shards.
 
     Attributes:
-        now: tensor of the graph that was split -> what stands for it as a whole, for those of which there is a whole.
-        spread: tensor of that graph -> its parts.
-        pins: its tensors -> the index of the target that they belong to, set by the builder.
-        causes: those of them that belong to a part -> ``"shard"``.
-        collectives: its nodes that end a collective on a device -> what that is.
+        now: tensor of the original graph -> the tensor here that has its whole value, if there is one.
+        spread: tensor of the original graph -> its parts here.
+        pins: tensor of this graph -> the index of its target, set by the builder.
+        causes: tensor of this graph that belongs to a part -> ``"shard"``.
+        collectives: the last node of a collective on a device -> that collective.
     """
 
     def __init__(self, outputs: tuple[Tensor, ...], sharded: tuple[Tensor, ...], values: Values) -> None:
@@ -53,8 +53,8 @@ class Split(NamedTuple):
 
     Attributes:
         graph: the new graph.
-        devices: its nodes that belong to the device of a part -> the name of that device.
-        changed: tensor of the old graph -> that of the new one, where they differ, for pinned and placed ones.
+        devices: node of the new graph that belongs to the device of a part -> the name of that device.
+        changed: pinned or placed tensor of the old graph -> that of the new one, where they differ.
     """
 
     graph: SplitGraph
@@ -67,7 +67,7 @@ def split_graph(graph: Graph, kept: Mapping[Tensor, str | None], links: Links = 
 
     Args:
         graph: a graph with such weights.
-        kept: nodes that are computed as a whole, on a device or anywhere: pinned ones, and those placed by hand.
+        kept: node that is computed as a whole, because it is pinned or placed by hand -> its device, ``None``: any.
         links: how the devices are linked.
     """
     sharded = tuple([leaf for leaf in graph.leaves if leaf.leaf is not None and leaf.leaf.shards is not None])
@@ -97,7 +97,7 @@ class _Splitter:
         self.devices: Final = tuple(devices)
 
     def add(self, tensor: Tensor) -> None:
-        """Find what stands for a node, given that for its sources."""
+        """Find what replaces a node; its sources were added before."""
         values = self.values
         if tensor.state is not None and tensor.state in values.spread:
             values.spread[tensor] = self._written(tensor)
@@ -106,7 +106,7 @@ class _Splitter:
             if any(s in values.plain for s in tensor.srcs):
                 self._whole(tensor, self.devices[0])
             return
-        writes = tensor.op is not None and tensor.op.writes  # a state that is whole
+        writes = tensor.op is not None and tensor.op.writes  # its state is whole
         if tensor not in self.kept and not writes:
             found = self._sum_of_sums(tensor) or self._in_parts(tensor)
             if found is not None:
@@ -121,7 +121,7 @@ class _Splitter:
         self._whole(tensor, self.kept.get(tensor) or self._home(tensor))
 
     def _whole(self, tensor: Tensor, device: str) -> None:
-        """The node once, of what its sources are on a device."""
+        """Compute the node once, on a device, from what replaces its sources there."""
         srcs = tuple([self.values.at(s, device) for s in tensor.srcs])
         token = SCOPE.set(tensor.scope)
         try:
@@ -202,8 +202,8 @@ class _Splitter:
         return None if best is None else self._parts(tensor, *best)
 
     def _pattern(self, tensor: Tensor, way: Way) -> tuple[tuple[str, ...], tuple[int, ...], int] | None:
-        """Devices, cuts and the length that these belong to, of the source after which a way would cut; ``None`` if
-        there is none, or another source or the result cannot be cut alike."""
+        """Devices, cuts and length of the source by which a way would cut the others; ``None`` if there is no such
+        source, or another source or the result cannot be cut in the same shares."""
         like = None
         product = tensor.op is not None and tensor.op.product
         for source, axis in zip(tensor.srcs, way.srcs, strict=True):
@@ -283,7 +283,7 @@ def again(tensor: Tensor, srcs: tuple[Tensor, ...], size: tuple[int, int] | None
 
 
 def _key(key: Any, old: Tensor, new: Tensor) -> tuple[Any, ...]:
-    """A normalised index as Python's, for a source of which an axis that is kept whole may be shorter."""
+    """A normalised index in Python's form. Where ``new`` is shorter than ``old``, all of the axis is taken."""
     found: list[Any] = []
     axis = 0
     for k in key:

@@ -7,7 +7,7 @@ on each device, and gathers the sums; where values are small, or few devices rea
 all of them itself. Between three devices or more that copy directly to each other, it goes round a ring. Partial sums
 are added in the order of the parts, half types in f32, so that every device has equal bits, and a bias once after that.
 
-What collectives compute is said by nodes that every device has. `Collective` notes which nodes belong together, so that
+Every device has the operations of these nodes. `Collective` notes which nodes belong together, so that
 `opweave.scheduler.partition` can replace them by an action that does the same faster.
 """
 
@@ -42,7 +42,7 @@ class Spread(NamedTuple):
         parts: the tensors.
         axis: the axis along which they lie one after the other, or `SUM`: the value is their sum.
         cuts: where each begins along the axis, and at last its length; empty for sums.
-        bias: of sums what is added to the sum.
+        bias: a tensor to add to the sum, once; ``None``: none.
     """
 
     devices: tuple[str, ...]
@@ -91,7 +91,7 @@ class Links(NamedTuple):
 
 
 NO_LINKS: Final = Links(lambda *_: False, lambda *_: False, lambda _: False)
-"""Of devices of which nothing is known."""
+"""The links of devices about which nothing is known."""
 
 
 class Values:
@@ -105,7 +105,7 @@ class Values:
         plain: tensor -> the one tensor that stands for it on all devices, where that is not itself.
         copies: tensor and name of a device -> the tensor that stands for it there.
         pins: tensors that were made -> the name of their device.
-        collectives: the last node of each collective on each device -> what it is.
+        collectives: the last node of each collective on each device -> that collective.
     """
 
     def __init__(self, links: Links = NO_LINKS) -> None:
@@ -135,7 +135,7 @@ class Values:
         return slice_along(self.at(tensor, device), like.axis, start, stop)
 
     def on(self, device: str, like: Tensor, make: Callable[[], Tensor], given: Iterable[Tensor]) -> Tensor:
-        """What ``make`` makes of tensors that are given, in the scope of ``like``: all nodes pinned to a device."""
+        """What ``make`` builds in the scope of ``like``; its nodes behind the ``given`` ones are pinned to a device."""
         token = SCOPE.set(like.scope)
         try:
             made = make()
@@ -254,7 +254,7 @@ class Values:
         cut: tuple[int, int, int] | None = None,
         bias: Tensor | None = None,
     ) -> None:
-        """Note what a node is the end of."""
+        """Note that ``made`` is the last node of a collective on a device."""
         given, inner, stack = {*terms, bias}, set(), [made]
         while stack:
             at = stack.pop()

@@ -1,4 +1,4 @@
-"""`copy_graph`: a graph again with states of its own, which shares everything else with the first one."""
+"""`copy_graph`: a copy of a graph with states of its own, which shares everything else with the original."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class GraphCopy(NamedTuple):
 
 
 def copy_graph(outputs: Any, device: Device | str | None = None) -> GraphCopy:
-    """A graph again whose states are its own: a second conversation with a model, the same graph on another device.
+    """A copy of a graph with states of its own: a second conversation with a model, the same graph on another device.
 
-    Each state begins with the present values of the first one. Inputs, constants and weights are the same tensors:
+    Each state begins with the present values of the original. Inputs, constants and weights are the same tensors:
     programs of both graphs share the memory of weights, and of weights that are placed where a scheduler does not
     reach them its programs share one copy.
 

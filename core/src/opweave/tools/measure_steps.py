@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 __all__ = ["StepTimes", "measure_nodes", "measure_steps", "note_steps"]
 
 LEAVES: Final = 1 << 30
-"""Default of the most bytes of weights and states that one measurement needs beside those of steps of new kinds."""
+"""Default limit in bytes of the leaves of a measurement; those of steps of new kinds come on top of it."""
 RUN_SECONDS: Final = 0.3
 """Further runs are made until so many seconds have passed: other load makes runs longer, never shorter."""
 MOST_RUNS: Final = 1000
 LEAST: Final = 0.1
-"""The share of a run that its steps take at least, where transfers are predicted to take nearly all of it or more."""
+"""The share of a run that counts for its steps at least, where predictions leave less beside the transfers."""
 
 StepTimes = Sequence[tuple["Target", list["Tensor"], float]]
 """Of each step, or of what a device fuses: target, nodes, seconds."""
@@ -48,7 +48,7 @@ def measure_steps(
     repacked weights. Profiles (`opweave.profile`) only know operations in some sizes, each by itself.
 
     The graph runs on the device with values that are made up where it has none: weights made of `opweave.Spec` or that
-    lie elsewhere, and inputs. Where weights are larger than ``limit``, as many steps from the beginning as fit are
+    lie elsewhere, and inputs. Where leaves are larger than ``limit``, as many steps from the beginning as fit are
     measured, and the first step of each kind (operation, attributes, shapes and dtypes) behind them. States of the
     graph are not written. Steps that the device does not support are left out.
 
@@ -59,7 +59,7 @@ def measure_steps(
         outputs: as of `Scheduler.build`.
         device: a device or its name.
         runs: how many runs are measured at least.
-        limit: bytes.
+        limit: bytes of leaves (weights, states, inputs), see above.
         threads: as of `opweave.Scheduler`.
 
     Raises:
@@ -124,7 +124,7 @@ def note_steps(program: Program, seconds: float, steps: StepTimes) -> None:
 
 
 def _chosen(nodes: Sequence[Tensor], target: Target, limit: int) -> list[Tensor]:
-    """The nodes to be measured: those whose leaves fit into ``limit`` bytes, and the first one of each kind."""
+    """The nodes to measure: those whose leaves fit into ``limit``, the first of each kind; none if all are known."""
     known: set[Any] = set()
     leaves: set[Tensor] = set()
     size = 0
@@ -166,7 +166,7 @@ def _alone(nodes: Sequence[Tensor], device: Device) -> tuple[tuple[Tensor, ...],
         elif leaf.kind == "state":
             memory = root.memory
             known.setdefault(memory, state(memory.name, memory.shape, memory.dtype))
-            known.setdefault(root, known[memory])  # as another node, which is not here, has left it
+            known.setdefault(root, known[memory])  # a version that a node outside of this graph wrote
         elif not _has_values(root, device):
             values = _values(root, rng)
             blocks = root.dtype.is_quantized

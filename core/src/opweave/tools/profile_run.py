@@ -215,7 +215,7 @@ class _Measuring:
         kernels = [event.end - event.start for event in self._heard if event.data["device"] == part.target.name]
         part.seconds.append((sum(kernels) if part.kind == "step" and kernels else took) / 1e9)
         if part.copy is not None and part.copy.ids is not None:
-            part.nbytes = self._executor.copied - copied  # of the rows that were asked for
+            part.nbytes = self._executor.copied - copied  # only the rows whose ids were given
         return result
 
     # --- rows -------------------------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def _opened(targets: Sequence[Target]) -> list[Stream]:
 
 def _open(target: Target) -> Stream:
     stream = target.stream.inner if isinstance(target.stream, WorkerStream) else target.stream
-    # By the name under which plugins switch it off for good.
+    # Without ``profiling``: False would switch timing by the device's clock off, unset it is on while traces are heard.
     return target.device.open(**{name: value for name, value in stream.opened_with.items() if name != "profiling"})
 
 

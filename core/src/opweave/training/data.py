@@ -104,10 +104,10 @@ class Dataset:
             size: examples of a batch.
             order: numbers of examples; ``None``: all as they are.
             start: number of the first batch, to go on within an epoch.
-            keep_rest: also return what is left of less than a batch, as the last one.
+            keep_rest: also return the remaining examples, fewer than ``size``, as the last batch.
 
         Raises:
-            SchedulerError: ``size`` is not positive, or the data set has less examples than a batch.
+            SchedulerError: ``size`` is not positive, or there are fewer examples than a batch without ``keep_rest``.
             FormatError: as `take`.
         """
         ids = np.arange(len(self)) if order is None else order

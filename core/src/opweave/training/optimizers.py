@@ -71,7 +71,7 @@ class Optimizer:
         """One step.
 
         Args:
-            grads: name -> gradient, for each parameter; in this order they are used, and their memory is free again.
+            grads: name -> gradient, for each parameter; used in this order, after which each gives back its memory.
             lr: the learning rate: a number, or a tensor of shape ().
             when: bool of shape (); where it is False nothing changes. ``None``: always.
 
@@ -261,7 +261,8 @@ def _total(grads: Mapping[str, Tensor], of: Any) -> Tensor:
 
 
 def all_finite(grads: Mapping[str, Tensor]) -> Tensor:
-    """Whether no gradient has NaN or infinities: bool of shape (). Raises as `clip_by_norm`."""
+    """Whether no gradient has NaN or infinities: bool of shape (). May also be False where the sum of all magnitudes is
+    beyond f32 (f64 where all gradients are). Raises `SchedulerError` as `clip_by_norm`."""
     total = _total(grads, ops.abs)
     return ops.cast(ops.step(total - total + 1.0), "bool")  # inf − inf is NaN, which is not above 0
 

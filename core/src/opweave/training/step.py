@@ -101,7 +101,7 @@ class StepGraphs:
         return Built({"rate": after(ops.copy(input("learning_rate", (), f32)), written)}, [])
 
     def _all(self, batch: Batch) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-        """Outputs and gradients of each replica. The gradients are this part of those of a logical batch."""
+        """Outputs and gradients of each replica, the latter divided by the physical batches of a logical one."""
         outputs: dict[str, Tensor] = {}
         found = []
         for i in range(self._replicas):

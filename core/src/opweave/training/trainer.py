@@ -51,7 +51,7 @@ class Trainer:
         batch: examples of a physical batch.
         accumulate: physical batches of a logical one, after which there is a step with the mean of their gradients.
         clip_norm: the largest Euclidean norm of all gradients together (`clip_by_norm`); ``None``: any.
-        loss_scale: for parameters or values of half types; steps with infinite gradients are left out.
+        loss_scale: for parameters or values of half types; steps with NaN or infinite gradients are left out.
         seed: of the order of the examples, which differs from epoch to epoch.
         devices: a device, its name, several, or a scheduler; by default `opweave.default_devices`. With one that is
             ``parallel``, the next batch is brought to the device while a step runs.
@@ -164,14 +164,14 @@ class Trainer:
 
     def run_epoch(self, data: Dataset | Mapping[str, Any], on_step: Callable[[Trainer], Any] | None = None) -> Metrics:
         """Train on every example once, in an order that follows from seed and epoch, from where the present epoch is.
-        What is left of less than a logical batch is left out.
+        The last examples, fewer than a logical batch, are left out.
 
         Args:
             data: the examples.
             on_step: called after each step.
 
         Raises:
-            SchedulerError: less examples than a logical batch, no target among the arrays, or an earlier step was
+            SchedulerError: fewer examples than a logical batch, no target among the arrays, or an earlier step was
                 interrupted while it wrote the states (see `go_back`).
             ExecutionError: a run failed; names node and device.
         """
@@ -222,7 +222,7 @@ class Trainer:
             under_way = program.submit(feeds) if self.scheduler.parallel else None
             result = {} if under_way is not None else program.run(feeds)
         except OpweaveError:
-            self._between = between  # nothing is counted yet, and states that are half written say so themselves
+            self._between = between  # nothing was counted, and reading a half-written state raises
             raise
         self._place += len(batches)
         if self._place % (self._runs * self._replicas) == 0:
@@ -363,7 +363,7 @@ class Trainer:
 
     @property
     def _sums(self) -> dict[str, Tensor]:
-        """Of the gradients of a step that several programs make, empty where one makes it."""
+        """States that sum the gradients of a step that several programs make; none where one program makes it."""
         return {tensor.key: tensor for tensor in self._graphs.sums.values()}
 
     def _values(self) -> dict[str, Array]:
@@ -426,7 +426,7 @@ class Trainer:
         """Go on from the last snapshot (``snapshot_every``) or from a checkpoint, e.g. after Ctrl-C interrupted a step
         while it wrote the states. Call `fit` or `run_epoch` again.
 
-        Arguments and errors are those of `without`.
+        ``checkpoint``, ``data`` and the `CheckpointError` are those of `without`.
         """
         self._check_source(checkpoint)
         if checkpoint is not None:
@@ -484,7 +484,7 @@ class Trainer:
         """
         structure = self._structure(_dataset(data))
         self._go_on(restore(path, self._states, structure, self._sums))
-        self._snapshot = None  # of what is left behind
+        self._snapshot = None  # it belongs to the training before
 
 
 def _constant(rate: float) -> Schedule:

@@ -40,6 +40,7 @@ def what_if(
     """Place a graph on a cluster.
 
     Args:
+        outputs, cluster: what `Scheduler.build` takes; what `read_cluster` returns.
         pipeline: minimize the time between the ends of overlapping runs, instead of the time of one run.
         measure: measures what nodes take on the device that a group is like, if that one is here and the group has no
             figures of its own: called before nodes are placed, and again for the parts of those that are split.
@@ -95,7 +96,7 @@ def what_if(
     finally:
         for weight in split:
             assert weight.leaf is not None
-            weight.leaf.shards = None  # they are the caller's
+            weight.leaf.shards = None  # the weights belong to the caller
     if measure is not None and split:
         for member in members:
             if member.same_speed is not None:

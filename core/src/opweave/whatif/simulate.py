@@ -117,10 +117,10 @@ def simulate(
         flops: floating-point operations per second, for all dtypes or by dtype (``{"f32": 2e13, "f16": 1e14}``; other
             dtypes as f32, or as the slowest one given).
         bandwidth: bytes per second of its memory.
-        launch: seconds that the smallest step takes.
+        launch: seconds that the smallest step takes; without ``like`` 0.
         memory: bytes; 0: unlimited.
-        link: the link to the host as bytes per second (with a latency of 10 µs) or ``(seconds of latency, bytes per
-            second)``; or a mapping with direct links to other devices too, ``{"host": 16e9, "other": (2e-6, 50e9)}``.
+        link: to the host, without ``like`` by default PCI Express 3.0 x16: bytes per second (latency: 10 µs) or
+            ``(seconds, bytes per second)``; or by device, others too: ``{"host": 16e9, "other": (2e-6, 5e10)}``.
         ops: the operations that it supports; default: those of ``like``, or all.
 
     Raises:

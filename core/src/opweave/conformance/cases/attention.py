@@ -66,8 +66,8 @@ def cases() -> Iterator[Case]:
 
 
 def _both(result: Shape, *operands: Operand, **given: Any) -> Iterator[Case]:
-    """Attention, and its gradient for that of the result: of many tokens, and in other types than f32, only of the
-    plain and the richest one."""
+    """Attention, and its gradient for one of shape ``result``: of fewer than `MANY` queries in f32 with any options,
+    else only with none and with all of them."""
     yield case("attention", *operands, **given)
     if (operands[0].dtype == "f32" and prod(result[:3]) < MANY) or given.get("tag") in ("", "all"):
         yield case("attention_backward", Operand(result, operands[0].dtype), *operands, build=_gradient, **given)

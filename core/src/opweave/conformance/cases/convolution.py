@@ -54,7 +54,7 @@ def _convolutions(op: str, forms: tuple[Form, ...], dtype: str) -> Iterator[Case
 
 
 def _columns(x: Operand, kernel: Shape, **given: Any) -> Case:
-    """Columns of the shape that those of ``x`` have, added up."""
+    """A case of ``col2im``, whose columns have the shape that ``im2col`` of ``x`` gives."""
     columns = ops.im2col(input("x", x.shape, x.dtype), kernel, **given)
     tag = "x".join(map(str, kernel))
     return case(

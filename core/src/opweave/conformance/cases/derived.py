@@ -156,7 +156,7 @@ def _mixed_in(template: Case, i: int) -> Iterator[Case]:
 
 
 def _unconverted(build: Callable[..., Tensor], i: int, dtype: str, *xs: Tensor) -> Tensor:
-    """What ``build`` makes of operands of one type, with operand ``i`` in its own put in."""
+    """What ``build`` makes of operands of one type, with operand ``i``, of another type, put in place of its own."""
     stand_in = leaf("stand-in", xs[i].shape, dtype)
     known = build(*xs[:i], stand_in, *xs[i + 1 :])
     assert known.op is not None

@@ -33,8 +33,8 @@ GUARD: Final = 64
 DTYPES: Final = (f32, f64, f16, bf16, i32)
 KINDS: Final[tuple[CollectiveKind, ...]] = ("all_reduce", "all_gather", "reduce_scatter")
 
-ULPS: Final = 4
-"""Sums in another order: so many units in the last place of the sum of the magnitudes, for each part."""
+ROUNDOFFS: Final = 4
+"""Allowed error of sums in another order: so many unit roundoffs of the sum of the magnitudes, times the parts."""
 
 exchange = Checklist(4, "collective", per_device=False)
 CHECKS = exchange.checks
@@ -128,7 +128,7 @@ def _values(rng: np.random.Generator, dtype: DType) -> Array:
 
 
 def _fill(arg: Arg, array: Array | None) -> None:
-    """Set an operand, and the bytes around it to a pattern, which it gets itself without an array."""
+    """Set an operand to an array, and the bytes around it to a pattern; with ``None`` the operand too."""
     assert arg.buffer is not None
     raw = np.full(arg.buffer.size, 0xA5, np.uint8)
     if array is not None:
@@ -179,7 +179,7 @@ def _judge(kind: CollectiveKind, ordered: bool, outs: Sequence[Arg], values: Seq
     precision = 2.0 ** -{2: 8 if dtype.kind == "V" else 11, 4: 24, 8: 53}[dtype.itemsize]
     off = np.abs(joined.view(dtype).astype(np.float64) - np.add.reduce([v.astype(np.float64) for v in values]))
     worst = float((off / (sums * precision * len(values) + 1e-300)).max())
-    expect(worst <= ULPS, f"{what}: it is off by {worst:.1f} times the rounding of a sum in any order")
+    expect(worst <= ROUNDOFFS, f"{what}: it is off by {worst:.1f} times the rounding of a sum in any order")
 
 
 for _kind in KINDS:

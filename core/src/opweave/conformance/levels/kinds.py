@@ -124,7 +124,7 @@ PRODUCED: Final[tuple[tuple[str, int, Precision], ...]] = (
 
 
 def _product(subject: Subject, plain: Tensor, here: Tensor, dtype: str, rows: int, precision: Precision) -> bool:
-    """Compare one product; whether a kernel of the device read the memory as it is."""
+    """Compare one product; returns whether a kernel of the device read the memory as it is."""
     host = HostDevice()
     devices = [subject.device] if subject.device.kind is Kind.HOST else [subject.device, host]
     x = leaf("x", (rows, here.shape[1]), dtype)
