@@ -10,7 +10,7 @@
     ├── UnknownNameError (KeyError)         a name that does not exist; suggests similar ones
     ├── UnsupportedOpError                  no device runs a node; has the reason of every device
     ├── AllocationError (MemoryError)       a device has not enough free memory
-    ├── BoundsError (IndexError)            a byte range outside its buffer
+    ├── BoundsError (IndexError)            a byte range outside its buffer, an index outside its axis
     ├── FormatError (ValueError)            a file or saved bytes that are damaged, cut off, or contradict themselves
     ├── PathError (OSError)                 a file that cannot be written where it was asked for
     ├── LifetimeError                       something freed, closed, busy or of another device was used
