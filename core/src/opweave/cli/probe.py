@@ -23,8 +23,9 @@ from opweave.registry import State
 
 __all__ = ["SECONDS", "answer", "ask", "collect", "leave_out_deadly"]
 
-SECONDS: Final = 60.0
-"""How long one process may take by default."""
+SECONDS: Final = 150.0
+"""How long one process may take by default: longer than a plugin gives a slow driver for its first kernels (OpenCL:
+120 s), because its answer says more than that of a process that was ended."""
 
 _QUESTIONS: Final = ("devices", "doctor", "extensions", "plugins")
 """Names of the modules beside this one with a function ``collect(**options)``, which gives a document."""

@@ -84,8 +84,6 @@ def cast(m: Model, op: str, out: Operand, x: Operand, *, dtype: DType) -> str:
     if dtype is bool_ and x.dtype is not bool_:
         # A cast truncates fractions first.
         return m("Not", m("Equal", value, m.constant(0, x.dtype)))
-    if x.stored is not x.dtype and x.stored.is_half and not dtype.is_float:
-        return m.cast(value, x.dtype, out.dtype)
     return m.cast(value, x.dtype, out.dtype)
 
 
@@ -96,7 +94,7 @@ def copy(m: Model, op: str, out: Operand, x: Operand) -> str:
 
 @emits("not_equal", dtypes=PLAIN)
 def not_equal(m: Model, op: str, out: Operand, a: Operand, b: Operand) -> str:
-    return m("Not", m("Equal", *spread(m, out._replace(shape=out.shape), a, b)))
+    return m("Not", m("Equal", *spread(m, out, a, b)))
 
 
 @emits("step", dtypes=NUMBERS)
