@@ -19,7 +19,7 @@ from opweave.contract import Call
 from opweave.futures import Task
 from opweave.host.cache import FileCache
 
-__all__ = ["CACHE", "ENTRY", "VARIABLE", "FirstRun", "MachineCode", "target", "why_not"]
+__all__ = ["CACHE", "ENTRY", "VARIABLE", "FirstRun", "MachineCode", "has_fma", "target", "why_not"]
 
 VARIABLE: Final = "OPWEAVE_CPU_JIT"
 """Environment variable: ``0`` leaves all work to NumPy."""
@@ -124,6 +124,12 @@ class _Target:
 def target() -> _Target:
     """The `_Target` of this process."""
     return _Target()
+
+
+@cache
+def has_fma() -> bool:
+    """Whether the processor has fused multiply-add (FMA): elsewhere LLVM calls a function for it."""
+    return not target().features.isdisjoint({"fma", "neon", "fp-armv8"})
 
 
 _RELEASING: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)

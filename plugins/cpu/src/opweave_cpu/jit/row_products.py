@@ -22,7 +22,7 @@ from opweave_cpu.jit.walk import Operand, Walk, bind_walk
 from opweave_cpu.jit.writer import Cell, Writer
 from opweave_cpu.tiles import in_turn
 
-__all__ = ["bind_row_product", "has_fma", "padded"]
+__all__ = ["bind_row_product", "padded"]
 
 PAGE: Final = 4096
 """Bytes: rows of weights whose distance is a multiple of this share the sets of a first-level cache."""
@@ -35,11 +35,6 @@ Cells = Sequence[Sequence[Cell]]
 
 _ITEM: Final = 4
 _I64: Final = ir.IntType(64)
-
-
-def has_fma() -> bool:
-    """Whether the processor has fused multiply-add (FMA): elsewhere LLVM calls a function for it."""
-    return not target().features.isdisjoint({"fma", "neon", "fp-armv8"})
 
 
 def padded(rows: int) -> int:

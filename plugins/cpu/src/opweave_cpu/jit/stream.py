@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from opweave.contract import Arg, Call, Group, Single, Step, pointwise_groups
 from opweave.graph.opdef import OPS
-from opweave_cpu.jit.compiler import FirstRun, target
+from opweave_cpu.jit.compiler import FirstRun, has_fma
 from opweave_cpu.jit.supported import BLOCKS, MOST_STEPS, MOST_WORK, ROWS, WRITES
 from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import calls_within
@@ -58,7 +58,7 @@ class CompilingStream(CpuStream):
         return bind_chain(self, group.steps)
 
     def decode_rows(self, w: Arg, rows: slice, values: Arg) -> Call | None:
-        if not _has_fma():
+        if not has_fma():
             return None
         from opweave_cpu.jit import products
 
@@ -69,21 +69,21 @@ class CompilingStream(CpuStream):
         return kinds[0].bind(self, step, None) if kinds else None
 
     def cos_and_sin(self, angles: Arg, cos: Arg, sin: Arg) -> Call | None:
-        if cos.dtype.name != "f32" or not _has_fma():
+        if cos.dtype.name != "f32" or not has_fma():
             return None
         from opweave_cpu.jit.rotation import bind_cos_and_sin
 
         return bind_cos_and_sin(self, angles, cos, sin)
 
     def rotate(self, args: Sequence[Arg]) -> Call | None:
-        if not _has_fma():
+        if not has_fma():
             return None
         from opweave_cpu.jit.rotation import bind_rotation
 
         return bind_rotation(self, args)
 
     def transpose(self, out: Arg, x: Arg) -> Call | None:
-        if not _has_fma():
+        if not has_fma():
             return None
         from opweave_cpu.jit.transpose import bind_transpose
 
@@ -100,7 +100,7 @@ class CompilingStream(CpuStream):
 def _kinds(steps: Sequence[Step]) -> Mapping[int, Kind]:
     """The `Kind` of each step that may be compiled, by ``id(step)``."""
     some = [step for step in steps if _is_known(step.op) or _multiplies(step)]
-    if not some or not _has_fma():  # asked first, so that nobody loads LLVM for nothing
+    if not some or not has_fma():  # asked first, so that nobody loads LLVM for nothing
         return {}
     from opweave_cpu.jit.kinds import kind_of
 
@@ -119,12 +119,6 @@ def _multiplies(step: Step) -> bool:
 def _is_known(op: str) -> bool:
     known = OPS.get(op)
     return op in ROWS or op in WRITES or (known is not None and known.pointwise)
-
-
-@cache
-def _has_fma() -> bool:
-    """Whether the processor has fused multiply-add (FMA): elsewhere LLVM calls a function for it."""
-    return not target().features.isdisjoint({"fma", "neon", "fp-armv8"})
 
 
 def _chains(run: Sequence[Step], kinds: Mapping[int, Kind]) -> list[list[Step]]:

@@ -279,8 +279,8 @@ def _why_not_compiled(step: Step) -> str | None:
     reason = _needs_depthwise(step) or why_not()
     if reason is not None:
         return reason
+    from opweave_cpu.jit.compiler import has_fma
     from opweave_cpu.jit.depthwise import fits
-    from opweave_cpu.jit.row_products import has_fma
 
     return None if fits(step) and has_fma() else "it takes dense operands and small kernels of one or two axes"
 

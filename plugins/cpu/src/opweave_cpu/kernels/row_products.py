@@ -18,7 +18,7 @@ def _why_not(step: Step) -> str | None:
     reason = why_not()
     if reason is not None:
         return reason
-    from opweave_cpu.jit.row_products import has_fma
+    from opweave_cpu.jit.compiler import has_fma
 
     return None if has_fma() else "the processor does not multiply and add at once"
 
