@@ -346,6 +346,14 @@ def test_an_operation_without_gradient_is_an_error_with_the_path():
     assert all(text in str(error.value) for text in error.value.path)
 
 
+@pytest.mark.parametrize("made", ["no tensor", (2.0,), [None, None]], ids=str)
+def test_a_gradient_that_is_not_made_of_tensors_is_an_error_that_names_the_operation(made):
+    op = OpDef("crooked", infer=lambda x: (x.shape, x.dtype), reference=np.cbrt, gradient=lambda grad, out, x: made)
+    x = ow.input("x", (3,))
+    with pytest.raises(ow.GradientError, match="the gradient of crooked"):
+        ow.gradients(ow.sum(node(op, (x,), {})), x)
+
+
 def test_an_operation_without_gradient_beside_the_path_does_not_matter():
     x, y = ow.input("x", (2,), "f64"), ow.input("y", (2,), "f64")
     loss = ow.sum(x * ow.custom(np.cbrt, y, like=y))

@@ -147,7 +147,7 @@ class _Backward:
         # Of the region that is written only its place matters.
         srcs = [s if op.writes and i == 0 else self._kept(s) for i, s in enumerate(tensor.srcs)]
         made = op.gradient(grad, self._again.get(tensor, tensor), *srcs, **tensor.attrs)
-        parts = [made] if made is None or isinstance(made, Tensor) else list(made)
+        parts = list(made) if isinstance(made, (tuple, list)) else [made]
         sources = _sources(tensor)
         if len(parts) != len(sources):
             raise GradientError(f"the gradient of {op.name} returned {len(parts)} tensors for {len(sources)} sources")
@@ -185,7 +185,9 @@ class _Backward:
             return ops.copy(source).named(f"{source.name} before it is overwritten")
         return with_sources(source, (self._unchanged(source.srcs[0]), *source.srcs[1:]))
 
-    def _checked(self, part: Tensor, source: Tensor, tensor: Tensor) -> Tensor:
+    def _checked(self, part: Any, source: Tensor, tensor: Tensor) -> Tensor:
+        if not isinstance(part, Tensor):
+            raise GradientError(f"the gradient of {tensor.describe()} is made of tensors and None, not of {part!r:.60}")
         if part.shape != source.shape:
             raise ShapeError(
                 f"the gradient of {tensor.describe()} has shape {part.shape} for its source {source.describe()}"
