@@ -192,6 +192,29 @@ def test_states_that_the_model_writes_are_kept_in_checkpoints(tmp_path):
         assert np.any(kept)
 
 
+def test_a_snapshot_has_the_states_that_the_model_writes():
+    """Also the first one, which is taken before the first step; and evaluation adds none."""
+    params, seen, looked = parameters(), ow.state("seen", (6,)), ow.state("looked", (6,))
+
+    def model(x, step):
+        if step is None:
+            return network(x - ow.assign(looked, ow.mean(x, 0)), params)
+        return network(x - ow.assign(seen, seen * 0.9 + ow.mean(x, 0) * 0.1), params)
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    with Trainer(model, AdamW(params), 0.01, batch=8, devices="cpu", snapshot_every=100) as made:
+        with pytest.raises(KeyboardInterrupt):
+            made.run_epoch(DATA, interrupt)
+        assert np.any(ow.read(seen))
+        made.evaluate(DATA)
+        made.go_back()
+        assert made.steps == 0
+        assert not np.any(ow.read(seen))
+        assert np.any(ow.read(looked))
+
+
 # --- lost devices ---------------------------------------------------------------------------------------------------
 
 KERNELS = [name for name, op in OPS.items() if not op.is_view and name not in ("custom", "linear")]

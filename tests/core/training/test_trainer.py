@@ -282,6 +282,39 @@ def test_fit_notes_epochs_and_ends_when_a_callback_says_so():
     assert "<script" not in page
 
 
+def test_curves_have_gaps_where_there_is_no_number_and_dots_between_gaps():
+    nan = float("nan")
+
+    def found(loss):
+        return training.Metrics(8, loss, nan, nan, nan, 0.1)
+
+    def epoch(i, loss, held):
+        return training.Epoch(i, found(loss), None if held is None else found(held), 0.01)
+
+    page = training.curves([epoch(0, 2.0, None)])
+    assert '<polyline points="0.0,200.0 0.0,200.0"' in page
+    rows = [(4.0, None), (nan, 3.0), (2.0, 1.0), (0.0, None)]
+    page = training.curves([epoch(i, *row) for i, row in enumerate(rows)])
+    lines = [line.partition('points="')[2].partition('"')[0] for line in page.splitlines() if "<polyline" in line]
+    assert lines[:3] == ["0.0,0.0 0.0,0.0", "480.0,100.0 720.0,200.0", "240.0,50.0 480.0,150.0"]
+    assert len(lines) == 4  # that of the rate, none of accuracies
+    assert "validation: 1<" in page
+
+
+def test_a_model_need_not_use_what_it_is_called_with():
+    params = {name: param for name, param in parameters().items() if name in ("w0", "w1")}
+
+    def model(x, note, step):
+        hidden = ow.relu(ow.linear(x, params["w0"]))
+        return ow.linear(hidden * 0.5 if step is None else hidden, params["w1"])
+
+    data = {**DATA, "note": np.zeros(len(X), np.int64)}
+    with Trainer(model, SGD(params), 0.1, devices="cpu") as made:
+        made.run_epoch(data)
+        assert made.evaluate(data).examples == len(X)
+        assert made.predict(data).shape == (len(X), 3)
+
+
 def test_fit_ends_when_the_loss_no_longer_falls():
     with trainer(lr=lambda step: 0.01 if step < 24 else -0.01) as made:
         rows = made.fit(DATA, 50, patience=2)

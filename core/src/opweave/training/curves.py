@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from math import isfinite
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,9 +18,11 @@ HEIGHT: Final = 200
 
 
 class _Line(NamedTuple):
+    """A curve in parts, between which it has no finite values."""
+
     label: str
     colour: str
-    points: str
+    parts: list[str]
     last: float
 
 
@@ -56,21 +59,24 @@ def curves(history: Sequence[Epoch]) -> str:
 
 
 def _plot(title: str, history: Sequence[Epoch], value: Callable[[Metrics], float]) -> _Plot:
-    found = {"training": [value(row.train) for row in history]}
-    held = [row.validation for row in history if row.validation is not None]
-    if len(held) == len(history):
-        found["validation"] = [value(metrics) for metrics in held]
-    return _drawn(title, found)
+    held = [None if row.validation is None else value(row.validation) for row in history]
+    return _drawn(title, {"training": [value(row.train) for row in history], "validation": held})
 
 
-def _drawn(title: str, found: dict[str, list[float]]) -> _Plot:
-    finite = [v for values in found.values() for v in values if isfinite(v)]
+def _drawn(title: str, found: Mapping[str, Sequence[float | None]]) -> _Plot:
+    finite = [v for values in found.values() for v in values if v is not None and isfinite(v)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
+    up = HEIGHT / ((high - low) or 1.0)
     lines = []
     for (label, values), colour in zip(found.items(), ("#3b76b5", "#d9822b"), strict=False):
         across = WIDTH / max(len(values) - 1, 1)
-        up = HEIGHT / ((high - low) or 1.0)
-        points = [f"{i * across:.1f},{HEIGHT - (v - low) * up:.1f}" for i, v in enumerate(values) if isfinite(v)]
-        if points:
-            lines.append(_Line(label, colour, " ".join(points), values[-1]))
+        points = [
+            f"{i * across:.1f},{HEIGHT - (v - low) * up:.1f}" if v is not None and isfinite(v) else ""
+            for i, v in enumerate(values)
+        ]
+        parts = [list(part) for drawn, part in groupby(points, bool) if drawn]
+        if parts:
+            last = [v for v in values if v is not None][-1]
+            # A single point is a line back to itself, which round ends make a dot.
+            lines.append(_Line(label, colour, [" ".join(part if part[1:] else part * 2) for part in parts], last))
     return _Plot(title, low, high, lines)

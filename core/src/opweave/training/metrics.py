@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import nan, sqrt
+from math import inf, isnan, nan, sqrt
 from typing import NamedTuple
 
-__all__ = ["Epoch", "Metrics", "Tally"]
+__all__ = ["Epoch", "Metrics", "Tally", "since_best"]
 
 
 class Metrics(NamedTuple):
@@ -62,3 +62,9 @@ class Tally:
         error = sqrt(max(self.square / n - loss * loss, 0.0) / (batches - 1)) if batches > 1 else nan
         share = sqrt(accuracy * (1 - accuracy) / (n - 1)) if n > 1 else nan
         return Metrics(int(n), loss, error, accuracy, share, self.seconds)
+
+
+def since_best(history: Sequence[Epoch]) -> int:
+    """How many epochs there have been after that of the lowest loss, of validation where there is any."""
+    losses = [inf if isnan(loss) else loss for loss in ((row.validation or row.train).loss for row in history)]
+    return len(losses) - 1 - losses.index(min(losses))

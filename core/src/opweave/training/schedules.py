@@ -10,7 +10,7 @@ from typing import Any
 from opweave.errors import DTypeError, SchedulerError
 from opweave.ops.operands import is_number
 
-__all__ = ["Schedule", "as_count", "as_rate", "cosine", "linear", "steps"]
+__all__ = ["Schedule", "as_count", "as_rate", "as_schedule", "cosine", "linear", "steps"]
 
 Schedule = Callable[[int], float]
 
@@ -67,6 +67,14 @@ def as_rate(what: str, value: float) -> float:
     if not (is_number(value) and isfinite(value) and value >= 0):
         raise DTypeError(f"{what} is a finite number of at least 0, not {value!r}")
     return float(value)
+
+
+def as_schedule(rate: float | Schedule) -> Schedule:
+    """A schedule, or a number as the schedule that stays there; raises as `as_rate`."""
+    if callable(rate):
+        return rate
+    constant = as_rate("a learning rate", rate)
+    return lambda step: constant
 
 
 def as_count(what: str, value: Any, least: int = 1) -> int:

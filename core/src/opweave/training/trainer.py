@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from math import inf, isfinite, isnan, nan
+from math import isfinite, nan
 from time import perf_counter
 from typing import Any, Final
 
@@ -23,9 +23,9 @@ from opweave.ops.operands import is_number
 from opweave.scheduler import Program, Scheduler
 from opweave.training.checkpoint import check_writable, restore, write_checkpoint
 from opweave.training.data import Batch, Dataset
-from opweave.training.metrics import Epoch, Metrics, Tally
+from opweave.training.metrics import Epoch, Metrics, Tally, since_best
 from opweave.training.optimizers import LossScale, Optimizer
-from opweave.training.schedules import Schedule, as_count, as_rate
+from opweave.training.schedules import Schedule, as_count, as_schedule
 from opweave.training.step import Loss, StepGraphs
 from opweave.warning import OpweaveWarning
 
@@ -96,7 +96,7 @@ class Trainer:
             raise SchedulerError(f"no parameter is named {min(taken)!r}, as a state of the loss scale is")
         self._target: Final = target
         self._optimizer: Final = optimizer
-        self._lr: Final[Schedule] = lr if callable(lr) else _constant(as_rate("a learning rate", lr))
+        self._lr: Final[Schedule] = as_schedule(lr)
         self._batch, self._runs, self._replicas = batch, accumulate, max(len(replicas), 1)
         self._options: Final = (batch, accumulate * self._replicas, clip_norm)
         self._scaling = loss_scale
@@ -119,7 +119,8 @@ class Trainer:
         self._graphs: Final = StepGraphs(
             model, optimizer, loss, target, accumulate, clip_norm, loss_scale, self._replicas
         )
-        self._written: dict[str, Tensor] = {}  # states that the model writes
+        self._training: Final = "step" if self._runs == 1 else "part"  # the program of a physical batch
+        self._written: dict[str, Tensor] = {}  # states that the model writes in training
         self._places = [self.scheduler.find(replica) for replica in replicas]
 
     def close(self) -> None:
@@ -145,7 +146,7 @@ class Trainer:
             pins = self._pins(replicas)
             known = self._programs[key] = self.scheduler.build(outputs, pins)
             own = {**self._states, **self._sums}
-            for node in known.partition.graph.nodes:
+            for node in known.partition.graph.nodes if kind == self._training else ():
                 if node.op is not None and node.op.writes and node.key not in own:
                     self._written[node.key] = node.memory
         return known
@@ -182,6 +183,7 @@ class Trainer:
         if len(order) < logical:
             raise SchedulerError(f"a step takes {logical} examples, and there are {len(order)}")
         if self._snapshot_every is not None and self._snapshot is None:
+            self._know_states(examples)
             self._snapshot = self._values(), self._facts()
         batches = examples.batches(self._batch, order[: len(order) // logical * logical], self._place)
         under_way: list[Callable[[], None]] = []
@@ -214,9 +216,10 @@ class Trainer:
             counted = {"step": np.int64(number + i)} if self._graphs.counts else {}
             feeds |= {f"{name}.{i}" if i else name: a for name, a in {**batch, **counted}.items()}
         rate = {"learning_rate": np.float32(self._rate())}
-        program = self._program("step" if self._runs == 1 else "part", batches[0])
+        program = self._program(self._training, batches[0])
         if self._runs == 1:
             feeds |= rate
+        feeds = _used(program, feeds)
         between, self._between = self._between, False
         try:
             under_way = program.submit(feeds) if self.scheduler.parallel else None
@@ -244,7 +247,8 @@ class Trainer:
         tally = Tally()
         start = perf_counter()
         for batch in _dataset(data).batches(self._batch, keep_rest=True):
-            found = self._program("evaluation", batch).run(batch)
+            program = self._program("evaluation", batch)
+            found = program.run(_used(program, batch))
             self._note(tally, [batch], found, start)
             start = perf_counter()
         return tally.metrics()
@@ -258,7 +262,8 @@ class Trainer:
         found = []
         for batch in _dataset(data).batches(self._batch, keep_rest=True):
             given = {name: array for name, array in batch.items() if name != self._target}
-            found.append(self._program("prediction", given).run(given)["predictions"])
+            program = self._program("prediction", given)
+            found.append(program.run(_used(program, given))["predictions"])
         return np.concatenate(found)
 
     def _note(self, tally: Tally, batches: Sequence[Batch], found: Mapping[str, Any], start: float) -> None:
@@ -328,16 +333,9 @@ class Trainer:
             if checkpoint is not None:
                 self.save(checkpoint, train)
             asked = [callback(self, row) is True for callback in callbacks]  # each is called
-            if any(asked) or self._is_stuck(patience):
+            if any(asked) or (patience is not None and since_best(self.history) >= patience):
                 break
         return self.history
-
-    def _is_stuck(self, patience: int | None) -> bool:
-        if patience is None:
-            return False
-        losses = [inf if isnan(loss) else loss for loss in ((row.validation or row.train).loss for row in self.history)]
-        best = losses.index(min(losses))
-        return len(losses) - 1 - best >= patience
 
     def _shown(self, epochs: int, progress: bool) -> Iterator[int]:
         """The numbers of the epochs that are left, with a bar if it is wanted."""
@@ -369,10 +367,13 @@ class Trainer:
     def _values(self) -> dict[str, Array]:
         return {name: np.array(read_leaf(tensor)) for name, tensor in {**self._states, **self._sums}.items()}
 
+    def _know_states(self, data: Dataset) -> None:
+        """Build the program of a batch: then the states that the model writes are known."""
+        self._program(self._training, data.take(np.arange(self._batch) % len(data)))
+
     def _structure(self, data: Dataset) -> str:
         """A hash of what has to be equal for a training to go on as if it had never stopped."""
-        # States that the model writes are known when the program is built.
-        self._program("step" if self._runs == 1 else "part", data.take(np.arange(self._batch) % len(data)))
+        self._know_states(data)
         facts = {
             "states": {name: (t.dtype.name, t.shape) for name, t in self._states.items()},
             "optimizer": (type(self._optimizer).__name__, self._optimizer.options),
@@ -487,8 +488,9 @@ class Trainer:
         self._snapshot = None  # it belongs to the training before
 
 
-def _constant(rate: float) -> Schedule:
-    return lambda step: rate
+def _used(program: Program, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the feeds that are inputs of the program: a model need not use everything that it is called with."""
+    return {name: feeds[name] for name in program.inputs if name in feeds}
 
 
 def _dataset(data: Dataset | Mapping[str, Any]) -> Dataset:
